@@ -1,0 +1,202 @@
+"""Every exception that qcompiler raises on purpose.
+
+The rule of the house: an error names the place in the model (module path, parameter path), the op, the limit that was
+met, and the way out.  All classes derive from `QCompilerError`, so `except qc.QCompilerError` catches what qcompiler
+refuses and nothing else.
+"""
+
+from __future__ import annotations
+
+
+class QCompilerError(Exception):
+    """Base of every error raised by qcompiler."""
+
+
+# --- what the user handed in -----------------------------------------------------------------------------------------
+
+
+class ArgumentError(QCompilerError):
+    """A call's arguments do not fit the program's signature (structure, shape, dtype or range)."""
+
+
+class ArgumentStructureError(ArgumentError):
+    """The tree of arguments (tuples, lists, dicts) is not the one the program was compiled for."""
+
+
+class ArgumentShapeError(ArgumentError):
+    """A tensor argument's shape, or a dimension's range, does not fit the signature."""
+
+
+class ArgumentDtypeError(ArgumentError):
+    """A tensor argument has another dtype than the signature states."""
+
+
+class RecipeError(QCompilerError):
+    """A quantisation recipe is malformed, or names a module that the model does not have."""
+
+
+class PromiseError(QCompilerError):
+    """The recipe promised a number of bits per weight that the compiled weights exceed."""
+
+
+# --- frontends -------------------------------------------------------------------------------------------------------
+
+
+class FrontendError(QCompilerError):
+    """A model could not be brought into the IR."""
+
+
+class ExportError(FrontendError):
+    """torch.export refused the model; the message carries the user's own source line."""
+
+
+class UnsupportedOperatorError(FrontendError):
+    """The model uses an operator that has no lowering."""
+
+
+class DataDependentShapeError(FrontendError):
+    """A tensor's shape depends on tensor data (nonzero, masked_select, .item() in a size)."""
+
+
+class UnboundedDimError(FrontendError):
+    """A dynamic dimension has no maximum."""
+
+
+class NarrowedDimError(FrontendError):
+    """A line of the model narrowed a dynamic dimension (for example excluded the size 1)."""
+
+
+# --- formats and layouts ---------------------------------------------------------------------------------------------
+
+
+class FormatError(QCompilerError):
+    """Something about a storage format."""
+
+
+class UnknownFormatError(FormatError):
+    """No format of that name, or a parameter the format does not take."""
+
+
+class FormatShapeError(FormatError):
+    """The format cannot store a matrix of this shape (K not divisible by a row block)."""
+
+
+class FormatValueError(FormatError):
+    """A weight holds NaN or infinity, which no format here can encode."""
+
+
+class LayoutError(FormatError):
+    """A packed tensor's layout is unknown, or is not the one that was asked for."""
+
+
+# --- IR and passes ---------------------------------------------------------------------------------------------------
+
+
+class PassError(QCompilerError):
+    """A pass failed; `reproducer` is the path of a file holding the IR and the command that repeats it."""
+
+    def __init__(self, message: str, *, stage: str, reproducer: str | None = None) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.reproducer = reproducer
+
+
+class NumericsError(PassError):
+    """`verify_each="numerics"` found that a pass changed the program's answer beyond its stated bound."""
+
+
+class InterpreterError(QCompilerError):
+    """The reference interpreter met an op or a type that has no meaning yet."""
+
+
+class DeviceAssignmentError(QCompilerError):
+    """Operands of one op live on different devices and no copy stands between them."""
+
+
+class KernelSelectionError(QCompilerError):
+    """No kernel of the target fits an op; the message lists every candidate with the reason it was rejected."""
+
+
+class InPlaceError(QCompilerError):
+    """A state cannot be updated in place because some op still reads the old value."""
+
+
+# --- plan and schedule -----------------------------------------------------------------------------------------------
+
+
+class PlanError(QCompilerError):
+    """A plan is malformed."""
+
+
+class DimError(PlanError):
+    """A dimension expression cannot be parsed, divided or evaluated."""
+
+
+class ScheduleError(PlanError):
+    """`verify-schedule` refused a plan. `rule` is the short name of the broken rule."""
+
+    def __init__(self, message: str, *, rule: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+# --- program files ---------------------------------------------------------------------------------------------------
+
+
+class ProgramFileError(QCompilerError):
+    """A .qca file cannot be used."""
+
+
+class ForeignFileError(ProgramFileError):
+    """The file is not a qcompiler program at all."""
+
+
+class TruncatedFileError(ProgramFileError):
+    """The file ends before its directory says it does."""
+
+
+class CorruptFileError(ProgramFileError):
+    """A digest, a schema or an offset in the file is wrong."""
+
+
+class FileBoundsError(CorruptFileError):
+    """An offset in the weight directory overlaps another or leaves the file."""
+
+
+class NewerFileError(ProgramFileError):
+    """The file was written by a newer qcompiler than this one can read."""
+
+
+class TargetMismatchError(ProgramFileError):
+    """A native build in the file needs another ISA, architecture or driver than this machine has."""
+
+
+class TrustError(ProgramFileError):
+    """Running native code from the file needs a trust that was not given, or the digest given does not match."""
+
+
+# --- runtime ---------------------------------------------------------------------------------------------------------
+
+
+class RuntimeFailure(QCompilerError):
+    """Base of errors that happen while a program is loaded or run."""
+
+
+class CompilerMissingError(RuntimeFailure):
+    """No host C++ compiler was found; the message names the package that brings one."""
+
+
+class CompileFailedError(RuntimeFailure):
+    """The host compiler refused emitted source; the message carries its output and the path of the source."""
+
+
+class SessionBusyError(RuntimeFailure):
+    """A second concurrent call on one session."""
+
+
+class DeviceUnavailableError(RuntimeFailure):
+    """The device asked for does not exist on this machine, or this build cannot drive it yet."""
+
+
+class MissingDependencyError(QCompilerError):
+    """An optional dependency is needed for this call; the message holds the pip command."""

@@ -1,0 +1,652 @@
+"""The `qc` dialect: tensor-level operators of a quantised program. Its whole vocabulary is this file.
+
+Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its rule
+in `interpreter.py`; all of them accumulate in fp32 and round once to the result's element type.
+
+    values      const  dim  state  state_update
+    quantised   quantize  dequantize
+    matmuls     linear  grouped_linear  batch_matmul  conv2d  attention
+    norms       rms_norm  layer_norm  softmax
+    positions   rope  embedding  gather  scatter  index_update
+    scans       cumsum  sort  topk  argmax
+    escape      torch_call
+    terminator  yield
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import (
+    BoolAttr,
+    DenseArrayBase,
+    FloatAttr,
+    IndexType,
+    IntegerAttr,
+    StringAttr,
+    SymbolRefAttr,
+    TensorType,
+    UnitAttr,
+    f64,
+    i64,
+)
+from xdsl.ir import Attribute, Dialect, Operation, Region, SSAValue
+from xdsl.irdl import (
+    AnyAttr,
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.traits import IsTerminator, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from qcompiler.ir.types import (
+    DimsAttr,
+    FormatAttr,
+    LayoutAttr,
+    QTensorType,
+    dtype_of,
+    shape_of,
+    tensor_dtype,
+    verify_dims,
+)
+from qcompiler.plan.dims import Dim, dim
+
+Tensor = TensorType[Attribute]
+
+
+class QCOp(IRDLOperation):
+    """Base: every tensor an op touches has well-formed `#qc.dims`."""
+
+    def verify_(self) -> None:
+        for value in (*self.operands, *self.results):
+            if isinstance(value.type, TensorType):
+                verify_dims(value.type)
+        self.verify_op()
+
+    def verify_op(self) -> None:
+        """Op-specific checks; shapes and element types of all operands are well-formed here."""
+
+    def expect(self, condition: bool, message: str) -> None:
+        if not condition:
+            raise VerifyException(f"{self.name}: {message}")
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class ConstOp(QCOp):
+    """A tensor of the weight store, by key. Weights are never inlined in the IR."""
+
+    name = "qc.const"
+    sym = prop_def(SymbolRefAttr)
+    result = result_def(AnyAttr())
+    traits = traits_def(Pure())
+
+    def __init__(self, key: str, type_: Attribute) -> None:
+        super().__init__(properties={"sym": SymbolRefAttr(key)}, result_types=[type_])
+
+    @property
+    def key(self) -> str:
+        return self.sym.root_reference.data
+
+
+@irdl_op_definition
+class DimOp(QCOp):
+    """The value of a shape expression: `%n = qc.dim "b*s" : index`. Depends on no tensor, only on input shapes."""
+
+    name = "qc.dim"
+    expr = prop_def(StringAttr)
+    result = result_def(IndexType())
+    traits = traits_def(Pure())
+
+    def __init__(self, expr: Dim) -> None:
+        super().__init__(properties={"expr": StringAttr(str(dim(expr)))}, result_types=[IndexType()])
+
+
+@irdl_op_definition
+class StateOp(QCOp):
+    """The value of a declared state at entry."""
+
+    name = "qc.state"
+    sym = prop_def(SymbolRefAttr)
+    result = result_def(TensorType)
+
+    def __init__(self, key: str, type_: Attribute) -> None:
+        super().__init__(properties={"sym": SymbolRefAttr(key)}, result_types=[type_])
+
+    @property
+    def key(self) -> str:
+        return self.sym.root_reference.data
+
+
+@irdl_op_definition
+class StateUpdateOp(QCOp):
+    """The value a declared state has at exit. At most one for each state; `lower-to-rt` makes it in place or fails."""
+
+    name = "qc.state_update"
+    sym = prop_def(SymbolRefAttr)
+    value = operand_def(TensorType)
+
+    def __init__(self, key: str, value: SSAValue | Operation) -> None:
+        super().__init__(operands=[value], properties={"sym": SymbolRefAttr(key)})
+
+    @property
+    def key(self) -> str:
+        return self.sym.root_reference.data
+
+
+# --- quantised values ------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class QuantizeOp(QCOp):
+    """Encodes a float matrix into a format (activations; weights are encoded at compile time)."""
+
+    name = "qc.quantize"
+    input = operand_def(TensorType)
+    result = result_def(QTensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, input: SSAValue | Operation, type_: QTensorType) -> None:
+        super().__init__(operands=[input], result_types=[type_])
+
+
+@irdl_op_definition
+class DequantizeOp(QCOp):
+    """Decodes a quantised tensor: fp32 decode, one rounding to the element type."""
+
+    name = "qc.dequantize"
+    input = operand_def(QTensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, input: SSAValue | Operation, type_: Attribute) -> None:
+        super().__init__(operands=[input], result_types=[type_])
+
+    def verify_op(self) -> None:
+        self.expect(shape_of(self.input.type) == shape_of(self.result.type), "input and result differ in shape")
+        self.expect(tensor_dtype(self.input.type) == tensor_dtype(self.result.type), "element types differ")
+
+
+# --- matmuls ---------------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class LinearOp(QCOp):
+    """`x (…, K) @ w (N, K)ᵀ + bias (N)`, then an optional scalar epilogue.
+
+    The epilogue region's first argument is the fp32 accumulator (bias added), the others are one element of each of
+    `extras`, which have the result's rank with equal or unit dims.  It ends in `qc.yield` of the result's element type.
+    """
+
+    name = "qc.linear"
+    x = operand_def(TensorType)
+    w = operand_def(AnyAttr())
+    bias = opt_operand_def(TensorType)
+    extras = var_operand_def(TensorType)
+    result = result_def(TensorType)
+    epilogue = region_def()
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self,
+        x: SSAValue | Operation,
+        w: SSAValue | Operation,
+        bias: SSAValue | Operation | None,
+        type_: Attribute,
+        extras: Sequence[SSAValue] = (),
+        epilogue: Region | None = None,
+    ) -> None:
+        super().__init__(
+            operands=[x, w, [bias] if bias is not None else [], list(extras)],
+            result_types=[type_],
+            regions=[epilogue if epilogue is not None else Region()],
+        )
+
+    def verify_op(self) -> None:
+        x, w, out = shape_of(self.x.type), shape_of(self.w.type), shape_of(self.result.type)
+        self.expect(len(x) >= 1 and len(w) == 2, "x needs rank >= 1 and w rank 2")
+        self.expect(x[-1] == w[1], f"x has K = {x[-1]} but w has K = {w[1]}")
+        self.expect(out == (*x[:-1], w[0]), f"the result must have shape {(*x[:-1], w[0])}, not {out}")
+        if self.bias is not None:
+            self.expect(shape_of(self.bias.type) == (w[0],), f"bias must have shape ({w[0]},)")
+        for extra in self.extras:
+            shape = shape_of(extra.type)
+            fits = len(shape) == len(out) and all(a in (b, 1) for a, b in zip(shape, out, strict=True))
+            self.expect(fits, f"extra input of shape {shape} does not broadcast to {out}")
+        if not self.epilogue.blocks:
+            self.expect(not self.extras, "extra inputs without an epilogue")
+            return
+        arguments = [dtype_of(a.type) for a in self.epilogue.block.args]
+        wanted = ["f32", *(tensor_dtype(e.type) for e in self.extras)]
+        self.expect(arguments == wanted, f"epilogue arguments are {arguments}, expected {wanted}")
+
+
+@irdl_op_definition
+class GroupedLinearOp(QCOp):
+    """Expert matmul: rows of `x (M, K)` sorted by group; group e covers rows [offsets[e], offsets[e+1]) and uses
+    `w[e] (N, K)`. `w` is a tensor (E, N, K) or a qtensor (E*N, K); `offsets` is i32 (E + 1)."""
+
+    name = "qc.grouped_linear"
+    x = operand_def(TensorType)
+    w = operand_def(AnyAttr())
+    offsets = operand_def(TensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, w: SSAValue, offsets: SSAValue, type_: Attribute) -> None:
+        super().__init__(operands=[x, w, offsets], result_types=[type_])
+
+
+@irdl_op_definition
+class BatchMatmulOp(QCOp):
+    """`a (b…, M, K) @ b (b…, K, N)`; batch dims are equal (import broadcasts explicitly)."""
+
+    name = "qc.batch_matmul"
+    a = operand_def(TensorType)
+    b = operand_def(TensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, a: SSAValue | Operation, b: SSAValue | Operation, type_: Attribute) -> None:
+        super().__init__(operands=[a, b], result_types=[type_])
+
+    def verify_op(self) -> None:
+        a, b, out = shape_of(self.a.type), shape_of(self.b.type), shape_of(self.result.type)
+        self.expect(len(a) == len(b) >= 2, f"ranks {len(a)} and {len(b)} must be equal and at least 2")
+        self.expect(a[:-2] == b[:-2], f"batch dims {a[:-2]} and {b[:-2]} differ")
+        self.expect(a[-1] == b[-2], f"a has K = {a[-1]} but b has K = {b[-2]}")
+        self.expect(out == (*a[:-1], b[-1]), f"the result must have shape {(*a[:-1], b[-1])}, not {out}")
+
+
+@irdl_op_definition
+class Conv2dOp(QCOp):
+    """NCHW convolution with `w (O, C/groups, kh, kw)`, zero padding `[top, left, bottom, right]`."""
+
+    name = "qc.conv2d"
+    x = operand_def(TensorType)
+    w = operand_def(AnyAttr())
+    bias = opt_operand_def(TensorType)
+    strides = prop_def(DenseArrayBase)
+    padding = prop_def(DenseArrayBase)
+    dilation = prop_def(DenseArrayBase)
+    groups = prop_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self,
+        x: SSAValue,
+        w: SSAValue,
+        bias: SSAValue | None,
+        type_: Attribute,
+        *,
+        strides: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> None:
+        super().__init__(
+            operands=[x, w, [bias] if bias is not None else []],
+            properties={
+                "strides": DenseArrayBase.from_list(i64, list(strides)),
+                "padding": DenseArrayBase.from_list(i64, list(padding)),
+                "dilation": DenseArrayBase.from_list(i64, list(dilation)),
+                "groups": IntegerAttr(groups, i64),
+            },
+            result_types=[type_],
+        )
+
+
+@irdl_op_definition
+class AttentionOp(QCOp):
+    """`softmax(q kᵀ * scale + mask) v` on (B, H, S, D), (B, Hkv, T, D), (B, Hkv, T, Dv); H % Hkv == 0.
+
+    A boolean mask keeps where true, a float mask is added; mask dims are equal to (B, H, S, T) or 1.  `causal`: query i
+    sees keys j <= i.  A row that sees no key gives zeros.
+    """
+
+    name = "qc.attention"
+    q = operand_def(TensorType)
+    k = operand_def(TensorType)
+    v = operand_def(TensorType)
+    mask = opt_operand_def(TensorType)
+    scale = prop_def(FloatAttr)
+    causal = opt_prop_def(UnitAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self,
+        q: SSAValue | Operation,
+        k: SSAValue | Operation,
+        v: SSAValue | Operation,
+        mask: SSAValue | Operation | None,
+        type_: Attribute,
+        *,
+        scale: float,
+        causal: bool = False,
+    ) -> None:
+        super().__init__(
+            operands=[q, k, v, [mask] if mask is not None else []],
+            properties={"scale": FloatAttr(scale, f64), "causal": UnitAttr() if causal else None},
+            result_types=[type_],
+        )
+
+    def verify_op(self) -> None:
+        q, k, v, out = (shape_of(t) for t in (self.q.type, self.k.type, self.v.type, self.result.type))
+        self.expect(len(q) == len(k) == len(v) == 4, "q, k and v need rank 4")
+        self.expect(q[0] == k[0] == v[0], "batch dims differ")
+        self.expect(k[1] == v[1] and k[2] == v[2] and q[3] == k[3], "q, k and v do not fit together")
+        self.expect(out == (*q[:3], v[3]), f"the result must have shape {(*q[:3], v[3])}, not {out}")
+        self.expect(int(q[1]) % int(k[1]) == 0, f"{q[1]} heads are not a multiple of {k[1]} kv heads")
+        if self.mask is not None:
+            mask, full = shape_of(self.mask.type), (q[0], q[1], q[2], k[2])
+            fits = len(mask) == 4 and all(m in (f, 1) for m, f in zip(mask, full, strict=True))
+            self.expect(fits, f"mask of shape {mask} does not broadcast to {full}")
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class LayerNormOp(QCOp):
+    """Layer norm over the last dim: `(x - mean) / sqrt(var + eps) * weight + bias`, biased variance."""
+
+    name = "qc.layer_norm"
+    x = operand_def(TensorType)
+    weight = opt_operand_def(TensorType)
+    bias = opt_operand_def(TensorType)
+    eps = prop_def(FloatAttr)
+    result = result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self,
+        x: SSAValue | Operation,
+        weight: SSAValue | None,
+        bias: SSAValue | None,
+        type_: Attribute,
+        *,
+        eps: float,
+    ) -> None:
+        super().__init__(
+            operands=[x, [weight] if weight is not None else [], [bias] if bias is not None else []],
+            properties={"eps": FloatAttr(eps, f64)},
+            result_types=[type_],
+        )
+
+    def verify_op(self) -> None:
+        _verify_norm(self, self.x.type, self.result.type, [t for t in (self.weight, self.bias) if t is not None])
+
+
+@irdl_op_definition
+class RmsNormOp(QCOp):
+    """RMS norm over the last dim: `x / sqrt(mean(x²) + eps) * weight`."""
+
+    name = "qc.rms_norm"
+    x = operand_def(TensorType)
+    weight = opt_operand_def(TensorType)
+    eps = prop_def(FloatAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue | Operation, weight: SSAValue | None, type_: Attribute, *, eps: float) -> None:
+        super().__init__(
+            operands=[x, [weight] if weight is not None else []],
+            properties={"eps": FloatAttr(eps, f64)},
+            result_types=[type_],
+        )
+
+    def verify_op(self) -> None:
+        _verify_norm(self, self.x.type, self.result.type, [self.weight] if self.weight is not None else [])
+
+
+def _verify_norm(op: QCOp, x: Attribute, result: Attribute, affine: Sequence[SSAValue]) -> None:
+    op.expect(shape_of(x) == shape_of(result), "input and result differ in shape")
+    for value in affine:
+        op.expect(shape_of(value.type) == shape_of(x)[-1:], f"weight and bias must have shape {shape_of(x)[-1:]}")
+
+
+@irdl_op_definition
+class SoftmaxOp(QCOp):
+    """Softmax along `axis` (non-negative)."""
+
+    name = "qc.softmax"
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue | Operation, type_: Attribute, *, axis: int) -> None:
+        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
+
+    def verify_op(self) -> None:
+        self.expect(shape_of(self.x.type) == shape_of(self.result.type), "input and result differ in shape")
+        self.expect(0 <= self.axis.value.data < len(shape_of(self.x.type)), "axis is out of range")
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class RopeOp(QCOp):
+    """Rotary embedding of `x (B, H, S, D)` by `cos, sin (B|1, 1, S, D)`: `x*cos + rotate(x)*sin`.
+
+    `rotate` swaps halves with the first negated, or adjacent pairs when `interleaved`.
+    """
+
+    name = "qc.rope"
+    x = operand_def(TensorType)
+    cos = operand_def(TensorType)
+    sin = operand_def(TensorType)
+    interleaved = opt_prop_def(UnitAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self, x: SSAValue, cos: SSAValue, sin: SSAValue, type_: Attribute, *, interleaved: bool = False
+    ) -> None:
+        properties = {"interleaved": UnitAttr() if interleaved else None}
+        super().__init__(operands=[x, cos, sin], properties=properties, result_types=[type_])
+
+
+@irdl_op_definition
+class EmbeddingOp(QCOp):
+    """Rows of `table (V, D)` (plain or quantised) picked by `ids` of any rank."""
+
+    name = "qc.embedding"
+    ids = operand_def(TensorType)
+    table = operand_def(AnyAttr())
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, ids: SSAValue | Operation, table: SSAValue | Operation, type_: Attribute) -> None:
+        super().__init__(operands=[ids, table], result_types=[type_])
+
+    def verify_op(self) -> None:
+        table = shape_of(self.table.type)
+        wanted = (*shape_of(self.ids.type), table[1])
+        self.expect(shape_of(self.result.type) == wanted, f"the result must have shape {wanted}")
+        self.expect(tensor_dtype(self.ids.type) in ("i64", "i32"), "ids must be i32 or i64")
+
+
+@irdl_op_definition
+class GatherOp(QCOp):
+    """Picks along `axis`. mode "take": index of any rank replaces the axis (numpy.take); mode "along": index has x's
+    rank (numpy.take_along_axis). Negative indices count from the end."""
+
+    name = "qc.gather"
+    x = operand_def(TensorType)
+    index = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    mode = prop_def(StringAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, index: SSAValue, type_: Attribute, *, axis: int, mode: str = "take") -> None:
+        properties = {"axis": IntegerAttr(axis, i64), "mode": StringAttr(mode)}
+        super().__init__(operands=[x, index], properties=properties, result_types=[type_])
+
+    def verify_op(self) -> None:
+        x, index, axis = shape_of(self.x.type), shape_of(self.index.type), self.axis.value.data
+        self.expect(self.mode.data in ("take", "along"), 'mode must be "take" or "along"')
+        self.expect(0 <= axis < len(x), "axis is out of range")
+        wanted = index if self.mode.data == "along" else (*x[:axis], *index, *x[axis + 1 :])
+        self.expect(shape_of(self.result.type) == wanted, f"the result must have shape {wanted}")
+
+
+@irdl_op_definition
+class ScatterOp(QCOp):
+    """`out = x; out[…, index[…], …] = src` (or `+=`) along `axis`, as torch.scatter with `reduce` "none" | "add"."""
+
+    name = "qc.scatter"
+    x = operand_def(TensorType)
+    index = operand_def(TensorType)
+    src = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    reduce = prop_def(StringAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self, x: SSAValue, index: SSAValue, src: SSAValue, type_: Attribute, *, axis: int, reduce: str = "none"
+    ) -> None:
+        properties = {"axis": IntegerAttr(axis, i64), "reduce": StringAttr(reduce)}
+        super().__init__(operands=[x, index, src], properties=properties, result_types=[type_])
+
+
+@irdl_op_definition
+class IndexUpdateOp(QCOp):
+    """`out = x; out[:, …, index[i], …] = src[:, …, i, …]` along `axis`; index has rank 1 (torch.index_copy)."""
+
+    name = "qc.index_update"
+    x = operand_def(TensorType)
+    index = operand_def(TensorType)
+    src = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, index: SSAValue, src: SSAValue, type_: Attribute, *, axis: int) -> None:
+        properties = {"axis": IntegerAttr(axis, i64)}
+        super().__init__(operands=[x, index, src], properties=properties, result_types=[type_])
+
+
+# --- scans and orders ------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class CumsumOp(QCOp):
+    """Inclusive running sum along `axis`."""
+
+    name = "qc.cumsum"
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, type_: Attribute, *, axis: int) -> None:
+        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
+
+
+@irdl_op_definition
+class SortOp(QCOp):
+    """Stable sort along `axis`: values and i64 indices."""
+
+    name = "qc.sort"
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    descending = prop_def(BoolAttr)
+    values = result_def(TensorType)
+    indices = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, types: Sequence[Attribute], *, axis: int, descending: bool) -> None:
+        properties = {"axis": IntegerAttr(axis, i64), "descending": IntegerAttr.from_bool(descending)}
+        super().__init__(operands=[x], properties=properties, result_types=list(types))
+
+
+@irdl_op_definition
+class TopkOp(QCOp):
+    """The `k` largest along `axis`, in descending order, ties by lower index: values and i64 indices."""
+
+    name = "qc.topk"
+    x = operand_def(TensorType)
+    k = prop_def(IntegerAttr)
+    axis = prop_def(IntegerAttr)
+    values = result_def(TensorType)
+    indices = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, types: Sequence[Attribute], *, k: int, axis: int) -> None:
+        properties = {"k": IntegerAttr(k, i64), "axis": IntegerAttr(axis, i64)}
+        super().__init__(operands=[x], properties=properties, result_types=list(types))
+
+
+@irdl_op_definition
+class ArgmaxOp(QCOp):
+    """Index (i64) of the first maximum along `axis`, which is dropped."""
+
+    name = "qc.argmax"
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, type_: Attribute, *, axis: int) -> None:
+        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
+
+
+# --- escape and terminator -------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class TorchCallOp(QCOp):
+    """A torch operator that has no lowering, kept only with `fallback="torch"`; the program declares it."""
+
+    name = "qc.torch_call"
+    target = prop_def(StringAttr)
+    arguments = prop_def(StringAttr)
+    inputs = var_operand_def(AnyAttr())
+    outputs = var_result_def(AnyAttr())
+
+    def __init__(self, target: str, arguments: str, inputs: Sequence[SSAValue], types: Sequence[Attribute]) -> None:
+        properties = {"target": StringAttr(target), "arguments": StringAttr(arguments)}
+        super().__init__(operands=[list(inputs)], properties=properties, result_types=[list(types)])
+
+
+@irdl_op_definition
+class YieldOp(QCOp):
+    """Ends an epilogue."""
+
+    name = "qc.yield"
+    values = var_operand_def(AnyAttr())
+    traits = traits_def(IsTerminator())
+
+    def __init__(self, *values: SSAValue | Operation) -> None:
+        super().__init__(operands=[list(values)])
+
+
+QC = Dialect(
+    "qc",
+    [
+        ConstOp, DimOp, StateOp, StateUpdateOp, QuantizeOp, DequantizeOp, LinearOp, GroupedLinearOp, BatchMatmulOp,
+        Conv2dOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp, GatherOp, ScatterOp,
+        IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
+    ],
+    [DimsAttr, FormatAttr, LayoutAttr, QTensorType],
+)  # fmt: skip

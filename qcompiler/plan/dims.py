@@ -1,0 +1,402 @@
+"""Symbolic integer expressions over named dimensions.
+
+A dimension is an `int` or the canonical text of an expression over symbols, such as ``"b*s"`` or ``"(s + 1) // 2"``.
+Two expressions that are equal as polynomials have the same text, so text comparison is semantic comparison (up to
+what lies inside ``//``, ``%``, ``max`` and ``min``).
+
+    >>> str(parse("s*b + 0 + b*s"))
+    '2*b*s'
+    >>> parse("4*b*s").divide_exact(parse("b"))
+    Expr('4*s')
+
+Nothing here needs torch or sympy: the runtime evaluates these on machines that have neither.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from qcompiler.errors import DimError
+
+Dim = int | str
+"""What plans and types store: an integer, or the canonical text of an `Expr`."""
+
+Range = tuple[int, int]
+"""Inclusive bounds of a symbol."""
+
+_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_CallKind = Literal["//", "%", "max", "min"]
+
+
+@dataclass(frozen=True, order=True)
+class _Call:
+    """An atom that is not a plain symbol: `lhs // rhs`, `lhs % rhs`, `max(lhs, rhs)` or `min(lhs, rhs)`."""
+
+    kind: _CallKind
+    lhs: str
+    rhs: str
+
+    def __str__(self) -> str:
+        if self.kind in ("max", "min"):
+            return f"{self.kind}({self.lhs}, {self.rhs})"
+        return f"({_wrap(self.lhs)} {self.kind} {_wrap(self.rhs)})"
+
+
+_Atom = str | _Call
+_Monomial = tuple[_Atom, ...]  # sorted by text, repeated for powers
+
+
+def _wrap(text: str) -> str:
+    return text if _SYMBOL.match(text) or text.isdigit() else f"({text})"
+
+
+class Expr:
+    """An immutable polynomial with integer coefficients; arithmetic returns new expressions."""
+
+    __slots__ = ("_hash", "_terms", "_text")
+
+    def __init__(self, terms: Mapping[_Monomial, int]) -> None:
+        self._terms = {m: c for m, c in sorted(terms.items(), key=lambda t: _order(t[0])) if c != 0}
+        self._text = self._render()
+        self._hash = hash(self._text)
+
+    # --- construction ---
+
+    @staticmethod
+    def constant(value: int) -> Expr:
+        return Expr({(): value})
+
+    @staticmethod
+    def symbol(name: str) -> Expr:
+        if not _SYMBOL.match(name):
+            raise DimError(f"{name!r} is not a symbol name (letters, digits and '_')")
+        return Expr({(name,): 1})
+
+    # --- what it is ---
+
+    @property
+    def is_static(self) -> bool:
+        return all(m == () for m in self._terms)
+
+    @property
+    def value(self) -> int:
+        """The integer, for a static expression; DimError otherwise."""
+        if not self.is_static:
+            raise DimError(f"the dimension '{self}' is not static")
+        return self._terms.get((), 0)
+
+    def symbols(self) -> frozenset[str]:
+        found: set[str] = set()
+        for monomial in self._terms:
+            for atom in monomial:
+                if isinstance(atom, str):
+                    found.add(atom)
+                else:
+                    found |= parse(atom.lhs).symbols() | parse(atom.rhs).symbols()
+        return frozenset(found)
+
+    def to_dim(self) -> Dim:
+        return self.value if self.is_static else self._text
+
+    # --- arithmetic ---
+
+    def __add__(self, other: Expr | int) -> Expr:
+        terms = dict(self._terms)
+        for monomial, coefficient in _expr(other)._terms.items():
+            terms[monomial] = terms.get(monomial, 0) + coefficient
+        return Expr(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Expr:
+        return Expr({m: -c for m, c in self._terms.items()})
+
+    def __sub__(self, other: Expr | int) -> Expr:
+        return self + (-_expr(other))
+
+    def __rsub__(self, other: Expr | int) -> Expr:
+        return _expr(other) - self
+
+    def __mul__(self, other: Expr | int) -> Expr:
+        terms: dict[_Monomial, int] = {}
+        for m1, c1 in self._terms.items():
+            for m2, c2 in _expr(other)._terms.items():
+                monomial = tuple(sorted(m1 + m2, key=str))
+                terms[monomial] = terms.get(monomial, 0) + c1 * c2
+        return Expr(terms)
+
+    __rmul__ = __mul__
+
+    def divide_exact(self, divisor: Expr | int) -> Expr:
+        """`self / divisor` where that is a polynomial; DimError otherwise. The divisor must be a single term."""
+        quotient = self._try_divide(_expr(divisor))
+        if quotient is None:
+            raise DimError(f"'{self}' cannot be divided by '{divisor}' without a remainder")
+        return quotient
+
+    def _try_divide(self, divisor: Expr) -> Expr | None:
+        if self == divisor and self._terms:
+            return Expr.constant(1)
+        if len(divisor._terms) != 1:
+            return None
+        ((by, by_coefficient),) = divisor._terms.items()
+        terms: dict[_Monomial, int] = {}
+        for monomial, coefficient in self._terms.items():
+            rest = list(monomial)
+            for atom in by:
+                if atom not in rest:
+                    return None
+                rest.remove(atom)
+            if coefficient % by_coefficient:
+                return None
+            terms[tuple(rest)] = coefficient // by_coefficient
+        return Expr(terms)
+
+    def __floordiv__(self, other: Expr | int) -> Expr:
+        divisor = _expr(other)
+        if divisor.is_static and divisor.value == 0:
+            raise DimError(f"'{self}' is divided by zero")
+        if self.is_static and divisor.is_static:
+            return Expr.constant(self.value // divisor.value)
+        exact = self._try_divide(divisor)
+        return exact if exact is not None else _call("//", self, divisor)
+
+    def __mod__(self, other: Expr | int) -> Expr:
+        divisor = _expr(other)
+        if divisor.is_static and divisor.value == 0:
+            raise DimError(f"'{self}' is divided by zero")
+        if self.is_static and divisor.is_static:
+            return Expr.constant(self.value % divisor.value)
+        return Expr.constant(0) if self._try_divide(divisor) is not None else _call("%", self, divisor)
+
+    def maximum(self, other: Expr | int) -> Expr:
+        return self._extreme("max", _expr(other))
+
+    def minimum(self, other: Expr | int) -> Expr:
+        return self._extreme("min", _expr(other))
+
+    def _extreme(self, kind: Literal["max", "min"], other: Expr) -> Expr:
+        if self == other:
+            return self
+        difference = self - other
+        if difference.is_static:
+            return self if (difference.value > 0) == (kind == "max") else other
+        first, second = sorted((self, other), key=str)
+        return _call(kind, first, second)
+
+    # --- evaluation ---
+
+    def evaluate(self, symbols: Mapping[str, int]) -> int:
+        """The value for one binding of symbols; DimError names a symbol that is missing."""
+        total = 0
+        for monomial, coefficient in self._terms.items():
+            product = coefficient
+            for atom in monomial:
+                product *= _evaluate_atom(atom, symbols)
+            total += product
+        return total
+
+    def substitute(self, symbols: Mapping[str, Expr | int]) -> Expr:
+        """Replaces symbols by expressions; symbols not named stay."""
+        total = Expr({})
+        for monomial, coefficient in self._terms.items():
+            product = Expr.constant(coefficient)
+            for atom in monomial:
+                if isinstance(atom, str):
+                    product = product * _expr(symbols.get(atom, Expr.symbol(atom)))
+                else:
+                    lhs, rhs = parse(atom.lhs).substitute(symbols), parse(atom.rhs).substitute(symbols)
+                    product = product * _apply(atom.kind, lhs, rhs)
+            total = total + product
+        return total
+
+    def bounds(self, ranges: Mapping[str, Range]) -> Range:
+        """Inclusive interval bounds, given the range of each symbol (interval arithmetic: sound, not always tight)."""
+        low = high = 0
+        for monomial, coefficient in self._terms.items():
+            a = b = coefficient
+            for atom in monomial:
+                lo, hi = _atom_bounds(atom, ranges)
+                corners = (a * lo, a * hi, b * lo, b * hi)
+                a, b = min(corners), max(corners)
+            low, high = low + a, high + b
+        return low, high
+
+    # --- text ---
+
+    def to_c(self) -> str:
+        """C++ text; symbols appear under their own names and must be non-negative int64_t there."""
+
+        def atom_text(atom: _Atom) -> str:
+            if isinstance(atom, str):
+                return atom
+            lhs, rhs = parse(atom.lhs).to_c(), parse(atom.rhs).to_c()
+            if atom.kind in ("max", "min"):
+                return f"qc_{atom.kind}({lhs}, {rhs})"
+            return f"(({lhs}) {'/' if atom.kind == '//' else '%'} ({rhs}))"
+
+        return self._render(atom_text)
+
+    def _render(self, atom_text: object = str) -> str:
+        assert callable(atom_text)
+        parts: list[str] = []
+        for monomial, coefficient in self._terms.items():
+            factors = [atom_text(atom) for atom in monomial]
+            if abs(coefficient) != 1 or not factors:
+                factors.insert(0, str(abs(coefficient)))
+            sign = "-" if coefficient < 0 else "+"
+            parts += [sign, "*".join(factors)] if parts else [("-" if coefficient < 0 else "") + "*".join(factors)]
+        return " ".join(parts) or "0"
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Expr({self._text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.is_static and self.value == other
+        return isinstance(other, Expr) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def _order(monomial: _Monomial) -> tuple[int, list[str]]:
+    """Higher degrees first, then by name: `b*s + 2*s + 1`."""
+    return -len(monomial), [str(atom) for atom in monomial]
+
+
+def _expr(value: Expr | int) -> Expr:
+    return value if isinstance(value, Expr) else Expr.constant(value)
+
+
+def _call(kind: _CallKind, lhs: Expr, rhs: Expr) -> Expr:
+    return Expr({(_Call(kind, str(lhs), str(rhs)),): 1})
+
+
+def _apply(kind: _CallKind, lhs: Expr, rhs: Expr) -> Expr:
+    match kind:
+        case "//":
+            return lhs // rhs
+        case "%":
+            return lhs % rhs
+        case "max":
+            return lhs.maximum(rhs)
+        case "min":
+            return lhs.minimum(rhs)
+
+
+def _evaluate_atom(atom: _Atom, symbols: Mapping[str, int]) -> int:
+    if isinstance(atom, str):
+        if atom not in symbols:
+            raise DimError(f"the dimension '{atom}' has no value here (known: {', '.join(sorted(symbols)) or 'none'})")
+        return symbols[atom]
+    lhs, rhs = parse(atom.lhs).evaluate(symbols), parse(atom.rhs).evaluate(symbols)
+    if atom.kind in ("//", "%") and rhs == 0:
+        raise DimError(f"division by zero in '{atom}'")
+    match atom.kind:
+        case "//":
+            return lhs // rhs
+        case "%":
+            return lhs % rhs
+        case "max":
+            return max(lhs, rhs)
+        case "min":
+            return min(lhs, rhs)
+
+
+def _atom_bounds(atom: _Atom, ranges: Mapping[str, Range]) -> Range:
+    if isinstance(atom, str):
+        if atom not in ranges:
+            raise DimError(f"the dimension '{atom}' has no range (known: {', '.join(sorted(ranges)) or 'none'})")
+        return ranges[atom]
+    (a, b), (c, d) = parse(atom.lhs).bounds(ranges), parse(atom.rhs).bounds(ranges)
+    match atom.kind:
+        case "max":
+            return max(a, c), max(b, d)
+        case "min":
+            return min(a, c), min(b, d)
+        case "%":
+            return 0, max(d - 1, 0)
+        case "//":
+            if c <= 0:
+                raise DimError(f"the divisor of '{atom}' may be zero or negative")
+            corners = (a // c, a // d, b // c, b // d)
+            return min(corners), max(corners)
+
+
+def dim(value: Dim | Expr) -> Expr:
+    """Any spelling of a dimension as an `Expr`."""
+    if isinstance(value, Expr):
+        return value
+    return Expr.constant(value) if isinstance(value, int) else parse(value)
+
+
+@functools.lru_cache(maxsize=16384)
+def parse(text: str) -> Expr:
+    """Parses ``+ - * // % max(,) min(,)`` over integers and symbols. DimError on anything else."""
+    if len(text) > 4096:
+        raise DimError(f"a dimension expression of {len(text)} characters is too long (limit 4096)")
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DimError(f"cannot read the dimension expression {text!r}") from error
+    return _from_ast(tree, text)
+
+
+def _from_ast(node: ast.expr, text: str) -> Expr:
+    match node:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() as value):
+            return Expr.constant(value)
+        case ast.Name(id=name):
+            return Expr.symbol(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_from_ast(operand, text)
+        case ast.BinOp(left=left, op=op, right=right):
+            lhs, rhs = _from_ast(left, text), _from_ast(right, text)
+            match op:
+                case ast.Add():
+                    return lhs + rhs
+                case ast.Sub():
+                    return lhs - rhs
+                case ast.Mult():
+                    return lhs * rhs
+                case ast.FloorDiv():
+                    return lhs // rhs
+                case ast.Mod():
+                    return lhs % rhs
+                case _:
+                    pass
+        case ast.Call(func=ast.Name(id="max" | "min" as kind), args=[left, right], keywords=[]):
+            lhs, rhs = _from_ast(left, text), _from_ast(right, text)
+            return lhs.maximum(rhs) if kind == "max" else lhs.minimum(rhs)
+        case _:
+            pass
+    raise DimError(f"the dimension expression {text!r} uses something other than + - * // % max min")
+
+
+def product(dims: object) -> Expr:
+    """The product of an iterable of dimensions (1 for none)."""
+    total = Expr.constant(1)
+    for each in dims:  # type: ignore[attr-defined]
+        total = total * dim(each)
+    return total
+
+
+def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Row-major strides, in elements."""
+    strides: list[Dim] = []
+    step = Expr.constant(1)
+    for extent in reversed(shape):
+        strides.append(step.to_dim())
+        step = step * dim(extent)
+    return tuple(reversed(strides))

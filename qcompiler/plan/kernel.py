@@ -1,0 +1,244 @@
+"""KernelSpec: everything that decides what a kernel does, and nothing about how a target writes it.
+
+A spec is data (strict JSON): the runtime can emit and compile it again on a machine without torch and without xdsl.
+Two launches with equal specs share one kernel; `KernelSpec.digest` is that identity.
+
+Shapes and strides are `Dim`s over the program's symbols.  Strides count elements; the byte offset of an operand inside
+its buffer belongs to the launch, not to the spec, so that identical layers share kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from qcompiler.plan.dims import Dim
+
+Access = Literal["r", "w", "rw"]
+DType = Literal["f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "ui8", "i1"]
+"""Element types under MLIR's names. `i1` is stored as one byte, 0 or 1."""
+
+ITEMSIZE: dict[str, int] = {
+    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "ui8": 1, "i1": 1,
+}  # fmt: skip
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all plan records: immutable, keyword-only, unknown JSON fields refused."""
+
+
+class FormatRef(Strict):
+    """A storage format by name and parameters, e.g. ``nf4`` with ``{"block": 64}``. Resolved by `qcompiler.formats.get`."""
+
+    name: str
+    params: dict[str, int | bool | str] = {}
+
+
+class Operand(Strict):
+    """One pointer argument of a kernel.
+
+    A packed operand (`format` given) has the logical shape (rows, cols), no strides, and the dtype its values decode to
+    (rounded to that dtype); its bytes are those of `layout`.
+    """
+
+    name: str
+    dtype: DType
+    access: Access
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...] = ()
+    format: FormatRef | None = None
+    layout: str | None = None
+
+
+# --- scalar programs: bodies of loops and epilogues ------------------------------------------------------------------
+
+
+class ScalarOp(Strict):
+    """One SSA op of a scalar body, under its MLIR name (`arith.addf`, `math.exp`, `arith.constant`, …).
+
+    `args` are names of earlier results or of body inputs; `dtype` is the type of the result ("index" for
+    `linalg.index`).  `value` belongs to `arith.constant` (floats as `float.hex()` text or "inf"/"-inf"/"nan"),
+    `predicate` to `arith.cmpf`/`arith.cmpi` (MLIR's words: "olt", "sge", …), `axis` to `linalg.index`.
+    """
+
+    result: str
+    op: str
+    dtype: DType | Literal["index"]
+    args: tuple[str, ...] = ()
+    value: str | None = None
+    predicate: str | None = None
+    axis: int | None = None
+
+
+class ScalarProgram(Strict):
+    """Straight-line scalar code. `inputs` name the arguments in order (with dtypes), `yields` the results."""
+
+    inputs: tuple[tuple[str, DType], ...]
+    ops: tuple[ScalarOp, ...]
+    yields: tuple[str, ...]
+
+
+# --- kernel bodies: a tagged union, one record per template ----------------------------------------------------------
+
+
+class AffineAccess(Strict):
+    """Element offset of an operand in a loop nest: ``offset + sum(coefficients[i] * iteration[i])``."""
+
+    offset: Dim
+    coefficients: tuple[Dim, ...]
+
+
+class LoopKernel(Strict, tag="loop"):
+    """A `linalg.generic`: pointwise or reducing loops over operands at affine offsets.
+
+    Operands are the inputs, then the outputs; `accesses` match them one to one.  `body.inputs` are one scalar per
+    operand (an output's argument is its accumulator, meaningful for reductions only).  With reduction iterators each
+    output starts from `init` (one constant per output, `float.hex()` text), so a loop never reads an output's old bytes.
+    Parallel iterators come first.
+    """
+
+    extents: tuple[Dim, ...]
+    iterators: tuple[Literal["parallel", "reduction"], ...]
+    accesses: tuple[AffineAccess, ...]
+    body: ScalarProgram
+    init: tuple[str, ...] = ()
+
+
+class LinearKernel(Strict, tag="linear"):
+    """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, fp32 accumulation.
+
+    Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
+    broadcasts), out (m, n).  x has unit stride along k and out unit stride along n.  Decoded weights are rounded to the
+    packed operand's dtype before use.  The first epilogue input is the fp32 accumulator (bias added); the rest are the
+    extras.  `m_class` is the range of M the kernel is built for.
+    """
+
+    m: Dim
+    n: int
+    k: int
+    m_class: Literal["1", "2-8", "large"]
+    has_bias: bool
+    epilogue: ScalarProgram | None = None
+
+
+class BatchMatmulKernel(Strict, tag="batch_matmul"):
+    """``out[b…, m, n] = sum_k a[b…, m, k] * b[b…, k, n]`` over strided operands of equal rank, fp32 accumulation."""
+
+    batch: tuple[Dim, ...]
+    m: Dim
+    n: Dim
+    k: Dim
+
+
+class AttentionKernel(Strict, tag="attention"):
+    """``softmax(q kᵀ * scale + mask) v`` per head; operands q, k, v, [mask], out as (batch, heads, length, dim).
+
+    k and v may have fewer heads (heads % kv_heads == 0: grouped queries).  A boolean mask keeps where true; a float
+    mask is added; mask strides of 0 broadcast.  `causal`: query i sees keys j <= i (torch's top-left alignment).  A row
+    that sees no key gives zeros.  The last dim of q, k, v, out has unit stride.
+    """
+
+    batch: Dim
+    heads: int
+    kv_heads: int
+    q_len: Dim
+    kv_len: Dim
+    head_dim: int
+    value_dim: int
+    scale: float
+    causal: bool
+    mask: Literal["none", "bool", "float"]
+
+
+class NormKernel(Strict, tag="norm"):
+    """Layer or RMS norm over the last dim; operands x (rows, cols), [weight (cols)], [bias (cols)], out (rows, cols).
+
+    Statistics in fp32 over two passes; ``(x - mean) / sqrt(var + eps)`` with the biased variance, or
+    ``x / sqrt(mean(x²) + eps)``; rounded once.
+    """
+
+    kind: Literal["layer", "rms"]
+    rows: Dim
+    cols: int
+    eps: float
+    has_weight: bool
+    has_bias: bool
+
+
+class SoftmaxKernel(Strict, tag="softmax"):
+    """Softmax over the last dim, operands x (rows, cols), out (rows, cols), fp32 inside, rounded once."""
+
+    rows: Dim
+    cols: Dim
+
+
+class EmbeddingKernel(Strict, tag="embedding"):
+    """``out[i, :] = decode(table)[ids[i], :]``; operands ids (count), table (rows, cols) plain or packed, out.
+
+    An id outside [0, rows) is an error that the kernel reports through the context.
+    """
+
+    count: Dim
+    rows: int
+    cols: int
+
+
+class GatherKernel(Strict, tag="gather"):
+    """`take`: ``out[o, i, n] = x[o, index[i], n]``; `along`: ``out[o, i, n] = x[o, index[o, i, n], n]``.
+
+    Operands x (outer, length, inner), index, out. Negative indices count from the end; others out of range are reported.
+    """
+
+    mode: Literal["take", "along"]
+    outer: Dim
+    length: Dim
+    count: Dim
+    inner: Dim
+
+
+class IndexUpdateKernel(Strict, tag="index_update"):
+    """In place ``x[o, index[i], n] = src[o, i, n]``; operands x (rw; outer, length, inner), index (count), src."""
+
+    outer: Dim
+    length: Dim
+    count: Dim
+    inner: Dim
+
+
+class ScanKernel(Strict, tag="scan"):
+    """Cumulative sum along the middle dim of (outer, length, inner); operands x, out."""
+
+    outer: Dim
+    length: Dim
+    inner: Dim
+
+
+KernelBody = (
+    LoopKernel | LinearKernel | BatchMatmulKernel | AttentionKernel | NormKernel | SoftmaxKernel | EmbeddingKernel
+    | GatherKernel | IndexUpdateKernel | ScanKernel
+)  # fmt: skip
+
+
+class KernelSpec(Strict):
+    """One kernel: its C name, the symbols it takes at run time (in order), its operands and its body.
+
+    `serves` says for the reader which op and place in the model it was emitted for first; it is no part of the identity.
+    """
+
+    name: str
+    symbols: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    body: KernelBody
+    serves: str = ""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of everything but the name and `serves`."""
+        bare = msgspec.structs.replace(self, name="", serves="")
+        return hashlib.sha256(msgspec.json.encode(bare, order="deterministic")).hexdigest()
+
+    @property
+    def template(self) -> str:
+        return str(type(self.body).__struct_config__.tag)

@@ -1,0 +1,220 @@
+"""The plan: what a program does, step by step, with every launch, copy and wait naming its device and its stream.
+
+A plan is the whole program apart from the bytes of its weights.  It is strict JSON, it is printed one to one as the
+`rt` dialect, and `plan.verify` decides whether it is safe to run.  Memory is a set of *arenas* (contiguous ranges on
+one device); a *buffer* is a fixed range of an arena; an operand is a strided *view* of a buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Strict
+
+PLAN_VERSION = 1
+
+
+class Symbol(Strict):
+    """A named dimension with its inclusive range."""
+
+    name: str
+    min: int
+    max: int
+
+
+class DeviceSlot(Strict):
+    """A device the plan was made for. The loader maps slots to real devices; `kind` must match, `index` may differ."""
+
+    name: str
+    kind: Literal["cpu", "cuda", "sim"]
+    index: int = 0
+
+
+class Stream(Strict):
+    name: str
+    device: str
+
+
+class Event(Strict):
+    name: str
+
+
+ArenaKind = Literal["constants", "init", "activations", "state", "input", "output"]
+
+
+class Arena(Strict):
+    """A contiguous range of memory on one device.
+
+    `constants` hold the weight file's bytes (shared, read-only); `init` what `@init` computes once at load (shared,
+    read-only afterwards); `activations` scratch of one session; `state` one declared state of a session; `input` and
+    `output` one argument or result each (the caller's memory on the CPU, without a copy).  `nbytes` is the size at the
+    entry's maximum.  `entry` names the entry point that an activation, input or output arena belongs to.
+    """
+
+    name: str
+    device: str
+    kind: ArenaKind
+    nbytes: int
+    entry: str | None = None
+
+
+class Buffer(Strict):
+    """A range of an arena. `offset` and `nbytes` (at the bucket's maximum) are in bytes, `offset` a multiple of 64."""
+
+    name: str
+    arena: str
+    offset: int
+    nbytes: int
+
+
+class View(Strict):
+    """A strided tensor in a buffer. `offset` counts elements from the buffer's start. A packed weight has
+    `format`/`layout`, the logical (rows, cols) as shape, and no strides."""
+
+    buffer: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...] = ()
+    offset: Dim = 0
+    format: FormatRef | None = None
+    layout: str | None = None
+
+
+class Launch(Strict, tag="launch"):
+    """Run `kernel` on `stream` with one view per operand of its spec."""
+
+    kernel: str
+    stream: str
+    operands: tuple[View, ...]
+
+
+class SelectCase(Strict):
+    """Taken when the select's expression is <= `max` (None: always)."""
+
+    max: int | None
+    kernel: str
+
+
+class Select(Strict, tag="select"):
+    """One launch whose kernel is chosen by the value of a shape expression: the first case that fits."""
+
+    on: Dim
+    cases: tuple[SelectCase, ...]
+    stream: str
+    operands: tuple[View, ...]
+
+
+class Copy(Strict, tag="copy"):
+    """Byte copy of a contiguous view; the only step that may cross devices. `stream` belongs to either device."""
+
+    stream: str
+    source: View
+    target: View
+
+
+class Record(Strict, tag="record"):
+    stream: str
+    event: str
+
+
+class Wait(Strict, tag="wait"):
+    stream: str
+    event: str
+
+
+class LibraryCall(Strict, tag="library_call"):
+    """A call of a vendor library with a pinned algorithm and an explicit workspace buffer."""
+
+    stream: str
+    function: str
+    algorithm: str
+    workspace: str | None
+    operands: tuple[View, ...]
+    writes: tuple[int, ...]
+
+
+Step = Launch | Select | Copy | Record | Wait | LibraryCall
+
+
+class TensorSig(Strict):
+    """One tensor argument or result: where its bytes are, and what the caller sees."""
+
+    name: str
+    arena: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    torch_dtype: str | None = None
+
+
+class EntryPoint(Strict):
+    """One function of the program for one bucket of shapes (`symbols` hold the bucket's ranges).
+
+    Streams begin after whatever preceded the call (inputs are ready) and the call ends after all streams' last step.
+    """
+
+    name: str
+    symbols: tuple[Symbol, ...]
+    inputs: tuple[TensorSig, ...]
+    outputs: tuple[TensorSig, ...]
+    steps: tuple[Step, ...]
+
+
+class WeightEntry(Strict):
+    """One tensor of the weight file: bytes [offset, offset + nbytes) of the constants arena.
+
+    `format` None means plain values of `dtype` in row-major order.  `parameters` are the module paths it serves (several
+    for tied weights). `sha256` is per 16 MiB chunk.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    format: FormatRef | None = None
+    layout: str = "canonical"
+    parameters: tuple[str, ...] = ()
+    sha256: tuple[str, ...] = ()
+
+
+class Plan(Strict):
+    """A whole program. `init` is the entry point that fills the init arenas, once per device, at load."""
+
+    devices: tuple[DeviceSlot, ...]
+    streams: tuple[Stream, ...]
+    events: tuple[Event, ...]
+    arenas: tuple[Arena, ...]
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[KernelSpec, ...]
+    entries: tuple[EntryPoint, ...]
+    init: EntryPoint | None = None
+    weights: tuple[WeightEntry, ...] = ()
+    version: int = PLAN_VERSION
+
+
+class Signature(Strict):
+    """The caller's view: a JSON tree of tuple/list/dict nodes over argument numbers, in and out.
+
+    A node is {"kind": "tuple"|"list"|"dict"|"leaf"|"none"|"constant"|"namedtuple"|"modeloutput", …}; see runtime/tree.py.
+    """
+
+    inputs: Any
+    outputs: Any
+
+
+def to_json(plan: Plan) -> bytes:
+    """Deterministic JSON."""
+    return msgspec.json.encode(plan, order="deterministic")
+
+
+def from_json(data: bytes | str) -> Plan:
+    """Strict: unknown fields, wrong types and unknown step kinds raise PlanError with the JSON path."""
+    from qcompiler.errors import PlanError
+
+    try:
+        return msgspec.json.decode(data, type=Plan, strict=True)
+    except msgspec.MsgspecError as error:
+        raise PlanError(f"the plan is malformed: {error}") from error
