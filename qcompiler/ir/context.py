@@ -1,0 +1,121 @@
+"""What passes share besides the IR: the weight store, the target, the device map, and the report they append to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects.arith import Arith
+from xdsl.dialects.builtin import Builtin
+from xdsl.dialects.func import Func
+from xdsl.dialects.linalg import Linalg
+from xdsl.dialects.math import Math
+from xdsl.dialects.tensor import Tensor
+from xdsl.ir import Dialect
+
+from qcompiler.errors import QCompilerError
+from qcompiler.ir.qc import QC
+from qcompiler.plan.weights import WeightStore
+
+
+@dataclass(frozen=True)
+class Target:
+    """What code is made for. `isa` is one of x86-64, x86-64-v3, x86-64-v4, generic for kind "cpu"."""
+
+    kind: str = "cpu"
+    isa: str = "x86-64-v4"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One thing a pass decided and why: `stage` (pass name), `path` (place in the model), `what`, `why`."""
+
+    stage: str
+    path: str
+    what: str
+    why: str
+
+
+class Report:
+    """An append-only list of decisions."""
+
+    def __init__(self) -> None:
+        self._decisions: list[Decision] = []
+
+    def add(self, stage: str, path: str, what: str, why: str) -> None:
+        self._decisions.append(Decision(stage, path, what, why))
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(self._decisions)
+
+    def of(self, stage: str) -> tuple[Decision, ...]:
+        """The decisions of one stage."""
+        return tuple(d for d in self._decisions if d.stage == stage)
+
+
+def _rt() -> Dialect:
+    from qcompiler.ir.rt import RT
+
+    return RT
+
+
+@dataclass
+class QCContext(Context):
+    """An xDSL context with a compilation's shared data. Passes get it through `qc_context(ctx)`."""
+
+    weights: WeightStore = field(default_factory=WeightStore)
+    target: Target = field(default_factory=Target)
+    devices: tuple[str, ...] = ("cpu",)
+    device_map: dict[str, str] = field(default_factory=dict)
+    report: Report = field(default_factory=Report)
+    options: dict[str, object] = field(default_factory=dict)
+
+    @staticmethod
+    def default(
+        *,
+        weights: WeightStore | None = None,
+        target: Target | None = None,
+        devices: tuple[str, ...] = ("cpu",),
+        device_map: Mapping[str, str] | None = None,
+    ) -> QCContext:
+        """A context that knows every dialect of the pipeline (loaded when first met)."""
+        ctx = QCContext(
+            weights=weights if weights is not None else WeightStore(),
+            target=target if target is not None else Target(),
+            devices=devices,
+            device_map=dict(device_map or {}),
+        )
+        for dialect in (Builtin, Func, Arith, Math, Linalg, Tensor, QC):
+            ctx.load_dialect(dialect)
+        ctx.register_dialect("rt", _rt)
+        return ctx
+
+    def clone(self) -> QCContext:
+        """A context with the same dialects and its own weight store (bytes shared); the report is shared."""
+        base = super().clone()
+        return QCContext(
+            base.allow_unregistered,
+            base._loaded_dialects,
+            base._loaded_ops,
+            base._loaded_attrs,
+            base._loaded_types,
+            base._registered_dialects,
+            weights=self.weights.copy(),
+            target=self.target,
+            devices=self.devices,
+            device_map=dict(self.device_map),
+            report=self.report,
+            options=dict(self.options),
+        )
+
+
+def qc_context(ctx: Context) -> QCContext:
+    """The context as a `QCContext`; a clear error where a plain xDSL context was given."""
+    if isinstance(ctx, QCContext):
+        return ctx
+    raise QCompilerError(
+        "this pass needs the weight store and the target of a compilation, which a plain xDSL context does not have; "
+        "run it through `qc opt` or with QCContext.default()"
+    )
