@@ -1,13 +1,652 @@
 """The `rt` dialect: the schedule, one to one with `qcompiler.plan`. No SSA values: everything is named, as in the plan.
 
-    rt.device @d0 {kind = "cpu", index = 0}
-    rt.stream @s0 {device = @d0}
+    rt.device @d0 {kind = "cpu", index = 0 : i64}
+    rt.stream @s0 on @d0
     rt.event @e0
-    rt.arena @activations {device = @d0, kind = "activations", nbytes = 4096}
-    rt.buffer @b0 {arena = @activations, offset = 0, nbytes = 1024}
-    rt.kernel @linear_0 {symbols, operands = [#rt.operand<…>]} ({ the one compute op, on tensors })
-    rt.entry @main {symbols, ranges, inputs, outputs} ({
-      rt.launch @linear_0 on @s0 (#rt.view<…>, …)
-      rt.select …   rt.copy …   rt.record …   rt.wait …   rt.library_call …
-    })
+    rt.arena @act {device = @d0, kind = "activations", nbytes = 4096 : i64, entry = "main"}
+    rt.buffer @b0 {arena = @act, offset = 0 : i64, nbytes = 1024 : i64}
+    rt.buffer @w0 {arena = @constants, offset = 0 : i64, nbytes = 2048 : i64, weight = "encoder.w"}
+    rt.kernel @linear_0 attributes {symbols = ["b"], operands = [#rt.operand<…>]} { the one compute op, on tensors }
+    rt.entry @main attributes {symbols = [#rt.symbol<…>], inputs = [#rt.sig<…>], outputs = [#rt.sig<…>]} {
+      rt.launch @linear_0 on @s0 [#rt.view<…>, …]
+      rt.select "b*s" [#rt.case<@linear_1, 1>, #rt.case<@linear_0>] on @s0 [#rt.view<…>, …]
+      rt.copy on @s0 from #rt.view<…> to #rt.view<…>
+      rt.record @e0 on @s0
+      rt.wait @e0 on @s1
+      rt.library_call "gemm" on @s0 [#rt.view<…>, …] {algorithm = "…", workspace = @ws, writes = array<i64: 2>}
+    }
+
+Before assign-streams a step may lack its stream, before plan-memory a buffer its offset; the plan has both.  A buffer
+of the constants arena names the weight whose bytes it holds (`weight`).
+
+A kernel's region has one block argument for each operand, in order: of the operand's element type (`!qc.qtensor` for a
+packed one) and of its shape or a reshape of it.  An argument of a write-only operand is a destination (`outs`) without
+defined contents.  The one compute op (`qc.*` or `linalg.generic`) may be accompanied by `tensor.empty`, `linalg.fill`,
+`qc.dim`, constants and view ops.  `rt.yield` yields one tensor for each written operand (w, rw), in order.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    FlatSymbolRefAttrConstr,
+    IntegerAttr,
+    StringAttr,
+    SymbolNameConstraint,
+    SymbolRefAttr,
+    UnitAttr,
+    i64,
+)
+from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
+from xdsl.irdl import (
+    AnyAttr,
+    IRDLOperation,
+    ParsePropInAttrDict,
+    irdl_op_definition,
+    opt_prop_def,
+    opt_region_def,
+    prop_def,
+    region_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator
+from xdsl.utils.exceptions import VerifyException
+
+from qcompiler.errors import PlanError
+from qcompiler.ir.rt_attrs import CaseAttr, OperandAttr, SigAttr, SymbolAttr, ViewAttr
+from qcompiler.plan.dims import Dim, dim
+from qcompiler.plan.kernel import Operand
+from qcompiler.plan.plan import (
+    Arena,
+    ArenaKind,
+    Buffer,
+    Copy,
+    DeviceSlot,
+    EntryPoint,
+    Event,
+    Launch,
+    LibraryCall,
+    Record,
+    Select,
+    SelectCase,
+    Step,
+    Stream,
+    Symbol,
+    TensorSig,
+    View,
+    Wait,
+)
+
+NO_STREAM = ""
+"""The stream of a plan record whose rt op has none yet; the verifier refuses it."""
+
+_MODULE_LEVEL_KINDS = ("cpu", "cuda", "sim")
+_ARENA_KINDS = ("constants", "init", "activations", "state", "input", "output")
+
+
+def name_of(ref: SymbolRefAttr | None) -> str:
+    """The name a reference holds; NO_STREAM for none."""
+    return NO_STREAM if ref is None else ref.root_reference.data
+
+
+def _ref(name: str | None) -> SymbolRefAttr | None:
+    return SymbolRefAttr(name) if name else None
+
+
+def _integer(value: int) -> IntegerAttr:
+    return IntegerAttr(value, i64)
+
+
+class NamedOp(IRDLOperation):
+    """Base of the declarations: `sym` is the name."""
+
+    sym_name = prop_def(SymbolNameConstraint())
+
+    @property
+    def sym(self) -> str:
+        return self.sym_name.data
+
+
+# --- declarations ----------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class DeviceOp(NamedOp):
+    """A device slot: plan.DeviceSlot."""
+
+    name = "rt.device"
+    kind = prop_def(StringAttr)
+    index = prop_def(IntegerAttr)
+    assembly_format = "$sym_name attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, name: str, kind: str, index: int = 0) -> None:
+        properties: dict[str, Attribute | None] = {
+            "sym_name": StringAttr(name), "kind": StringAttr(kind), "index": _integer(index),
+        }  # fmt: skip
+        super().__init__(properties=properties)
+
+    @staticmethod
+    def of(record: DeviceSlot) -> DeviceOp:
+        return DeviceOp(record.name, record.kind, record.index)
+
+    @property
+    def record(self) -> DeviceSlot:
+        return DeviceSlot(name=self.sym, kind=self.kind.data, index=self.index.value.data)  # type: ignore[arg-type]
+
+    def verify_(self) -> None:
+        if self.kind.data not in _MODULE_LEVEL_KINDS:
+            raise VerifyException(f"rt.device kind must be one of {', '.join(_MODULE_LEVEL_KINDS)}")
+
+
+@irdl_op_definition
+class StreamOp(NamedOp):
+    """An in-order queue of one device: plan.Stream."""
+
+    name = "rt.stream"
+    device = prop_def(FlatSymbolRefAttrConstr)
+    assembly_format = "$sym_name `on` $device attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, name: str, device: str) -> None:
+        super().__init__(properties={"sym_name": StringAttr(name), "device": SymbolRefAttr(device)})
+
+    @staticmethod
+    def of(record: Stream) -> StreamOp:
+        return StreamOp(record.name, record.device)
+
+    @property
+    def record(self) -> Stream:
+        return Stream(name=self.sym, device=name_of(self.device))
+
+
+@irdl_op_definition
+class EventOp(NamedOp):
+    """An event: plan.Event."""
+
+    name = "rt.event"
+    assembly_format = "$sym_name attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(properties={"sym_name": StringAttr(name)})
+
+    @staticmethod
+    def of(record: Event) -> EventOp:
+        return EventOp(record.name)
+
+    @property
+    def record(self) -> Event:
+        return Event(name=self.sym)
+
+
+@irdl_op_definition
+class ArenaOp(NamedOp):
+    """A contiguous range of memory on a device: plan.Arena. `nbytes` may be 0 until plan-memory sets it."""
+
+    name = "rt.arena"
+    device = prop_def(FlatSymbolRefAttrConstr)
+    kind = prop_def(StringAttr)
+    nbytes = prop_def(IntegerAttr)
+    entry = opt_prop_def(StringAttr)
+    assembly_format = "$sym_name attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, name: str, device: str, kind: ArenaKind, nbytes: int = 0, entry: str | None = None) -> None:
+        properties: dict[str, Attribute | None] = {
+            "sym_name": StringAttr(name), "device": SymbolRefAttr(device), "kind": StringAttr(kind),
+            "nbytes": _integer(nbytes), "entry": StringAttr(entry) if entry is not None else None,
+        }  # fmt: skip
+        super().__init__(properties=properties)
+
+    @staticmethod
+    def of(record: Arena) -> ArenaOp:
+        return ArenaOp(record.name, record.device, record.kind, record.nbytes, record.entry)
+
+    @property
+    def record(self) -> Arena:
+        return Arena(
+            name=self.sym, device=name_of(self.device), kind=cast(ArenaKind, self.kind.data),
+            nbytes=self.nbytes.value.data, entry=self.entry.data if self.entry is not None else None,
+        )  # fmt: skip
+
+    def verify_(self) -> None:
+        if self.kind.data not in _ARENA_KINDS:
+            raise VerifyException(f"rt.arena kind must be one of {', '.join(_ARENA_KINDS)}")
+
+
+@irdl_op_definition
+class BufferOp(NamedOp):
+    """A range of an arena: plan.Buffer. Without `offset` until plan-memory; `weight` names a constant's key."""
+
+    name = "rt.buffer"
+    arena = prop_def(FlatSymbolRefAttrConstr)
+    offset = opt_prop_def(IntegerAttr)
+    nbytes = prop_def(IntegerAttr)
+    weight = opt_prop_def(StringAttr)
+    assembly_format = "$sym_name attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(
+        self, name: str, arena: str, nbytes: int, offset: int | None = None, weight: str | None = None
+    ) -> None:
+        properties: dict[str, Attribute | None] = {
+            "sym_name": StringAttr(name), "arena": SymbolRefAttr(arena), "nbytes": _integer(nbytes),
+            "offset": _integer(offset) if offset is not None else None,
+            "weight": StringAttr(weight) if weight is not None else None,
+        }  # fmt: skip
+        super().__init__(properties=properties)
+
+    @staticmethod
+    def of(record: Buffer, weight: str | None = None) -> BufferOp:
+        return BufferOp(record.name, record.arena, record.nbytes, record.offset, weight)
+
+    @property
+    def record(self) -> Buffer:
+        """PlanError while the buffer has no offset."""
+        if self.offset is None:
+            raise PlanError(f"buffer '{self.sym}' has no offset yet; run plan-memory first")
+        return Buffer(
+            name=self.sym, arena=name_of(self.arena), offset=self.offset.value.data, nbytes=self.nbytes.value.data
+        )
+
+    @property
+    def arena_name(self) -> str:
+        return name_of(self.arena)
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = _integer(offset)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class KernelOp(NamedOp):
+    """One kernel by meaning: its operands and, as a region of one compute op on tensors, what it computes."""
+
+    name = "rt.kernel"
+    symbols = prop_def(ArrayAttr[StringAttr])
+    operand_attrs = prop_def(ArrayAttr[OperandAttr], prop_name="operands")
+    serves = opt_prop_def(StringAttr)
+    body = opt_region_def()
+    assembly_format = "$sym_name attr-dict-with-keyword ($body^)?"
+    irdl_options = (ParsePropInAttrDict(),)
+    traits = traits_def(IsolatedFromAbove())
+
+    def __init__(
+        self,
+        name: str,
+        symbols: Sequence[str],
+        operands: Sequence[Operand],
+        body: Region | None = None,
+        serves: str = "",
+    ) -> None:
+        properties: dict[str, Attribute | None] = {
+            "sym_name": StringAttr(name), "symbols": ArrayAttr(StringAttr(s) for s in symbols),
+            "operands": ArrayAttr(OperandAttr.of(o) for o in operands),
+            "serves": StringAttr(serves) if serves else None,
+        }  # fmt: skip
+        super().__init__(properties=properties, regions=[[body] if body is not None else []])
+
+    @property
+    def symbol_names(self) -> tuple[str, ...]:
+        return tuple(s.data for s in self.symbols)
+
+    @property
+    def operand_records(self) -> tuple[Operand, ...]:
+        return tuple(o.record for o in self.operand_attrs)
+
+    @property
+    def serves_text(self) -> str:
+        return self.serves.data if self.serves is not None else ""
+
+    @property
+    def yielded(self) -> tuple[SSAValue, ...]:
+        """The region's results, one for each written operand. PlanError for a kernel without a region."""
+        if self.body is None:
+            raise PlanError(f"kernel '{self.sym}' has no body")
+        last = self.body.block.last_op
+        assert isinstance(last, YieldOp)
+        return tuple(last.values)
+
+    def verify_(self) -> None:
+        if self.body is None:
+            return
+        if not self.body.blocks or not isinstance(self.body.block.last_op, YieldOp):
+            raise VerifyException(f"the body of rt.kernel @{self.sym} must end in rt.yield")
+        operands = self.operand_records
+        if len(self.body.block.args) != len(operands):
+            raise VerifyException(
+                f"rt.kernel @{self.sym} has {len(operands)} operands but {len(self.body.block.args)} block arguments"
+            )
+        written = sum(o.access != "r" for o in operands)
+        if len(self.yielded) != written:
+            raise VerifyException(f"rt.kernel @{self.sym} writes {written} operands but yields {len(self.yielded)}")
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """Ends a kernel's body with one tensor for each written operand."""
+
+    name = "rt.yield"
+    values = var_operand_def(AnyAttr())
+    traits = traits_def(IsTerminator())
+    assembly_format = "attr-dict ($values^ `:` type($values))?"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, *values: SSAValue | Operation) -> None:
+        super().__init__(operands=[list(values)])
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+class StepOp(IRDLOperation):
+    """Base of the steps. `stream_name` is None until assign-streams has run."""
+
+    stream = opt_prop_def(FlatSymbolRefAttrConstr)
+
+    @property
+    def stream_name(self) -> str | None:
+        return None if self.stream is None else name_of(self.stream)
+
+    def set_stream(self, name: str) -> None:
+        self.stream = SymbolRefAttr(name)
+
+    @property
+    def record(self) -> Step:
+        """The plan's step; its stream is NO_STREAM where this op has none yet."""
+        raise NotImplementedError
+
+    @property
+    def view_records(self) -> tuple[View, ...]:
+        """Every view the step touches, in order."""
+        return ()
+
+
+@irdl_op_definition
+class LaunchOp(StepOp):
+    """Run a kernel with one view for each of its operands: plan.Launch."""
+
+    name = "rt.launch"
+    kernel = prop_def(FlatSymbolRefAttrConstr)
+    views = prop_def(ArrayAttr[ViewAttr])
+    assembly_format = "$kernel (`on` $stream^)? $views attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, kernel: str, views: Sequence[View], stream: str | None = None) -> None:
+        properties: dict[str, Attribute | None] = {
+            "kernel": SymbolRefAttr(kernel), "stream": _ref(stream), "views": ArrayAttr(ViewAttr.of(v) for v in views),
+        }  # fmt: skip
+        super().__init__(properties=properties)
+
+    @staticmethod
+    def of(record: Launch) -> LaunchOp:
+        return LaunchOp(record.kernel, record.operands, record.stream)
+
+    @property
+    def kernel_name(self) -> str:
+        return name_of(self.kernel)
+
+    @property
+    def record(self) -> Launch:
+        return Launch(kernel=self.kernel_name, stream=name_of(self.stream), operands=self.view_records)
+
+    @property
+    def view_records(self) -> tuple[View, ...]:
+        return tuple(v.record for v in self.views)
+
+
+@irdl_op_definition
+class SelectOp(StepOp):
+    """A launch whose kernel is chosen by a shape expression: plan.Select."""
+
+    name = "rt.select"
+    on = prop_def(StringAttr)
+    cases = prop_def(ArrayAttr[CaseAttr])
+    views = prop_def(ArrayAttr[ViewAttr])
+    assembly_format = "$on $cases (`on` $stream^)? $views attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, on: Dim, cases: Sequence[SelectCase], views: Sequence[View], stream: str | None = None) -> None:
+        properties: dict[str, Attribute | None] = {
+            "on": StringAttr(str(dim(on))), "cases": ArrayAttr(CaseAttr.of(c) for c in cases), "stream": _ref(stream),
+            "views": ArrayAttr(ViewAttr.of(v) for v in views),
+        }  # fmt: skip
+        super().__init__(properties=properties)
+
+    @staticmethod
+    def of(record: Select) -> SelectOp:
+        return SelectOp(record.on, record.cases, record.operands, record.stream)
+
+    @property
+    def record(self) -> Select:
+        return Select(
+            on=dim(self.on.data).to_dim(), cases=tuple(c.record for c in self.cases), stream=name_of(self.stream),
+            operands=self.view_records,
+        )  # fmt: skip
+
+    @property
+    def view_records(self) -> tuple[View, ...]:
+        return tuple(v.record for v in self.views)
+
+
+@irdl_op_definition
+class CopyOp(StepOp):
+    """Byte copy of a contiguous view, the only step that may cross devices: plan.Copy."""
+
+    name = "rt.copy"
+    source = prop_def(ViewAttr)
+    target = prop_def(ViewAttr)
+    assembly_format = "(`on` $stream^)? `from` $source `to` $target attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, source: View, target: View, stream: str | None = None) -> None:
+        properties: dict[str, Attribute | None] = {
+            "stream": _ref(stream), "source": ViewAttr.of(source), "target": ViewAttr.of(target),
+        }  # fmt: skip
+        super().__init__(properties=properties)
+
+    @staticmethod
+    def of(record: Copy) -> CopyOp:
+        return CopyOp(record.source, record.target, record.stream)
+
+    @property
+    def record(self) -> Copy:
+        return Copy(stream=name_of(self.stream), source=self.source.record, target=self.target.record)
+
+    @property
+    def view_records(self) -> tuple[View, ...]:
+        return self.source.record, self.target.record
+
+
+@irdl_op_definition
+class RecordOp(StepOp):
+    """The event stands for everything its stream has been given so far: plan.Record."""
+
+    name = "rt.record"
+    event = prop_def(FlatSymbolRefAttrConstr)
+    assembly_format = "$event (`on` $stream^)? attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, event: str, stream: str | None = None) -> None:
+        super().__init__(properties={"event": SymbolRefAttr(event), "stream": _ref(stream)})
+
+    @staticmethod
+    def of(record: Record) -> RecordOp:
+        return RecordOp(record.event, record.stream)
+
+    @property
+    def record(self) -> Record:
+        return Record(stream=name_of(self.stream), event=name_of(self.event))
+
+
+@irdl_op_definition
+class WaitOp(StepOp):
+    """What follows on the stream begins after the event's record: plan.Wait."""
+
+    name = "rt.wait"
+    event = prop_def(FlatSymbolRefAttrConstr)
+    assembly_format = "$event (`on` $stream^)? attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(self, event: str, stream: str | None = None) -> None:
+        super().__init__(properties={"event": SymbolRefAttr(event), "stream": _ref(stream)})
+
+    @staticmethod
+    def of(record: Wait) -> WaitOp:
+        return WaitOp(record.event, record.stream)
+
+    @property
+    def record(self) -> Wait:
+        return Wait(stream=name_of(self.stream), event=name_of(self.event))
+
+
+@irdl_op_definition
+class LibraryCallOp(StepOp):
+    """A vendor library's function with a pinned algorithm and an explicit workspace: plan.LibraryCall."""
+
+    name = "rt.library_call"
+    function = prop_def(StringAttr)
+    algorithm = prop_def(StringAttr)
+    workspace = opt_prop_def(FlatSymbolRefAttrConstr)
+    views = prop_def(ArrayAttr[ViewAttr])
+    writes = prop_def(DenseArrayBase.constr(i64))
+    assembly_format = "$function (`on` $stream^)? $views attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(
+        self,
+        function: str,
+        algorithm: str,
+        workspace: str | None,
+        views: Sequence[View],
+        *,
+        writes: Sequence[int],
+        stream: str | None = None,
+    ) -> None:
+        properties: dict[str, Attribute | None] = {
+            "function": StringAttr(function), "algorithm": StringAttr(algorithm), "workspace": _ref(workspace),
+            "views": ArrayAttr(ViewAttr.of(v) for v in views), "writes": DenseArrayBase.from_list(i64, list(writes)),
+            "stream": _ref(stream),
+        }  # fmt: skip
+        super().__init__(properties=properties)
+
+    @staticmethod
+    def of(record: LibraryCall) -> LibraryCallOp:
+        return LibraryCallOp(
+            record.function,
+            record.algorithm,
+            record.workspace,
+            record.operands,
+            writes=record.writes,
+            stream=record.stream,
+        )
+
+    @property
+    def record(self) -> LibraryCall:
+        return LibraryCall(
+            stream=name_of(self.stream), function=self.function.data, algorithm=self.algorithm.data,
+            workspace=None if self.workspace is None else name_of(self.workspace), operands=self.view_records,
+            writes=self.writes.get_values(),
+        )  # fmt: skip
+
+    @property
+    def view_records(self) -> tuple[View, ...]:
+        return tuple(v.record for v in self.views)
+
+
+_STEP_OPS: dict[type[Step], type[StepOp]] = {
+    Launch: LaunchOp, Select: SelectOp, Copy: CopyOp, Record: RecordOp, Wait: WaitOp, LibraryCall: LibraryCallOp,
+}  # fmt: skip
+
+
+def step_op(record: Step) -> StepOp:
+    """The op of a plan's step."""
+    return _STEP_OPS[type(record)].of(record)  # type: ignore[attr-defined,no-any-return]
+
+
+# --- entry points ----------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class EntryOp(NamedOp):
+    """One entry point: its symbols with ranges, its signature and its steps. `init` marks the plan's init entry."""
+
+    name = "rt.entry"
+    symbols = prop_def(ArrayAttr[SymbolAttr])
+    inputs = prop_def(ArrayAttr[SigAttr])
+    outputs = prop_def(ArrayAttr[SigAttr])
+    init = opt_prop_def(UnitAttr)
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator(), IsolatedFromAbove())
+    assembly_format = "$sym_name attr-dict-with-keyword $body"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(
+        self,
+        name: str,
+        symbols: Sequence[Symbol],
+        inputs: Sequence[TensorSig],
+        outputs: Sequence[TensorSig],
+        steps: Sequence[StepOp] = (),
+        *,
+        is_init: bool = False,
+    ) -> None:
+        properties: dict[str, Attribute | None] = {
+            "sym_name": StringAttr(name), "symbols": ArrayAttr(SymbolAttr.of(s) for s in symbols),
+            "inputs": ArrayAttr(SigAttr.of(s) for s in inputs), "outputs": ArrayAttr(SigAttr.of(s) for s in outputs),
+            "init": UnitAttr() if is_init else None,
+        }  # fmt: skip
+        super().__init__(properties=properties, regions=[Region(Block(steps))])
+
+    @staticmethod
+    def of(record: EntryPoint, *, is_init: bool = False) -> EntryOp:
+        steps = [step_op(s) for s in record.steps]
+        return EntryOp(record.name, record.symbols, record.inputs, record.outputs, steps, is_init=is_init)
+
+    @property
+    def is_init(self) -> bool:
+        return self.init is not None
+
+    @property
+    def symbol_records(self) -> tuple[Symbol, ...]:
+        return tuple(s.record for s in self.symbols)
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        return {s.name: (s.min, s.max) for s in self.symbol_records}
+
+    @property
+    def steps(self) -> Iterator[StepOp]:
+        for op in self.body.block.ops:
+            assert isinstance(op, StepOp)
+            yield op
+
+    @property
+    def record(self) -> EntryPoint:
+        return EntryPoint(
+            name=self.sym, symbols=self.symbol_records, inputs=tuple(s.record for s in self.inputs),
+            outputs=tuple(s.record for s in self.outputs), steps=tuple(s.record for s in self.steps),
+        )  # fmt: skip
+
+    def verify_(self) -> None:
+        for op in self.body.block.ops:
+            if not isinstance(op, StepOp):
+                raise VerifyException(f"rt.entry @{self.sym} holds {op.name}, which is not a step")
+
+
+RT = Dialect(
+    "rt",
+    [
+        DeviceOp, StreamOp, EventOp, ArenaOp, BufferOp, KernelOp, YieldOp, EntryOp,
+        LaunchOp, SelectOp, CopyOp, RecordOp, WaitOp, LibraryCallOp,
+    ],
+    [SymbolAttr, SigAttr, OperandAttr, ViewAttr, CaseAttr],
+)  # fmt: skip
