@@ -1,0 +1,62 @@
+"""Storage formats: the only place that knows a block's bytes. NumPy only; neither torch nor xdsl.
+
+fmt = formats.get("nf4", block=64)
+packed = fmt.encode(w)          # float array (rows, cols) -> PackedTensor, one buffer
+packed.to_bytes()               # canonical bytes
+fmt.decode(packed)              # -> float32 (rows, cols)
+"""
+
+from __future__ import annotations
+
+import difflib
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.errors import FormatError, UnknownFormatError
+from qcompiler.formats.base import Declaration, Field, Format, Numerics, PackedTensor, Parameter, ParamValue, Section
+from qcompiler.formats.int4 import Int4
+from qcompiler.formats.int8 import Int8
+from qcompiler.formats.nf4 import NF4
+
+Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+
+__all__ = [
+    "FORMATS",
+    "Buffer",
+    "Declaration",
+    "Field",
+    "Format",
+    "Numerics",
+    "PackedTensor",
+    "Parameter",
+    "Section",
+    "from_bytes",
+    "get",
+    "names",
+]
+
+FORMATS: dict[str, type[Format]] = {cls.name: cls for cls in (NF4, Int8, Int4)}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all formats."""
+    return tuple(FORMATS)
+
+
+def get(name: str, **params: ParamValue) -> Format:
+    """The format of that name; parameters left out take their defaults. UnknownFormatError lists the choices."""
+    if name not in FORMATS:
+        close = difflib.get_close_matches(str(name), FORMATS, n=1)
+        hint = f" (did you mean '{close[0]}'?)" if close else ""
+        raise UnknownFormatError(f"no storage format is called {name!r}{hint}; there are: {', '.join(FORMATS)}")
+    return FORMATS[name](**params)
+
+
+def from_bytes(fmt: Format, rows: int, cols: int, buffer: Buffer) -> PackedTensor:
+    """A tensor over canonical bytes, which are not copied. FormatError when their number is not the format's."""
+    data = np.frombuffer(buffer, np.uint8)
+    expected = fmt.nbytes(rows, cols)
+    if data.size != expected:
+        raise FormatError(f"{fmt} of {rows} x {cols} takes {expected} bytes, and the buffer has {data.size}")
+    return PackedTensor(fmt, rows, cols, data)
