@@ -1,0 +1,105 @@
+"""Which kernel serves an op: candidates with their preconditions, in order of preference, and why one was refused.
+
+A linear whose number of rows M is only known at run time gets several *cases*, told apart by the value of M; the plan
+holds them as one explicit `select` step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.plan.dims import Range
+from qcompiler.plan.kernel import DType, FormatRef
+
+MClass = Literal["1", "2-8", "large"]
+FLOATS: tuple[DType, ...] = ("f32", "bf16", "f16")
+
+
+@dataclass(frozen=True)
+class LinearQuery:
+    """What selection knows of a linear: the range of M, the weight's shape, element types, format and target."""
+
+    m: Range
+    n: int
+    k: int
+    x_dtype: DType
+    out_dtype: DType
+    format: FormatRef | None
+    constant_weight: bool
+    isa: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel for M in `m` (inclusive; None: no upper end). `refuses` returns the reason it cannot serve, or None."""
+
+    name: str
+    m_class: MClass
+    m: tuple[int, int | None]
+    refuses: Callable[[LinearQuery], str | None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Use `m_class` when M <= `max` (None: always)."""
+
+    max: int | None
+    m_class: MClass
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The cases in ascending order of `max`, the weight's layout, and why other candidates were passed over."""
+
+    cases: tuple[Case, ...]
+    layout: str | None
+    rejected: tuple[tuple[str, str], ...]
+
+
+def _refuses_types(query: LinearQuery) -> str | None:
+    for what, dtype in (("x", query.x_dtype), ("the result", query.out_dtype)):
+        if dtype not in FLOATS:
+            return f"{what} is {dtype}; it takes {', '.join(FLOATS)}"
+    return None
+
+
+def _refuses_gemv(query: LinearQuery) -> str | None:
+    if query.m != (1, 1):
+        return f"M is in {list(query.m)}, it needs M = 1 by the entry point's ranges"
+    return _refuses_types(query)
+
+
+LINEAR_CPU: tuple[Candidate, ...] = (
+    Candidate("linear.gemv", "1", (1, 1), _refuses_gemv),
+    Candidate("linear.small", "2-8", (1, 8), _refuses_types),
+    Candidate("linear.large", "large", (9, None), _refuses_types),
+)
+"""`small` decodes in registers and never stores a panel; `large` decodes panels once for many rows."""
+
+
+def choose_linear(query: LinearQuery) -> Choice:
+    """The kernels that together cover the query's range of M; KernelSelectionError with every reason if none do."""
+    low, high = query.m
+    rejected: list[tuple[str, str]] = []
+    cases: list[Case] = []
+    covered = low - 1  # M values up to here have a kernel
+    for candidate in LINEAR_CPU:
+        first, last = candidate.m
+        reason = candidate.refuses(query)
+        if reason is None and (covered >= high or (last is not None and last <= covered)):
+            reason = f"M in [{low}, {min(covered, high)}] is already served"
+        if reason is None and first > high:
+            reason = f"it serves M >= {first}, M is at most {high}"
+        if reason is not None:
+            rejected.append((candidate.name, reason))
+            continue
+        covered = high if last is None else last
+        cases.append(Case(None if covered >= high else last, candidate.m_class))
+    if covered < high or not cases:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
+        raise KernelSelectionError(f"no linear kernel covers M in [{low}, {high}] ({reasons})")
+    layout = "cpu_p16_v1" if query.constant_weight and query.format is not None else None
+    return Choice(tuple(cases), layout, tuple(rejected))

@@ -1,0 +1,51 @@
+"""emit-kernels: every `rt.kernel` becomes a KernelSpec, the schedule a Plan, and both together C++ text.
+
+    before  rt.kernel @linear_nf4_0 {operands = […]} ({ %y = qc.linear %x, %w … rt.yield %y })
+    after   KernelSpec(name="linear_nf4_0", body=LinearKernel(m="b*s", n=1536, k=384, m_class="large", …))
+            extern "C" void qk_linear_nf4_0(qc_ctx* ctx, void* const* op, const int64_t* sym) { … }
+
+The spec, not the text, is what a program file runs from: another machine emits and compiles it again.  The module itself
+stays as it is; the result is left in the context's options under "plan" and "source".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qcompiler.ir.rt_plan import plan_from_rt
+from qcompiler.kernels.cpu.emit import emit_program
+from qcompiler.passes.lowering.specs import spec_of
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.ir import rt
+from qcompiler.ir.context import qc_context
+from qcompiler.plan.kernel import KernelSpec
+
+PLAN, SOURCE = "plan", "source"
+
+
+@dataclass(frozen=True)
+class EmitKernelsPass(ModulePass):
+    """Writes the plan and its C++ source into the context."""
+
+    name = "emit-kernels"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        context = qc_context(ctx)
+        if context.target.kind != "cpu":
+            raise KernelSelectionError(f"no emitter for target '{context.target.kind}' yet; this build emits for cpu")
+        plan = plan_from_rt(op, kernel_specs(op))
+        context.options[PLAN] = plan
+        context.options[SOURCE] = emit_program(plan, context.target.isa)
+
+
+def kernel_specs(module: ModuleOp) -> dict[str, KernelSpec]:
+    """The spec of every `rt.kernel` of a module, by name."""
+    specs: dict[str, KernelSpec] = {}
+    for op in module.body.block.ops:
+        if isinstance(op, rt.KernelOp) and op.body is not None:
+            specs[op.sym] = spec_of(op.sym, op.symbol_names, op.operand_records, op.body.block, op.serves_text)
+    return specs

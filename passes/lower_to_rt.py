@@ -1,0 +1,293 @@
+"""lower-to-rt: functions on tensors become entry points of launches on buffers (destination passing).
+
+    before  %h = qc.linear %x, %w : tensor<?x1536xf32, #qc.dims<["s", 1536]>>
+            %y = qc.layer_norm %h, %g, %b
+            func.return %y
+    after   rt.buffer @main.0 {arena = @activations.main}
+            rt.launch @linear_0 [x: @main.in.0, w: @w.fc, out: @main.0]
+            rt.launch @layer_norm_0 [x: @main.0, …, out: @main.out.0]
+
+View ops cost nothing: a value's *place* is a strided view of a buffer.  A result that is returned is computed in the
+caller's memory.  A declared state is updated in place, or the pass fails and names the op that still reads the old
+value.  Equal kernels are shared.  Streams and offsets come later (assign-streams, plan-memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from qcompiler.passes.lowering.drafts import Draft, copy_draft, draft, with_m_class
+from qcompiler.passes.lowering.kernels import KernelTable
+from qcompiler.passes.lowering.places import Placer, root_of
+from qcompiler.passes.lowering.views import contiguous, is_contiguous
+from qcompiler.passes.lowering.views import with_shape as reshaped
+from qcompiler.passes.select_kernels import cases_of
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from qcompiler.errors import InPlaceError
+from qcompiler.ir import qc, rt
+from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.module import INIT, arg_names, body_of, path_of, ranges_of, result_keys, return_op
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.plan.dims import Dim, Range, contiguous_strides, product
+from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.plan.plan import ArenaKind, SelectCase, Symbol, TensorSig, View
+
+NOTHING_TO_DO = ("tensor.empty", "arith.constant", "func.return")
+
+
+@dataclass(frozen=True)
+class LowerToRtPass(ModulePass):
+    """Replaces every function of the module by an `rt.entry` with its buffers and kernels."""
+
+    name = "lower-to-rt"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        context = qc_context(ctx)
+        program = Program(context)
+        functions = [f for f in op.body.block.ops if isinstance(f, FuncOp)]
+        for function in sorted(functions, key=lambda f: f.sym_name.data != INIT):
+            program.lower(function)
+            op.body.block.detach_op(function)
+            function.erase(safe_erase=False)
+        op.body.block.add_ops(program.ops())
+
+
+@dataclass
+class Program:
+    """What the entry points share: devices, arenas, buffers of constants and states, kernels."""
+
+    context: QCContext
+    kernels: KernelTable = field(default_factory=KernelTable)
+    arenas: dict[str, rt.ArenaOp] = field(default_factory=dict)
+    buffers: dict[str, rt.BufferOp] = field(default_factory=dict)
+    entries: list[rt.EntryOp] = field(default_factory=list)
+    init_results: dict[str, View] = field(default_factory=dict)
+
+    def ops(self) -> list[Operation]:
+        devices = [rt.DeviceOp(device_name(d), *_kind_and_index(d)) for d in self.context.devices]
+        return [*devices, *self.arenas.values(), *self.buffers.values(), *self.kernels.ops(), *self.entries]
+
+    def arena(self, name: str, device: str, kind: ArenaKind, entry: str | None = None) -> str:
+        if name not in self.arenas:
+            self.arenas[name] = rt.ArenaOp(name, device_name(device), kind, 0, entry)
+        return name
+
+    def buffer(self, name: str, arena: str, nbytes: int, weight: str | None = None) -> str:
+        if name not in self.buffers:
+            self.buffers[name] = rt.BufferOp(name, arena, nbytes, None, weight)
+        return name
+
+    def lower(self, function: FuncOp) -> None:
+        self.entries.append(EntryLowering(self, function).run())
+
+
+def device_name(device: str) -> str:
+    return device.replace(":", "")
+
+
+def _kind_and_index(device: str) -> tuple[str, int]:
+    kind, _, index = device.partition(":")
+    return kind, int(index or 0)
+
+
+class EntryLowering:
+    """Lowers one function: walks its ops in order, keeping the place of every value. Implements `drafts.Places`."""
+
+    def __init__(self, program: Program, function: FuncOp) -> None:
+        self.program = program
+        self.function = function
+        self.entry = function.sym_name.data
+        self.is_init = self.entry == INIT
+        self.ranges: dict[str, Range] = ranges_of(function)
+        self.default_device = program.context.devices[0]
+        self.steps: list[rt.StepOp] = []
+        self.count = 0
+        self.placer = Placer(self.constant, self.state, self.contiguous_copy)
+        self.destinations: dict[SSAValue, View] = {}
+
+    def run(self) -> rt.EntryOp:
+        inputs = [self._input(i, name) for i, name in enumerate(arg_names(self.function))]
+        outputs = self._outputs()
+        for op in body_of(self.function).ops:
+            self._lower(op)
+        for value, out in zip(return_op(self.function).operands, outputs, strict=True):
+            self._copy_into(self.placer.view(value), out, return_op(self.function))
+        symbols = [Symbol(name=name, min=low, max=high) for name, (low, high) in self.ranges.items()]
+        sigs = [] if self.is_init else [self._signature(i, out) for i, out in enumerate(outputs)]
+        return rt.EntryOp(self.entry, symbols, inputs, sigs, self.steps, is_init=self.is_init)
+
+    # --- arguments and results ---
+
+    def _input(self, index: int, name: str) -> TensorSig:
+        argument = body_of(self.function).args[index]
+        shape, dtype = shape_of(argument.type), tensor_dtype(argument.type)
+        arena = self.program.arena(f"{self.entry}.in.{index}", self.default_device, "input", self.entry)
+        buffer = self.program.buffer(f"{self.entry}.in.{index}", arena, self.nbytes(shape, dtype))
+        self.placer.define(argument, contiguous(buffer, dtype, shape))
+        return TensorSig(name=name, arena=arena, dtype=dtype, shape=shape)
+
+    def _outputs(self) -> list[View]:
+        """The memory of each result; a result computed by one op is computed right there."""
+        views: list[View] = []
+        keys = result_keys(self.function)
+        for index, value in enumerate(return_op(self.function).operands):
+            shape, dtype = shape_of(value.type), tensor_dtype(value.type)
+            if self.is_init:
+                name, arena = keys[index], self.program.arena("init", self.default_device, "init")
+            else:
+                name = f"{self.entry}.out.{index}"
+                arena = self.program.arena(name, self.default_device, "output", self.entry)
+            buffer = self.program.buffer(name, arena, self.nbytes(shape, dtype))
+            view = contiguous(buffer, dtype, shape)
+            views.append(view)
+            if self.is_init:
+                self.program.init_results[name] = view
+            root = root_of(value)
+            if root is not None and root not in self.destinations:
+                self.destinations[root] = view
+        return views
+
+    def _signature(self, index: int, view: View) -> TensorSig:
+        return TensorSig(name=f"out{index}", arena=view.buffer, dtype=view.dtype, shape=view.shape)
+
+    # --- places (drafts.Places) ---
+
+    def view(self, value: SSAValue) -> View:
+        return self.placer.view(value)
+
+    def constant(self, op: qc.ConstOp) -> View:
+        """A weight, a graph constant, or a result of @init."""
+        if op.key in self.program.init_results:
+            return self.program.init_results[op.key]
+        tensor = self.program.context.weights[op.key]
+        device = _device(op, self.default_device)
+        arena = self.program.arena(f"constants.{device_name(device)}", device, "constants")
+        suffix = "" if device == self.default_device else f".{device_name(device)}"
+        buffer = self.program.buffer(f"w.{op.key}{suffix}", arena, tensor.data.nbytes, weight=op.key)
+        view = contiguous(buffer, tensor.dtype, tensor.shape)
+        if tensor.format is None:
+            return view
+        return View(buffer=buffer, dtype=tensor.dtype, shape=tensor.shape, format=tensor.format, layout=tensor.layout)
+
+    def state(self, op: qc.StateOp) -> View:
+        shape, dtype = shape_of(op.result.type), tensor_dtype(op.result.type)
+        arena = self.program.arena(f"state.{op.key}", _device(op, self.default_device), "state")
+        return contiguous(self.program.buffer(f"state.{op.key}", arena, self.nbytes(shape, dtype)), dtype, shape)
+
+    def contiguous_copy(self, view: View, op: Operation) -> View:
+        """The same values row-major in a fresh buffer."""
+        target = self._fresh(view, _device(op, self.default_device))
+        self._launch(copy_draft(view, target, path_of(op)))
+        return target
+
+    def result(self, value: SSAValue, shape: Sequence[Dim]) -> View:
+        """Room for a result: the caller's memory where it is returned, else a fresh activation buffer."""
+        order = self.placer.layout_hint(value)
+        destination = self.destinations.get(value)
+        if destination is not None and order is None:
+            view = reshaped(destination, shape, contiguous_strides(tuple(shape)))
+        else:
+            like = contiguous("", tensor_dtype(value.type), shape)
+            view = self._fresh(like, _device(value.owner, self.default_device), order)
+        self.placer.define(value, view)
+        return view
+
+    def state_to_update(self, op: qc.IndexUpdateOp) -> View:
+        """Where an index_update writes: the state itself if nothing reads its old value later, else a fresh copy."""
+        old = self.placer.view(op.x)
+        state = self.placer.state_root(op.x)
+        if state is None:
+            old = self.contiguous_copy(old, op)
+        else:
+            reader = self.placer.later_reader(op.x, op)
+            if reader is not None:
+                raise InPlaceError(
+                    f"state '{state.key}' cannot be updated in place at '{path_of(op)}': {reader.name} at "
+                    f"'{path_of(reader)}' still reads its old value afterwards; use the updated value there"
+                )
+        self.placer.define(op.result, old)
+        return old
+
+    # --- ops ---
+
+    def _lower(self, op: Operation) -> None:
+        if op.name in NOTHING_TO_DO or isinstance(op, qc.DimOp) or self.placer.place(op):
+            return
+        if isinstance(op, qc.StateUpdateOp):
+            self._update_state(op)
+        elif isinstance(op, qc.CopyOp):
+            source = self.placer.view(op.input)
+            if not is_contiguous(source):
+                source = self.contiguous_copy(source, op)
+            target = self._fresh(source, op.target.data)
+            self.steps.append(rt.CopyOp(source, target))
+            self.placer.define(op.result, target)
+        elif op.name in ("tensor.concat", "tensor.insert_slice"):
+            for source, target in self.placer.assemble(op, self._assembled(op)):
+                self._launch(copy_draft(source, target, path_of(op)))
+        elif op.name != "linalg.fill" or self.placer.fill_is_read(op):
+            self._launch(draft(op, self), op)
+
+    def _assembled(self, op: Operation) -> View:
+        value = op.results[0]
+        return self.result(value, shape_of(value.type))
+
+    def _update_state(self, op: qc.StateUpdateOp) -> None:
+        """Nothing for a value that already lies in its state; else one counted copy at the end of the entry."""
+        arena = self.program.arena(f"state.{op.key}", _device(op, self.default_device), "state")
+        shape, dtype = shape_of(op.value.type), tensor_dtype(op.value.type)
+        target = contiguous(self.program.buffer(f"state.{op.key}", arena, self.nbytes(shape, dtype)), dtype, shape)
+        source = self.placer.view(op.value)
+        if source.buffer != target.buffer:
+            nbytes = self.nbytes(shape, dtype)
+            self.program.context.report.add("lower-to-rt", op.key, "state copied", f"{nbytes} bytes for each run")
+        self._copy_into(source, target, op)
+
+    def _copy_into(self, source: View, target: View, op: Operation) -> None:
+        if source.buffer == target.buffer and source.offset == target.offset and is_contiguous(source):
+            return
+        if is_contiguous(source):
+            self.steps.append(rt.CopyOp(reshaped(source, target.shape, target.strides), target))
+        else:
+            self._launch(copy_draft(source, target, path_of(op)))
+
+    # --- buffers and launches ---
+
+    def nbytes(self, shape: Sequence[Dim], dtype: str) -> int:
+        """Bytes at the entry's maximum."""
+        return product(shape).bounds(self.ranges)[1] * ITEMSIZE[dtype]
+
+    def _fresh(self, like: View, device: str, order: tuple[int, ...] | None = None) -> View:
+        """A new activation buffer for a tensor like `like`; `order` lists its dims from slowest to fastest."""
+        name = f"activations.{self.entry}.{device_name(device)}"
+        arena = self.program.arena(name, device, "activations", self.entry)
+        buffer = self.program.buffer(f"{self.entry}.{self.count}", arena, self.nbytes(like.shape, like.dtype))
+        self.count += 1
+        if order is None:
+            return contiguous(buffer, like.dtype, like.shape)
+        stored = contiguous(buffer, like.dtype, [like.shape[i] for i in order])
+        return reshaped(stored, like.shape, [stored.strides[order.index(i)] for i in range(len(order))])
+
+    def _launch(self, each: Draft, op: Operation | None = None) -> None:
+        if not isinstance(op, qc.LinearOp):
+            self.steps.append(rt.LaunchOp(self.program.kernels.name(each), each.views))
+            return
+        cases = cases_of(op)
+        names = [self.program.kernels.name(with_m_class(each, m_class)) for _, m_class in cases]
+        if len(cases) == 1:
+            self.steps.append(rt.LaunchOp(names[0], each.views))
+            return
+        records = [SelectCase(max=limit, kernel=name) for (limit, _), name in zip(cases, names, strict=True)]
+        self.steps.append(rt.SelectOp(each.operands[-1].shape[0], records, each.views))
+
+
+def _device(op: object, default: str) -> str:
+    """Where an op runs, as assign-devices wrote it."""
+    attribute = op.attributes.get("qc.device") if isinstance(op, Operation) else None
+    return attribute.data if isinstance(attribute, StringAttr) else default

@@ -1,0 +1,368 @@
+"""One compute op as a kernel draft: normalised operands, the op rebuilt on block arguments, the views to launch it on.
+
+Each rule takes an op whose inputs already have places (strided views), asks the `Places` for whatever the kernel
+requires (a matrix, a contiguous copy), allocates the result, and returns a `Draft`.  Adding an op to the CPU road is
+one rule here and one in `specs.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from qcompiler.passes.lowering import views
+from xdsl.dialects import linalg
+from xdsl.dialects.builtin import AffineMapAttr, StringAttr, TensorType
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir.affine import AffineMap
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.ir import qc
+from qcompiler.ir.module import path_of
+from qcompiler.ir.types import QTensorType, shape_of, tensor
+from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel import Access, Operand
+from qcompiler.plan.plan import View
+
+M_CLASS = "qc.m_class"
+
+
+class Places(Protocol):
+    """What a rule may ask of the lowering: where values are, copies, and room for results."""
+
+    def view(self, value: SSAValue) -> View: ...
+    def contiguous_copy(self, view: View, op: Operation) -> View: ...
+    def result(self, value: SSAValue, shape: Sequence[Dim]) -> View: ...
+    def state_to_update(self, op: qc.IndexUpdateOp) -> View: ...
+
+
+@dataclass
+class Draft:
+    """A kernel before it has a name: `body` holds the one op on block arguments that match `operands`."""
+
+    stem: str
+    path: str
+    operands: list[Operand] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
+    body: Block = field(default_factory=Block)
+
+    def add(self, name: str, access: Access, view: View) -> SSAValue:
+        """One more operand; returns the block argument that stands for it."""
+        self.operands.append(
+            Operand(
+                name=name,
+                dtype=view.dtype,
+                access=access,
+                shape=view.shape,
+                strides=view.strides,
+                format=view.format,
+                layout=view.layout,
+            )
+        )
+        self.views.append(view)
+        return self.body.insert_arg(operand_type(self.operands[-1]), len(self.body.args))
+
+
+def operand_type(operand: Operand) -> Attribute:
+    """The tensor type of a kernel operand."""
+    if operand.format is None:
+        return tensor(operand.shape, operand.dtype)
+    rows, cols = operand.shape
+    return QTensorType.of((int(rows), int(cols)), operand.dtype, operand.format, operand.layout or "canonical")
+
+
+def draft(op: Operation, places: Places) -> Draft:
+    """The kernel draft of one compute op; KernelSelectionError names an op without a rule."""
+    rule = RULES.get(type(op))
+    if rule is None:
+        raise KernelSelectionError(f"lower-to-rt has no rule for {op.name} at '{path_of(op)}'")
+    return rule(op, places)
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _matrix(value: SSAValue, op: Operation, places: Places) -> View:
+    """The value as (rows, cols), copied if its strides do not allow that."""
+    view = places.view(value)
+    matrix = views.as_matrix(view)
+    if matrix is None:
+        matrix = views.as_matrix(places.contiguous_copy(view, op))
+    assert matrix is not None
+    return matrix
+
+
+def _vector(value: SSAValue, op: Operation, places: Places) -> View:
+    view = places.view(value)
+    vector = views.as_vector(view) or views.as_vector(places.contiguous_copy(view, op))
+    assert vector is not None
+    return vector
+
+
+def _unit_last(value: SSAValue, op: Operation, places: Places) -> View:
+    """The value with unit stride along its last dim, copied if need be."""
+    view = places.view(value)
+    return view if view.strides[-1] == 1 or view.shape[-1] == 1 else places.contiguous_copy(view, op)
+
+
+def _collapsed(view: View, groups: Sequence[Sequence[int]], op: Operation, places: Places) -> View:
+    result = views.collapse(view, groups) or views.collapse(places.contiguous_copy(view, op), groups)
+    assert result is not None
+    return result
+
+
+def _axis_groups(rank: int, axis: int) -> list[Sequence[int]]:
+    """(outer, axis, inner) as groups of dims."""
+    return [tuple(range(axis)), (axis,), tuple(range(axis + 1, rank))]
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def _linear(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.LinearOp)
+    weight = places.view(op.w)
+    stem = f"linear_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
+    out_draft = Draft(stem, path_of(op))
+    out_shape = shape_of(op.result.type)
+    x = out_draft.add("x", "r", _matrix(op.x, op, places))
+    w = out_draft.add("w", "r", weight if weight.format else _unit_last(op.w, op, places))
+    bias = out_draft.add("bias", "r", _vector(op.bias, op, places)) if op.bias is not None else None
+    extras = []
+    for index, extra in enumerate(op.extras):
+        view = places.view(extra)
+        matrix = views.broadcast_as_matrix(view, out_shape)
+        if matrix is None:
+            matrix = views.broadcast_as_matrix(places.contiguous_copy(views.spread(view, out_shape), op), out_shape)
+        assert matrix is not None
+        extras.append(out_draft.add(f"extra{index}", "r", matrix))
+    out = views.as_matrix(places.result(op.result, out_shape))
+    assert out is not None
+    out_draft.add("out", "w", out)
+    epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()
+    out_draft.body.add_op(qc.LinearOp(x, w, bias, tensor(out.shape, out.dtype), extras, epilogue))
+    return out_draft
+
+
+def _batch_matmul(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.BatchMatmulOp)
+    result = Draft("batch_matmul", path_of(op))
+    a = result.add("a", "r", places.view(op.a))
+    b = result.add("b", "r", places.view(op.b))
+    out = places.result(op.result, shape_of(op.result.type))
+    result.add("out", "w", out)
+    result.body.add_op(qc.BatchMatmulOp(a, b, tensor(out.shape, out.dtype)))
+    return result
+
+
+def _attention(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.AttentionOp)
+    result = Draft("attention", path_of(op))
+    q, k, v = (result.add(name, "r", _unit_last(x, op, places)) for name, x in (("q", op.q), ("k", op.k), ("v", op.v)))
+    mask = None
+    if op.mask is not None:
+        view, full = places.view(op.mask), (*shape_of(op.q.type)[:3], shape_of(op.k.type)[2])
+        mask = result.add("mask", "r", views.spread(view, full))
+    out = places.result(op.result, shape_of(op.result.type))
+    result.add("out", "w", out)
+    result.body.add_op(
+        qc.AttentionOp(
+            q, k, v, mask, tensor(out.shape, out.dtype), scale=op.scale.value.data, causal=op.causal is not None
+        )
+    )
+    return result
+
+
+def _norm(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.LayerNormOp | qc.RmsNormOp)
+    result = Draft("layer_norm" if isinstance(op, qc.LayerNormOp) else "rms_norm", path_of(op))
+    x = result.add("x", "r", _matrix(op.x, op, places))
+    weight = result.add("weight", "r", _vector(op.weight, op, places)) if op.weight is not None else None
+    bias = None
+    if isinstance(op, qc.LayerNormOp) and op.bias is not None:
+        bias = result.add("bias", "r", _vector(op.bias, op, places))
+    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    assert out is not None
+    result.add("out", "w", out)
+    type_, eps = tensor(out.shape, out.dtype), op.eps.value.data
+    if isinstance(op, qc.LayerNormOp):
+        result.body.add_op(qc.LayerNormOp(x, weight, bias, type_, eps=eps))
+    else:
+        result.body.add_op(qc.RmsNormOp(x, weight, type_, eps=eps))
+    return result
+
+
+def _softmax(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.SoftmaxOp)
+    rank, axis = len(shape_of(op.x.type)), op.axis.value.data
+    last = [i for i in range(rank) if i != axis] + [axis]
+    result = Draft("softmax", path_of(op))
+    source = views.transpose(places.view(op.x), last)
+    matrix = views.as_matrix(source) or views.as_matrix(places.contiguous_copy(source, op))
+    assert matrix is not None
+    x = result.add("x", "r", matrix)
+    # The result lies in memory with its axis last, so that its rows are contiguous; the value is a view of that.
+    out = views.as_matrix(views.transpose(places.result(op.result, shape_of(op.result.type)), last))
+    assert out is not None
+    result.add("out", "w", out)
+    result.body.add_op(qc.SoftmaxOp(x, tensor(out.shape, out.dtype), axis=1))
+    return result
+
+
+def _embedding(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.EmbeddingOp)
+    result = Draft("embedding", path_of(op))
+    ids = result.add("ids", "r", _vector(op.ids, op, places))
+    table = places.view(op.table)
+    table_argument = result.add("table", "r", table if table.format else _unit_last(op.table, op, places))
+    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    assert out is not None
+    result.add("out", "w", out)
+    result.body.add_op(qc.EmbeddingOp(ids, table_argument, tensor(out.shape, out.dtype)))
+    return result
+
+
+def _gather(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.GatherOp)
+    result = Draft("gather", path_of(op))
+    shape, axis, along = shape_of(op.x.type), op.axis.value.data, op.mode.data == "along"
+    groups = _axis_groups(len(shape), axis)
+    x = result.add("x", "r", _collapsed(places.view(op.x), groups, op, places))
+    index = places.view(op.index)
+    index = _collapsed(index, groups, op, places) if along else _vector(op.index, op, places)
+    index_argument = result.add("index", "r", index)
+    index_rank = 1 if along else len(shape_of(op.index.type))
+    out_groups = [
+        tuple(range(axis)),
+        tuple(range(axis, axis + index_rank)),
+        tuple(range(axis + index_rank, len(shape) - 1 + index_rank)),
+    ]
+    out = views.collapse(places.result(op.result, shape_of(op.result.type)), out_groups)
+    assert out is not None
+    result.add("out", "w", out)
+    result.body.add_op(qc.GatherOp(x, index_argument, tensor(out.shape, out.dtype), axis=1, mode=op.mode.data))
+    return result
+
+
+def _index_update(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.IndexUpdateOp)
+    result = Draft("index_update", path_of(op))
+    groups = _axis_groups(len(shape_of(op.x.type)), op.axis.value.data)
+    target = views.collapse(places.state_to_update(op), groups)
+    assert target is not None
+    x = result.add("x", "rw", target)
+    index = result.add("index", "r", _vector(op.index, op, places))
+    src = result.add("src", "r", _collapsed(places.view(op.src), groups, op, places))
+    result.body.add_op(qc.IndexUpdateOp(x, index, src, tensor(target.shape, target.dtype), axis=1))
+    return result
+
+
+def _cumsum(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.CumsumOp)
+    result = Draft("cumsum", path_of(op))
+    groups = _axis_groups(len(shape_of(op.x.type)), op.axis.value.data)
+    x = result.add("x", "r", _collapsed(places.view(op.x), groups, op, places))
+    out = views.collapse(places.result(op.result, shape_of(op.result.type)), groups)
+    assert out is not None
+    result.add("out", "w", out)
+    result.body.add_op(qc.CumsumOp(x, tensor(out.shape, out.dtype), axis=1))
+    return result
+
+
+def _generic(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, linalg.GenericOp)
+    reduces = any(kind.data == linalg.IteratorType.REDUCTION for kind in op.iterator_types)
+    result = Draft("reduce" if reduces else "loop", path_of(op))
+    inputs = [result.add(f"in{i}", "r", places.view(value)) for i, value in enumerate(op.inputs)]
+    outputs: list[SSAValue] = []
+    for index, (value, initial) in enumerate(zip(op.results, op.outputs, strict=True)):
+        argument = result.add(f"out{index}", "w", places.result(value, shape_of(value.type)))
+        fill = initial.owner
+        if isinstance(fill, linalg.FillOp):
+            constant = fill.inputs[0].owner
+            assert isinstance(constant, Operation)
+            scalar = constant.clone()
+            result.body.add_op(scalar)
+            result.body.add_op(linalg.FillOp([scalar.results[0]], [argument], [argument.type]))
+            argument = result.body.last_op.results[0]  # type: ignore[union-attr]
+        elif reduces and op.body.block.args[len(inputs) + index].uses:
+            raise KernelSelectionError(f"the reduction at '{path_of(op)}' starts from a tensor; only a fill is lowered")
+        outputs.append(argument)
+    result.body.add_op(
+        linalg.GenericOp(
+            inputs, outputs, op.body.clone(), op.indexing_maps, op.iterator_types, [value.type for value in outputs]
+        )
+    )
+    return result
+
+
+def _fill(op: Operation, places: Places) -> Draft:
+    """A constant tensor that some op reads as a value."""
+    assert isinstance(op, linalg.FillOp)
+    result = Draft("fill", path_of(op))
+    value = op.results[0]
+    out = result.add("out0", "w", places.result(value, shape_of(value.type)))
+    constant = op.inputs[0].owner
+    assert isinstance(constant, Operation)
+    type_ = value.type
+    assert isinstance(type_, TensorType)
+    body = Block(arg_types=[type_.element_type])
+    scalar = constant.clone()
+    body.add_ops([scalar, linalg.YieldOp(scalar.results[0])])
+    result.body.add_op(_parallel([], [out], body, len(shape_of(type_))))
+    return result
+
+
+def copy_draft(source: View, target: View, path: str) -> Draft:
+    """An elementwise copy between views of one shape."""
+    result = Draft("copy", path)
+    read = result.add("in0", "r", source)
+    write = result.add("out0", "w", target)
+    element = tensor((), source.dtype).element_type
+    body = Block(arg_types=[element, element])
+    body.add_op(linalg.YieldOp(body.args[0]))
+    result.body.add_op(_parallel([read], [write], body, len(source.shape)))
+    return result
+
+
+def _parallel(inputs: Sequence[SSAValue], outputs: Sequence[SSAValue], body: Block, rank: int) -> Operation:
+    identity = AffineMapAttr(AffineMap.identity(rank))
+    parallel = linalg.IteratorTypeAttr(linalg.IteratorType.PARALLEL)
+    return linalg.GenericOp(
+        inputs,
+        outputs,
+        Region(body),
+        [identity] * (len(inputs) + len(outputs)),
+        [parallel] * rank,
+        [value.type for value in outputs],
+    )
+
+
+RULES: dict[type[Operation], Callable[[Operation, Places], Draft]] = {
+    qc.LinearOp: _linear,
+    qc.BatchMatmulOp: _batch_matmul,
+    qc.AttentionOp: _attention,
+    qc.LayerNormOp: _norm,
+    qc.RmsNormOp: _norm,
+    qc.SoftmaxOp: _softmax,
+    qc.EmbeddingOp: _embedding,
+    qc.GatherOp: _gather,
+    qc.IndexUpdateOp: _index_update,
+    qc.CumsumOp: _cumsum,
+    linalg.GenericOp: _generic,
+    linalg.FillOp: _fill,
+}
+
+
+def with_m_class(original: Draft, m_class: str) -> Draft:
+    """The same linear for one row class; its stem and its op say which."""
+    copy = Draft(f"{original.stem}_m{m_class.replace('-', '_')}", original.path)
+    copy.operands, copy.views = original.operands, original.views
+    copy.body = Block(arg_types=[argument.type for argument in original.body.args])
+    mapping: dict[SSAValue, SSAValue] = dict(zip(original.body.args, copy.body.args, strict=True))
+    for op in original.body.ops:
+        clone = op.clone(mapping)
+        clone.attributes[M_CLASS] = StringAttr(m_class)
+        copy.body.add_op(clone)
+    return copy

@@ -1,0 +1,82 @@
+"""pack-weights: stored weights take the layout their kernels chose. The only pass that changes a layout.
+
+    before  %w = qc.const @l.w : !qc.qtensor<1536x384xf32, nf4, #qc.layout<"canonical">>
+            %y = qc.linear %x, %w {qc.layout = "cpu_p16_v1"}
+    after   %w = qc.const @l.w : !qc.qtensor<1536x384xf32, nf4, #qc.layout<"cpu_p16_v1">>
+            %y = qc.linear %x, %w
+
+One layout per weight and target: all row classes and the embedding gather of a tied weight read the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from qcompiler.kernels import layouts
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from qcompiler import formats
+from qcompiler.errors import LayoutError
+from qcompiler.ir.context import qc_context
+from qcompiler.ir.qc import ConstOp
+from qcompiler.ir.types import QTensorType
+from qcompiler.plan.weights import StoredTensor
+
+WANTED_LAYOUT = "qc.layout"
+
+
+@dataclass(frozen=True)
+class PackWeightsPass(ModulePass):
+    """Repacks each constant whose users ask for a layout (attribute `qc.layout`, set by select-kernels)."""
+
+    name = "pack-weights"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        context = qc_context(ctx)
+        constants: dict[str, list[ConstOp]] = {}
+        for each in op.walk():
+            if isinstance(each, ConstOp) and isinstance(each.result.type, QTensorType):
+                constants.setdefault(each.key, []).append(each)
+        for key, ops in constants.items():
+            layout = _wanted(key, ops)
+            if layout is None or layout == context.weights[key].layout:
+                continue
+            before = context.weights[key]
+            context.weights.replace(pack(before, layout))
+            for const in ops:
+                old = const.result.type
+                assert isinstance(old, QTensorType)
+                ref = old.format.ref
+                Rewriter.replace_value_with_new_type(const.result, QTensorType.of(old.shape, old.dtype, ref, layout))
+            size = context.weights[key].data.nbytes
+            why = f"from {before.layout}, {before.data.nbytes} to {size} bytes"
+            context.report.add("pack-weights", key, layout, why)
+        for each in op.walk():
+            each.attributes.pop(WANTED_LAYOUT, None)
+
+
+def _wanted(key: str, ops: list[ConstOp]) -> str | None:
+    """The one layout that the users of a constant ask for; LayoutError if two of them disagree."""
+    wanted: dict[str, str] = {}
+    for const in ops:
+        for use in const.result.uses:
+            attribute = use.operation.attributes.get(WANTED_LAYOUT)
+            if isinstance(attribute, StringAttr):
+                wanted.setdefault(attribute.data, use.operation.name)
+    if len(wanted) > 1:
+        raise LayoutError(f"the users of weight '{key}' ask for different layouts: {', '.join(sorted(wanted))}")
+    return next(iter(wanted), None)
+
+
+def pack(tensor: StoredTensor, layout: str) -> StoredTensor:
+    """The same weight in another layout, through the canonical bytes."""
+    assert tensor.format is not None
+    rows, cols = tensor.shape
+    fmt = formats.get(tensor.format.name, **tensor.format.params)
+    canonical = tensor.data
+    if tensor.layout != "canonical":
+        canonical = layouts.get(tensor.layout).unpack(fmt, tensor.dtype, rows, cols, tensor.data)
+    return replace(tensor, data=layouts.get(layout).pack(fmt, tensor.dtype, rows, cols, canonical), layout=layout)

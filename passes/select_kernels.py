@@ -1,0 +1,121 @@
+"""select-kernels: each op gets its kernel, with the reason for every candidate that was passed over.
+
+    before  %y = qc.linear %x, %w                       M = b*s in [1, 32768]
+    after   %y = qc.linear %x, %w {qc.cases = ["8:2-8", ":large"], qc.layout = "cpu_p16_v1"}
+
+Ops with a single kernel need no attribute: their template is their name.  An op without any kernel on the target is an
+error that names it and its place in the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qcompiler.kernels.select import Case, LinearQuery, choose_linear
+from qcompiler.passes.pack_weights import WANTED_LAYOUT
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
+from xdsl.passes import ModulePass
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.module import path_of, ranges_of
+from qcompiler.ir.qc import (
+    AttentionOp,
+    BatchMatmulOp,
+    ConstOp,
+    CopyOp,
+    CumsumOp,
+    DimOp,
+    EmbeddingOp,
+    GatherOp,
+    IndexUpdateOp,
+    LayerNormOp,
+    LinearOp,
+    RmsNormOp,
+    SoftmaxOp,
+    StateOp,
+    StateUpdateOp,
+)
+from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
+from qcompiler.plan.dims import Range, product
+
+CASES = "qc.cases"
+
+TEMPLATES: dict[type[Operation], str] = {
+    LinearOp: "linear",
+    BatchMatmulOp: "batch_matmul",
+    AttentionOp: "attention",
+    LayerNormOp: "norm",
+    RmsNormOp: "norm",
+    SoftmaxOp: "softmax",
+    EmbeddingOp: "embedding",
+    GatherOp: "gather",
+    IndexUpdateOp: "index_update",
+    CumsumOp: "scan",
+}
+"""`qc` ops that have a kernel on the CPU. linalg.generic has the loop template; views and sizes need none."""
+
+_NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp)
+
+
+@dataclass(frozen=True)
+class SelectKernelsPass(ModulePass):
+    """Annotates linears with their cases and their weight's layout; refuses ops that no kernel serves."""
+
+    name = "select-kernels"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        context = qc_context(ctx)
+        for function in op.body.block.ops:
+            if not isinstance(function, FuncOp):
+                continue
+            ranges = ranges_of(function)
+            for each in function.body.block.ops:
+                if isinstance(each, LinearOp):
+                    _select_linear(each, ranges, context)
+                elif each.name.startswith("qc.") and not isinstance(each, _NO_KERNEL) and type(each) not in TEMPLATES:
+                    raise KernelSelectionError(
+                        f"{each.name} at '{path_of(each)}' has no kernel for {context.target.kind} yet "
+                        f"(kernels exist for: {', '.join(sorted(t.name for t in TEMPLATES))})"
+                    )
+
+
+def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -> None:
+    n, k = shape_of(op.w.type)
+    query = LinearQuery(
+        m=product(shape_of(op.x.type)[:-1]).bounds(ranges),
+        n=int(n),
+        k=int(k),
+        x_dtype=tensor_dtype(op.x.type),
+        out_dtype=tensor_dtype(op.result.type),
+        format=op.w.type.format.ref if isinstance(op.w.type, QTensorType) else None,
+        constant_weight=isinstance(op.w.owner, ConstOp),
+        isa=context.target.isa,
+    )
+    choice = choose_linear(query)
+    op.attributes[CASES] = ArrayAttr([StringAttr(_case_text(case)) for case in choice.cases])
+    if choice.layout is not None:
+        op.attributes[WANTED_LAYOUT] = StringAttr(choice.layout)
+    chosen = ", ".join(f"{c.m_class}" + ("" if c.max is None else f" (M <= {c.max})") for c in choice.cases)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.rejected)
+    context.report.add("select-kernels", path_of(op), f"linear {chosen}", reasons)
+
+
+def _case_text(case: Case) -> str:
+    return f"{'' if case.max is None else case.max}:{case.m_class}"
+
+
+def cases_of(op: LinearOp) -> list[tuple[int | None, str]]:
+    """The cases that select-kernels wrote on a linear: (largest M, row class), ascending, the last without a limit."""
+    attribute = op.attributes.get(CASES)
+    if not isinstance(attribute, ArrayAttr):
+        raise KernelSelectionError(f"qc.linear at '{path_of(op)}' has no kernel; run select-kernels before lower-to-rt")
+    cases: list[tuple[int | None, str]] = []
+    for each in attribute:
+        assert isinstance(each, StringAttr)
+        limit, _, m_class = each.data.partition(":")
+        cases.append((int(limit) if limit else None, m_class))
+    return cases
