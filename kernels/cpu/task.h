@@ -1,0 +1,32 @@
+// What every kernel shares: handing tasks to the pool, and index arithmetic.
+#pragma once
+#include "abi.h"
+
+// One kernel call, as its tasks see it.
+struct qc_call {
+    struct qc_ctx* ctx;
+    void* const* op;
+    const int64_t* sym;
+};
+
+// Runs `tasks` tasks; a single one on the calling thread.
+static inline void qc_run(struct qc_ctx* ctx, void* const* op, const int64_t* sym, int64_t tasks, qc_task task) {
+    struct qc_call call = {ctx, op, sym};
+    if (tasks <= 0) return;
+    if (tasks == 1) task(&call, 0, ctx->scratch);
+    else ctx->parallel(ctx, tasks, task, &call);
+}
+
+// Task t of `tasks` works on [qc_share(t), qc_share(t + 1)) of `count` items: equal shares, independent of threads.
+static inline int64_t qc_share(int64_t count, int64_t t, int64_t tasks) { return count / tasks * t + (count % tasks) * t / tasks; }
+
+// How many tasks `count` items of `cost` element operations each are worth: about 16 k operations per task.
+static inline int64_t qc_tasks(int64_t count, int64_t cost) {
+    const int64_t wanted = (count * (cost < 1 ? 1 : cost)) / 16384;
+    return wanted < 1 ? 1 : wanted < count ? (wanted < 256 ? wanted : 256) : count;
+}
+
+static inline int64_t qc_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t qc_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t qc_floordiv(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+static inline int64_t qc_mod(int64_t a, int64_t b) { return a - qc_floordiv(a, b) * b; }
