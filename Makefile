@@ -1,0 +1,70 @@
+# One command for each thing a person does here. `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(CURDIR)/$(VENV)/bin
+SITE    = $(CURDIR)/build/site
+STAMP   = $(VENV)/.stamp
+# The suite and the linters see the package as users get it: a wheel, unpacked outside the source tree.
+RUN_INSTALLED = cd build && PYTHONPATH=$(SITE) PYTHONSAFEPATH=1
+SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp')
+
+.PHONY: help demo install test test-full lint bench docs gpu-check clean
+
+help:
+	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
+	@echo "make test       the suite on an installed wheel (a few minutes)"
+	@echo "make test-full  everything, the slow checks and the MLIR oracle included"
+	@echo "make lint       ruff, strict mypy and import-linter on the installed wheel"
+	@echo "make bench      the benchmarks, peers in the same run"
+	@echo "make docs       writes the generated pages of docs/"
+	@echo "make gpu-check  everything that needs a GPU; says so and exits 0 where there is none"
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on PATH; install Python 3.11 or later (apt install python3 python3-venv)" >&2; exit 1; }
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qcompiler needs Python 3.11 or later; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77" wheel
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,lint,demo]"
+	@touch $@
+
+install: $(STAMP)
+
+$(VENV)/.stamp-mlir: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt ".[mlir]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps -e .
+	@touch $@
+
+# The wheel, unpacked into build/site: never editable, never the source tree.
+build/site/.stamp: $(STAMP) $(SOURCES)
+	rm -rf build/site build/lib build/dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/dist .
+	$(BIN)/python -m pip install --quiet --no-deps --target build/site build/dist/*.whl
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/minilm.py --output dumps
+
+test: build/site/.stamp
+	$(RUN_INSTALLED) $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -m "not slow" --ignore=../tests/mlir ../tests
+
+test-full: build/site/.stamp $(VENV)/.stamp-mlir
+	$(RUN_INSTALLED) $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q ../tests
+
+lint: build/site/.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tests/lint/check_installed.py $(SITE)
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/minilm_cpu.py
+	$(BIN)/python benchmarks/linear_cpu.py
+
+docs: $(STAMP)
+	$(BIN)/python -m qcompiler.formats.doc docs/formats.md
+
+gpu-check: $(STAMP)
+	$(BIN)/python benchmarks/gpu_check.py
+
+clean:
+	rm -rf build dumps
