@@ -1,0 +1,192 @@
+"""Recipes: which storage format each weight of a model gets.
+
+    QuantConfig("nf4")                                     linears nf4 (block 64), embeddings int8 per row
+    QuantConfig("int4:group=64", rules={"*.query": "int8", "lm_head": None})
+    QuantConfig("nf4", embedding="nf4", promise_bits=4.6)
+
+Exceptions are made by explicit rules only: a glob over module paths, first match wins, and a rule that matches nothing is
+an error.  Every rule that applied is printed in the ledger.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from qcompiler import formats
+from qcompiler.errors import RecipeError, UnknownFormatError
+from qcompiler.formats import Format
+from qcompiler.plan.kernel import FormatRef
+
+
+class _Unset(Enum):
+    PRESET = "as the preset says"
+
+
+PRESET: Literal[_Unset.PRESET] = _Unset.PRESET
+"""The default of a field that the preset decides."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Modules whose path matches `pattern` (a glob) are stored in `format`, or kept as they are if it is None."""
+
+    pattern: str
+    format: str | None
+    reason: str = ""
+
+    def matches(self, parameter: str) -> bool:
+        """`parameter` is a full path; the pattern may name its module or the parameter itself."""
+        module = parameter.rpartition(".")[0]
+        return fnmatch.fnmatchcase(module, self.pattern) or fnmatch.fnmatchcase(parameter, self.pattern)
+
+    @property
+    def text(self) -> str:
+        return f"rule '{self.pattern}'" + (f": {self.reason}" if self.reason else "")
+
+
+RuleLike = Rule | tuple[str, str | None] | tuple[str, str | None, str]
+
+# name -> (linears, embeddings, promised bits per weight).  The promises hold for matrices with K >= 64 whose embeddings
+# are at most half of the weights: nf4 and int4 store 4.5 bits, int8 8 + 32/K.
+_PRESETS: dict[str, tuple[str | None, str | None, float | None]] = {
+    "float": (None, None, None),
+    "nf4": ("nf4", "int8", 6.5),
+    "int8": ("int8", "int8", 9.0),
+    "int4": ("int4", "int8", 6.5),
+}
+
+
+@dataclass(frozen=True)
+class QuantConfig:
+    """A recipe. `preset` is "float", "nf4", "int8" or "int4", optionally with parameters ("nf4:block=128").
+
+    `linear` and `embedding` are format texts, or None to keep that kind of weight as it is.  `rules` may be given as a
+    mapping pattern -> format.  `promise_bits` is the most bits per weight that the compiled model may take (see
+    `Ledger.bits_per_weight`); None makes no promise.
+    """
+
+    preset: str = "nf4"
+    linear: str | _Unset | None = PRESET
+    embedding: str | _Unset | None = PRESET
+    rules: tuple[Rule, ...] | Mapping[str, str | None] | Sequence[RuleLike] = ()
+    promise_bits: float | _Unset | None = PRESET
+
+    def __post_init__(self) -> None:
+        name = self.preset.partition(":")[0]
+        if name not in _PRESETS:
+            raise UnknownFormatError(_unknown(self.preset, _PRESETS, "recipe"))
+        linear, embedding, promise = _PRESETS[name]
+        fields: dict[str, object] = {
+            "linear": (self.preset if linear else None) if self.linear is PRESET else self.linear,
+            "embedding": embedding if self.embedding is PRESET else self.embedding,
+            "promise_bits": promise if self.promise_bits is PRESET else self.promise_bits,
+            "rules": tuple(_rules(self.rules)),
+        }
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
+        for text in (fields["linear"], fields["embedding"], *(rule.format for rule in fields["rules"])):  # type: ignore[attr-defined]
+            if text is not None:
+                parse_format(text)
+
+    @staticmethod
+    def of(quant: QuantConfig | str | None) -> QuantConfig:
+        """A recipe from what `quant=` accepts: None (keep floats), a preset's text, or a QuantConfig."""
+        if quant is None:
+            return QuantConfig("float")
+        if isinstance(quant, str):
+            return QuantConfig(quant)
+        if isinstance(quant, QuantConfig):
+            return quant
+        raise RecipeError(f"quant= takes None, a name such as 'nf4', or a QuantConfig; not {type(quant).__name__}")
+
+    @property
+    def all_rules(self) -> tuple[Rule, ...]:
+        assert isinstance(self.rules, tuple)
+        return tuple(rule for rule in self.rules if isinstance(rule, Rule))
+
+    def choose(self, parameters: Sequence[str], kind: Literal["linear", "embedding"]) -> tuple[str | None, str]:
+        """The format text (None: keep) for a weight with these paths, and the rule's text ("" for the default)."""
+        for rule in self.all_rules:
+            if any(rule.matches(p) for p in parameters):
+                return rule.format, rule.text
+        default = self.linear if kind == "linear" else self.embedding
+        assert not isinstance(default, _Unset)
+        return default, "" if default else f"recipe '{self.preset}' keeps {kind} weights"
+
+    def check_rules(self, weights: Sequence[str], modules: Sequence[str]) -> None:
+        """RecipeError for a rule that matches none of `weights` (paths of what can be quantised), with near names."""
+        for rule in self.all_rules:
+            if any(rule.matches(p) for p in weights):
+                continue
+            if any(fnmatch.fnmatchcase(m, rule.pattern) for m in modules):
+                raise RecipeError(
+                    f"rule '{rule.pattern}' matches modules that hold no weight of a linear or an embedding; "
+                    f"weights are: {_few(weights)}"
+                )
+            known = sorted({p.rpartition(".")[0] for p in weights} | set(modules))
+            near = difflib.get_close_matches(rule.pattern.strip("*."), [k for k in known if k], n=3, cutoff=0.4)
+            tails = [k for k in known if k.rpartition(".")[2].startswith(rule.pattern.strip("*.")[:3])]
+            hint = ", ".join(dict.fromkeys([*near, *tails[:3]])) or _few(known)
+            raise RecipeError(f"rule '{rule.pattern}' matches no module of the model; near: {hint}")
+
+
+def _rules(rules: object) -> Iterable[Rule]:
+    if isinstance(rules, Mapping):
+        rules = list(rules.items())
+    if not isinstance(rules, Sequence) or isinstance(rules, str):
+        raise RecipeError("rules must be a mapping {pattern: format} or a sequence of Rule")
+    for rule in rules:
+        made = rule if isinstance(rule, Rule) else Rule(*rule)
+        if not isinstance(made.pattern, str) or not (made.format is None or isinstance(made.format, str)):
+            raise RecipeError(f"a rule is (pattern, format or None, reason); got {rule!r}")
+        yield made
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" … ({len(names)} in all)" if len(names) > 5 else "") if names else "none"
+
+
+def _unknown(name: str, known: Iterable[str], what: str) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return f"no {what} is called {name!r}{hint}; there are: {', '.join(known)}"
+
+
+# --- formats as text -------------------------------------------------------------------------------------------------
+
+
+def parse_format(text: str) -> FormatRef:
+    """`"nf4:block=128"` or `"int4:group=64,symmetric=False"` with all parameters filled in. UnknownFormatError."""
+    fmt = resolve_format(text)
+    return FormatRef(name=fmt.name, params=dict(fmt.params))
+
+
+def resolve_format(text: str) -> Format:
+    """The `Format` that a text names."""
+    name, _, rest = text.partition(":")
+    params: dict[str, int | bool | str] = {}
+    for item in rest.split(",") if rest else ():
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UnknownFormatError(f"format {text!r}: write parameters as key=value, not {item!r}")
+        params[key.strip()] = _value(value.strip())
+    return formats.get(name.strip(), **params)
+
+
+def format_text(ref: FormatRef) -> str:
+    """The text of a format, all parameters written out: `"nf4:block=64"`."""
+    params = ",".join(f"{key}={value}" for key, value in sorted(ref.params.items()))
+    return f"{ref.name}:{params}" if params else ref.name
+
+
+def _value(text: str) -> int | bool | str:
+    if text in ("True", "true"):
+        return True
+    if text in ("False", "false"):
+        return False
+    return int(text) if text.lstrip("-").isdigit() else text

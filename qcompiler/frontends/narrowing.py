@@ -1,0 +1,209 @@
+"""Does the exported graph mean the model over the whole requested range? If not, which line narrowed it?
+
+torch.export traces one example.  It assumes sizes of at least 2, so that `if x.shape[1] > 1:` becomes its true branch
+without any guard, even where the range includes 1.  Two checks close this gap: `check_ranges` compares what torch says
+with what was asked, and `probe` runs model and graph at each symbol's minimum and compares the numbers.  `blame` traces
+once more with torch's guard evaluation observed, and returns the lines whose conditions change inside the range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from qcompiler.errors import NarrowedDimError
+from qcompiler.frontends.places import line_of_frame
+from qcompiler.frontends.symbols import Symbols
+from qcompiler.plan.dims import Range, dim
+
+
+def check_ranges(
+    program: ExportedProgram,
+    names: Mapping[str, str],
+    ranges: Mapping[str, Range],
+    derived: Set[str],
+    why: Why,
+) -> None:
+    """NarrowedDimError if torch's own range of a symbol does not include the one that was asked for.
+
+    torch states a minimum of 2 for a symbol that occurs in derived sizes only (`2 * Dim`); there `probe` decides.
+    """
+    for symbol, bounds in program.range_constraints.items():
+        name = names.get(str(symbol))
+        if name not in ranges:
+            continue
+        low, high = ranges[name]
+        floor = max(low, 2) if name in derived else low
+        if int(bounds.lower) > floor or int(bounds.upper) < high:
+            found = f"[{bounds.lower}, {bounds.upper}]"
+            raise NarrowedDimError(f"the model accepts '{name}' in {found} only, not in [{low}, {high}]" + why([name]))
+
+
+Why = Callable[[Sequence[str]], str]
+"""Turns the names of symbols into text that says which lines narrowed them."""
+
+
+# --- numbers at the minimum ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One call at sizes unlike the traced ones: what differs, all sizes by symbol, and the arguments."""
+
+    sizes: dict[str, int]
+    bindings: dict[str, int]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def probe(model: nn.Module, program: ExportedProgram, symbols: Symbols, probes: Sequence[Probe], why: Why) -> None:
+    """Runs the model and its graph on each probe; NarrowedDimError where they differ in value, or in shape from what
+    the graph's symbolic shapes say.
+
+    Buffers that a run changes are put back.  Models on fake or meta tensors have no numbers and are not probed.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(t.is_meta or isinstance(t, torch._subclasses.FakeTensor) for t in tensors):
+        return
+    graph = program.module(check_guards=False)
+    mutated = len(program.graph_signature.buffers_to_mutate)
+    results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]  # type: ignore[union-attr,index]
+    for each in probes:
+        with torch.no_grad(), _restored(model):
+            expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
+        try:
+            with torch.no_grad(), _restored(graph):
+                found = _leaves(graph(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
+        except (RuntimeError, AssertionError, IndexError) as error:
+            raise NarrowedDimError(
+                f"the traced graph does not run at {_text(each.sizes)}: {error}" + why(list(each.sizes))
+            ) from error
+        stated = [_stated_shape(leaf, symbols, each.bindings) for leaf in results]
+        fits = all(s is None or s == tuple(e.shape) for s, e in zip(stated, expected, strict=False))
+        if not fits or len(expected) != len(found) or not all(map(_same, expected, found)):
+            raise NarrowedDimError(
+                f"at {_text(each.sizes)} the model takes another path than the one that was traced: its results differ "
+                "from the graph's" + why(list(each.sizes))
+            )
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
+
+
+def _stated_shape(leaf: Any, symbols: Symbols, bindings: Mapping[str, int]) -> tuple[int, ...] | None:
+    value = leaf.meta.get("val") if isinstance(leaf, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return tuple(dim(size).evaluate(bindings) for size in symbols.shape(value.shape))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return bool(a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    a, b = a.double(), b.double()
+    close = torch.isclose(
+        a, b, rtol=0.05, atol=0.02 * (float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 1)
+    )
+    return bool((close | (a.isnan() & b.isnan())).all())
+
+
+@contextlib.contextmanager
+def _restored(module: nn.Module) -> Iterator[None]:
+    saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if not torch.equal(buffer, saved[name]):
+                    buffer.copy_(saved[name])
+
+
+# --- whose line ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Condition:
+    expression: Any
+    hints: dict[Any, int]
+    value: Any
+    line: str
+    direct: bool
+
+
+def blame(trace: Callable[[], object], sizes: Mapping[str, int], ranges: Mapping[str, Range]) -> Why:
+    """A function from symbol names to ": narrowed by file.py:3 in forward: …". Runs `trace` again, once, when called.
+
+    Symbols are recognised by their traced sizes, which are all different.
+    """
+
+    def why(names: Sequence[str]) -> str:
+        conditions: list[_Condition] = []
+        with _observed(conditions), contextlib.suppress(Exception):
+            trace()
+        guilty = [c for c in conditions if c.line and _narrows(c, names, sizes, ranges)]
+        direct = [c for c in guilty if c.direct]
+        unique = list(dict.fromkeys(c.line for c in direct or guilty))[:3]
+        return ". Narrowed by " + "; ".join(unique) if unique else ""
+
+    return why
+
+
+@contextlib.contextmanager
+def _observed(conditions: list[_Condition]) -> Iterator[None]:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    original = ShapeEnv.evaluate_expr
+
+    def evaluate(self: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:
+        value = original(self, expression, *args, **kwargs)
+        if getattr(expression, "free_symbols", None):
+            line, direct = line_of_frame(sys._getframe(1))
+            known = self.backed_var_to_val
+            hints = {s: int(known[s]) for s in expression.free_symbols if s in known}
+            conditions.append(_Condition(expression, hints, value, line, direct))
+        return value
+
+    ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ShapeEnv.evaluate_expr = original  # type: ignore[method-assign]
+
+
+def _narrows(
+    condition: _Condition, names: Sequence[str], sizes: Mapping[str, int], ranges: Mapping[str, Range]
+) -> bool:
+    """Does the condition's value change when a symbol of `names` moves through its range?"""
+    by_size = {size: name for name, size in sizes.items()}
+    for symbol, hint in condition.hints.items():
+        name = by_size.get(hint)
+        if name is None or name not in names:
+            continue
+        low, high = ranges[name]
+        near = {int(n) + d for n in condition.expression.atoms() if n.is_Integer for d in (-1, 0, 1)}
+        for value in {low, low + 1, (low + high) // 2, high} | near:
+            if not low <= value <= high:
+                continue
+            moved = condition.expression.xreplace({**condition.hints, symbol: value})
+            if moved.is_Atom and str(moved) != str(condition.value):
+                return True
+    return False

@@ -1,0 +1,251 @@
+"""Stage `export`: nn.Module, ExportedProgram or fx.GraphModule to one functional ATen graph with named dimensions.
+
+What the importer has a builder for is kept (linear, attention, norms, activations, …); everything else is decomposed
+by torch's own core ATen table.  The kept set is the importer's table itself, so the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from qcompiler.errors import (
+    ArgumentError,
+    DataDependentShapeError,
+    ExportError,
+    NarrowedDimError,
+    QCompilerError,
+    UnboundedDimError,
+)
+from qcompiler.frontends import dynamic, narrowing
+from qcompiler.frontends.dynamic import TraceInputs
+from qcompiler.frontends.places import describe, line_of_exception, readable
+from qcompiler.frontends.symbols import Symbols
+from qcompiler.plan.dims import Range
+
+KeepOps = frozenset[Any]
+
+
+@dataclass
+class Exported:
+    """A decomposed program, the user's name of each torch symbol, and each symbol's range."""
+
+    program: ExportedProgram
+    symbols: Symbols
+    ranges: dict[str, Range] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.program.graph
+
+    def text(self) -> str:
+        """What the dump `00-export.txt` holds."""
+        return readable(self.program.graph_module) + f"\n# ranges: {self.ranges}\n{self.program.graph_signature}\n"
+
+
+def export_model(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    *,
+    keep: KeepOps | None = None,
+) -> Exported:
+    """Exports a model.
+
+    `dynamic_shapes` names dimensions as `frontends.dynamic` describes, or as torch.export takes them; an ExportedProgram
+    brings its own.  `keep` are the operators not to decompose (default: all that the importer knows).
+
+    Errors, all naming the user's line where there is one: ExportError, DataDependentShapeError, UnboundedDimError,
+    NarrowedDimError, ArgumentError.
+    """
+    if isinstance(model, ExportedProgram):
+        if dynamic_shapes is not None:
+            raise ArgumentError(
+                "an ExportedProgram brings its own dynamic shapes; export the model again to change them"
+            )
+        exported = _decompose(model, keep)
+        _refuse_data_dependence(exported)
+        exported.ranges = _ranges_of(exported)
+    else:
+        if not isinstance(model, nn.Module):
+            raise ExportError(
+                f"cannot compile a {type(model).__name__}: give an nn.Module, an ExportedProgram or an fx.GraphModule"
+            )
+        exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep)
+    _refuse_mutated_inputs(exported.program)
+    return exported
+
+
+def _export_module(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, keep: KeepOps | None
+) -> Exported:
+    inputs = dynamic.prepare(model, args, kwargs, dynamic_shapes)
+
+    def trace() -> ExportedProgram:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(
+                model, inputs.args, inputs.kwargs, dynamic_shapes=inputs.dynamic_shapes, strict=False
+            )
+
+    why = narrowing.blame(trace, inputs.sizes, inputs.ranges)
+    try:
+        program = trace()
+    except QCompilerError:
+        raise
+    except Exception as error:  # whatever the model's own code raises under tracing
+        raise _translate(error, model, inputs, why) from error
+    exported = _decompose(program, keep)
+    _refuse_data_dependence(exported)
+    exported.symbols = Symbols(_names(exported.program, inputs))
+    exported.ranges = dict(inputs.ranges)
+    narrowing.check_ranges(exported.program, exported.symbols.names, inputs.ranges, inputs.derived, why)
+    missing = set(inputs.ranges) - set(exported.symbols.names.values())
+    if missing:
+        raise NarrowedDimError(f"the model fixes the size of {', '.join(sorted(missing))}" + why(sorted(missing)))
+    probes = _probes(model, args, kwargs, dynamic_shapes, inputs)
+    narrowing.probe(model, exported.program, exported.symbols, probes, why)
+    return exported
+
+
+# --- dimensions ------------------------------------------------------------------------------------------------------
+
+
+def _names(program: ExportedProgram, inputs: TraceInputs) -> dict[str, str]:
+    """torch's symbols by the user's names: a symbol's hint is its traced size, and those are all different."""
+    by_size = {size: name for name, size in inputs.sizes.items()}
+    names: dict[str, str] = {}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+            continue
+        for size in value.shape:
+            if isinstance(size, torch.SymInt):
+                hints = size.node.shape_env.backed_var_to_val
+                for symbol in size.node.expr.free_symbols:
+                    hint = int(hints[symbol])
+                    if hint in by_size:
+                        names[str(symbol)] = by_size[hint]
+    return names
+
+
+def _ranges_of(exported: Exported) -> dict[str, Range]:
+    """The ranges of a given ExportedProgram's input symbols, under torch's names."""
+    ranges: dict[str, Range] = {}
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+            continue
+        for axis, size in enumerate(value.shape):
+            for symbol in size.node.expr.free_symbols if isinstance(size, torch.SymInt) else ():
+                bounds = exported.program.range_constraints.get(symbol)
+                if bounds is None or not getattr(bounds.upper, "is_Integer", isinstance(bounds.upper, int)):
+                    raise UnboundedDimError(
+                        f"dimension {axis} of '{node.name}' ('{symbol}') has no maximum: export with "
+                        f"torch.export.Dim(…, min=1, max=…)"
+                    )
+                ranges[str(symbol)] = (max(int(bounds.lower), 1), int(bounds.upper))
+    return ranges
+
+
+def _probes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, inputs: TraceInputs
+) -> list[narrowing.Probe]:
+    """Each symbol alone at its minimum, and all of them together."""
+    minima = {name: low for name, (low, _) in inputs.ranges.items() if low < inputs.sizes[name]}
+    cases = [{name: low} for name, low in minima.items()]
+    if len(minima) > 1:
+        cases.append(minima)
+    probes = []
+    for case in cases:
+        sizes = {**inputs.sizes, **case}
+        at = dynamic.prepare(model, args, kwargs, dynamic_shapes, sizes=sizes)
+        probes.append(narrowing.Probe(case, sizes, at.args, at.kwargs))
+    return probes
+
+
+# --- decomposition ---------------------------------------------------------------------------------------------------
+
+
+def _decompose(program: ExportedProgram, keep: KeepOps | None) -> Exported:
+    if keep is None:
+        from qcompiler.frontends.importer import BUILDERS
+
+        keep = frozenset(BUILDERS)
+    table = torch.export.default_decompositions()
+    for op in list(table):
+        if op in keep:
+            del table[op]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Exported(program.run_decompositions(table), Symbols())
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def _refuse_data_dependence(exported: Exported) -> None:
+    for node in exported.graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, list | tuple) else [values]:
+            sizes = value.shape if isinstance(value, torch.Tensor) else [value] if _is_symbolic(value) else []
+            if any(_is_symbolic(s) and torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(s) for s in sizes):
+                raise DataDependentShapeError(
+                    f"{node.target} gives a size that depends on the values of a tensor{describe(node)}. Shapes may "
+                    "depend on input shapes only: use a mask, torch.where, or a fixed maximum"
+                )
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _refuse_mutated_inputs(program: ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind == OutputKind.USER_INPUT_MUTATION:
+            raise ExportError(
+                f"the model writes into its argument '{spec.target}' in place; return the new value, or hold it in a "
+                "registered buffer"
+            )
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION):
+            raise ExportError(f"the exported program has a result of kind {spec.kind.name}, which is not supported")
+    for input_spec in program.graph_signature.input_specs:
+        if input_spec.kind in (InputKind.TOKEN, InputKind.CUSTOM_OBJ):
+            raise ExportError(f"the exported program takes a {input_spec.kind.name}, which is not supported")
+
+
+def _translate(
+    error: Exception, model: nn.Module, inputs: TraceInputs, why: Callable[[Sequence[str]], str]
+) -> Exception:
+    """torch's exception as ours, with the user's line."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    line = line_of_exception(error)
+    place = f" ({line})" if line else ""
+    text = str(error).strip().split("\n\n")[0]
+    chain = [error, error.__cause__, error.__context__]
+    if any(
+        isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException)
+        for e in chain
+    ):
+        return DataDependentShapeError(
+            f"{type(model).__name__} branches on, or makes a shape from, the values of a tensor{place}. Shapes and control "
+            f"flow may depend on input shapes only: use a mask or torch.where. torch says: {text.splitlines()[0]}"
+        )
+    if "Constraints violated" in str(error):
+        names = [name for name in inputs.ranges if f"({name})" in text or f"{name} = " in text or f" {name} " in text]
+        details = [s.strip(" -") for s in text.splitlines() if s.strip().startswith("-")]
+        says = details[0].split(". If you're using")[0] if details else text.splitlines()[0]
+        return NarrowedDimError(f"the model narrows {', '.join(names) or 'a dimension'}: {says}" + why(names))
+    return ExportError(
+        f"torch.export cannot trace {type(model).__name__}{place}: {type(error).__name__}: {text[:2000]}"
+    )
