@@ -57,7 +57,7 @@ from xdsl.irdl import (
 from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from qcompiler.errors import PlanError
+from qcompiler.errors import PlanError, ScheduleError
 from qcompiler.ir.rt_attrs import CaseAttr, OperandAttr, SigAttr, SymbolAttr, ViewAttr
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import Operand
@@ -248,9 +248,9 @@ class BufferOp(NamedOp):
 
     @property
     def record(self) -> Buffer:
-        """PlanError while the buffer has no offset."""
+        """ScheduleError while the buffer has no offset."""
         if self.offset is None:
-            raise PlanError(f"buffer '{self.sym}' has no offset yet; run plan-memory first")
+            raise ScheduleError(f"buffer '{self.sym}' has no offset yet; run plan-memory first", rule="unplaced-buffer")
         return Buffer(
             name=self.sym, arena=name_of(self.arena), offset=self.offset.value.data, nbytes=self.nbytes.value.data
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ Range = tuple[int, int]
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _CallKind = Literal["//", "%", "max", "min"]
+_MAX_CORNER_SYMBOLS = 6  # 64 corners
 
 
 @dataclass(frozen=True, order=True)
@@ -227,10 +229,43 @@ class Expr:
             low, high = low + a, high + b
         return low, high
 
+    def tight_bounds(self, ranges: Mapping[str, Range]) -> Range:
+        """Sound bounds, at least as narrow as `bounds`, exact where the expression is multilinear in its symbols.
+
+        A multilinear function over a box takes its extremes at corners.  Other expressions are rewritten around the
+        lower and the upper end of every range (``s = low + t``), which cancels most of what intervals lose.
+        """
+        low, high = self.bounds(ranges)
+        names = sorted(self.symbols())
+        if len(names) <= _MAX_CORNER_SYMBOLS and self._is_multilinear():
+            corners = [
+                self.evaluate(dict(zip(names, point, strict=True)))
+                for point in itertools.product(*(ranges[name] for name in names))
+            ]
+            return min(corners), max(corners)
+        from_zero = {name: (0, ranges[name][1] - ranges[name][0]) for name in names}
+        for shift in (
+            {name: Expr.symbol(name) + ranges[name][0] for name in names},
+            {name: ranges[name][1] - Expr.symbol(name) for name in names},
+        ):
+            try:
+                a, b = self.substitute(shift).bounds(from_zero)
+            except DimError:  # this spelling cannot prove a divisor positive; `bounds` above could
+                continue
+            low, high = max(low, a), min(high, b)
+        return low, high
+
+    def _is_multilinear(self) -> bool:
+        return all(
+            len(set(monomial)) == len(monomial) and all(isinstance(atom, str) for atom in monomial)
+            for monomial in self._terms
+        )
+
     # --- text ---
 
     def to_c(self) -> str:
-        """C++ text; symbols appear under their own names and must be non-negative int64_t there."""
+        """C++ text; symbols appear under their own names and must be int64_t there. Uses qc_max, qc_min, qc_floordiv
+        and qc_mod of kernels/cpu/task.h, since C's `/` and `%` round towards zero."""
 
         def atom_text(atom: _Atom) -> str:
             if isinstance(atom, str):
@@ -238,7 +273,7 @@ class Expr:
             lhs, rhs = parse(atom.lhs).to_c(), parse(atom.rhs).to_c()
             if atom.kind in ("max", "min"):
                 return f"qc_{atom.kind}({lhs}, {rhs})"
-            return f"(({lhs}) {'/' if atom.kind == '//' else '%'} ({rhs}))"
+            return f"{'qc_floordiv' if atom.kind == '//' else 'qc_mod'}({lhs}, {rhs})"
 
         return self._render(atom_text)
 
@@ -323,11 +358,11 @@ def _atom_bounds(atom: _Atom, ranges: Mapping[str, Range]) -> Range:
             return max(a, c), max(b, d)
         case "min":
             return min(a, c), min(b, d)
+        case "%" | "//" if c <= 0:
+            raise DimError(f"the divisor of '{atom}' may be zero or negative")
         case "%":
-            return 0, max(d - 1, 0)
+            return (a, b) if a >= 0 and b < c else (0, d - 1)
         case "//":
-            if c <= 0:
-                raise DimError(f"the divisor of '{atom}' may be zero or negative")
             corners = (a // c, a // d, b // c, b // d)
             return min(corners), max(corners)
 
