@@ -1,0 +1,54 @@
+// Scalar operations of MLIR's arith and math dialects where C++ has no operator of the same meaning.
+//
+// What MLIR leaves undefined is defined here: division by zero gives 0 (remainder: the dividend), INT_MIN / -1 wraps,
+// a conversion from float to integer truncates and saturates, NaN converts to 0.
+#pragma once
+#include "vmath.h"
+#include <limits>
+#include <type_traits>
+
+template <class T> using qc_unsigned = std::make_unsigned_t<T>;
+
+template <class T> QC_INLINE T qc_add(T a, T b) { return (T)((qc_unsigned<T>)a + (qc_unsigned<T>)b); }
+template <class T> QC_INLINE T qc_sub(T a, T b) { return (T)((qc_unsigned<T>)a - (qc_unsigned<T>)b); }
+template <class T> QC_INLINE T qc_mul(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
+template <class T> QC_INLINE T qc_divsi(T a, T b) { return b == 0 ? T(0) : b == T(-1) ? qc_sub<T>(T(0), a) : T(a / b); }
+template <class T> QC_INLINE T qc_remsi(T a, T b) { return b == 0 ? a : b == T(-1) ? T(0) : T(a % b); }
+template <class T> QC_INLINE T qc_floordivsi(T a, T b) {
+    const T q = qc_divsi(a, b), r = qc_remsi(a, b);
+    return b != 0 && r != 0 && (r < 0) != (b < 0) ? T(q - 1) : q;
+}
+template <class T> QC_INLINE T qc_ceildivsi(T a, T b) {
+    const T q = qc_divsi(a, b), r = qc_remsi(a, b);
+    return b != 0 && r != 0 && (r < 0) == (b < 0) ? T(q + 1) : q;
+}
+template <class T> QC_INLINE T qc_divui(T a, T b) { return b == 0 ? T(0) : T((qc_unsigned<T>)a / (qc_unsigned<T>)b); }
+template <class T> QC_INLINE T qc_remui(T a, T b) { return b == 0 ? a : T((qc_unsigned<T>)a % (qc_unsigned<T>)b); }
+template <class T> QC_INLINE T qc_shl(T a, T n) { return (uint64_t)n >= 8 * sizeof(T) ? T(0) : T((uint64_t)a << n); }
+template <class T> QC_INLINE T qc_shr(T a, T n) { return T(a >> ((uint64_t)n >= 8 * sizeof(T) ? 8 * sizeof(T) - 1 : (uint64_t)n)); }
+template <class T> QC_INLINE T qc_shru(T a, T n) { return (uint64_t)n >= 8 * sizeof(T) ? T(0) : T((qc_unsigned<T>)a >> n); }
+
+template <class T, class F> QC_INLINE T qc_ftoi(F x) {
+    const F limit = (F)(1ull << (8 * sizeof(T) - 1)) * (std::is_signed<T>::value ? 1 : 2);
+    if (!(x == x)) return 0;
+    if (x >= limit) return std::numeric_limits<T>::max();
+    if (x <= (std::is_signed<T>::value ? -limit : F(0))) return std::numeric_limits<T>::min();
+    return (T)x;
+}
+
+template <class F> QC_INLINE F qc_maximum(F a, F b) {  // NaN if either is NaN, -0 < +0
+    return a != a ? a : b != b ? b : a == b ? (signbit(a) ? b : a) : a > b ? a : b;
+}
+template <class F> QC_INLINE F qc_minimum(F a, F b) {
+    return a != a ? a : b != b ? b : a == b ? (signbit(a) ? a : b) : a < b ? a : b;
+}
+// maxnum/minnum: the other operand where one is NaN; equal operands give the second, as the vector form does.
+template <class F> QC_INLINE F qc_maxnum(F a, F b) { return b != b ? a : a > b ? a : b; }
+template <class F> QC_INLINE F qc_minnum(F a, F b) { return b != b ? a : a < b ? a : b; }
+
+template <class To, class From> QC_INLINE To qc_bitcast(From x) {
+    static_assert(sizeof(To) == sizeof(From), "bitcast between types of one size");
+    To y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
