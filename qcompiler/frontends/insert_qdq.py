@@ -1,0 +1,336 @@
+"""Stage `insert-qdq`: weights are encoded once, and the fx graph decodes them by `torch.ops.qc.dequantize`.
+
+    before   linear = aten.linear(x, p_q_weight, p_q_bias)                          p_q_weight: f32[384, 384]
+    after    dequantize = qc.dequantize(p_q_weight, "nf4:block=64", [384, 384], f32)  p_q_weight: u8[82944]
+             linear = aten.linear(x, dequantize, p_q_bias)
+
+A matrix that is used as `x @ W` only (GPT-2's Conv1D: addmm with W as (in, out)) is stored transposed and its uses become
+`aten.linear`, quantised or not: one pattern for everything after.  Tied weights (one storage) are encoded once.
+
+The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of everything that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec
+
+from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
+from qcompiler.errors import FormatShapeError, FormatValueError
+from qcompiler.frontends import torch_ops
+from qcompiler.frontends.places import readable
+from qcompiler.frontends.torch_export import Exported
+from qcompiler.frontends.torch_values import to_numpy
+from qcompiler.ledger import Ledger, LedgerRow
+from qcompiler.plan.weights import StoredTensor, WeightStore
+from qcompiler.plan.kernel import DType
+
+aten = torch.ops.aten
+PACKED = "_packed"
+"""A packed weight's buffer is called as its parameter, with this at the end."""
+
+Kind = Literal["linear", "embedding"]
+_FLOATS: dict[torch.dtype, DType] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
+
+
+@dataclass
+class Quantized:
+    """The rewritten program, its packed weights (keyed by their first parameter path), and the ledger."""
+
+    exported: Exported
+    weights: WeightStore
+    ledger: Ledger
+
+    @property
+    def module(self) -> Callable[..., Any]:
+        """The program as a callable of the model's own arguments, in eager torch: the accuracy oracle."""
+        module: Callable[..., Any] = self.exported.program.module(check_guards=False)
+        return module
+
+    def text(self) -> str:
+        """What the dump `01-insert-qdq.txt` holds."""
+        return readable(self.exported.program.graph_module) + f"\n{self.ledger.table()}\n"
+
+
+@dataclass
+class _Weight:
+    """One stored tensor (tied parameters together) and how the graph uses it."""
+
+    targets: list[str]
+    specs: list[InputSpec]
+    nodes: list[fx.Node]
+    tensor: torch.Tensor
+    transposed: bool = False
+    kinds: set[Kind] = field(default_factory=set)
+
+    @property
+    def users(self) -> list[fx.Node]:
+        return [user for node in self.nodes for user in node.users]
+
+
+def insert_qdq(exported: Exported, quant: QuantConfig | str | None = None) -> Quantized:
+    """Rewrites `exported` (taken over, not copied) by the recipe.
+
+    Errors: RecipeError for a rule that matches nothing, FormatShapeError and FormatValueError naming the parameter,
+    PromiseError if the recipe's promise is missed.
+    """
+    recipe = QuantConfig.of(quant)
+    return _Rewriter(exported, recipe).run()
+
+
+class _Rewriter:
+    def __init__(self, exported: Exported, recipe: QuantConfig) -> None:
+        self.exported, self.recipe = exported, recipe
+        self.program = exported.program
+        self.graph = self.program.graph
+        self.state = dict(self.program.state_dict)
+        self.constants = dict(self.program.constants)
+        self.specs = list(self.program.graph_signature.input_specs)
+        self.weights = WeightStore()
+        self.rows: list[LedgerRow] = []
+
+    def run(self) -> Quantized:
+        weights = self._group()
+        for weight in weights:
+            _join_transposes(self.graph, weight)
+            weight.kinds = _kinds(weight)
+        eligible = [t for w in weights if w.kinds for t in w.targets]
+        self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
+        for weight in weights:
+            self._store(weight)
+        self.graph.lint()
+        self.program.graph_module.recompile()
+        ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe))
+        ledger.check_promise()
+        exported = Exported(self._program(), self.exported.symbols, self.exported.ranges)
+        return Quantized(exported, self.weights, ledger)
+
+    # --- what there is ---
+
+    def _group(self) -> list[_Weight]:
+        """Parameters, buffers and constants, tied ones together, in the order of the signature."""
+        nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        groups: dict[Any, _Weight] = {}
+        for spec in self.specs:
+            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                continue
+            assert spec.target is not None
+            tensor = self.state.get(spec.target, self.constants.get(spec.target))
+            assert isinstance(tensor, torch.Tensor)
+            key = _storage_key(tensor) if spec.kind == InputKind.PARAMETER else spec.target
+            weight = groups.setdefault(key, _Weight([], [], [], tensor))
+            weight.targets.append(spec.target)
+            weight.specs.append(spec)
+            weight.nodes.append(nodes[spec.arg.name])
+        return list(groups.values())
+
+    # --- what becomes of it ---
+
+    def _store(self, weight: _Weight) -> None:
+        spec = weight.specs[0]
+        if not weight.users:
+            return self._drop(weight)
+        if weight.transposed:
+            self._transpose(weight)
+        name, why = None, _why_kept(weight)
+        if weight.kinds:
+            kind: Kind = "embedding" if "embedding" in weight.kinds else "linear"
+            name, why = self.recipe.choose(weight.targets, kind)
+        after = weight.tensor.numel() * weight.tensor.element_size()
+        if name is not None:
+            after = self._quantize(weight, name)
+        shape = tuple(reversed(weight.tensor.shape)) if weight.transposed else tuple(weight.tensor.shape)
+        counts = spec.kind == InputKind.PARAMETER and weight.tensor.ndim >= 2
+        stored = format_text(parse_format(name)) if name is not None else ""
+        self._row(weight, shape, stored, why, after, counts)
+        return None
+
+    def _row(
+        self, weight: _Weight, shape: tuple[int, ...], stored: str, why: str, after: int, counts: bool
+    ) -> None:
+        dtype = str(weight.tensor.dtype).removeprefix("torch.")
+        before = weight.tensor.numel() * weight.tensor.element_size()
+        self.rows.append(LedgerRow(tuple(weight.targets), shape, dtype, stored, why, before, after, counts))
+
+    def _drop(self, weight: _Weight) -> None:
+        for node, spec in zip(weight.nodes, weight.specs, strict=True):
+            if any(spec.target == t for t in self.program.graph_signature.buffers_to_mutate.values()):
+                break
+            self.graph.erase_node(node)
+            self.specs.remove(spec)
+            self.state.pop(str(spec.target), None)
+            self.constants.pop(str(spec.target), None)
+        self._row(weight, tuple(weight.tensor.shape), "", "not used by the graph", 0, False)
+
+    def _transpose(self, weight: _Weight) -> None:
+        """(in, out) to (out, in), and `x @ W (+ b)` to `linear(x, W, b)`."""
+        weight.tensor = weight.tensor.detach().t().contiguous()
+        for target, node in zip(weight.targets, weight.nodes, strict=True):
+            self.state[target] = torch.nn.Parameter(weight.tensor, requires_grad=False)
+            node.meta["val"] = node.meta["val"].t().contiguous()
+            for user in list(node.users):
+                _replace(self.graph, user, *_as_linear(user, node))
+
+    def _quantize(self, weight: _Weight, name: str) -> int:
+        """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""
+        fmt, ref, key = resolve_format(name), parse_format(name), weight.targets[0]
+        rows, cols = weight.tensor.shape
+        try:
+            packed = fmt.encode(to_numpy(weight.tensor))
+        except FormatShapeError as error:
+            module = key.rpartition(".")[0]
+            raise FormatShapeError(
+                f"parameter '{key}' ({rows} x {cols}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, "
+                f"or keep it: rules={{{module!r}: None}}"
+            ) from error
+        except FormatValueError as error:
+            raise FormatValueError(f"parameter '{key}' ({rows} x {cols}): {error}") from error
+        dtype = _FLOATS[weight.tensor.dtype]
+        self.weights.add(StoredTensor(key, dtype, (rows, cols), packed.data, ref, "canonical", tuple(weight.targets)))
+        first, value = weight.nodes[0], weight.nodes[0].meta["val"]
+        last = next(n for n in reversed(self.graph.nodes) if n.op == "placeholder")
+        with self.graph.inserting_after(last):
+            node = self.graph.call_function(
+                torch.ops.qc.dequantize.default, (first, format_text(ref), [rows, cols], weight.tensor.dtype)
+            )
+        node.meta["val"] = value
+        node.meta["nn_module_stack"] = {"": (key.rpartition(".")[0], "")}
+        for other in weight.nodes:
+            other.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
+        with value.fake_mode:
+            first.meta["val"] = torch.empty(packed.data.size, dtype=torch.uint8)
+        self._repoint(weight, torch.from_numpy(packed.data))
+        return int(packed.data.size)
+
+    def _repoint(self, weight: _Weight, packed: torch.Tensor) -> None:
+        target = weight.targets[0] + PACKED
+        for position, (node, spec) in enumerate(zip(weight.nodes, weight.specs, strict=True)):
+            self.state.pop(str(spec.target), None)
+            self.constants.pop(str(spec.target), None)
+            index = self.specs.index(spec)
+            if position == 0:
+                self.specs[index] = InputSpec(InputKind.BUFFER, spec.arg, target, persistent=True)
+                self.state[target] = packed
+            else:
+                self.graph.erase_node(node)
+                del self.specs[index]
+
+    def _program(self) -> ExportedProgram:
+        old = self.program
+        signature = ExportGraphSignature(self.specs, list(old.graph_signature.output_specs))
+        return ExportedProgram(
+            root=old.graph_module,
+            graph=self.graph,
+            graph_signature=signature,
+            state_dict=self.state,
+            range_constraints=old.range_constraints,
+            module_call_graph=old.module_call_graph,
+            example_inputs=None,
+            constants=self.constants,
+            verifiers=[old.verifier],
+        )
+
+
+# --- uses of a weight ------------------------------------------------------------------------------------------------
+
+
+def _storage_key(tensor: torch.Tensor) -> Any:
+    if tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor):
+        return id(tensor)
+    return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _kinds(weight: _Weight) -> set[Kind]:
+    """What the graph uses a float matrix for; sets `transposed` where all uses are `x @ W`."""
+    if weight.tensor.ndim != 2 or weight.tensor.dtype not in _FLOATS or weight.specs[0].kind != InputKind.PARAMETER:
+        return set()
+    kinds: set[Kind] = set()
+    products = 0
+    for user in weight.users:
+        if user.target is aten.linear.default and user.args[1] in weight.nodes and user.args[0] not in weight.nodes:
+            kinds.add("linear")
+        elif user.target is aten.embedding.default and user.args[0] in weight.nodes:
+            kinds.add("embedding")
+        elif any(_as_linear(user, node) for node in weight.nodes):
+            products += 1
+    if products and products == len(weight.users):
+        weight.transposed = True
+        kinds.add("linear")
+    return kinds
+
+
+def _as_linear(user: fx.Node, weight: fx.Node) -> tuple[Any, ...]:
+    """The arguments (x, W, bias) of the linear that `user` is, if it is `x @ weight (+ bias)`; else ()."""
+    args = user.args
+    if user.target in (aten.mm.default, aten.matmul.default) and args[1] is weight and args[0] is not weight:
+        return (args[0], weight)
+    if user.target is aten.addmm.default and args[2] is weight and weight not in args[:2] and not user.kwargs:
+        bias = args[0]
+        assert isinstance(bias, fx.Node)
+        if bias.meta["val"].ndim == 1 and bias.meta["val"].shape[0] != 1:
+            return (args[1], weight, bias)
+    return ()
+
+
+def _join_transposes(graph: fx.Graph, weight: _Weight) -> None:
+    """`x @ W.t()` to `linear(x, W)`, for programs whose linears were decomposed before they came here."""
+    if weight.tensor.ndim != 2:
+        return
+    for node in weight.nodes:
+        for view in [u for u in node.users if u.target in _TRANSPOSES]:
+            dims = view.args[1:] if view.target is not aten.permute.default else view.args[1]
+            if view.target is not aten.t.default and [int(d) % 2 for d in dims] not in ([1, 0], [0, 1]):  # type: ignore[union-attr,arg-type]
+                continue
+            if view.target is aten.permute.default and [int(d) % 2 for d in dims] == [0, 1]:  # type: ignore[union-attr,arg-type]
+                continue
+            for user in list(view.users):
+                arguments = _as_linear(user, view)
+                if arguments:
+                    _replace(graph, user, arguments[0], node, *arguments[2:])
+            if not view.users:
+                graph.erase_node(view)
+
+
+def _replace(graph: fx.Graph, user: fx.Node, *arguments: Any) -> None:
+    with graph.inserting_before(user):
+        linear = graph.call_function(aten.linear.default, arguments)
+    linear.meta = dict(user.meta)
+    user.replace_all_uses_with(linear)
+    graph.erase_node(user)
+
+
+def _why_kept(weight: _Weight) -> str:
+    if weight.specs[0].kind == InputKind.BUFFER:
+        return "buffer"
+    if weight.specs[0].kind == InputKind.CONSTANT_TENSOR:
+        return "constant of the graph"
+    if weight.tensor.ndim < 2:
+        return "fewer than two dimensions"
+    if weight.tensor.dtype not in _FLOATS:
+        return "formats store float32, bfloat16 and float16"
+    return "not the weight of a linear or an embedding"
+
+
+def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:
+    """Every module path that holds a tensor, and its parents."""
+    found: dict[str, None] = {}
+    for target in targets:
+        parts = target.split(".")[:-1]
+        for end in range(1, len(parts) + 1):
+            found[".".join(parts[:end])] = None
+    return list(found)
+
+
+def _promise(recipe: QuantConfig) -> float | None:
+    assert recipe.promise_bits is None or isinstance(recipe.promise_bits, int | float)
+    return recipe.promise_bits
+
+
+__all__ = ["Kind", "Quantized", "insert_qdq", "torch_ops"]

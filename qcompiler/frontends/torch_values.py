@@ -1,0 +1,38 @@
+"""Values of torch tensors as NumPy arrays, bf16 included, and names of dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qcompiler.errors import FrontendError
+from qcompiler.plan.kernel import DType
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "ui8",
+    torch.bool: "i1",
+}  # fmt: skip
+
+
+def dtype_name(dtype: torch.dtype) -> DType:
+    """The plan's name; FrontendError for a dtype that programs cannot hold."""
+    if dtype not in DTYPES:
+        raise FrontendError(f"tensors of {dtype} are not supported; there are: {', '.join(map(str, DTYPES))}")
+    return DTYPES[dtype]
+
+
+def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The values on the CPU in row-major order, without a copy where the memory allows; bf16 as ml_dtypes."""
+    dtype_name(tensor.dtype)
+    if tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor):
+        raise FrontendError("a parameter is a meta or fake tensor, which has no values to compile")
+    value = tensor.detach().cpu().contiguous()
+    if value.dtype == torch.bfloat16:
+        return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    array: npt.NDArray[Any] = value.numpy()
+    return np.ascontiguousarray(array).reshape(tensor.shape)
