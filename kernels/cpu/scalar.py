@@ -10,6 +10,7 @@ gives the same bits.  An op without a table entry raises KernelSelectionError na
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ def float_literal(value: float, dtype: str) -> str:
     suffix = "" if dtype == "f64" else "f"
     with np.errstate(over="ignore"):
         rounded = value if dtype == "f64" else float(np.float32(value))
-    if rounded != rounded:
+    if math.isnan(rounded):
         return "(double)NAN" if dtype == "f64" else "NAN"
     if rounded in (float("inf"), float("-inf")):
         text = "(double)INFINITY" if dtype == "f64" else "INFINITY"
@@ -233,6 +234,24 @@ def _scalar_bitcast(c: _Context) -> str:
     return f"qc_bitcast<{VALUE_TYPES[c.op.dtype]}>({c.args[0]})"
 
 
+def _signed_extreme(operator: str) -> _Rule:
+    def rule(c: _Context) -> str:
+        if c.op.dtype == "i1":  # signed true is -1, so max is and, min is or
+            return f"{c.args[0]} {'&' if operator == '>' else '|'} {c.args[1]}"
+        return f"{c.args[0]} {operator} {c.args[1]} ? {c.args[0]} : {c.args[1]}"
+
+    return rule
+
+
+def _scalar_rsqrt(c: _Context) -> str:
+    return f"1.0 / sqrt({c.args[0]})" if c.op.dtype == "f64" else f"1.0f / sqrtf({c.args[0]})"
+
+
+def _scalar_absi(c: _Context) -> str:
+    kind = VALUE_TYPES[c.op.dtype]
+    return f"{c.args[0]} < 0 ? qc_sub<{kind}>(0, {c.args[0]}) : {c.args[0]}"
+
+
 _SCALAR: dict[str, _Rule] = {
     "arith.constant": _scalar_constant,
     "linalg.index": _index,
@@ -248,7 +267,7 @@ _SCALAR: dict[str, _Rule] = {
     "arith.divui": _integer("qc_divui"), "arith.remui": _integer("qc_remui"),
     "arith.andi": "{0} & {1}", "arith.ori": "{0} | {1}", "arith.xori": "{0} ^ {1}",
     "arith.shli": _integer("qc_shl"), "arith.shrsi": _integer("qc_shr"), "arith.shrui": _integer("qc_shru"),
-    "arith.maxsi": lambda c: _integer_extreme(c, ">"), "arith.minsi": lambda c: _integer_extreme(c, "<"),
+    "arith.maxsi": _signed_extreme(">"), "arith.minsi": _signed_extreme("<"),
     "arith.maxui": _unsigned_extreme(">"), "arith.minui": _unsigned_extreme("<"),
     "arith.extf": _cast(_first), "arith.truncf": _cast(_first),
     "arith.extsi": _cast(_signed_value), "arith.extui": _cast(_unsigned_value), "arith.trunci": _truncate_integer,
@@ -256,8 +275,8 @@ _SCALAR: dict[str, _Rule] = {
     "arith.fptosi": _float_to_int(False), "arith.fptoui": _float_to_int(True),
     "arith.index_cast": _cast(_signed_value), "arith.index_castui": _cast(_unsigned_value),
     "arith.bitcast": _scalar_bitcast,
-    "math.sqrt": _scalar_math("sqrtf", "sqrt"), "math.rsqrt": lambda c: _scalar_rsqrt(c),
-    "math.absf": _scalar_math("fabsf", "fabs"), "math.absi": lambda c: _scalar_absi(c),
+    "math.sqrt": _scalar_math("sqrtf", "sqrt"), "math.rsqrt": _scalar_rsqrt,
+    "math.absf": _scalar_math("fabsf", "fabs"), "math.absi": _scalar_absi,
     "math.ceil": _scalar_math("ceilf", "ceil"), "math.floor": _scalar_math("floorf", "floor"),
     "math.roundeven": _scalar_math("rintf", "rint"), "math.round": _scalar_math("roundf", "round"),
     "math.trunc": _scalar_math("truncf", "trunc"), "math.powf": _scalar_power,
@@ -267,21 +286,6 @@ _SCALAR: dict[str, _Rule] = {
        for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin", "cos")},
     **{f"math.{n}": _scalar_math(f"{n}f", n) for n in _LIBM_UNARY},
 }  # fmt: skip
-
-
-def _integer_extreme(c: _Context, operator: str) -> str:
-    if c.op.dtype == "i1":  # signed true is -1, so max is and, min is or
-        return f"{c.args[0]} {'&' if operator == '>' else '|'} {c.args[1]}"
-    return f"{c.args[0]} {operator} {c.args[1]} ? {c.args[0]} : {c.args[1]}"
-
-
-def _scalar_rsqrt(c: _Context) -> str:
-    return f"1.0 / sqrt({c.args[0]})" if c.op.dtype == "f64" else f"1.0f / sqrtf({c.args[0]})"
-
-
-def _scalar_absi(c: _Context) -> str:
-    kind = VALUE_TYPES[c.op.dtype]
-    return f"{c.args[0]} < 0 ? qc_sub<{kind}>(0, {c.args[0]}) : {c.args[0]}"
 
 
 # --- vector form -----------------------------------------------------------------------------------------------------
@@ -426,14 +430,21 @@ _EXACT = frozenset({
 })  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Form:
+    """One of the two ways to write a body: its table, its C++ types, and the function that rounds to a narrow float."""
+
+    table: dict[str, _Rule]
+    types: dict[str, str]
+    rounding: str
+
+
+_SCALAR_FORM = _Form(_SCALAR, VALUE_TYPES, "qc_round")
+_VECTOR_FORM = _Form(_VECTOR, VECTOR_TYPES, "vround")
+
+
 def _statements(
-    program: ScalarProgram,
-    inputs: Sequence[str],
-    indices: Sequence[str],
-    prefix: str,
-    table: dict[str, _Rule],
-    types: dict[str, str],
-    rounding: str,
+    program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str], prefix: str, form: _Form
 ) -> Statements:
     if len(inputs) != len(program.inputs):
         raise KernelSelectionError(f"a body of {len(program.inputs)} inputs was given {len(inputs)} values")
@@ -442,10 +453,10 @@ def _statements(
     constants: dict[str, float] = {}
     lines: list[str] = []
     for op in program.ops:
-        rule = table.get(op.op)
+        rule = form.table.get(op.op)
         if rule is None:
             raise KernelSelectionError(f"'{op.op}' has no C++ form in a loop body (kernels/cpu/scalar.py)")
-        if op.dtype not in types:
+        if op.dtype not in form.types:
             raise KernelSelectionError(f"'{op.op}' on {op.dtype} has no vector form")
         if op.op == "arith.constant" and op.value not in (None, "true", "false"):
             assert op.value is not None
@@ -459,9 +470,9 @@ def _statements(
         )
         expression = rule.format(*context.args) if isinstance(rule, str) else rule(context)
         if op.dtype in ("bf16", "f16") and op.op not in _EXACT:
-            expression = f"{rounding}_{op.dtype}({expression})"
+            expression = f"{form.rounding}_{op.dtype}({expression})"
         name = f"{prefix}{identifier(op.result)}"
-        lines.append(f"const {types[op.dtype]} {name} = {expression};")
+        lines.append(f"const {form.types[op.dtype]} {name} = {expression};")
         text[op.result], dtypes[op.result] = name, op.dtype
     return Statements(tuple(lines), tuple(text[y] for y in program.yields))
 
@@ -470,15 +481,15 @@ def scalar_statements(
     program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str] = (), prefix: str = "t_"
 ) -> Statements:
     """One element: `inputs` are expressions of `VALUE_TYPES`, `indices` the loop variables for linalg.index."""
-    return _statements(program, inputs, indices, prefix, _SCALAR, VALUE_TYPES, "qc_round")
+    return _statements(program, inputs, indices, prefix, _SCALAR_FORM)
 
 
 def vector_statements(program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_") -> Statements:
-    """16 elements: `inputs` are expressions of `VECTOR_TYPES`. KernelSelectionError where `vector_obstacle` says why."""
+    """16 elements: `inputs` are of `VECTOR_TYPES`. KernelSelectionError where there is a `vector_obstacle`."""
     for name, dtype in program.inputs:
         if dtype not in VECTOR_TYPES:
             raise KernelSelectionError(f"input '{name}' of type {dtype} has no vector form")
-    return _statements(program, inputs, (), prefix, _VECTOR, VECTOR_TYPES, "vround")
+    return _statements(program, inputs, (), prefix, _VECTOR_FORM)
 
 
 def vector_obstacle(program: ScalarProgram) -> str | None:

@@ -1,0 +1,85 @@
+"""C++ text of kernels and of whole programs for the CPU.
+
+A program is one translation unit: a header comment, the text of the headers it needs, every kernel, and one function
+per entry point that prints the verified plan step by step.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from importlib import resources
+from types import ModuleType
+
+from qcompiler.kernels.cpu import entry
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.plan import Plan
+
+EMITTER_VERSION = 1
+"""Part of the cache key of compiled programs: raise it whenever emitted text changes for an unchanged spec."""
+
+ISAS = ("x86-64", "x86-64-v3", "x86-64-v4", "generic")
+
+_TEMPLATES = (
+    "attention", "batch_matmul", "embedding", "gather", "index_update", "linear", "loop", "norm", "scan", "softmax",
+)  # fmt: skip
+"""One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
+
+_HEADERS: dict[str, tuple[str, ...]] = {"linear": ("gemm.h",), "batch_matmul": ("gemm.h",), "embedding": ("gemm.h",)}
+"""Headers that a template needs beside the common ones."""
+
+_COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h")
+
+
+def _template(spec: KernelSpec, isa: str) -> ModuleType:
+    if isa not in ISAS:
+        raise KernelSelectionError(f"the CPU emitter knows no ISA {isa!r} (it has {', '.join(ISAS)})")
+    if spec.template not in _TEMPLATES:
+        raise KernelSelectionError(f"the CPU emitter knows no template {spec.template!r}")
+    return importlib.import_module(f"qcompiler.kernels.cpu.{spec.template}")
+
+
+def emit_kernel(spec: KernelSpec, isa: str) -> str:
+    """The C++ text of one kernel, without headers: static helpers and ``qk_<name>``."""
+    text: str = _template(spec, isa).emit(spec, isa)
+    return text
+
+
+def scratch_bytes(spec: KernelSpec, isa: str) -> int:
+    """Bytes of scratch that one thread needs for this kernel, whatever the shapes."""
+    size: int = _template(spec, isa).scratch_bytes(spec, isa)
+    return size
+
+
+@functools.cache
+def header(name: str) -> str:
+    """The text of one header of this folder, without `#pragma once` and without includes of other headers here."""
+    text = resources.files("qcompiler.kernels.cpu").joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
+
+
+def prelude(specs: tuple[KernelSpec, ...]) -> str:
+    """The headers that `specs` need, each once, in the order in which they build on each other."""
+    extra = sorted({name for spec in specs for name in _HEADERS.get(spec.template, ())})
+    return "\n".join(header(name) for name in (*_COMMON, *extra))
+
+
+def emit_kernels(specs: tuple[KernelSpec, ...], isa: str) -> str:
+    """A translation unit with `specs` and no entry points."""
+    return "\n".join([prelude(specs), *(emit_kernel(spec, isa) for spec in specs)])
+
+
+def emit_program(plan: Plan, isa: str) -> str:
+    """The whole program of `plan` as one translation unit."""
+    entries = [*([plan.init] if plan.init is not None else []), *plan.entries]
+    functions = [entry.emit_entry(plan, point, entry.function_name(plan, point)) for point in entries]
+    title = [
+        f"// A program of {len(plan.kernels)} kernels for {isa}, emitted by qcompiler (emitter {EMITTER_VERSION}).",
+        "// Compile: g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fPIC -shared"
+        + ("" if isa == "generic" else f" -march={isa}"),
+        *(f"//   {line}" for line in entry.summary(plan)),
+    ]
+    return "\n".join(["\n".join(title), emit_kernels(plan.kernels, isa), *functions])
