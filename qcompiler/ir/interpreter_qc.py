@@ -1,0 +1,325 @@
+"""The meaning of every `qc` op: computed in f32 (f64 where an operand is f64), rounded once to the result's type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qcompiler import formats
+from qcompiler.errors import InterpreterError
+from qcompiler.ir import qc
+from qcompiler.ir.interpreter_base import Array, Frame, accumulator, round_to, rule, where
+from qcompiler.ir.interpreter_linalg import evaluate_body
+from qcompiler.ir.types import QTensorType, tensor_dtype
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@rule(qc.ConstOp)
+def _const(op: qc.ConstOp, _operands: Sequence[Array], frame: Frame) -> list[Array]:
+    if op.key in frame.constants:
+        return [frame.constants[op.key]]
+    stored = frame.weights[op.key]
+    if isinstance(op.result.type, QTensorType):
+        layout = op.result.type.layout.layout_name.data
+        if stored.format != op.result.type.format.ref or stored.layout != layout:
+            found = f"{stored.format} in layout '{stored.layout}'"
+            raise InterpreterError(
+                f"{where(op)}: constant '{op.key}' is stored as {found}, the IR says {op.result.type}"
+            )
+        return [stored.data]
+    if stored.format is None and stored.layout != "canonical":
+        canonical = frame.canonical(None, stored.layout, stored.dtype, stored.shape, stored.data)
+        return [canonical.view(round_to(np.empty(0), stored.dtype).dtype).reshape(stored.shape)]
+    return [stored.array()]
+
+
+@rule(qc.DimOp)
+def _dim(op: qc.DimOp, _operands: Sequence[Array], frame: Frame) -> list[Array]:
+    text = op.expr.data
+    return [np.asarray(frame.size(int(text) if text.isdigit() else text), np.int64)]
+
+
+def _states(op: qc.StateOp | qc.StateUpdateOp, frame: Frame) -> Any:
+    if frame.states is None or op.key not in frame.states:
+        raise InterpreterError(f"{where(op)}: the state '{op.key}' has no value; pass it in `states`")
+    return frame.states
+
+
+@rule(qc.StateOp)
+def _state(op: qc.StateOp, _operands: Sequence[Array], frame: Frame) -> list[Array]:
+    return [_states(op, frame)[op.key]]
+
+
+@rule(qc.StateUpdateOp)
+def _state_update(op: qc.StateUpdateOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    _states(op, frame)
+    if op.key in frame.updates:
+        raise InterpreterError(f"{where(op)}: the state '{op.key}' is updated twice")
+    frame.updates[op.key] = np.array(operands[0])
+    return []
+
+
+@rule(qc.CopyOp)
+def _copy(_op: qc.CopyOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    return [operands[0]]
+
+
+# --- quantised values ------------------------------------------------------------------------------------------------
+
+
+@rule(qc.QuantizeOp)
+def _quantize(op: qc.QuantizeOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    reference, layout = op.result.type.format.ref, op.result.type.layout.layout_name.data
+    if layout != "canonical":
+        raise InterpreterError(f"{where(op)}: quantize makes canonical bytes, not layout '{layout}'")
+    fmt = formats.get(reference.name, **reference.params)
+    return [np.asarray(fmt.encode(operands[0].astype(np.float32)).data)]
+
+
+def plain(value: Array, type_: Any, frame: Frame) -> Array:
+    """A weight's values: decoded to f32 if it is quantised, as it is otherwise."""
+    return frame.decode(type_, value) if isinstance(type_, QTensorType) else value
+
+
+@rule(qc.DequantizeOp)
+def _dequantize(op: qc.DequantizeOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    return [round_to(plain(operands[0], op.input.type, frame), tensor_dtype(op.result.type))]
+
+
+# --- matmuls ---------------------------------------------------------------------------------------------------------
+
+
+@rule(qc.LinearOp)
+def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    x, w = operands[0], plain(operands[1], op.w.type, frame)
+    acc = accumulator(x, w)
+    out = x.astype(acc) @ w.astype(acc).T
+    rest = list(operands[2:])
+    if op.bias is not None:
+        out = out + rest.pop(0).astype(acc)
+    if not op.epilogue.blocks:
+        return [round_to(out, tensor_dtype(op.result.type))]
+    value = evaluate_body(op.epilogue.block, [out.astype(np.float32), *rest])[0]
+    return [np.broadcast_to(value, out.shape)]
+
+
+@rule(qc.GroupedLinearOp)
+def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    x, w, offsets = operands[0], plain(operands[1], op.w.type, frame), operands[2]
+    groups, (rows, cols) = len(offsets) - 1, x.shape
+    acc = accumulator(x, w)
+    weights = w.astype(acc).reshape(groups, -1, cols)
+    out = np.zeros((rows, weights.shape[1]), acc)
+    bounds = [int(o) for o in offsets]
+    if bounds[0] != 0 or bounds[-1] != rows or sorted(bounds) != bounds:
+        raise InterpreterError(f"{where(op)}: offsets {bounds} do not rise from 0 to {rows}")
+    for group in range(groups):
+        span = slice(bounds[group], bounds[group + 1])
+        out[span] = x[span].astype(acc) @ weights[group].T
+    return [round_to(out, tensor_dtype(op.result.type))]
+
+
+@rule(qc.BatchMatmulOp)
+def _batch_matmul(op: qc.BatchMatmulOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    a, b = operands
+    acc = accumulator(a, b)
+    return [round_to(np.matmul(a.astype(acc), b.astype(acc)), tensor_dtype(op.result.type))]
+
+
+@rule(qc.Conv2dOp)
+def _conv2d(op: qc.Conv2dOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    x, w = operands[0], plain(operands[1], op.w.type, frame)
+    acc = accumulator(x, w)
+    (sh, sw), (dh, dw) = (tuple(int(v) for v in p.get_values()) for p in (op.strides, op.dilation))
+    top, left, bottom, right = (int(v) for v in op.padding.get_values())
+    groups, (out_channels, depth, kh, kw) = op.groups.value.data, w.shape
+    padded = np.pad(x.astype(acc), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (dh * (kh - 1) + 1, dw * (kw - 1) + 1), axis=(2, 3))
+    windows = windows[:, :, ::sh, ::sw, ::dh, ::dw]  # (B, C, H', W', kh, kw)
+    batch, _, height, width = windows.shape[:4]
+    patches = windows.reshape(batch, groups, depth, height, width, kh, kw).transpose(1, 0, 3, 4, 2, 5, 6)
+    patches = patches.reshape(groups, batch * height * width, depth * kh * kw)
+    kernels = w.astype(acc).reshape(groups, out_channels // groups, depth * kh * kw)
+    out = np.matmul(patches, kernels.transpose(0, 2, 1)).reshape(groups, batch, height, width, out_channels // groups)
+    out = out.transpose(1, 0, 4, 2, 3).reshape(batch, out_channels, height, width)
+    if op.bias is not None:
+        out = out + operands[2].astype(acc)[:, None, None]
+    return [round_to(out, tensor_dtype(op.result.type))]
+
+
+@rule(qc.AttentionOp)
+def _attention(op: qc.AttentionOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    acc = accumulator(*operands[:3])
+    q, k, v = (x.astype(acc) for x in operands[:3])
+    repeat = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x, repeat, axis=1) if repeat > 1 else x for x in (k, v))
+    scores = np.matmul(q, k.swapaxes(-1, -2)) * acc.type(op.scale.value.data)
+    if op.mask is not None:
+        mask = operands[3]
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(acc)
+    if op.causal is not None:
+        seen = np.arange(k.shape[2])[None, :] <= np.arange(q.shape[2])[:, None]
+        scores = np.where(seen, scores, -np.inf)
+    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isneginf(peak), 0, peak)).astype(acc)
+    total = weights.sum(axis=-1, keepdims=True, dtype=acc)
+    out = np.matmul(weights, v) / np.where(total == 0, 1, total)
+    return [round_to(out, tensor_dtype(op.result.type))]
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+@rule(qc.LayerNormOp)
+def _layer_norm(op: qc.LayerNormOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    acc = accumulator(operands[0])
+    x, *affine = (value.astype(acc) for value in operands)
+    centred = x - x.mean(axis=-1, keepdims=True, dtype=acc)
+    variance = np.square(centred).mean(axis=-1, keepdims=True, dtype=acc)
+    out = centred / np.sqrt(variance + acc.type(op.eps.value.data))
+    if op.weight is not None:
+        out = out * affine.pop(0)
+    if op.bias is not None:
+        out = out + affine.pop(0)
+    return [round_to(out, tensor_dtype(op.result.type))]
+
+
+@rule(qc.RmsNormOp)
+def _rms_norm(op: qc.RmsNormOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    acc = accumulator(operands[0])
+    x, *affine = (value.astype(acc) for value in operands)
+    mean = np.square(x).mean(axis=-1, keepdims=True, dtype=acc)
+    out = x / np.sqrt(mean + acc.type(op.eps.value.data))
+    if op.weight is not None:
+        out = out * affine.pop(0)
+    return [round_to(out, tensor_dtype(op.result.type))]
+
+
+@rule(qc.SoftmaxOp)
+def _softmax(op: qc.SoftmaxOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    axis, acc = op.axis.value.data, accumulator(operands[0])
+    x = operands[0].astype(acc)
+    powers = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+    return [round_to(powers / powers.sum(axis=axis, keepdims=True, dtype=acc), tensor_dtype(op.result.type))]
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+@rule(qc.RopeOp)
+def _rope(op: qc.RopeOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    acc = accumulator(*operands)
+    x, cos, sin = (value.astype(acc) for value in operands)
+    if op.interleaved is not None:
+        rotated = np.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
+    else:
+        half = x.shape[-1] // 2
+        rotated = np.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+    return [round_to(x * cos + rotated * sin, tensor_dtype(op.result.type))]
+
+
+def _checked(op: Any, index: Array, length: int, *, from_end: bool) -> Array:
+    """Indices in [0, length), negative ones counted from the end where the op allows that."""
+    positive = np.where(index < 0, index + length, index) if from_end else index
+    bad = (positive < 0) | (positive >= length)
+    if bad.any():
+        raise InterpreterError(f"{where(op)}: index {int(index[bad][0])} is out of range for {length} entries")
+    return positive.astype(np.int64)
+
+
+@rule(qc.EmbeddingOp)
+def _embedding(op: qc.EmbeddingOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    table = plain(operands[1], op.table.type, frame)
+    ids = _checked(op, operands[0], table.shape[0], from_end=False)
+    return [round_to(table[ids], tensor_dtype(op.result.type))]
+
+
+@rule(qc.GatherOp)
+def _gather(op: qc.GatherOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    axis = op.axis.value.data
+    index = _checked(op, operands[1], operands[0].shape[axis], from_end=True)
+    if op.mode.data == "take":
+        return [np.take(operands[0], index, axis=axis)]
+    x = operands[0][tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(index.shape))]
+    return [np.take_along_axis(x, index, axis=axis)]
+
+
+@rule(qc.ScatterOp)
+def _scatter(op: qc.ScatterOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    x, raw, src = operands
+    axis = op.axis.value.data
+    index = _checked(op, raw, x.shape[axis], from_end=False)
+    at: list[Array] = list(np.indices(index.shape, sparse=True))
+    at[axis] = index
+    values = src[tuple(slice(0, n) for n in index.shape)]
+    if op.reduce.data == "none":
+        out = np.array(x)
+        out[tuple(at)] = values
+        return [out]
+    acc = accumulator(x)
+    out = x.astype(acc)  # astype copies
+    np.add.at(out, tuple(at), values.astype(acc))
+    return [round_to(out, tensor_dtype(op.result.type))]
+
+
+@rule(qc.IndexUpdateOp)
+def _index_update(op: qc.IndexUpdateOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    out, axis = np.array(operands[0]), op.axis.value.data
+    index = _checked(op, operands[1], out.shape[axis], from_end=False)
+    out[(slice(None),) * axis + (index,)] = operands[2]
+    return [out]
+
+
+# --- scans and orders ------------------------------------------------------------------------------------------------
+
+
+@rule(qc.CumsumOp)
+def _cumsum(op: qc.CumsumOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    dtype = tensor_dtype(op.result.type)
+    result = round_to(np.empty(0), dtype).dtype
+    acc = result if result.kind in "iu" else accumulator(operands[0])
+    return [round_to(np.cumsum(operands[0].astype(acc), axis=op.axis.value.data, dtype=acc), dtype)]
+
+
+def _order(x: Array, axis: int, *, descending: bool) -> Array:
+    """Stable order; NaN counts as the largest value."""
+    keys = x.astype(np.float32) if x.dtype.kind == "V" or x.dtype == np.float16 else x
+    if not descending:
+        return np.argsort(keys, axis=axis, kind="stable")
+    mirrored = np.argsort(np.flip(keys, axis), axis=axis, kind="stable")
+    return np.flip(x.shape[axis] - 1 - mirrored, axis)
+
+
+@rule(qc.SortOp)
+def _sort(op: qc.SortOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    axis = op.axis.value.data
+    order = _order(operands[0], axis, descending=bool(op.descending.value.data))
+    return [np.take_along_axis(operands[0], order, axis), order.astype(np.int64)]
+
+
+@rule(qc.TopkOp)
+def _topk(op: qc.TopkOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    axis = op.axis.value.data
+    order = np.take(_order(operands[0], axis, descending=True), range(op.k.value.data), axis=axis)
+    return [np.take_along_axis(operands[0], order, axis), order.astype(np.int64)]
+
+
+@rule(qc.ArgmaxOp)
+def _argmax(op: qc.ArgmaxOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    x = operands[0]
+    keys = x.astype(np.float32) if x.dtype.kind == "V" else x
+    return [np.argmax(keys, axis=op.axis.value.data).astype(np.int64)]
+
+
+# --- escape ----------------------------------------------------------------------------------------------------------
+
+
+@rule(qc.TorchCallOp)
+def _torch_call(op: qc.TorchCallOp, _operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    raise InterpreterError(
+        f"{where(op)}: the torch operator '{op.target.data}' has no meaning outside of torch; compile without "
+        f'fallback="torch", or compare with the eager oracle instead'
+    )
