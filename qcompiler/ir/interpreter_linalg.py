@@ -193,7 +193,7 @@ def _placed(value: Array, map_: AffineMap, extents: Sequence[int]) -> Array:
     dropped = [i for i in range(len(extents)) if i not in positions]
     if any(extents[i] != 1 for i in dropped):
         raise InterpreterError(f"the output map {map_} drops a parallel loop")
-    return np.ascontiguousarray(full.transpose([*positions, *dropped]).reshape([extents[i] for i in positions]))
+    return np.asarray(full.transpose([*positions, *dropped]).reshape([extents[i] for i in positions]), order="C")
 
 
 def _accumulate(
