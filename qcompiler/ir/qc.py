@@ -3,7 +3,7 @@
 Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its rule
 in `interpreter.py`; all of them accumulate in fp32 and round once to the result's element type.
 
-    values      const  dim  state  state_update
+    values      const  dim  state  state_update  copy
     quantised   quantize  dequantize
     matmuls     linear  grouped_linear  batch_matmul  conv2d  attention
     norms       rms_norm  layer_norm  softmax
@@ -144,6 +144,27 @@ class StateUpdateOp(QCOp):
     @property
     def key(self) -> str:
         return self.sym.root_reference.data
+
+
+@irdl_op_definition
+class CopyOp(QCOp):
+    """The same value on another device: the only op that crosses. Placed by `assign-devices`, never by a frontend."""
+
+    name = "qc.copy"
+    input = operand_def(AnyAttr())
+    source = prop_def(StringAttr)
+    target = prop_def(StringAttr)
+    result = result_def(AnyAttr())
+    traits = traits_def(Pure())
+
+    def __init__(self, input: SSAValue | Operation, *, source: str, target: str) -> None:
+        value = SSAValue.get(input)
+        properties = {"source": StringAttr(source), "target": StringAttr(target)}
+        super().__init__(operands=[value], properties=properties, result_types=[value.type])
+
+    def verify_op(self) -> None:
+        self.expect(self.input.type == self.result.type, "a copy does not change the type")
+        self.expect(self.source.data != self.target.data, f"a copy from {self.source.data} to itself")
 
 
 # --- quantised values ------------------------------------------------------------------------------------------------
@@ -644,7 +665,7 @@ class YieldOp(QCOp):
 QC = Dialect(
     "qc",
     [
-        ConstOp, DimOp, StateOp, StateUpdateOp, QuantizeOp, DequantizeOp, LinearOp, GroupedLinearOp, BatchMatmulOp,
+        ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, QuantizeOp, DequantizeOp, LinearOp, GroupedLinearOp, BatchMatmulOp,
         Conv2dOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp, GatherOp, ScatterOp,
         IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
     ],
