@@ -2,8 +2,9 @@
 
     python examples/minilm.py [--formats nf4 int8 int4] [--output dumps] [--rounds 15]
 
-For each format: what the ledger says, bytes before and after, the cosine of the sentence embeddings against fp32 (ours and
-that of the eager oracle), and the time of a batch beside torch fp32, torch bf16 and torch.compile, interleaved in one run.
+For each format: what the ledger says, bytes before and after, the cosine of the sentence embeddings against fp32 (ours
+and that of the eager oracle), and the time of a batch beside torch fp32, torch bf16 and torch.compile, interleaved in
+one run.
 """
 
 from __future__ import annotations
@@ -211,8 +212,10 @@ def main() -> None:
     for name in options.formats:
         start = time.perf_counter()
         programs[name] = compile_encoder(model, name, options.output / name)
-        stages = len(programs[name].stages)
-        console.print(f"\n[bold]{name}[/bold]: compiled in {time.perf_counter() - start:.1f} s, {stages} stages in {options.output / name}/")
+        seconds, stages = time.perf_counter() - start, len(programs[name].stages)
+        console.print(
+            f"\n[bold]{name}[/bold]: compiled in {seconds:.1f} s, {stages} stages in {options.output / name}/"
+        )
         console.print(programs[name].ledger.totals())
     console.print(accuracy_table(programs, model))
     for table in speed_tables(programs, model, options.rounds):

@@ -1,5 +1,52 @@
-"""qcompiler: a quantisation compiler. Exports are lazy (PEP 562), so a lower layer never pulls in the roof."""
+"""qcompiler: a quantisation compiler.
+
+    import qcompiler as qc
+
+    prog = qc.qcompile(model, (x,), quant="nf4")
+    y = prog(x)
+    prog.save("model.qca")
+    run = qc.load("model.qca")          # needs neither torch nor xdsl
+
+Exports are lazy (PEP 562): importing a lower layer never pulls in the roof, nor torch.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from qcompiler.errors import QCompilerError
+
+if TYPE_CHECKING:
+    from qcompiler import errors as errors
+    from qcompiler import formats as formats
+    from qcompiler.api import qcompile as qcompile
+    from qcompiler.config import QuantConfig as QuantConfig
+    from qcompiler.config import Rule as Rule
+    from qcompiler.program import Program as Program
+    from qcompiler.runtime import load as load
+
 __version__ = "0.1.0"
+
+_EXPORTS = {
+    "qcompile": "qcompiler.api",
+    "Program": "qcompiler.program",
+    "QuantConfig": "qcompiler.config",
+    "Rule": "qcompiler.config",
+    "load": "qcompiler.runtime",
+}
+_MODULES = ("errors", "formats")
+
+__all__ = ["Program", "QCompilerError", "QuantConfig", "Rule", "errors", "formats", "load", "qcompile"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"qcompiler.{name}")
+    raise AttributeError(f"module 'qcompiler' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

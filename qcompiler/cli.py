@@ -1,0 +1,278 @@
+"""`qc compile | run | inspect | opt | bench | doctor`.
+
+Data goes to stdout, progress and messages to stderr. Exit status 1 and one line on stderr for every `QCompilerError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from qcompiler.errors import ArgumentError, QCompilerError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the process's exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except QCompilerError as error:
+        print(f"qc: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 141  # the reader of our stdout has gone, as in `qc opt … | head`
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="qc", description="Quantise, compile, read and run models.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    command = commands.add_parser("compile", help="compile a PyTorch model to a .qca file")
+    command.add_argument("model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes)")
+    command.add_argument("-o", "--output", type=Path, required=True)
+    command.add_argument(
+        "--quant", default=None, help="nf4, int8, int4 or a format such as nf4:block=128; default float"
+    )
+    command.add_argument("--target", default=None, help="instruction set: x86-64, x86-64-v3, x86-64-v4")
+    command.add_argument("--layout", choices=("target", "canonical"), default="target")
+    command.add_argument("--dump-ir", type=Path, default=None)
+    command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
+    command.add_argument("--timing", action="store_true", help="print the seconds of each stage")
+    command.set_defaults(run=_compile)
+
+    command = commands.add_parser("run", help="run a .qca file on .npy/.npz inputs")
+    command.add_argument("program", type=Path)
+    command.add_argument("inputs", nargs="*", help="x.npy in order, or name=x.npy, or one .npz with names")
+    command.add_argument(
+        "-o", "--output", type=Path, help=".npz for the results (default: print shapes and statistics)"
+    )
+    _add_loading(command)
+    command.set_defaults(run=_run)
+
+    command = commands.add_parser("inspect", help="show what a .qca file holds, without running it")
+    command.add_argument("program", type=Path)
+    command.add_argument("--json", action="store_true")
+    command.add_argument("--plan", action="store_true", help="print the plan as JSON")
+    command.add_argument("--ir", metavar="STAGE", help="print the text of a stage")
+    command.set_defaults(run=_inspect)
+
+    command = commands.add_parser("opt", help="run passes over a file of IR")
+    command.add_argument("file", nargs="?", default="-")
+    command.add_argument("-p", "--passes", default="", help="comma-separated pass names")
+    command.add_argument("--generic", action="store_true", help="print the generic syntax")
+    command.add_argument("--mlir", action="store_true", help="print what a stock MLIR parses")
+    command.add_argument("--list", action="store_true", help="list the passes")
+    command.set_defaults(run=_opt)
+
+    command = commands.add_parser("bench", help="time a .qca file on random inputs")
+    command.add_argument("program", type=Path)
+    command.add_argument("--dim", action="append", default=[], metavar="NAME=VALUE", help="a value for a dimension")
+    command.add_argument("--rounds", type=int, default=30)
+    command.add_argument("--json", action="store_true")
+    _add_loading(command)
+    command.set_defaults(run=_bench)
+
+    command = commands.add_parser("doctor", help="show what this machine offers")
+    command.add_argument("--json", action="store_true")
+    command.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_loading(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--num-threads", type=int, default=None)
+    command.add_argument("--trust-native", default=None, help="'yes' or sha256:… to run native code from the file")
+    command.add_argument("--verify", choices=("auto", "full"), default="auto")
+
+
+def _load(options: argparse.Namespace) -> Any:
+    from qcompiler import runtime
+
+    trust: bool | str = options.trust_native == "yes" or options.trust_native or False
+    return runtime.load(options.program, num_threads=options.num_threads, trust_native=trust, verify=options.verify)
+
+
+# --- compile ---------------------------------------------------------------------------------------------------------
+
+
+def _compile(options: argparse.Namespace) -> None:
+    from qcompiler.api import qcompile
+
+    model, args, kwargs, dynamic_shapes = _factory(options.model)
+    program = qcompile(
+        model,
+        args,
+        kwargs,
+        quant=options.quant,
+        dynamic_shapes=dynamic_shapes,
+        targets=[options.target] if options.target else None,
+        dump_ir=options.dump_ir,
+        verify_each=options.verify_each,
+    )
+    program.save(options.output, layout=options.layout)
+    print(program.ledger.totals(), file=sys.stderr)
+    if options.timing:
+        print(program.timing())
+    print(f"wrote {options.output} ({options.output.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
+
+
+def _factory(text: str) -> tuple[Any, Any, Any, Any]:
+    """Calls `package.module:function`; missing trailing items of its result are empty."""
+    name, _, attribute = text.partition(":")
+    if not attribute:
+        raise ArgumentError(f"'{text}' must be package.module:function")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"cannot find '{text}': {error}") from error
+    result = function()
+    parts = list(result) if isinstance(result, tuple) else [result]
+    model, args, kwargs, dims = (parts + [None] * 4)[:4]
+    return model, args or (), kwargs or {}, dims
+
+
+# --- run and bench ---------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> None:
+    import numpy as np
+
+    args, kwargs = _read_inputs(options.inputs)
+    result = _load(options)(*args, **kwargs)
+    leaves = dict(_leaves(result, "result"))
+    if options.output is not None:
+        np.savez(options.output, **leaves)
+        return
+    for name, value in leaves.items():
+        values = np.asarray(value, dtype=np.float64)
+        spread = f"mean {values.mean():.6g}, std {values.std():.6g}" if values.size else "empty"
+        print(f"{name}: {value.dtype} {list(value.shape)}, {spread}")
+
+
+def _read_inputs(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    import numpy as np
+
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for text in texts:
+        name, _, path = text.rpartition("=")
+        try:
+            value = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"cannot read the input '{path}': {error}") from error
+        if path.endswith(".npz"):
+            kwargs.update({key: value[key] for key in value.files})
+        elif name:
+            kwargs[name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [leaf for key, item in value.items() for leaf in _leaves(item, str(key))]
+    if isinstance(value, list | tuple):
+        return [leaf for index, item in enumerate(value) for leaf in _leaves(item, f"{name}.{index}")]
+    return [] if value is None else [(name, value)]
+
+
+def _bench(options: argparse.Namespace) -> None:
+    import numpy as np
+
+    from qcompiler.plan.dims import dim
+    from qcompiler.plan.weights import NUMPY_DTYPES
+    from qcompiler.runtime.tree import arguments_of
+
+    run = _load(options)
+    entry = run.plan.entries[0]
+    symbols = {symbol.name: symbol.max for symbol in entry.symbols}
+    for text in options.dim:
+        name, _, value = text.partition("=")
+        if name not in symbols or not value.isdigit():
+            raise ArgumentError(f"--dim {text}: the dimensions are {', '.join(symbols) or 'none'}, values are integers")
+        symbols[name] = int(value)
+    generator = np.random.default_rng(0)
+    tensors = []
+    for sig in entry.inputs:
+        shape, dtype = [dim(d).evaluate(symbols) for d in sig.shape], NUMPY_DTYPES[sig.dtype]
+        is_float = sig.dtype in ("f32", "f64", "f16", "bf16")
+        tensors.append(generator.standard_normal(shape).astype(dtype) if is_float else np.ones(shape, dtype))
+    args, kwargs = arguments_of(run.signature.inputs, tensors)
+    for _ in range(3):
+        run(*args, **kwargs)
+    times = []
+    for _ in range(options.rounds):
+        start = time.perf_counter()
+        run(*args, **kwargs)
+        times.append(time.perf_counter() - start)
+    figures = {
+        "dims": symbols,
+        "rounds": options.rounds,
+        "median_s": median(times),
+        "min_s": min(times),
+        "max_s": max(times),
+    }
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        where = ", ".join(f"{name}={value}" for name, value in symbols.items()) or "static shapes"
+        print(f"{where}: median {median(times) * 1e3:.3f} ms, least {min(times) * 1e3:.3f} ms of {options.rounds} runs")
+
+
+# --- inspect, opt, doctor --------------------------------------------------------------------------------------------
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from qcompiler.inspect.files import describe, ir_text, plan_json, summary
+
+    if options.ir is not None:
+        print(ir_text(options.program, options.ir))
+    elif options.plan:
+        print(plan_json(options.program))
+    elif options.json:
+        print(json.dumps(describe(options.program), indent=1))
+    else:
+        print(summary(options.program))
+
+
+def _opt(options: argparse.Namespace) -> None:
+    from qcompiler.inspect.opt import list_passes, run_passes
+
+    if options.list:
+        print(list_passes())
+        return
+    if options.file == "-":
+        text = sys.stdin.read()
+    else:
+        try:
+            text = Path(options.file).read_text()
+        except OSError as error:
+            raise ArgumentError(f"cannot read '{options.file}': {error}") from error
+    syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
+    print(run_passes(text, [name for name in options.passes.split(",") if name], syntax))
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from qcompiler.inspect.doctor import examine, problems
+
+    facts = examine()
+    if options.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        for name, value in facts.items():
+            print(f"{name:14} {value}")
+    for problem in problems(facts):
+        print(f"qc: {problem}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""`qc opt`: passes over IR text, for people and for filecheck tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from xdsl.utils.exceptions import ParseError, VerifyException
+
+from qcompiler.errors import ArgumentError
+from qcompiler.ir.context import QCContext
+from qcompiler.ir.text import parse_module, print_for_mlir, print_module
+from qcompiler.passes.pipeline import ALL_PASSES
+
+Syntax = Literal["pretty", "generic", "mlir"]
+
+
+def run_passes(text: str, names: Sequence[str], syntax: str = "pretty") -> str:
+    """Parses, verifies, runs the passes in order (verifying after each), prints. ArgumentError says what is wrong."""
+    try:
+        module = parse_module(text)
+        module.verify()
+    except (ParseError, VerifyException) as error:
+        raise ArgumentError(f"the input is not valid IR: {error}") from error
+    context = QCContext.default()
+    for name in names:
+        if name not in ALL_PASSES:
+            raise ArgumentError(f"no pass '{name}'; the passes are: {', '.join(sorted(ALL_PASSES))}")
+        ALL_PASSES[name]()().apply(context, module)
+        module.verify()
+    return print_for_mlir(module) if syntax == "mlir" else print_module(module, generic=syntax == "generic")
+
+
+def list_passes() -> str:
+    """Every pass with the first line of its module's docstring."""
+    lines = []
+    for name in sorted(ALL_PASSES):
+        documentation = (ALL_PASSES[name]().__doc__ or "").strip().partition("\n")[0]
+        lines.append(f"{name:28} {documentation}")
+    return "\n".join(lines)

@@ -1,0 +1,85 @@
+"""`prog.report()`: what was decided and why, what a program holds, and what it costs. Text for people, a dict for tools."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qcompiler.plan.plan import Launch, Plan, Select
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One decision of a pass: where, what, why."""
+
+    stage: str
+    path: str
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """A program in figures and reasons. `str(report)` is the text, `report.as_dict()` the same for tools."""
+
+    title: str
+    ledger: str
+    plan: Plan
+    choices: Sequence[Choice]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts, bytes and decisions as plain values."""
+        return {
+            "program": self.title,
+            "kernels": len(self.plan.kernels),
+            "entries": {entry.name: _steps(entry.steps) for entry in self.plan.entries},
+            "arenas": {arena.name: {"kind": arena.kind, "bytes": arena.nbytes} for arena in self.plan.arenas},
+            "choices": [vars(choice) for choice in self.choices],
+        }
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.title, self.ledger, plan_text(self.plan), choices_text(self.choices)])
+
+
+def plan_text(plan: Plan) -> str:
+    """Entry points, steps, kernels and memory of a plan in a few lines."""
+    lines = [f"Plan: {len(plan.kernels)} kernels, {len(plan.entries)} entry point(s)"]
+    for entry in plan.entries:
+        ranges = ", ".join(f"{s.name} in [{s.min}, {s.max}]" for s in entry.symbols) or "static shapes"
+        steps = ", ".join(f"{count} {kind}" for kind, count in sorted(_steps(entry.steps).items()))
+        lines.append(f"  {entry.name}({ranges}): {steps}")
+    if plan.init is not None:
+        lines.append(f"  init, once at load: {len(plan.init.steps)} steps")
+    sizes: Counter[str] = Counter()
+    for arena in plan.arenas:
+        sizes[arena.kind] += arena.nbytes
+    lines.append("  memory at the maximum: " + ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sizes.items()))
+    return "\n".join(lines)
+
+
+def choices_text(choices: Iterable[Choice]) -> str:
+    """Decisions by stage; equal decisions are counted, with the first place they were taken at."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for choice in choices:
+        groups.setdefault((choice.stage, choice.what, choice.why), []).append(choice.path)
+    lines = ["Decisions"]
+    for (stage, what, why), paths in groups.items():
+        where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        lines.append(f"  {stage}: {what}  [{where}]" + (f"\n      {why}" if why else ""))
+    return "\n".join(lines)
+
+
+def human_bytes(count: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _steps(steps: Sequence[object]) -> dict[str, int]:
+    return dict(Counter("launch" if isinstance(s, Launch | Select) else type(s).__name__.lower() for s in steps))

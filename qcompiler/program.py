@@ -1,0 +1,113 @@
+"""A compiled program: what `qcompile` returns. It runs, saves itself, and shows every step of its making."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from qcompiler.errors import QCompilerError
+from qcompiler.inspect.dumps import StageDumps
+from qcompiler.inspect.report import Choice, ProgramReport
+from qcompiler.ledger import Ledger
+from qcompiler.runtime.image import ProgramImage, Target, build_image
+from qcompiler.runtime.loaded import LoadedProgram
+from qcompiler.runtime.program_file import save_image
+
+if TYPE_CHECKING:
+    from qcompiler.frontends.torch_frontend import ImportResult
+    from qcompiler.ir.context import QCContext
+    from qcompiler.plan.plan import Plan
+
+
+class Program:
+    """A model as a program: call it like the model; torch tensors in, torch tensors out, NumPy in, NumPy out.
+
+    `stages` names what the compiler did, `ir(stage)` shows it, `report()` says what was decided and why, `ledger` lists
+    every parameter with its format and bytes.  All of a loaded run (`session`, `capture`, `to`, `out=`) is here too.
+    """
+
+    def __init__(
+        self, image: ProgramImage, dumps: StageDumps, choices: Sequence[Choice], imported: ImportResult
+    ) -> None:
+        self.image = image
+        self.ledger: Ledger = imported.ledger
+        self.oracle: Callable[..., Any] = imported.oracle
+        self._dumps = dumps
+        self._choices = tuple(choices)
+        self._run = LoadedProgram.from_image(image)
+
+    # --- running (as qc.load) ---
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        """The model's result for these arguments, in fresh memory owned by the caller (or in `out`)."""
+        return self._run(*args, out=out, **kwargs)
+
+    def session(self) -> Any:
+        """A session of its own: activations and states that no other call shares."""
+        return self._run.session()
+
+    def capture(self, *args: Any, **kwargs: Any) -> Any:
+        """A captured graph; DeviceUnavailableError on devices that have none."""
+        return self._run.capture(*args, **kwargs)
+
+    def to(self, device: str) -> LoadedProgram:
+        """The program on another device."""
+        return self._run.to(device)
+
+    @property
+    def run(self) -> LoadedProgram:
+        """The loaded program behind this one."""
+        return self._run
+
+    @property
+    def plan(self) -> Plan:
+        return self.image.plan
+
+    # --- reading ---
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the stages, in order."""
+        return self._dumps.names
+
+    def ir(self, stage: str) -> str:
+        """The text after a stage, by name or number."""
+        return self._dumps.text(stage)
+
+    def timing(self) -> str:
+        """Seconds of each stage."""
+        return self._dumps.timing()
+
+    def report(self) -> ProgramReport:
+        """What the program holds, what was decided and why."""
+        title = f"qcompiler program for {self.image.target.kind} ({self.image.target.isa})"
+        return ProgramReport(title, str(self.ledger), self.plan, self._choices)
+
+    # --- saving ---
+
+    def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> None:
+        """Writes a .qca file; `layout="canonical"` is the portable form, repacked when it is loaded."""
+        save_image(self._run.image_with_native() if layout == "target" else self.image, path, layout=layout)
+
+
+def make_image(context: QCContext, imported: ImportResult, isa: str, dumps: StageDumps) -> ProgramImage:
+    """The program in memory, from what the pipeline left in the context."""
+    from qcompiler.passes.emit_kernels import PLAN, SOURCE
+    from qcompiler.plan.plan import Plan
+
+    plan = context.options.get(PLAN)
+    if not isinstance(plan, Plan):
+        raise QCompilerError("the pipeline ended without a plan; it must end with emit-kernels")
+    texts: Mapping[str, str] = {f"ir/{dump.file_name}": dump.text for dump in dumps if dump.suffix == "mlir"}
+    return build_image(
+        plan,
+        imported.signature,
+        context.weights,
+        target=Target(kind="cpu", isa=isa),
+        ledger=json.loads(imported.ledger.to_json()),
+        report=[vars(decision) for decision in context.report.decisions],
+        torch_calls=tuple(imported.torch_calls),
+        texts={**texts, "kernels/program.cpp": str(context.options[SOURCE])},
+    )
