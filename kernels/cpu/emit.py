@@ -74,8 +74,7 @@ def emit_kernels(specs: tuple[KernelSpec, ...], isa: str) -> str:
 
 def emit_program(plan: Plan, isa: str) -> str:
     """The whole program of `plan` as one translation unit."""
-    entries = [*([plan.init] if plan.init is not None else []), *plan.entries]
-    functions = [entry.emit_entry(plan, point, entry.function_name(plan, point)) for point in entries]
+    functions = [entry.emit_entry(plan, point) for point in entry.entry_points(plan)]
     title = [
         f"// A program of {len(plan.kernels)} kernels for {isa}, emitted by qcompiler (emitter {EMITTER_VERSION}).",
         "// Compile: g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fPIC -shared"

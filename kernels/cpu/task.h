@@ -30,3 +30,10 @@ static inline int64_t qc_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t qc_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t qc_floordiv(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 static inline int64_t qc_mod(int64_t a, int64_t b) { return a - qc_floordiv(a, b) * b; }
+
+// Whether a kernel has reported an error; the first kernel to do so (by its index in the plan) is noted.
+static inline bool qc_failed(struct qc_ctx* ctx, int32_t kernel) {
+    if (ctx->error_code == QC_OK) return false;
+    if (ctx->error_kernel < 0) ctx->error_kernel = kernel;
+    return true;
+}

@@ -73,17 +73,17 @@ def pointer(operand: Operand, index: int, name: str | None = None, source: str =
 
 def header_comment(spec: KernelSpec, *lines: str) -> str:
     """The comment above a kernel: what it serves, then its operands, then what the template adds."""
-    rows = [f"// qk_{spec.name}: {spec.template}" + (f" for {_one_line(spec.serves)}" if spec.serves else "")]
+    rows = [f"// qk_{spec.name}: {spec.template}" + (f" for {one_line(spec.serves)}" if spec.serves else "")]
     for operand in spec.operands:
         shape = "x".join(str(d) for d in operand.shape)
         packed = f", {operand.format.name} {operand.format.params} in {operand.layout}" if operand.format else ""
         strides = f", strides ({', '.join(str(s) for s in operand.strides)})" if operand.strides else ""
         rows.append(f"//   {operand.access:2} {identifier(operand.name)}: {shape}x{operand.dtype}{strides}{packed}")
-    rows += [f"// {_one_line(line)}" for line in lines]
+    rows += [f"// {one_line(line)}" for line in lines]
     return "\n".join(rows)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Text that is safe behind `//`: printable, on one line, not ending in a backslash (which would join lines)."""
     return "".join(c if c.isprintable() else " " for c in text).rstrip("\\ ")
 

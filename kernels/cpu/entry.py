@@ -1,0 +1,169 @@
+"""Entry points: the verified plan as one readable C++ function each.
+
+    // 3 on cpu.0: linear for encoder.layer.0.attention.self.query
+    {
+        void* const op[] = {at_activations + 0, at_constants + 36864, at_activations + 196608};
+        const int64_t values[] = {n_b, n_s};
+        qk_linear_nf4_0(ctx, op, values);
+        if (qc_failed(ctx, 4)) return ctx->error_code;
+    }
+
+One CPU stream runs in order, so `record` and `wait` are comments here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qcompiler.kernels.cpu.text import c_dim, identifier, indent, one_line, symbol
+
+from qcompiler.errors import PlanError
+from qcompiler.plan.dims import dim, product
+from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.plan.plan import (
+    Buffer,
+    Copy,
+    EntryPoint,
+    Launch,
+    LibraryCall,
+    Plan,
+    Record,
+    Select,
+    Step,
+    TensorSig,
+    View,
+    Wait,
+)
+
+
+def function_name(point: EntryPoint) -> str:
+    """The exported C name of an entry point (or of the plan's `init`)."""
+    return f"qe_{identifier(point.name)}"
+
+
+def entry_points(plan: Plan) -> tuple[EntryPoint, ...]:
+    """`init` (if any) and the entry points. PlanError if two of them get one C name."""
+    points = (*((plan.init,) if plan.init is not None else ()), *plan.entries)
+    names: dict[str, str] = {}
+    for point in points:
+        other = names.setdefault(function_name(point), point.name)
+        if other is not point.name:
+            raise PlanError(
+                f"the entry points '{other}' and '{point.name}' both need the C name {function_name(point)}"
+            )
+    return points
+
+
+def summary(plan: Plan) -> Iterator[str]:
+    """One line per entry point, for the head of the source."""
+    for point in entry_points(plan):
+        yield f"{function_name(point)}: {len(point.steps)} steps, {_signature(point)}"
+
+
+def _signature(point: EntryPoint) -> str:
+    def tensors(signatures: Sequence[TensorSig]) -> str:
+        return ", ".join(f"{s.name} ({', '.join(str(d) for d in s.shape)}) {s.dtype}" for s in signatures)
+
+    return one_line(f"({tensors(point.inputs)}) -> ({tensors(point.outputs)})")
+
+
+@dataclass(frozen=True)
+class _Emitter:
+    """What the steps of one entry point refer to."""
+
+    plan: Plan
+    point: EntryPoint
+    buffers: Mapping[str, Buffer]
+    kernels: Mapping[str, tuple[int, KernelSpec]]
+    arenas: dict[str, int] = field(default_factory=dict)  # those used, by number
+
+    def address(self, view: View) -> str:
+        """Where a view begins. A packed operand begins where its buffer does."""
+        buffer = self.buffers.get(view.buffer)
+        if buffer is None:
+            raise PlanError(f"entry point '{self.point.name}' uses the buffer '{view.buffer}', which the plan lacks")
+        if buffer.arena not in self.arenas:
+            self.arenas[buffer.arena] = [a.name for a in self.plan.arenas].index(buffer.arena)
+        offset = dim(buffer.offset)
+        if view.format is None:
+            offset = offset + dim(view.offset) * ITEMSIZE[view.dtype]
+        return f"at_{identifier(buffer.arena)} + {c_dim(offset)}"
+
+    def call(self, kernel: str) -> list[str]:
+        """The call of one kernel on `op`."""
+        if kernel not in self.kernels:
+            raise PlanError(f"entry point '{self.point.name}' launches '{kernel}', which the plan lacks")
+        number, spec = self.kernels[kernel]
+        check = f"if (qc_failed(ctx, {number})) return ctx->error_code;"
+        if not spec.symbols:
+            return [f"qk_{kernel}(ctx, op, nullptr);", check]
+        values = ", ".join(symbol(name) for name in spec.symbols)
+        return [f"const int64_t values[] = {{{values}}};", f"qk_{kernel}(ctx, op, values);", check]
+
+    def operands(self, views: Sequence[View]) -> str:
+        addresses = ", ".join(self.address(view) for view in views)
+        return f"void* const op[] = {{{addresses}}};"
+
+    def serves(self, kernel: str) -> str:
+        spec = self.kernels[kernel][1]
+        return one_line(f"{spec.template} for {spec.serves}" if spec.serves else spec.template)
+
+    def step(self, number: int, step: Step) -> list[str]:
+        match step:
+            case Launch():
+                call = self.call(step.kernel)
+                head = f"// {number} on {step.stream}: {self.serves(step.kernel)}"
+                return [head, "{", *indent([self.operands(step.operands), *call]), "}"]
+            case Select():
+                return self.select(number, step)
+            case Copy():
+                return self.copy(number, step)
+            case Record():
+                return [f"// {number} on {step.stream}: record {step.event} (one stream, in order)"]
+            case Wait():
+                return [f"// {number} on {step.stream}: wait for {step.event} (one stream, in order)"]
+            case LibraryCall():
+                raise PlanError(
+                    f"entry point '{self.point.name}' calls the library function '{step.function}' on a CPU"
+                )
+
+    def select(self, number: int, step: Select) -> list[str]:
+        lines = [self.operands(step.operands), f"const int64_t chooser = {c_dim(step.on)};"]
+        for i, case in enumerate(step.cases):
+            last = case.max is None
+            condition = "" if last else f" if (chooser <= {case.max})"
+            word = "else" if i else ""
+            lines.append(f"{word}{condition} {{".strip())
+            lines += indent(self.call(case.kernel)) + ["}"]
+            if last:
+                break
+        else:
+            raise PlanError(f"step {number} of entry point '{self.point.name}' has no case without a maximum")
+        serves = self.serves(step.cases[0].kernel)
+        return [f"// {number} on {step.stream}: {serves}, by {step.on}", "{", *indent(lines), "}"]
+
+    def copy(self, number: int, step: Copy) -> list[str]:
+        source, target = step.source, step.target
+        if source.format is not None:
+            nbytes = str(self.buffers[source.buffer].nbytes)
+        else:
+            nbytes = c_dim(product(source.shape) * ITEMSIZE[source.dtype])
+        head = f"// {number} on {step.stream}: copy {source.buffer} to {target.buffer}"
+        return [head, f"memcpy({self.address(target)}, {self.address(source)}, (size_t){nbytes});"]
+
+
+def emit_entry(plan: Plan, point: EntryPoint) -> str:
+    """The function of one entry point: ``int32_t qe_<name>(ctx, arenas, sym)``, returning ctx->error_code."""
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    kernels = {spec.name: (number, spec) for number, spec in enumerate(plan.kernels)}
+    emitter = _Emitter(plan, point, buffers, kernels)
+    steps = [line for number, step in enumerate(point.steps) for line in emitter.step(number, step)]
+    symbols = [
+        f"const int64_t {symbol(s.name)} = sym[{i}];  // {s.min} to {s.max}" for i, s in enumerate(point.symbols)
+    ]
+    arenas = [f"char* const at_{identifier(name)} = arenas[{i}];" for name, i in sorted(emitter.arenas.items())]
+    unused = ["(void)arenas, (void)sym;", *(f"(void){symbol(s.name)};" for s in point.symbols)]
+    body = indent([*symbols, *arenas, " ".join(unused), *steps, "return ctx->error_code;"])
+    head = f'extern "C" int32_t {function_name(point)}(qc_ctx* ctx, char* const* arenas, const int64_t* sym) {{'
+    return "\n".join([f"// Entry point {one_line(point.name)}: {_signature(point)}", head, *body, "}", ""])
