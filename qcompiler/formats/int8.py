@@ -19,6 +19,10 @@ from qcompiler.formats.base import (
 )
 from qcompiler.formats.equation import Equation
 
+_FLOAT32_MAX = np.finfo(np.float32).max
+LARGEST_SCALE = np.nextafter(_FLOAT32_MAX / np.float32(127), np.float32(0))
+"""One step below fp32's maximum / 127, so that the code 127 never decodes to infinity."""
+
 
 class Int8(Format):
     """Symmetric int8 per row: ``scale = absmax / 127``, ``code = rint(w / scale)`` in fp32."""
@@ -37,7 +41,7 @@ class Int8(Format):
             numerics=Numerics(
                 ties="to even (rint)",
                 zero_block="codes 0; a scale that rounds to 0 in fp32 (zero row, or absmax below 9e-44) is stored as 1",
-                scale_clamp="codes are clipped to ±127 (-128 is never used)",
+                scale_clamp="a scale is at most fp32's maximum / 127; codes are clipped to ±127 (-128 is never used)",
                 zero_point="none (symmetric)",
                 reciprocal="divides by the stored fp32 scale",
             ),
@@ -52,11 +56,11 @@ class Int8(Format):
             absmax = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # half the traffic of max(abs(rows))
             if not np.isfinite(absmax).all():
                 refuse_nonfinite(self, weights, tile, start)
-            scale = absmax / np.float32(127)
+            scale = np.minimum(absmax / np.float32(127), LARGEST_SCALE)
             scale[scale == 0] = 1
             quotient = rows / scale[:, None]
             np.rint(quotient, out=quotient)
-            # A denormal scale is coarse, so that |w / scale| can pass 127.
+            # A denormal scale is coarse and the largest is clamped, so that |w / scale| can pass 127.
             np.clip(quotient, -127, 127, out=quotient)
             first = start // cols
             codes[first : first + len(rows)] = quotient.astype(np.int8)

@@ -1,0 +1,97 @@
+"""Writes docs/formats.md from the declarations: ``python -m qcompiler.formats.doc > docs/formats.md``."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+
+from qcompiler.formats import FORMATS
+from qcompiler.formats.base import Declaration, Field, Format
+
+_HEADER = """\
+# Storage formats
+
+Generated from the declarations in `qcompiler/formats/` by `python -m qcompiler.formats.doc > docs/formats.md`.
+Do not edit: a test compares this file with the declarations.
+
+A matrix of N rows and K columns is one buffer of canonical bytes: the sections below in order, each starting at a
+multiple of its item size (gap bytes are zero). Every section's entries run over the row-major stream of elements;
+an entry that covers *c* elements serves elements *c·i* to *c·(i+1) − 1*. Items are little-endian. Values are computed
+in fp32, one rounding per operation; the NumPy decoder of `qcompiler.formats` is the definition.
+
+Encoders accept float32, float16, bfloat16 and float64 (rounded to fp32 first); NaN and infinity are errors that name
+the row and the column.
+"""
+
+
+def variants(cls: type[Format]) -> Iterator[Format]:
+    """One format for each combination of its boolean parameters, everything else at its default."""
+    flags = [p for p in cls.parameters if isinstance(p.default, bool)]
+    for values in itertools.product(*(p.choices for p in flags)):
+        yield cls(**{p.name: v for p, v in zip(flags, values, strict=True)})
+
+
+def markdown() -> str:
+    """The whole page."""
+    parts = [_HEADER, *(_format_page(cls) for cls in FORMATS.values())]
+    return "\n".join(parts)
+
+
+def _format_page(cls: type[Format]) -> str:
+    lines = [f"## {cls.name}", ""]
+    if cls.parameters:
+        lines += ["| parameter | default | choices | meaning |", "|---|---|---|---|"]
+        for p in cls.parameters:
+            lines.append(f"| `{p.name}` | {p.default} | {', '.join(map(str, p.choices))} | {p.meaning} |")
+        lines.append("")
+    for fmt in variants(cls):
+        lines += _variant(fmt)
+    return "\n".join(lines)
+
+
+def _variant(fmt: Format) -> list[str]:
+    d = fmt.declaration
+    lines = [f"### `{fmt}`", "", d.summary + ".", "", f"- value: `{d.decode.text}`", f"- blocks: {_blocks(d)}"]
+    lines.append(f"- bits per weight at 4096 × 4096: {fmt.bits_per_weight(4096, 4096):.7g}")
+    if d.table is not None:
+        lines.append(f"- table: {', '.join(f'{v:.10g}' for v in d.table)}")
+    lines += ["", "| section | entry | covers | packing |", "|---|---|---|---|"]
+    lines += [f"| `{f.name}` | {_entry(f)} | {_covers(f)} | {_packing(f)} |" for f in d.fields]
+    lines += ["", "Numerics:", ""]
+    for label, text in (
+        ("ties", d.numerics.ties),
+        ("zero block", d.numerics.zero_block),
+        ("scale clamp", d.numerics.scale_clamp),
+        ("zero point", d.numerics.zero_point),
+        ("reciprocal", d.numerics.reciprocal),
+        ("reference", d.reference),
+    ):
+        lines.append(f"- {label}: {text}")
+    return [*lines, ""]
+
+
+def _blocks(d: Declaration) -> str:
+    if d.block == "row":
+        return "one per row, any K"
+    if d.blocking == "flat":
+        return f"{d.block} elements of the flattened matrix, across rows; any shape, the last block may be short"
+    return f"{d.block} elements of a row; K must be a multiple of {d.block}"
+
+
+def _entry(f: Field) -> str:
+    return {"f16": "fp16", "f32": "fp32"}.get(f.kind, f"{f.kind}{f.bits}")
+
+
+def _covers(f: Field) -> str:
+    return "a row" if f.covers == "row" else "1 element" if f.covers == 1 else f"{f.covers} elements"
+
+
+def _packing(f: Field) -> str:
+    if f.bits >= 8:
+        return f"{f.bits // 8} byte{'s' if f.bits > 8 else ''}"
+    return f"{8 // f.bits} per byte, even index in the {'low' if f.order == 'low_first' else 'high'} nibble"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,236 @@
+"""Layouts are bijections, the same in NumPy and in C++, and place every code where kernels look for it."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import qcompiler.kernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qcompiler.kernels import layouts
+
+from qcompiler import formats
+from qcompiler.errors import LayoutError
+from qcompiler.formats import Format
+from qcompiler.plan.kernel import DType
+from qcompiler.plan.weights import NUMPY_DTYPES
+
+P16 = layouts.get("cpu_p16_v1")
+PLAIN: tuple[DType, ...] = ("f32", "bf16", "f16")
+ANY_K = (formats.get("nf4", block=64), formats.get("nf4", block=128), formats.get("int8"))
+GROUPED = tuple(formats.get("int4", group=g, symmetric=s) for g in (32, 64, 128) for s in (True, False))
+Bytes = npt.NDArray[np.uint8]
+
+
+def canonical_bytes(fmt: Format | None, dtype: DType, rows: int, cols: int) -> Bytes:
+    weights = np.random.default_rng(rows * 1000 + cols).standard_normal((rows, cols))
+    if fmt is None:
+        return weights.astype(NUMPY_DTYPES[dtype]).reshape(-1).view(np.uint8)
+    return fmt.encode(weights.astype(np.float32)).data
+
+
+def views(sections: tuple[formats.Section, ...], data: Bytes) -> dict[str, Any]:
+    return {s.name: data[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape) for s in sections}
+
+
+def shapes_for(fmt: Format | None) -> st.SearchStrategy[tuple[int, int]]:
+    step = int(fmt.params["group"]) if fmt is not None and fmt.name == "int4" else 1
+    cols = st.integers(1, 6).map(lambda n: n * step) if step > 1 else st.integers(1, 200)
+    return st.tuples(st.integers(1, 50), cols)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), kind=st.sampled_from((*ANY_K, *GROUPED, *PLAIN)))
+def test_unpack_of_pack_gives_the_canonical_bytes(data: st.DataObject, kind: Format | DType) -> None:
+    fmt, dtype = (kind, "f32") if isinstance(kind, Format) else (None, kind)
+    rows, cols = data.draw(shapes_for(fmt))
+    canonical = canonical_bytes(fmt, dtype, rows, cols)
+    for name in layouts.names():
+        layout = layouts.get(name)
+        packed = layout.pack(fmt, dtype, rows, cols, canonical)
+        assert packed.size == layout.nbytes(fmt, dtype, rows, cols)
+        np.testing.assert_array_equal(layout.unpack(fmt, dtype, rows, cols, packed), canonical)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), kind=st.sampled_from((*ANY_K, *GROUPED)))
+def test_every_element_decodes_from_the_place_the_kernels_read(data: st.DataObject, kind: Format) -> None:
+    """An independent reader of cpu_p16_v1: lane r of panel p, nibble or byte j of group g, scale of block k // kb."""
+    rows, cols = data.draw(shapes_for(kind))
+    packed = kind.encode(np.random.default_rng(0).standard_normal((rows, cols)).astype(np.float32))
+    at = views(P16.sections(kind, "f32", rows, cols), P16.pack(kind, "f32", rows, cols, packed.data))
+    expected = kind.decode(packed)
+    bits = 8 if kind.name == "int8" else 4
+    per_word = 32 // bits
+    block = {"nf4": kind.params.get("block"), "int8": cols, "int4": kind.params.get("group")}[kind.name]
+    assert isinstance(block, int)
+    for row in range(rows):
+        panel, lane = divmod(row, 16)
+        for k in {0, cols // 2, cols - 1, min(cols - 1, 7)}:
+            code = int(at["codes"][panel, k // per_word, lane]) >> bits * (k % per_word) & (1 << bits) - 1
+            if "absmax_flat" in at:
+                assert cols % block
+                scale = at["absmax_flat"][(row * cols + k) // block]
+            else:
+                scale = np.float32(at["scales"][panel, k // block, lane])
+            if kind.name == "nf4":
+                value = formats.get("nf4").declaration.table_array[code] * scale  # type: ignore[index]
+            elif kind.name == "int8":
+                value = np.float32(code - 256 if code > 127 else code) * scale
+            else:
+                zero = int(at["zeros"][panel, k // block, lane]) if "zeros" in at else 8
+                value = np.float32(code - zero) * scale
+            assert value == expected[row, k]
+
+
+def test_plain_values_are_panels_of_sixteen_rows() -> None:
+    values = np.arange(18 * 3, dtype=np.float32).reshape(18, 3)
+    packed = P16.pack(None, "f32", 18, 3, values.reshape(-1).view(np.uint8)).view(np.float32).reshape(2, 3, 16)
+    assert packed[0, 2, 15] == values[15, 2]
+    assert packed[1, 0, 1] == values[17, 0]
+    assert (packed[1, :, 2:] == 0).all()
+
+
+@given(data=st.data(), kind=st.sampled_from((*ANY_K, *GROUPED, *PLAIN)))
+def test_sections_are_64_byte_aligned_and_do_not_overlap(data: st.DataObject, kind: Format | DType) -> None:
+    fmt, dtype = (kind, "f32") if isinstance(kind, Format) else (None, kind)
+    rows, cols = data.draw(shapes_for(fmt))
+    end = 0
+    for s in P16.sections(fmt, dtype, rows, cols):
+        assert s.offset % 64 == 0
+        assert end <= s.offset < end + 64
+        end = s.offset + s.nbytes
+    assert end == P16.nbytes(fmt, dtype, rows, cols)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "rows", "cols", "expected"),
+    [
+        (None, 17, 5, [("values", "float32", (2, 5, 16))]),
+        (ANY_K[0], 17, 128, [("codes", "uint32", (2, 16, 16)), ("scales", "float32", (2, 2, 16))]),
+        (ANY_K[0], 17, 100, [("codes", "uint32", (2, 13, 16)), ("absmax_flat", "float32", (27,))]),
+        (ANY_K[2], 16, 9, [("codes", "uint32", (1, 3, 16)), ("scales", "float32", (1, 1, 16))]),
+        (GROUPED[0], 3, 96, [("codes", "uint32", (1, 12, 16)), ("scales", "float16", (1, 3, 16))]),
+        (
+            GROUPED[1],
+            3,
+            96,
+            [("codes", "uint32", (1, 12, 16)), ("scales", "float16", (1, 3, 16)), ("zeros", "uint8", (1, 3, 16))],
+        ),
+    ],
+    ids=str,
+)
+def test_sections_of_cpu_p16_v1(fmt: Format | None, rows: int, cols: int, expected: list[Any]) -> None:
+    assert [(s.name, s.dtype.name, s.shape) for s in P16.sections(fmt, "f32", rows, cols)] == expected
+
+
+def test_canonical_layout_is_the_formats_own_bytes_of_any_dtype() -> None:
+    canonical = layouts.get("canonical")
+    assert canonical.sections(ANY_K[0], "bf16", 5, 7) == ANY_K[0].sections(5, 7)
+    (values,) = canonical.sections(None, "i64", 5, 7)
+    assert (values.name, values.shape, values.nbytes) == ("values", (5, 7), 280)
+
+
+def test_errors_name_the_layout_and_what_it_holds() -> None:
+    with pytest.raises(LayoutError, match=r"'cpu_p8'.*canonical, cpu_p16_v1"):
+        layouts.get("cpu_p8")
+    with pytest.raises(LayoutError, match="f32, bf16 and f16 values; got i64"):
+        P16.sections(None, "i64", 4, 4)
+    with pytest.raises(LayoutError, match=r"64 bytes .* is needed for values float32\[4, 4\]; got uint8"):
+        P16.pack(None, "f32", 4, 4, np.zeros(63, np.uint8))
+    with pytest.raises(LayoutError, match="256 bytes"):
+        P16.unpack(None, "f32", 4, 4, np.zeros(64, np.uint8))
+    with pytest.raises(LayoutError, match="no section 'zeros'; it has codes, scales"):
+        P16.section(ANY_K[2], "f32", 4, 4, "zeros")
+
+
+def test_packing_ten_million_weights_takes_well_under_a_second() -> None:
+    fmt = formats.get("nf4")
+    canonical = np.zeros(fmt.nbytes(3072, 3072), np.uint8)
+    start = time.process_time()
+    P16.pack(fmt, "f32", 3072, 3072, canonical)
+    assert time.process_time() - start < 0.5
+
+
+# --- the C++ twin ---
+
+DRIVER = """
+#include "layout_pack.h"
+using namespace qc_layout;
+// In two parts where there is more than one panel, as two threads would do it.
+#define HALVES(call) { const int64_t n = panels(rows), h = n / 2; { const int64_t b = 0, e = h; call; } \
+                       { const int64_t b = h, e = n; call; } }
+extern "C" {
+#define ITEMS(T, S) \
+void pack_items_##S(const T* s, int64_t rows, int64_t cols, T* d) { HALVES(p16_pack_items(s, rows, cols, d, b, e)) } \
+void unpack_items_##S(const T* s, int64_t rows, int64_t cols, T* d) { HALVES(p16_unpack_items(s, rows, cols, d, b, e)) }
+ITEMS(uint8_t, 1) ITEMS(uint16_t, 2) ITEMS(uint32_t, 4)
+void pack_codes4(const uint8_t* s, int high, int64_t rows, int64_t cols, uint32_t* d)
+    HALVES(p16_pack_codes4(s, high, rows, cols, d, b, e))
+void unpack_codes4(const uint32_t* s, int high, int pad, int64_t rows, int64_t cols, uint8_t* d)
+    HALVES(p16_unpack_codes4(s, high, (uint8_t)pad, rows, cols, d, b, e))
+void pack_codes8(const uint8_t* s, int64_t rows, int64_t cols, uint32_t* d)
+    HALVES(p16_pack_codes8(s, rows, cols, d, b, e))
+void unpack_codes8(const uint32_t* s, int64_t rows, int64_t cols, uint8_t* d)
+    HALVES(p16_unpack_codes8(s, rows, cols, d, b, e))
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("layout")
+    (folder / "driver.cpp").write_text(DRIVER)
+    include = Path(qcompiler.kernels.__file__).parent / "cpu"
+    command = ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", f"-I{include}"]
+    subprocess.run([*command, "-o", folder / "driver.so", folder / "driver.cpp"], check=True)
+    return ctypes.CDLL(str(folder / "driver.so"))
+
+
+def call(function: Any, source: Any, flags: list[int], shape: tuple[int, int], out: Any) -> None:
+    """function(source, flags…, rows, cols, out) on contiguous arrays."""
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (source, out)]
+    dims = [ctypes.c_int64(n) for n in shape]
+    function(pointers[0], *(ctypes.c_int(f) for f in flags), *dims, pointers[1])
+
+
+CASES = [
+    *((f, "f32", r, c) for f in ANY_K for r, c in [(1, 1), (3, 5), (17, 129), (16, 64), (33, 97), (50, 384)]),
+    *((f, "f32", r, 256) for f in GROUPED for r in (1, 16, 19, 47)),
+    *((None, d, r, c) for d in PLAIN for r, c in [(1, 1), (17, 33), (16, 8), (49, 65)]),
+]
+
+
+@pytest.mark.parametrize(("fmt", "dtype", "rows", "cols"), CASES, ids=str)
+def test_cpp_packs_and_unpacks_the_same_bytes(
+    library: ctypes.CDLL, fmt: Format | None, dtype: DType, rows: int, cols: int
+) -> None:
+    canonical = canonical_bytes(fmt, dtype, rows, cols)
+    source = views(layouts.get("canonical").sections(fmt, dtype, rows, cols), canonical)
+    sections = P16.sections(fmt, dtype, rows, cols)
+    expected = views(sections, P16.pack(fmt, dtype, rows, cols, canonical))
+    for (name, items), section in zip(source.items(), sections, strict=True):
+        packed = np.full(section.shape, 0xAA, np.uint8).astype(section.dtype)
+        back = np.full(items.shape, 0x55, np.uint8).astype(items.dtype)
+        if name == "codes" and fmt is not None:
+            codes = fmt.declaration.codes
+            order = [int(codes.order == "high_first")] if codes.bits == 4 else []
+            call(library[f"pack_codes{codes.bits}"], items, order, (rows, cols), packed)
+            flags = [*order, fmt.declaration.pad_code] if codes.bits == 4 else []
+            call(library[f"unpack_codes{codes.bits}"], packed, flags, (rows, cols), back)
+        elif section.name.endswith("_flat"):
+            np.testing.assert_array_equal(expected[section.name], items)
+            continue
+        else:
+            per_row = section.shape[1]
+            call(library[f"pack_items_{items.itemsize}"], items, [], (rows, per_row), packed)
+            call(library[f"unpack_items_{items.itemsize}"], packed, [], (rows, per_row), back)
+        assert packed.tobytes() == expected[section.name].tobytes(), section.name
+        assert back.tobytes() == items.tobytes(), name
