@@ -47,11 +47,10 @@ def entry_points(plan: Plan) -> tuple[EntryPoint, ...]:
     points = (*((plan.init,) if plan.init is not None else ()), *plan.entries)
     names: dict[str, str] = {}
     for point in points:
-        other = names.setdefault(function_name(point), point.name)
-        if other is not point.name:
-            raise PlanError(
-                f"the entry points '{other}' and '{point.name}' both need the C name {function_name(point)}"
-            )
+        name = function_name(point)
+        if name in names:
+            raise PlanError(f"the entry points '{names[name]}' and '{point.name}' both need the C name {name}")
+        names[name] = point.name
     return points
 
 
@@ -124,9 +123,7 @@ class _Emitter:
             case Wait():
                 return [f"// {number} on {step.stream}: wait for {step.event} (one stream, in order)"]
             case LibraryCall():
-                raise PlanError(
-                    f"entry point '{self.point.name}' calls the library function '{step.function}' on a CPU"
-                )
+                raise PlanError(f"entry point '{self.point.name}' calls '{step.function}', which no CPU has")
 
     def select(self, number: int, step: Select) -> list[str]:
         lines = [self.operands(step.operands), f"const int64_t chooser = {c_dim(step.on)};"]
@@ -135,7 +132,7 @@ class _Emitter:
             condition = "" if last else f" if (chooser <= {case.max})"
             word = "else" if i else ""
             lines.append(f"{word}{condition} {{".strip())
-            lines += indent(self.call(case.kernel)) + ["}"]
+            lines += [*indent(self.call(case.kernel)), "}"]
             if last:
                 break
         else:

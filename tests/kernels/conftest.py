@@ -1,0 +1,143 @@
+"""Compiles emitted kernels and calls them through ctypes, on one or two real threads."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
+
+from qcompiler.plan.kernel import KernelSpec
+
+CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
+ISAS = tuple(CPU_FLAGS) if platform.machine() == "x86_64" else ("generic",)
+PARALLEL = r"""
+#include <pthread.h>
+// Two threads take tasks from one counter; thread 0 owns the first scratch area, thread 1 the second.
+struct pool { qc_task fn; void* arg; char* scratch; int64_t tasks, stride; int64_t next; };
+struct worker { pool* p; int id; };
+static void* work(void* arg) {
+    worker* w = (worker*)arg;
+    for (;;) {
+        const int64_t t = __atomic_fetch_add(&w->p->next, 1, __ATOMIC_RELAXED);
+        if (t >= w->p->tasks) return 0;
+        w->p->fn(w->p->arg, t, w->p->scratch + w->id * w->p->stride);
+    }
+}
+extern "C" void test_parallel(struct qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
+    pool p = {fn, arg, ctx->scratch, tasks, ctx->scratch_stride, 0};
+    worker w[2] = {{&p, 0}, {&p, 1}};
+    pthread_t other;
+    const bool two = ctx->num_threads > 1 && pthread_create(&other, 0, work, &w[1]) == 0;
+    work(&w[0]);
+    if (two) pthread_join(other, 0);
+}
+"""
+
+
+class Context(ctypes.Structure):
+    """qc_ctx of abi.h."""
+
+    _fields_ = [
+        ("parallel", ctypes.c_void_p), ("pool", ctypes.c_void_p), ("scratch", ctypes.c_void_p),
+        ("scratch_stride", ctypes.c_int64), ("num_threads", ctypes.c_int32), ("error_code", ctypes.c_int32),
+        ("error_value", ctypes.c_int64), ("error_limit", ctypes.c_int64), ("error_kernel", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+def compile_source(source: str, isa: str, folder: Path) -> ctypes.CDLL:
+    digest = hashlib.sha256((isa + source).encode()).hexdigest()[:16]
+    cpp, library = folder / f"{digest}.cpp", folder / f"{digest}.so"
+    if not library.exists():
+        cpp.write_text(source)
+        march = [] if isa == "generic" else [f"-march={isa}"]
+        flags = ["-std=c++17", "-O3", *march, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-Wall"]
+        compiler = shutil.which("g++") or shutil.which("c++")
+        assert compiler, "the kernel tests need a C++ compiler (Debian: apt install g++)"
+        # GCC 12 warns about its own intrinsics' undefined registers.
+        command = [compiler, *flags, "-Werror", "-Wno-maybe-uninitialized", "-Wno-uninitialized", str(cpp)]
+        done = subprocess.run(
+            [*command, "-o", str(library), "-lm", "-lpthread"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(library))
+
+
+class Kernels:
+    """A compiled set of specs. `run` calls one of them on NumPy arrays (bases of the operands), in place."""
+
+    def __init__(self, specs: Sequence[KernelSpec], isa: str, folder: Path) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.isa = isa
+        self.source = emit_kernels(tuple(specs), isa)
+        self.library = compile_source(self.source + PARALLEL, isa, folder)
+
+    def context(self, scratch: int, threads: int) -> tuple[Context, Any]:
+        """A context whose scratch is full of NaNs, and the memory to keep alive."""
+        stride = max(64, -(-scratch // 64) * 64)
+        memory = np.full(stride * threads + 64 + 64, 0xFF, np.uint8)
+        base = -(-memory.ctypes.data // 64) * 64
+        parallel = ctypes.cast(self.library.test_parallel, ctypes.c_void_p)
+        return Context(parallel, None, base, stride, threads, 0, 0, 0, -1, 0), memory
+
+    def run(self, name: str, operands: Sequence[Any], symbols: Sequence[int] = (), threads: int = 1) -> Context:
+        """Returns the context, for the error fields. An operand is an array (its first element's address is passed)."""
+        context, memory = self.context(scratch_bytes(self.specs[name], self.isa), threads)
+        addresses = (ctypes.c_void_p * max(len(operands), 1))(*(array.ctypes.data for array in operands))
+        values = (ctypes.c_int64 * max(len(symbols), 1))(*symbols)
+        function = self.library[f"qk_{name}"]
+        function.restype = None
+        function(ctypes.byref(context), addresses, values)
+        guard = memory[context.scratch - memory.ctypes.data + context.scratch_stride * threads :]
+        assert (guard == 0xFF).all(), f"{name} wrote behind its scratch"
+        return context
+
+    def run_both(self, name: str, operands: Callable[[], Sequence[Any]], symbols: Sequence[int] = ()) -> Sequence[Any]:
+        """Runs on one and on two threads over fresh operands, demands equal bits, and returns the first operands."""
+        one, two = operands(), operands()
+        self.run(name, one, symbols, threads=1)
+        self.run(name, two, symbols, threads=2)
+        for a, b in zip(one, two, strict=True):
+            assert a.tobytes() == b.tobytes(), f"{name} depends on the number of threads"
+        return one
+
+
+def runnable(isa: str) -> bool:
+    if isa == "generic":
+        return True
+    return CPU_FLAGS[isa] in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+
+
+@pytest.fixture(scope="session")
+def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session", params=ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if not runnable(name):
+        pytest.skip(f"this CPU cannot run {name}")
+    return name
+
+
+@pytest.fixture(scope="session")
+def build(build_folder: Path) -> Callable[[Sequence[KernelSpec], str], Kernels]:
+    """``build(specs, isa)`` compiles once per distinct source."""
+    return lambda specs, isa: Kernels(specs, isa, build_folder)
+
+
+@pytest.fixture(scope="session")
+def compile_text(build_folder: Path) -> Callable[[str, str], ctypes.CDLL]:
+    """``compile_text(source, isa)``: any C++ text behind the common headers."""
+    common = "\n".join(header(name) for name in ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h"))
+    return lambda source, isa: compile_source(common + source, isa, build_folder)
