@@ -125,6 +125,15 @@ def test_int4_zero_is_exact(symmetric: bool) -> None:
     assert (packed.section("codes") == (0x88 if symmetric else 0)).all()
 
 
+def test_int4_of_two_equal_extremes_the_negative_one_sets_the_scale() -> None:
+    for signs in ((-4, 4), (4, -4)):
+        weights = np.zeros((1, 32), np.float32)
+        weights[0, :2] = signs
+        packed = formats.get("int4").encode(weights)
+        assert packed.section("scales")[0, 0] == 0.5
+        assert sorted([packed.section("codes")[0, 0] & 15, packed.section("codes")[0, 0] >> 4]) == [0, 15]
+
+
 def test_int4_weights_below_the_fp16_scale_decode_to_zero_not_nan() -> None:
     for symmetric in (True, False):
         fmt = formats.get("int4", symmetric=symmetric)

@@ -64,6 +64,18 @@ def test_weights_at_and_beside_every_midpoint_equal_bitsandbytes() -> None:
     assert [c for byte in codes[:7] for c in (byte >> 4, byte & 15)] == list(range(14))
 
 
+def test_short_last_block_divides_where_full_blocks_multiply() -> None:
+    """Quotients at a midpoint differ in the last bit between w / absmax and w * (1 / absmax), and with it the code."""
+    rng = np.random.default_rng(0)
+    differing = 0
+    for absmax in rng.uniform(0.5, 2, 40).astype(np.float32):
+        tail = np.append(MIDPOINTS * absmax, absmax)[None]
+        assert_equal_to_bitsandbytes(tail, torch.from_numpy(tail), 64)
+        multiplied = tail[0, :-1] * (np.float32(1) / absmax) > MIDPOINTS
+        differing += int((multiplied != (tail[0, :-1] / absmax > MIDPOINTS)).sum())
+    assert differing > 20  # the test does reach weights where the two rules disagree
+
+
 def test_sixteen_bit_weights_equal_bitsandbytes() -> None:
     weights = np.random.default_rng(0).standard_normal((37, 101)).astype(np.float32)
     half = weights.astype(np.float16)
