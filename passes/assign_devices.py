@@ -26,6 +26,7 @@ from qcompiler.ir.module import path_of
 from qcompiler.ir.qc import ConstOp, CopyOp, DimOp
 
 DEVICE = "qc.device"
+_PLACED_BY_USERS = ("arith.constant", "tensor.empty", "linalg.fill")
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class AssignDevicesPass(ModulePass):
 def _assign(function: FuncOp, devices: DeviceMap) -> None:
     copies: dict[tuple[SSAValue, str], SSAValue] = {}
     for op in list(function.body.block.ops):
-        if isinstance(op, DimOp | ConstOp):
-            continue  # sizes have no device; constants are placed by their users below
+        if isinstance(op, DimOp | ConstOp) or op.name in _PLACED_BY_USERS:
+            continue  # sizes have no device; constants and destinations are placed by their users below
         is_return = op.name == "func.return"
         device = devices.default if is_return else devices.device_for(path_of(op))
         op.attributes[DEVICE] = StringAttr(device)
@@ -91,7 +92,7 @@ def _on_device(
 ) -> SSAValue:
     """`value` where `user` needs it: itself, a second placement of a constant, or a copy in front of the user."""
     owner = value.owner
-    if isinstance(owner, ConstOp) and DEVICE not in owner.attributes:
+    if isinstance(owner, Operation) and DEVICE not in owner.attributes and _is_placeless(owner):
         owner.attributes[DEVICE] = StringAttr(device)
         return value
     source = device_of(value) or default
@@ -101,7 +102,7 @@ def _on_device(
         block = user.parent_block()
         assert block is not None
         crossing: Operation
-        if isinstance(owner, ConstOp):
+        if isinstance(owner, Operation) and _is_placeless(owner):
             crossing = owner.clone()
             block.insert_op_after(crossing, owner)
         else:
@@ -113,6 +114,11 @@ def _on_device(
     return copies[value, device]
 
 
+def _is_placeless(op: Operation) -> bool:
+    """Constants and destinations: made where they are used, once for each device."""
+    return isinstance(op, ConstOp) or op.name in _PLACED_BY_USERS
+
+
 def _check(function: FuncOp, default: str) -> None:
     """Every tensor operand lives on its op's device; only a copy crosses."""
     for op in function.body.block.ops:
@@ -120,8 +126,11 @@ def _check(function: FuncOp, default: str) -> None:
         if isinstance(op, DimOp | CopyOp) or not isinstance(device, StringAttr):
             continue
         for operand in op.operands:
+            owner = operand.owner
+            if isinstance(owner, DimOp) or (isinstance(owner, Operation) and _is_placeless(owner)):
+                continue
             actual = device_of(operand) or default
-            if not isinstance(operand.owner, DimOp) and actual != device.data:
+            if actual != device.data:
                 raise DeviceAssignmentError(
                     f"{op.name} at '{path_of(op)}' runs on {device.data} but reads a value on {actual}; "
                     "only qc.copy may cross devices"

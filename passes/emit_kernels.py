@@ -4,15 +4,14 @@
     after   KernelSpec(name="linear_nf4_0", body=LinearKernel(m="b*s", n=1536, k=384, m_class="large", …))
             extern "C" void qk_linear_nf4_0(qc_ctx* ctx, void* const* op, const int64_t* sym) { … }
 
-The spec, not the text, is what a program file runs from: another machine emits and compiles it again.  The module itself
-stays as it is; the result is left in the context's options under "plan" and "source".
+The spec, not the text, is what a program file runs from: another machine emits and compiles it again.  The module
+itself stays as it is; the result is left in the context's options under "plan" and "source".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qcompiler.ir.rt_plan import plan_from_rt
 from qcompiler.kernels.cpu.emit import emit_program
 from qcompiler.passes.lowering.specs import spec_of
 from xdsl.context import Context
@@ -22,6 +21,7 @@ from xdsl.passes import ModulePass
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import rt
 from qcompiler.ir.context import qc_context
+from qcompiler.ir.rt_plan import plan_from_rt
 from qcompiler.plan.kernel import KernelSpec
 
 PLAN, SOURCE = "plan", "source"

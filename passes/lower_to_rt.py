@@ -127,7 +127,7 @@ class EntryLowering:
     def _input(self, index: int, name: str) -> TensorSig:
         argument = body_of(self.function).args[index]
         shape, dtype = shape_of(argument.type), tensor_dtype(argument.type)
-        arena = self.program.arena(f"{self.entry}.in.{index}", self.default_device, "input", self.entry)
+        arena = self.program.arena(f"input.{self.entry}.{index}", self.default_device, "input", self.entry)
         buffer = self.program.buffer(f"{self.entry}.in.{index}", arena, self.nbytes(shape, dtype))
         self.placer.define(argument, contiguous(buffer, dtype, shape))
         return TensorSig(name=name, arena=arena, dtype=dtype, shape=shape)
@@ -142,7 +142,7 @@ class EntryLowering:
                 name, arena = keys[index], self.program.arena("init", self.default_device, "init")
             else:
                 name = f"{self.entry}.out.{index}"
-                arena = self.program.arena(name, self.default_device, "output", self.entry)
+                arena = self.program.arena(f"output.{self.entry}.{index}", self.default_device, "output", self.entry)
             buffer = self.program.buffer(name, arena, self.nbytes(shape, dtype))
             view = contiguous(buffer, dtype, shape)
             views.append(view)
@@ -154,7 +154,7 @@ class EntryLowering:
         return views
 
     def _signature(self, index: int, view: View) -> TensorSig:
-        return TensorSig(name=f"out{index}", arena=view.buffer, dtype=view.dtype, shape=view.shape)
+        return TensorSig(name=f"out{index}", arena=f"output.{self.entry}.{index}", dtype=view.dtype, shape=view.shape)
 
     # --- places (drafts.Places) ---
 
@@ -178,7 +178,7 @@ class EntryLowering:
     def state(self, op: qc.StateOp) -> View:
         shape, dtype = shape_of(op.result.type), tensor_dtype(op.result.type)
         arena = self.program.arena(f"state.{op.key}", _device(op, self.default_device), "state")
-        return contiguous(self.program.buffer(f"state.{op.key}", arena, self.nbytes(shape, dtype)), dtype, shape)
+        return contiguous(self.program.buffer(f"s.{op.key}", arena, self.nbytes(shape, dtype)), dtype, shape)
 
     def contiguous_copy(self, view: View, op: Operation) -> View:
         """The same values row-major in a fresh buffer."""
@@ -242,7 +242,7 @@ class EntryLowering:
         """Nothing for a value that already lies in its state; else one counted copy at the end of the entry."""
         arena = self.program.arena(f"state.{op.key}", _device(op, self.default_device), "state")
         shape, dtype = shape_of(op.value.type), tensor_dtype(op.value.type)
-        target = contiguous(self.program.buffer(f"state.{op.key}", arena, self.nbytes(shape, dtype)), dtype, shape)
+        target = contiguous(self.program.buffer(f"s.{op.key}", arena, self.nbytes(shape, dtype)), dtype, shape)
         source = self.placer.view(op.value)
         if source.buffer != target.buffer:
             nbytes = self.nbytes(shape, dtype)

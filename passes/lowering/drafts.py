@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from qcompiler.passes.lowering import views
-from xdsl.dialects import linalg
 from xdsl.dialects.builtin import AffineMapAttr, StringAttr, TensorType
+from xdsl.dialects.linalg.attrs import IteratorType, IteratorTypeAttr
+from xdsl.dialects.linalg.ops import FillOp, GenericOp, YieldOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 
@@ -271,26 +272,26 @@ def _cumsum(op: Operation, places: Places) -> Draft:
 
 
 def _generic(op: Operation, places: Places) -> Draft:
-    assert isinstance(op, linalg.GenericOp)
-    reduces = any(kind.data == linalg.IteratorType.REDUCTION for kind in op.iterator_types)
+    assert isinstance(op, GenericOp)
+    reduces = any(kind.data == IteratorType.REDUCTION for kind in op.iterator_types)
     result = Draft("reduce" if reduces else "loop", path_of(op))
     inputs = [result.add(f"in{i}", "r", places.view(value)) for i, value in enumerate(op.inputs)]
     outputs: list[SSAValue] = []
     for index, (value, initial) in enumerate(zip(op.results, op.outputs, strict=True)):
         argument = result.add(f"out{index}", "w", places.result(value, shape_of(value.type)))
         fill = initial.owner
-        if isinstance(fill, linalg.FillOp):
+        if isinstance(fill, FillOp):
             constant = fill.inputs[0].owner
             assert isinstance(constant, Operation)
             scalar = constant.clone()
             result.body.add_op(scalar)
-            result.body.add_op(linalg.FillOp([scalar.results[0]], [argument], [argument.type]))
+            result.body.add_op(FillOp([scalar.results[0]], [argument], [argument.type]))
             argument = result.body.last_op.results[0]  # type: ignore[union-attr]
         elif reduces and op.body.block.args[len(inputs) + index].uses:
             raise KernelSelectionError(f"the reduction at '{path_of(op)}' starts from a tensor; only a fill is lowered")
         outputs.append(argument)
     result.body.add_op(
-        linalg.GenericOp(
+        GenericOp(
             inputs, outputs, op.body.clone(), op.indexing_maps, op.iterator_types, [value.type for value in outputs]
         )
     )
@@ -299,7 +300,7 @@ def _generic(op: Operation, places: Places) -> Draft:
 
 def _fill(op: Operation, places: Places) -> Draft:
     """A constant tensor that some op reads as a value."""
-    assert isinstance(op, linalg.FillOp)
+    assert isinstance(op, FillOp)
     result = Draft("fill", path_of(op))
     value = op.results[0]
     out = result.add("out0", "w", places.result(value, shape_of(value.type)))
@@ -309,7 +310,7 @@ def _fill(op: Operation, places: Places) -> Draft:
     assert isinstance(type_, TensorType)
     body = Block(arg_types=[type_.element_type])
     scalar = constant.clone()
-    body.add_ops([scalar, linalg.YieldOp(scalar.results[0])])
+    body.add_ops([scalar, YieldOp(scalar.results[0])])
     result.body.add_op(_parallel([], [out], body, len(shape_of(type_))))
     return result
 
@@ -321,15 +322,15 @@ def copy_draft(source: View, target: View, path: str) -> Draft:
     write = result.add("out0", "w", target)
     element = tensor((), source.dtype).element_type
     body = Block(arg_types=[element, element])
-    body.add_op(linalg.YieldOp(body.args[0]))
+    body.add_op(YieldOp(body.args[0]))
     result.body.add_op(_parallel([read], [write], body, len(source.shape)))
     return result
 
 
 def _parallel(inputs: Sequence[SSAValue], outputs: Sequence[SSAValue], body: Block, rank: int) -> Operation:
     identity = AffineMapAttr(AffineMap.identity(rank))
-    parallel = linalg.IteratorTypeAttr(linalg.IteratorType.PARALLEL)
-    return linalg.GenericOp(
+    parallel = IteratorTypeAttr(IteratorType.PARALLEL)
+    return GenericOp(
         inputs,
         outputs,
         Region(body),
@@ -350,8 +351,8 @@ RULES: dict[type[Operation], Callable[[Operation, Places], Draft]] = {
     qc.GatherOp: _gather,
     qc.IndexUpdateOp: _index_update,
     qc.CumsumOp: _cumsum,
-    linalg.GenericOp: _generic,
-    linalg.FillOp: _fill,
+    GenericOp: _generic,
+    FillOp: _fill,
 }
 
 

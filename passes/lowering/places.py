@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from qcompiler.passes.lowering import views
-from xdsl.dialects import linalg
 from xdsl.dialects import tensor as tensor_dialect
 from xdsl.dialects.builtin import DYNAMIC_INDEX, ArrayAttr, IntegerAttr
+from xdsl.dialects.linalg.ops import BroadcastOp, GenericOp, TransposeOp
 from xdsl.ir import Operation, SSAValue
 
 from qcompiler.errors import KernelSelectionError
@@ -20,7 +20,7 @@ from qcompiler.plan.plan import View
 Groups = list[list[int]]
 
 _SAME_ORDER = (tensor_dialect.ExpandShapeOp, tensor_dialect.CollapseShapeOp)
-_VIEWS = (*_SAME_ORDER, linalg.TransposeOp, linalg.BroadcastOp, tensor_dialect.ExtractSliceOp, tensor_dialect.CastOp)
+_VIEWS = (*_SAME_ORDER, TransposeOp, BroadcastOp, tensor_dialect.ExtractSliceOp, tensor_dialect.CastOp)
 Steps = tuple[list[Dim], list[Dim], list[Dim]]
 
 
@@ -70,10 +70,10 @@ class Placer:
         match op:
             case qc.ConstOp() | qc.StateOp():
                 return True  # on first use
-            case linalg.TransposeOp():
+            case TransposeOp():
                 permutation = [int(i) for i in op.permutation.get_values()]
-                self.define(op.results[0], views.transpose(self.view(op.input), permutation))
-            case linalg.BroadcastOp():
+                self.define(op.results[0], views.transpose(self.view(op.inputs[0]), permutation))
+            case BroadcastOp():
                 added = [int(i) for i in op.dimensions.get_values()]
                 result = op.results[0]
                 self.define(result, views.broadcast(self.view(op.input), added, shape_of(result.type)))
@@ -105,7 +105,7 @@ class Placer:
         owner = value.owner
         if isinstance(owner, qc.AttentionOp):
             users = [use.operation for use in value.uses]
-            if len(users) == 1 and isinstance(users[0], linalg.TransposeOp):
+            if len(users) == 1 and isinstance(users[0], TransposeOp):
                 order = tuple(int(i) for i in users[0].permutation.get_values())
                 return order if order[-1] == len(order) - 1 else None
         if isinstance(owner, qc.SoftmaxOp):
@@ -118,7 +118,7 @@ class Placer:
         """Whether some op reads a fill's values (rather than starting a reduction from them)."""
         for use in op.results[0].uses:
             user = use.operation
-            if not (isinstance(user, linalg.GenericOp) and use.index >= len(user.inputs)):
+            if not (isinstance(user, GenericOp) and use.index >= len(user.inputs)):
                 return True
         return False
 

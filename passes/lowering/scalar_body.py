@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from xdsl.dialects import arith, linalg
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr
+from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from qcompiler.errors import KernelSelectionError
@@ -63,7 +64,7 @@ def _scalar_op(op: Operation, names: dict[SSAValue, str]) -> ScalarOp:
         predicate = CMPF[op.predicate.value.data]
     elif isinstance(op, arith.CmpiOp):
         predicate = CMPI[op.predicate.value.data]
-    elif isinstance(op, linalg.IndexOp):
+    elif isinstance(op, IndexOp):
         axis = op.dim.value.data
     return ScalarOp(
         result=names[result],

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 from qcompiler.passes.lowering.drafts import M_CLASS
 from qcompiler.passes.lowering.scalar_body import constant_text, program_of
-from xdsl.dialects import arith, linalg
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import StringAttr
+from xdsl.dialects.linalg.attrs import IteratorType
+from xdsl.dialects.linalg.ops import FillOp, GenericOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.ir.affine import AffineBinaryOpExpr, AffineBinaryOpKind, AffineConstantExpr, AffineDimExpr, AffineExpr
 
@@ -138,11 +140,11 @@ def _cumsum(op: Operation, operands: Operands, serves: str) -> KernelBody:
 
 
 def _loop(op: Operation, operands: Operands, serves: str) -> KernelBody:
-    assert isinstance(op, linalg.GenericOp)
+    assert isinstance(op, GenericOp)
     kinds = [kind.data for kind in op.iterator_types]
     maps = [attribute.data for attribute in op.indexing_maps]
     # Parallel iterators first, so that a template meets one order only.
-    order = sorted(range(len(kinds)), key=lambda i: kinds[i] != linalg.IteratorType.PARALLEL)
+    order = sorted(range(len(kinds)), key=lambda i: kinds[i] != IteratorType.PARALLEL)
     accesses = [_access(m.results, operand, order) for m, operand in zip(maps, operands, strict=True)]
     extents = _extents([m.results for m in maps], operands, len(kinds), serves)
     body = program_of(op.body.block, serves)
@@ -151,7 +153,7 @@ def _loop(op: Operation, operands: Operands, serves: str) -> KernelBody:
         body = _with_axes(body, position)
     return LoopKernel(
         extents=tuple(extents[i] for i in order),
-        iterators=tuple("parallel" if kinds[i] == linalg.IteratorType.PARALLEL else "reduction" for i in order),
+        iterators=tuple("parallel" if kinds[i] == IteratorType.PARALLEL else "reduction" for i in order),
         accesses=tuple(accesses),
         body=body,
         init=tuple(text for value in op.outputs if (text := _initial(value)) is not None),
@@ -166,7 +168,7 @@ def _with_axes(body: ScalarProgram, position: dict[int, int]) -> ScalarProgram:
 def _initial(value: SSAValue) -> str | None:
     """The constant an output starts from, or None if it is not filled."""
     fill = value.owner
-    if not isinstance(fill, linalg.FillOp):
+    if not isinstance(fill, FillOp):
         return None
     constant = fill.inputs[0].owner
     assert isinstance(constant, arith.ConstantOp)
@@ -227,5 +229,5 @@ BODIES: dict[type[Operation], Callable[[Operation, Operands, str], KernelBody]] 
     qc.GatherOp: _gather,
     qc.IndexUpdateOp: _index_update,
     qc.CumsumOp: _cumsum,
-    linalg.GenericOp: _loop,
+    GenericOp: _loop,
 }
