@@ -190,6 +190,10 @@ class CompileFailedError(RuntimeFailure):
     """The host compiler refused emitted source; the message carries its output and the path of the source."""
 
 
+class IndexOutOfRangeError(RuntimeFailure, IndexError):
+    """A kernel met an index (a token id, a position) outside the table it reads."""
+
+
 class SessionBusyError(RuntimeFailure):
     """A second concurrent call on one session."""
 

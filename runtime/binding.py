@@ -1,0 +1,191 @@
+"""From the shapes of a call's arguments to an entry point and the values of its symbols."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from qcompiler.errors import ArgumentShapeError, DimError, PlanError
+from qcompiler.plan.dims import Dim, Expr, dim
+from qcompiler.plan.plan import EntryPoint, Plan, TensorSig
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One entry point at one size. `values` and `array` hold the symbols in the entry's order."""
+
+    entry: int
+    symbols: dict[str, int]
+    array: ctypes.Array[ctypes.c_int64]
+    outputs: tuple[Shape, ...]
+
+
+@dataclass(frozen=True)
+class _Equation:
+    """`expr == shapes[argument][axis]`; `solves` is the symbol it determines, if any."""
+
+    argument: int
+    axis: int
+    expr: Expr
+    solves: _Linear | None
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """``slope * name + rest``."""
+
+    name: str
+    slope: Expr
+    rest: Expr
+
+    @staticmethod
+    def of(expr: Expr, name: str) -> _Linear | None:
+        """None where `expr` is not linear in `name`."""
+        try:
+            rest = expr.substitute({name: 0})
+            slope = (expr - rest).divide_exact(Expr.symbol(name))
+        except DimError:  # no polynomial of the symbol, or a division by it
+            return None
+        return None if name in slope.symbols() else _Linear(name, slope, rest)
+
+    def solve(self, extent: int, symbols: dict[str, int]) -> int | None:
+        slope, rest = self.slope.evaluate(symbols), self.rest.evaluate(symbols)
+        if slope == 0 or (extent - rest) % slope:
+            return None
+        return (extent - rest) // slope
+
+
+class EntryBinder:
+    """Binds one entry point. PlanError if its inputs' shapes do not determine its symbols."""
+
+    def __init__(self, index: int, entry: EntryPoint) -> None:
+        self.index = index
+        self.entry = entry
+        self.ranges = {symbol.name: (symbol.min, symbol.max) for symbol in entry.symbols}
+        self.order = tuple(symbol.name for symbol in entry.symbols)
+        self.equations = self._plan_equations()
+        self.outputs = [[dim(extent) for extent in sig.shape] for sig in entry.outputs]
+
+    def _plan_equations(self) -> list[_Equation]:
+        """In an order in which each equation determines one symbol from those before it, or checks."""
+        waiting = [
+            _Equation(number, axis, dim(extent), None)
+            for number, sig in enumerate(self.entry.inputs)
+            for axis, extent in enumerate(sig.shape)
+        ]
+        known: set[str] = set()
+        planned: list[_Equation] = []
+        progress = True
+        while progress:
+            progress = False
+            for equation in list(waiting):
+                unknown = equation.expr.symbols() - known
+                solves = _Linear.of(equation.expr, next(iter(unknown))) if len(unknown) == 1 else None
+                if not unknown or solves is not None:
+                    waiting.remove(equation)
+                    planned.append(replace(equation, solves=solves))
+                    known |= unknown
+                    progress = True
+        if missing := (set(self.order) | {name for each in waiting for name in each.expr.symbols()}) - known:
+            raise PlanError(
+                f"entry point '{self.entry.name}': the shapes of its inputs do not determine "
+                f"{', '.join(sorted(missing))}"
+            )
+        return planned
+
+    def bind(self, shapes: Sequence[Shape]) -> Binding:
+        """ArgumentShapeError names the argument that does not fit."""
+        for sig, shape in zip(self.entry.inputs, shapes, strict=True):
+            if len(shape) != len(sig.shape):
+                raise self._error(sig, shape, f"{len(shape)} dimensions instead of {len(sig.shape)}")
+        symbols: dict[str, int] = {}
+        for equation in self.equations:
+            sig, shape = self.entry.inputs[equation.argument], shapes[equation.argument]
+            extent = shape[equation.axis]
+            if equation.solves is not None:
+                self._solve(equation, extent, symbols, sig, shape)
+            expected = equation.expr.evaluate(symbols)
+            if expected != extent:
+                why = f" (= {equation.expr})" if not equation.expr.is_static else ""
+                raise self._error(sig, shape, f"dimension {equation.axis} is {extent} instead of {expected}{why}")
+        outputs = tuple(tuple(extent.evaluate(symbols) for extent in shape) for shape in self.outputs)
+        values = (ctypes.c_int64 * max(len(self.order), 1))(*(symbols[name] for name in self.order))
+        return Binding(self.index, symbols, values, outputs)
+
+    def _solve(self, equation: _Equation, extent: int, symbols: dict[str, int], sig: TensorSig, shape: Shape) -> None:
+        assert equation.solves is not None
+        name = equation.solves.name
+        low, high = self.ranges[name]
+        value = equation.solves.solve(extent, symbols)
+        if value is None:
+            raise self._error(sig, shape, f"dimension {equation.axis} ({equation.expr}) cannot be {extent}")
+        if not low <= value <= high:
+            raise self._error(
+                sig,
+                shape,
+                f"dimension {equation.axis} ({equation.expr}) is {extent}, and {name} must lie in {low}…{high}",
+            )
+        symbols[name] = value
+
+    def _error(self, sig: TensorSig, shape: Shape, why: str) -> ArgumentShapeError:
+        return ArgumentShapeError(
+            f"argument '{sig.name}' has shape {tuple(shape)}, expected {self.describe(sig)}: {why}"
+        )
+
+    def describe(self, sig: TensorSig) -> str:
+        """`(b, s) with b in 1…8, s in 1…512`."""
+        names = sorted({name for extent in sig.shape for name in dim(extent).symbols()})
+        shape = f"({', '.join(map(str, sig.shape))}{',' if len(sig.shape) == 1 else ''})"
+        ranges = ", ".join(
+            f"{name} in {self.ranges[name][0]}…{self.ranges[name][1]}" for name in names if name in self.ranges
+        )
+        return f"{shape} with {ranges}" if ranges else shape
+
+
+class Binder:
+    """Chooses among a plan's entry points: the first, in the plan's order, that the shapes fit."""
+
+    def __init__(self, plan: Plan) -> None:
+        if not plan.entries:
+            raise PlanError("the plan has no entry point")
+        try:
+            self.entries = [EntryBinder(index, entry) for index, entry in enumerate(plan.entries)]
+        except DimError as error:
+            raise PlanError(f"an entry point's shape is malformed: {error}") from error
+        first = plan.entries[0]
+        for entry in plan.entries[1:]:
+            if _interface(entry) != _interface(first):
+                raise PlanError(
+                    f"entry points '{first.name}' and '{entry.name}' take other arguments or give other results"
+                )
+        self.names = tuple(sig.name for sig in first.inputs)
+        self.dtypes = tuple(sig.dtype for sig in first.inputs)
+        self.output_dtypes = tuple(sig.dtype for sig in first.outputs)
+        self.output_names = tuple(sig.name for sig in first.outputs)
+
+    def bind(self, shapes: Sequence[Shape]) -> Binding:
+        errors: list[tuple[str, ArgumentShapeError]] = []
+        for entry in self.entries:
+            try:
+                return entry.bind(shapes)
+            except ArgumentShapeError as error:
+                errors.append((entry.entry.name, error))
+        if len(errors) == 1:
+            raise errors[0][1]
+        lines = "\n".join(f"  {name}: {error}" for name, error in errors)
+        raise ArgumentShapeError(f"no entry point takes these shapes:\n{lines}")
+
+
+def _interface(entry: EntryPoint) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """What all entry points of a program share."""
+    return tuple(tuple((sig.name, sig.dtype) for sig in sigs) for sigs in (entry.inputs, entry.outputs))
+
+
+def element_count(shape: Sequence[Dim], symbols: dict[str, int]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent if isinstance(extent, int) else dim(extent).evaluate(symbols)
+    return count

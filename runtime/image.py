@@ -1,0 +1,124 @@
+"""A program in memory: everything a `.qca` file holds, so that a fresh compile runs without a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from qcompiler.runtime.memory import Block, Bytes
+
+from qcompiler import __version__
+from qcompiler.errors import FileBoundsError, PlanError
+from qcompiler.plan.kernel import Strict
+from qcompiler.plan.plan import Plan, Signature, WeightEntry
+from qcompiler.plan.weights import WeightStore
+
+CHUNK = 16 << 20
+"""Bytes per weight digest."""
+
+
+class Target(Strict):
+    """What the program was compiled for."""
+
+    kind: Literal["cpu"] = "cpu"
+    isa: str = "x86-64"
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """A compiled build of the plan: where it lies and what it needs."""
+
+    isa: str
+    path: Path
+    emitter_version: str
+    compiler: str = ""
+
+
+@dataclass(frozen=True)
+class ProgramImage:
+    """A program: its plan, the caller's view of it, and the bytes of its constants arena.
+
+    `weights` is the constants arena of the plan (u8, 64-byte aligned, read-only by convention); `plan.weights` is its
+    directory.  `ledger` and `report` are JSON values for readers.  `texts` are files for readers, by their name in the
+    program file (``ir/02-import.mlir``, ``kernels/program.cpp``).  `native` lists builds that `save_image` packs.
+    """
+
+    plan: Plan
+    signature: Signature
+    weights: Bytes = field(repr=False)
+    target: Target = field(default_factory=Target)
+    ledger: Any = None
+    report: Any = None
+    torch_calls: tuple[str, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    native: tuple[NativeLibrary, ...] = ()
+    qcompiler: str = __version__
+
+    def with_native(self, *native: NativeLibrary) -> ProgramImage:
+        return replace(self, native=native)
+
+
+def build_image(plan: Plan, signature: Signature, store: WeightStore, **details: Any) -> ProgramImage:
+    """An image whose constants arena holds the store's tensors at the offsets of `plan.weights`.
+
+    `details` are further fields of `ProgramImage`.  PlanError if a tensor is missing or has another size or layout than
+    its entry.
+    """
+    block = Block(constants_nbytes(plan))
+    check_directory(plan.weights, block.nbytes)
+    for entry in plan.weights:
+        tensor = store[entry.name]
+        if (tensor.layout, tensor.format, tensor.data.nbytes) != (entry.layout, entry.format, entry.nbytes):
+            raise PlanError(
+                f"weight '{entry.name}' is {tensor.data.nbytes} bytes of {tensor.format} in layout {tensor.layout!r}, "
+                f"the plan expects {entry.nbytes} bytes of {entry.format} in layout {entry.layout!r}"
+            )
+        block.bytes[entry.offset : entry.offset + entry.nbytes] = tensor.data
+    return ProgramImage(plan, signature, block.bytes, **details)
+
+
+def constants_nbytes(plan: Plan) -> int:
+    """The size of the constants arena (0 without one)."""
+    arenas = [arena for arena in plan.arenas if arena.kind == "constants"]
+    if len(arenas) > 1:
+        raise PlanError(f"the plan has {len(arenas)} constants arenas; a program file holds one")
+    return arenas[0].nbytes if arenas else 0
+
+
+def check_directory(entries: tuple[WeightEntry, ...], nbytes: int) -> None:
+    """FileBoundsError unless all entries lie inside `nbytes` bytes, aligned, without overlap and with unique names."""
+    end, previous = 0, ""
+    if len({entry.name for entry in entries}) != len(entries):
+        raise FileBoundsError("two entries of the weight directory have one name")
+    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
+        if entry.offset < 0 or entry.nbytes < 0 or entry.offset + entry.nbytes > nbytes:
+            raise FileBoundsError(
+                f"weight '{entry.name}' claims bytes {entry.offset}…{entry.offset + entry.nbytes}, "
+                f"but the weights have {nbytes} bytes"
+            )
+        if entry.offset % 64:
+            raise FileBoundsError(f"weight '{entry.name}' starts at {entry.offset}, which is no multiple of 64")
+        if entry.offset < end:
+            raise FileBoundsError(
+                f"weight '{entry.name}' starts at {entry.offset}, inside '{previous}' (ends at {end})"
+            )
+        end, previous = entry.offset + entry.nbytes, entry.name
+
+
+def chunk_digests(data: Bytes) -> tuple[str, ...]:
+    """sha256 of every 16 MiB of a tensor's bytes."""
+    return tuple(
+        hashlib.sha256(memoryview(data)[start : start + CHUNK]).hexdigest() for start in range(0, data.nbytes, CHUNK)
+    )
+
+
+def with_digests(entries: tuple[WeightEntry, ...], weights: Bytes) -> tuple[WeightEntry, ...]:
+    """The directory with digests of the bytes as they stand."""
+    return tuple(
+        msgspec.structs.replace(entry, sha256=chunk_digests(weights[entry.offset : entry.offset + entry.nbytes]))
+        for entry in entries
+    )

@@ -1,0 +1,393 @@
+"""The program file `.qca`: an uncompressed zip that is mapped, checked and run. docs/program-file.md describes it.
+
+qcompiler-program      the format's version, first in the file
+program.json           `Header`: versions, signature, plan, digests of all members
+weights.safetensors    one U8 tensor "weights" at a page boundary; its directory stands in program.json
+native/*.so            compiled kernels (run only with trust)
+ir/*, kernels/*        for reading
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from qcompiler.runtime.archive import MARK, PAGE, Member, Writer, read_members
+from qcompiler.runtime.cache import cache_dir, write_atomically
+from qcompiler.runtime.image import (
+    CHUNK,
+    NativeLibrary,
+    ProgramImage,
+    Target,
+    check_directory,
+    chunk_digests,
+    constants_nbytes,
+    with_digests,
+)
+from qcompiler.runtime.isa import supported_isas
+from qcompiler.runtime.memory import Bytes
+from qcompiler.runtime.native import emitter_version
+from qcompiler.runtime.progress import note
+from qcompiler.runtime.repack import canonical_directory, to_canonical, to_target
+
+from qcompiler.errors import (
+    CorruptFileError,
+    FileBoundsError,
+    ForeignFileError,
+    NewerFileError,
+    PlanError,
+    TargetMismatchError,
+    TrustError,
+)
+from qcompiler.plan.kernel import Strict
+from qcompiler.plan.plan import PLAN_VERSION, Plan, Signature, WeightEntry
+
+FORMAT_VERSION = 1
+MAX_JSON = 256 << 20
+Verify = Literal["auto", "full"]
+Layout = Literal["target", "canonical"]
+
+
+class NativeBuild(Strict):
+    """A compiled build in the file: which machine it needs, and its digest."""
+
+    file: str
+    isa: str
+    sha256: str
+    emitter_version: str
+    compiler: str = ""
+
+
+class TextFile(Strict):
+    """A file for reading, with its digest."""
+
+    file: str
+    sha256: str
+
+
+class Header(Strict):
+    """program.json. `stored` is the directory of the weights in the file, `plan.weights` that of the arena."""
+
+    magic: Literal["qcompiler-program"]
+    format: int
+    qcompiler: str
+    plan: Plan
+    signature: Signature
+    target: Target
+    emitter_version: str
+    layout: Layout
+    weights_nbytes: int
+    stored: tuple[WeightEntry, ...]
+    native: tuple[NativeBuild, ...] = ()
+    texts: tuple[TextFile, ...] = ()
+    torch_calls: tuple[str, ...] = ()
+    ledger: Any = None
+    report: Any = None
+
+
+class _Versions(msgspec.Struct):
+    """The part of program.json that every version keeps: read before anything else."""
+
+    magic: str
+    format: int
+    qcompiler: str = "?"
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "target") -> None:
+    """Writes a program file: streamed to a temporary file beside it, renamed when complete.
+
+    `layout="canonical"` stores weights in their formats' canonical bytes, for other targets; the plan stays as it is.
+    """
+    path = Path(path)
+    if layout == "canonical":
+        stored = canonical_directory(image.plan.weights)
+        weights = to_canonical(image.plan.weights, image.weights, stored)
+    elif layout == "target":
+        stored, weights = image.plan.weights, image.weights
+    else:
+        raise ValueError(f"layout={layout!r} is neither 'target' nor 'canonical'")
+    natives = {f"native/{native.isa}.so": native.path.read_bytes() for native in image.native}
+    texts = {name: text.encode() for name, text in image.texts.items()}
+    header = Header(
+        magic="qcompiler-program",
+        format=FORMAT_VERSION,
+        qcompiler=image.qcompiler,
+        plan=image.plan,
+        signature=image.signature,
+        target=image.target,
+        emitter_version=emitter_version(),
+        layout=layout,
+        weights_nbytes=weights.nbytes,
+        stored=with_digests(stored, weights),
+        native=tuple(
+            NativeBuild(
+                file=f"native/{native.isa}.so", isa=native.isa, sha256=_sha256(natives[f"native/{native.isa}.so"]),
+                emitter_version=native.emitter_version, compiler=native.compiler,
+            )
+            for native in image.native
+        ),
+        texts=tuple(TextFile(file=name, sha256=_sha256(text)) for name, text in texts.items()),
+        torch_calls=image.torch_calls,
+        ledger=image.ledger,
+        report=image.report,
+    )  # fmt: skip
+    program = msgspec.json.encode(header, order="deterministic")
+    _write(path, program, weights, natives | texts)
+    _remember(path, program)
+
+
+def _write(path: Path, program: bytes, weights: Bytes, others: dict[str, bytes]) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            writer = Writer(file)
+            mark = f"format {FORMAT_VERSION}\n".encode()
+            writer.add(MARK, [mark], len(mark))
+            writer.add("program.json", [program], len(program))
+            front = _safetensors_header(weights.nbytes)
+            writer.add(
+                "weights.safetensors", _pieces(front, weights), len(front) + weights.nbytes, alignment=PAGE
+            )  # fmt: skip
+            for member, data in others.items():
+                writer.add(member, [data], len(data))
+            writer.close()
+        mask = os.umask(0)  # mkstemp makes private files; a program is as readable as any file of the user's
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # noqa: PTH101  (mkstemp gives a string)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _safetensors_header(nbytes: int) -> bytes:
+    """The header of a file with one U8 tensor, padded to a page: so the tensor's bytes begin at a page as well."""
+    text = json.dumps({"weights": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}}).encode()
+    return struct.pack("<Q", PAGE - 8) + text.ljust(PAGE - 8)
+
+
+def _pieces(front: bytes, weights: Bytes) -> Iterator[bytes | memoryview]:
+    yield front
+    for start in range(0, weights.nbytes, CHUNK):
+        yield weights.data[start : start + CHUNK]
+
+
+def _sha256(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def load_image(
+    path: str | Path, *, verify: Verify = "auto", trust_native: bool | str = False
+) -> tuple[ProgramImage, NativeLibrary | None]:
+    """A program file as an image whose weights are mapped, and the file's own native build if that is trusted.
+
+    Raises, in the order of the checks: ForeignFileError, TruncatedFileError, NewerFileError, CorruptFileError (schema,
+    digests), FileBoundsError, TrustError, TargetMismatchError. `verify="full"` reads all weights and checks their
+    digests; `"auto"` does so unless the user's cache records the file as checked and unchanged.
+    """
+    if verify not in ("auto", "full"):
+        raise ValueError(f"verify={verify!r} is neither 'auto' nor 'full'")
+    path = Path(path)
+    data = _map(path)
+    try:
+        members = read_members(data)
+        program = _member(data, members, "program.json", limit=MAX_JSON)
+        if zlib.crc32(program) != members["program.json"].crc32:
+            raise CorruptFileError("program.json is damaged: its checksum is wrong")
+        header = read_header(bytes(program))
+        weights = _weights(data, members, header)
+        check_directory(header.stored, header.weights_nbytes)
+        _check_stored(header)
+        _check_digests(data, members, header)
+        if verify == "full" or not _remembered(path, bytes(program)):
+            _check_weights(header, weights)
+            _remember(path, bytes(program))
+        native = _trusted_build(data, members, header, trust_native)
+    except (ForeignFileError, CorruptFileError, NewerFileError, TrustError, TargetMismatchError) as error:
+        raise type(error)(f"{path}: {error}") from error
+    if header.layout == "canonical":
+        note(f"packing the weights of {path.name} ({weights.nbytes / 1e6:.0f} MB) for this machine")
+        weights = to_target(header.stored, weights, header.plan.weights, constants_nbytes(header.plan))
+    image = ProgramImage(
+        header.plan, header.signature, weights, header.target, header.ledger, header.report, header.torch_calls,
+        _texts(data, members, header), (), header.qcompiler,
+    )  # fmt: skip
+    return image, native
+
+
+def _map(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _member(data: memoryview, members: dict[str, Member], name: str, limit: int | None = None) -> memoryview:
+    if name not in members:
+        raise CorruptFileError(f"the file lacks '{name}'")
+    member = members[name]
+    if limit is not None and member.nbytes > limit:
+        raise CorruptFileError(f"'{name}' has {member.nbytes} bytes, more than the limit of {limit}")
+    return data[member.offset : member.offset + member.nbytes]
+
+
+def read_header(program: bytes) -> Header:
+    """program.json, versions first: a newer file may have a schema that this version cannot judge."""
+    try:
+        versions = msgspec.json.decode(program, type=_Versions)
+        if versions.magic != "qcompiler-program":
+            raise ForeignFileError(f"program.json is of another kind ({versions.magic[:100]!r})")
+        if versions.format > FORMAT_VERSION:
+            raise NewerFileError(
+                f"the file has format {versions.format} (written by qcompiler {versions.qcompiler[:40]}), this version "
+                f"reads up to {FORMAT_VERSION}; update with `pip install --upgrade qcompiler`"
+            )
+        header = msgspec.json.decode(program, type=Header, strict=True)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptFileError(f"program.json does not follow its schema: {error}") from error
+    if header.plan.version > PLAN_VERSION:
+        raise NewerFileError(
+            f"the plan has version {header.plan.version}, this version reads up to {PLAN_VERSION}; "
+            "update with `pip install --upgrade qcompiler`"
+        )
+    return header
+
+
+def _weights(data: memoryview, members: dict[str, Member], header: Header) -> Bytes:
+    member = _member(data, members, "weights.safetensors")
+    if members["weights.safetensors"].offset % PAGE:
+        raise CorruptFileError(f"weights.safetensors does not begin at a multiple of {PAGE} bytes")
+    expected = _safetensors_header(header.weights_nbytes)
+    if len(member) != PAGE + header.weights_nbytes:
+        raise FileBoundsError(
+            f"weights.safetensors has {len(member)} bytes, its directory needs {PAGE + header.weights_nbytes}"
+        )
+    if bytes(member[:PAGE]) != expected:
+        raise CorruptFileError("the header of weights.safetensors is not that of one U8 tensor 'weights'")
+    return np.frombuffer(member, np.uint8, count=header.weights_nbytes, offset=PAGE)
+
+
+def _check_stored(header: Header) -> None:
+    """The directory of the file describes the weights that the plan's directory names."""
+    if header.layout == "target":
+        wanted = [msgspec.structs.replace(entry, sha256=()) for entry in header.plan.weights]
+        if [msgspec.structs.replace(entry, sha256=()) for entry in header.stored] != wanted:
+            raise CorruptFileError("the file's weight directory is not the plan's, though its layout is 'target'")
+        if header.weights_nbytes != constants_nbytes(header.plan):
+            raise FileBoundsError(
+                f"the file has {header.weights_nbytes} bytes of weights, the plan's constants "
+                f"{constants_nbytes(header.plan)}"
+            )
+        return
+    try:
+        wanted_canonical = canonical_directory(header.plan.weights)
+    except PlanError as error:
+        raise CorruptFileError(f"the plan's weight directory is wrong: {error}") from error
+    if [msgspec.structs.replace(entry, sha256=()) for entry in header.stored] != list(wanted_canonical):
+        raise CorruptFileError("the file's canonical weight directory does not follow from the plan's")
+
+
+def _check_digests(data: memoryview, members: dict[str, Member], header: Header) -> None:
+    listed: dict[str, str] = {}
+    entries: list[tuple[str, str]] = [(item.file, item.sha256) for item in header.native]
+    entries += [(item.file, item.sha256) for item in header.texts]
+    for name, digest in entries:
+        if name in listed:
+            raise CorruptFileError(f"program.json lists '{name}' twice")
+        listed[name] = digest
+    for name, digest in listed.items():
+        if _sha256(_member(data, members, name)) != digest:
+            raise CorruptFileError(f"'{name}' is damaged: its digest is wrong")
+    if unlisted := set(members) - set(listed) - {MARK, "program.json", "weights.safetensors"}:
+        raise CorruptFileError(f"program.json does not list {', '.join(sorted(unlisted))}")
+
+
+def _check_weights(header: Header, weights: Bytes) -> None:
+    for entry in header.stored:
+        found = chunk_digests(weights[entry.offset : entry.offset + entry.nbytes])
+        if found != entry.sha256:
+            where = next((i for i, pair in enumerate(zip(found, entry.sha256, strict=False)) if pair[0] != pair[1]), 0)
+            raise CorruptFileError(
+                f"the weight '{entry.name}' is damaged (chunk {where} of {len(found)}); copy or download the file again"
+            )
+
+
+def _texts(data: memoryview, members: dict[str, Member], header: Header) -> dict[str, str]:
+    return {item.file: bytes(_member(data, members, item.file)).decode("utf-8", "replace") for item in header.texts}
+
+
+# --- trust -----------------------------------------------------------------------------------------------------------
+
+
+def _trusted_build(
+    data: memoryview, members: dict[str, Member], header: Header, trust: bool | str
+) -> NativeLibrary | None:
+    """The file's own library, written to the user's cache, if the caller trusts it; None without trust."""
+    if trust is False:
+        return None
+    digest = trust.removeprefix("sha256:") if isinstance(trust, str) and trust.startswith("sha256:") else None
+    if digest is None and trust is not True:
+        raise TrustError(f"trust_native={trust!r} is neither True, False nor 'sha256:<digest of the library>'")
+    builds = [build for build in header.native if digest in (None, build.sha256)]
+    if not builds:
+        have = ", ".join(f"{build.file} sha256:{build.sha256}" for build in header.native) or "none"
+        raise TrustError(f"the file has no native build with {trust if digest else 'any digest'}; it has: {have}")
+    able = supported_isas()
+    fitting = [build for build in builds if build.isa in able]
+    if not fitting:
+        raise TargetMismatchError(
+            f"the file's native builds need {', '.join(build.isa for build in builds)}, this machine runs "
+            f"{', '.join(able)}; load without trust_native to compile the kernels here"
+        )
+    best = max(fitting, key=lambda build: able.index(build.isa))
+    library = cache_dir("trusted") / f"{best.sha256}.so"
+    if not library.exists() or _sha256(library.read_bytes()) != best.sha256:
+        write_atomically(library, bytes(_member(data, members, best.file)), mode=0o700)
+    return NativeLibrary(best.isa, library, best.emitter_version, best.compiler)
+
+
+# --- the user's record of files whose weights were checked -----------------------------------------------------------
+
+
+def _record(path: Path) -> Path:
+    return cache_dir("files") / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()}.json"
+
+
+def _identity(path: Path, program: bytes) -> dict[str, Any]:
+    status = path.stat()
+    return {
+        "path": str(path.resolve()),
+        "device": status.st_dev,
+        "inode": status.st_ino,
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "program": _sha256(program),
+    }
+
+
+def _remember(path: Path, program: bytes) -> None:
+    write_atomically(_record(path), json.dumps(_identity(path, program)).encode())
+
+
+def _remembered(path: Path, program: bytes) -> bool:
+    try:
+        known = json.loads(_record(path).read_bytes())
+    except (OSError, ValueError):  # no record, or a damaged one: the weights are checked then
+        return False
+    return bool(known == _identity(path, program))

@@ -1,0 +1,221 @@
+"""A session: one caller's private memory (activations, states, scratch) beside a program's shared constants."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qcompiler.runtime import interop
+from qcompiler.runtime.binding import Binding, Shape
+from qcompiler.runtime.executor import Executor, kernel_error, make_executor
+from qcompiler.runtime.interop import Source
+from qcompiler.runtime.memory import Block, align_up
+from qcompiler.runtime.support import Context, parallel_address
+
+from qcompiler.errors import ArgumentError, SessionBusyError
+from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.plan.plan import EntryPoint, Plan
+
+if TYPE_CHECKING:
+    from qcompiler.runtime.loaded import LoadedProgram
+
+BINDING_LIMIT = 256
+"""Sizes of arguments remembered per session."""
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Frame:
+    """One entry point's arenas for one session: a C array in the order of `Plan.arenas`, null where it uses none.
+
+    `inputs` and `outputs` are the positions to be set at each call.  `copies` are results that lie in memory which is
+    not the caller's own (an argument, a constant, another result): (position, result) pairs.
+    """
+
+    def __init__(self, plan: Plan, entry: EntryPoint, bases: dict[str, int], executor: Executor) -> None:
+        self.executor = executor
+        self.arenas = (ctypes.c_void_p * max(len(plan.arenas), 1))()
+        position = {arena.name: index for index, arena in enumerate(plan.arenas)}
+        kinds = {arena.name: arena.kind for arena in plan.arenas}
+        for name, address in bases.items():
+            self.arenas[position[name]] = address or None
+        self.inputs = tuple(position[sig.arena] for sig in entry.inputs)
+        self.outputs: list[tuple[int, int]] = []  # (position, result)
+        self.copies: list[tuple[int, int]] = []
+        taken: set[str] = set()
+        for number, sig in enumerate(entry.outputs):
+            own = kinds[sig.arena] == "output" and sig.arena not in taken
+            (self.outputs if own else self.copies).append((position[sig.arena], number))
+            taken.add(sig.arena)
+
+
+class Session:
+    """Runs a program. Calls on one session come one after another; a second concurrent one raises SessionBusyError.
+
+    States start as zeros and live as long as the session; `reset()` zeroes them again.
+    """
+
+    def __init__(self, program: LoadedProgram, *, stepwise: bool = False) -> None:
+        self.program = program
+        self.stepwise = stepwise
+        plan = program.plan
+        self._lock = threading.Lock()
+        self._context = make_context(program.num_threads, program.scratch_stride)
+        self._states = {arena.name: Block(arena.nbytes) for arena in plan.arenas if arena.kind == "state"}
+        shared = program.shared_bases | {name: block.address for name, block in self._states.items()}
+        self._activations, placed = place_activations(plan, plan.entries)
+        self._frames = [
+            Frame(
+                plan, entry, shared | placed[entry.name], make_executor(plan, entry, program.library, stepwise=stepwise)
+            )
+            for entry in plan.entries
+        ]
+        self._bindings: dict[tuple[Shape, ...], Binding] = {}
+        binder = program.binder
+        self._wanted = tuple(zip(binder.names, binder.dtypes, strict=True))
+        self._result_dtypes = binder.output_dtypes
+        self._result_names = binder.output_names
+        _sessions.add(self)
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        """The program's results, in the structure the model returned them.
+
+        Arguments are NumPy arrays, torch CPU tensors or DLPack objects; with a torch tensor among them results are
+        torch tensors, else NumPy arrays.  Results are fresh and belong to the caller; with `out=` (an array, or a tree
+        of arrays in the results' structure) they are written there, nothing is allocated, and `out` is returned.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusyError(
+                "this session is running a call in another thread; give each thread its own: `s = program.session()`"
+            )
+        try:
+            return self._run(args, kwargs, out)
+        finally:
+            self._lock.release()
+
+    def reset(self) -> None:
+        """Zeroes all states."""
+        with self._lock:
+            for block in self._states.values():
+                block.zero()
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return tuple(self._states)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        program = self.program
+        values = program.flatten_inputs(args, kwargs)
+        sources = [interop.read(value, *wanted) for value, wanted in zip(values, self._wanted, strict=True)]
+        for source, (name, dtype) in zip(sources, self._wanted, strict=True):
+            if source.dtype != dtype:
+                raise interop.wrong_dtype(name, source.dtype, dtype)
+        shapes = tuple([source.shape for source in sources])
+        binding = self._bindings.get(shapes) or self._bind(shapes)
+        frame = self._frames[binding.entry]
+        arenas = frame.arenas
+        for position, source in zip(frame.inputs, sources, strict=True):
+            arenas[position] = source.address
+        if out is None:
+            results, addresses = self._fresh(binding, any(source.is_torch for source in sources))
+        else:
+            results = program.flatten_outputs(out)
+            addresses = self._targets(results, binding, sources)
+        for position, number in frame.outputs:
+            arenas[position] = addresses[number]
+        context = self._context
+        context.error_code = 0
+        context.error_kernel = -1
+        if frame.executor.run(context, arenas, binding):
+            raise kernel_error(context, program.plan)
+        for position, number in frame.copies:
+            ctypes.memmove(addresses[number], arenas[position] or 0, self._nbytes(binding, number))
+        return program.unflatten_outputs(results) if out is None else out
+
+    def _bind(self, shapes: tuple[Shape, ...]) -> Binding:
+        binding = self.program.binder.bind(shapes)
+        if len(self._bindings) >= BINDING_LIMIT:
+            self._bindings.pop(next(iter(self._bindings)))
+        self._bindings[shapes] = binding
+        return binding
+
+    def _fresh(self, binding: Binding, use_torch: bool) -> tuple[list[Any], list[int]]:
+        new = interop.new_torch if use_torch else interop.new_numpy
+        made = [new(shape, dtype) for shape, dtype in zip(binding.outputs, self._result_dtypes, strict=True)]
+        return [result for result, _ in made], [address for _, address in made]
+
+    def _targets(self, results: Sequence[Any], binding: Binding, sources: Sequence[Source]) -> list[int]:
+        addresses = [
+            interop.target(result, name, shape, dtype)
+            for result, name, shape, dtype in zip(
+                results, self._result_names, binding.outputs, self._result_dtypes, strict=True
+            )
+        ]
+        for number, address in enumerate(addresses):
+            end = address + self._nbytes(binding, number)
+            for source, (name, _) in zip(sources, self._wanted, strict=True):
+                if address < source.address + source.nbytes and source.address < end:
+                    raise ArgumentError(f"out '{self._result_names[number]}' shares memory with argument '{name}'")
+            for other in range(number):
+                if address < addresses[other] + self._nbytes(binding, other) and addresses[other] < end:
+                    raise ArgumentError(
+                        f"out '{self._result_names[number]}' shares memory with out '{self._result_names[other]}'"
+                    )
+        return addresses
+
+    def _nbytes(self, binding: Binding, number: int) -> int:
+        count = ITEMSIZE[self._result_dtypes[number]]
+        for extent in binding.outputs[number]:
+            count *= extent
+        return count
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.program!r}{' (stepwise)' if self.stepwise else ''}>"
+
+
+def make_context(num_threads: int, scratch_stride: int) -> Context:
+    """A `qc_ctx` with scratch of its own (kept alive by the context)."""
+    scratch = Block(num_threads * scratch_stride)
+    context = Context(
+        parallel=parallel_address(),
+        scratch=scratch.address,
+        scratch_stride=scratch_stride,
+        num_threads=num_threads,
+        error_kernel=-1,
+    )
+    context.scratch_block = scratch
+    return context
+
+
+def place_activations(plan: Plan, entries: Sequence[EntryPoint]) -> tuple[Block, dict[str, dict[str, int]]]:
+    """One block for the activation arenas of all entry points: only one of them runs at a time, so they share it.
+
+    Returns the block and, by entry point, its arenas' addresses.
+    """
+    offsets: dict[str, dict[str, int]] = {}
+    total = 0
+    for entry in entries:
+        end = 0
+        offsets[entry.name] = {}
+        for arena in plan.arenas:
+            if arena.kind == "activations" and arena.entry in (entry.name, None):
+                offsets[entry.name][arena.name] = end
+                end += align_up(arena.nbytes, 4096)
+        total = max(total, end)
+    block = Block(total)
+    return block, {
+        entry: {name: block.address + offset for name, offset in arenas.items()} for entry, arenas in offsets.items()
+    }
+
+
+def _release_after_fork() -> None:
+    """In a child no other thread is left that could still be inside a session."""
+    for session in list(_sessions):
+        session._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_release_after_fork)

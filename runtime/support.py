@@ -1,0 +1,59 @@
+"""The runtime's own library: `pool.cpp`, compiled once per machine and loaded once per process."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from importlib import resources
+
+from qcompiler.runtime.compiler import compile_library
+
+from qcompiler.errors import ArgumentError
+
+DEFAULT_SPIN_US = 50
+"""How long an idle worker waits before it sleeps: regions of one call follow each other faster than this."""
+
+
+class Context(ctypes.Structure):
+    """`qc_ctx` of kernels/cpu/abi.h."""
+
+    _fields_ = (
+        ("parallel", ctypes.c_void_p),
+        ("pool", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_stride", ctypes.c_int64),
+        ("num_threads", ctypes.c_int32),
+        ("error_code", ctypes.c_int32),
+        ("error_value", ctypes.c_int64),
+        ("error_limit", ctypes.c_int64),
+        ("error_kernel", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    )
+
+
+@functools.cache
+def support() -> ctypes.CDLL:
+    """The loaded library (never unloaded: its workers run in it)."""
+    abi = resources.files("qcompiler.kernels.cpu").joinpath("abi.h").read_text()
+    pool = resources.files("qcompiler.runtime").joinpath("pool.cpp").read_text()
+    source = pool.replace('#include "abi.h"\n', abi.replace("#pragma once\n", ""), 1)
+    isa = "x86-64" if os.uname().machine == "x86_64" else "generic"
+    library = ctypes.CDLL(str(compile_library(source, isa, name="qcpool", extra_flags=("-pthread",))))
+    library.qc_pool_parallel.restype = None
+    library.qc_pool_set_spin.argtypes = (ctypes.c_int64,)
+    library.qc_pool_set_spin.restype = None
+    library.qc_pool_set_spin(_spin_us() * 1000)
+    return library
+
+
+def parallel_address() -> int:
+    """The address of the pool's `qc_parallel`."""
+    return ctypes.cast(support().qc_pool_parallel, ctypes.c_void_p).value or 0
+
+
+def _spin_us() -> int:
+    text = os.environ.get("QC_SPIN_US", str(DEFAULT_SPIN_US))
+    if not text.isdigit() or int(text) > 1_000_000:
+        raise ArgumentError(f"QC_SPIN_US={text!r} is not a number of microseconds between 0 and 1000000")
+    return int(text)
