@@ -1,0 +1,139 @@
+"""Whole models through the compiler, against the eager oracle (fp32) and a float64 oracle (bf16)."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from qcompiler.kernels import layouts
+
+import qcompiler as qc
+from qcompiler import formats
+from qcompiler.inspect.checks import recomputed_per_call
+
+_spec = importlib.util.spec_from_file_location("qcompiler_test_zoo", Path(__file__).with_name("zoo.py"))
+assert _spec is not None and _spec.loader is not None
+zoo = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = zoo
+_spec.loader.exec_module(zoo)
+
+QUICK = [("minilm", "nf4"), ("bert", "int4"), ("gpt2", "nf4"), ("mlp", "int8"), ("mlp", None)]
+SLOW = [(m, q) for m in ("minilm", "bert", "gpt2", "mlp") for q in (None, "nf4", "int8", "int4") if (m, q) not in QUICK]
+CASES = [pytest.param(m, q, id=f"{m}-{q}") for m, q in QUICK]
+CASES += [pytest.param(m, q, id=f"{m}-{q}", marks=pytest.mark.slow) for m, q in SLOW]
+
+
+@cache
+def compiled(name: str, quant: str | None, dtype: torch.dtype) -> tuple[Any, Any]:
+    case = zoo.ZOO[name]()
+    model = case.model.to(dtype)
+    example = {k: v.to(dtype) if v.is_floating_point() else v for k, v in case.example.items()}
+    return case, qc.qcompile(model, kwargs=example, quant=quant, dynamic_shapes=case.dynamic_shapes)
+
+
+def leaves(result: Any) -> list[np.ndarray]:
+    """Every tensor of a result as float64."""
+    if isinstance(result, torch.Tensor):
+        return [result.detach().double().numpy()]
+    values = result.values() if isinstance(result, dict) else result
+    return [leaf for value in values if value is not None for leaf in leaves(value)]
+
+
+def float64_model(case: Any, program: qc.Program) -> torch.nn.Module:
+    """The model in float64 with the weights that the program decodes to (each rounded to the model's dtype)."""
+    model = copy.deepcopy(case.model)
+    for entry in program.plan.weights:
+        if entry.format is None:
+            continue
+        fmt = formats.get(entry.format.name, **entry.format.params)
+        stored = program.image.weights[entry.offset : entry.offset + entry.nbytes]
+        canonical = layouts.get(entry.layout).unpack(fmt, entry.dtype, *entry.shape, stored)
+        decoded = fmt.decode(formats.from_bytes(fmt, *entry.shape, canonical))
+        for parameter in entry.parameters:
+            target = model.get_parameter(parameter)
+            values = torch.from_numpy(decoded)
+            if target.shape != values.shape:
+                values = values.T  # transformers' Conv1D stores (in, out)
+            with torch.no_grad():
+                target.copy_(values.to(target.dtype))
+    return model.double()
+
+
+@pytest.mark.parametrize(("name", "quant"), CASES)
+def test_fp32_equals_the_eager_oracle(name, quant):
+    case, program = compiled(name, quant, torch.float32)
+    with torch.no_grad():
+        expected = leaves(program.oracle(**case.inputs))
+    assert not program.image.torch_calls
+    for ours, theirs in zip(leaves(program(**case.inputs)), expected, strict=True):
+        rms = np.sqrt((theirs**2).mean())
+        assert theirs.std() >= (1.0 if name != "minilm" else 0.05)
+        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+        assert np.abs(ours - theirs).max() <= 1e-4 * rms
+
+
+@pytest.mark.parametrize(("name", "quant"), CASES)
+def test_bf16_is_as_close_to_float64_as_torch(name, quant):
+    case, program = compiled(name, quant, torch.bfloat16)
+    inputs = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in case.inputs.items()}
+    with torch.no_grad():
+        exact = leaves(
+            float64_model(case, program)(**{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
+        )
+        eager = leaves(program.oracle(**inputs))
+    for ours, theirs, truth in zip(leaves(program(**inputs)), eager, exact, strict=True):
+        error = np.linalg.norm(ours - truth)
+        assert error <= 1.5 * np.linalg.norm(theirs - truth)
+        squares = ((ours - truth) ** 2).reshape(-1, truth.shape[-1])
+        rms = np.sqrt(squares.mean())
+        assert np.sqrt(squares.mean(1)).max() <= 4 * rms, "one row is far worse than the rest"
+        assert np.sqrt(squares.mean(0)).max() <= 4 * rms, "one column is far worse than the rest"
+
+
+@pytest.mark.parametrize("name", ["minilm", "gpt2"])
+def test_result_structure_is_the_models_own(name):
+    case, program = compiled(name, "nf4", torch.float32)
+    with torch.no_grad():
+        expected = case.model(**case.inputs)
+    result = program(**case.inputs)
+    assert type(result) is type(expected)
+    assert list(result.keys()) == list(expected.keys())
+
+
+def test_padding_does_not_change_the_tokens_before_it():
+    _, program = compiled("minilm", "nf4", torch.float32)
+    ids = torch.randint(1000, 2000, (1, 7))
+    short = program(input_ids=ids, attention_mask=torch.ones(1, 7, dtype=torch.int64)).last_hidden_state
+    padded = torch.cat([ids, torch.zeros(1, 6, dtype=torch.int64)], 1)
+    mask = torch.tensor([[1] * 7 + [0] * 6])
+    longer = program(input_ids=padded, attention_mask=mask).last_hidden_state[:, :7]
+    torch.testing.assert_close(short, longer, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 2), (8, 1), (2, 61)])
+def test_extreme_sizes_of_the_declared_range(batch, length):
+    _, program = compiled("gpt2", "nf4", torch.float32)
+    ids = torch.randint(0, 199, (batch, length))
+    with torch.no_grad():
+        expected = leaves(program.oracle(input_ids=ids))
+    for ours, theirs in zip(leaves(program(input_ids=ids)), expected, strict=True):
+        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+def test_causal_model_computes_no_mask_or_position_grid_per_call():
+    _, program = compiled("gpt2", "nf4", torch.float32)
+    assert recomputed_per_call(program.plan) == []
+
+
+def test_recipe_keeps_its_promise_on_minilm():
+    _, program = compiled("minilm", "nf4", torch.float32)
+    assert program.ledger.bits_per_weight() <= 6.5
+    formats_used = {row.format.split(":")[0] for row in program.ledger if row.format}
+    assert formats_used == {"nf4", "int8"}
