@@ -1,0 +1,572 @@
+// Matrix products on the CPU: decoding of packed weights, one register-tiled microkernel, and the drivers that cut the
+// work into tasks. Emitted kernels fill a `qg_job` and call `qg_run`; nothing here is instantiated per kernel.
+//
+//     out[m, n] = epilogue(sum_k x[m, k] * w[n, k])        fp32 products and sums, k ascending inside blocks of QG_KC
+//
+// Weights come as *panels* of 16 rows of w, that is 16 lanes for each k:
+//
+//     codes   [panel][k / per word][16 lanes]   u32 words of eight 4-bit or four 8-bit codes, lowest bits first
+//     scales  [panel][k / kb][16 lanes]         one for each block of kb columns; zero points likewise
+//     values  [panel][k][16 lanes]              plain f32, bf16, f16
+//
+// A task owns a range of panels and rows. It decodes [kc][16] fp32 panels into its thread's scratch and runs the
+// microkernel (QG_MR rows x QG_NP panels of accumulators in registers) over the rows of x, which stay as they are: the
+// microkernel broadcasts from them. Few rows (`qg_run_few`): codes are decoded in registers straight into the
+// accumulators, no panel is stored. How tasks are cut never changes the order of additions of an element.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#include "abi.h"
+#include "task.h"
+#include "vec.h"
+
+
+#define QG_METHOD inline __attribute__((always_inline))
+#define QG_UNROLL _Pragma("GCC unroll 16")
+
+// QG_MR rows x QG_NP panels: the microkernel's accumulators, which with one row of w and one broadcast x fill the register
+// file (32 zmm: 14 * 2 + 2 + 1; 16 ymm: 6 * 2 + 2 + 1; 16 xmm: 2 * 4 + 4 + 2; 32 NEON: 6 * 4 + 4 + 1). QG_FEW: most rows
+// that are multiplied straight from codes.
+#if defined(QC_AVX512)
+enum { QG_MR = 14, QG_NP = 2, QG_FEW = 8 };
+#elif defined(QC_AVX2)
+enum { QG_MR = 6, QG_NP = 1, QG_FEW = 4 };
+#elif defined(__aarch64__)
+enum { QG_MR = 6, QG_NP = 1, QG_FEW = 4 };
+#else
+enum { QG_MR = 2, QG_NP = 1, QG_FEW = 2 };
+#endif
+enum {
+    QG_KC = 512,  // most columns of a decoded panel: QG_GROUP panels take 256 KiB, a quarter of a 1 MiB L2
+    QG_GROUP = 8,  // most panels of a task
+    QG_BLOCKS = 16,  // most blocks of QG_MR rows of a task: bounds its partial sums
+};
+
+// 16 lanes, or the first few of them at the end of a row.
+template <class T> QC_INLINE auto qg_load_lanes(const T* p, int lanes) { return lanes == 16 ? vload(p) : vload_n(p, lanes); }
+template <class T, class V> QC_INLINE void qg_store_lanes(T* p, V x, int lanes) {
+    if (lanes == 16) vstore(p, x);
+    else vstore_n(p, x, lanes);
+}
+
+struct qg_words { qu r[QC_REGS]; };  // 16 words of codes
+QC_INLINE qg_words qg_load_words(const uint32_t* p) { qg_words w; memcpy(&w, p, sizeof w); return w; }
+
+// --- one matrix product -----------------------------------------------------------------------------------------------
+
+struct qg_job;
+// Writes panel `panel`, columns [k0, k0 + kc), as fp32 [kc][16].
+typedef void (*qg_decode)(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst);
+// Converts x[m0 … m0 + rows)[k0 … k0 + kc) to fp32 rows of `stride` floats.
+typedef void (*qg_load_x)(const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride);
+// Finishes out[m0 … m0 + rows)[n0 … n0 + cols) from the fp32 sums at `tile` (rows `stride` floats apart, 64-byte aligned;
+// lanes beyond `cols` up to a multiple of 16 may be read).
+typedef void (*qg_finish)(
+    const qg_job* job, const float* tile, int64_t stride, int64_t m0, int64_t rows, int64_t n0, int64_t cols);
+
+struct qg_job {
+    int64_t m, n, k;
+    const char* x;
+    int64_t x_row, x_col;  // strides of x in elements; x_col is 1 unless `load_x` handles another
+    qg_load_x load_x;      // null: fp32 with unit column stride, read in place
+    const char* codes;     // words of codes, plain values, or the row-major matrix
+    const char* scales;
+    const uint8_t* zeros;
+    const float* table;    // 16 values of the 4-bit codes
+    int64_t kb;            // columns per scale (or elements per absmax of flat blocks)
+    int64_t w_row, w_col;  // strides of a row-major w in elements
+    qg_decode decode;      // null: plain fp32 panels, read in place
+    qg_finish finish;
+    void* const* op;       // for `finish`: the kernel's operands and symbols
+    const int64_t* sym;
+    int64_t batches;       // batched products: how many, and what turns to number `batch` (null: there is one)
+    void (*select)(qg_job* job, int64_t batch);
+    char* out;             // for `select` and `finish` of batched products
+    int64_t groups, chunks, items, tasks;  // how the work is cut (qg_cut): tasks share items, one group times one chunk each
+};
+
+// --- decoders ---------------------------------------------------------------------------------------------------------
+
+// Each decoder walks one panel, given to `start`, in groups of GROUP columns: `at(k)` moves to the group that starts at k (a multiple of
+// GROUP, ascending), `value<J>()` gives the 16 lanes of column k + J, scaled and rounded as the format's decoder does.
+
+enum { QG_F32 = 0, QG_BF16 = 1, QG_F16 = 2 };
+
+// The 16 values of the 4-bit codes, held in registers.
+struct qg_table {
+#if defined(QC_AVX512)
+    __m512 all;
+    QG_METHOD void load(const float* t) { all = _mm512_loadu_ps(t); }
+    template <int J> QG_METHOD vf look(const qg_words& w) const {
+        vf r;
+        r.r[0] = _mm512_permutexvar_ps((__m512i)(w.r[0] >> (4 * J)), all);  // reads the low four bits of an index
+        return r;
+    }
+#elif defined(QC_AVX2)
+    __m256 low, high;
+    QG_METHOD void load(const float* t) { low = _mm256_loadu_ps(t); high = _mm256_loadu_ps(t + 8); }
+    template <int J> QG_METHOD vf look(const qg_words& w) const {
+        vf r;
+        QG_UNROLL for (int i = 0; i < QC_REGS; i++) {
+            __m256i index = (__m256i)(w.r[i] >> (4 * J));  // reads the low three bits; bit 3 picks the half
+            __m256 a = _mm256_permutevar8x32_ps(low, index), b = _mm256_permutevar8x32_ps(high, index);
+            r.r[i] = _mm256_blendv_ps(a, b, (__m256)(w.r[i] << (28 - 4 * J)));
+        }
+        return r;
+    }
+#else
+    const float* all;
+    QG_METHOD void load(const float* t) { all = t; }
+    template <int J> QG_METHOD vf look(const qg_words& w) const {
+        vf r = {};
+        QG_UNROLL for (int i = 0; i < QC_REGS; i++)
+            QG_UNROLL for (int l = 0; l < QC_W; l++) r.r[i][l] = all[(w.r[i][l] >> (4 * J)) & 15];
+        return r;
+    }
+#endif
+};
+
+template <int ROUND> QC_INLINE vf qg_round(vf x) {
+    if (ROUND == QG_BF16) return vround_bf16(x);
+    if (ROUND == QG_F16) return vround_f16(x);
+    return x;
+}
+
+// Integer or table codes of BITS bits, one scale (SCALE: QG_F32 or QG_F16) for each `kb` columns and, with ZEROS, a zero
+// point: (value(code) - zero) * scale. kb is a multiple of GROUP, or all of k.
+template <int BITS, int SCALE, bool ZEROS, int ROUND> struct qg_packed {
+    static constexpr int GROUP = 32 / BITS;
+    const qg_job* job;
+    const uint32_t* words;
+    int64_t entry, until;  // index of the current scale, first column of the next one
+    int64_t base;          // the panel's first scale
+    qg_table table;
+    qg_words w;
+    vf scale, zero;
+
+    QG_METHOD void start(const qg_job* j, int64_t panel) {
+        job = j;
+        words = (const uint32_t*)j->codes + panel * ((j->k + GROUP - 1) / GROUP) * 16;
+        base = panel * ((j->k + j->kb - 1) / j->kb);
+        entry = 0, until = 0;
+        if (BITS == 4) table.load(j->table);
+    }
+    QG_METHOD void at(int64_t k) {
+        if (k >= until) {
+            entry = k / job->kb;
+            until = (entry + 1) * job->kb;
+            int64_t first = (base + entry) * 16;
+            scale = SCALE == QG_F16 ? vload((const qc_f16*)job->scales + first)
+                                    : vload((const float*)job->scales + first);
+            if (ZEROS) zero = vtofloat(vload(job->zeros + first));
+        }
+        w = qg_load_words(words + k / GROUP * 16);
+    }
+    template <int J> QG_METHOD vf value() const {
+        vf r;
+        if constexpr (BITS == 4) {
+            r = table.template look<J>(w);
+        } else {
+            QG_UNROLL for (int i = 0; i < QC_REGS; i++)
+                r.r[i] = __builtin_convertvector((qi)(w.r[i] << (24 - 8 * J)) >> 24, qf);
+        }
+        QG_UNROLL for (int i = 0; i < QC_REGS; i++) r.r[i] = (ZEROS ? r.r[i] - zero.r[i] : r.r[i]) * scale.r[i];
+        return qg_round<ROUND>(r);
+    }
+};
+
+// 4-bit table codes whose flat blocks of `kb` elements (a power of two >= 64) run across rows: the scale of row r,
+// column k is scales[(r * K + k) / kb]. A group of eight columns meets at most one block boundary in each lane.
+template <int ROUND> struct qg_flat {
+    static constexpr int GROUP = 8;
+    const qg_job* job;
+    const uint32_t* words;
+    int64_t panel;
+    int shift;
+    qg_table table;
+    qg_words w;
+    vf here, next;  // the scales before and after the boundary
+    qg_words change;      // the column, counted inside the group, where `next` begins
+
+    QG_METHOD void start(const qg_job* j, int64_t p) {
+        job = j, panel = p, shift = __builtin_ctzll((uint64_t)j->kb);
+        words = (const uint32_t*)j->codes + panel * ((j->k + 7) / 8) * 16;
+        table.load(j->table);
+    }
+    QG_METHOD void at(int64_t k) {
+        float first[16], second[16];
+        uint32_t border[16];
+        const float* absmax = (const float*)job->scales;
+        const int64_t last = (job->n * job->k - 1) >> shift;  // padding rows and columns read the last block's
+        for (int l = 0; l < 16; l++) {
+            int64_t element = (panel * 16 + l) * job->k + k, block = element >> shift;
+            first[l] = absmax[block < last ? block : last];
+            second[l] = absmax[block + 1 < last ? block + 1 : last];
+            int64_t left = ((block + 1) << shift) - element;
+            border[l] = left < 8 ? (uint32_t)left : 8;
+        }
+        here = vload(first);
+        next = vload(second);
+        change = qg_load_words(border);
+        w = qg_load_words(words + k / 8 * 16);
+    }
+    template <int J> QG_METHOD vf value() const {
+        vf r = table.template look<J>(w);
+        QG_UNROLL for (int i = 0; i < QC_REGS; i++) r.r[i] *= change.r[i] > (uint32_t)J ? here.r[i] : next.r[i];
+        return qg_round<ROUND>(r);
+    }
+};
+
+// Plain values in panels, of storage type T.
+template <class T> struct qg_plain {
+    static constexpr int GROUP = 8;
+    const T* first;
+    const T* now;
+    QG_METHOD void start(const qg_job* j, int64_t panel) { first = now = (const T*)j->codes + panel * j->k * 16; }
+    QG_METHOD void at(int64_t k) { now = first + k * 16; }
+    template <int J> QG_METHOD vf value() const { return vload(now + 16 * J); }
+};
+
+// Plain values of a strided matrix (n, k): weights that are not constants, and batched products.
+template <class T> struct qg_strided {
+    static constexpr int GROUP = 16;
+    const qg_job* job;
+    int64_t n0;
+    float block[16][16];
+
+    QG_METHOD void start(const qg_job* j, int64_t panel) { job = j, n0 = panel * 16; }
+    QG_METHOD void at(int64_t k) {
+        const int64_t rows = qc_min(job->n - n0, 16), cols = qc_min(job->k - k, 16), down = job->w_row, right = job->w_col;
+        const T* from = (const T*)job->codes + n0 * down + k * right;
+        if (down == 1) {  // lanes are neighbours in memory
+            for (int64_t c = 0; c < cols; c++) vstore(block[c], vload_n(from + c * right, (int)rows));
+        } else if (right == 1) {  // columns are: transpose
+            float lines[16][16] = {};
+            for (int64_t r = 0; r < rows; r++) vstore(lines[r], vload_n(from + r * down, (int)cols));
+            for (int c = 0; c < 16; c++)
+                for (int r = 0; r < 16; r++) block[c][r] = lines[r][c];
+        } else {
+            memset(block, 0, sizeof block);
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t c = 0; c < cols; c++) block[c][r] = qc_load(from + r * down + c * right);
+        }
+    }
+    template <int J> QG_METHOD vf value() const { return vload(block[J]); }
+};
+
+// A `qg_load_x` for x of storage type T.
+template <class T> static void qg_convert_x(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride) {
+    for (int64_t i = 0; i < rows; i++, dst += stride) {
+        const T* x = (const T*)job->x + (m0 + i) * job->x_row + k0 * job->x_col;
+        if (job->x_col != 1) {
+            for (int64_t k = 0; k < kc; k++) dst[k] = qc_load(x + k * job->x_col);
+            continue;
+        }
+        int64_t k = 0;
+        for (; k + 16 <= kc; k += 16) vstore(dst + k, vload(x + k));
+        if (k < kc) vstore(dst + k, vload_n(x + k, (int)(kc - k)));
+    }
+}
+
+// Calls body.template step<J>() for J = 0 … min(COUNT, left) - 1, unrolled.
+template <int J, int COUNT, class Body> QC_INLINE void qg_steps(Body& body, int64_t left) {
+    if constexpr (J < COUNT) {
+        if (J >= left) return;
+        body.template step<J>();
+        qg_steps<J + 1, COUNT>(body, left);
+    }
+}
+
+template <class D> struct qg_store_step {
+    const D& decoder;
+    float* dst;
+    template <int J> QG_METHOD void step() { vstore(dst + 16 * J, decoder.template value<J>()); }
+};
+
+// A `qg_decode` for decoder D. k0 is a multiple of D::GROUP.
+template <class D> static void qg_decode_panel(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst) {
+    D decoder;
+    decoder.start(job, panel);
+    int64_t done = 0;
+    for (; done + D::GROUP <= kc; done += D::GROUP) {
+        decoder.at(k0 + done);
+        qg_store_step<D> body{decoder, dst + done * 16};
+        qg_steps<0, D::GROUP>(body, D::GROUP);
+    }
+    if (done < kc) {
+        decoder.at(k0 + done);
+        qg_store_step<D> body{decoder, dst + done * 16};
+        qg_steps<0, D::GROUP>(body, kc - done);
+    }
+}
+
+// --- few rows: codes to accumulators in registers ---------------------------------------------------------------------
+
+// How MR rows are multiplied: PANELS panels at once, so that a broadcast x serves several multiplications, and SUMS
+// interleaved sums for each, so that at least eight chains of additions hide the latency of FMA.
+template <class D, int MR> struct qg_few_shape {
+    static constexpr int PANELS = MR >= 3 ? QG_NP : 1, CHAINS = MR * PANELS * QC_REGS;
+    static constexpr int SUMS = CHAINS >= 8 ? 1 : CHAINS >= 4 ? 2 : CHAINS >= 2 || D::GROUP < 8 ? 4 : 8;
+};
+
+// Columns k + J of one group: MR rows of x times the decoded lanes of PANELS panels.
+template <class D, int MR, int PANELS, int SUMS> struct qg_fma_step {
+    const D* decoder;
+    const float* x;
+    int64_t stride;
+    vf (&sum)[MR][PANELS][SUMS];
+    template <int J> QG_METHOD void step() {
+        vf w[PANELS];
+        QG_UNROLL for (int p = 0; p < PANELS; p++) w[p] = decoder[p].template value<J>();
+        QG_UNROLL for (int i = 0; i < MR; i++) {
+            const qf a = q_set(x[i * stride + J]);
+            QG_UNROLL for (int p = 0; p < PANELS; p++)
+                QG_UNROLL for (int v = 0; v < QC_REGS; v++) {
+                    qf& to = sum[i][p][J % SUMS].r[v];
+                    to = q_fma(a, w[p].r[v], to);
+                }
+        }
+    }
+};
+
+// sum[0] + … + sum[COUNT - 1] in pairs.
+template <int COUNT> QC_INLINE vf qg_sum(const vf* sum) {
+    if constexpr (COUNT == 1) return sum[0];
+    else return qg_sum<COUNT / 2>(sum) + qg_sum<COUNT / 2>(sum + COUNT / 2);
+}
+
+template <class D, int MR> static void qg_few_panels(
+    const qg_job* job, const float* x, int64_t stride, int64_t panel, int64_t next, float* tile) {
+    constexpr int PANELS = qg_few_shape<D, MR>::PANELS, SUMS = qg_few_shape<D, MR>::SUMS;
+    vf sum[MR][PANELS][SUMS] = {};
+    D decoder[PANELS];
+    QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].start(job, p ? next : panel);
+    int64_t k = 0;
+    for (; k + D::GROUP <= job->k; k += D::GROUP) {
+        QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
+        qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};
+        qg_steps<0, D::GROUP>(body, D::GROUP);
+    }
+    if (k < job->k) {
+        QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
+        qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};
+        qg_steps<0, D::GROUP>(body, job->k - k);
+    }
+    QG_UNROLL for (int i = 0; i < MR; i++)
+        QG_UNROLL for (int p = 0; p < PANELS; p++) vstore(tile + (i * QG_NP + p) * 16, qg_sum<SUMS>(sum[i][p]));
+}
+
+// One unit of at most QG_NP panels; `next` repeats the last panel where the unit is short.
+template <class D, int MR> QC_INLINE void qg_few_rows(
+    const qg_job* job, int64_t rows, const float* x, int64_t stride, int64_t panel, int64_t next, float* tile) {
+    if constexpr (MR > 0) {
+        if (rows != MR) return qg_few_rows<D, MR - 1>(job, rows, x, stride, panel, next, tile);
+        qg_few_panels<D, MR>(job, x, stride, panel, next, tile);
+        if (qg_few_shape<D, MR>::PANELS < QG_NP && next != panel)
+            qg_few_panels<D, MR>(job, x, stride, next, next, tile + 16);
+    }
+}
+
+// Task t takes the units [U * t / T, U * (t + 1) / T) of QG_NP panels, at most MAX rows at a time.
+template <class D, int MAX> static void qg_few_task(void* arg, int64_t task, char* scratch) {
+    const qg_job* job = (const qg_job*)arg;
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    const int64_t first = units * task / job->tasks, last = units * (task + 1) / job->tasks;
+    float* const tile = (float*)scratch;
+    float* const converted = tile + MAX * QG_NP * 16;
+    for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
+        const int64_t rows = qc_min(job->m - m0, MAX);
+        const float* x = (const float*)job->x + m0 * job->x_row;
+        int64_t stride = job->x_row;
+        if (job->load_x) {
+            stride = (job->k + 15) / 16 * 16;
+            job->load_x(job, m0, rows, 0, job->k, converted, stride);
+            x = converted;
+        }
+        for (int64_t u = first; u < last; u++) {
+            const int64_t panel = u * QG_NP, n0 = panel * 16;
+            qg_few_rows<D, MAX>(job, rows, x, stride, panel, qc_min(panel + QG_NP, panels) - 1, tile);
+            job->finish(job, tile, QG_NP * 16, m0, rows, n0, qc_min(job->n - n0, QG_NP * 16));
+        }
+    }
+}
+
+constexpr int64_t qg_few_scratch(int64_t k, int64_t rows, bool converts) {
+    return 4 * rows * (QG_NP * 16 + (converts ? (k + 15) / 16 * 16 : 0));
+}
+
+enum { QG_TASK = 8192 };  // clock cycles of work that pay for handing a task to another thread
+
+template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 2 / QG_TASK;
+    job->tasks = ctx->num_threads > 1 ? qc_min(qc_min(worth, units), 4 * (int64_t)ctx->num_threads) : 1;
+    if (job->tasks > 1) return ctx->parallel(ctx, job->tasks, qg_few_task<D, MAX>, job);
+    job->tasks = 1;
+    qg_few_task<D, MAX>(job, 0, ctx->scratch);
+}
+
+// --- many rows: decoded panels and the microkernel --------------------------------------------------------------------
+
+// tile[i][16 * p + lane] (+)= sum_k x[i][k] * panel[p][k][lane] for MR rows. Row pointers are kept for every third row,
+// the two after it are reached by index, so that MR rows need MR / 3 registers.
+template <int MR> static void qg_micro(
+    const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile, int64_t tile_stride, bool add) {
+    enum { THIRDS = (MR + 2) / 3, STEP = 2 };
+    qf sum[MR][QG_NP * QC_REGS];
+    QG_UNROLL for (int i = 0; i < MR; i++)
+        QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) sum[i][v] = (qf){};
+    const float* row[THIRDS];
+    QG_UNROLL for (int t = 0; t < THIRDS; t++) {
+        row[t] = x + 3 * t * stride;
+        asm("" : "+r"(row[t]));  // a register of its own, not an expression of x
+    }
+    const float* b[QG_NP];
+    QG_UNROLL for (int p = 0; p < QG_NP; p++) b[p] = panel[p];
+    auto column = [&](int u) __attribute__((always_inline)) {
+        qf w[QG_NP * QC_REGS];
+        QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) w[v] = q_load(b[v / QC_REGS] + 16 * u + QC_W * (v % QC_REGS));
+        QG_UNROLL for (int i = 0; i < MR; i++) {
+            qf a = q_set(row[i / 3][(i % 3) * stride + u]);
+            QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) sum[i][v] = q_fma(a, w[v], sum[i][v]);
+        }
+    };
+    auto advance = [&](int columns) __attribute__((always_inline)) {
+        QG_UNROLL for (int t = 0; t < THIRDS; t++) {
+            row[t] += columns;
+            asm("" : "+r"(row[t]));
+        }
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+            b[p] += 16 * columns;
+            asm("" : "+r"(b[p]));
+        }
+    };
+    int64_t k = 0;
+    for (; k + STEP <= kc; k += STEP) {
+        QG_UNROLL for (int u = 0; u < STEP; u++) column(u);
+        advance(STEP);
+    }
+    for (; k < kc; k++) {
+        column(0);
+        advance(1);
+    }
+    QG_UNROLL for (int i = 0; i < MR; i++)
+        QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) {
+            float* to = tile + i * tile_stride + QC_W * v;
+            q_store(to, add ? q_load(to) + sum[i][v] : sum[i][v]);
+        }
+}
+
+template <int MR> QC_INLINE void qg_micro_rows(
+    int64_t rows, const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile, int64_t tile_stride, bool add) {
+    if constexpr (MR > 0) {
+        if (rows == MR) return qg_micro<MR>(x, stride, panel, kc, tile, tile_stride, add);
+        qg_micro_rows<MR - 1>(rows, x, stride, panel, kc, tile, tile_stride, add);
+    }
+}
+
+static void qg_micro_any(
+    int64_t rows, const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile, int64_t tile_stride, bool add) {
+    qg_micro_rows<QG_MR>(rows, x, stride, panel, kc, tile, tile_stride, add);
+}
+
+// Columns in a block of k: equal blocks of at most QG_KC, whole groups of every decoder.
+constexpr int64_t qg_block(int64_t k) {
+    return k <= QG_KC ? k : ((k + (k + QG_KC - 1) / QG_KC - 1) / ((k + QG_KC - 1) / QG_KC) + 15) / 16 * 16;
+}
+
+// Bytes of scratch of qg_product: decoded panels, converted rows of x, tiles of sums.
+constexpr int64_t qg_scratch_for(int64_t block, bool whole, bool converts) {
+    return 4 * (QG_GROUP * block * 16 + (converts ? QG_MR * (block + 16) : 0)
+                + QG_MR * QG_GROUP * 16 * (whole ? 1 : QG_BLOCKS));
+}
+constexpr int64_t qg_scratch(int64_t k, bool converts) {
+    return qg_scratch_for(qg_block(k), qg_block(k) >= k, converts);
+}
+
+// Panels [p0, p1) (at most QG_GROUP) times rows [m0, m1) (at most QG_BLOCKS * QG_MR).
+static void qg_product(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch) {
+    const int64_t block = qg_block(job->k), tile_stride = QG_GROUP * 16, x_stride = block + 16;
+    const int64_t rows = m1 - m0, blocks = (rows + QG_MR - 1) / QG_MR;
+    const bool whole = block >= job->k;  // one block of k: each tile is finished at once, and its memory used again
+    float* panels = (float*)scratch;
+    float* converted = panels + QG_GROUP * block * 16;
+    float* tiles = converted + (job->load_x ? QG_MR * x_stride : 0);
+    int64_t k0 = 0;
+    do {  // once even for k = 0, whose sums are zero
+        const int64_t kc = job->k - k0 < block ? job->k - k0 : block;
+        const float* panel[QG_GROUP + QG_NP];
+        for (int64_t p = p0; p < p1; p++) {
+            panel[p - p0] = job->decode ? panels + (p - p0) * block * 16 : (const float*)job->codes + (p * job->k + k0) * 16;
+            if (job->decode) job->decode(job, p, k0, kc, panels + (p - p0) * block * 16);
+        }
+        for (int64_t p = p1 - p0; p % QG_NP; p++) panel[p] = panel[0];  // computed and never read
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = rows * b / blocks, count = rows * (b + 1) / blocks - first, row = m0 + first;
+            float* tile = whole ? tiles : tiles + first * tile_stride;
+            const float* x = (const float*)job->x + row * job->x_row + k0;
+            int64_t stride = job->x_row;
+            if (job->load_x) {
+                job->load_x(job, row, count, k0, kc, converted, x_stride);
+                x = converted, stride = x_stride;
+            }
+            for (int64_t p = 0; p < p1 - p0; p += QG_NP)
+                qg_micro_any(count, x, stride, panel + p, kc, tile + p * 16, tile_stride, k0 > 0);
+            if (k0 + kc == job->k) {
+                const int64_t n0 = p0 * 16, n1 = p1 * 16 < job->n ? p1 * 16 : job->n;
+                job->finish(job, tile, tile_stride, row, count, n0, n1 - n0);
+            }
+        }
+        k0 += kc;
+    } while (k0 < job->k);
+}
+
+// How the product is cut: `groups` of panels times `chunks` of rows, chosen by an estimate of the clock cycles that the
+// busiest thread takes. A cut never changes a result: an element's additions are ordered by k alone.
+static void qg_cut(qg_job* job, int64_t threads) {
+    const int64_t units = ((job->n + 15) / 16 + QG_NP - 1) / QG_NP, blocks = (job->m + QG_MR - 1) / QG_MR;
+    const int64_t products = job->batches > 0 ? job->batches : 1;
+    int64_t best = INT64_MAX;
+    for (int64_t wide = QG_GROUP / QG_NP; wide >= 1; wide /= 2) {
+        const int64_t groups = (units + wide - 1) / wide;
+        for (int64_t chunks = (blocks + QG_BLOCKS - 1) / QG_BLOCKS; chunks <= blocks; chunks += 1 + chunks / 4) {
+            const int64_t rounds = (products * groups * chunks + threads - 1) / threads;
+            const int64_t tall = (blocks + chunks - 1) / chunks, panels = (units + groups - 1) / groups * QG_NP;
+            const int64_t fma = tall * QG_MR * panels * QC_REGS * job->k / 2, decode = panels * QC_REGS * job->k * 3;
+            const int64_t cost = rounds * (fma + decode + tall * QG_MR * job->k / 4 + 600);
+            if (cost < best) best = cost, job->groups = groups, job->chunks = chunks;
+            if (threads == 1 || tall == 1) break;
+        }
+    }
+}
+
+static void qg_task(void* arg, int64_t task, char* scratch) {
+    const qg_job* job = (const qg_job*)arg;
+    const int64_t units = ((job->n + 15) / 16 + QG_NP - 1) / QG_NP, blocks = (job->m + QG_MR - 1) / QG_MR;
+    const int64_t panels = (job->n + 15) / 16, cells = job->groups * job->chunks;
+    for (int64_t i = job->items * task / job->tasks; i < job->items * (task + 1) / job->tasks; i++) {
+        const int64_t group = i % job->groups, chunk = i / job->groups % job->chunks;
+        const int64_t p0 = units * group / job->groups * QG_NP, p1 = units * (group + 1) / job->groups * QG_NP;
+        const int64_t m0 = blocks * chunk / job->chunks * QG_MR, m1 = blocks * (chunk + 1) / job->chunks * QG_MR;
+        qg_job one = *job;
+        if (job->select) job->select(&one, i / cells);
+        qg_product(&one, p0, p1 < panels ? p1 : panels, m0, m1 < job->m ? m1 : job->m, scratch);
+    }
+}
+
+QC_COLD void qg_run(qc_ctx* ctx, qg_job* job) {
+    if (job->m <= 0 || job->n <= 0 || (job->select && job->batches <= 0)) return;
+    const int64_t threads = ctx->num_threads, panels = (job->n + 15) / 16;
+    job->groups = job->chunks = 1;
+    qg_cut(job, threads);
+    job->items = job->groups * job->chunks * (job->select ? job->batches : 1);
+    const int64_t cycles = job->items / (job->groups * job->chunks) * panels * QC_REGS * job->k * (job->m / 2 + 3);
+    const int64_t most = cycles / QG_TASK;
+    job->tasks = job->items < 64 * threads ? job->items : 64 * threads;
+    job->tasks = job->tasks < most ? job->tasks : most;
+    if (job->tasks > 1 && threads > 1) return ctx->parallel(ctx, job->tasks, qg_task, job);
+    job->tasks = 1;
+    qg_task(job, 0, ctx->scratch);
+}

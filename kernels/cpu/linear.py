@@ -1,0 +1,336 @@
+"""The `linear` template: dequantising matrix products over gemm.h.
+
+A linear becomes three pieces of C++: the values of its 4-bit codes (if any), a `finish` function (bias, epilogue, one
+rounding, store) and the kernel itself, which fills a `qg_job` and runs the driver for its class of M:
+
+    "1", "2-8"  qg_run_few<decoder, rows>: codes are decoded in registers straight into the accumulators
+    "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x
+
+Any M >= 0 gives right results in every class; the class only says what it is fast for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu import scalar, text
+from qcompiler.kernels.cpu.text import STORAGE_TYPES, c_dim
+
+from qcompiler import formats
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import Format
+from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
+
+FLOATS = ("f32", "bf16", "f16")
+PANEL_LAYOUT = "cpu_p16_v1"
+
+KC, GROUP, BLOCKS = 512, 8, 16
+"""gemm.h's QG_KC, QG_GROUP, QG_BLOCKS; emitted kernels assert that the scratch sizes computed here are gemm.h's."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """gemm.h's tile for an ISA: rows and panels of the microkernel, most rows multiplied straight from codes."""
+
+    rows: int
+    panels: int
+    few: int
+
+
+TILES: dict[str, Tile] = {
+    "x86-64-v4": Tile(14, 2, 8),
+    "x86-64-v3": Tile(6, 1, 4),
+    "x86-64": Tile(2, 1, 2),
+    "generic": Tile(6, 1, 4),
+}
+
+
+def tile_of(isa: str) -> Tile:
+    """The register tile for `isa`; KernelSelectionError for an ISA that gemm.h does not know."""
+    if isa not in TILES:
+        raise KernelSelectionError(f"no CPU matrix kernels for ISA '{isa}' (there are: {', '.join(TILES)})")
+    return TILES[isa]
+
+
+# --- scratch ---------------------------------------------------------------------------------------------------------
+
+
+def _up(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def block_of(k: int) -> int:
+    """Columns per block of k, as gemm.h's qg_block."""
+    return k if k <= KC else _up(_up(k, _up(k, KC)), 16) * 16
+
+
+def product_scratch(isa: str, block: int, *, whole: bool, converts: bool) -> int:
+    """Bytes per thread of gemm.h's qg_product (its qg_scratch): decoded panels, converted rows of x, tiles of sums."""
+    rows = tile_of(isa).rows
+    panels = GROUP * block * 16
+    converted = rows * (block + 16) if converts else 0
+    tiles = rows * GROUP * 16 * (1 if whole else BLOCKS)
+    return 4 * (panels + converted + tiles)
+
+
+def few_rows(body: LinearKernel, isa: str) -> int:
+    """Rows that the kernel multiplies straight from codes at a time; 0 for the class "large"."""
+    return {"1": 1, "2-8": tile_of(isa).few, "large": 0}[body.m_class]
+
+
+def scratch_bytes(spec: KernelSpec, isa: str) -> int:
+    """Scratch per thread, in bytes."""
+    body = spec.body
+    assert isinstance(body, LinearKernel)
+    converts = spec.operands[0].dtype != "f32"
+    rows = few_rows(body, isa)
+    if rows:
+        return 4 * rows * (16 * tile_of(isa).panels + (_up(body.k, 16) * 16 if converts else 0))
+    block = block_of(body.k)
+    return product_scratch(isa, block, whole=block >= body.k, converts=converts)
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How a kernel reads its weight: gemm.h's decoder, definitions before the kernel, statements that fill the job."""
+
+    decoder: str
+    definitions: str
+    statements: tuple[str, ...]
+    in_place: bool
+
+
+def _code_values(fmt: Format) -> tuple[float, ...] | None:
+    """What the 16 codes of a 4-bit format stand for before zero point and scale; None for 8-bit codes.
+
+    These are the decode equations that gemm.h's decoders compute; another one needs another decoder.
+    """
+    table = fmt.declaration.table
+    values: dict[str, tuple[float, ...] | None] = {
+        "table[codes] * absmax": table,
+        "(codes - 8) * scales": tuple(float(code - 8) for code in range(16)),
+        "(codes - zeros) * scales": tuple(float(code) for code in range(16)),
+        "codes * scales": None,
+    }
+    equation = fmt.declaration.decode.text
+    if equation not in values:
+        raise KernelSelectionError(f"no CPU linear kernel decodes {fmt}: its equation is '{equation}'")
+    return values[equation]
+
+
+def packed_format(ref: FormatRef) -> Format:
+    """The format that a FormatRef names."""
+    return formats.get(ref.name, **ref.params)
+
+
+def c_table(name: str, values: tuple[float, ...]) -> str:
+    """A C++ definition of 16 floats, exact (hexadecimal)."""
+    text = ", ".join(f"{value.hex()}f" for value in values)
+    return f"alignas(64) static const float {name}[16] = {{\n    {text}}};\n"
+
+
+def _packed_weight(name: str, operand: Operand) -> Weight:
+    assert operand.format is not None
+    fmt = packed_format(operand.format)
+    n, k = (int(d) for d in operand.shape)
+    if operand.layout != PANEL_LAYOUT:
+        raise KernelSelectionError(
+            f"kernel '{name}': a packed weight needs layout '{PANEL_LAYOUT}', not '{operand.layout}'"
+        )
+    places = {s.name: s for s in layouts.get(PANEL_LAYOUT).sections(fmt, operand.dtype, n, k)}
+    values = _code_values(fmt)
+    rounding = f"QG_{operand.dtype.upper()}"
+    flat = places.get("absmax_flat")
+    scales = flat or places["scales"]
+    statements = [
+        f"job.codes = w + {places['codes'].offset};",
+        f"job.scales = w + {scales.offset};",
+        f"job.kb = {fmt.declaration.block_size(k)};",
+    ]
+    if "zeros" in places:
+        statements.append(f"job.zeros = (const uint8_t*)(w + {places['zeros'].offset});")
+    if values is not None:
+        statements.append(f"job.table = qk_{name}_codes;")
+    scale = "QG_F16" if scales.dtype.itemsize == 2 else "QG_F32"
+    zeros = "true" if "zeros" in places else "false"
+    packed = f"qg_packed<{8 if values is None else 4}, {scale}, {zeros}, {rounding}>"
+    return Weight(
+        decoder=packed if flat is None else f"qg_flat<{rounding}>",
+        definitions="" if values is None else c_table(f"qk_{name}_codes", values),
+        statements=tuple(statements),
+        in_place=False,
+    )
+
+
+def weight_of(name: str, operand: Operand) -> Weight:
+    """How kernel `name` reads the weight `operand` (n, k); KernelSelectionError where no decoder fits."""
+    if operand.dtype not in FLOATS:
+        raise KernelSelectionError(f"kernel '{name}': weights decode to {', '.join(FLOATS)}, not {operand.dtype}")
+    if operand.format is not None:
+        return _packed_weight(name, operand)
+    kind = STORAGE_TYPES[operand.dtype]
+    if operand.layout == PANEL_LAYOUT:
+        return Weight(f"qg_plain<{kind}>", "", ("job.codes = w;",), operand.dtype == "f32")
+    if operand.layout not in (None, "canonical"):
+        raise KernelSelectionError(f"kernel '{name}': no decoder for plain weights in layout '{operand.layout}'")
+    down, right = (operand.strides or (operand.shape[1], 1))[:2]
+    strides = f"job.w_row = {c_dim(down)}, job.w_col = {c_dim(right)};"
+    return Weight(f"qg_strided<{kind}>", "", ("job.codes = w;", strides), False)
+
+
+# --- finish ----------------------------------------------------------------------------------------------------------
+
+
+def _row(operand: Operand, index: int, name: str) -> str:
+    """Declares `name`: the start of row m of an (m, n) operand."""
+    kind = ("const " if operand.access == "r" else "") + STORAGE_TYPES[operand.dtype]
+    return f"{kind}* const {name} = ({kind}*)job->op[{index}] + m * {c_dim(operand.strides[0])};"
+
+
+def _lanes(operand: Operand, name: str) -> str:
+    """16 lanes of row `name` from column n on, for any stride."""
+    stride = c_dim(operand.strides[1])
+    if stride == "1":
+        return f"qg_load_lanes({name} + n, lanes)"
+    return f"vset(qc_load({name}))" if stride == "0" else f"vload_s({name} + n * {stride}, {stride}, lanes)"
+
+
+def _lane(operand: Operand, name: str) -> str:
+    """The scalar at column n + l of row `name`."""
+    stride = c_dim(operand.strides[1])
+    return f"qc_load({name} + (n + l) * {stride})"
+
+
+def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, Operand]]) -> list[str]:
+    """Statements that finish 16 lanes at row m, column n."""
+    bias = " + qg_load_lanes(bias + n, lanes)" if body.has_bias else ""
+    lines = [f"const vf sum = vload(sums + j){bias};"]
+    result = "sum"
+    if body.epilogue is not None:
+        inputs = ["sum"]
+        for name, operand in extras:
+            inputs.append(f"{name}_n")
+            lines.append(f"const {text.VECTOR_TYPES[operand.dtype]} {name}_n = {_lanes(operand, name)};")
+        statements = scalar.vector_statements(body.epilogue, inputs)
+        lines += statements.lines
+        (result,) = statements.results
+    return [*lines, f"qg_store_lanes(out + n, {result}, lanes);"]
+
+
+def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, Operand]]) -> list[str]:
+    """The same, lane by lane, for an epilogue that has no vector form."""
+    assert body.epilogue is not None
+    bias = " + qc_load(bias + n + l)" if body.has_bias else ""
+    lines = [f"const float sum = sums[j + l]{bias};"]
+    inputs = ["sum"]
+    for name, operand in extras:
+        inputs.append(f"{name}_n")
+        lines.append(f"const {text.VALUE_TYPES[operand.dtype]} {name}_n = {_lane(operand, name)};")
+    statements = scalar.scalar_statements(body.epilogue, inputs)
+    lines += [*statements.lines, f"qc_store(out + n + l, {statements.results[0]});"]
+    return ["for (int l = 0; l < lanes; l++) {", *text.indent(lines), "}"]
+
+
+def _finish(spec: KernelSpec, body: LinearKernel) -> str:
+    """The function that turns fp32 sums into the result: bias, epilogue, one rounding."""
+    first = 3 if body.has_bias else 2
+    extras = [(f"e{i}", spec.operands[i]) for i in range(first, len(spec.operands) - 1)]
+    obstacle = None if body.epilogue is None else scalar.vector_obstacle(body.epilogue)
+    inner = _vector_body(spec, body, extras) if obstacle is None else _scalar_body(spec, body, extras)
+    rows = [_row(operand, i, f"e{i}") for i, (_, operand) in enumerate(extras, first)]
+    rows.append(_row(spec.operands[-1], len(spec.operands) - 1, "out"))
+    lines = [
+        *([text.pointer(spec.operands[2], 2, "bias", "job->op")] if body.has_bias else []),
+        "for (int64_t i = 0; i < rows; i++) {",
+        "    const int64_t m = m0 + i;",
+        "    const float* const sums = tile + i * stride;",
+        *text.indent(rows),
+        "    for (int64_t j = 0; j < cols; j += 16) {",
+        "        const int64_t n = n0 + j;",
+        "        const int lanes = (int)qc_min(cols - j, 16);",
+        *text.indent(inner, 2),
+        "    }",
+        "}",
+    ]
+    return finish_function(spec, lines)
+
+
+def finish_function(spec: KernelSpec, lines: list[str]) -> str:
+    """The `qg_finish` function of a kernel; the symbols that `lines` use are declared."""
+    used = [line for line in text.symbol_declarations(spec.symbols, "job->sym") if _declared(line) in " ".join(lines)]
+    return "\n".join(
+        [
+            f"static void qk_{spec.name}_finish(const qg_job* job, const float* tile, int64_t stride,",
+            "        int64_t m0, int64_t rows, int64_t n0, int64_t cols) {",
+            *text.indent([*used, *lines]),
+            "}\n",
+        ]
+    )
+
+
+def _declared(line: str) -> str:
+    """The name in ``const int64_t n_s = …``."""
+    return line.split()[2]
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+def _check(spec: KernelSpec, body: LinearKernel) -> None:
+    x, out = spec.operands[0], spec.operands[-1]
+    if len(spec.operands) < (4 if body.has_bias else 3):
+        raise KernelSelectionError(f"kernel '{spec.name}': a linear has x, w, {'bias, ' * body.has_bias}extras and out")
+    for operand in (x, out):
+        if operand.dtype not in FLOATS:
+            raise KernelSelectionError(
+                f"kernel '{spec.name}': operand '{operand.name}' is {operand.dtype}; linear kernels take {FLOATS}"
+            )
+        if operand.strides[1] != 1:
+            raise KernelSelectionError(
+                f"kernel '{spec.name}': operand '{operand.name}' needs unit stride in its last dim"
+            )
+    extras = len(spec.operands) - (4 if body.has_bias else 3)
+    wanted = 0 if body.epilogue is None else len(body.epilogue.inputs) - 1
+    if extras != wanted:
+        raise KernelSelectionError(
+            f"kernel '{spec.name}': its epilogue takes {wanted} extra inputs, {extras} are given"
+        )
+
+
+def emit(spec: KernelSpec, isa: str) -> str:
+    """C++ text: the codes' values, the finish function, ``qk_<name>``. KernelSelectionError for what has no kernel."""
+    body = spec.body
+    assert isinstance(body, LinearKernel)
+    _check(spec, body)
+    x = spec.operands[0]
+    weight = weight_of(spec.name, spec.operands[1])
+    rows, scratch = few_rows(body, isa), scratch_bytes(spec, isa)
+    lines = [
+        *text.symbol_declarations(spec.symbols),
+        "qg_job job = {};",
+        f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
+        f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.x_col = 1;",
+        *([] if x.dtype == "f32" else [f"job.load_x = qg_convert_x<{STORAGE_TYPES[x.dtype]}>;"]),
+        "const char* const w = (const char*)op[1];",
+        *weight.statements,
+        f"job.finish = qk_{spec.name}_finish;",
+        "job.op = op, job.sym = sym;",
+    ]
+    if rows:
+        lines.append(f"qg_run_few<{weight.decoder}, {rows}>(ctx, &job);")
+        size = f"qg_few_scratch({body.k}, {rows}, {str(x.dtype != 'f32').lower()})"
+    else:
+        if not weight.in_place:
+            lines.append(f"job.decode = qg_decode_panel<{weight.decoder}>;")
+        lines.append("qg_run(ctx, &job);")
+        size = f"qg_scratch({body.k}, {str(x.dtype != 'f32').lower()})"
+    lines.insert(0, f'static_assert({size} == {scratch}, "scratch");')
+    header = text.header_comment(
+        spec, f"M class {body.m_class}; {weight.decoder}; {scratch} bytes of scratch per thread"
+    )
+    return "\n".join([header, weight.definitions + _finish(spec, body), text.entry_function(spec, lines)])

@@ -1,0 +1,203 @@
+"""Linear kernels against NumPy in float64: every format, class of M, element type, odd shapes, epilogues, ISA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from qcompiler.kernels import layouts
+
+from qcompiler import formats
+from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram
+
+Array = npt.NDArray[Any]
+DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
+"""Relative L2 error: fp32 sums, and half an ulp of the result's type."""
+
+MS = (1, 2, 3, 7, 8, 9, 15, 33, 130)
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nf4": ("nf4", {"block": 64}),
+    "nf4_flat": ("nf4", {"block": 64}),
+    "nf4_flat4096": ("nf4", {"block": 4096}),
+    "int8": ("int8", {}),
+    "int4": ("int4", {"group": 32}),
+    "int4_zeros": ("int4", {"group": 64, "symmetric": False}),
+}
+SHAPES = {  # (N, K); the formats with blocks along K need multiples of them
+    "nf4": (83, 192), "nf4_flat": (37, 97), "nf4_flat4096": (50, 131), "int8": (83, 101), "int4": (35, 96),
+    "int4_zeros": (97, 128), "panels": (51, 77), "rows": (67, 61), "rows_kn": (40, 45), "deep": (35, 1219),
+}  # fmt: skip
+
+
+def gelu(x: Array) -> Array:
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def constant(name: str, value: float) -> ScalarOp:
+    return ScalarOp(result=name, op="arith.constant", dtype="f32", value=value.hex())
+
+
+def op(result: str, name: str, *args: str, dtype: Any = "f32") -> ScalarOp:
+    return ScalarOp(result=result, op=name, dtype=dtype, args=args)
+
+
+def gelu_program(out: str) -> ScalarProgram:
+    ops = [
+        constant("c", math.sqrt(0.5)), op("a", "arith.mulf", "acc", "c"), op("e", "math.erf", "a"),
+        constant("one", 1.0), op("p", "arith.addf", "e", "one"), constant("half", 0.5),
+        op("h", "arith.mulf", "acc", "half"), op("y", "arith.mulf", "h", "p"),
+    ]  # fmt: skip
+    if out == "f32":
+        return ScalarProgram(inputs=(("acc", "f32"),), ops=tuple(ops), yields=("y",))
+    ops.append(op("z", "arith.truncf", "y", dtype=out))
+    return ScalarProgram(inputs=(("acc", "f32"),), ops=tuple(ops), yields=("z",))
+
+
+def residual_program(out: Any) -> ScalarProgram:
+    """acc + r * s, where r is a full matrix and s broadcasts along a dim."""
+    inputs: tuple[tuple[str, Any], ...] = (("acc", "f32"), ("r", out), ("s", out))
+    if out == "f32":
+        ops = [op("p", "arith.mulf", "r", "s"), op("y", "arith.addf", "acc", "p")]
+        return ScalarProgram(inputs=inputs, ops=tuple(ops), yields=("y",))
+    ops = [
+        op("rf", "arith.extf", "r"), op("sf", "arith.extf", "s"), op("p", "arith.mulf", "rf", "sf"),
+        op("y", "arith.addf", "acc", "p"), op("z", "arith.truncf", "y", dtype=out),
+    ]  # fmt: skip
+    return ScalarProgram(inputs=inputs, ops=tuple(ops), yields=("z",))
+
+
+@dataclass
+class Case:
+    """One kernel: its spec, the weight's bytes, and the weight as float64."""
+
+    spec: KernelSpec
+    weight: Array
+    values: Array
+    epilogue: str
+    has_bias: bool
+
+    @property
+    def dtype(self) -> str:
+        return self.spec.operands[0].dtype
+
+
+def weight_operand(kind: str, dtype: Any, rng: np.random.Generator) -> tuple[Operand, Array, Array]:
+    """(operand, bytes, values that the kernel must multiply with, float64)."""
+    n, k = SHAPES[kind]
+    w = rng.standard_normal((n, k)).astype(np.float32) / np.float32(math.sqrt(k))
+    if kind in FORMATS:
+        name, params = FORMATS[kind]
+        fmt = formats.get(name, **params)
+        packed = fmt.encode(w)
+        data = layouts.get("cpu_p16_v1").pack(fmt, dtype, n, k, packed.data)
+        operand = Operand(
+            name="w", dtype=dtype, access="r", shape=(n, k), format=FormatRef(name=name, params=params),
+            layout="cpu_p16_v1",
+        )  # fmt: skip
+        return operand, data, fmt.decode(packed).astype(DTYPES[dtype]).astype(np.float64)
+    plain = w.astype(DTYPES[dtype])
+    values = plain.astype(np.float64)
+    if kind in ("panels", "deep"):
+        data = layouts.get("cpu_p16_v1").pack(None, dtype, n, k, plain.view(np.uint8).reshape(-1))
+        return Operand(name="w", dtype=dtype, access="r", shape=(n, k), layout="cpu_p16_v1"), data, values
+    if kind == "rows":
+        wide = np.zeros((n, k + 3), plain.dtype)
+        wide[:, :k] = plain
+        return Operand(name="w", dtype=dtype, access="r", shape=(n, k), strides=(k + 3, 1)), wide, values
+    columns = np.ascontiguousarray(plain.T)
+    return Operand(name="w", dtype=dtype, access="r", shape=(n, k), strides=(1, n)), columns, values
+
+
+def make_case(name: str, kind: str, m_class: Any, dtype: Any, epilogue: str, *, has_bias: bool) -> Case:
+    rng = np.random.default_rng(abs(hash((kind, dtype))) % 2**32)
+    n, k = SHAPES[kind]
+    w, data, values = weight_operand(kind, dtype, rng)
+    operands = [Operand(name="x", dtype=dtype, access="r", shape=("b*s", k), strides=(k + 5, 1)), w]
+    if has_bias:
+        operands.append(Operand(name="bias", dtype=dtype, access="r", shape=(n,), strides=(1,)))
+    program = None
+    if epilogue == "gelu":
+        program = gelu_program(dtype)
+    elif epilogue == "residual":
+        program = residual_program(dtype)
+        operands.append(Operand(name="r", dtype=dtype, access="r", shape=("b*s", n), strides=(n, 1)))
+        strides: tuple[Any, Any] = (0, 1) if m_class == "large" else (1, 0) if m_class == "2-8" else (0, 2)
+        operands.append(Operand(name="s", dtype=dtype, access="r", shape=("b*s", n), strides=strides))
+    operands.append(Operand(name="out", dtype=dtype, access="w", shape=("b*s", n), strides=(n + 1, 1)))
+    body = LinearKernel(m="b*s", n=n, k=k, m_class=m_class, has_bias=has_bias, epilogue=program)
+    spec = KernelSpec(name=name, symbols=("s", "b"), operands=tuple(operands), body=body, serves="layer")
+    return Case(spec, data, values, epilogue, has_bias)
+
+
+def cases(dtypes: Sequence[str], kinds: Sequence[str]) -> Iterator[Case]:
+    number = 0
+    for dtype in dtypes:
+        for kind in kinds:
+            for m_class in ("1", "2-8", "large"):
+                # Three classes and three epilogues would march in step without the second term.
+                epilogue = ("none", "gelu", "residual")[(number + number // 3) % 3]
+                name = f"{kind}_{m_class.replace('-', '_')}_{dtype}"
+                yield make_case(name, kind, m_class, dtype, epilogue, has_bias=number % 2 == 0)
+                number += 1
+
+
+def aligned(data: Array) -> Array:
+    """A copy that starts at a multiple of 64 bytes, as weights do in an arena."""
+    raw = data.reshape(-1).view(np.uint8)
+    buffer = np.zeros(raw.size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    buffer[start : start + raw.size] = raw
+    return buffer[start : start + raw.size]
+
+
+def check(kernels: Any, case: Case, m: int) -> None:
+    body, dtype = case.spec.body, DTYPES[case.dtype]
+    assert isinstance(body, LinearKernel)
+    n, k = body.n, body.k
+    rng = np.random.default_rng(m)
+    x = rng.standard_normal((m, k + 5)).astype(dtype)
+    bias, r = rng.standard_normal(n).astype(dtype), rng.standard_normal((m, n)).astype(dtype)
+    scale = rng.standard_normal(2 * n + m).astype(dtype)
+    expected = x[:, :k].astype(np.float64) @ case.values.T
+    if case.has_bias:
+        expected = expected + bias.astype(np.float64)
+    extras = []
+    if case.epilogue == "gelu":
+        expected = gelu(expected)
+    elif case.epilogue == "residual":
+        down, right = case.spec.operands[-2].strides
+        index = np.arange(m)[:, None] * int(down) + np.arange(n) * int(right)
+        expected = expected + r.astype(np.float64) * scale.astype(np.float64)[index]
+        extras = [r, scale]
+    weight = aligned(case.weight)
+
+    def operands() -> list[Array]:
+        out = np.full((m, n + 1), 7, dtype)
+        return [x, weight, *([bias] if case.has_bias else []), *extras, out]
+
+    done = kernels.run_both(case.spec.name, operands, symbols=(m, 1))
+    out = done[-1].astype(np.float64)
+    assert (out[:, n] == 7).all(), "wrote beside its columns"
+    error = np.linalg.norm(out[:, :n] - expected) / np.linalg.norm(expected)
+    assert error <= BOUNDS[case.dtype], f"{case.spec.name} at M = {m}: relative error {error:.2e}"
+
+
+KINDS = (*FORMATS, "panels", "rows", "rows_kn", "deep")
+
+
+@pytest.mark.parametrize("kinds", [KINDS[:5], KINDS[5:]], ids="+".join)
+def test_linear_equals_float64_for_every_format_and_m(
+    build: Callable[..., Any], isa: str, kinds: tuple[str, ...]
+) -> None:
+    made = list(cases(["f32"], kinds))
+    kernels = build([case.spec for case in made], isa)
+    for case in made:
+        for m in MS:
+            check(kernels, case, m)
