@@ -10,7 +10,7 @@
     rt.entry @main attributes {symbols = [#rt.symbol<…>], inputs = [#rt.sig<…>], outputs = [#rt.sig<…>]} {
       rt.launch @linear_0 on @s0 [#rt.view<…>, …]
       rt.select "b*s" [#rt.case<@linear_1, 1>, #rt.case<@linear_0>] on @s0 [#rt.view<…>, …]
-      rt.copy on @s0 from #rt.view<…> to #rt.view<…>
+      rt.copy on @s0 from <@b0, …> to <@b1, …>
       rt.record @e0 on @s0
       rt.wait @e0 on @s1
       rt.library_call "gemm" on @s0 [#rt.view<…>, …] {algorithm = "…", workspace = @ws, writes = array<i64: 2>}
@@ -103,9 +103,10 @@ def _integer(value: int) -> IntegerAttr:
 
 
 class NamedOp(IRDLOperation):
-    """Base of the declarations: `sym` is the name."""
+    """Base of the declarations: `sym` is the name. Names are unique for each kind, as in the plan, not in the module;
+    so the property is not called `sym_name`, whose values MLIR wants unique."""
 
-    sym_name = prop_def(SymbolNameConstraint())
+    sym_name = prop_def(SymbolNameConstraint(), prop_name="name")
 
     @property
     def sym(self) -> str:
@@ -122,12 +123,12 @@ class DeviceOp(NamedOp):
     name = "rt.device"
     kind = prop_def(StringAttr)
     index = prop_def(IntegerAttr)
-    assembly_format = "$sym_name attr-dict"
+    assembly_format = "$name attr-dict"
     irdl_options = (ParsePropInAttrDict(),)
 
     def __init__(self, name: str, kind: str, index: int = 0) -> None:
         properties: dict[str, Attribute | None] = {
-            "sym_name": StringAttr(name), "kind": StringAttr(kind), "index": _integer(index),
+            "name": StringAttr(name), "kind": StringAttr(kind), "index": _integer(index),
         }  # fmt: skip
         super().__init__(properties=properties)
 
@@ -150,11 +151,11 @@ class StreamOp(NamedOp):
 
     name = "rt.stream"
     device = prop_def(FlatSymbolRefAttrConstr)
-    assembly_format = "$sym_name `on` $device attr-dict"
+    assembly_format = "$name `on` $device attr-dict"
     irdl_options = (ParsePropInAttrDict(),)
 
     def __init__(self, name: str, device: str) -> None:
-        super().__init__(properties={"sym_name": StringAttr(name), "device": SymbolRefAttr(device)})
+        super().__init__(properties={"name": StringAttr(name), "device": SymbolRefAttr(device)})
 
     @staticmethod
     def of(record: Stream) -> StreamOp:
@@ -170,11 +171,11 @@ class EventOp(NamedOp):
     """An event: plan.Event."""
 
     name = "rt.event"
-    assembly_format = "$sym_name attr-dict"
+    assembly_format = "$name attr-dict"
     irdl_options = (ParsePropInAttrDict(),)
 
     def __init__(self, name: str) -> None:
-        super().__init__(properties={"sym_name": StringAttr(name)})
+        super().__init__(properties={"name": StringAttr(name)})
 
     @staticmethod
     def of(record: Event) -> EventOp:
@@ -194,12 +195,12 @@ class ArenaOp(NamedOp):
     kind = prop_def(StringAttr)
     nbytes = prop_def(IntegerAttr)
     entry = opt_prop_def(StringAttr)
-    assembly_format = "$sym_name attr-dict"
+    assembly_format = "$name attr-dict"
     irdl_options = (ParsePropInAttrDict(),)
 
     def __init__(self, name: str, device: str, kind: ArenaKind, nbytes: int = 0, entry: str | None = None) -> None:
         properties: dict[str, Attribute | None] = {
-            "sym_name": StringAttr(name), "device": SymbolRefAttr(device), "kind": StringAttr(kind),
+            "name": StringAttr(name), "device": SymbolRefAttr(device), "kind": StringAttr(kind),
             "nbytes": _integer(nbytes), "entry": StringAttr(entry) if entry is not None else None,
         }  # fmt: skip
         super().__init__(properties=properties)
@@ -215,6 +216,9 @@ class ArenaOp(NamedOp):
             nbytes=self.nbytes.value.data, entry=self.entry.data if self.entry is not None else None,
         )  # fmt: skip
 
+    def set_nbytes(self, nbytes: int) -> None:
+        self.nbytes = _integer(nbytes)
+
     def verify_(self) -> None:
         if self.kind.data not in _ARENA_KINDS:
             raise VerifyException(f"rt.arena kind must be one of {', '.join(_ARENA_KINDS)}")
@@ -229,14 +233,14 @@ class BufferOp(NamedOp):
     offset = opt_prop_def(IntegerAttr)
     nbytes = prop_def(IntegerAttr)
     weight = opt_prop_def(StringAttr)
-    assembly_format = "$sym_name attr-dict"
+    assembly_format = "$name attr-dict"
     irdl_options = (ParsePropInAttrDict(),)
 
     def __init__(
         self, name: str, arena: str, nbytes: int, offset: int | None = None, weight: str | None = None
     ) -> None:
         properties: dict[str, Attribute | None] = {
-            "sym_name": StringAttr(name), "arena": SymbolRefAttr(arena), "nbytes": _integer(nbytes),
+            "name": StringAttr(name), "arena": SymbolRefAttr(arena), "nbytes": _integer(nbytes),
             "offset": _integer(offset) if offset is not None else None,
             "weight": StringAttr(weight) if weight is not None else None,
         }  # fmt: skip
@@ -275,7 +279,7 @@ class KernelOp(NamedOp):
     operand_attrs = prop_def(ArrayAttr[OperandAttr], prop_name="operands")
     serves = opt_prop_def(StringAttr)
     body = opt_region_def()
-    assembly_format = "$sym_name attr-dict-with-keyword ($body^)?"
+    assembly_format = "$name attr-dict-with-keyword ($body^)?"
     irdl_options = (ParsePropInAttrDict(),)
     traits = traits_def(IsolatedFromAbove())
 
@@ -288,7 +292,7 @@ class KernelOp(NamedOp):
         serves: str = "",
     ) -> None:
         properties: dict[str, Attribute | None] = {
-            "sym_name": StringAttr(name), "symbols": ArrayAttr(StringAttr(s) for s in symbols),
+            "name": StringAttr(name), "symbols": ArrayAttr(StringAttr(s) for s in symbols),
             "operands": ArrayAttr(OperandAttr.of(o) for o in operands),
             "serves": StringAttr(serves) if serves else None,
         }  # fmt: skip
@@ -586,7 +590,7 @@ class EntryOp(NamedOp):
     init = opt_prop_def(UnitAttr)
     body = region_def("single_block")
     traits = traits_def(NoTerminator(), IsolatedFromAbove())
-    assembly_format = "$sym_name attr-dict-with-keyword $body"
+    assembly_format = "$name attr-dict-with-keyword $body"
     irdl_options = (ParsePropInAttrDict(),)
 
     def __init__(
@@ -600,7 +604,7 @@ class EntryOp(NamedOp):
         is_init: bool = False,
     ) -> None:
         properties: dict[str, Attribute | None] = {
-            "sym_name": StringAttr(name), "symbols": ArrayAttr(SymbolAttr.of(s) for s in symbols),
+            "name": StringAttr(name), "symbols": ArrayAttr(SymbolAttr.of(s) for s in symbols),
             "inputs": ArrayAttr(SigAttr.of(s) for s in inputs), "outputs": ArrayAttr(SigAttr.of(s) for s in outputs),
             "init": UnitAttr() if is_init else None,
         }  # fmt: skip

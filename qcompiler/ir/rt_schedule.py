@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from xdsl.dialects.builtin import ModuleOp
 
-from qcompiler.errors import PlanError
+from qcompiler.errors import PlanError, ScheduleError
 from qcompiler.ir.rt import (
     ArenaOp,
     BufferOp,
@@ -15,6 +17,7 @@ from qcompiler.ir.rt import (
     KernelOp,
     LaunchOp,
     LibraryCallOp,
+    NamedOp,
     SelectOp,
     StepOp,
     StreamOp,
@@ -22,20 +25,34 @@ from qcompiler.ir.rt import (
 )
 from qcompiler.plan.plan import View
 
+_Named = TypeVar("_Named", bound=NamedOp)
+
+
+def _by_name(module: ModuleOp, kind: type[_Named]) -> dict[str, _Named]:
+    found: dict[str, _Named] = {}
+    for op in module.body.block.ops:
+        if isinstance(op, kind):
+            if op.sym in found:
+                raise ScheduleError(f"two {op.name} ops are named @{op.sym}; rename one", rule="duplicate-name")
+            found[op.sym] = op
+    return found
+
 
 class Schedule:
-    """The declarations and entries of an rt module, by name. A snapshot: make a new one after changing the module."""
+    """The declarations and entries of an rt module, by name. A snapshot: make a new one after changing the module.
+
+    ScheduleError (duplicate-name) for two declarations of one kind under one name.
+    """
 
     def __init__(self, module: ModuleOp) -> None:
         self.module = module
-        ops = list(module.body.block.ops)
-        self.devices = {o.sym: o for o in ops if isinstance(o, DeviceOp)}
-        self.streams = {o.sym: o for o in ops if isinstance(o, StreamOp)}
-        self.events = {o.sym: o for o in ops if isinstance(o, EventOp)}
-        self.arenas = {o.sym: o for o in ops if isinstance(o, ArenaOp)}
-        self.buffers = {o.sym: o for o in ops if isinstance(o, BufferOp)}
-        self.kernels = {o.sym: o for o in ops if isinstance(o, KernelOp)}
-        self.entries = {o.sym: o for o in ops if isinstance(o, EntryOp)}
+        self.devices = _by_name(module, DeviceOp)
+        self.streams = _by_name(module, StreamOp)
+        self.events = _by_name(module, EventOp)
+        self.arenas = _by_name(module, ArenaOp)
+        self.buffers = _by_name(module, BufferOp)
+        self.kernels = _by_name(module, KernelOp)
+        self.entries = _by_name(module, EntryOp)
 
     def device_of(self, buffer: str) -> str:
         """The device a buffer lives on. PlanError for a name that is not declared."""

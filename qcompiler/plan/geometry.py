@@ -1,0 +1,134 @@
+"""Where in its buffer a view lies: bounds over all values of the symbols, and proofs that two views do not meet.
+
+Everything here counts bytes from the start of the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qcompiler.errors import DimError
+from qcompiler.plan.dims import Dim, Expr, Range, contiguous_strides, dim
+from qcompiler.plan.kernel import ITEMSIZE, Operand
+from qcompiler.plan.plan import View
+
+Ranges = Mapping[str, Range]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """The hull [low, high) of a view. `min`/`max` bound it over all symbol values; `at` holds it at sample bindings.
+
+    `axes` are the (extent, stride) pairs with extent != 1 and stride != 0, strides made positive (reversing an axis
+    does not change which bytes it covers); with `size`, the bytes of one element, they serve proofs of disjointness.
+    """
+
+    low: Expr
+    high: Expr
+    min: int
+    max: int
+    at: tuple[tuple[int, int], ...]
+    axes: tuple[tuple[Expr, Expr], ...]
+    size: int
+
+
+def is_packed(view: View | Operand) -> bool:
+    """Whether the view's bytes are those of a format or of a kernel's layout, not of a strided tensor."""
+    return view.format is not None or view.layout not in (None, "canonical")
+
+
+def is_contiguous(view: View) -> bool:
+    """Row-major without gaps (dims of extent 1 may have any stride)."""
+    wanted = contiguous_strides(view.shape)
+    return all(
+        extent == 1 or stride == want or dim(stride) == dim(want)
+        for extent, stride, want in zip(view.shape, view.strides, wanted, strict=True)
+    )
+
+
+def sample_bindings(ranges: Ranges) -> tuple[dict[str, int], ...]:
+    """All symbols at their maximum, then (where that differs) all at their minimum."""
+    largest = {name: high for name, (_, high) in ranges.items()}
+    smallest = {name: low for name, (low, _) in ranges.items()}
+    return (largest,) if largest == smallest else (largest, smallest)
+
+
+def region_of(dtype: str, shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, ranges: Ranges) -> Region:
+    """The region of a strided view. DimError if a symbol has no range or a stride has no definite sign."""
+    size = ITEMSIZE[dtype]
+    low = dim(offset) * size
+    high = low + size
+    axes: list[tuple[Expr, Expr]] = []
+    for extent, stride in zip(shape, strides, strict=True):
+        if extent == 1 or stride == 0:
+            continue
+        step = dim(stride) * size
+        span = (dim(extent) - 1) * step
+        smallest, largest = _bound(step, ranges)
+        if smallest >= 0:
+            high = high + span
+        elif largest <= 0:
+            low, step = low + span, -step
+        else:
+            raise DimError(f"the stride '{stride}' may be positive or negative ({smallest} to {largest} bytes)")
+        axes.append((dim(extent), step))
+    bindings = sample_bindings(ranges)
+    at = tuple((low.evaluate(b), high.evaluate(b)) for b in bindings)
+    return Region(low, high, _bound(low, ranges)[0], _bound(high, ranges)[1], at, tuple(axes), size)
+
+
+def whole(nbytes: int, bindings: int) -> Region:
+    """The region of a packed view: all `nbytes` of its buffer."""
+    return Region(dim(0), dim(nbytes), 0, nbytes, ((0, nbytes),) * bindings, (), nbytes)
+
+
+def _bound(expr: Expr, ranges: Ranges) -> Range:
+    return (expr.value, expr.value) if expr.is_static else expr.tight_bounds(ranges)
+
+
+def proven_at_most(a: Expr, b: Expr, ranges: Ranges) -> bool:
+    """Whether a <= b for all symbol values, as far as `tight_bounds` can tell."""
+    return _bound(b - a, ranges)[0] >= 0
+
+
+def disjoint(a: Region, b: Region, ranges: Ranges) -> bool:
+    """Whether two regions of one buffer are proven to share no byte, for all symbol values.
+
+    Either one ends before the other begins, or both step through the same rows (an axis of equal stride S) and stay
+    within columns of a row (bytes [0, S)) that are themselves disjoint.
+    """
+    if a.max <= b.min or b.max <= a.min:
+        return True
+    return _disjoint((a.low, a.size, a.axes), (b.low, b.size, b.axes), ranges)
+
+
+_Lattice = tuple[Expr, int, tuple[tuple[Expr, Expr], ...]]
+
+
+def _disjoint(a: _Lattice, b: _Lattice, ranges: Ranges) -> bool:
+    if proven_at_most(_end(a), b[0], ranges) or proven_at_most(_end(b), a[0], ranges):
+        return True
+    for stride in dict.fromkeys(step for _, step in a[2]):
+        a_row, b_row = _without(a, stride), _without(b, stride)
+        if len(a_row[2]) == len(a[2]) or len(b_row[2]) == len(b[2]):
+            continue
+        inside = all(
+            proven_at_most(dim(0), row[0], ranges) and proven_at_most(_end(row), stride, ranges)
+            for row in (a_row, b_row)
+        )
+        if inside and _disjoint(a_row, b_row, ranges):
+            return True
+    return False
+
+
+def _without(lattice: _Lattice, stride: Expr) -> _Lattice:
+    low, size, axes = lattice
+    return low, size, tuple(axis for axis in axes if axis[1] != stride)
+
+
+def _end(lattice: _Lattice) -> Expr:
+    low, size, axes = lattice
+    for extent, step in axes:
+        low = low + (extent - 1) * step
+    return low + size

@@ -1,0 +1,246 @@
+"""The memory of one entry point while its steps are walked: who wrote what, and is every use ordered after it.
+
+*Order.* Steps are issued in the plan's order; what really orders two of them is their stream, or an event recorded
+after the one and waited for before the other.  Every stream has a vector clock; step `c` of stream `i` happens before
+the step at hand on stream `j` if `clock[j][i] >= c`.
+
+*Content.* Memory plans let buffers share bytes, one after the other.  A write to a buffer gives it life and ends the
+life of every buffer that it overlaps; a read of a buffer without life is refused.  That is decided for whole buffers,
+so it does not depend on what the symbols are.  Which bytes of a living buffer are written is judged by hulls, at the
+largest and at the smallest shapes.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from qcompiler.errors import ScheduleError
+from qcompiler.plan.geometry import Ranges, Region, disjoint
+
+
+class Clocks:
+    """Vector clocks of an entry's streams and the events between them. Streams are numbered."""
+
+    def __init__(self, streams: Sequence[str]) -> None:
+        self.names = tuple(streams)
+        self.index = {name: i for i, name in enumerate(streams)}
+        self.clocks = [[0] * len(streams) for _ in streams]
+        self._events: dict[str, _Recorded] = {}
+
+    def tick(self, stream: int) -> int:
+        """One more step on a stream; its number."""
+        clock = self.clocks[stream]
+        clock[stream] += 1
+        return clock[stream]
+
+    def record(self, event: str, stream: int, step: int) -> None:
+        """The event now stands for all steps of the stream so far. ScheduleError if an older use may still run."""
+        clock = self.clocks[stream]
+        old = self._events.get(event)
+        if old is not None:
+            for user, count, what, at in old.uses:
+                if clock[user] < count:
+                    raise ScheduleError(
+                        f"event '{event}' is recorded again on stream '{self.names[stream]}' while its {what} of step "
+                        f"{at} on stream '{self.names[user]}' is not ordered before; use another event",
+                        rule="event-rerecorded",
+                    )
+        self._events[event] = _Recorded(tuple(clock), [(stream, clock[stream], "record", step)])
+
+    def wait(self, event: str, stream: int, step: int) -> None:
+        """The stream goes on after the event's latest record. ScheduleError if the event was not recorded before."""
+        recorded = self._events.get(event)
+        if recorded is None:
+            raise ScheduleError(
+                f"stream '{self.names[stream]}' waits for event '{event}', which no earlier step of this entry "
+                "records; record it before the wait",
+                rule="wait-before-record",
+            )
+        clock = self.clocks[stream]
+        for i, count in enumerate(recorded.clock):
+            clock[i] = max(clock[i], count)
+        recorded.uses.append((stream, clock[stream], "wait", step))
+
+
+@dataclass
+class _Recorded:
+    clock: tuple[int, ...]
+    uses: list[tuple[int, int, str, int]]  # stream, count, "record" or "wait", step number
+
+
+@dataclass(slots=True)
+class _Access:
+    count: int
+    step: int
+    region: Region
+
+
+@dataclass(slots=True)
+class BufferState:
+    """One buffer in one entry. `loaded` ones (inputs, states, constants, init results) have contents from the start."""
+
+    name: str
+    start: int  # offset in the arena
+    nbytes: int
+    shares: bool  # other buffers may lie on the same bytes (activations)
+    loaded: bool
+    alive: bool = False
+    ended_by: tuple[str, int] | None = None
+    written: dict[int, Region] = field(default_factory=dict)  # by identity: regions of an entry are shared
+    accesses: dict[tuple[int, int, bool], _Access] = field(default_factory=dict)
+    before: dict[int, tuple[int, int, str]] = field(default_factory=dict)  # stream -> count, step, buffer
+    touched: int = -1  # the last step that used it
+
+
+class Arenas:
+    """Which buffer owns which bytes of every shared arena: disjoint segments, sorted."""
+
+    def __init__(self) -> None:
+        self._segments: dict[str, tuple[list[int], list[tuple[int, BufferState]]]] = {}
+
+    def claim(self, arena: str, state: BufferState) -> list[BufferState]:
+        """Gives the buffer's bytes to it; the buffers that owned some of them before."""
+        starts, segments = self._segments.setdefault(arena, ([], []))
+        low, high = state.start, state.start + state.nbytes
+        first = bisect.bisect_right(starts, low) - 1
+        if first < 0 or segments[first][0] <= low:
+            first += 1
+        last = bisect.bisect_left(starts, high)
+        displaced: dict[int, BufferState] = {}
+        new_starts: list[int] = [low]
+        new_segments: list[tuple[int, BufferState]] = [(high, state)]
+        for begin, (end, owner) in zip(starts[first:last], segments[first:last], strict=True):
+            displaced[id(owner)] = owner
+            if begin < low:
+                new_starts.insert(0, begin)
+                new_segments.insert(0, (low, owner))
+            if end > high:
+                new_starts.append(high)
+                new_segments.append((end, owner))
+        starts[first:last] = new_starts
+        segments[first:last] = new_segments
+        displaced.pop(id(state), None)
+        return list(displaced.values())
+
+
+class Memory:
+    """Judges every access of an entry. Step numbers are for messages; `ranges` are the entry's symbols."""
+
+    def __init__(self, clocks: Clocks, ranges: Ranges) -> None:
+        self.clocks = clocks
+        self.ranges = ranges
+        self.arenas = Arenas()
+        self.ordered = len(clocks.names) <= 1  # one stream: everything is ordered
+
+    def read(self, state: BufferState, region: Region, stream: int, step: int) -> None:
+        """ScheduleError: unwritten-read, live-overlap or unordered-read."""
+        if not state.loaded:
+            if not state.alive:
+                self._refuse_dead(state)
+            if id(region) not in state.written and not covered(region, state.written.values()):
+                low, high = region.at[0]
+                raise ScheduleError(
+                    f"reads bytes [{low}, {high}) of buffer '{state.name}', not all of which were written before; "
+                    "write them first",
+                    rule="unwritten-read",
+                )
+        self._order(state, region, stream, step, is_write=False)
+        state.touched = step
+
+    def write(self, state: BufferState, arena: str, region: Region, stream: int, step: int) -> None:
+        """ScheduleError: live-overlap, unordered-reuse or unordered-write."""
+        if not state.loaded and not state.alive:
+            self._begin_life(state, arena, step)
+        clock = self.clocks.clocks[stream]
+        for other, (count, at, name) in state.before.items():
+            if clock[other] < count:
+                raise ScheduleError(
+                    f"writes buffer '{state.name}', whose memory buffer '{name}' used until step {at} on stream "
+                    f"'{self.clocks.names[other]}', without being ordered after that; wait for an event recorded there",
+                    rule="unordered-reuse",
+                )
+        self._order(state, region, stream, step, is_write=True)
+        state.written[id(region)] = region
+        state.touched = step
+
+    def _begin_life(self, state: BufferState, arena: str, step: int) -> None:
+        old = list(state.accesses.items())
+        state.before = {}
+        for (stream, _, _), access in old:
+            self._inherit(state, stream, access, state.name)
+        for owner in self.arenas.claim(arena, state) if state.shares else ():
+            if owner.touched == step:
+                raise ScheduleError(
+                    f"uses the buffers '{owner.name}' and '{state.name}' at once, but they overlap in arena '{arena}'; "
+                    "place them apart",
+                    rule="live-overlap",
+                )
+            for (stream, _, _), access in owner.accesses.items():
+                self._inherit(state, stream, access, owner.name)
+            if owner.alive:
+                owner.alive, owner.ended_by = False, (state.name, step)
+        state.alive, state.written, state.accesses = True, {}, {}
+
+    @staticmethod
+    def _inherit(state: BufferState, stream: int, access: _Access, name: str) -> None:
+        known = state.before.get(stream)
+        if known is None or known[0] < access.count:
+            state.before[stream] = (access.count, access.step, name)
+
+    @staticmethod
+    def _refuse_dead(state: BufferState) -> None:
+        if state.ended_by is None:
+            raise ScheduleError(
+                f"reads buffer '{state.name}', which no earlier step writes; write it first", rule="unwritten-read"
+            )
+        by, at = state.ended_by
+        raise ScheduleError(
+            f"reads buffer '{state.name}' although step {at} overwrote its memory through buffer '{by}': two live "
+            "buffers overlap; place them apart",
+            rule="live-overlap",
+        )
+
+    def _order(self, state: BufferState, region: Region, stream: int, step: int, *, is_write: bool) -> None:
+        """Every earlier access that conflicts with this one must happen before it."""
+        if self.ordered:
+            return
+        clock = self.clocks.clocks[stream]
+        for (other, _, was_write), access in state.accesses.items():
+            if other == stream or not (is_write or was_write) or clock[other] >= access.count:
+                continue
+            if region is not access.region and disjoint(region, access.region, self.ranges):
+                continue
+            what = f"{'writes' if was_write else 'reads'} the same bytes"
+            raise ScheduleError(
+                f"{'writes' if is_write else 'reads'} buffer '{state.name}' while step {access.step} on stream "
+                f"'{self.clocks.names[other]}', which {what}, is not ordered before; record an event after that step "
+                "and wait for it here",
+                rule=_UNORDERED[was_write, is_write],
+            )
+        state.accesses[stream, id(region), is_write] = _Access(clock[stream], step, region)
+
+
+_UNORDERED = {
+    (True, False): "unordered-read",  # read after write
+    (True, True): "unordered-write",  # write after write
+    (False, True): "unordered-overwrite",  # write after read
+}
+
+
+def covered(region: Region, written: Iterable[Region]) -> bool:
+    """Whether the hulls of `written` cover the region's at every sample binding."""
+    regions = list(written)
+    return all(
+        intervals_cover(low, high, [known.at[k] for known in regions]) for k, (low, high) in enumerate(region.at)
+    )
+
+
+def intervals_cover(low: int, high: int, intervals: Sequence[tuple[int, int]]) -> bool:
+    """Whether [low, high) lies in the union of the intervals."""
+    for begin, end in sorted(intervals):
+        if begin > low:
+            break
+        low = max(low, end)
+    return low >= high

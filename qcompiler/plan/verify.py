@@ -1,0 +1,240 @@
+"""The schedule verifier: decides whether a plan is safe to run. It trusts nothing that made the plan.
+
+    verify_plan(plan)                          # raises ScheduleError(rule=…) at the first broken rule
+    verify_plan(plan, captured=("decode",))    # also what CUDA-graph capture of these entries forbids
+
+Rules, in the order of docs/schedule.md: names, devices, arenas and buffers, weights, kernels, symbols, views, ordering,
+memory, outputs, capture.  Every symbolic size is judged over the whole range of its symbols.  At its start an entry has
+its inputs, states, constants and init results; at its end every stream is joined (the executor does both).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+from qcompiler.errors import ScheduleError
+from qcompiler.plan.dims import Dim, dim, product
+from qcompiler.plan.geometry import is_packed
+from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.plan.lookup import Program, unique
+from qcompiler.plan.plan import Arena, Buffer, EntryPoint, Plan, Symbol
+from qcompiler.plan.verify_steps import EntryVerifier
+
+BUFFER_ALIGNMENT = 64
+"""Bytes: one cache line, and the widest vector load."""
+
+WEIGHT_ALIGNMENT = 256
+"""Bytes: what CUDA's allocators guarantee, so that a weight is aligned alike in the file and on a device."""
+
+LARGEST_SYMBOL = 1 << 40
+"""A range above this is no bound (torch writes an unbounded dimension as 2**63 - 2)."""
+
+
+def verify_plan(plan: Plan, captured: Collection[str] = ()) -> None:
+    """Returns if the plan is safe; else ScheduleError with the rule's name, the entry, the step, and what to do.
+
+    `captured` names the entries that will be recorded as CUDA graphs.
+    """
+    program = Program.of(plan)
+    _check_declarations(program)
+    _check_weights(program)
+    for spec in plan.kernels:
+        _check_kernel(spec)
+    init_written: dict[str, list[tuple[int, int]]] = {}
+    if plan.init is not None:
+        _check_symbols(plan.init)
+        init_written = EntryVerifier(program, plan.init, is_init=True, init_written={}).run()
+    for entry in plan.entries:
+        _check_symbols(entry)
+        EntryVerifier(
+            program, entry, is_init=False, init_written=init_written, is_captured=entry.name in captured
+        ).run()
+    for name in captured:
+        if name not in {entry.name for entry in plan.entries}:
+            raise ScheduleError(f"the entry '{name}' that is to be captured is not in the plan", rule="unknown-entry")
+
+
+# --- devices, arenas, buffers ----------------------------------------------------------------------------------------
+
+
+def _check_declarations(program: Program) -> None:
+    plan = program.plan
+    entries = {entry.name for entry in plan.entries} | ({plan.init.name} if plan.init is not None else set())
+    slots: dict[tuple[str, int], str] = {}
+    for device in plan.devices:
+        other = slots.setdefault((device.kind, device.index), device.name)
+        if other != device.name:
+            raise ScheduleError(
+                f"the devices '{other}' and '{device.name}' are both {device.kind}:{device.index}; number them apart",
+                rule="duplicate-device",
+            )
+    for stream in plan.streams:
+        if stream.device not in program.devices:
+            raise ScheduleError(
+                f"stream '{stream.name}' belongs to device '{stream.device}', which the plan does not declare",
+                rule="unknown-device",
+            )
+    for arena in plan.arenas:
+        _check_arena(program, arena, entries)
+    placed: dict[str, list[Buffer]] = {}
+    for buffer in plan.buffers:
+        _check_buffer(program, buffer)
+        placed.setdefault(buffer.arena, []).append(buffer)
+    for name, buffers in placed.items():
+        if program.arenas[name].kind != "activations":
+            _check_apart(program.arenas[name], buffers)
+
+
+def _check_arena(program: Program, arena: Arena, entries: Collection[str]) -> None:
+    if arena.device not in program.devices:
+        raise ScheduleError(
+            f"arena '{arena.name}' lies on device '{arena.device}', which the plan does not declare",
+            rule="unknown-device",
+        )
+    if arena.nbytes < 0:
+        raise ScheduleError(f"arena '{arena.name}' has {arena.nbytes} bytes", rule="arena-size")
+    if arena.entry is not None and arena.entry not in entries:
+        raise ScheduleError(
+            f"arena '{arena.name}' belongs to the entry '{arena.entry}', which the plan does not have",
+            rule="unknown-entry",
+        )
+    if arena.kind in ("input", "output") and arena.entry is None:
+        raise ScheduleError(
+            f"arena '{arena.name}' is an {arena.kind} of no entry; name the entry it belongs to", rule="unknown-entry"
+        )
+
+
+def _check_buffer(program: Program, buffer: Buffer) -> None:
+    if buffer.arena not in program.arenas:
+        raise ScheduleError(
+            f"buffer '{buffer.name}' lies in arena '{buffer.arena}', which the plan does not declare",
+            rule="unknown-arena",
+        )
+    arena = program.arenas[buffer.arena]
+    if buffer.offset < 0 or buffer.nbytes < 0:
+        raise ScheduleError(
+            f"buffer '{buffer.name}' has offset {buffer.offset} and {buffer.nbytes} bytes; neither may be negative",
+            rule="negative-offset",
+        )
+    if buffer.offset % BUFFER_ALIGNMENT:
+        raise ScheduleError(
+            f"buffer '{buffer.name}' has offset {buffer.offset}, which is not a multiple of {BUFFER_ALIGNMENT}",
+            rule="misaligned-buffer",
+        )
+    if buffer.offset + buffer.nbytes > arena.nbytes:
+        raise ScheduleError(
+            f"buffer '{buffer.name}' ends at byte {buffer.offset + buffer.nbytes} of arena '{arena.name}', which has "
+            f"{arena.nbytes}; enlarge the arena or move the buffer",
+            rule="buffer-outside-arena",
+        )
+
+
+def _check_apart(arena: Arena, buffers: list[Buffer]) -> None:
+    """Outside activation arenas nothing ever dies, so no two buffers may overlap."""
+    ordered = sorted((buffer for buffer in buffers if buffer.nbytes), key=lambda buffer: buffer.offset)
+    for first, second in itertools.pairwise(ordered):
+        if first.offset + first.nbytes > second.offset:
+            raise ScheduleError(
+                f"the buffers '{first.name}' and '{second.name}' overlap in arena '{arena.name}' ({arena.kind}), whose "
+                "contents stay; place them apart",
+                rule="buffer-overlap",
+            )
+
+
+def _check_weights(program: Program) -> None:
+    constants = [arena for arena in program.plan.arenas if arena.kind == "constants"]
+    end, last = 0, None
+    for weight in sorted(program.plan.weights, key=lambda w: w.offset):
+        if weight.offset < 0 or weight.nbytes < 0:
+            raise ScheduleError(
+                f"weight '{weight.name}' has offset {weight.offset} and {weight.nbytes} bytes", rule="negative-offset"
+            )
+        if weight.offset % WEIGHT_ALIGNMENT:
+            raise ScheduleError(
+                f"weight '{weight.name}' has offset {weight.offset}, which is not a multiple of {WEIGHT_ALIGNMENT}",
+                rule="misaligned-weight",
+            )
+        if weight.offset < end and last is not None:
+            raise ScheduleError(
+                f"the weights '{last.name}' and '{weight.name}' overlap at byte {weight.offset}", rule="weight-overlap"
+            )
+        end, last = weight.offset + weight.nbytes, weight
+        if not any(end <= arena.nbytes for arena in constants):
+            raise ScheduleError(
+                f"weight '{weight.name}' ends at byte {end}, outside every constants arena", rule="weight-outside-arena"
+            )
+        if weight.format is None and weight.layout == "canonical":
+            wanted = _count(weight.shape) * ITEMSIZE[weight.dtype]
+            if weight.nbytes != wanted:
+                raise ScheduleError(
+                    f"weight '{weight.name}' has {weight.nbytes} bytes, its shape {weight.shape} of {weight.dtype} "
+                    f"needs {wanted}",
+                    rule="weight-size",
+                )
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return product(shape).value
+
+
+# --- kernels and symbols ---------------------------------------------------------------------------------------------
+
+
+def _check_kernel(spec: KernelSpec) -> None:
+    """The operands are well-formed and use no symbol that the kernel does not take."""
+    unique(f"symbol of kernel '{spec.name}'", spec.symbols)
+    known = set(spec.symbols)
+    for operand in spec.operands:
+        if is_packed(operand) and operand.strides:
+            raise ScheduleError(
+                f"the packed operand '{operand.name}' of kernel '{spec.name}' has strides; its layout decides where "
+                "values lie",
+                rule="view-rank",
+            )
+        if not is_packed(operand) and len(operand.shape) != len(operand.strides):
+            raise ScheduleError(
+                f"operand '{operand.name}' of kernel '{spec.name}' has rank {len(operand.shape)} but "
+                f"{len(operand.strides)} strides",
+                rule="view-rank",
+            )
+        unknown = _symbols((*operand.shape, *operand.strides)) - known
+        if unknown:
+            raise ScheduleError(
+                f"operand '{operand.name}' of kernel '{spec.name}' uses the symbol '{min(unknown)}', which the kernel "
+                "does not take",
+                rule="unbound-symbol",
+            )
+
+
+def _symbols(dims: tuple[Dim, ...]) -> set[str]:
+    found: set[str] = set()
+    for each in dims:
+        if not isinstance(each, int):
+            found |= dim(each).symbols()
+    return found
+
+
+def _check_symbols(entry: EntryPoint) -> None:
+    """Ranges are ranges, and every symbol can be read off some input's shape."""
+    unique(f"symbol of entry '{entry.name}'", (symbol.name for symbol in entry.symbols))
+    visible = {size for sig in entry.inputs for size in sig.shape if isinstance(size, str)}
+    for symbol in entry.symbols:
+        _check_range(entry, symbol)
+        if symbol.name not in visible:
+            raise ScheduleError(
+                f"entry '{entry.name}': no input has a dimension '{symbol.name}' that would give the symbol its value",
+                rule="unbound-symbol",
+            )
+
+
+def _check_range(entry: EntryPoint, symbol: Symbol) -> None:
+    if symbol.min > symbol.max or symbol.min < 0:
+        raise ScheduleError(
+            f"entry '{entry.name}': the range of '{symbol.name}' is {symbol.min} to {symbol.max}", rule="inverted-range"
+        )
+    if symbol.max > LARGEST_SYMBOL:
+        raise ScheduleError(
+            f"entry '{entry.name}': '{symbol.name}' has no real maximum ({symbol.max}); give the dimension a maximum",
+            rule="unbounded-symbol",
+        )

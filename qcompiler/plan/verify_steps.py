@@ -1,0 +1,516 @@
+"""The verifier's walk over the steps of one entry point. See verify.py for the whole and docs/schedule.md for rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from qcompiler import formats
+from qcompiler.errors import DimError, ScheduleError
+from qcompiler.plan.dims import Dim, Range, dim, product
+from qcompiler.plan.geometry import Region, disjoint, is_contiguous, is_packed, region_of, sample_bindings, whole
+from qcompiler.plan.hazards import BufferState, Clocks, Memory, intervals_cover
+from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, LoopKernel, Operand
+from qcompiler.plan.lookup import Program
+from qcompiler.plan.plan import (
+    Arena,
+    Buffer,
+    Copy,
+    EntryPoint,
+    Launch,
+    LibraryCall,
+    Record,
+    Select,
+    Step,
+    TensorSig,
+    View,
+    Wait,
+    WeightEntry,
+)
+
+InitWritten = dict[str, list[tuple[int, int]]]
+_READ_ONLY = {"constants": "write-constant", "input": "write-input", "init": "write-init"}
+
+
+class EntryVerifier:
+    """Verifies one entry. `run` returns what the entry wrote into init arenas: buffer -> byte intervals."""
+
+    def __init__(
+        self,
+        program: Program,
+        entry: EntryPoint,
+        *,
+        is_init: bool,
+        init_written: InitWritten,
+        is_captured: bool = False,
+    ) -> None:
+        self.program = program
+        self.entry = entry
+        self.is_init = is_init
+        self.is_captured = is_captured
+        self.init_written = init_written
+        self.ranges: dict[str, Range] = {symbol.name: (symbol.min, symbol.max) for symbol in entry.symbols}
+        self.bindings = sample_bindings(self.ranges)
+        used = dict.fromkeys(step.stream for step in entry.steps if step.stream in program.streams)
+        self.clocks = Clocks(tuple(used))
+        self.memory = Memory(self.clocks, self.ranges)
+        self.states: dict[str, BufferState] = {}
+        self._regions: dict[tuple[str, tuple[Dim, ...], tuple[Dim, ...], Dim], Region] = {}
+        self._wholes: dict[int, Region] = {}
+        self._matched: set[tuple[str, int]] = set()
+
+    def run(self) -> InitWritten:
+        """ScheduleError at the first broken rule, with the entry, the step and what to do."""
+        try:
+            self._check_signature()
+        except ScheduleError as error:
+            raise ScheduleError(f"entry '{self.entry.name}': {error}", rule=error.rule) from None
+        for number, step in enumerate(self.entry.steps):
+            try:
+                self._check_step(number, step)
+            except ScheduleError as error:
+                raise ScheduleError(f"{self._where(number, step)}: {error}", rule=error.rule) from None
+            except DimError as error:
+                raise ScheduleError(f"{self._where(number, step)}: {error}", rule="unbound-symbol") from error
+        try:
+            self._check_outputs()
+            if self.is_captured:
+                self._check_capture_is_not_empty()
+        except ScheduleError as error:
+            raise ScheduleError(f"entry '{self.entry.name}': {error}", rule=error.rule) from None
+        return {
+            name: [region.at[0] for region in state.written.values()]
+            for name, state in self.states.items()
+            if self.program.arenas[self.program.buffers[name].arena].kind == "init"
+        }
+
+    def _where(self, number: int, step: Step) -> str:
+        match step:
+            case Launch(kernel=kernel):
+                what = f"launch of '{kernel}'"
+            case Select(cases=cases):
+                what = "select of " + ", ".join(f"'{case.kernel}'" for case in cases)
+            case Copy():
+                what = "copy"
+            case Record(event=event):
+                what = f"record of '{event}'"
+            case Wait(event=event):
+                what = f"wait for '{event}'"
+            case LibraryCall(function=function):
+                what = f"library call '{function}'"
+        return f"entry '{self.entry.name}', step {number} ({what} on stream '{step.stream}')"
+
+    # --- signature and outputs ---
+
+    def _check_signature(self) -> None:
+        taken: dict[str, str] = {}
+        for kind, sigs in (("input", self.entry.inputs), ("output", self.entry.outputs)):
+            for sig in sigs:
+                self._check_sig(kind, sig)
+                other = taken.setdefault(sig.arena, sig.name)
+                if other != sig.name or sum(s.arena == sig.arena for s in sigs) > 1:
+                    raise ScheduleError(
+                        f"{kind} '{sig.name}' shares the arena '{sig.arena}' with '{other}'; give each its own",
+                        rule="signature-arena",
+                    )
+
+    def _check_sig(self, kind: str, sig: TensorSig) -> None:
+        arena = self.program.arenas.get(sig.arena)
+        if arena is None:
+            raise ScheduleError(
+                f"{kind} '{sig.name}' lies in arena '{sig.arena}', which the plan does not declare",
+                rule="unknown-arena",
+            )
+        if arena.kind != kind or arena.entry != self.entry.name:
+            raise ScheduleError(
+                f"{kind} '{sig.name}' lies in arena '{arena.name}', which is of kind '{arena.kind}' and belongs to "
+                f"entry '{arena.entry}'; it needs an {kind} arena of this entry",
+                rule="signature-arena",
+            )
+        try:
+            nbytes = product(sig.shape).tight_bounds(self.ranges)[1] * ITEMSIZE[sig.dtype]
+        except DimError as error:
+            raise ScheduleError(f"{kind} '{sig.name}': {error}", rule="unbound-symbol") from error
+        if nbytes > arena.nbytes:
+            raise ScheduleError(
+                f"{kind} '{sig.name}' takes up to {nbytes} bytes, its arena '{arena.name}' has {arena.nbytes}",
+                rule="arena-size",
+            )
+
+    def _check_outputs(self) -> None:
+        """Every byte of every output is written; the executor joins all streams at the end, so order is given."""
+        for sig in self.entry.outputs:
+            size = product(sig.shape) * ITEMSIZE[sig.dtype]
+            states = [s for s in self.states.values() if self.program.buffers[s.name].arena == sig.arena]
+            for k, binding in enumerate(self.bindings):
+                intervals = [
+                    (state.start + region.at[k][0], state.start + region.at[k][1])
+                    for state in states
+                    for region in state.written.values()
+                ]
+                wanted = size.evaluate(binding)
+                if not intervals_cover(0, wanted, intervals):
+                    shape = ", ".join(f"{name} = {value}" for name, value in binding.items()) or "its shape"
+                    raise ScheduleError(
+                        f"output '{sig.name}' has {wanted} bytes at {shape}, not all of which any step writes",
+                        rule="output-unwritten",
+                    )
+
+    def _check_capture_is_not_empty(self) -> None:
+        """An empty graph is no error of CUDA's; it is ours, because it means that the work went elsewhere."""
+        if not any(isinstance(step, Launch | Select | Copy | LibraryCall) for step in self.entry.steps):
+            raise ScheduleError("it is captured but has nothing to do on a device", rule="capture-empty")
+
+    # --- steps ---
+
+    def _check_step(self, number: int, step: Step) -> None:
+        stream = self._stream(step)
+        self.clocks.tick(stream)
+        match step:
+            case Launch():
+                spec = self._kernel(step.kernel)
+                self._match_operands(spec, step.operands)
+                accesses: list[Access] = [operand.access for operand in spec.operands]
+                self._check_aliases(step.operands, accesses, spec)
+                self._touch_all(number, step.stream, step.operands, accesses)
+            case Select():
+                accesses = self._check_select(step)
+                self._touch_all(number, step.stream, step.operands, accesses)
+            case Copy():
+                self._check_copy(number, step, stream)
+            case Record():
+                self._known_event(step.event)
+                self.clocks.record(step.event, stream, number)
+            case Wait():
+                self._known_event(step.event)
+                self.clocks.wait(step.event, stream, number)
+            case LibraryCall():
+                self._check_library_call(number, step)
+
+    def _stream(self, step: Step) -> int:
+        if not step.stream:
+            raise ScheduleError("it names no stream; run assign-streams", rule="no-stream")
+        if step.stream not in self.program.streams:
+            raise ScheduleError(f"the plan declares no stream '{step.stream}'", rule="unknown-stream")
+        if self.is_captured and not isinstance(step, Record | Wait):
+            device = self.program.devices[self.program.streams[step.stream].device]
+            if device.kind == "cpu":
+                raise ScheduleError(
+                    "it runs on the CPU, which a captured graph would leave out at replay; move it to the device or "
+                    "do not capture this entry",
+                    rule="capture-host-work",
+                )
+        return self.clocks.index[step.stream]
+
+    def _known_event(self, event: str) -> None:
+        if event not in self.program.events:
+            raise ScheduleError(f"the plan declares no event '{event}'", rule="unknown-event")
+
+    def _kernel(self, name: str) -> KernelSpec:
+        spec = self.program.kernels.get(name)
+        if spec is None:
+            raise ScheduleError(f"the plan has no kernel '{name}'", rule="unknown-kernel")
+        unbound = [symbol for symbol in spec.symbols if symbol not in self.ranges]
+        if unbound:
+            raise ScheduleError(
+                f"kernel '{name}' takes the symbol '{unbound[0]}', which this entry does not have",
+                rule="unbound-symbol",
+            )
+        return spec
+
+    def _check_select(self, step: Select) -> list[Access]:
+        if not step.cases:
+            raise ScheduleError("it has no cases", rule="select-gap")
+        last: int | None = None
+        for number, case in enumerate(step.cases):
+            spec = self._kernel(case.kernel)
+            self._match_operands(spec, step.operands)
+            self._check_aliases(step.operands, [o.access for o in spec.operands], spec)
+            if number and (last is None or (case.max is not None and case.max <= last)):
+                raise ScheduleError(
+                    f"the case of '{case.kernel}' can never be taken; order the cases by rising maximum",
+                    rule="select-unreachable",
+                )
+            last = case.max
+        if last is not None:
+            low, high = dim(step.on).tight_bounds(self.ranges)
+            if high > last:
+                raise ScheduleError(
+                    f"'{step.on}' reaches from {low} to {high}, but the last case ends at {last}; end with a case that "
+                    "has no maximum",
+                    rule="select-gap",
+                )
+        specs = [self.program.kernels[case.kernel] for case in step.cases]
+        merged: list[Access] = []
+        for operands in zip(*(spec.operands for spec in specs), strict=True):
+            kinds = {operand.access for operand in operands}
+            merged.append(kinds.pop() if len(kinds) == 1 else "rw")
+        return merged
+
+    def _check_copy(self, number: int, step: Copy, stream: int) -> None:
+        source, target = step.source, step.target
+        places = {self._arena_of(view).device for view in (source, target)}
+        if self.program.streams[step.stream].device not in places:
+            raise ScheduleError(
+                f"its stream belongs to device '{self.program.streams[step.stream].device}', it copies between "
+                f"{' and '.join(sorted(places))}; use a stream of one of these",
+                rule="wrong-device",
+            )
+        if not _same_storage(source, target) or not _same_dims(source.shape, target.shape):
+            raise ScheduleError(
+                f"it copies {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}; a copy moves "
+                "bytes between tensors of one type and shape",
+                rule="copy-mismatch",
+            )
+        for view in (source, target):
+            if not is_packed(view) and (len(view.shape) != len(view.strides) or not is_contiguous(view)):
+                raise ScheduleError(
+                    f"the view of buffer '{view.buffer}' is not contiguous; make it so with a kernel first",
+                    rule="copy-not-contiguous",
+                )
+        regions = [self._region(source), self._region(target)]
+        if source.buffer == target.buffer and not disjoint(regions[0], regions[1], self.ranges):
+            raise ScheduleError(
+                f"source and target overlap in buffer '{source.buffer}'; copy to another buffer", rule="operand-alias"
+            )
+        self._touch(number, stream, source, regions[0], "r")
+        self._touch(number, stream, target, regions[1], "w")
+
+    def _check_library_call(self, number: int, step: LibraryCall) -> None:
+        device = self.program.devices[self.program.streams[step.stream].device]
+        if not step.algorithm or step.algorithm in ("auto", "default"):
+            raise ScheduleError(
+                f"its algorithm '{step.algorithm}' is not pinned; choose one when compiling", rule="library-algorithm"
+            )
+        if step.workspace is None and device.kind != "cpu":
+            raise ScheduleError(
+                "it has no workspace buffer, so the library would allocate one, which capture forbids; give it one",
+                rule="library-workspace",
+            )
+        if any(not 0 <= index < len(step.operands) for index in step.writes):
+            raise ScheduleError(f"it writes operands {list(step.writes)} of {len(step.operands)}", rule="operand-count")
+        views = list(step.operands)
+        accesses: list[Access] = ["rw" if i in step.writes else "r" for i in range(len(views))]
+        if step.workspace is not None:
+            buffer = self.program.buffers.get(step.workspace)
+            if buffer is None:
+                raise ScheduleError(f"the plan declares no buffer '{step.workspace}'", rule="unknown-buffer")
+            views.append(View(buffer=buffer.name, dtype="ui8", shape=(buffer.nbytes,), strides=(1,)))
+            accesses.append("w")
+        self._check_aliases(views, accesses, None)
+        self._touch_all(number, step.stream, views, accesses)
+
+    # --- operands ---
+
+    def _match_operands(self, spec: KernelSpec, views: Sequence[View]) -> None:
+        if len(views) != len(spec.operands):
+            names = ", ".join(operand.name for operand in spec.operands)
+            raise ScheduleError(
+                f"it passes {len(views)} views, kernel '{spec.name}' takes {len(spec.operands)} operands ({names})",
+                rule="operand-count",
+            )
+        for operand, view in zip(spec.operands, views, strict=True):
+            if view.dtype != operand.dtype:
+                self._refuse_operand("operand-dtype", operand, view, f"{view.dtype}, not {operand.dtype}")
+            if not _same_dims(view.shape, operand.shape):
+                self._refuse_operand("operand-shape", operand, view, f"shape {view.shape}, not {operand.shape}")
+            if not _same_dims(view.strides, operand.strides):
+                self._refuse_operand("operand-strides", operand, view, f"strides {view.strides}, not {operand.strides}")
+            if not _same_storage(view, operand):
+                what = f"{_storage(view)}, not {_storage(operand)}"
+                self._refuse_operand("operand-storage", operand, view, what)
+
+    @staticmethod
+    def _refuse_operand(rule: str, operand: Operand, view: View, what: str) -> NoReturn:
+        raise ScheduleError(f"operand '{operand.name}' (buffer '{view.buffer}') has {what}", rule=rule)
+
+    def _check_aliases(self, views: Sequence[View], accesses: Sequence[Access], spec: KernelSpec | None) -> None:
+        """No operand that is written meets another one, but for a loop that reads an element where it writes it."""
+        for i, view in enumerate(views):
+            if accesses[i] == "r":
+                continue
+            for j, other in enumerate(views):
+                if j == i or other.buffer != view.buffer or (accesses[j] != "r" and j > i):
+                    continue
+                if disjoint(self._region(view), self._region(other), self.ranges):
+                    continue
+                if accesses[j] == "r" and view == other and spec is not None and _is_elementwise(spec, i, j):
+                    continue
+                names = [spec.operands[k].name for k in (j, i)] if spec is not None else [str(j), str(i)]
+                raise ScheduleError(
+                    f"the operands '{names[0]}' and '{names[1]}' overlap in buffer '{view.buffer}' and one is written",
+                    rule="operand-alias",
+                )
+
+    def _touch_all(self, number: int, stream: str, views: Sequence[View], accesses: Sequence[Access]) -> None:
+        """Reads of all operands, then writes."""
+        device, index = self.program.streams[stream].device, self.clocks.index[stream]
+        for view, access in zip(views, accesses, strict=True):
+            arena = self._arena_of(view)
+            if arena.device != device:
+                raise ScheduleError(
+                    f"it runs on device '{device}', but buffer '{view.buffer}' lies on device '{arena.device}'; only "
+                    "a copy crosses devices",
+                    rule="wrong-device",
+                )
+            if access != "w":
+                self._touch(number, index, view, self._region(view), "r")
+        for view, access in zip(views, accesses, strict=True):
+            if access != "r":
+                self._touch(number, index, view, self._region(view), "w")
+
+    def _touch(self, number: int, stream: int, view: View, region: Region, access: Access) -> None:
+        buffer = self.program.buffers[view.buffer]
+        arena = self.program.arenas[buffer.arena]
+        state = self.states.get(buffer.name)
+        if state is None:
+            state = self.states[buffer.name] = self._new_state(buffer, arena)
+        if access == "r":
+            if arena.kind == "init" and not self.is_init:
+                self._check_init_read(buffer, region)
+            self.memory.read(state, region, stream, number)
+            return
+        if arena.kind in _READ_ONLY and not (arena.kind == "init" and self.is_init):
+            raise ScheduleError(
+                f"it writes buffer '{buffer.name}' of the {arena.kind} arena '{arena.name}', which is read-only here",
+                rule=_READ_ONLY[arena.kind],
+            )
+        self.memory.write(state, arena.name, region, stream, number)
+
+    def _new_state(self, buffer: Buffer, arena: Arena) -> BufferState:
+        loaded = arena.kind in ("constants", "input", "state") or (arena.kind == "init" and not self.is_init)
+        return BufferState(buffer.name, buffer.offset, buffer.nbytes, arena.kind == "activations", loaded)
+
+    def _check_init_read(self, buffer: Buffer, region: Region) -> None:
+        if not intervals_cover(region.min, region.max, self.init_written.get(buffer.name, [])):
+            raise ScheduleError(
+                f"it reads bytes [{region.min}, {region.max}) of the init buffer '{buffer.name}', not all of which "
+                "the init entry writes",
+                rule="init-unwritten",
+            )
+
+    # --- views ---
+
+    def _arena_of(self, view: View) -> Arena:
+        buffer = self.program.buffers.get(view.buffer)
+        if buffer is None:
+            raise ScheduleError(f"the plan declares no buffer '{view.buffer}'", rule="unknown-buffer")
+        arena = self.program.arenas[buffer.arena]
+        if arena.entry is not None and arena.entry != self.entry.name:
+            raise ScheduleError(
+                f"buffer '{buffer.name}' lies in arena '{arena.name}', which belongs to the entry '{arena.entry}'",
+                rule="foreign-arena",
+            )
+        return arena
+
+    def _region(self, view: View) -> Region:
+        """The checked region of a view: inside its buffer for every value of the symbols."""
+        arena = self._arena_of(view)
+        buffer = self.program.buffers[view.buffer]
+        if arena.kind == "constants":
+            self._match_weight(buffer, view)
+        if is_packed(view):
+            nbytes = self._packed_bytes(buffer, arena, view)
+            if nbytes > buffer.nbytes:
+                raise ScheduleError(
+                    f"the packed view of buffer '{buffer.name}' takes {nbytes} bytes, the buffer has {buffer.nbytes}",
+                    rule="packed-size",
+                )
+            return self._wholes.setdefault(nbytes, whole(nbytes, len(self.bindings)))
+        region = self._strided(view)
+        if region.min < 0 or region.max > buffer.nbytes:
+            raise ScheduleError(
+                f"the view of buffer '{buffer.name}' covers bytes {region.low} to {region.high}, that is {region.min} "
+                f"to {region.max} over the symbols' ranges, but the buffer has {buffer.nbytes}",
+                rule="view-outside-buffer",
+            )
+        return region
+
+    def _strided(self, view: View) -> Region:
+        key = (view.dtype, view.shape, view.strides, view.offset)
+        region = self._regions.get(key)
+        if region is not None:
+            return region
+        if len(view.shape) != len(view.strides):
+            raise ScheduleError(
+                f"the view of buffer '{view.buffer}' has rank {len(view.shape)} but {len(view.strides)} strides",
+                rule="view-rank",
+            )
+        for extent in view.shape:
+            if (extent if isinstance(extent, int) else dim(extent).tight_bounds(self.ranges)[0]) < 0:
+                raise ScheduleError(
+                    f"the extent '{extent}' of the view of buffer '{view.buffer}' can be negative",
+                    rule="negative-extent",
+                )
+        region = self._regions[key] = region_of(view.dtype, view.shape, view.strides, view.offset, self.ranges)
+        return region
+
+    def _packed_bytes(self, buffer: Buffer, arena: Arena, view: View) -> int:
+        """Bytes of a packed view: a weight's own, or those of the canonical layout of its format."""
+        if len(view.shape) != 2 or view.strides or view.offset != 0:
+            raise ScheduleError(
+                f"the packed view of buffer '{buffer.name}' must have the shape (rows, cols), no strides and no offset",
+                rule="view-rank",
+            )
+        if arena.kind == "constants":
+            return self.program.weights[buffer.offset].nbytes
+        if view.format is None or view.layout not in (None, "canonical"):
+            raise ScheduleError(
+                f"buffer '{buffer.name}' of the {arena.kind} arena '{arena.name}' is viewed in the layout "
+                f"'{view.layout}', which only weights have",
+                rule="operand-storage",
+            )
+        rows, cols = (dim(size).tight_bounds(self.ranges)[1] for size in view.shape)
+        return int(formats.get(view.format.name, **view.format.params).nbytes(rows, cols))
+
+    def _match_weight(self, buffer: Buffer, view: View) -> None:
+        """A view of a constant sees the weight's dtype and storage, and a packed one its shape."""
+        weight = self.program.weights.get(buffer.offset)
+        if weight is None or weight.nbytes > buffer.nbytes:
+            raise ScheduleError(
+                f"buffer '{buffer.name}' at offset {buffer.offset} of arena '{buffer.arena}' holds no weight of the "
+                "directory",
+                rule="unknown-weight",
+            )
+        if view.dtype != weight.dtype or not _same_storage(view, weight):
+            self._refuse_weight(buffer, weight, f"{view.dtype} {_storage(view)}", f"{weight.dtype} {_storage(weight)}")
+        if is_packed(view) and tuple(view.shape) != weight.shape:
+            self._refuse_weight(buffer, weight, f"shape {view.shape}", f"shape {weight.shape}")
+
+    @staticmethod
+    def _refuse_weight(buffer: Buffer, weight: WeightEntry, seen: str, stored: str) -> NoReturn:
+        raise ScheduleError(
+            f"buffer '{buffer.name}' is viewed as {seen}, but the weight '{weight.name}' is stored as {stored}",
+            rule="weight-mismatch",
+        )
+
+
+# --- comparing views -------------------------------------------------------------------------------------------------
+
+
+def _same_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    """Equal as expressions."""
+    return a == b or (len(a) == len(b) and all(x == y or dim(x) == dim(y) for x, y in zip(a, b, strict=True)))
+
+
+def _same_storage(a: View | Operand | WeightEntry, b: View | Operand | WeightEntry) -> bool:
+    """One dtype, format and layout."""
+    return a.dtype == b.dtype and a.format == b.format and (a.layout or "canonical") == (b.layout or "canonical")
+
+
+def _storage(of: View | Operand | WeightEntry) -> str:
+    if of.format is None:
+        return f"plain values in layout '{of.layout or 'canonical'}'"
+    params: Mapping[str, object] = of.format.params
+    text = ", ".join(f"{key}={value}" for key, value in sorted(params.items()))
+    return f"{of.format.name}({text}) in layout '{of.layout or 'canonical'}'"
+
+
+def _is_elementwise(spec: KernelSpec, written: int, read: int) -> bool:
+    """Whether a loop reads operand `read` just where it writes `written`. A body without accesses is a skeleton's."""
+    body = spec.body
+    if not isinstance(body, LoopKernel):
+        return False
+    if not body.accesses:
+        return True
+    return "reduction" not in body.iterators and body.accesses[written] == body.accesses[read]
