@@ -1,0 +1,137 @@
+"""fuse-dequant-matmul: matmuls read quantised weights in their packed form.
+
+    %w = qc.dequantize %q                                 %y = qc.linear %x, %q
+    %t = linalg.transpose %w [1, 0]                  ->
+    %y = qc.batch_matmul %x, %t
+
+First normalise: a matmul whose right side is a weight becomes `qc.linear` (which takes `(N, K)`), plain weights are
+transposed at compile time, and two transposes cancel.  Then there is one pattern, `linear(dequantize(w)) -> linear(w)`,
+and the same for the table of an embedding.  A dequantize that stays is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from qcompiler.passes.fold_views import fold_views
+from qcompiler.passes.support import loops, views
+from qcompiler.passes.support.loops import producer
+from qcompiler.passes.support.numerics import Numerics, Reordered
+from xdsl.context import Context
+from xdsl.dialects import tensor
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.linalg import ops
+from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.module import functions, path_of, set_path
+from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
+from qcompiler.ir.types import tensor as tensor_type
+
+
+@dataclass(frozen=True)
+class FuseDequantMatmulPass(ModulePass):
+    """Linears and embeddings read packed weights."""
+
+    name = "fuse-dequant-matmul"
+    # a (M, K) x (K, N) product and the linear it becomes may sum over K in another order
+    numerics: ClassVar[Numerics] = Reordered(1e-5)
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        context = qc_context(ctx)
+        for function in functions(op):
+            body = function.body.block
+            for each in list(body.ops):
+                if isinstance(each, qc.BatchMatmulOp):
+                    _matmul_to_linear(each)
+            fold_views(list(body.ops))
+            for each in list(body.ops):
+                if isinstance(each, qc.LinearOp):
+                    _transpose_at_compile_time(each, context)
+                    _read_packed(each, 1)
+                elif isinstance(each, qc.EmbeddingOp):
+                    _read_packed(each, 1)
+            for each in body.ops:
+                if isinstance(each, qc.DequantizeOp) and each.result.uses:
+                    _report(each, context)
+
+
+def _read_packed(op: Operation, operand: int) -> None:
+    """The pattern: an operand made by `qc.dequantize` is replaced by what it decodes."""
+    source = producer(op.operands[operand])
+    if isinstance(source, qc.DequantizeOp):
+        op.operands[operand] = source.input
+        loops.erase_if_dead(source)
+
+
+def _report(op: qc.DequantizeOp, context: QCContext) -> None:
+    readers = ", ".join(sorted({use.operation.name for use in op.result.uses}))
+    type_ = op.input.type
+    assert isinstance(type_, QTensorType)
+    name = f"the {type_.format.format_name.data} weight {'x'.join(map(str, type_.shape))} is decoded to a full tensor"
+    context.report.add(FuseDequantMatmulPass.name, path_of(op), name, f"it is read by {readers}")
+
+
+# --- normalisation ---------------------------------------------------------------------------------------------------
+
+
+def _matmul_to_linear(op: qc.BatchMatmulOp) -> None:
+    """`a @ b` with b a weight (K, N), or the same weight broadcast over the batch, becomes `linear(a, bᵀ)`."""
+    weight = _weight_matrix(op.b)
+    if weight is None:
+        return
+    transposed = build.transpose(build.with_path(InsertPoint.before(op), path_of(op)), weight, (1, 0))
+    linear = qc.LinearOp(op.a, transposed, None, op.result.type)
+    set_path(linear, path_of(op))
+    loops.insert_before(op, linear)
+    op.result.replace_all_uses_with(linear.result)
+    loops.erase_if_dead(op)
+
+
+def _weight_matrix(value: SSAValue) -> SSAValue | None:
+    """The rank-2 weight under `value` (through broadcasts over leading batch dims), or None."""
+    rank = views.rank_of(value)
+    while rank > 2:
+        op = producer(value)
+        if isinstance(op, ops.BroadcastOp) and views.added_dims(op) == tuple(range(len(views.added_dims(op)))):
+            value = op.input
+        elif isinstance(op, tensor.ExpandShapeOp) and all(d == 1 for d in shape_of(value.type)[: rank - 2]):
+            value = op.src
+        else:
+            return None
+        rank = views.rank_of(value)
+    return value if rank == 2 and _is_weight(value) else None
+
+
+def _is_weight(value: SSAValue) -> bool:
+    """A constant, or a decoded one, perhaps transposed."""
+    op = producer(views.base_of(value))
+    if isinstance(op, qc.DequantizeOp):
+        op = producer(op.input)
+    return isinstance(op, qc.ConstOp)
+
+
+def _transpose_at_compile_time(op: qc.LinearOp, context: QCContext) -> None:
+    """`linear(x, transpose(const))` reads a constant that is stored transposed (the bytes are rearranged once, here)."""
+    view = producer(op.w)
+    if not isinstance(view, ops.TransposeOp):
+        return
+    constant = producer(view.inputs[0])
+    if not isinstance(constant, qc.ConstOp) or isinstance(constant.result.type, QTensorType):
+        return
+    if constant.key not in context.weights:  # a result of @init exists only at run time
+        return
+    key = f"{constant.key}.transposed"
+    if key not in context.weights:
+        stored = context.weights[constant.key]
+        context.weights.add_array(key, np.ascontiguousarray(stored.array().T), stored.parameters)
+    made = qc.ConstOp(key, tensor_type(shape_of(op.w.type), tensor_dtype(op.w.type)))
+    set_path(made, path_of(op))
+    loops.insert_before(op, made)
+    op.operands[1] = made.result
+    loops.erase_if_dead(view)

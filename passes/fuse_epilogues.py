@@ -1,0 +1,175 @@
+"""fuse-epilogues: pointwise consumers of `qc.linear` become its epilogue.
+
+    %1 = qc.linear %x, %w, %b                             %2 = qc.linear %x, %w, %b extras(%res) {
+    %2 = linalg.generic ins(%1, %res) {              ->   ^bb0(%acc: f32, %r: f32):
+      arith.addf }                                          arith.addf; qc.yield }
+
+The consumer must be the only reader of the linear, of the same shape, and read it element by element; its other inputs
+become extras (as views with the result's rank, unit dims where they repeat).  Where a consumer reads two linears, the
+one defined later takes it.  A constant row added to a linear without a bias becomes its bias.  The only numeric change
+is that a `truncf` -> `extf` pair between accumulator and consumer is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.loops import Index
+from qcompiler.passes.support.numerics import Numerics, Ulps
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.linalg import ops
+from xdsl.ir import Block, Region, SSAValue
+from xdsl.passes import ModulePass
+
+from qcompiler.ir import qc
+from qcompiler.ir.context import QCContext
+from qcompiler.ir.module import functions, path_of, set_path
+from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
+
+MAX_EXTRAS = 8  # pointers that stay in registers beside x, w and out
+Accesses = Sequence[tuple[SSAValue, Index]]
+_STORED = ("f32", "bf16", "f16")
+
+
+@dataclass(frozen=True)
+class FuseEpiloguesPass(ModulePass):
+    """Moves pointwise consumers into the epilogues of linears."""
+
+    name = "fuse-epilogues"
+    numerics: ClassVar[Numerics] = Ulps(2)
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        pairs = 0
+        for function in functions(op):
+            # Later linears first: of two that meet in one consumer, the later one takes it.
+            for each in reversed(list(function.body.block.ops)):
+                linear = each if isinstance(each, qc.LinearOp) else None
+                while linear is not None:
+                    linear, deleted = _take_consumer(linear)
+                    pairs += deleted
+        if pairs and isinstance(ctx, QCContext):
+            ctx.report.add(
+                self.name, "", f"deleted {pairs} rounding pairs", "accumulators reach their epilogues in fp32"
+            )
+
+
+def _take_consumer(linear: qc.LinearOp) -> tuple[qc.LinearOp | None, int]:
+    """Fuses the reader of `linear`; returns the fused linear (None if nothing fits) and the rounding pairs deleted."""
+    consumer = _only_reader(linear)
+    if consumer is None:
+        return None, 0
+    accesses = _accesses(linear, consumer)
+    if accesses is None:
+        return None, 0
+    bias = _as_bias(linear, consumer, accesses)
+    fused, pairs = (
+        _with_bias(linear, consumer, bias) if bias is not None else _with_epilogue(linear, consumer, accesses)
+    )
+    set_path(fused, path_of(linear))
+    consumer.res[0].replace_all_uses_with(fused.result)
+    loops.erase_if_dead(consumer)
+    loops.erase_if_dead(linear)
+    return fused, pairs
+
+
+def _only_reader(linear: qc.LinearOp) -> ops.GenericOp | None:
+    readers = {use.operation for use in linear.result.uses}
+    if len(readers) != 1:
+        return None
+    consumer = readers.pop()
+    if (
+        not isinstance(consumer, ops.GenericOp)
+        or consumer.parent is not linear.parent
+        or not loops.is_pointwise(consumer)
+    ):
+        return None
+    same_shape = shape_of(consumer.res[0].type) == shape_of(linear.result.type)
+    indexed = any(isinstance(each, ops.IndexOp) for each in consumer.body.block.ops)
+    stored = tensor_dtype(consumer.res[0].type) in _STORED and tensor_dtype(linear.result.type) in _STORED
+    return consumer if same_shape and stored and not indexed else None
+
+
+def _accesses(linear: qc.LinearOp, consumer: ops.GenericOp) -> list[tuple[SSAValue, Index]] | None:
+    """The consumer's inputs, indexed by the dims of its result; None if one of them cannot be an extra."""
+    inverse = loops.inverse_permutation(loops.output_index(consumer))
+    assert inverse is not None
+    accesses = [(v, loops.compose(i, inverse)) for v, i in loops.inputs_of(consumer)]
+    rank = len(shape_of(linear.result.type))
+    for value, index in accesses:
+        if value is linear.result:
+            if index != loops.identity(rank):
+                return None
+        elif not can_be_extra(value, index):
+            return None
+    extras = {entry for entry in accesses if entry[0] is not linear.result}
+    return accesses if len(extras) + len(linear.extras) <= MAX_EXTRAS else None
+
+
+def _as_bias(
+    linear: qc.LinearOp, consumer: ops.GenericOp, accesses: Sequence[tuple[SSAValue, Index]]
+) -> SSAValue | None:
+    """The row that the consumer does nothing but add, where `linear` has neither bias nor epilogue."""
+    if linear.bias is not None or linear.epilogue.blocks or len(accesses) != 2:
+        return None
+    wide = [each for each in consumer.body.block.ops if not isinstance(each, arith.ExtFOp | arith.TruncFOp)]
+    if len(wide) != 2 or not isinstance(wide[0], arith.AddfOp):
+        return None
+    last = len(shape_of(linear.result.type)) - 1
+    for value, index in accesses:
+        if value is not linear.result and index == (loops.dim_expr(last),):
+            same = tensor_dtype(value.type) == tensor_dtype(linear.result.type) == tensor_dtype(consumer.res[0].type)
+            return value if same else None
+    return None
+
+
+def _with_bias(linear: qc.LinearOp, consumer: ops.GenericOp, bias: SSAValue) -> tuple[qc.LinearOp, int]:
+    fused = qc.LinearOp(linear.x, linear.w, bias, consumer.res[0].type)
+    loops.insert_before(consumer, fused)
+    return fused, int(tensor_dtype(linear.result.type) != "f32")
+
+
+def _with_epilogue(linear: qc.LinearOp, consumer: ops.GenericOp, accesses: Accesses) -> tuple[qc.LinearOp, int]:
+    """The linear with the consumer's body appended to its epilogue, placed where the consumer stands."""
+    body = linear.epilogue.detach_block(0) if linear.epilogue.blocks else _rounding(linear)
+    terminator = body.last_op
+    assert terminator is not None
+    extras = list(linear.extras)
+    known = {value: body.args[1 + n] for n, value in enumerate(extras)}
+    out_shape = shape_of(linear.result.type)
+    arguments: list[SSAValue] = []
+    for value, index in accesses:
+        if value is linear.result:
+            arguments.append(terminator.operands[0])
+            continue
+        view = as_extra(consumer, value, index, out_shape)
+        if view not in known:
+            extras.append(view)
+            assert isinstance(view.type, TensorType)
+            known[view] = body.insert_arg(view.type.element_type, len(body.args))
+        arguments.append(known[view])
+    result = loops.inline_body(consumer.body.block, arguments, None, terminator, move=False)
+    terminator.operands = [result]
+    pairs = loops.delete_rounding_pairs(body)
+    loops.erase_unused_scalars(body)
+    fused = qc.LinearOp(linear.x, linear.w, linear.bias, consumer.res[0].type, extras, Region(body))
+    loops.insert_before(consumer, fused)
+    return fused, pairs
+
+
+def _rounding(linear: qc.LinearOp) -> Block:
+    """The epilogue that a linear without one has: one rounding to the element type."""
+    body = Block(arg_types=[ELEMENT_TYPES["f32"]])
+    dtype = tensor_dtype(linear.result.type)
+    value: SSAValue = body.args[0]
+    if dtype != "f32":
+        narrow = arith.TruncFOp(value, ELEMENT_TYPES[dtype])
+        body.add_op(narrow)
+        value = narrow.result
+    body.add_op(qc.YieldOp(value))
+    return body

@@ -1,0 +1,219 @@
+"""hoist-constant-masks: what depends on no input is computed once, at load, by `@init`.
+
+    %m = linalg.generic {                                 func.func @init() -> (tensor<512x512xi1>)
+      linalg.index; arith.cmpi } : tensor<?x?xi1>    ->   %t = qc.const @init.0 : tensor<512x512xi1>
+    qc.attention … mask %m                                %m = tensor.extract_slice %t[0, 0] [%s, %s] [1, 1]
+                                                          qc.attention … mask %m
+Masks, rope tables and position grids of symbolic size are built at the symbols' maximum, without the dims along which
+they repeat, and read through a view.  What would differ at another size (a reversed range) stays and is reported.  An
+iota that a loop nest can compute for itself stays for fuse-elementwise.  An attention mask that keeps everything, and
+`causal` for one token that sees one key, are removed: they cannot change the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from qcompiler.passes.fold_views import fold_views
+from qcompiler.passes.fuse_elementwise import is_trivial
+from qcompiler.passes.support import loops, masks
+from qcompiler.passes.support.cones import FREE, Built, ConeBuilder, input_independent
+from qcompiler.passes.support.numerics import Numerics, Reordered
+from qcompiler.passes.support.views import VIEWS
+from xdsl.context import Context
+from xdsl.dialects import func
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.linalg import ops
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.module import (
+    INIT,
+    entry_funcs,
+    init_func,
+    path_of,
+    ranges_of,
+    result_keys,
+    return_op,
+    set_path,
+    set_result_keys,
+    update_function_type,
+)
+from qcompiler.ir.types import shape_of
+
+
+@dataclass(frozen=True)
+class HoistConstantMasksPass(ModulePass):
+    """Moves input-independent computation to `@init`."""
+
+    name = "hoist-constant-masks"
+    numerics: ClassVar[Numerics] = Reordered(1e-5)  # a matmul inside a rope table may run at another size
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        context = qc_context(ctx)
+        for function in entry_funcs(op):
+            masks.remove_useless_masks(function, context)
+        init = _Init.of(op)
+        for function in entry_funcs(op):
+            _hoist_from(function, init, context)
+        init.finish()
+
+
+@dataclass
+class _Init:
+    """`@init` under construction: equal results are made once, whichever entry point asks."""
+
+    module: ModuleOp
+    block: Block
+    keys: list[str]
+    values: list[SSAValue]
+    known: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(module: ModuleOp) -> _Init:
+        existing = init_func(module)
+        if existing is None:
+            return _Init(module, Block(), [], [])
+        keys, last = list(result_keys(existing)), return_op(existing)
+        values = list(last.operands)
+        block = existing.body.detach_block(0)
+        block.erase_op(last)
+        module.body.block.erase_op(existing)
+        return _Init(module, block, keys, values)
+
+    def add(self, built: Built, text: str) -> str:
+        """Makes a value a result; returns the key to read it by. `text` is what the value is computed from."""
+        if text not in self.known:
+            key = f"{INIT}.{len(self.keys)}"
+            self.known[text] = key
+            self.keys.append(key)
+            self.values.append(built.value)
+        return self.known[text]
+
+    def finish(self) -> None:
+        """Puts `@init` in front of the entry points; without results there is none."""
+        if not self.keys:
+            return
+        self.block.add_op(func.ReturnOp(*self.values))
+        for op in reversed(list(self.block.ops)):
+            if op.results and not any(result.uses for result in op.results):
+                self.block.erase_op(op)
+        function = func.FuncOp(INIT, ([], [v.type for v in self.values]), Region(self.block))
+        set_result_keys(function, self.keys)
+        update_function_type(function)
+        first = self.module.body.block.first_op
+        assert first is not None
+        self.module.body.block.insert_op_before(function, first)
+
+
+def _hoist_from(function: func.FuncOp, init: _Init, context: QCContext) -> None:
+    independent = input_independent(function.body.block)
+    scratch = Block()
+    cones = ConeBuilder(scratch, ranges_of(function))
+    work = [op for op in independent_work(function, independent) if not _loops_can_compute(op, independent)]
+    readers: list[Operation] = []
+    for op in work:
+        value = op.results[0]
+        built = cones.build(value)
+        if built is None:
+            why = "its elements depend on the extents, so a table at the maximum would be wrong"
+            context.report.add(HoistConstantMasksPass.name, path_of(op), f"{op.name} stays in every call", why)
+            continue
+        key = init.add(built, cone_text(built.value))
+        readers += [use.operation for use in value.uses]
+        _read_table(op, built, key)
+        what = f"{op.name} of shape {'x'.join(map(str, built.shape)) or 'scalar'} is computed at load"
+        context.report.add(HoistConstantMasksPass.name, path_of(op), what, f"it depends on no input: @{key}")
+    for op in list(scratch.ops):
+        scratch.detach_op(op)
+        init.block.add_op(op)
+    _erase_unused(function)
+    fold_views([op for op in readers if op.parent is not None])
+
+
+def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iterator[Operation]:
+    """Ops that compute something input-independent which another op, or the caller, reads as a tensor."""
+    for op in function.body.block.ops:
+        if op not in independent or isinstance(op, (*FREE, *VIEWS)) or _is_scalar(op):
+            continue
+        if any(_reads_table(op, reader, independent) for reader in _readers(op)):
+            yield op
+
+
+def _is_scalar(op: Operation) -> bool:
+    return op.name.startswith("arith.") or not op.results or not hasattr(op.results[0].type, "get_shape")
+
+
+def _readers(op: Operation) -> Iterator[Operation]:
+    """Who reads a value, through views."""
+    for result in op.results:
+        for use in result.uses:
+            if isinstance(use.operation, VIEWS):
+                yield from _readers(use.operation)
+            else:
+                yield use.operation
+
+
+def _reads_table(op: Operation, reader: Operation, independent: set[Operation]) -> bool:
+    """Whether `reader` needs `op` as memory: loop nests take a constant fill into their bodies or start from it."""
+    if reader in independent:
+        return False
+    return not (isinstance(op, ops.FillOp) and isinstance(reader, ops.GenericOp))
+
+
+def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
+    """A little index arithmetic that every reader can do for itself."""
+    if not isinstance(op, ops.GenericOp) or op.inputs or not loops.is_pointwise(op) or not is_trivial(op):
+        return False
+    return all(isinstance(r, ops.GenericOp) or r in independent for r in _readers(op))
+
+
+def _read_table(op: Operation, built: Built, key: str) -> None:
+    """Replaces a value by a view of the table: a slice for symbolic sizes, a broadcast where it repeats."""
+    value = op.results[0]
+    builder = build.with_path(InsertPoint.before(op), path_of(op))
+    table = qc.ConstOp(key, built.value.type)
+    set_path(table, path_of(op))
+    loops.insert_before(op, table)
+    shape = shape_of(value.type)
+    sizes = [1 if r else s for r, s in zip(built.repeats, shape, strict=True)]
+    view = build.extract_slice(builder, table.result, [0] * len(sizes), sizes)
+    if any(built.repeats):
+        view = build.broadcast_in(builder, view, shape, range(len(shape)))
+    value.replace_all_uses_with(view)
+
+
+def _erase_unused(function: func.FuncOp) -> None:
+    for op in reversed(list(function.body.block.ops)):
+        loops.erase_if_dead(op)
+
+
+def cone_text(value: SSAValue) -> str:
+    """What a value is computed from, as text: equal texts compute equal values."""
+    order: list[Operation] = []
+    seen: set[Operation] = set()
+
+    def visit(op: Operation) -> None:
+        if op in seen:
+            return
+        seen.add(op)
+        for operand in op.operands:
+            if isinstance(operand.owner, Operation):
+                visit(operand.owner)
+        order.append(op)
+
+    assert isinstance(value.owner, Operation)
+    visit(value.owner)
+    number = {op: n for n, op in enumerate(order)}
+    lines = []
+    for op in order:
+        reads = [number[v.owner] for v in op.operands if isinstance(v.owner, Operation)]
+        inside = "".join(str(block) for region in op.regions for block in region.blocks)
+        properties = {k: str(v) for k, v in sorted(op.properties.items())}
+        lines.append(f"{op.name}{reads}{properties}{inside}{[str(t) for t in op.result_types]}")
+    return "\n".join(lines)

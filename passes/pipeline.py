@@ -1,0 +1,202 @@
+"""The pipeline: one flat list of named stages, from the imported module to kernels.
+
+    run_pipeline(module, ctx)                                   # all stages
+    run_pipeline(module, ctx, stages=upto("fuse-elementwise"))  # a part
+    run_pipeline(module, ctx, on_stage=write_dump, verify_each="numerics", sample_inputs=[x])
+
+After each stage the module is verified.  A failing stage raises `PassError` with a reproducer: a file that holds the IR
+before it and the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+from qcompiler.passes.support.answers import answers
+from qcompiler.passes.support.numerics import Exact, coarsest_epsilon, count_roundings, difference
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from qcompiler.errors import NumericsError, PassError, QCompilerError
+from qcompiler.ir.context import QCContext
+
+Arrays = Sequence[npt.NDArray[Any]]
+VerifyEach = Literal["ir", "numerics"]
+OnStage = Callable[[str, ModuleOp, float], None]
+
+
+def load_pass(name: str) -> type[ModulePass]:
+    """The pass of that name: class `XxxYyyPass` in `passes/xxx_yyy.py`. PassError if there is none."""
+    if name not in PASS_NAMES:
+        raise PassError(f"there is no pass '{name}' (passes: {', '.join(PASS_NAMES)})", stage=name)
+    module = importlib.import_module(f"qcompiler.passes.{name.replace('-', '_')}")
+    found = getattr(module, "".join(part.capitalize() for part in name.split("-")) + "Pass")
+    assert isinstance(found, type) and issubclass(found, ModulePass) and found.name == name
+    return found
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A named step; `make` builds its pass."""
+
+    name: str
+    make: Callable[[], ModulePass]
+
+
+def _stage(name: str) -> Stage:
+    def make() -> ModulePass:
+        return load_pass(name)()
+
+    return Stage(name, make)
+
+
+STAGES: tuple[Stage, ...] = (
+    _stage("canonicalize"),
+    _stage("cse"),
+    _stage("dce"),
+    _stage("fold-views"),
+    _stage("raise-idioms"),
+    _stage("specialize"),
+    _stage("hoist-constant-masks"),
+    _stage("fuse-dequant-matmul"),
+    _stage("fuse-epilogues"),
+    _stage("fuse-elementwise"),
+    _stage("assign-devices"),
+    _stage("select-kernels"),
+    _stage("pack-weights"),
+    _stage("lower-to-rt"),
+    _stage("assign-streams"),
+    _stage("plan-memory"),
+    _stage("verify-schedule"),
+    _stage("emit-kernels"),
+)
+
+PASS_NAMES: tuple[str, ...] = tuple(stage.name for stage in STAGES)
+
+ALL_PASSES: dict[str, Callable[[], type[ModulePass]]] = {name: partial(load_pass, name) for name in PASS_NAMES}
+"""Every pass by name, imported when asked for: what `qc opt` and `xdsl-opt` offer."""
+
+
+def upto(last: str) -> tuple[Stage, ...]:
+    """The stages from the first to `last`, inclusive. PassError if there is no such stage."""
+    if last not in PASS_NAMES:
+        raise PassError(f"there is no stage '{last}' (stages: {', '.join(PASS_NAMES)})", stage=last)
+    return STAGES[: PASS_NAMES.index(last) + 1]
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Wall time of one stage, its verification not included."""
+
+    name: str
+    seconds: float
+
+
+def run_pipeline(
+    module: ModuleOp,
+    ctx: QCContext,
+    *,
+    stages: Sequence[Stage] | None = None,
+    on_stage: OnStage | None = None,
+    verify_each: VerifyEach | None = None,
+    sample_inputs: Arrays | None = None,
+    sample_states: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> list[StageTime]:
+    """Runs the stages on `module` in place; `on_stage(name, module, seconds)` follows each.
+
+    The IR is verified after each stage in any case.  `verify_each="numerics"` also runs the program before and after
+    each stage on `sample_inputs` (and `sample_states`, zeros by default) and raises NumericsError naming the first pass
+    that changed the answer by more than it declares.  PassError for a failing pass; QCompilerErrors with a better
+    class of their own pass through unchanged, with a note that names the reproducer.
+    """
+    if verify_each == "numerics" and sample_inputs is None:
+        raise QCompilerError('verify_each="numerics" needs sample inputs to run the program on')
+    chosen = tuple(STAGES if stages is None else stages)
+    start, start_ctx = module.clone(), ctx.clone()
+    times: list[StageTime] = []
+    check = _NumericsCheck(module, ctx, sample_inputs, sample_states) if verify_each == "numerics" else None
+    for number, stage in enumerate(chosen):
+        began = time.perf_counter()
+        try:
+            made = stage.make()
+            made.apply(ctx, module)
+            seconds = time.perf_counter() - began
+            module.verify()
+        except Exception as error:
+            reproducer = _write_reproducer(start, start_ctx, chosen[:number], stage.name)
+            if isinstance(error, QCompilerError) and not isinstance(error, PassError):
+                error.add_note(f"in stage '{stage.name}'; to reproduce: {reproducer}")
+                raise
+            raise PassError(
+                f"stage '{stage.name}' failed: {error}\nreproducer: {reproducer}",
+                stage=stage.name,
+                reproducer=reproducer,
+            ) from error
+        times.append(StageTime(stage.name, seconds))
+        if on_stage is not None:
+            on_stage(stage.name, module, seconds)
+        if check is not None:
+            found = check.after(made, module, ctx)
+            if found is not None:
+                reproducer = _write_reproducer(start, start_ctx, chosen[:number], stage.name)
+                message = f"stage '{stage.name}' changed the program's answer: {found}\nreproducer: {reproducer}"
+                raise NumericsError(message, stage=stage.name, reproducer=reproducer)
+    return times
+
+
+class _NumericsCheck:
+    """The program's answers so far, and whether a pass kept them."""
+
+    def __init__(
+        self,
+        module: ModuleOp,
+        ctx: QCContext,
+        inputs: Arrays | None,
+        states: Mapping[str, npt.NDArray[Any]] | None,
+    ) -> None:
+        assert inputs is not None
+        self._inputs = inputs
+        self._states = dict(states or {})
+        self._answers = answers(module, ctx, inputs, self._states)
+        self._roundings = count_roundings(module)
+        self._epsilon = coarsest_epsilon(module)
+
+    def after(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> str | None:
+        """What is wrong with the answers after a pass, or None. Entry points that a pass adds must agree, too."""
+        now = answers(module, ctx, self._inputs, self._states)
+        roundings = count_roundings(module)
+        deleted = max(0, self._roundings - roundings)
+        numerics = getattr(made, "numerics", Exact())
+        baseline = next(iter(self._answers.values()))
+        for entry, results in now.items():
+            before = self._answers.get(entry, baseline)
+            found = difference(before, results, numerics, roundings_deleted=deleted, epsilon=self._epsilon)
+            if found is not None:
+                return f"@{entry}: {found}"
+        self._answers, self._roundings = now, roundings
+        return None
+
+
+# --- reproducers -----------------------------------------------------------------------------------------------------
+
+
+def _write_reproducer(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: str) -> str:
+    """Runs the stages before the failing one again (passes are deterministic) and writes the IR they leave."""
+    module = start
+    try:
+        for stage in before:
+            stage.make().apply(ctx, module)
+        text = str(module)
+    except Exception as error:  # the reproducer must not hide the error it is made for
+        text = f"// the stages before could not be repeated: {error}\n{start}"
+    path = Path(tempfile.mkdtemp(prefix="qc-reproducer-")) / f"before-{failing}.mlir"
+    path.write_text(f"// RUN: qc opt -p {failing} {path}\n{text}\n")
+    return str(path)

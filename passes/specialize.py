@@ -1,0 +1,106 @@
+"""specialize: one function for each bucket of sizes; these become the program's entry points.
+
+    func.func @main(%x: tensor<?x384xf32, ["s", 384]>)    func.func @"decode[s=1]"(%x: tensor<1x384xf32>)
+        attributes {qc.ranges = {s = [1, 512]}}      ->   func.func @"prefill[s<=512]"(%x: tensor<?x384xf32, …>)
+
+Buckets come from `ctx.options["buckets"]`: a sequence of (name, {symbol: (min, max)}).  Without them a model without
+state keeps its one entry point `main`; one with state (a cache) whose token dimension may be 1 gets a `decode` entry
+for that size beside `prefill`.  A symbol with one possible value becomes that integer everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qcompiler.passes.support.numerics import Numerics, Reordered
+from qcompiler.passes.support.substitute import substitute_symbols
+from xdsl.context import Context
+from xdsl.dialects import func
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.passes import ModulePass
+
+from qcompiler.errors import PassError
+from qcompiler.ir import qc
+from qcompiler.ir.context import QCContext
+from qcompiler.ir.module import find_func, ranges_of, set_ranges
+from qcompiler.plan.dims import Range
+
+Bucket = tuple[str, Mapping[str, Range]]
+
+
+@dataclass(frozen=True)
+class SpecializePass(ModulePass):
+    """Clones `@main` once per bucket."""
+
+    name = "specialize"
+    numerics: ClassVar[Numerics] = Reordered(1e-5)  # the interpreter's matmul may sum a single row in another order
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        main = find_func(op, "main")
+        if main is None:
+            return  # specialised already, or a module of hand-written entry points
+        options = ctx.options if isinstance(ctx, QCContext) else {}
+        given = options.get("buckets")
+        buckets = default_buckets(main) if given is None else checked_buckets(main, given)
+        made = [_specialised(main, name, ranges) for name, ranges in buckets]
+        op.body.block.insert_ops_before(made, main)
+        op.body.block.erase_op(main)
+        for function in made:
+            if isinstance(ctx, QCContext):
+                sizes = ", ".join(f"{a} <= {s} <= {b}" for s, (a, b) in ranges_of(function).items()) or "static shapes"
+                ctx.report.add(self.name, "", f"entry point {function.sym_name.data}", sizes)
+
+
+def _specialised(main: func.FuncOp, name: str, ranges: Mapping[str, Range]) -> func.FuncOp:
+    """A copy of `@main` under another name, with narrower ranges."""
+    clone = main.clone()
+    clone.properties["sym_name"] = StringAttr(name)
+    joined = {**ranges_of(main), **ranges}
+    set_ranges(clone, joined)
+    substitute_symbols(clone, {symbol: low for symbol, (low, high) in joined.items() if low == high})
+    return clone
+
+
+def default_buckets(main: func.FuncOp) -> list[Bucket]:
+    """`main` alone, or `prefill` and `decode` for a model with state and a size that may be 1.
+
+    The token dimension is the one symbol with 1 in its range, or among several the one named like a sequence.
+    """
+    ranges = ranges_of(main)
+    has_state = any(isinstance(op, qc.StateOp) for op in main.body.block.ops)
+    token = _token_symbol([s for s, (low, high) in ranges.items() if low == 1 < high])
+    if not has_state or token is None:
+        return [("main", ranges)]
+    low, high = ranges[token]
+    return [(f"decode[{token}=1]", {token: (1, 1)}), (f"prefill[{token}<={high}]", {token: (low, high)})]
+
+
+def _token_symbol(candidates: Sequence[str]) -> str | None:
+    if len(candidates) == 1:
+        return candidates[0]
+    named = [s for s in candidates if s.lower().startswith(("s", "t", "q")) or "seq" in s.lower() or "len" in s.lower()]
+    return named[0] if len(named) == 1 else None
+
+
+def checked_buckets(main: func.FuncOp, given: object) -> list[Bucket]:
+    """`ctx.options["buckets"]` after checking; PassError names the bucket that does not fit the model's ranges."""
+    ranges = ranges_of(main)
+    buckets: list[Bucket] = []
+    if not isinstance(given, Sequence) or not given:
+        raise PassError("buckets must be a sequence of (name, {symbol: (min, max)})", stage="specialize")
+    for entry in given:
+        name, wanted = entry
+        for symbol, (low, high) in wanted.items():
+            if symbol not in ranges:
+                known = ", ".join(ranges) or "none"
+                raise PassError(f"bucket '{name}' names '{symbol}'; the dimensions are {known}", stage="specialize")
+            if not ranges[symbol][0] <= low <= high <= ranges[symbol][1]:
+                limits = f"{ranges[symbol][0]}..{ranges[symbol][1]}"
+                message = f"bucket '{name}' asks {symbol} in {low}..{high}, outside of the exported range {limits}"
+                raise PassError(message, stage="specialize")
+        if name in {other for other, _ in buckets}:
+            raise PassError(f"two buckets are named '{name}'", stage="specialize")
+        buckets.append((str(name), dict(wanted)))
+    return buckets

@@ -1,0 +1,1 @@
+"""What several passes share: reading and editing loop nests, making views, tracing scalar expressions."""

@@ -1,0 +1,62 @@
+"""What a module answers on given inputs, at the tensor level or at the schedule level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xdsl.dialects.builtin import ModuleOp
+
+from qcompiler.errors import InterpreterError, QCompilerError
+from qcompiler.ir import qc
+from qcompiler.ir.context import QCContext
+from qcompiler.ir.interpreter import Interpreter, bind_symbols
+from qcompiler.ir.module import entry_funcs
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.plan.weights import NUMPY_DTYPES
+
+Array = npt.NDArray[Any]
+
+
+def answers(
+    module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
+) -> dict[str, list[Array]]:
+    """Results of every entry point that takes inputs of these shapes, then the states it leaves, by name of the entry.
+
+    States that are not given start as zeros.  QCompilerError if no entry point takes the inputs.
+    """
+    if is_scheduled(module):
+        raise QCompilerError("lowered to rt")
+    interpreter = Interpreter(module, ctx.weights)
+    found: dict[str, list[Array]] = {}
+    refusals: list[str] = []
+    for function in entry_funcs(module):
+        name = function.sym_name.data
+        try:
+            bind_symbols(function, inputs)
+        except InterpreterError as refusal:
+            refusals.append(f"@{name}: {refusal}")
+            continue
+        held = {key: np.array(value) for key, value in {**initial_states(module), **states}.items()}
+        results = interpreter.run(inputs, entry=name, states=held)
+        found[name] = [*results, *(held[key] for key in sorted(held))]
+    if not found:
+        raise QCompilerError("no entry point takes the sample inputs: " + "; ".join(refusals))
+    return found
+
+
+def initial_states(module: ModuleOp) -> dict[str, Array]:
+    """Zeros for every declared state (states have static shapes)."""
+    found: dict[str, Array] = {}
+    for op in module.walk():
+        if isinstance(op, qc.StateOp):
+            shape = [int(size) for size in shape_of(op.result.type)]
+            found[op.key] = np.zeros(shape, NUMPY_DTYPES[tensor_dtype(op.result.type)])
+    return found
+
+
+def is_scheduled(module: ModuleOp) -> bool:
+    """Whether the module has been lowered to the `rt` dialect."""
+    return any(op.name.startswith("rt.") for op in module.body.block.ops)

@@ -1,0 +1,109 @@
+"""What a pass may do to the numbers: its class attribute `numerics`, checked by `verify_each="numerics"`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp, TensorType
+
+from qcompiler.ir import qc
+from qcompiler.ir.types import tensor_dtype
+
+Array = npt.NDArray[Any]
+_EPSILON = {"f32": 2.0**-23, "bf16": 2.0**-7, "f16": 2.0**-10}
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Every output keeps every bit."""
+
+
+@dataclass(frozen=True)
+class Ulps:
+    """Exact, except that roundings may have been deleted (`truncf` -> `extf` pairs), each of which shifts a value by at
+    most `count` units in the last place of the narrow type.  A program that lost no rounding must stay exact."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """Sums may run in another order, or a decomposed form became one op: max|new - old| <= relative * rms(old) in fp32.
+    Where the program holds 16-bit floats, `relative` counts in units of their coarser epsilon instead of 2**-23."""
+
+    relative: float
+
+
+Numerics = Exact | Ulps | Reordered
+
+
+def count_roundings(module: ModuleOp) -> int:
+    """Static places where a value is rounded to 16 bits: `truncf`s, and `qc` ops with such a result."""
+    count = 0
+    for op in module.walk():
+        if isinstance(op, arith.TruncFOp):
+            count += 1
+        elif isinstance(op, qc.QCOp) and not (isinstance(op, qc.LinearOp) and op.epilogue.blocks):
+            count += sum(isinstance(r.type, TensorType) and tensor_dtype(r.type) in ("bf16", "f16") for r in op.results)
+    return count
+
+
+def coarsest_epsilon(module: ModuleOp) -> float:
+    """The largest rounding unit of the floats in a module: 2**-7 with bf16, 2**-10 with fp16, else 2**-23."""
+    found = {"f32"}
+    for op in module.walk():
+        for value in op.results:
+            if isinstance(value.type, TensorType):
+                found.add(tensor_dtype(value.type))
+    return max(_EPSILON.get(dtype, 0.0) for dtype in found)
+
+
+def difference(
+    old: Sequence[Array], new: Sequence[Array], numerics: Numerics, *, roundings_deleted: int, epsilon: float
+) -> str | None:
+    """How `new` breaks what `numerics` allows; None if it does not.
+
+    Deleted roundings are independent errors, so `n` of them may add up to sqrt(n) times the error of one.
+    """
+    for number, (before, after) in enumerate(zip(old, new, strict=True)):
+        if before.shape != after.shape or before.dtype != after.dtype:
+            return f"result {number} was {before.dtype}{before.shape} and is {after.dtype}{after.shape}"
+        if _bits_equal(before, after):
+            continue
+        match numerics:
+            case Reordered(relative):
+                limit = relative * epsilon / _EPSILON["f32"]
+            case Ulps(ulps) if roundings_deleted > 0:
+                limit = ulps * epsilon * float(np.sqrt(roundings_deleted))
+            case _:
+                limit = 0.0
+        found = _worst(before, after)
+        if not found <= limit:
+            return f"result {number} differs by {found:.3g} of its rms; {numerics} allows {limit:.3g}"
+    return None
+
+
+def _bits_equal(a: Array, b: Array) -> bool:
+    return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+def _worst(before: Array, after: Array) -> float:
+    """max|after - before| / rms(before); infinite where one has a NaN or an infinity that the other has not."""
+    floating = np.issubdtype(before.dtype, np.floating) or before.dtype in (ml_dtypes.bfloat16, np.float16)
+    if not floating:
+        return float("inf")
+    a, b = before.astype(np.float64), after.astype(np.float64)
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    rms = float(np.sqrt(np.mean(a[finite] ** 2)))
+    worst = float(np.max(np.abs(a[finite] - b[finite])))
+    return worst / rms if rms > 0 else (0.0 if worst == 0 else float("inf"))
