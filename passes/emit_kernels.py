@@ -37,7 +37,7 @@ class EmitKernelsPass(ModulePass):
         context = qc_context(ctx)
         if context.target.kind != "cpu":
             raise KernelSelectionError(f"no emitter for target '{context.target.kind}' yet; this build emits for cpu")
-        plan = plan_from_rt(op, kernel_specs(op))
+        plan = plan_from_rt(op, kernel_specs(op), context.weights)
         context.options[PLAN] = plan
         context.options[SOURCE] = emit_program(plan, context.target.isa)
 
