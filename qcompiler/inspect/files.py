@@ -1,0 +1,261 @@
+"""`qc inspect`: what a `.qca` file holds, read and checked without compiling or running any of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qcompiler.errors import ArgumentError, CorruptFileError
+from qcompiler.inspect.report import human_bytes
+from qcompiler.plan.kernel import FormatRef
+from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, WeightEntry, to_json
+from qcompiler.runtime.program_file import Header, read_program
+from qcompiler.runtime.tree import check_signature
+
+SOURCE_STAGE, SOURCE_FILE = "emit-kernels", "kernels/program.cpp"
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """All facts as JSON values; sizes in bytes. Raises ProgramFileError's subclasses and OSError."""
+    path = Path(path)
+    header, texts = read_program(path)
+    plan = header.plan
+    return {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "qcompiler": header.qcompiler,
+        "format": header.format,
+        "plan_version": plan.version,
+        "emitter_version": header.emitter_version,
+        "target": {"kind": header.target.kind, "isa": header.target.isa},
+        "layout": header.layout,
+        "signature": _signature(header),
+        "entries": [_entry(entry) for entry in plan.entries],
+        "init_steps": len(plan.init.steps) if plan.init is not None else 0,
+        "ledger": _totals(header.ledger),
+        "weights": _weights(header.stored),
+        "memory": _memory(plan),
+        "kernels": _kernels(plan),
+        "stages": [_stage_name(name) for name in _stage_files(texts)],
+        "native": [
+            {"file": b.file, "isa": b.isa, "sha256": b.sha256, "compiler": b.compiler, "emitter": b.emitter_version}
+            for b in header.native
+        ],
+        "torch_calls": list(header.torch_calls),
+    }
+
+
+def summary(path: str | Path) -> str:
+    """The facts of `describe` for people, one screen."""
+    facts = describe(path)
+    versions = f"file format {facts['format']}, plan {facts['plan_version']}, emitter {facts['emitter_version']}"
+    native = [f"{b['file']} for {b['isa']}, sha256:{b['sha256']}" for b in facts["native"]]
+    lines = [
+        f"{facts['file']}: {human_bytes(facts['bytes'])}, qcompiler {facts['qcompiler']}, {versions}",
+        f"target      {facts['target']['kind']} {facts['target']['isa']}, weights in {facts['layout']} layout",
+        f"signature   {facts['signature']}",
+        *_section("entries", map(_entry_line, facts["entries"])),
+    ]
+    if facts["init_steps"]:
+        lines.append(f"at load     {facts['init_steps']} steps, once")
+    lines += _section("ledger", [_ledger_line(facts["ledger"])])
+    lines += _section("weights", map(_weight_line, facts["weights"]))
+    lines += _section("memory", [f"{kind} {human_bytes(size)}" for kind, size in facts["memory"].items()])
+    lines += _section("kernels", _kernel_lines(facts["kernels"]))
+    lines += _section("IR inside", [", ".join(facts["stages"]) or "none"])
+    lines += _section("native", native or ["none"])
+    if facts["torch_calls"]:
+        lines += _section("torch ops", facts["torch_calls"])
+    return _printable("\n".join(lines))
+
+
+def ir_text(path: str | Path, stage: str) -> str:
+    """The text of a stage in the file, by name ("fuse-epilogues"), number or file name.
+
+    `emit-kernels` is the C++ source.  ArgumentError lists the stages that the file holds.
+    """
+    _, texts = read_program(path)
+    files = _stage_files(texts)
+    for name in files:
+        if stage in _names_of(name):
+            return _printable(texts[name])
+    raise ArgumentError(f"{path} holds no stage '{stage}'; it holds: {', '.join(map(_stage_name, files)) or 'none'}")
+
+
+def plan_json(path: str | Path) -> str:
+    """The plan as indented JSON."""
+    header, _ = read_program(path)
+    return _printable(msgspec.json.format(to_json(header.plan), indent=1).decode())
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+class _Totals(msgspec.Struct):
+    """What a ledger adds up to (see qcompiler.ledger.Ledger.to_json)."""
+
+    recipe: str
+    bits_per_weight: float
+    promise_bits: float | None
+    bytes_before: int
+    bytes_after: int
+
+
+class _Ledger(msgspec.Struct):
+    totals: _Totals
+    rows: list[dict[str, Any]]
+
+
+def _totals(ledger: Any) -> dict[str, Any] | None:
+    if ledger is None:
+        return None
+    try:
+        known = msgspec.convert(ledger, _Ledger, strict=True)
+    except msgspec.ValidationError as error:
+        raise CorruptFileError(f"the ledger in the file is malformed: {error}") from error
+    totals: dict[str, Any] = msgspec.to_builtins(known.totals)
+    return totals | {"tensors": len(known.rows)}
+
+
+def _signature(header: Header) -> str:
+    """`(input_ids: i64[b, s]) -> f32[b, 384]` of the first entry point."""
+    if not header.plan.entries:
+        raise CorruptFileError("the plan in the file has no entry point")
+    entry, inputs, outputs = header.plan.entries[0], header.signature.inputs, header.signature.outputs
+    check_signature(inputs, outputs, len(entry.inputs), len(entry.outputs))
+    args = [_tree(item, entry.inputs) for item in inputs["args"]["items"]]
+    named = zip(inputs["kwargs"]["keys"], inputs["kwargs"]["items"], strict=True)
+    args += [f"{key}={_tree(item, entry.inputs)}" for key, item in named]
+    return f"({', '.join(args)}) -> {_tree(outputs, entry.outputs)}"
+
+
+def _tree(node: dict[str, Any], tensors: Sequence[TensorSig]) -> str:
+    kind = node["kind"]
+    if kind == "leaf":
+        return _tensor(tensors[node["index"]])
+    if kind in ("none", "constant"):
+        return repr(node.get("value"))
+    items = [_tree(item, tensors) for item in node["items"]]
+    if kind == "tuple":
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if kind == "list":
+        return f"[{', '.join(items)}]"
+    pairs = ", ".join(f"{key}={item}" for key, item in zip(node["keys"], items, strict=True))
+    return f"dict({pairs})" if kind == "dict" else f"{node['class'].rpartition(':')[2]}({pairs})"
+
+
+def _tensor(sig: TensorSig) -> str:
+    return f"{sig.dtype}[{', '.join(map(str, sig.shape))}]"
+
+
+def _entry(entry: EntryPoint) -> dict[str, Any]:
+    kinds = ("launch" if isinstance(step, Launch | Select) else type(step).__name__.lower() for step in entry.steps)
+    return {
+        "name": entry.name,
+        "symbols": {symbol.name: [symbol.min, symbol.max] for symbol in entry.symbols},
+        "inputs": [{"name": sig.name, "dtype": sig.dtype, "shape": list(sig.shape)} for sig in entry.inputs],
+        "outputs": [{"name": sig.name, "dtype": sig.dtype, "shape": list(sig.shape)} for sig in entry.outputs],
+        "steps": dict(Counter(kinds)),
+    }
+
+
+def _weights(stored: Iterable[WeightEntry]) -> list[dict[str, Any]]:
+    """Tensors and bytes by format (or dtype, for plain values) and layout, as they lie in the file."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for entry in stored:
+        kind = _format(entry.format) if entry.format is not None else entry.dtype
+        groups.setdefault((kind, entry.layout), []).append(entry.nbytes)
+    return [
+        {"stored": kind, "layout": layout, "tensors": len(sizes), "bytes": sum(sizes)}
+        for (kind, layout), sizes in groups.items()
+    ]
+
+
+def _format(ref: FormatRef) -> str:
+    params = ",".join(f"{key}={value}" for key, value in sorted(ref.params.items()))
+    return f"{ref.name}:{params}" if params else ref.name
+
+
+def _memory(plan: Plan) -> dict[str, int]:
+    sizes: Counter[str] = Counter()
+    for arena in plan.arenas:
+        sizes[arena.kind] += arena.nbytes
+    return dict(sizes)
+
+
+def _kernels(plan: Plan) -> list[dict[str, Any]]:
+    launches: Counter[str] = Counter()
+    for entry in [*plan.entries, *([plan.init] if plan.init is not None else [])]:
+        for step in entry.steps:
+            if isinstance(step, Launch):
+                launches[step.kernel] += 1
+            elif isinstance(step, Select):
+                launches.update({case.kernel for case in step.cases})
+    return [
+        {"name": spec.name, "template": spec.template, "serves": spec.serves, "launches": launches[spec.name],
+         "digest": spec.digest}
+        for spec in plan.kernels
+    ]  # fmt: skip
+
+
+def _stage_files(texts: Iterable[str]) -> list[str]:
+    return sorted(name for name in texts if name.startswith("ir/")) + [name for name in texts if name == SOURCE_FILE]
+
+
+def _names_of(file: str) -> set[str]:
+    """What a reader may call a stage: `import`, `2`, `02`, `02-import.mlir`, `ir/02-import.mlir`."""
+    base = file.rpartition("/")[2]
+    number = base.partition("-")[0]
+    return {_stage_name(file), file, base} | ({number, str(int(number))} if number.isdecimal() else set())
+
+
+def _stage_name(file: str) -> str:
+    """`ir/02-import.mlir` -> `import`."""
+    if file == SOURCE_FILE:
+        return SOURCE_STAGE
+    stem = file.rpartition("/")[2].rpartition(".")[0]
+    number, dash, rest = stem.partition("-")
+    return rest if dash and number.isdecimal() else stem
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    return [f"{title if number == 0 else '':12}{line}" for number, line in enumerate(lines)]
+
+
+def _entry_line(entry: dict[str, Any]) -> str:
+    ranges = ", ".join(f"{name} in [{low}, {high}]" for name, (low, high) in entry["symbols"].items())
+    steps = ", ".join(f"{count} {kind}" for kind, count in sorted(entry["steps"].items())) or "no steps"
+    return f"{entry['name']}({', '.join(sig['name'] for sig in entry['inputs'])}), {ranges or 'static shapes'}: {steps}"
+
+
+def _ledger_line(totals: dict[str, Any] | None) -> str:
+    if totals is None:
+        return "none"
+    promise = "no promise" if totals["promise_bits"] is None else f"promised {totals['promise_bits']}"
+    before, after = human_bytes(totals["bytes_before"]), human_bytes(totals["bytes_after"])
+    bits = f"{totals['bits_per_weight']:.3f} bits per weight ({promise})"
+    return f"recipe {totals['recipe']}, {totals['tensors']} tensors, {before} -> {after}, {bits}"
+
+
+def _weight_line(group: dict[str, Any]) -> str:
+    return f"{group['tensors']} x {group['stored']} in {group['layout']}: {human_bytes(group['bytes'])}"
+
+
+def _kernel_lines(kernels: Sequence[dict[str, Any]]) -> list[str]:
+    counts: Counter[str] = Counter(kernel["template"] for kernel in kernels)
+    launches: Counter[str] = Counter()
+    for kernel in kernels:
+        launches[kernel["template"]] += kernel["launches"]
+    return [f"{count} {name}, launched from {launches[name]} steps" for name, count in counts.items()] or ["none"]
+
+
+def _printable(text: str) -> str:
+    """The text without control characters: a file from a stranger must not steer the reader's terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
