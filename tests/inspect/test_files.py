@@ -1,0 +1,107 @@
+"""`qc inspect`: a file is described without being run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from qcompiler.runtime import ProgramImage, save_image
+
+from qcompiler import errors
+from qcompiler.inspect.files import describe, ir_text, plan_json, summary
+from qcompiler.plan.plan import from_json
+
+
+@pytest.fixture
+def saved(image: ProgramImage, tmp_path: Path) -> Path:
+    path = tmp_path / "small.qca"
+    save_image(image, path)
+    return path
+
+
+def test_description_holds_every_fact_and_is_json(saved: Path) -> None:
+    facts = json.loads(json.dumps(describe(saved)))
+    assert facts["bytes"] == saved.stat().st_size
+    assert facts["target"] == {"kind": "cpu", "isa": "x86-64-v3"}
+    assert facts["signature"] == "(x=f32[b, 4]) -> (f32[b, 4],)"
+    assert facts["entries"][0]["symbols"] == {"b": [1, 64]}
+    assert facts["entries"][0]["steps"] == {"launch": 1}
+    assert facts["init_steps"] == 1
+    assert facts["ledger"]["bits_per_weight"] == 4.5
+    assert facts["weights"] == [{"stored": "f32", "layout": "canonical", "tensors": 1, "bytes": 16}]
+    assert facts["memory"] == {"constants": 64, "init": 64, "input": 1024, "output": 1024}
+    assert [(k["name"], k["template"], k["launches"]) for k in facts["kernels"]] == [
+        ("add", "loop", 1),
+        ("fill", "loop", 1),
+    ]
+    assert facts["stages"] == ["import", "dce", "emit-kernels"]
+    assert facts["native"][0]["sha256"] == hashlib.sha256(b"not a library").hexdigest()
+
+
+def test_summary_names_target_ranges_ledger_memory_kernels_stages_and_digest(saved: Path) -> None:
+    text = summary(saved)
+    for part in (
+        "x86-64-v3", "b in [1, 64]", "(x=f32[b, 4]) -> (f32[b, 4],)", "recipe nf4", "4.500 bits per weight",
+        "(promised 6.5)", "output 1.0 KiB", "2 loop, launched from 2 steps", "import, dce, emit-kernels",
+        hashlib.sha256(b"not a library").hexdigest(),
+    ):  # fmt: skip
+        assert part in text
+
+
+@pytest.mark.parametrize("stage", ["import", "2", "02", "02-import.mlir", "ir/02-import.mlir"])
+def test_a_stage_is_found_by_name_number_and_file(saved: Path, stage: str) -> None:
+    assert ir_text(saved, stage) == "builtin.module {\n  // x\n}\n"
+
+
+def test_the_source_is_the_last_stage(saved: Path) -> None:
+    assert ir_text(saved, "emit-kernels") == "// kernels\n"
+
+
+def test_an_unknown_stage_lists_the_stages_there_are(saved: Path) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"no stage 'fuse'; it holds: import, dce, emit-kernels"):
+        ir_text(saved, "fuse")
+
+
+def test_control_characters_in_a_file_do_not_reach_the_terminal(saved: Path) -> None:
+    assert ir_text(saved, "dce") == "builtin.module {}\\x1b[31m\n"
+
+
+def test_the_plan_is_printed_as_json_that_loads_again(saved: Path, image: ProgramImage) -> None:
+    assert from_json(plan_json(saved)).entries == image.plan.entries
+
+
+def test_a_file_whose_plan_could_not_run_is_described_all_the_same(image: ProgramImage, tmp_path: Path) -> None:
+    import msgspec
+
+    plan = msgspec.structs.replace(image.plan, streams=())
+    save_image(replace(image, plan=plan), tmp_path / "bad.qca")
+    assert describe(tmp_path / "bad.qca")["entries"][0]["name"] == "main"
+
+
+def test_damaged_text_is_refused(saved: Path) -> None:
+    data = saved.read_bytes()
+    saved.write_bytes(data.replace(b"// kernels", b"// KERNELS"))
+    with pytest.raises(errors.CorruptFileError, match=r"small\.qca.*'kernels/program\.cpp' is damaged"):
+        summary(saved)
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.qca").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(errors.ForeignFileError):
+        describe(tmp_path / "x.qca")
+
+
+def test_a_ledger_of_another_shape_is_refused(image: ProgramImage, tmp_path: Path) -> None:
+    save_image(replace(image, ledger={"totals": 3}), tmp_path / "x.qca")
+    with pytest.raises(errors.CorruptFileError, match="ledger"):
+        describe(tmp_path / "x.qca")
+
+
+def test_a_file_without_ledger_native_or_texts_says_so(image: ProgramImage, tmp_path: Path) -> None:
+    save_image(replace(image, ledger=None, native=(), texts={}), tmp_path / "x.qca")
+    text = summary(tmp_path / "x.qca")
+    assert describe(tmp_path / "x.qca")["ledger"] is None
+    assert text.count("none") == 3

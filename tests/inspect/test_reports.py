@@ -1,0 +1,90 @@
+"""Dumps, reports and the questions asked of a plan."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from qcompiler.runtime import ProgramImage
+
+from qcompiler import errors
+from qcompiler.inspect.checks import recomputed_per_call
+from qcompiler.inspect.doctor import examine, problems
+from qcompiler.inspect.dumps import StageDumps
+from qcompiler.inspect.report import Choice, ProgramReport, choices_text, human_bytes
+
+
+@pytest.fixture(scope="module")
+def plans() -> ModuleType:
+    """The module that builds plans by hand (conftest is no module that tests can import by name)."""
+    spec = importlib.util.spec_from_file_location("inspect_plans", Path(__file__).parent / "conftest.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_stage_is_written_as_it_ends(tmp_path: Path) -> None:
+    dumps = StageDumps(tmp_path / "dumps")
+    dumps.add("export", "graph", 0.25, "txt")
+    dumps.add("import", "module", 0.5)
+    assert sorted(p.name for p in (tmp_path / "dumps").iterdir()) == ["00-export.txt", "01-import.mlir"]
+    assert (tmp_path / "dumps" / "01-import.mlir").read_text() == "module"
+    assert dumps.names == ("export", "import")
+    assert dumps.text("import") == dumps.text("1") == dumps.text("01-import.mlir") == "module"
+    assert dumps.timing().splitlines()[-1].split() == ["0.750", "s", "in", "all"]
+
+
+def test_an_unknown_stage_lists_the_stages_there_are() -> None:
+    dumps = StageDumps()
+    dumps.add("export", "graph", 0.0, "txt")
+    with pytest.raises(errors.ArgumentError, match="no stage 'impart'; the stages are: export"):
+        dumps.text("impart")
+
+
+def test_equal_decisions_are_counted_and_keep_their_reason() -> None:
+    choices = [Choice("select-kernels", f"layer.{i}", "linear m=1", "fits a register tile") for i in range(3)]
+    text = choices_text([*choices, Choice("pack-weights", "embed", "canonical", "")])
+    assert "select-kernels: linear m=1  [layer.0 and 2 more]\n      fits a register tile" in text
+    assert "pack-weights: canonical  [embed]" in text
+
+
+def test_a_report_shows_plan_memory_and_choices(image: ProgramImage) -> None:
+    report = ProgramReport("title", "ledger", image.plan, [Choice("s", "p", "what", "why")])
+    text = str(report)
+    assert text.startswith("title\n\nledger\n\nPlan: 2 kernels, 1 entry point(s)")
+    assert "main(b in [1, 64]): 1 launch" in text
+    assert "init, once at load: 1 steps" in text
+    assert report.as_dict()["arenas"]["y"] == {"kind": "output", "bytes": 1024}
+    assert report.as_dict()["choices"] == [{"stage": "s", "path": "p", "what": "what", "why": "why"}]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 29, "1.5 GiB"), (1 << 60, "1048576.0 TiB")],
+)
+def test_bytes_are_shown_in_the_largest_fitting_unit(count: int, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_a_kernel_that_depends_on_no_input_is_reported(plans: ModuleType) -> None:
+    assert recomputed_per_call(plans.make_plan("x")) == []
+    assert recomputed_per_call(plans.make_plan("table")) == ["main: add"]
+
+
+def test_doctor_names_the_command_that_mends_a_lack() -> None:
+    facts = examine()
+    assert facts["python"].startswith("3.")
+    lacking = problems({**facts, "compiler": "missing", "torch": "missing"})
+    assert any("apt install g++" in line for line in lacking)
+    assert any("pip install 'qcompiler[torch]'" in line for line in lacking)
+    assert problems({**facts, "compiler": "g++", "torch": "2"}) == []
+
+
+def test_doctor_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("QC_CXX", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    assert examine()["compiler"] == "missing"
