@@ -28,10 +28,12 @@ _TEMPLATES = (
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
 
-_HEADERS: dict[str, tuple[str, ...]] = {"linear": ("gemm.h",), "batch_matmul": ("gemm.h",), "embedding": ("gemm.h",)}
+_HEADERS: dict[str, tuple[str, ...]] = {
+    "linear": ("gemm.h",), "batch_matmul": ("gemm.h",), "embedding": ("gemm.h",), "attention": ("attention.h",),
+}  # fmt: skip
 """Headers that a template needs beside the common ones."""
 
-_COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h")
+_COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h")
 
 
 def _template(spec: KernelSpec, isa: str) -> ModuleType:

@@ -60,8 +60,8 @@ def _c_expression(node: ast.expr) -> str:
 
 
 def symbol_declarations(symbols: Sequence[str], source: str = "sym") -> list[str]:
-    """``const int64_t n_s = sym[0];`` for each symbol."""
-    return [f"const int64_t {symbol(name)} = {source}[{i}];" for i, name in enumerate(symbols)]
+    """``const int64_t n_s = sym[0];`` for each symbol (a spec may list one that its geometry does not use)."""
+    return [f"[[maybe_unused]] const int64_t {symbol(name)} = {source}[{i}];" for i, name in enumerate(symbols)]
 
 
 def pointer(operand: Operand, index: int, name: str | None = None, source: str = "op") -> str:
@@ -69,6 +69,20 @@ def pointer(operand: Operand, index: int, name: str | None = None, source: str =
     element = "uint8_t" if operand.format is not None else STORAGE_TYPES[operand.dtype]
     qualified = f"const {element}" if operand.access == "r" else element
     return f"{qualified}* const {name or identifier(operand.name)} = ({qualified}*){source}[{index}];"
+
+
+def load_columns(row: str, stride: Dim, column: str = "j", count: str = "n") -> str:
+    """`count` lanes of a row from `column` on, its elements `stride` apart (0 repeats one element)."""
+    if stride == 1:
+        return f"vload_upto({row} + {column}, {count})"
+    return f"vload_s({row} + {column} * {c_dim(stride)}, {c_dim(stride)}, {count})"
+
+
+def store_columns(row: str, stride: Dim, value: str, column: str = "j", count: str = "n") -> str:
+    """The statement that writes `count` lanes of a row from `column` on."""
+    if stride == 1:
+        return f"vstore_upto({row} + {column}, {value}, {count});"
+    return f"vstore_s({row} + {column} * {c_dim(stride)}, {c_dim(stride)}, {value}, {count});"
 
 
 def header_comment(spec: KernelSpec, *lines: str) -> str:

@@ -16,6 +16,7 @@
 #endif
 
 #define QC_INLINE static inline __attribute__((always_inline, unused))
+#define QC_BODY __attribute__((always_inline))  // behind a lambda's parameters
 #define QC_COLD static __attribute__((noinline, unused))
 
 // --- storage types and their scalar conversions ---------------------------------------------------------------------
@@ -371,6 +372,10 @@ template <class T, class V> QC_INLINE void vstore_n(T* p, V x, int n) {
     for (int j = 0; j < n; j++) p[j] = t[j];
 }
 
+// All 16 lanes where n is 16, which is a constant in loop bodies, else the first n.
+template <class T> QC_INLINE auto vload_upto(const T* p, int n) { return n == QC_LANES ? vload(p) : vload_n(p, n); }
+template <class T, class V> QC_INLINE void vstore_upto(T* p, V x, int n) { n == QC_LANES ? vstore(p, x) : vstore_n(p, x, n); }
+
 // Lanes `stride` elements apart.
 template <class T> QC_INLINE auto vload_s(const T* p, int64_t stride, int n = QC_LANES) {
     T t[QC_LANES] = {};
@@ -386,6 +391,9 @@ template <class T, class V> QC_INLINE void vstore_s(T* p, int64_t stride, V x, i
 // --- across lanes, in one fixed order --------------------------------------------------------------------------------
 
 // Pairs lane j with lane j + 8, then + 4, + 2, + 1.
+#if defined(QC_AVX512)
+QC_INLINE float vsum(vf x) { return _mm512_reduce_add_ps(x.r[0]); }  // GCC and Clang pair lanes in that same order
+#else
 QC_INLINE float vsum(vf x) {
     float t[QC_LANES];
     vstore(t, x);
@@ -393,10 +401,66 @@ QC_INLINE float vsum(vf x) {
         for (int j = 0; j < half; j++) t[j] += t[j + half];
     return t[0];
 }
-QC_INLINE float vmaxlane(vf x) {  // as vmax: no NaN expected
+#endif
+QC_INLINE float vmaxlane(vf x) {  // as vmax: a NaN may be passed over
+#if defined(QC_AVX512)
+    return _mm512_reduce_max_ps(x.r[0]);
+#else
     float t[QC_LANES];
     vstore(t, x);
     for (int half = 8; half > 0; half /= 2)
         for (int j = 0; j < half; j++) t[j] = t[j] > t[j + half] ? t[j] : t[j + half];
     return t[0];
+#endif
 }
+
+// out[j * out_stride + i] = in[i * stride + j] for a 16 x 16 block, values widened to float.
+#if defined(QC_AVX512)
+template <class T> QC_INLINE void vtranspose(const T* in, int64_t stride, float* out, int64_t out_stride) {
+    __m512 a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = vload(in + i * stride).r[0];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {  // pairs of rows: 32-bit interleave
+        b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {  // fours of rows: a[4 i + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 i … 4 i + 3
+        a[4 * i] = (__m512)_mm512_unpacklo_pd((__m512d)b[4 * i], (__m512d)b[4 * i + 2]);
+        a[4 * i + 1] = (__m512)_mm512_unpackhi_pd((__m512d)b[4 * i], (__m512d)b[4 * i + 2]);
+        a[4 * i + 2] = (__m512)_mm512_unpacklo_pd((__m512d)b[4 * i + 1], (__m512d)b[4 * i + 3]);
+        a[4 * i + 3] = (__m512)_mm512_unpackhi_pd((__m512d)b[4 * i + 1], (__m512d)b[4 * i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {  // 4 x 4 transpose of 128-bit lanes
+        const __m512 p = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), q = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
+        const __m512 r = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88), s = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
+        _mm512_storeu_ps(out + c * out_stride, _mm512_shuffle_f32x4(p, r, 0x88));
+        _mm512_storeu_ps(out + (c + 4) * out_stride, _mm512_shuffle_f32x4(q, s, 0x88));
+        _mm512_storeu_ps(out + (c + 8) * out_stride, _mm512_shuffle_f32x4(p, r, 0xdd));
+        _mm512_storeu_ps(out + (c + 12) * out_stride, _mm512_shuffle_f32x4(q, s, 0xdd));
+    }
+}
+#else
+template <class T> QC_INLINE void vtranspose(const T* in, int64_t stride, float* out, int64_t out_stride) {
+    typedef float f4 __attribute__((vector_size(16)));
+    typedef float f4_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
+    typedef int32_t i4 __attribute__((vector_size(16)));
+    for (int i = 0; i < 16; i += 4) {
+        float rows[4][QC_LANES];
+        for (int k = 0; k < 4; k++) vstore(rows[k], vload(in + (i + k) * stride));
+        for (int j = 0; j < 16; j += 4) {
+            const f4 a = *(f4_unaligned*)(rows[0] + j), b = *(f4_unaligned*)(rows[1] + j);
+            const f4 c = *(f4_unaligned*)(rows[2] + j), d = *(f4_unaligned*)(rows[3] + j);
+            const i4 low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, second = {2, 3, 6, 7};
+            const f4 ab0 = __builtin_shuffle(a, b, low), ab1 = __builtin_shuffle(a, b, high);
+            const f4 cd0 = __builtin_shuffle(c, d, low), cd1 = __builtin_shuffle(c, d, high);
+            *(f4_unaligned*)(out + j * out_stride + i) = __builtin_shuffle(ab0, cd0, first);
+            *(f4_unaligned*)(out + (j + 1) * out_stride + i) = __builtin_shuffle(ab0, cd0, second);
+            *(f4_unaligned*)(out + (j + 2) * out_stride + i) = __builtin_shuffle(ab1, cd1, first);
+            *(f4_unaligned*)(out + (j + 3) * out_stride + i) = __builtin_shuffle(ab1, cd1, second);
+        }
+    }
+}
+#endif

@@ -139,5 +139,5 @@ def build(build_folder: Path) -> Callable[[Sequence[KernelSpec], str], Kernels]:
 @pytest.fixture(scope="session")
 def compile_text(build_folder: Path) -> Callable[[str, str], ctypes.CDLL]:
     """``compile_text(source, isa)``: any C++ text behind the common headers."""
-    common = "\n".join(header(name) for name in ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h"))
+    common = "\n".join(header(name) for name in ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h"))
     return lambda source, isa: compile_source(common + source, isa, build_folder)

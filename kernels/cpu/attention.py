@@ -1,0 +1,305 @@
+"""Attention: blocks of queries as tasks, online softmax over blocks of keys, fp32 inside.
+
+A task owns up to `QUERY_BLOCK` queries of one head.  For each block of `KEY_BLOCK` keys it packs the keys transposed
+into scratch (16 keys per vector), then takes `rows` queries at a time: scores by a register tile of fused
+multiply-adds, running maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018),
+and the product with the values by a second register tile.  Scratch is bounded whatever the lengths; causal blocks that
+no query of the task sees are skipped.  `attention_decode` serves a single query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qcompiler.kernels.cpu import attention_decode
+from qcompiler.kernels.cpu.attention_operands import head_pointers, operand, operand_names, score_lines
+from qcompiler.kernels.cpu.text import (
+    c_dim,
+    entry_function,
+    header_comment,
+    indent,
+    pointer,
+    symbol_declarations,
+    task_function,
+)
+
+from qcompiler.plan.kernel import AttentionKernel, KernelSpec
+
+QUERY_BLOCK = 128
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Register tile: `rows` queries by `panels` vectors of 16.
+
+    Accumulators, operands and one broadcast fit the registers: 8 x 2 zmm of 32, 6 x 1 pairs of ymm (12 of 16),
+    2 x 1 fours of xmm (8 of 16).
+    """
+
+    rows: int
+    panels: int
+
+    @property
+    def width(self) -> int:
+        return self.panels * LANES
+
+
+_TILES = {"x86-64-v4": Tile(8, 2), "x86-64-v3": Tile(6, 1), "x86-64": Tile(2, 1), "generic": Tile(4, 1)}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes, in floats, of what a task keeps in scratch; everything starts at a multiple of 16 floats."""
+
+    body: AttentionKernel
+    tile: Tile
+    packs_values: bool
+
+    @property
+    def query_block(self) -> int:
+        """Queries per task: whole tiles."""
+        return QUERY_BLOCK // self.tile.rows * self.tile.rows
+
+    @property
+    def key_block(self) -> int:
+        """Keys per block: 256, or 128 where the packed keys would outgrow half of a 256 KiB cache."""
+        return 256 if self.body.head_dim <= 96 else 128
+
+    @property
+    def value_columns(self) -> int:
+        return -(-self.body.value_dim // LANES) * LANES
+
+    @property
+    def sections(self) -> dict[str, int]:
+        return {
+            "keys": self.key_block * self.body.head_dim,
+            "values": self.key_block * self.value_columns if self.packs_values else 0,
+            "queries": -(-self.tile.rows * self.body.head_dim // LANES) * LANES,
+            "scores": self.tile.rows * self.key_block,
+            "sums": self.query_block * self.value_columns,
+            "top": self.query_block,
+            "total": self.query_block,
+        }
+
+
+def _geometry(spec: KernelSpec, isa: str) -> Geometry:
+    assert isinstance(spec.body, AttentionKernel)
+    value = spec.operands[2]
+    return Geometry(spec.body, _TILES[isa], value.dtype != "f32" or spec.body.value_dim % LANES != 0)
+
+
+def scratch_bytes(spec: KernelSpec, isa: str) -> int:
+    """Packed keys (and values), one tile of queries and scores, and the running sums of a block of queries."""
+    assert isinstance(spec.body, AttentionKernel)
+    if attention_decode.fits(spec.body):
+        return attention_decode.scratch_bytes(spec, isa)
+    return 4 * sum(_geometry(spec, isa).sections.values())
+
+
+def emit(spec: KernelSpec, isa: str) -> str:
+    """Tasks are (batch, head, block of queries), the block running fastest."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    if attention_decode.fits(body):
+        return attention_decode.emit(spec, isa)
+    geometry = _geometry(spec, isa)
+    head = header_comment(
+        spec,
+        f"blocks of {geometry.query_block} queries x {geometry.key_block} keys, "
+        f"tile {geometry.tile.rows} x {geometry.tile.width}",
+    )
+    size = geometry.query_block
+    blocks = f"qc_floordiv({c_dim(body.q_len)} + {size - 1}, {size})"
+    launch = [
+        *symbol_declarations(spec.symbols),
+        f"const int64_t tasks = {c_dim(body.batch)} * {body.heads} * {blocks};",
+        f"qc_run(ctx, op, sym, tasks, qk_{spec.name}_task);",
+    ]
+    parts = [
+        head,
+        _scores_function(spec, geometry),
+        _values_function(spec, geometry),
+        task_function(spec, _task(spec, geometry, blocks)),
+        entry_function(spec, launch),
+    ]
+    return "\n".join(parts)
+
+
+# --- register tiles --------------------------------------------------------------------------------------------------
+
+
+def _scores_function(spec: KernelSpec, geometry: Geometry) -> str:
+    """``scores[r][j] = sum_d queries[r][d] keys[d][j]`` for one tile."""
+    rows, panels, depth = geometry.tile.rows, geometry.tile.panels, geometry.body.head_dim
+    lines = _zero_tile(rows, panels)
+    lines.append(f"for (int64_t d = 0; d < {depth}; d++) {{")
+    lines += [f"    const vf k{p} = vload(keys + d * {geometry.tile.width} + {p * LANES});" for p in range(panels)]
+    for r in range(rows):
+        products = " ".join(f"a{r}_{p} = vfma(q{r}, k{p}, a{r}_{p});" for p in range(panels))
+        lines.append(f"    const vf q{r} = vset(queries[{r * depth} + d]); {products}")
+    lines.append("}")
+    for r in range(rows):
+        lines += [f"vstore(scores + {r * geometry.key_block + p * LANES}, a{r}_{p});" for p in range(panels)]
+    signature = f"qk_{spec.name}_scores(const float* queries, const float* keys, float* scores)"
+    return "\n".join([f"static inline void {signature} {{", *indent(lines), "}", ""])
+
+
+def _values_function(spec: KernelSpec, geometry: Geometry) -> str:
+    """``sums[r][c] += sum_j weights[r][j] values[j][c]`` for one tile of columns."""
+    rows, panels, columns = geometry.tile.rows, geometry.tile.panels, geometry.value_columns
+
+    def body(panels: int) -> list[str]:
+        lines = [f"vf a{r}_{p} = vload(sums + {r * columns + p * LANES});" for r in range(rows) for p in range(panels)]
+        lines.append("for (int64_t j = 0; j < count; j++) {")
+        lines += [f"    const vf v{p} = vload(values + j * stride + {p * LANES});" for p in range(panels)]
+        for r in range(rows):
+            products = " ".join(f"a{r}_{p} = vfma(w{r}, v{p}, a{r}_{p});" for p in range(panels))
+            lines.append(f"    const vf w{r} = vset(weights[{r * geometry.key_block} + j]); {products}")
+        lines.append("}")
+        lines += [f"vstore(sums + {r * columns + p * LANES}, a{r}_{p});" for r in range(rows) for p in range(panels)]
+        return lines
+
+    text = []
+    for width in sorted({panels, columns // LANES % panels} - {0}, reverse=True):
+        signature = f"qk_{spec.name}_values{width}(const float* weights, const float* values, int64_t stride,"
+        text += [f"static inline void {signature} int64_t count, float* sums) {{", *indent(body(width)), "}", ""]
+    return "\n".join(text)
+
+
+def _zero_tile(rows: int, panels: int) -> list[str]:
+    return [f"vf {', '.join(f'a{r}_{p} = vzero()' for p in range(panels))};" for r in range(rows)]
+
+
+# --- one task --------------------------------------------------------------------------------------------------------
+
+
+def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
+    body = geometry.body
+    names = operand_names(spec)
+    sections, offset = [], 0
+    for name, size in geometry.sections.items():
+        if size:
+            sections.append(f"float* const {name} = (float*)scratch + {offset};")
+        offset += size
+    seen = "qc_min(kv_len, q0 + q_count)" if body.causal else "kv_len"
+    lines = [
+        *(pointer(o, i, name, "call->op") for i, (name, o) in enumerate(zip(names, spec.operands, strict=True))),
+        f"const int64_t q_len = {c_dim(body.q_len)}, kv_len = {c_dim(body.kv_len)}, blocks = {blocks};",
+        f"const int64_t b = task / (blocks * {body.heads}), h = task / blocks % {body.heads};",
+        f"const int64_t kv_h = h / {body.heads // body.kv_heads};",
+        f"const int64_t q0 = task % blocks * {geometry.query_block}, q_count = qc_min({geometry.query_block}, q_len - q0);",
+        *head_pointers(spec, names),
+        *sections,
+        f"for (int64_t i = 0; i < {geometry.query_block}; i++) top[i] = -INFINITY, total[i] = 0.0f;",
+        f"memset(sums, 0, sizeof(float) * {geometry.query_block * geometry.value_columns});",
+        f"const int64_t seen = {seen};  // keys that some query of this task sees",
+        f"for (int64_t k0 = 0; k0 < seen; k0 += {geometry.key_block}) {{",
+        *indent(_key_block(spec, geometry)),
+        "}",
+        *_finish(spec, geometry),
+    ]
+    return lines
+
+
+def _key_block(spec: KernelSpec, geometry: Geometry) -> list[str]:
+    tile, body = geometry.tile, geometry.body
+    stride_k, stride_v, stride_q = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v", "q"))
+    lines = [
+        f"const int64_t count = qc_min({geometry.key_block}, seen - k0);",
+        f"qc_pack_keys(k_head + k0 * {stride_k}, {stride_k}, count, {body.head_dim}, {tile.width}, keys);",
+    ]
+    values, stride = f"v_head + k0 * {stride_v}", stride_v
+    if geometry.packs_values:
+        lines.append(f"qc_pack_values({values}, {stride}, count, {body.value_dim}, {geometry.value_columns}, values);")
+        values, stride = "values", str(geometry.value_columns)
+    tile_lines = [
+        f"const int64_t live = qc_min({tile.rows}, q_count - i);",
+        f"qc_pack_queries(q_head + (q0 + i) * {stride_q}, {stride_q}, live, {tile.rows}, {body.head_dim}, queries);",
+        *_visible(geometry),
+        f"for (int64_t j = 0; j < visible; j += {tile.width})",
+        f"    qk_{spec.name}_scores(queries, keys + j * {body.head_dim}, scores + j);",
+        f"for (int64_t r = 0; r < {tile.rows}; r++) {{",
+        *indent(_softmax_row(spec, geometry)),
+        "}",
+        *_weigh_values(spec, geometry, values, stride),
+    ]
+    return [*lines, f"for (int64_t i = 0; i < q_count; i += {tile.rows}) {{", *indent(tile_lines), "}"]
+
+
+def _visible(geometry: Geometry) -> list[str]:
+    if not geometry.body.causal:
+        return ["const int64_t visible = count;"]
+    return [
+        f"const int64_t visible = qc_min(count, q0 + i + {geometry.tile.rows} - k0);  // keys its last query sees",
+        "if (visible <= 0) continue;",
+    ]
+
+
+def _softmax_row(spec: KernelSpec, geometry: Geometry) -> list[str]:
+    """Scores to weights for row `r`, its running maximum and sum, and its earlier sums rescaled."""
+    columns = geometry.value_columns
+    limit = "qc_max(0, qc_min(visible, q0 + i + r + 1 - k0))" if geometry.body.causal else "visible"
+    lines = [
+        f"float* const row = scores + r * {geometry.key_block};",
+        f"const int64_t limit = {limit};",
+        "vf best = vset(-INFINITY);",
+        "qc_columns(limit, [&](int64_t j, int n) QC_BODY {",
+        *indent(score_lines(spec, "row + j", "qc_min(q0 + i + r, q_len - 1)", "k0 + j")),
+        "    s = vsel(vfirst(n), s, vset(-INFINITY));",
+        "    vstore(row + j, s);",
+        "    best = vmax(s, best);",
+        "});",
+        "const float before = top[i + r], now = fmaxf(before, vmaxlane(best));",
+        "const vf shift = vset(now == -INFINITY ? 0.0f : now);  // nothing seen yet: all weights are exp(-inf) = 0",
+        "vf sum = vzero();",
+        "int64_t j = 0;",
+        f"for (; j < limit; j += {LANES}) {{",
+        "    const vf w = vexp(vload(row + j) - shift);",
+        "    vstore(row + j, w);",
+        "    sum = sum + w;",
+        "}",
+        f"for (; j < visible; j += {LANES}) vstore(row + j, vzero());",
+        "if (now != before && before != -INFINITY) {",
+        "    const float fade = qc_exp(before - now);",
+        "    total[i + r] *= fade;",
+        f"    float* const old = sums + (i + r) * {columns};",
+        f"    for (int64_t c = 0; c < {columns}; c += {LANES}) vstore(old + c, vload(old + c) * vset(fade));",
+        "}",
+        "top[i + r] = now;",
+        "total[i + r] += vsum(sum);",
+    ]
+    if not geometry.body.causal:
+        lines.remove(f"for (; j < visible; j += {LANES}) vstore(row + j, vzero());")
+    return lines
+
+
+def _weigh_values(spec: KernelSpec, geometry: Geometry, values: str, stride: str) -> list[str]:
+    width, columns = geometry.tile.width, geometry.value_columns
+    full = columns // width * width
+    lines = []
+    if full:
+        lines += [
+            f"for (int64_t c = 0; c < {full}; c += {width})",
+            f"    qk_{spec.name}_values{geometry.tile.panels}"
+            f"(scores, {values} + c, {stride}, visible, sums + i * {columns} + c);",
+        ]
+    if rest := (columns - full) // LANES:
+        lines.append(
+            f"qk_{spec.name}_values{rest}(scores, {values} + {full}, {stride}, visible, sums + i * {columns} + {full});"
+        )
+    return lines
+
+
+def _finish(spec: KernelSpec, geometry: Geometry) -> list[str]:
+    columns = geometry.value_columns
+    return [
+        "for (int64_t i = 0; i < q_count; i++) {",
+        "    const vf scale = vset(total[i] == 0.0f ? 0.0f : 1.0f / total[i]);  // no key seen: zeros",
+        f"    const float* const row = sums + i * {columns};",
+        f"    const auto out_row = out_head + (q0 + i) * {c_dim(operand(spec, 'out').strides[2])};",
+        f"    qc_columns({geometry.body.value_dim}, [&](int64_t c, int n) QC_BODY {{",
+        "        vstore_upto(out_row + c, vload(row + c) * scale, n);",
+        "    });",
+        "}",
+    ]

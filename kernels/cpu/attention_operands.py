@@ -1,0 +1,51 @@
+"""What both attention kernels say about their operands."""
+
+from __future__ import annotations
+
+from qcompiler.kernels.cpu.scalar import float_literal
+from qcompiler.kernels.cpu.text import c_dim
+
+from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
+
+
+def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
+    """`q_head` and so on: where head `h` (for k and v: `kv_h`) of batch `b` begins, for the operands in `names`."""
+    lines = []
+    for i, operand in enumerate(spec.operands):
+        name = operand_names(spec)[i]
+        if name not in names:
+            continue
+        head = "kv_h" if name in ("k", "v") else "h"
+        stride_b, stride_h = (c_dim(s) for s in operand.strides[:2])
+        lines.append(f"const auto {name}_head = {name} + b * {stride_b} + {head} * {stride_h};")
+    return lines
+
+
+def operand_names(spec: KernelSpec) -> tuple[str, ...]:
+    """q, k, v, [mask], out."""
+    return ("q", "k", "v", "mask", "out") if len(spec.operands) == 5 else ("q", "k", "v", "out")
+
+
+def operand(spec: KernelSpec, name: str) -> Operand:
+    return spec.operands[operand_names(spec).index(name)]
+
+
+def score_lines(spec: KernelSpec, address: str, query: str, key: str) -> list[str]:
+    """``vf s``: scores at `address`, scaled and masked for query number `query` and the 16 keys from `key` on."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    lines = [f"vf s = vload({address}) * vset({float_literal(body.scale, 'f32')});"]
+    if body.mask == "none":
+        return lines
+    mask = operand(spec, "mask")
+    stride_q, stride_k = mask.strides[2:]
+    row = f"mask_head + {query} * {c_dim(stride_q)}"
+    match stride_k:
+        case 0:
+            read = f"vset(qc_load({row}))"
+        case 1:
+            read = f"vload_upto({row} + {key}, n)"
+        case _:
+            read = f"vload_s({row} + ({key}) * {c_dim(stride_k)}, {c_dim(stride_k)}, n)"
+    lines.append(f"s = vsel({read}, s, vset(-INFINITY));" if body.mask == "bool" else f"s = s + {read};")
+    return lines

@@ -1,0 +1,188 @@
+"""Attention against float64: lengths over several blocks, grouped queries, masks, causality, strides, narrow types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
+from qcompiler.plan.weights import NUMPY_DTYPES
+
+TOLERANCE = {"f32": 2e-6, "bf16": 1.2e-2, "f16": 1.5e-3}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    q: int
+    kv: int
+    heads: int = 2
+    kv_heads: int = 2
+    dim: int = 32
+    value_dim: int = 32
+    dtype: str = "f32"
+    causal: bool = False
+    mask: Literal["none", "bool", "float"] = "none"
+    mask_axes: str = "bqk"  # the axes along which the mask varies; the others have stride 0
+    decode: bool = False
+    batch: int = 2
+
+    @property
+    def spec(self) -> KernelSpec:
+        """Lengths are symbols (a decode kernel has one static query); q, k, v come as (batch, length, heads, dim)."""
+        q_len = 1 if self.decode else "t"
+
+        def tensor(name: str, heads: int, length: Any, dim: int) -> Operand:
+            strides = (f"{length}*{heads * dim}" if isinstance(length, str) else heads * dim, dim, heads * dim, 1)
+            return Operand(
+                name=name, dtype=self.dtype, access="r", shape=(self.batch, heads, length, dim), strides=strides
+            )
+
+        operands = [
+            tensor("q", self.heads, q_len, self.dim),
+            tensor("k", self.kv_heads, "s", self.dim),
+            tensor("v", self.kv_heads, "s", self.value_dim),
+        ]
+        if self.mask != "none":
+            kept = "i1" if self.mask == "bool" else "f32"
+            strides = (
+                (f"s*{q_len}" if "q" in self.mask_axes else "s") if "b" in self.mask_axes else 0,
+                0,
+                "s" if "q" in self.mask_axes else 0,
+                1 if "k" in self.mask_axes else 0,
+            )
+            operands.append(
+                Operand(
+                    name="mask", dtype=kept, access="r", shape=(self.batch, self.heads, q_len, "s"), strides=strides
+                )
+            )
+        out = tensor("out", self.heads, q_len, self.value_dim)
+        operands.append(Operand(name="out", dtype=self.dtype, access="w", shape=out.shape, strides=out.strides))
+        body = AttentionKernel(
+            batch=self.batch, heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
+            value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
+        )  # fmt: skip
+        return KernelSpec(name=self.name, symbols=("s", "t"), operands=tuple(operands), body=body)
+
+
+CASES = [
+    Case("plain", 37, 37),
+    Case("long", 150, 531, batch=1),
+    Case("square", 128, 128, batch=1),
+    Case("tiny", 1, 1),
+    Case("odd_dims", 19, 45, dim=20, value_dim=27),
+    Case("wide", 9, 270, dim=128, value_dim=64, batch=1),
+    Case("grouped", 33, 65, heads=6, kv_heads=2),
+    Case("causal", 150, 150, causal=True, batch=1),
+    Case("causal_long_keys", 20, 400, causal=True),
+    Case("causal_long_queries", 300, 17, causal=True, batch=1),
+    Case("bool_mask", 21, 40, mask="bool"),
+    Case("key_mask", 21, 300, mask="bool", mask_axes="bk"),
+    Case("float_mask", 21, 40, mask="float", mask_axes="qk"),
+    Case("row_mask", 21, 40, mask="float", mask_axes="bq"),
+    Case("bf16", 40, 40, dtype="bf16"),
+    Case("f16_causal", 40, 40, dtype="f16", causal=True),
+    Case("decode", 1, 100, decode=True, heads=6, kv_heads=2),
+    Case("decode_masked", 1, 70, decode=True, mask="bool", mask_axes="bk", dtype="bf16", value_dim=40),
+    Case("decode_odd", 1, 65, decode=True, dim=20, value_dim=27, mask="float"),
+]
+BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def kernels(build: Callable[..., Any], isa: str) -> Any:
+    return build([case.spec for case in CASES], isa)
+
+
+def inputs(case: Case) -> list[np.ndarray]:
+    rng = np.random.default_rng(6)
+    kept = NUMPY_DTYPES[case.dtype]
+    q = (rng.normal(size=(case.batch, case.q, case.heads, case.dim)) * 2).astype(kept)
+    k = rng.normal(size=(case.batch, case.kv, case.kv_heads, case.dim)).astype(kept)
+    v = rng.normal(size=(case.batch, case.kv, case.kv_heads, case.value_dim)).astype(kept)
+    arrays = [q, k, v]
+    if case.mask != "none":
+        shape = [case.batch if "b" in case.mask_axes else 1, case.q if "q" in case.mask_axes else 1]
+        shape.append(case.kv if "k" in case.mask_axes else 1)
+        if "k" not in case.mask_axes:  # the batch stride above counts keys: lay the rows out that wide
+            shape[2] = case.kv
+        mask = rng.normal(size=shape)
+        arrays.append(mask > -0.3 if case.mask == "bool" else mask.astype(np.float32))
+    return arrays
+
+
+def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
+    q, k, v = (a.astype(np.float64).transpose(0, 2, 1, 3) for a in arrays[:3])
+    k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
+    scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5
+    if case.mask != "none":
+        mask = arrays[3][:, None]
+        if "k" not in case.mask_axes:
+            flat = arrays[3].reshape(arrays[3].shape[0], -1)
+            mask = flat[:, : case.q * case.kv : case.kv][:, None, :, None]
+        scores = np.where(mask, scores, -np.inf) if case.mask == "bool" else scores + mask
+    if case.causal:
+        scores = np.where(np.tril(np.ones((case.q, case.kv), bool)), scores, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    out = np.where(total == 0, 0, weights / np.where(total == 0, 1, total)) @ v
+    return out.transpose(0, 2, 1, 3)
+
+
+def run(kernels: Any, case: Case, arrays: list[np.ndarray]) -> np.ndarray:
+    shape = (case.batch, case.q, case.heads, case.value_dim)
+    out: np.ndarray = kernels.run_both(
+        case.name, lambda: [*arrays, np.zeros(shape, NUMPY_DTYPES[case.dtype])], [case.kv, case.q]
+    )[-1]
+    return out
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_attention_matches_float64(kernels: Any, case: Case) -> None:
+    arrays = inputs(case)
+    out = run(kernels, case, arrays)
+    error = np.abs(out.astype(np.float64) - reference(case, arrays)).max()
+    assert error <= TOLERANCE[case.dtype] * 3, error
+
+
+@pytest.mark.parametrize("name", ["bool_mask", "decode_masked"])
+def test_query_that_sees_no_key_gives_zeros(kernels: Any, name: str) -> None:
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    arrays[3][0] = False
+    out = run(kernels, case, arrays)
+    assert not out[0].any()
+    assert out[1].astype(np.float32).any()
+
+
+def test_padding_behind_the_mask_cannot_leak(kernels: Any) -> None:
+    """Keys and values that a mask hides may hold anything, infinities of the scores included."""
+    case = BY_NAME["key_mask"]
+    arrays = inputs(case)
+    want = run(kernels, case, arrays)
+    hidden = ~arrays[3][:, 0]
+    arrays[1][hidden] = 1e30
+    assert run(kernels, case, arrays).tobytes() == want.tobytes()
+
+
+def test_nan_reaches_every_query_that_sees_it(kernels: Any) -> None:
+    case = BY_NAME["causal"]
+    arrays = inputs(case)
+    arrays[1][0, 100] = np.nan
+    out = run(kernels, case, arrays)
+    assert np.isnan(out[0, 100:]).all()
+    assert not np.isnan(out[0, :100]).any()
+
+
+def test_large_scores_do_not_overflow(kernels: Any) -> None:
+    case = BY_NAME["long"]
+    arrays = inputs(case)
+    arrays[0] *= 1000
+    out = run(kernels, case, arrays)
+    assert np.isfinite(out).all()
+    assert np.abs(out - reference(case, arrays)).max() < 5e-2
