@@ -23,6 +23,7 @@ from qcompiler.passes.lowering.places import Placer, root_of
 from qcompiler.passes.lowering.views import contiguous, is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
 from qcompiler.passes.select_kernels import cases_of
+from qcompiler.passes.support.numerics import Reordered
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
@@ -46,6 +47,7 @@ class LowerToRtPass(ModulePass):
     """Replaces every function of the module by an `rt.entry` with its buffers and kernels."""
 
     name = "lower-to-rt"
+    numerics = Reordered(1e-5)  # a matrix of rows instead of a batch: BLAS may sum in another order
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)

@@ -23,7 +23,8 @@ from qcompiler.errors import LayoutError
 from qcompiler.ir.context import qc_context
 from qcompiler.ir.qc import ConstOp
 from qcompiler.ir.types import QTensorType
-from qcompiler.plan.weights import StoredTensor
+from qcompiler.plan.kernel import DType, FormatRef
+from qcompiler.plan.weights import Bytes, StoredTensor
 
 WANTED_LAYOUT = "qc.layout"
 
@@ -73,10 +74,19 @@ def _wanted(key: str, ops: list[ConstOp]) -> str | None:
 
 def pack(tensor: StoredTensor, layout: str) -> StoredTensor:
     """The same weight in another layout, through the canonical bytes."""
-    assert tensor.format is not None
     rows, cols = tensor.shape
-    fmt = formats.get(tensor.format.name, **tensor.format.params)
-    canonical = tensor.data
-    if tensor.layout != "canonical":
-        canonical = layouts.get(tensor.layout).unpack(fmt, tensor.dtype, rows, cols, tensor.data)
-    return replace(tensor, data=layouts.get(layout).pack(fmt, tensor.dtype, rows, cols, canonical), layout=layout)
+    canonical = unpack(tensor.format, tensor.layout, tensor.dtype, tensor.shape, tensor.data)
+    data = layouts.get(layout).pack(_format(tensor.format), tensor.dtype, rows, cols, canonical)
+    return replace(tensor, data=data, layout=layout)
+
+
+def unpack(ref: FormatRef | None, layout: str, dtype: DType, shape: tuple[int, ...], data: Bytes) -> Bytes:
+    """Canonical bytes of a (rows, cols) matrix stored in `layout`; what the interpreters take as their `unpack`."""
+    if layout == "canonical":
+        return data
+    rows, cols = shape
+    return layouts.get(layout).unpack(_format(ref), dtype, rows, cols, data)
+
+
+def _format(ref: FormatRef | None) -> formats.Format | None:
+    return None if ref is None else formats.get(ref.name, **ref.params)

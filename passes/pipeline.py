@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy.typing as npt
-from qcompiler.passes.support.answers import answers
+from qcompiler.passes.support.answers import answers, initial_states
 from qcompiler.passes.support.numerics import Exact, coarsest_epsilon, count_roundings, difference
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
@@ -164,7 +164,7 @@ class _NumericsCheck:
     ) -> None:
         assert inputs is not None
         self._inputs = inputs
-        self._states = dict(states or {})
+        self._states = {**initial_states(module), **(states or {})}
         self._answers = answers(module, ctx, inputs, self._states)
         self._roundings = count_roundings(module)
         self._epsilon = coarsest_epsilon(module)

@@ -10,9 +10,8 @@ from qcompiler.ir.rt_interpreter import run_rt
 from qcompiler.passes.assign_devices import AssignDevicesPass
 from qcompiler.passes.emit_kernels import kernel_specs
 from qcompiler.passes.lower_to_rt import LowerToRtPass
-from qcompiler.passes.pack_weights import PackWeightsPass
+from qcompiler.passes.pack_weights import PackWeightsPass, unpack
 from qcompiler.passes.select_kernels import SelectKernelsPass
-from qcompiler.passes.support.answers import unpack
 from xdsl.dialects.builtin import ModuleOp
 
 from qcompiler.errors import DeviceAssignmentError, InPlaceError, KernelSelectionError
@@ -52,7 +51,7 @@ def both(bench, module: ModuleOp, *inputs: np.ndarray) -> None:
     lower(bench, module)
     after = run_rt(module, bench.ctx.weights, inputs, unpack=unpack)
     for a, b in zip(before, after, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def linear(bench, builder, x, n, k, key="w", shape=None):
