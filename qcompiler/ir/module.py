@@ -165,15 +165,22 @@ def set_result_keys(function: func.FuncOp, keys: Sequence[str]) -> None:
     function.attributes[RESULTS] = ArrayAttr([StringAttr(key) for key in keys])
 
 
+_PATHLESS = ("linalg.transpose", "linalg.broadcast", "tensor.empty")
+"""Ops whose syntax has no place for attributes; their place in the model is that of what they read."""
+
+
 def path_of(op: Operation) -> str:
-    """The place in the user's model that an op came from; empty if it is not known."""
+    """The place in the user's model that an op came from (for a view: what it views); empty if it is not known."""
     path = op.attributes.get(PATH)
+    while path is None and op.name in _PATHLESS and op.operands and isinstance(op.operands[0].owner, Operation):
+        op = op.operands[0].owner
+        path = op.attributes.get(PATH)
     return path.data if isinstance(path, StringAttr) else ""
 
 
 def set_path(op: Operation, path: str) -> None:
-    """Writes `qc.path`; an empty path removes it."""
-    if path:
+    """Writes `qc.path`; an empty path removes it. Transposes, broadcasts, empty tensors carry none (see `path_of`)."""
+    if path and op.name not in _PATHLESS:
         op.attributes[PATH] = StringAttr(path)
     else:
         op.attributes.pop(PATH, None)

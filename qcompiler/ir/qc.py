@@ -1,7 +1,8 @@
-"""The `qc` dialect: tensor-level operators of a quantised program. Its whole vocabulary is this file.
+"""The `qc` dialect: tensor-level operators of a quantised program. This is its whole vocabulary.
 
-Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its rule
-in `interpreter.py`; all of them accumulate in fp32 and round once to the result's element type.
+Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its
+rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type.  The syntax
+they share is in `qc_base.py`, the classes of positions and scans are in `qc_index.py`.
 
     values      const  dim  state  state_update  copy
     quantised   quantize  dequantize
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
-    BoolAttr,
+    I64,
     DenseArrayBase,
     FloatAttr,
     IndexType,
@@ -34,7 +35,6 @@ from xdsl.ir import Attribute, Dialect, Operation, Region, SSAValue
 from xdsl.irdl import (
     AnyAttr,
     AttrSizedOperandSegments,
-    IRDLOperation,
     irdl_op_definition,
     operand_def,
     opt_operand_def,
@@ -49,6 +49,19 @@ from xdsl.irdl import (
 from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from qcompiler.errors import DimError
+from qcompiler.ir.qc_base import QCOp
+from qcompiler.ir.qc_index import (
+    ArgmaxOp,
+    CumsumOp,
+    EmbeddingOp,
+    GatherOp,
+    IndexUpdateOp,
+    RopeOp,
+    ScatterOp,
+    SortOp,
+    TopkOp,
+)
 from qcompiler.ir.types import (
     DimsAttr,
     FormatAttr,
@@ -57,29 +70,15 @@ from qcompiler.ir.types import (
     dtype_of,
     shape_of,
     tensor_dtype,
-    verify_dims,
 )
-from qcompiler.plan.dims import Dim, dim
+from qcompiler.plan.dims import Dim, dim, parse
 
-Tensor = TensorType[Attribute]
-
-
-class QCOp(IRDLOperation):
-    """Base: every tensor an op touches has well-formed `#qc.dims`."""
-
-    def verify_(self) -> None:
-        for value in (*self.operands, *self.results):
-            if isinstance(value.type, TensorType):
-                verify_dims(value.type)
-        self.verify_op()
-
-    def verify_op(self) -> None:
-        """Op-specific checks; shapes and element types of all operands are well-formed here."""
-
-    def expect(self, condition: bool, message: str) -> None:
-        if not condition:
-            raise VerifyException(f"{self.name}: {message}")
-
+__all__ = [
+    "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeOp",
+    "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp", "LayerNormOp", "LinearOp", "QCOp",
+    "QuantizeOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp", "StateUpdateOp", "TopkOp",
+    "TorchCallOp", "YieldOp",
+]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -112,6 +111,13 @@ class DimOp(QCOp):
 
     def __init__(self, expr: Dim) -> None:
         super().__init__(properties={"expr": StringAttr(str(dim(expr)))}, result_types=[IndexType()])
+
+    def verify_op(self) -> None:
+        try:
+            canonical = str(parse(self.expr.data))
+        except DimError as error:
+            raise VerifyException(f"{self.name}: {error}") from error
+        self.expect(canonical == self.expr.data, f"'{self.expr.data}' is not canonical; write '{canonical}'")
 
 
 @irdl_op_definition
@@ -181,6 +187,11 @@ class QuantizeOp(QCOp):
 
     def __init__(self, input: SSAValue | Operation, type_: QTensorType) -> None:
         super().__init__(operands=[input], result_types=[type_])
+
+    def verify_op(self) -> None:
+        self.expect(len(self.result.type.shape) == 2, "formats encode matrices: the input needs rank 2")
+        self.expect_shape(self.input, self.result.type.shape, "the input")
+        self.expect(tensor_dtype(self.input.type) == self.result.type.dtype, "element types differ")
 
 
 @irdl_op_definition
@@ -270,6 +281,20 @@ class GroupedLinearOp(QCOp):
     def __init__(self, x: SSAValue, w: SSAValue, offsets: SSAValue, type_: Attribute) -> None:
         super().__init__(operands=[x, w, offsets], result_types=[type_])
 
+    def verify_op(self) -> None:
+        x, w = shape_of(self.x.type), shape_of(self.w.type)
+        offsets, out = shape_of(self.offsets.type), shape_of(self.result.type)
+        self.expect(len(x) == len(out) == 2 and len(offsets) == 1, "x and the result need rank 2, offsets rank 1")
+        self.expect(tensor_dtype(self.offsets.type) == "i32", "offsets must be i32")
+        self.expect(isinstance(offsets[0], int) and offsets[0] >= 2, f"offsets of {offsets[0]} entries hold no group")
+        groups = int(offsets[0]) - 1
+        if isinstance(self.w.type, QTensorType):
+            self.expect(int(w[0]) % groups == 0, f"{w[0]} rows of w are not a multiple of {groups} groups")
+            w = (groups, int(w[0]) // groups, w[1])
+        self.expect(len(w) == 3 and w[0] == groups, f"w of shape {w} does not hold {groups} groups")
+        self.expect(x[1] == w[2], f"x has K = {x[1]} but w has K = {w[2]}")
+        self.expect_shape(self.result, (x[0], w[1]))
+
 
 @irdl_op_definition
 class BatchMatmulOp(QCOp):
@@ -300,9 +325,9 @@ class Conv2dOp(QCOp):
     x = operand_def(TensorType)
     w = operand_def(AnyAttr())
     bias = opt_operand_def(TensorType)
-    strides = prop_def(DenseArrayBase)
-    padding = prop_def(DenseArrayBase)
-    dilation = prop_def(DenseArrayBase)
+    strides = prop_def(DenseArrayBase.constr(i64))
+    padding = prop_def(DenseArrayBase.constr(i64))
+    dilation = prop_def(DenseArrayBase.constr(i64))
     groups = prop_def(IntegerAttr)
     result = result_def(TensorType)
     traits = traits_def(Pure())
@@ -329,6 +354,31 @@ class Conv2dOp(QCOp):
             },
             result_types=[type_],
         )
+
+    def verify_op(self) -> None:
+        x, w, groups = shape_of(self.x.type), shape_of(self.w.type), self.groups.value.data
+        self.expect(len(x) == len(w) == 4, f"x and w need rank 4, not {len(x)} and {len(w)}")
+        strides, padding, dilation = (self._numbers(p) for p in (self.strides, self.padding, self.dilation))
+        self.expect(len(strides) == len(dilation) == 2, "strides and dilation need 2 entries")
+        self.expect(len(padding) == 4, "padding needs 4 entries")
+        self.expect(min(*strides, *dilation) >= 1, "strides and dilation must be positive")
+        self.expect(min(padding) >= 0, "padding must not be negative")
+        out, depth = int(w[0]), int(w[1])
+        self.expect(groups >= 1 and out % groups == 0, f"{out} output channels are not a multiple of {groups} groups")
+        self.expect(x[1] == depth * groups, f"x has {x[1]} channels but w and groups want {depth * groups}")
+        spatial: list[Dim] = []
+        for i, given in enumerate(shape_of(self.result.type)[2:]):
+            extent = dilation[i] * (int(w[2 + i]) - 1) + 1
+            size = ((dim(x[2 + i]) + padding[i] + padding[2 + i] - extent) // strides[i] + 1).to_dim()
+            # a symbolic quotient has several spellings; the interpreter compares its value
+            spatial.append(given if isinstance(size, str) and isinstance(given, str) else size)
+        self.expect_shape(self.result, (x[0], w[0], *spatial))
+        if self.bias is not None:
+            self.expect_shape(self.bias, (w[0],), "bias")
+
+    @staticmethod
+    def _numbers(values: DenseArrayBase[I64]) -> tuple[int, ...]:
+        return tuple(int(v) for v in values.get_values())
 
 
 @irdl_op_definition
@@ -460,178 +510,6 @@ class SoftmaxOp(QCOp):
         self.expect(0 <= self.axis.value.data < len(shape_of(self.x.type)), "axis is out of range")
 
 
-# --- positions -------------------------------------------------------------------------------------------------------
-
-
-@irdl_op_definition
-class RopeOp(QCOp):
-    """Rotary embedding of `x (B, H, S, D)` by `cos, sin (B|1, 1, S, D)`: `x*cos + rotate(x)*sin`.
-
-    `rotate` swaps halves with the first negated, or adjacent pairs when `interleaved`.
-    """
-
-    name = "qc.rope"
-    x = operand_def(TensorType)
-    cos = operand_def(TensorType)
-    sin = operand_def(TensorType)
-    interleaved = opt_prop_def(UnitAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(
-        self, x: SSAValue, cos: SSAValue, sin: SSAValue, type_: Attribute, *, interleaved: bool = False
-    ) -> None:
-        properties = {"interleaved": UnitAttr() if interleaved else None}
-        super().__init__(operands=[x, cos, sin], properties=properties, result_types=[type_])
-
-
-@irdl_op_definition
-class EmbeddingOp(QCOp):
-    """Rows of `table (V, D)` (plain or quantised) picked by `ids` of any rank."""
-
-    name = "qc.embedding"
-    ids = operand_def(TensorType)
-    table = operand_def(AnyAttr())
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, ids: SSAValue | Operation, table: SSAValue | Operation, type_: Attribute) -> None:
-        super().__init__(operands=[ids, table], result_types=[type_])
-
-    def verify_op(self) -> None:
-        table = shape_of(self.table.type)
-        wanted = (*shape_of(self.ids.type), table[1])
-        self.expect(shape_of(self.result.type) == wanted, f"the result must have shape {wanted}")
-        self.expect(tensor_dtype(self.ids.type) in ("i64", "i32"), "ids must be i32 or i64")
-
-
-@irdl_op_definition
-class GatherOp(QCOp):
-    """Picks along `axis`. mode "take": index of any rank replaces the axis (numpy.take); mode "along": index has x's
-    rank (numpy.take_along_axis). Negative indices count from the end."""
-
-    name = "qc.gather"
-    x = operand_def(TensorType)
-    index = operand_def(TensorType)
-    axis = prop_def(IntegerAttr)
-    mode = prop_def(StringAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, x: SSAValue, index: SSAValue, type_: Attribute, *, axis: int, mode: str = "take") -> None:
-        properties = {"axis": IntegerAttr(axis, i64), "mode": StringAttr(mode)}
-        super().__init__(operands=[x, index], properties=properties, result_types=[type_])
-
-    def verify_op(self) -> None:
-        x, index, axis = shape_of(self.x.type), shape_of(self.index.type), self.axis.value.data
-        self.expect(self.mode.data in ("take", "along"), 'mode must be "take" or "along"')
-        self.expect(0 <= axis < len(x), "axis is out of range")
-        wanted = index if self.mode.data == "along" else (*x[:axis], *index, *x[axis + 1 :])
-        self.expect(shape_of(self.result.type) == wanted, f"the result must have shape {wanted}")
-
-
-@irdl_op_definition
-class ScatterOp(QCOp):
-    """`out = x; out[…, index[…], …] = src` (or `+=`) along `axis`, as torch.scatter with `reduce` "none" | "add"."""
-
-    name = "qc.scatter"
-    x = operand_def(TensorType)
-    index = operand_def(TensorType)
-    src = operand_def(TensorType)
-    axis = prop_def(IntegerAttr)
-    reduce = prop_def(StringAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(
-        self, x: SSAValue, index: SSAValue, src: SSAValue, type_: Attribute, *, axis: int, reduce: str = "none"
-    ) -> None:
-        properties = {"axis": IntegerAttr(axis, i64), "reduce": StringAttr(reduce)}
-        super().__init__(operands=[x, index, src], properties=properties, result_types=[type_])
-
-
-@irdl_op_definition
-class IndexUpdateOp(QCOp):
-    """`out = x; out[:, …, index[i], …] = src[:, …, i, …]` along `axis`; index has rank 1 (torch.index_copy)."""
-
-    name = "qc.index_update"
-    x = operand_def(TensorType)
-    index = operand_def(TensorType)
-    src = operand_def(TensorType)
-    axis = prop_def(IntegerAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, x: SSAValue, index: SSAValue, src: SSAValue, type_: Attribute, *, axis: int) -> None:
-        properties = {"axis": IntegerAttr(axis, i64)}
-        super().__init__(operands=[x, index, src], properties=properties, result_types=[type_])
-
-
-# --- scans and orders ------------------------------------------------------------------------------------------------
-
-
-@irdl_op_definition
-class CumsumOp(QCOp):
-    """Inclusive running sum along `axis`."""
-
-    name = "qc.cumsum"
-    x = operand_def(TensorType)
-    axis = prop_def(IntegerAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, x: SSAValue, type_: Attribute, *, axis: int) -> None:
-        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
-
-
-@irdl_op_definition
-class SortOp(QCOp):
-    """Stable sort along `axis`: values and i64 indices."""
-
-    name = "qc.sort"
-    x = operand_def(TensorType)
-    axis = prop_def(IntegerAttr)
-    descending = prop_def(BoolAttr)
-    values = result_def(TensorType)
-    indices = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, x: SSAValue, types: Sequence[Attribute], *, axis: int, descending: bool) -> None:
-        properties = {"axis": IntegerAttr(axis, i64), "descending": IntegerAttr.from_bool(descending)}
-        super().__init__(operands=[x], properties=properties, result_types=list(types))
-
-
-@irdl_op_definition
-class TopkOp(QCOp):
-    """The `k` largest along `axis`, in descending order, ties by lower index: values and i64 indices."""
-
-    name = "qc.topk"
-    x = operand_def(TensorType)
-    k = prop_def(IntegerAttr)
-    axis = prop_def(IntegerAttr)
-    values = result_def(TensorType)
-    indices = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, x: SSAValue, types: Sequence[Attribute], *, k: int, axis: int) -> None:
-        properties = {"k": IntegerAttr(k, i64), "axis": IntegerAttr(axis, i64)}
-        super().__init__(operands=[x], properties=properties, result_types=list(types))
-
-
-@irdl_op_definition
-class ArgmaxOp(QCOp):
-    """Index (i64) of the first maximum along `axis`, which is dropped."""
-
-    name = "qc.argmax"
-    x = operand_def(TensorType)
-    axis = prop_def(IntegerAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, x: SSAValue, type_: Attribute, *, axis: int) -> None:
-        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
-
-
 # --- escape and terminator -------------------------------------------------------------------------------------------
 
 
@@ -665,9 +543,9 @@ class YieldOp(QCOp):
 QC = Dialect(
     "qc",
     [
-        ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, QuantizeOp, DequantizeOp, LinearOp, GroupedLinearOp, BatchMatmulOp,
-        Conv2dOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp, GatherOp, ScatterOp,
-        IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
+        ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, QuantizeOp, DequantizeOp, LinearOp, GroupedLinearOp,
+        BatchMatmulOp, Conv2dOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp, GatherOp,
+        ScatterOp, IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
     ],
     [DimsAttr, FormatAttr, LayoutAttr, QTensorType],
 )  # fmt: skip

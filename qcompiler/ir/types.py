@@ -9,12 +9,12 @@ the shape and a symbolic expression (qcompiler/plan/dims.py) in the encoding.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     BFloat16Type,
-
     DictionaryAttr,
     Float16Type,
     Float32Type,
@@ -66,7 +66,7 @@ class DimsAttr(ParametrizedAttribute):
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        return tuple(dim(d).to_dim() for d in self.text.data.split(";")) if self.text.data else ()
+        return _dims_of(self.text.data)
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> list[Attribute]:
@@ -80,6 +80,11 @@ class DimsAttr(ParametrizedAttribute):
     def print_parameters(self, printer: Printer) -> None:
         entries = ", ".join(str(d) if isinstance(d, int) else f'"{d}"' for d in self.dims)
         printer.print_string(f"<[{entries}]>")
+
+
+@functools.lru_cache(maxsize=65536)
+def _dims_of(text: str) -> tuple[Dim, ...]:
+    return tuple(dim(d).to_dim() for d in text.split(";")) if text else ()
 
 
 def _number(text: str) -> Dim:

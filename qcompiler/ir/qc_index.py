@@ -1,0 +1,247 @@
+"""The `qc` ops that read along, or order, an axis: positions, scans, orders. Import them from `qcompiler.ir.qc`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import BoolAttr, IntegerAttr, StringAttr, TensorType, UnitAttr, i64
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import AnyAttr, irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def, traits_def
+from xdsl.traits import Pure
+
+from qcompiler.ir.qc_base import QCOp
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.plan.dims import Dim
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class RopeOp(QCOp):
+    """Rotary embedding of `x (B, H, S, D)` by `cos, sin (B|1, 1, S, D)`: `x*cos + rotate(x)*sin`.
+
+    `rotate` swaps halves with the first negated, or adjacent pairs when `interleaved`.
+    """
+
+    name = "qc.rope"
+    x = operand_def(TensorType)
+    cos = operand_def(TensorType)
+    sin = operand_def(TensorType)
+    interleaved = opt_prop_def(UnitAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self, x: SSAValue, cos: SSAValue, sin: SSAValue, type_: Attribute, *, interleaved: bool = False
+    ) -> None:
+        properties = {"interleaved": UnitAttr() if interleaved else None}
+        super().__init__(operands=[x, cos, sin], properties=properties, result_types=[type_])
+
+    def verify_op(self) -> None:
+        x, cos = shape_of(self.x.type), shape_of(self.cos.type)
+        self.expect(len(x) == len(cos) == 4, f"x and cos need rank 4, not {len(x)} and {len(cos)}")
+        self.expect_shape(self.sin, cos, "sin")
+        fits = cos[0] in (1, x[0]) and cos[1] == 1 and cos[2:] == x[2:]
+        self.expect(fits, f"cos of shape {cos} does not fit x of shape {x}; wanted (B or 1, 1, S, D)")
+        self.expect(isinstance(x[3], int) and x[3] % 2 == 0, f"the head dim {x[3]} must be even")
+        self.expect_shape(self.result, x)
+
+
+@irdl_op_definition
+class EmbeddingOp(QCOp):
+    """Rows of `table (V, D)` (plain or quantised) picked by `ids` of any rank."""
+
+    name = "qc.embedding"
+    ids = operand_def(TensorType)
+    table = operand_def(AnyAttr())
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, ids: SSAValue | Operation, table: SSAValue | Operation, type_: Attribute) -> None:
+        super().__init__(operands=[ids, table], result_types=[type_])
+
+    def verify_op(self) -> None:
+        table = shape_of(self.table.type)
+        wanted = (*shape_of(self.ids.type), table[1])
+        self.expect(shape_of(self.result.type) == wanted, f"the result must have shape {wanted}")
+        self.expect(tensor_dtype(self.ids.type) in ("i64", "i32"), "ids must be i32 or i64")
+
+
+@irdl_op_definition
+class GatherOp(QCOp):
+    """Picks along `axis`. mode "take": index of any rank replaces the axis (numpy.take); mode "along": index has x's
+    rank (numpy.take_along_axis). Negative indices count from the end."""
+
+    name = "qc.gather"
+    x = operand_def(TensorType)
+    index = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    mode = prop_def(StringAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, index: SSAValue, type_: Attribute, *, axis: int, mode: str = "take") -> None:
+        properties = {"axis": IntegerAttr(axis, i64), "mode": StringAttr(mode)}
+        super().__init__(operands=[x, index], properties=properties, result_types=[type_])
+
+    def verify_op(self) -> None:
+        x, index, axis = shape_of(self.x.type), shape_of(self.index.type), self.axis.value.data
+        self.expect(self.mode.data in ("take", "along"), 'mode must be "take" or "along"')
+        self.expect_axis(axis, x)
+        wanted = index if self.mode.data == "along" else (*x[:axis], *index, *x[axis + 1 :])
+        self.expect(shape_of(self.result.type) == wanted, f"the result must have shape {wanted}")
+
+
+@irdl_op_definition
+class ScatterOp(QCOp):
+    """`out = x; out[…, index[…], …] = src` (or `+=`) along `axis`, as torch.scatter with `reduce` "none" | "add"."""
+
+    name = "qc.scatter"
+    x = operand_def(TensorType)
+    index = operand_def(TensorType)
+    src = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    reduce = prop_def(StringAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self, x: SSAValue, index: SSAValue, src: SSAValue, type_: Attribute, *, axis: int, reduce: str = "none"
+    ) -> None:
+        properties = {"axis": IntegerAttr(axis, i64), "reduce": StringAttr(reduce)}
+        super().__init__(operands=[x, index, src], properties=properties, result_types=[type_])
+
+    def verify_op(self) -> None:
+        x, index, src = (shape_of(v.type) for v in (self.x, self.index, self.src))
+        self.expect(self.reduce.data in ("none", "add"), f'reduce must be "none" or "add", not "{self.reduce.data}"')
+        self.expect(len(x) == len(index) == len(src), f"ranks {len(x)}, {len(index)} and {len(src)} must be equal")
+        self.expect_axis(self.axis.value.data, x)
+        for i, s in zip(index, src, strict=True):
+            inside = not (isinstance(i, int) and isinstance(s, int)) or i <= s
+            self.expect(inside, f"index of shape {index} is larger than src of shape {src}")
+        _expect_index(self, self.index)
+        self.expect(tensor_dtype(self.x.type) == tensor_dtype(self.src.type), "x and src differ in element type")
+        self.expect(self.result.type == self.x.type, "the result must have x's type")
+
+
+@irdl_op_definition
+class IndexUpdateOp(QCOp):
+    """`out = x; out[:, …, index[i], …] = src[:, …, i, …]` along `axis`; index has rank 1 (torch.index_copy)."""
+
+    name = "qc.index_update"
+    x = operand_def(TensorType)
+    index = operand_def(TensorType)
+    src = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, index: SSAValue, src: SSAValue, type_: Attribute, *, axis: int) -> None:
+        properties = {"axis": IntegerAttr(axis, i64)}
+        super().__init__(operands=[x, index, src], properties=properties, result_types=[type_])
+
+    def verify_op(self) -> None:
+        x, index, axis = shape_of(self.x.type), shape_of(self.index.type), self.axis.value.data
+        self.expect(len(index) == 1, f"index needs rank 1, not {len(index)}")
+        self.expect_axis(axis, x)
+        self.expect_shape(self.src, (*x[:axis], index[0], *x[axis + 1 :]), "src")
+        _expect_index(self, self.index)
+        self.expect(tensor_dtype(self.x.type) == tensor_dtype(self.src.type), "x and src differ in element type")
+        self.expect(self.result.type == self.x.type, "the result must have x's type")
+
+
+# --- scans and orders ------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class CumsumOp(QCOp):
+    """Inclusive running sum along `axis`."""
+
+    name = "qc.cumsum"
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, type_: Attribute, *, axis: int) -> None:
+        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
+
+    def verify_op(self) -> None:
+        self.expect_axis(self.axis.value.data, shape_of(self.x.type))
+        self.expect_shape(self.result, shape_of(self.x.type))
+
+
+@irdl_op_definition
+class SortOp(QCOp):
+    """Stable sort along `axis`: values and i64 indices."""
+
+    name = "qc.sort"
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    descending = prop_def(BoolAttr)
+    values = result_def(TensorType)
+    indices = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, types: Sequence[Attribute], *, axis: int, descending: bool) -> None:
+        properties = {"axis": IntegerAttr(axis, i64), "descending": IntegerAttr.from_bool(descending)}
+        super().__init__(operands=[x], properties=properties, result_types=list(types))
+
+    def verify_op(self) -> None:
+        self.expect_axis(self.axis.value.data, shape_of(self.x.type))
+        _verify_order(self, self.x, self.values, self.indices, shape_of(self.x.type))
+
+
+@irdl_op_definition
+class TopkOp(QCOp):
+    """The `k` largest along `axis`, in descending order, ties by lower index: values and i64 indices."""
+
+    name = "qc.topk"
+    x = operand_def(TensorType)
+    k = prop_def(IntegerAttr)
+    axis = prop_def(IntegerAttr)
+    values = result_def(TensorType)
+    indices = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, types: Sequence[Attribute], *, k: int, axis: int) -> None:
+        properties = {"k": IntegerAttr(k, i64), "axis": IntegerAttr(axis, i64)}
+        super().__init__(operands=[x], properties=properties, result_types=list(types))
+
+    def verify_op(self) -> None:
+        x, axis, k = shape_of(self.x.type), self.axis.value.data, self.k.value.data
+        self.expect_axis(axis, x)
+        size = x[axis]
+        self.expect(k >= 1 and (isinstance(size, str) or k <= size), f"k = {k} does not fit an axis of size {size}")
+        _verify_order(self, self.x, self.values, self.indices, (*x[:axis], k, *x[axis + 1 :]))
+
+
+@irdl_op_definition
+class ArgmaxOp(QCOp):
+    """Index (i64) of the first maximum along `axis`, which is dropped."""
+
+    name = "qc.argmax"
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, type_: Attribute, *, axis: int) -> None:
+        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
+
+    def verify_op(self) -> None:
+        x, axis = shape_of(self.x.type), self.axis.value.data
+        self.expect_axis(axis, x)
+        self.expect_shape(self.result, (*x[:axis], *x[axis + 1 :]))
+        self.expect(tensor_dtype(self.result.type) == "i64", "the result must be i64")
+
+
+def _expect_index(op: QCOp, index: SSAValue) -> None:
+    op.expect(tensor_dtype(index.type) in ("i64", "i32"), "index must be i32 or i64")
+
+
+def _verify_order(op: QCOp, x: SSAValue, values: SSAValue, indices: SSAValue, wanted: Sequence[Dim]) -> None:
+    op.expect_shape(values, wanted, "values")
+    op.expect_shape(indices, wanted, "indices")
+    op.expect(tensor_dtype(values.type) == tensor_dtype(x.type), "values and x differ in element type")
+    op.expect(tensor_dtype(indices.type) == "i64", "indices must be i64")

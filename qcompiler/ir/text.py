@@ -1,0 +1,69 @@
+"""Printing and parsing modules.
+
+* `print_module` is what people read, and what `qc opt` and a plain `xdsl-opt` parse.
+* `print_for_mlir` is what a stock MLIR parses with unregistered dialects allowed: `qc` and `rt` ops in generic form.
+
+xDSL's own syntax of `linalg.transpose`, `linalg.broadcast` and `tensor.empty` has no place for attributes; where one
+stands on such an op, it is printed in generic form, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import tensor
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.linalg.ops import BroadcastOp, TransposeOp
+from xdsl.ir import Operation
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import ParseError, VerifyException
+
+from qcompiler.errors import QCompilerError
+from qcompiler.ir.context import QCContext
+
+_LOSES_ATTRIBUTES = (TransposeOp, BroadcastOp, tensor.EmptyOp)
+
+
+@dataclass(eq=False, repr=False)
+class _Printer(Printer):
+    """xDSL's printer, choosing the generic form op by op."""
+
+    for_mlir: bool = False
+
+    def print_op(self, op: Operation) -> None:
+        generic = isinstance(op, _LOSES_ATTRIBUTES) and bool(op.attributes)
+        if self.for_mlir and op.name.startswith(("qc.", "rt.")):
+            generic = True
+        if not generic or self.print_generic_format:
+            super().print_op(op)
+            return
+        self.print_generic_format = True
+        super().print_op(op)
+        self.print_generic_format = False
+
+
+def print_module(module: Operation, generic: bool = False) -> str:
+    """The text of a module (or of one op): readable, or wholly in generic form."""
+    stream = io.StringIO()
+    _Printer(stream=stream, print_generic_format=generic).print_op(module)
+    return stream.getvalue() + "\n"
+
+
+def print_for_mlir(module: ModuleOp) -> str:
+    """Text for a stock MLIR with unregistered dialects allowed; it parses here as well."""
+    stream = io.StringIO()
+    _Printer(stream=stream, for_mlir=True).print_op(module)
+    return stream.getvalue() + "\n"
+
+
+def parse_module(text: str, ctx: Context | None = None, *, name: str = "<input>") -> ModuleOp:
+    """The module that `text` describes, verified. QCompilerError with the place in the text if it is malformed."""
+    try:
+        module = Parser(ctx if ctx is not None else QCContext.default(), text, name).parse_module()
+        module.verify()
+    except (ParseError, VerifyException) as error:
+        raise QCompilerError(f"{name} is not a valid module: {error}") from error
+    return module

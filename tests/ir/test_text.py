@@ -1,0 +1,174 @@
+"""What is printed parses back, in the readable, the generic and the MLIR form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from xdsl.builder import Builder
+from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Region
+from xdsl.rewriter import InsertPoint
+
+from qcompiler.errors import QCompilerError
+from qcompiler.ir import build, qc, types
+from qcompiler.ir.module import path_of, set_arg_names, set_path, set_ranges
+from qcompiler.ir.text import parse_module, print_for_mlir, print_module
+from qcompiler.plan.kernel import FormatRef
+
+ModuleOf = Callable[..., ModuleOp]
+T = types.tensor
+NF4 = FormatRef(name="nf4", params={"block": 64})
+
+
+def gelu() -> Region:
+    block = Block(arg_types=[types.ELEMENT_TYPES["f32"], types.ELEMENT_TYPES["f32"]])
+    inner = Builder(InsertPoint.at_end(block))
+    inner.insert(qc.YieldOp(inner.insert(arith.AddfOp(inner.insert(math.ErfOp(block.args[0])), block.args[1]))))
+    return Region(block)
+
+
+@pytest.fixture
+def every_op(module_of: ModuleOf) -> ModuleOp:
+    """A module with every qc op and every view."""
+
+    def body(b: Builder, a: Any) -> Any:
+        x, ids, image = a
+        b = build.with_path(b.insertion_point, 'encoder.layer."0"')
+        w = b.insert(qc.ConstOp("encoder.w", types.QTensorType.of((8, 8), "f32", NF4))).result
+        conv_w = b.insert(qc.ConstOp("conv.w", T((4, 2, 3, 3), "f32"))).result
+        bias = b.insert(qc.ConstOp("b", T((8,), "f32"))).result
+        dense = b.insert(qc.DequantizeOp(w, T((8, 8), "f32"))).result
+        packed = b.insert(qc.QuantizeOp(dense, types.QTensorType.of((8, 8), "f32", NF4))).result
+        state = b.insert(qc.StateOp("kv", T((4, 8), "f32"))).result
+        y = b.insert(qc.LinearOp(x, packed, bias, T(("b", "s", 8), "f32"), [x], gelu())).result
+        y = b.insert(qc.LinearOp(y, dense, None, T(("b", "s", 8), "f32"))).result
+        y = b.insert(qc.LayerNormOp(y, bias, bias, T(("b", "s", 8), "f32"), eps=1e-12)).result
+        y = b.insert(qc.RmsNormOp(y, None, T(("b", "s", 8), "f32"), eps=1e-5)).result
+        y = b.insert(qc.SoftmaxOp(y, T(("b", "s", 8), "f32"), axis=1)).result
+        y = b.insert(qc.CumsumOp(y, T(("b", "s", 8), "f32"), axis=1)).result
+        e = b.insert(qc.EmbeddingOp(ids, w, T(("b", "s", 8), "f32"))).result
+        t = build.transpose(b, e, [0, 2, 1])
+        y = b.insert(qc.BatchMatmulOp(y, t, T(("b", "s", "s"), "f32"))).result
+        heads = build.transpose(b, build.reshape(b, e, ("b", "s", 2, 4)), [0, 2, 1, 3])
+        cos = build.fill(b, 0.1, (1, 1, "s", 4), "f32")
+        heads = b.insert(qc.RopeOp(heads, cos, cos, T(("b", 2, "s", 4), "f32"), interleaved=True)).result
+        mask = build.fill(b, True, (1, 1, "s", "s"), "i1")
+        kind = T(("b", 2, "s", 4), "f32")
+        heads = b.insert(qc.AttentionOp(heads, heads, heads, mask, kind, scale=0.1)).result
+        heads = b.insert(qc.AttentionOp(heads, heads, heads, None, kind, scale=0.5, causal=True)).result
+        index = build.fill(b, 1, (2,), "i64")
+        rows = b.insert(qc.GatherOp(state, index, T((2, 8), "f32"), axis=0)).result
+        state = b.insert(qc.IndexUpdateOp(state, index, rows, T((4, 8), "f32"), axis=0)).result
+        where = build.fill(b, 0, (2, 8), "i64")
+        state = b.insert(qc.ScatterOp(state, where, rows, T((4, 8), "f32"), axis=0, reduce="add")).result
+        offsets = build.fill(b, 0, (2,), "i32")
+        experts = build.fill(b, 0.5, (1, 3, 8), "bf16")
+        rows = build.fill(b, 0.5, ("s", 8), "bf16")
+        grouped = b.insert(qc.GroupedLinearOp(rows, experts, offsets, T(("s", 3), "bf16"))).result
+        image = b.insert(
+            qc.Conv2dOp(
+                image, conv_w, None, T(("b", 4, "(s + 1) // 2", 5), "f32"), strides=[2, 1], padding=[1, 1, 1, 1],
+                dilation=[1, 1], groups=1,
+            )
+        ).result  # fmt: skip
+        order = b.insert(qc.SortOp(y, [T(("b", "s", "s"), d) for d in ("f32", "i64")], axis=2, descending=True))
+        top = b.insert(qc.TopkOp(e, [T(("b", "s", 3), d) for d in ("f32", "i64")], k=3, axis=2))
+        best = b.insert(qc.ArgmaxOp(e, T(("b", "s"), "i64"), axis=2)).result
+        call = b.insert(qc.TorchCallOp("aten.foo", "[1]", [best, grouped], [T((1,), "f32"), T((2,), "f32")]))
+        moved = b.insert(qc.CopyOp(image, source="cpu", target="sim:0")).result
+        b.insert(qc.StateUpdateOp("kv", state))
+        wide = build.broadcast_in(b, best, ("b", 7, "s"), [0, 2])
+        part = build.extract_slice(b, wide, [0, 1, 0], ["b", 2, "s"], [1, 3, 1])
+        return [heads, moved, *order.results, *top.results, *call.results, build.concat(b, [part, part], 1)]
+
+    module = module_of([(("b", "s", 8), "f32"), (("b", "s"), "i64"), (("b", 2, "s", 5), "f32")], body)
+    function = module.body.block.first_op
+    set_ranges(function, {"b": (1, 4), "s": (1, 128)})
+    set_arg_names(function, ["x", "ids", "image"])
+    module.verify()
+    return module
+
+
+def test_every_op_is_in_the_module(every_op: ModuleOp) -> None:
+    """So that an op added to the dialect is added to the round trips."""
+    assert {op.name for op in qc.QC.operations} <= {op.name for op in every_op.walk()}
+
+
+def test_readable_text_round_trips(every_op: ModuleOp) -> None:
+    text = print_module(every_op)
+    assert '"qc.' not in text  # no op falls back to the generic form
+    assert parse_module(text).is_structurally_equivalent(every_op)
+
+
+def test_generic_text_round_trips(every_op: ModuleOp) -> None:
+    assert parse_module(print_module(every_op, generic=True)).is_structurally_equivalent(every_op)
+
+
+def test_text_for_mlir_round_trips_and_has_no_custom_qc_syntax(every_op: ModuleOp) -> None:
+    text = print_for_mlir(every_op)
+    assert " qc." not in text.replace("{qc.", "").replace(", qc.", "")
+    assert parse_module(text).is_structurally_equivalent(every_op)
+
+
+def test_syntax_is_readable(every_op: ModuleOp) -> None:
+    text = print_module(every_op)
+    path = 'qc.path = "encoder.layer.\\220\\22"'
+    for line in (
+        f"qc.const @encoder.w {{{path}}} : !qc.qtensor<8x8xf32,",
+        "qc.dim \"b\"",
+        "eps = 1.000000e-12, " + path,
+        "qc.softmax %",
+        "axis = 1, ",
+        "interleaved, " + path,
+    ):  # fmt: skip
+        assert line in text
+
+
+def test_attributes_of_views_survive_printing(module_of: ModuleOf) -> None:
+    module = module_of([(("a", "b"), "f32")], lambda b, a: [build.transpose(b, a[0], [1, 0])])
+    for op in module.walk():
+        if op.name in ("linalg.transpose", "tensor.empty"):
+            op.attributes["note"] = types.StringAttr("kept")
+    for text in (print_module(module), print_for_mlir(module)):
+        assert text.count("kept") == 2
+        assert parse_module(text).is_structurally_equivalent(module)
+
+
+def test_a_views_path_is_that_of_what_it_reads(module_of: ModuleOf) -> None:
+    def body(b: Builder, a: Any) -> Any:
+        y = b.insert(qc.SoftmaxOp(a[0], a[0].type, axis=0))
+        set_path(y, "head")
+        t = build.transpose(b, y.result, [1, 0])
+        set_path(t.owner, "lost")
+        assert path_of(t.owner) == "head"
+        return [t]
+
+    module_of([((2, 3), "f32")], body)
+
+
+def test_malformed_text_is_an_error_with_its_place() -> None:
+    with pytest.raises(QCompilerError, match=r"dump\.mlir is not a valid module"):
+        parse_module("func.func @main() { qc.nonsense }", name="dump.mlir")
+
+
+def test_printing_20000_ops_takes_less_than_a_second(module_of: ModuleOf) -> None:
+    kind = T(("b", "s", 8), "f32")
+
+    def body(b: Builder, a: Any) -> Any:
+        y = a[0]
+        b = build.with_path(b.insertion_point, "layer.norm")
+        for _ in range(20_000):
+            y = b.insert(qc.SoftmaxOp(y, kind, axis=1)).result
+        return [y]
+
+    module = module_of([(("b", "s", 8), "f32")], body)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        print_module(module)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 2.0  # 0.6 s on a quiet machine; the rest is room for neighbours
