@@ -29,7 +29,8 @@ _TEMPLATES = (
 """One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
 
 _HEADERS: dict[str, tuple[str, ...]] = {
-    "linear": ("gemm.h",), "batch_matmul": ("gemm.h",), "embedding": ("gemm.h", "lookup.h"), "attention": ("attention.h",),
+    "linear": ("gemm.h",), "batch_matmul": ("gemm.h",), "embedding": ("gemm.h", "lookup.h"),
+    "attention": ("attention.h",),
 }  # fmt: skip
 """Headers that a template needs beside the common ones."""
 
