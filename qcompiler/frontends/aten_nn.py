@@ -1,0 +1,375 @@
+"""Matmuls, attention, norms, softmax, reductions and scans of ATen as `qc` ops and reducing loops."""
+
+from __future__ import annotations
+
+import math as pymath
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from xdsl.ir import Operation, SSAValue
+
+from qcompiler.frontends.scalars import Scalars, opmath
+from qcompiler.frontends.scope import Args, Result, Scope, Shape, broadcast_shapes, lowers, normalize_axes
+from qcompiler.ir import qc, types
+from qcompiler.ir.build import Reduction
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.plan.dims import Dim, product
+from qcompiler.plan.kernel import DType
+
+aten = torch.ops.aten
+V = SSAValue
+
+# --- matmuls ---------------------------------------------------------------------------------------------------------
+
+
+def _is_weight(value: V) -> bool:
+    return isinstance(value.owner, qc.ConstOp | qc.DequantizeOp)
+
+
+@lowers(aten.linear.default)
+def _linear(s: Scope, node: fx.Node, a: Args) -> Result:
+    x, w = s.value(a["input"]), s.value(a["weight"])
+    bias = s.value(a["bias"]) if a.get("bias") is not None else None
+    rank = len(shape_of(w.type))
+    if rank == 1:  # a weight (K) gives one output without a dimension of its own
+        w = s.reshape(w, [1, *shape_of(w.type)])
+    wide = s.shape(node) if rank == 2 else (*s.shape(node), 1)
+    if _is_weight(w):
+        flat = bias if bias is None or shape_of(bias.type) else s.reshape(bias, [1])
+        out = s.insert(qc.LinearOp(x, w, flat, types.tensor(wide, s.dtype(node))))
+        return s.reshape(out, s.shape(node))
+    product_ = _matmul(s, x, s.transpose(w, [1, 0]))
+    total = product_ if bias is None else _add(s, product_, bias)
+    return s.reshape(total, s.shape(node))
+
+
+def _add(s: Scope, x: V, y: V) -> V:
+    dtype = tensor_dtype(x.type)
+    return s.pointwise([x, y], lambda m, p, q: m.add(p, q), compute=opmath(dtype), result=dtype)
+
+
+def _matmul(s: Scope, x: V, y: V) -> V:
+    """numpy.matmul on ranks >= 1: batch dims broadcast explicitly, a shared right side folds the left's batch."""
+    left, right = shape_of(x.type), shape_of(y.type)
+    if len(left) == 1:
+        return _drop(s, _matmul(s, s.reshape(x, [1, *left]), y), -2)
+    if len(right) == 1:
+        return _drop(s, _matmul(s, x, s.reshape(y, [*right, 1])), -1)
+    dtype = tensor_dtype(x.type)
+    if len(right) == 2 and len(left) > 2:
+        rows = product(left[:-1]).to_dim()
+        flat = s.reshape(x, [rows, left[-1]])
+        out = s.insert(qc.BatchMatmulOp(flat, y, types.tensor([rows, right[-1]], dtype)))
+        return s.reshape(out, [*left[:-1], right[-1]])
+    batch = broadcast_shapes([left[:-2], right[:-2]])
+    a, b = s.broadcast(x, [*batch, *left[-2:]]), s.broadcast(y, [*batch, *right[-2:]])
+    return s.insert(qc.BatchMatmulOp(a, b, types.tensor([*batch, left[-2], right[-1]], dtype)))
+
+
+def _drop(s: Scope, value: V, axis: int) -> V:
+    shape = list(shape_of(value.type))
+    del shape[axis]
+    return s.reshape(value, shape)
+
+
+@lowers(aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default)
+def _product(s: Scope, node: fx.Node, a: Args) -> Result:
+    x, y = list(a.values())[:2]
+    return s.reshape(_matmul(s, s.value(x), s.value(y)), s.shape(node))
+
+
+@lowers(aten.addmm.default, aten.baddbmm.default)
+def _addmm(s: Scope, node: fx.Node, a: Args) -> Result:
+    """beta * self + alpha * (x @ y); the sum in fp32, rounded once more than a fused kernel would."""
+    first, second = ("mat1", "mat2") if node.target is aten.addmm.default else ("batch1", "batch2")
+    out = _matmul(s, s.value(a[first]), s.value(a[second]))
+    alpha, beta, dtype = a["alpha"], a["beta"], s.dtype(node)
+    if beta == 0 and alpha == 1:
+        return out
+
+    def body(m: Scalars, x: V, y: V) -> V:
+        scaled = x if alpha == 1 else m.mul(x, m.const(alpha))
+        return m.add(scaled, y if beta == 1 else m.mul(y, m.const(beta)))
+
+    added = s.value(a["self"])
+    return s.pointwise([out, added], body, compute=opmath(dtype), result=dtype, shape=s.shape(node))
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.scaled_dot_product_attention.default)
+def _attention(s: Scope, node: fx.Node, a: Args) -> Result:
+    if a["dropout_p"]:
+        raise s.unsupported(node, f"dropout_p={a['dropout_p']}; call model.eval() before compiling")
+    q, k, v = (_four(s, s.value(a[name])) for name in ("query", "key", "value"))
+    heads, kv_heads = shape_of(q.type)[1], shape_of(k.type)[1]
+    if heads != kv_heads and not a["enable_gqa"]:
+        raise s.unsupported(node, f"{heads} query heads and {kv_heads} key heads without enable_gqa")
+    depth = shape_of(q.type)[-1]
+    if not isinstance(depth, int):
+        raise s.unsupported(node, f"a head size '{depth}' that is not fixed")
+    mask = s.value(a["attn_mask"]) if a.get("attn_mask") is not None else None
+    if mask is not None:
+        mask = _mask(s, mask, s.shape(a["query"]), tensor_dtype(q.type))
+    scale = a["scale"] if a.get("scale") is not None else 1 / pymath.sqrt(depth)
+    out = (*shape_of(q.type)[:3], shape_of(v.type)[-1])
+    type_ = types.tensor(out, s.dtype(node))
+    op = qc.AttentionOp(q, k, v, mask, type_, scale=float(scale), causal=bool(a["is_causal"]))
+    return s.reshape(s.insert(op), s.shape(node))
+
+
+def _four(s: Scope, value: V) -> V:
+    """(batch, heads, length, size): leading dims beyond two fold into the batch, missing ones are 1."""
+    shape = shape_of(value.type)
+    if len(shape) <= 4:
+        return s.reshape(value, [*shape[:-3], *([1] * (4 - len(shape))), *shape[-3:]] if len(shape) > 2 else [1, 1, *shape])
+    return s.reshape(value, [product(shape[:-3]).to_dim(), *shape[-3:]])
+
+
+def _mask(s: Scope, mask: V, query: Shape, dtype: DType) -> V:
+    """Rank 4, broadcastable; float masks in the query's type."""
+    shape = shape_of(mask.type)
+    if len(query) > 4 and len(shape) > 4:
+        mask = s.broadcast(mask, [*query[: len(query) - 3], *shape[-3:]])
+        mask = _four(s, mask)
+    elif len(query) == 3 and len(shape) == 3:  # _four puts the one batch dim of rank 3 on the heads
+        mask = s.reshape(mask, [1, *shape])
+    else:
+        mask = s.reshape(mask, [*([1] * (4 - len(shape))), *shape])
+    return mask if tensor_dtype(mask.type) == "i1" else s.cast(mask, dtype)
+
+
+# --- norms and softmax -----------------------------------------------------------------------------------------------
+
+
+@lowers(aten.layer_norm.default, aten.native_layer_norm.default)
+def _layer_norm(s: Scope, node: fx.Node, a: Args) -> Result:
+    x, weight, bias, shape = _norm_operands(s, a)
+    native = node.target is aten.native_layer_norm.default
+    op = qc.LayerNormOp(x, weight, bias, x.type, eps=float(a["eps"]))
+    out = s.reshape(s.insert(op), shape)
+    return (out, None, None) if native else out
+
+
+@lowers(aten.rms_norm.default, aten._fused_rms_norm.default)
+def _rms_norm(s: Scope, node: fx.Node, a: Args) -> Result:
+    x, weight, _, shape = _norm_operands(s, a)
+    fused = node.target is aten._fused_rms_norm.default
+    dtype = a["input"].meta["val"].dtype
+    eps = a["eps"] if a.get("eps") is not None else torch.finfo(dtype).eps
+    out = s.reshape(s.insert(qc.RmsNormOp(x, weight, x.type, eps=float(eps))), shape)
+    return (out, None) if fused else out
+
+
+def _norm_operands(s: Scope, a: Args) -> tuple[V, V | None, V | None, Shape]:
+    """x with the normalised dims as one last dim, weight and bias likewise flat, and x's own shape."""
+    x = s.value(a["input"])
+    shape, count = shape_of(x.type), len(a["normalized_shape"])
+    inner = product(shape[len(shape) - count :]).to_dim()
+    flat = s.reshape(x, [*shape[: len(shape) - count], inner])
+    affine = [s.reshape(s.value(a[n]), [inner]) if a.get(n) is not None else None for n in ("weight", "bias")]
+    same = [v if v is None else s.cast(v, tensor_dtype(x.type)) for v in affine]
+    return flat, same[0], same[1], shape
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm(s: Scope, node: fx.Node, a: Args) -> Result:
+    """(x - mean) / sqrt(var + eps) * weight + bias with the running statistics, channels on dim 1."""
+    x = s.value(a["input"])
+    shape, dtype, eps = shape_of(x.type), tensor_dtype(x.type), float(a["eps"])
+    names = [n for n in ("weight", "bias") if a.get(n) is not None]
+    spread = [1, shape[1], *([1] * (len(shape) - 2))]
+    extra = [s.reshape(s.value(a[n]), spread) for n in ("running_mean", "running_var", *names)]
+
+    def body(m: Scalars, value: V, mean: V, var: V, *affine: V) -> V:
+        scale = m.div(m.const(1), m.call("sqrt", m.add(var, m.const(eps))))
+        out = m.mul(m.sub(value, mean), scale)
+        given = dict(zip(names, affine, strict=True))
+        out = m.mul(out, given["weight"]) if "weight" in given else out
+        return m.add(out, given["bias"]) if "bias" in given else out
+
+    return (s.pointwise([x, *extra], body, compute=opmath(dtype), result=dtype), None, None)
+
+
+@lowers(aten._softmax.default, aten.softmax.int)
+def _softmax(s: Scope, node: fx.Node, a: Args) -> Result:
+    x = s.cast(s.value(a["self"]), s.dtype(node))
+    return _along_last(s, x, a["dim"], lambda last: s.insert(qc.SoftmaxOp(last, last.type, axis=len(shape_of(last.type)) - 1)))
+
+
+def _along_last(s: Scope, x: V, axis: int, build: Any) -> V:
+    """Applies `build` to x with `axis` last, and puts the axis back."""
+    rank = len(shape_of(x.type))
+    if rank == 0:
+        return s.reshape(build(s.reshape(x, [1])), [])
+    moved = s.move_axis(x, axis % rank, rank - 1)
+    out: V = build(moved)
+    return s.move_axis(out, rank - 1, axis % rank)
+
+
+@lowers(aten._log_softmax.default, aten.log_softmax.int)
+def _log_softmax(s: Scope, node: fx.Node, a: Args) -> Result:
+    """x - max - log(sum(exp(x - max))), in fp32 throughout."""
+    x, result = s.value(a["self"]), s.dtype(node)
+    shape = shape_of(x.type)
+    if not shape:
+        return s.full(0, shape, result)
+    axes, compute = normalize_axes(a["dim"], len(shape)), opmath(result)
+    top = s.keep_axes(s.reduce(x, axes, "max", compute=compute), shape, axes)
+    shifted = s.pointwise([x, top], lambda m, p, q: m.sub(p, q), compute=compute, result=compute)
+    total = s.reduce(shifted, axes, "add", compute=compute, term=lambda m, v: m.call("exp", v))
+    total = s.keep_axes(total, shape, axes)
+    return s.pointwise([shifted, total], lambda m, p, q: m.sub(p, m.call("log", q)), compute=compute, result=result)
+
+
+# --- reductions ------------------------------------------------------------------------------------------------------
+
+
+def _axes(s: Scope, a: Args) -> tuple[V, Shape, tuple[int, ...]]:
+    x = s.value(a["self"])
+    shape = shape_of(x.type)
+    return x, shape, normalize_axes(a.get("dim"), len(shape))
+
+
+def _finish(s: Scope, node: fx.Node, value: V) -> V:
+    """keepdim and the result's type."""
+    return s.cast(s.reshape(value, s.shape(node)), s.dtype(node))
+
+
+@lowers(aten.sum.default, aten.sum.dim_IntList, aten.prod.default, aten.prod.dim_int)
+def _sum(s: Scope, node: fx.Node, a: Args) -> Result:
+    x, _, axes = _axes(s, a)
+    kind: Reduction = "mul" if "prod" in node.target.__name__ else "add"
+    return _finish(s, node, s.reduce(x, axes, kind, compute=opmath(s.dtype(node))))
+
+
+@lowers(aten.mean.default, aten.mean.dim)
+def _mean(s: Scope, node: fx.Node, a: Args) -> Result:
+    x, shape, axes = _axes(s, a)
+    compute = opmath(s.dtype(node))
+    total = s.reduce(x, axes, "add", compute=compute)
+    return _finish(s, node, _divide_by_count(s, total, [shape[i] for i in axes], 0, compute))
+
+
+def _divide_by_count(s: Scope, total: V, sizes: Sequence[Dim], less: float, compute: DType) -> V:
+    """total / (product of sizes - less); the count may be symbolic."""
+    count = product(sizes).to_dim()
+    if isinstance(count, int):
+        divisor = count - less
+        return s.pointwise([total], lambda m, x: m.div(x, m.const(divisor)), compute=compute, result=compute)
+    number = s.symbolic(count)
+
+    def body(m: Scalars, x: V, n: V) -> V:
+        return m.div(x, m.sub(n, m.const(less)) if less else n)
+
+    return s.pointwise([total, number], body, compute=compute, result=compute)
+
+
+@lowers(aten.var.correction, aten.var_mean.correction)
+def _var(s: Scope, node: fx.Node, a: Args) -> Result:
+    """Two passes: the mean, then the squared deviations."""
+    x, shape, axes = _axes(s, a)
+    both = node.target is aten.var_mean.correction
+    dtype, compute = tensor_dtype(x.type), opmath(tensor_dtype(x.type))
+    correction = 1 if a.get("correction") is None else a["correction"]
+    sizes = [shape[i] for i in axes]
+    mean = _divide_by_count(s, s.reduce(x, axes, "add", compute=compute), sizes, 0, compute)
+    centred = s.pointwise(
+        [x, s.keep_axes(mean, shape, axes)], lambda m, p, q: m.sub(p, q), compute=compute, result=compute
+    )
+    total = s.reduce(centred, axes, "add", compute=compute, term=lambda m, v: m.mul(v, v))
+    results = [_divide_by_count(s, total, sizes, correction, compute), mean]
+    metas = node.meta["val"] if both else [node.meta["val"]]
+    out = [s.cast(s.reshape(r, s.symbols.shape(m.shape)), dtype) for r, m in zip(results, metas, strict=False)]
+    return tuple(out) if both else out[0]
+
+
+@lowers(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+def _extreme(s: Scope, node: fx.Node, a: Args) -> Result:
+    x, _, axes = _axes(s, a)
+    kind: Reduction = "max" if "max" in node.target.__name__ else "min"
+    return _finish(s, node, s.reduce(x, axes, kind, compute=opmath(s.dtype(node))))
+
+
+@lowers(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
+def _any(s: Scope, node: fx.Node, a: Args) -> Result:
+    x, _, axes = _axes(s, a)
+    kind: Reduction = "or" if "any" in node.target.__name__ else "and"
+    return _finish(s, node, s.reduce(x, axes, kind, compute="i1"))
+
+
+# --- scans and orders ------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.cumsum.default)
+def _cumsum(s: Scope, node: fx.Node, a: Args) -> Result:
+    """Accumulates in the opmath of the result's type and rounds at the end."""
+    dtype = s.dtype(node)
+    x = s.cast(s.value(a["self"]), opmath(dtype))
+    rank = len(shape_of(x.type))
+    return s.cast(s.insert(qc.CumsumOp(x, x.type, axis=a["dim"] % rank)), dtype) if rank else s.cast(x, dtype)
+
+
+def _pair(op: Operation) -> tuple[V, V]:
+    return op.results[0], op.results[1]
+
+
+@lowers(aten.sort.default, aten.sort.stable)
+def _sort(s: Scope, node: fx.Node, a: Args) -> Result:
+    x = s.value(a["self"])
+    shape = shape_of(x.type)
+    kinds = [x.type, types.tensor(shape, "i64")]
+    op = qc.SortOp(x, kinds, axis=a["dim"] % len(shape), descending=bool(a["descending"]))
+    return _pair(s.builder.insert(op))
+
+
+@lowers(aten.topk.default)
+def _topk(s: Scope, node: fx.Node, a: Args) -> Result:
+    if not a["largest"]:
+        raise s.unsupported(node, "largest=False; negate the input instead")
+    x, k = s.value(a["self"]), s.dim(a["k"])
+    if not isinstance(k, int):
+        raise s.unsupported(node, f"k = '{k}' is not fixed")
+    shape = s.symbols.shape(node.meta["val"][0].shape)
+    kinds = [types.tensor(shape, tensor_dtype(x.type)), types.tensor(shape, "i64")]
+    return _pair(s.builder.insert(qc.TopkOp(x, kinds, k=k, axis=a["dim"] % len(shape))))
+
+
+@lowers(aten.argmax.default, aten.argmin.default)
+def _argmax(s: Scope, node: fx.Node, a: Args) -> Result:
+    return s.reshape(_index_of_extreme(s, s.value(a["self"]), a.get("dim"), "min" in node.target.__name__), s.shape(node))
+
+
+def _index_of_extreme(s: Scope, x: V, axis: int | None, smallest: bool) -> V:
+    """argmin is argmax of the order reversed: -x for floats, ~x for integers (which cannot overflow)."""
+    dtype = tensor_dtype(x.type)
+    if axis is None:
+        x, axis = s.reshape(x, [product(shape_of(x.type)).to_dim()]), 0
+    if smallest:
+        def reverse(m: Scalars, v: V) -> V:
+            return m.neg(v) if m.floating else m.bitwise("xor", v, m.const(1 if m.dtype == "i1" else -1))
+
+        x = s.pointwise([x], reverse, compute=opmath(dtype), result=dtype)
+    shape = shape_of(x.type)
+    axis = axis % max(len(shape), 1)
+    if not shape:
+        return s.full(0, [], "i64")
+    out = types.tensor([n for i, n in enumerate(shape) if i != axis], "i64")
+    return s.insert(qc.ArgmaxOp(x, out, axis=axis))
+
+
+@lowers(aten.max.dim, aten.min.dim)
+def _extreme_and_index(s: Scope, node: fx.Node, a: Args) -> Result:
+    x = s.value(a["self"])
+    axes = normalize_axes(a["dim"], len(shape_of(x.type)))
+    smallest = "min" in node.target.__name__
+    dtype = tensor_dtype(x.type)
+    value = s.reduce(x, axes, "min" if smallest else "max", compute=opmath(dtype))
+    index = _index_of_extreme(s, x, axes[0] if axes else None, smallest)
+    shape = s.symbols.shape(node.meta["val"][0].shape)
+    return s.cast(s.reshape(value, shape), dtype), s.reshape(index, shape)
+
+

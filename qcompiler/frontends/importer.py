@@ -1,0 +1,293 @@
+"""Stage `import`: the fx graph as one `func.func @main` of qc, linalg and tensor ops, with weights in a store.
+
+    %w = qc.const @encoder.layer.0.attention.self.query.weight : !qc.qtensor<384x384xf32, #qc.format<"nf4", …>, …>
+    %d = qc.dequantize %w
+    %q = qc.linear %x, %d, %b {qc.path = "encoder.layer.0.attention.self.query"}
+
+One table entry per ATen operator (`scope.BUILDERS`), filled by the modules `aten_*.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
+from xdsl.dialects import func
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Region, SSAValue
+
+from qcompiler.config import parse_format
+from qcompiler.errors import DimError, ExportError, FrontendError, UnsupportedOperatorError
+from qcompiler.frontends import aten_index, aten_nn, aten_pointwise, aten_views, signature  # noqa: F401  (they register)
+from qcompiler.frontends.insert_qdq import PACKED, Quantized
+from qcompiler.frontends.places import describe
+from qcompiler.frontends.scope import BUILDERS, Result, Scope, bind
+from qcompiler.frontends.torch_values import dtype_name, to_numpy
+from qcompiler.ir import qc, types
+from qcompiler.ir.module import set_arg_names, set_path, set_ranges
+from qcompiler.plan.dims import Dim, Range
+from qcompiler.plan.kernel import DType
+from qcompiler.plan.plan import Signature
+from qcompiler.plan.weights import StoredTensor, WeightStore
+
+Fallback = Literal["torch"] | None
+
+__all__ = ["BUILDERS", "ImportResult", "TensorSpec", "import_program"]
+
+# Assertions about what torch has checked while tracing; sizes are checked again by the program's signature.
+_IGNORED = {
+    torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten._assert_async.msg,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+    torch.ops.aten.sym_constrain_range.default,
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor argument or result of the model."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    torch_dtype: str
+
+
+@dataclass
+class ImportResult:
+    """The imported module and all that a program needs beside it.
+
+    `symbols` are the ranges of the dimensions; `states` the initial values of buffers that the model writes (keyed as
+    `qc.state`); `torch_calls` the operators that only torch can run (with `fallback="torch"`).  `texts` are the dumps of
+    the earlier stages, and `quantized` holds the ledger and the eager oracle.
+    """
+
+    module: ModuleOp
+    weights: WeightStore
+    signature: Signature
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    symbols: dict[str, Range]
+    quantized: Quantized
+    states: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    torch_calls: tuple[str, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def import_program(quantized: Quantized, *, fallback: Fallback = None) -> ImportResult:
+    """Imports a rewritten program.
+
+    UnsupportedOperatorError names the operator, the module and the source line; with `fallback="torch"` the operator
+    becomes a `qc.torch_call` instead.
+    """
+    return _Importer(quantized, fallback).run()
+
+
+class _Importer:
+    def __init__(self, quantized: Quantized, fallback: Fallback) -> None:
+        self.quantized, self.fallback = quantized, fallback
+        self.program: ExportedProgram = quantized.exported.program
+        self.weights = quantized.weights.copy()
+        self.block = Block()
+        self.scope = Scope(self.block, quantized.exported.symbols, quantized.exported.ranges)
+        self.inputs: list[TensorSpec] = []
+        self.states: dict[str, npt.NDArray[Any]] = {}
+        self.torch_calls: dict[str, None] = {}
+
+    def run(self) -> ImportResult:
+        self._placeholders()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function" and node.users and node.target not in _IGNORED:
+                self._call(node)
+            elif node.op in ("get_attr", "call_module", "call_method"):
+                raise FrontendError(f"the graph holds a {node.op} of {node.target}, which import does not know")
+        outputs = self._outputs()
+        main = self._function()
+        inputs, results = signature.trees(self.program)
+        return ImportResult(
+            ModuleOp([main]),
+            self.weights,
+            Signature(inputs=inputs, outputs=results),
+            tuple(self.inputs),
+            outputs,
+            dict(self.quantized.exported.ranges),
+            self.quantized,
+            self.states,
+            tuple(self.torch_calls),
+        )
+
+    # --- what comes in ---
+
+    def _placeholders(self) -> None:
+        nodes = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
+        mutated = set(self.program.graph_signature.buffers_to_mutate.values())
+        for spec in self.program.graph_signature.input_specs:
+            node = nodes[spec.arg.name]
+            if spec.kind == InputKind.USER_INPUT:
+                self._argument(node, spec.arg)
+            elif node.users or spec.target in mutated:
+                self._constant(node, str(spec.target), state=spec.target in mutated)
+
+    def _argument(self, node: fx.Node, argument: Any) -> None:
+        if isinstance(argument, ConstantArgument):
+            return
+        if not isinstance(argument, TensorArgument):
+            kind = "size" if isinstance(argument, SymIntArgument) else type(argument).__name__
+            raise ExportError(f"the argument '{node.name}' is a {kind}; only tensors and constants can be arguments")
+        value = node.meta["val"]
+        shape, dtype = self.scope.shape(node), dtype_name(value.dtype)
+        self.inputs.append(TensorSpec(node.name, dtype, shape, str(value.dtype).removeprefix("torch.")))
+        self.scope.values[node] = self.block.insert_arg(types.tensor(shape, dtype), len(self.block.args))
+
+    def _constant(self, node: fx.Node, target: str, *, state: bool) -> None:
+        key = target.removesuffix(PACKED)
+        if target.endswith(PACKED) and key in self.weights:
+            return  # read through qc.dequantize
+        tensor = self.program.state_dict.get(target, self.program.constants.get(target))
+        assert isinstance(tensor, torch.Tensor)
+        type_ = types.tensor(tuple(tensor.shape), dtype_name(tensor.dtype))
+        if state:
+            self.states[target] = np.array(to_numpy(tensor))
+            op: qc.StateOp | qc.ConstOp = qc.StateOp(target, type_)
+        else:
+            row = next((r for r in self.quantized.ledger if target in r.parameters), None)
+            self.weights.add_array(target, to_numpy(tensor), row.parameters if row is not None else (target,))
+            op = qc.ConstOp(target, type_)
+        set_path(op, target)
+        self.block.add_op(op)
+        self.scope.values[node] = op.result
+
+    def _dequantize(self, node: fx.Node) -> SSAValue:
+        """The packed weight as one value, and its decoding; both at the parameter's path."""
+        packed, text, shape, torch_dtype = node.args
+        assert isinstance(packed, fx.Node) and isinstance(text, str)
+        ref, dtype = parse_format(text), dtype_name(torch_dtype)  # type: ignore[arg-type]
+        rows, cols = shape  # type: ignore[misc,union-attr]
+        target = self._target_of(packed)
+        key = target.removesuffix(PACKED)
+        if key not in self.weights:  # a program that came with its own dequantize
+            data = to_numpy(self.program.state_dict[target])
+            self.weights.add(StoredTensor(key, dtype, (rows, cols), data, ref, "canonical", (key,)))  # type: ignore[arg-type]
+        const = qc.ConstOp(key, types.QTensorType.of((rows, cols), dtype, ref))  # type: ignore[arg-type]
+        decoded = qc.DequantizeOp(const.result, types.tensor((rows, cols), dtype))  # type: ignore[arg-type]
+        for op in (const, decoded):
+            set_path(op, key)
+            self.block.add_op(op)
+        return decoded.result
+
+    def _target_of(self, placeholder: fx.Node) -> str:
+        for spec in self.program.graph_signature.input_specs:
+            if spec.arg.name == placeholder.name and spec.target is not None:
+                return spec.target
+        raise FrontendError(f"{placeholder.name} is dequantised, but it is an argument and not a weight")
+
+    # --- what happens ---
+
+    def _call(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool):
+            return  # sizes are read from the trace where they are used
+        if node.target is torch.ops.qc.dequantize.default:
+            self.scope.values[node] = self._dequantize(node)
+            return
+        scope = self.scope.at(node)
+        try:
+            self.scope.values[node] = self._build(scope, node)
+        except UnsupportedOperatorError:
+            if self.fallback != "torch":
+                raise
+            self.scope.values[node] = self._torch_call(scope, node)
+        except DimError as error:
+            raise UnsupportedOperatorError(f"{node.target}: {error}{describe(node)}") from error
+
+    def _build(self, scope: Scope, node: fx.Node) -> Result:
+        if node.target is operator.getitem:
+            return BUILDERS[operator.getitem](scope, node, {"source": node.args[0], "index": node.args[1]})
+        builder = BUILDERS.get(node.target)
+        if builder is None:
+            raise UnsupportedOperatorError(
+                f"the operator {node.target} has no lowering{describe(node)}. Rewrite that line with supported "
+                'operators, or let torch run it: qcompile(…, fallback="torch")'
+            )
+        result = builder(scope, node, bind(node))
+        self._check(node, result)
+        return result
+
+    def _check(self, node: fx.Node, result: Result) -> None:
+        """What was built has the type that the trace says."""
+        value = node.meta.get("val")
+        metas = list(value) if isinstance(value, list | tuple) else [value]
+        for built, meta in zip(result if isinstance(result, tuple) else (result,), metas, strict=True):
+            if built is None:
+                continue
+            wanted = types.tensor(self.scope.symbols.shape(meta.shape), dtype_name(meta.dtype))
+            if built.type != wanted:
+                raise FrontendError(f"import of {node.target} gave {built.type}, the trace says {wanted}{describe(node)}")
+
+    def _torch_call(self, scope: Scope, node: fx.Node) -> Result:
+        """Arguments as JSON: {"tensor": i} stands for the i-th operand, {"dim": text} for a size."""
+        operands: list[SSAValue] = []
+
+        def encode(argument: Any) -> Any:
+            if isinstance(argument, fx.Node):
+                if isinstance(argument.meta.get("val"), torch.SymInt):
+                    return {"dim": str(scope.dim(argument))}
+                operands.append(scope.value(argument))
+                return {"tensor": len(operands) - 1}
+            if isinstance(argument, list | tuple):
+                return [encode(item) for item in argument]
+            if isinstance(argument, torch.dtype | torch.device | torch.layout | torch.memory_format):
+                return {type(argument).__name__: str(argument).removeprefix("torch.")}
+            return argument
+
+        call = {"args": encode(node.args), "kwargs": {k: encode(v) for k, v in node.kwargs.items()}}
+        value = node.meta["val"]
+        metas = value if isinstance(value, list | tuple) else [value]
+        kinds = [types.tensor(scope.symbols.shape(m.shape), dtype_name(m.dtype)) for m in metas]
+        op = qc.TorchCallOp(str(node.target), json.dumps(call), operands, kinds)
+        scope.builder.insert(op)
+        self.torch_calls[str(node.target)] = None
+        return tuple(op.outputs) if isinstance(value, list | tuple) else op.outputs[0]
+
+    # --- what goes out ---
+
+    def _outputs(self) -> tuple[TensorSpec, ...]:
+        nodes = {n.name: n for n in self.program.graph.nodes}
+        results: list[SSAValue] = []
+        specs: list[TensorSpec] = []
+        for spec in self.program.graph_signature.output_specs:
+            if isinstance(spec.arg, ConstantArgument):
+                continue
+            if not isinstance(spec.arg, TensorArgument):
+                raise ExportError("the model returns a size (an int computed from shapes); return tensors only")
+            node = nodes[spec.arg.name]
+            value = self.scope.value(node)
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                op = qc.StateUpdateOp(str(spec.target), value)
+                set_path(op, str(spec.target))
+                self.block.add_op(op)
+                continue
+            results.append(value)
+            torch_dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+            specs.append(TensorSpec(node.name, self.scope.dtype(node), self.scope.shape(node), torch_dtype))
+        self.block.add_op(func.ReturnOp(*results))
+        return tuple(specs)
+
+    def _function(self) -> func.FuncOp:
+        returned = self.block.last_op
+        assert returned is not None
+        kinds = ([a.type for a in self.block.args], [v.type for v in returned.operands])
+        main = func.FuncOp("main", kinds, Region(self.block))
+        set_ranges(main, self.quantized.exported.ranges)
+        set_arg_names(main, [spec.name for spec in self.inputs])
+        return main
+

@@ -1,0 +1,35 @@
+"""From a torch model to the IR in three readable stages: export, insert-qdq, import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from qcompiler.config import QuantConfig
+from qcompiler.frontends.importer import Fallback, ImportResult, import_program
+from qcompiler.frontends.insert_qdq import insert_qdq
+from qcompiler.frontends.torch_export import export_model
+
+
+def import_torch(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    quant: QuantConfig | str | None = None,
+    dynamic_shapes: Any = None,
+    fallback: Fallback = None,
+) -> ImportResult:
+    """Runs the three stages; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
+
+    `quant=None` keeps floats.  See `export_model` for dynamic_shapes, `insert_qdq` and `import_program` for errors.
+    """
+    exported = export_model(model, args, kwargs, dynamic_shapes)
+    exported_text = exported.text()
+    quantized = insert_qdq(exported, quant)
+    quantized_text = quantized.text()
+    result = import_program(quantized, fallback=fallback)
+    result.texts = {"00-export": exported_text, "01-insert-qdq": quantized_text}
+    return result
