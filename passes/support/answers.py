@@ -10,11 +10,12 @@ import numpy.typing as npt
 from xdsl.dialects.builtin import ModuleOp
 
 from qcompiler.errors import InterpreterError, QCompilerError
-from qcompiler.ir import qc
+from qcompiler.ir import qc, rt
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.interpreter import Interpreter, bind_symbols
 from qcompiler.ir.module import entry_funcs
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.pack_weights import unpack
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = npt.NDArray[Any]
@@ -28,8 +29,8 @@ def answers(
     States that are not given start as zeros.  QCompilerError if no entry point takes the inputs.
     """
     if is_scheduled(module):
-        raise QCompilerError("lowered to rt")
-    interpreter = Interpreter(module, ctx.weights)
+        return _scheduled_answers(module, ctx, inputs, states)
+    interpreter = Interpreter(module, ctx.weights, unpack=unpack)
     found: dict[str, list[Array]] = {}
     refusals: list[str] = []
     for function in entry_funcs(module):
@@ -60,3 +61,27 @@ def initial_states(module: ModuleOp) -> dict[str, Array]:
 def is_scheduled(module: ModuleOp) -> bool:
     """Whether the module has been lowered to the `rt` dialect."""
     return any(op.name.startswith("rt.") for op in module.body.block.ops)
+
+
+def _scheduled_answers(
+    module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
+) -> dict[str, list[Array]]:
+    """The same at the schedule level: every entry that takes inputs of these shapes, on poisoned arenas."""
+    from qcompiler.ir.rt_interpreter import RtInterpreter
+
+    interpreter = RtInterpreter(module, ctx.weights, unpack=unpack)
+    found: dict[str, list[Array]] = {}
+    refusals: list[str] = []
+    for op in module.body.block.ops:
+        if not isinstance(op, rt.EntryOp) or op.is_init:
+            continue
+        held = {key: np.array(value) for key, value in states.items()}
+        try:
+            results = interpreter.run(inputs, entry=op.sym, states=held)
+        except InterpreterError as refusal:
+            refusals.append(f"@{op.sym}: {refusal}")
+            continue
+        found[op.sym] = [*results, *(held[key] for key in sorted(held))]
+    if not found:
+        raise QCompilerError("no entry point takes the sample inputs: " + "; ".join(refusals))
+    return found
