@@ -21,7 +21,7 @@ CHUNK = 16 << 20
 """Bytes per weight digest."""
 
 
-class Target(Strict):
+class Target(Strict, frozen=True):
     """What the program was compiled for."""
 
     kind: Literal["cpu"] = "cpu"
@@ -111,9 +111,8 @@ def check_directory(entries: tuple[WeightEntry, ...], nbytes: int) -> None:
 
 def chunk_digests(data: Bytes) -> tuple[str, ...]:
     """sha256 of every 16 MiB of a tensor's bytes."""
-    return tuple(
-        hashlib.sha256(memoryview(data)[start : start + CHUNK]).hexdigest() for start in range(0, data.nbytes, CHUNK)
-    )
+    starts = range(0, data.nbytes, CHUNK)
+    return tuple(hashlib.sha256(data.data[start : start + CHUNK]).hexdigest() for start in starts)
 
 
 def with_digests(entries: tuple[WeightEntry, ...], weights: Bytes) -> tuple[WeightEntry, ...]:

@@ -58,7 +58,7 @@ Verify = Literal["auto", "full"]
 Layout = Literal["target", "canonical"]
 
 
-class NativeBuild(Strict):
+class NativeBuild(Strict, frozen=True):
     """A compiled build in the file: which machine it needs, and its digest."""
 
     file: str
@@ -68,14 +68,14 @@ class NativeBuild(Strict):
     compiler: str = ""
 
 
-class TextFile(Strict):
+class TextFile(Strict, frozen=True):
     """A file for reading, with its digest."""
 
     file: str
     sha256: str
 
 
-class Header(Strict):
+class Header(Strict, frozen=True):
     """program.json. `stored` is the directory of the weights in the file, `plan.weights` that of the arena."""
 
     magic: Literal["qcompiler-program"]
@@ -207,17 +207,10 @@ def load_image(
     data = _map(path)
     try:
         members = read_members(data)
-        program = _member(data, members, "program.json", limit=MAX_JSON)
-        if zlib.crc32(program) != members["program.json"].crc32:
-            raise CorruptFileError("program.json is damaged: its checksum is wrong")
-        header = read_header(bytes(program))
-        weights = _weights(data, members, header)
-        check_directory(header.stored, header.weights_nbytes)
-        _check_stored(header)
-        _check_digests(data, members, header)
-        if verify == "full" or not _remembered(path, bytes(program)):
+        header, program, weights = _checked_members(data, members)
+        if verify == "full" or not _remembered(path, program):
             _check_weights(header, weights)
-            _remember(path, bytes(program))
+            _remember(path, program)
         native = _trusted_build(data, members, header, trust_native)
     except (ForeignFileError, CorruptFileError, NewerFileError, TrustError, TargetMismatchError) as error:
         raise type(error)(f"{path}: {error}") from error
@@ -229,6 +222,34 @@ def load_image(
         _texts(data, members, header), (), header.qcompiler,
     )  # fmt: skip
     return image, native
+
+
+def read_program(path: str | Path) -> tuple[Header, dict[str, str]]:
+    """What a program file says of itself, and its texts for reading. Nothing is compiled, repacked or run.
+
+    Checks what `load_image` checks, apart from the weights' values and the safety of the plan; raises the same errors.
+    """
+    path = Path(path)
+    data = _map(path)
+    try:
+        members = read_members(data)
+        header, _, _ = _checked_members(data, members)
+        return header, _texts(data, members, header)
+    except (ForeignFileError, CorruptFileError, NewerFileError) as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Header, bytes, Bytes]:
+    """program.json, decoded and as bytes, and the weights; directory and digests fit, the weights' own aside."""
+    program = _member(data, members, "program.json", limit=MAX_JSON)
+    if zlib.crc32(program) != members["program.json"].crc32:
+        raise CorruptFileError("program.json is damaged: its checksum is wrong")
+    header = read_header(bytes(program))
+    weights = _weights(data, members, header)
+    check_directory(header.stored, header.weights_nbytes)
+    _check_stored(header)
+    _check_digests(data, members, header)
+    return header, bytes(program), weights
 
 
 def _map(path: Path) -> memoryview:

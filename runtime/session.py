@@ -32,25 +32,18 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 class Frame:
     """One entry point's arenas for one session: a C array in the order of `Plan.arenas`, null where it uses none.
 
-    `inputs` and `outputs` are the positions to be set at each call.  `copies` are results that lie in memory which is
-    not the caller's own (an argument, a constant, another result): (position, result) pairs.
+    `inputs` and `outputs` are the positions to be set at each call: the verifier sees to it that each argument and each
+    result has an arena of its own.
     """
 
     def __init__(self, plan: Plan, entry: EntryPoint, bases: dict[str, int], executor: Executor) -> None:
         self.executor = executor
         self.arenas = (ctypes.c_void_p * max(len(plan.arenas), 1))()
         position = {arena.name: index for index, arena in enumerate(plan.arenas)}
-        kinds = {arena.name: arena.kind for arena in plan.arenas}
         for name, address in bases.items():
             self.arenas[position[name]] = address or None
         self.inputs = tuple(position[sig.arena] for sig in entry.inputs)
-        self.outputs: list[tuple[int, int]] = []  # (position, result)
-        self.copies: list[tuple[int, int]] = []
-        taken: set[str] = set()
-        for number, sig in enumerate(entry.outputs):
-            own = kinds[sig.arena] == "output" and sig.arena not in taken
-            (self.outputs if own else self.copies).append((position[sig.arena], number))
-            taken.add(sig.arena)
+        self.outputs = tuple(position[sig.arena] for sig in entry.outputs)
 
 
 class Session:
@@ -125,15 +118,13 @@ class Session:
         else:
             results = program.flatten_outputs(out)
             addresses = self._targets(results, binding, sources)
-        for position, number in frame.outputs:
-            arenas[position] = addresses[number]
+        for position, address in zip(frame.outputs, addresses, strict=True):
+            arenas[position] = address
         context = self._context
         context.error_code = 0
         context.error_kernel = -1
         if frame.executor.run(context, arenas, binding):
             raise kernel_error(context, program.plan)
-        for position, number in frame.copies:
-            ctypes.memmove(addresses[number], arenas[position] or 0, self._nbytes(binding, number))
         return program.unflatten_outputs(results) if out is None else out
 
     def _bind(self, shapes: tuple[Shape, ...]) -> Binding:
