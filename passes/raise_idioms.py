@@ -1,32 +1,101 @@
-"""raise-idioms: decomposed forms become one op."""
+"""raise-idioms: decomposed norms, softmax, rope and attention become one op each; masks become flags.
+
+    %s = linalg.generic { x * x } reduced by arith.addf
+    %r = linalg.generic { math.rsqrt(s / N + eps) }       ->   %n = qc.rms_norm %x weight(%w) {eps = 1e-6}
+    %n = linalg.generic { x * r * w }
+
+Matching reads what one element is computed from (support/trace.py), so it does not matter how the form was split into
+loop nests, nor where casts and unit dims stand.  An attention mask that is provably (j <= i) becomes the flag `causal`,
+one that keeps everything is dropped, also as part of a conjunction.  SwiGLU has no op of its own: fuse-epilogues makes
+`silu(x Wg) * (x Wu)` two linears whose epilogues hold the silu and the product.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from qcompiler.passes.fold_views import fold_views
+from qcompiler.passes.idioms import norms, rope, softmax
+from qcompiler.passes.idioms.attention import raise_attention
+from qcompiler.passes.support import loops
 from qcompiler.passes.support.masks import MaskReader, simplify_mask
 from qcompiler.passes.support.numerics import Numerics, Reordered
+from qcompiler.passes.support.trace import Tracer
 from xdsl.context import Context
+from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.linalg import ops
+from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from qcompiler.ir import qc
-from qcompiler.ir.context import qc_context
-from qcompiler.ir.module import functions
+from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.module import functions, path_of, set_path
+
+_POINTWISE_FORMS: tuple[tuple[str, Callable[[SSAValue, Tracer], Operation | None]], ...] = (
+    ("arith.addf", norms.match),
+    ("arith.mulf", norms.match),
+    ("arith.divf", norms.match),
+    ("arith.divf", softmax.match),
+    ("arith.addf", rope.match),
+)
+"""By the last operator of the form (casts aside)."""
 
 
 @dataclass(frozen=True)
 class RaiseIdiomsPass(ModulePass):
-    """Recognises norms, rope, softmax, attention and masks."""
+    """Recognises norms, softmax, rope, attention and masks."""
 
     name = "raise-idioms"
-    numerics: ClassVar[Numerics] = Reordered(1e-5)
+    numerics: ClassVar[Numerics] = Reordered(2e-5)
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
         for function in functions(op):
+            _raise_pointwise_forms(function, context)
+            _raise_attention(function, context)
             reader = MaskReader(function, context)
             for each in list(function.body.block.ops):
                 if isinstance(each, qc.AttentionOp):
                     simplify_mask(each, reader, context, self.name)
+
+
+def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> None:
+    tracer = Tracer(context)
+    # The last op first: the largest form contains the smaller ones.
+    for op in reversed(list(function.body.block.ops)):
+        if not isinstance(op, ops.GenericOp) or op.parent is None or not loops.is_pointwise(op):
+            continue
+        last = tracer.head(tracer.element(op.res[0])).op
+        for wanted, match in _POINTWISE_FORMS:
+            made = match(op.res[0], tracer) if last == wanted else None
+            if made is not None:
+                _replace(op, made, context)
+                break
+
+
+def _replace(op: ops.GenericOp, made: Operation, context: QCContext) -> None:
+    set_path(made, path_of(op))
+    loops.insert_before(op, made)
+    op.res[0].replace_all_uses_with(made.results[0])
+    loops.erase_if_dead(op)
+    context.report.add(RaiseIdiomsPass.name, path_of(made), f"raised {made.name}", "it was written out in parts")
+
+
+def _raise_attention(function: func.FuncOp, context: QCContext) -> None:
+    tracer = Tracer(context)
+    raised = False
+    for op in list(function.body.block.ops):
+        if not isinstance(op, qc.BatchMatmulOp) or op.parent is None:
+            continue
+        result = raise_attention(op, tracer)
+        if result is None:
+            continue
+        raised = True
+        op.result.replace_all_uses_with(result)
+        loops.erase_if_dead(op)
+        context.report.add(RaiseIdiomsPass.name, path_of(op), "raised qc.attention", "softmax between two matmuls")
+    if raised:
+        fold_views(list(function.body.block.ops))

@@ -1,0 +1,1 @@
+"""The decomposed forms that `raise-idioms` recognises, one file each."""

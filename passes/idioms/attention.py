@@ -1,0 +1,139 @@
+"""Attention from `softmax(q kᵀ * scale + mask) v`, written as two batched matmuls around a softmax.
+
+The matmuls may be of rank 3 over joined batch and heads, the scale a product or a quotient, the mask added or selected
+by; casts around the softmax are dropped, since `qc.attention` keeps scores in fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.loops import Index
+from qcompiler.passes.support.trace import Node, Tracer
+from xdsl.dialects import arith, tensor
+from xdsl.dialects.linalg import ops
+from xdsl.ir import SSAValue
+from xdsl.ir.affine import AffineExpr
+from xdsl.rewriter import InsertPoint
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.module import path_of
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.ir.types import tensor as tensor_type
+from qcompiler.plan.dims import Dim
+
+DROPPED = -1e4  # what a masked score is at most: exp of it beside any kept score is 0 in fp32
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """`matmul * scale`, plus a float mask or where a boolean one is true (`index` over the softmax's dims)."""
+
+    matmul: qc.BatchMatmulOp
+    scale: float = 1.0
+    mask: tuple[SSAValue, Index] | None = None
+
+
+def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer) -> SSAValue | None:
+    """The attention that computes a matmul's result, inserted before it; None if it is none."""
+    softmax = loops.producer(_under_casts_and_reshapes(op.a))
+    if not isinstance(softmax, qc.SoftmaxOp):
+        return None
+    shape = shape_of(softmax.result.type)
+    if len(shape) not in (3, 4) or softmax.axis.value.data != len(shape) - 1 or shape[-2:] != shape_of(op.a.type)[-2:]:
+        return None
+    scores = _scores(tracer.element(softmax.x), tracer)
+    if scores is None or shape_of(scores.matmul.result.type)[-2:] != shape[-2:]:
+        return None
+    batch, heads = (shape[0], shape[1]) if len(shape) == 4 else (shape[0], 1)
+    dtypes = {tensor_dtype(v.type) for v in (scores.matmul.a, scores.matmul.b, op.b, op.result)}
+    if not isinstance(heads, int) or len(dtypes) != 1:
+        return None
+    return _build(op, scores, (batch, heads, shape[-2], shape[-1]), len(shape))
+
+
+def _build(op: qc.BatchMatmulOp, scores: _Scores, full: tuple[Dim, Dim, Dim, Dim], rank: int) -> SSAValue | None:
+    batch, heads, queries, keys = full
+    mask = None
+    if scores.mask is not None:
+        source, index = scores.mask
+        if rank == 3:  # (N, S, T) becomes (N, 1, S, T)
+            index = tuple(_insert_heads(e) for e in index)
+        if not can_be_extra(source, index):
+            return None
+        mask = as_extra(op, source, index, full)
+    builder = build.with_path(InsertPoint.before(op), path_of(op))
+    depth, width = shape_of(scores.matmul.a.type)[-1], shape_of(op.b.type)[-1]
+    q = build.reshape(builder, scores.matmul.a, (batch, heads, queries, depth))
+    turned = len(shape_of(scores.matmul.b.type))
+    k = build.transpose(builder, scores.matmul.b, [*range(turned - 2), turned - 1, turned - 2])
+    k = build.reshape(builder, k, (batch, heads, keys, depth))
+    v = build.reshape(builder, op.b, (batch, heads, keys, width))
+    type_ = tensor_type((batch, heads, queries, width), tensor_dtype(op.result.type))
+    made = qc.AttentionOp(q, k, v, mask, type_, scale=scores.scale)
+    builder.insert(made)
+    return build.reshape(builder, made.result, shape_of(op.result.type))
+
+
+def _insert_heads(expr: AffineExpr) -> AffineExpr:
+    """An index over (N, S, T) as one over (N, 1, S, T)."""
+    return expr.replace_dims_and_symbols([loops.dim_expr(n) for n in (0, 2, 3)], [])
+
+
+def _under_casts_and_reshapes(value: SSAValue) -> SSAValue:
+    """The value behind float casts and reshapes of the batch dims."""
+    while True:
+        op = loops.producer(value)
+        if isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+            value = op.src
+        elif isinstance(op, ops.GenericOp) and _is_cast(op):
+            value = op.inputs[0]
+        else:
+            return value
+
+
+def _is_cast(op: ops.GenericOp) -> bool:
+    body = list(op.body.block.ops)
+    return (
+        loops.is_pointwise(op)
+        and len(op.inputs) == 1
+        and all(isinstance(each, arith.ExtFOp | arith.TruncFOp) for each in body[:-1])
+        and loops.inputs_of(op)[0][1] == loops.output_index(op)
+    )
+
+
+def _scores(node: Node, tracer: Tracer) -> _Scores | None:
+    """Reads scale and mask off the scores, outermost first."""
+    for tensor_, index in tracer.aliases(node):
+        matmul = loops.producer(_under_casts_and_reshapes(tensor_))
+        if isinstance(matmul, qc.BatchMatmulOp) and index == loops.identity(len(index)):
+            return _Scores(matmul)
+    found = tracer.head(node)
+    if found.op in ("arith.mulf", "arith.divf"):
+        return _scaled(found, tracer)
+    if found.op == "arith.addf":
+        for inner, other in tracer.either(found, "arith.addf"):
+            scores = _scores(inner, tracer)
+            mask = next(tracer.aliases(other), None)
+            if scores is not None and scores.mask is None and mask is not None:
+                return replace(scores, mask=mask)
+    if found.op == "arith.select":
+        keep, kept, dropped = found.args
+        value, mask = tracer.constant(dropped), next(tracer.aliases(keep), None)
+        scores = _scores(kept, tracer)
+        if scores is not None and scores.mask is None and value is not None and value <= DROPPED and mask is not None:
+            return replace(scores, mask=mask)
+    return None
+
+
+def _scaled(found: Node, tracer: Tracer) -> _Scores | None:
+    left, right = found.args
+    factor, inner = tracer.constant(right), left
+    if factor is None and found.op == "arith.mulf":
+        factor, inner = tracer.constant(left), right
+    scores = _scores(inner, tracer) if factor else None
+    if scores is None or factor is None or scores.mask is not None:
+        return None
+    return replace(scores, scale=scores.scale * factor if found.op == "arith.mulf" else scores.scale / factor)

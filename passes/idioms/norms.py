@@ -1,0 +1,157 @@
+"""RMS norm and layer norm from their decomposed forms.
+
+    rms    x * rsqrt(mean(x * x) + eps) [* weight]
+    layer  (x - mean(x)) * rsqrt(mean((x - mean(x))²) + eps) [* weight [+ bias]]
+
+Division by a square root, a power of two and casts around the statistics are accepted in either place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.loops import Index
+from qcompiler.passes.support.trace import Node, Tracer
+from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineDimExpr
+
+from qcompiler.ir import qc
+from qcompiler.ir.types import shape_of, tensor_dtype
+
+
+@dataclass(frozen=True)
+class _Norm:
+    kind: str
+    x: SSAValue
+    eps: float
+
+
+def match(value: SSAValue, tracer: Tracer) -> Operation | None:
+    """The norm that computes `value`, not yet inserted; None if it is none."""
+    shape = shape_of(value.type)
+    if not shape:
+        return None
+    root = tracer.element(value)
+    for scaled, bias in _with_row(root, "arith.addf", value, tracer):
+        for normed, weight in _with_row(scaled, "arith.mulf", value, tracer):
+            found = _match_normed(normed, value, tracer)
+            if found is None or (bias is not None and found.kind == "rms"):
+                continue
+            if found.kind == "rms":
+                return qc.RmsNormOp(found.x, weight, value.type, eps=found.eps)
+            return qc.LayerNormOp(found.x, weight, bias, value.type, eps=found.eps)
+    return None
+
+
+def _with_row(node: Node, op: str, value: SSAValue, tracer: Tracer) -> Iterator[tuple[Node, SSAValue | None]]:
+    """`(rest, row)` for `rest op row` where the row depends on the last dim alone; then `(node, None)`."""
+    last = len(shape_of(value.type)) - 1
+    for rest, other in tracer.either(node, op):
+        for tensor, index in tracer.aliases(other):
+            fits = tensor_dtype(tensor.type) in (tensor_dtype(value.type), "f32")
+            if index == (loops.dim_expr(last),) and shape_of(tensor.type) == shape_of(value.type)[-1:] and fits:
+                yield rest, tensor
+                break
+    yield node, None
+
+
+def _match_normed(node: Node, value: SSAValue, tracer: Tracer) -> _Norm | None:
+    for centred, variance in _over_root(node, tracer):
+        for shifted, constant in tracer.either(variance, "arith.addf"):
+            eps = tracer.constant(constant)
+            if eps is None:
+                continue
+            square = _mean(shifted, value, tracer)
+            if square is None:
+                continue
+            element, axis = square
+            base = _square_root_of(element, tracer)
+            if base is None:
+                continue
+            x = _same_tensor(centred, base, axis, value, tracer)
+            if x is not None:
+                return _Norm("rms", x, eps)
+            x = _centred(centred, base, axis, value, tracer)
+            if x is not None:
+                return _Norm("layer", x, eps)
+    return None
+
+
+def _over_root(node: Node, tracer: Tracer) -> Iterator[tuple[Node, Node]]:
+    """`(a, v)` for a * rsqrt(v), a * (1 / sqrt(v)), a / sqrt(v)."""
+    for a, b in tracer.either(node, "arith.mulf"):
+        inner = tracer.head(b)
+        if inner.op == "math.rsqrt" or (inner.op == "math.powf" and tracer.constant(inner.args[1]) == -0.5):
+            yield a, inner.args[0]
+        elif inner.op == "arith.divf" and tracer.constant(inner.args[0]) == 1.0:
+            root = tracer.head(inner.args[1])
+            if root.op == "math.sqrt":
+                yield a, root.args[0]
+    pair = tracer.operands(node, "arith.divf")
+    if pair is not None:
+        root = tracer.head(pair[1])
+        if root.op == "math.sqrt":
+            yield pair[0], root.args[0]
+
+
+def _mean(node: Node, value: SSAValue, tracer: Tracer) -> tuple[Node, int] | None:
+    """(element, loop dim) where node is the mean of the elements over the last dim."""
+    size = shape_of(value.type)[-1]
+    if not isinstance(size, int):
+        return None
+    found = tracer.head(node)
+    if found.op not in ("arith.divf", "arith.mulf"):
+        return None
+    pairs = [(found.args[0], found.args[1])]
+    if found.op == "arith.mulf":
+        pairs.append((found.args[1], found.args[0]))
+    for total, factor in pairs:
+        number, inner = tracer.constant(factor), tracer.head(total)
+        if number is None or inner.op != "sum" or inner.extent != size:
+            continue
+        if abs(number * (1.0 if found.op == "arith.divf" else size * size) / size - 1.0) < 1e-6:
+            return inner.args[0], inner.axis
+    return None
+
+
+def _square_root_of(node: Node, tracer: Tracer) -> Node | None:
+    """a, where node is a * a or a ** 2."""
+    found = tracer.head(node)
+    if found.op == "arith.mulf" and tracer.head(found.args[0]) is tracer.head(found.args[1]):
+        return found.args[0]
+    if found.op == "math.powf" and tracer.constant(found.args[1]) == 2.0:
+        return found.args[0]
+    return None
+
+
+def _moved(index: Index, axis: int, last: int) -> Index:
+    """The index with the reduction's dim put back as the last dim."""
+    return tuple(loops.dim_expr(last) if isinstance(e, AffineDimExpr) and e.position == axis else e for e in index)
+
+
+def _same_tensor(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Tracer) -> SSAValue | None:
+    """The tensor of the result's shape and type that holds `outer`, and holds `inner` along the reduced dim."""
+    rank = len(shape_of(value.type))
+    inside = {(t, _moved(i, axis, rank - 1)) for t, i in tracer.aliases(inner)}
+    for tensor, index in tracer.aliases(outer):
+        same = shape_of(tensor.type) == shape_of(value.type) and tensor_dtype(tensor.type) == tensor_dtype(value.type)
+        if same and (tensor, index) in inside and index == loops.identity(rank):
+            return tensor
+    return None
+
+
+def _centred(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Tracer) -> SSAValue | None:
+    """x, where outer is x - mean(x), and inner the same along the reduced dim."""
+    outside, inside = tracer.operands(outer, "arith.subf"), tracer.operands(inner, "arith.subf")
+    if outside is None or inside is None:
+        return None
+    x = _same_tensor(outside[0], inside[0], axis, value, tracer)
+    if x is None:
+        return None
+    for mean in (outside[1], inside[1]):
+        found = _mean(mean, value, tracer)
+        if found is None or _same_tensor(outside[0], found[0], found[1], value, tracer) is not x:
+            return None
+    return x

@@ -1,0 +1,59 @@
+"""Softmax from its decomposed form, `e / sum(e)` with `e = exp(x - max(x))` along one dim."""
+
+from __future__ import annotations
+
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.trace import Node, Tracer
+from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineDimExpr
+
+from qcompiler.ir import qc
+from qcompiler.ir.types import shape_of, tensor_dtype
+
+
+def match(value: SSAValue, tracer: Tracer) -> Operation | None:
+    """The softmax that computes `value`, not yet inserted; None if it is none."""
+    pair = tracer.operands(tracer.element(value), "arith.divf")
+    if pair is None:
+        return None
+    total = tracer.head(pair[1])
+    if total.op != "sum":
+        return None
+    outside, inside = _shifted_exp(pair[0], tracer), _shifted_exp(total.args[0], tracer)
+    if outside is None or inside is None:
+        return None
+    rank = len(shape_of(value.type))
+    for tensor, index in tracer.aliases(outside[0]):
+        if index != loops.identity(rank) or shape_of(tensor.type) != shape_of(value.type):
+            continue
+        if tensor_dtype(tensor.type) != tensor_dtype(value.type):
+            continue
+        axis = _axis_of(tensor, inside[0], total.axis, tracer)
+        maxima = [_axis_of(tensor, m.args[0], m.axis, tracer) for m in (outside[1], inside[1])]
+        if axis is not None and maxima == [axis, axis]:
+            return qc.SoftmaxOp(tensor, value.type, axis=axis)
+    return None
+
+
+def _shifted_exp(node: Node, tracer: Tracer) -> tuple[Node, Node] | None:
+    """(x, the max node) for exp(x - max(...))."""
+    found = tracer.head(node)
+    if found.op != "math.exp":
+        return None
+    pair = tracer.operands(found.args[0], "arith.subf")
+    if pair is None:
+        return None
+    peak = tracer.head(pair[1])
+    return (pair[0], peak) if peak.op == "max" else None
+
+
+def _axis_of(tensor: SSAValue, node: Node, loop: int, tracer: Tracer) -> int | None:
+    """The dim of `tensor` that loop dim `loop` runs along where node is an element of it; None if it is none."""
+    for other, index in tracer.aliases(node):
+        if other is not tensor:
+            continue
+        axes = [n for n, e in enumerate(index) if isinstance(e, AffineDimExpr) and e.position >= Tracer.FIRST_AXIS]
+        kept = all(n in axes or e == loops.dim_expr(n) for n, e in enumerate(index))
+        if len(axes) == 1 and kept and index[axes[0]] == loops.dim_expr(loop):
+            return axes[0]
+    return None
