@@ -11,6 +11,7 @@ from qcompiler.errors import DeviceUnavailableError, RecipeError, TargetMismatch
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
 from qcompiler.ir.context import QCContext, Target
+from qcompiler.ir.text import print_module
 from qcompiler.program import Program, make_image
 from qcompiler.runtime.isa import resolve_isa
 
@@ -59,14 +60,17 @@ def qcompile(
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
     dumps = StageDumps(directory or None)
     imported = import_torch(model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, fallback=fallback)
-    for name, text, seconds in imported.texts:
-        dumps.add(name, text, seconds, "txt")
+    for name, text in imported.texts.items():
+        stage = name.partition("-")[2]
+        dumps.add(stage, text, imported.seconds[stage], "txt")
+    dumps.add("import", print_module(imported.module), imported.seconds["import"])
     imported.ledger.check_promise()
 
     context = QCContext.default(weights=imported.weights, target=Target("cpu", isa))
     if buckets is not None:
         context.options["buckets"] = list(buckets)
-    run_stages(imported.module, context, dumps, verify_each, imported.sample_inputs)
+    samples = imported.sample_inputs() if verify_each == "numerics" else None
+    run_stages(imported.module, context, dumps, verify_each, samples)
     image = make_image(context, imported, isa, dumps)
     choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
     return Program(image, dumps, choices, imported)
@@ -80,7 +84,6 @@ def run_stages(
     sample_inputs: Sequence[Any] | None = None,
 ) -> None:
     """The passes in order, with a dump after each; the plan and the source are left in `context.options`."""
-    from qcompiler.ir.text import print_module
     from qcompiler.passes.emit_kernels import SOURCE
     from qcompiler.passes.pipeline import run_pipeline
 
@@ -90,7 +93,6 @@ def run_stages(
         else:
             dumps.add(name, print_module(current), seconds)
 
-    dumps.add("import", print_module(module), 0.0)
     run_pipeline(module, context, on_stage=on_stage, verify_each=verify_each, sample_inputs=sample_inputs)
 
 

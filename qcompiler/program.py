@@ -33,7 +33,7 @@ class Program:
     ) -> None:
         self.image = image
         self.ledger: Ledger = imported.ledger
-        self.oracle: Callable[..., Any] = imported.oracle
+        self.oracle: Callable[..., Any] = imported.quantized.module
         self._dumps = dumps
         self._choices = tuple(choices)
         self._run = LoadedProgram.from_image(image)

@@ -415,6 +415,19 @@ def _dropout(s: Scope, node: fx.Node, a: Args) -> Result:
     return (value, None) if node.target is aten.native_dropout.default else value
 
 
+@lowers(aten.rrelu_with_noise_functional.default, aten.rrelu_with_noise.default)
+def _rrelu(s: Scope, node: fx.Node, a: Args) -> Result:
+    """In evaluation the slope is the middle of its range."""
+    if a["training"]:
+        raise s.unsupported(node, "the model is in training mode; call model.eval() before compiling it")
+    slope = (a["lower"] + a["upper"]) / 2
+    dtype = s.dtype(a["self"])
+    value = s.pointwise(
+        [s.value(a["self"])], lambda m, x: _leaky_relu(m, x, slope), compute=opmath(dtype), result=dtype
+    )
+    return (value, None) if node.target is aten.rrelu_with_noise_functional.default else value
+
+
 def _register() -> None:
     for op, body in _UNARY.items():
         lowers(op)(_unary_builder(body))

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.utils._pytree as pytree
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
@@ -33,6 +34,7 @@ from qcompiler.frontends.scope import BUILDERS, Result, Scope, bind
 from qcompiler.frontends.torch_values import dtype_name, to_numpy
 from qcompiler.ir import qc, types
 from qcompiler.ir.module import set_arg_names, set_path, set_ranges
+from qcompiler.ledger import Ledger
 from qcompiler.plan.dims import Dim, Range
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.plan import Signature
@@ -68,7 +70,7 @@ class ImportResult:
 
     `symbols` are the ranges of the dimensions; `states` the initial values of buffers that the model writes (keyed as
     `qc.state`); `torch_calls` the operators that only torch can run (with `fallback="torch"`).  `texts` are the dumps of
-    the earlier stages, and `quantized` holds the ledger and the eager oracle.
+    the earlier stages, `seconds` the times of the three, and `quantized` holds the ledger and the eager oracle.
     """
 
     module: ModuleOp
@@ -81,6 +83,17 @@ class ImportResult:
     states: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     torch_calls: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.quantized.ledger
+
+    def sample_inputs(self) -> list[npt.NDArray[Any]]:
+        """The example inputs of the export as flat arrays, for `verify_each="numerics"`."""
+        args, kwargs = self.quantized.exported.program.example_inputs or ((), {})
+        leaves = pytree.tree_leaves((args, kwargs))
+        return [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def import_program(quantized: Quantized, *, fallback: Fallback = None) -> ImportResult:

@@ -6,7 +6,7 @@
     {"kind": "namedtuple" | "modeloutput", "class": "module:Name", "keys": […], "items": […]}
     {"kind": "none"}    {"kind": "constant", "value": …}
 
-The inputs' root is a dict with the keys "args" (a tuple) and "kwargs" (a dict).
+The inputs' root is `{"args": <tuple node>, "kwargs": <dict node>}`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def trees(program: ExportedProgram) -> tuple[Node, Node]:
     outputs = [s.arg for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     args, kwargs = program.call_spec.in_spec.children()
     leaves = _leaves(inputs)
-    tree = {"kind": "dict", "keys": ["args", "kwargs"], "items": [_node(args, leaves), _node(kwargs, leaves)]}
+    tree = {"args": _node(args, leaves), "kwargs": _node(kwargs, leaves)}
     return tree, _node(program.call_spec.out_spec, _leaves(outputs))
 
 

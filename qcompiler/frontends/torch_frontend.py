@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +27,16 @@ def import_torch(
 
     `quant=None` keeps floats.  See `export_model` for dynamic_shapes, `insert_qdq` and `import_program` for errors.
     """
+    began = time.perf_counter()
     exported = export_model(model, args, kwargs, dynamic_shapes)
-    exported_text = exported.text()
+    exported_text, export_ended = exported.text(), time.perf_counter()
     quantized = insert_qdq(exported, quant)
-    quantized_text = quantized.text()
+    quantized_text, qdq_ended = quantized.text(), time.perf_counter()
     result = import_program(quantized, fallback=fallback)
     result.texts = {"00-export": exported_text, "01-insert-qdq": quantized_text}
+    result.seconds = {
+        "export": export_ended - began,
+        "insert-qdq": qdq_ended - export_ended,
+        "import": time.perf_counter() - qdq_ended,
+    }
     return result
