@@ -588,7 +588,7 @@ class EntryOp(NamedOp):
     inputs = prop_def(ArrayAttr[SigAttr])
     outputs = prop_def(ArrayAttr[SigAttr])
     init = opt_prop_def(UnitAttr)
-    body = region_def("single_block")
+    body = region_def()  # without a block when it has no steps and was parsed
     traits = traits_def(NoTerminator(), IsolatedFromAbove())
     assembly_format = "$name attr-dict-with-keyword $body"
     irdl_options = (ParsePropInAttrDict(),)
@@ -629,9 +629,10 @@ class EntryOp(NamedOp):
 
     @property
     def steps(self) -> Iterator[StepOp]:
-        for op in self.body.block.ops:
-            assert isinstance(op, StepOp)
-            yield op
+        for block in self.body.blocks:
+            for op in block.ops:
+                assert isinstance(op, StepOp)
+                yield op
 
     @property
     def record(self) -> EntryPoint:
@@ -641,9 +642,12 @@ class EntryOp(NamedOp):
         )  # fmt: skip
 
     def verify_(self) -> None:
-        for op in self.body.block.ops:
-            if not isinstance(op, StepOp):
-                raise VerifyException(f"rt.entry @{self.sym} holds {op.name}, which is not a step")
+        if len(self.body.blocks) > 1:
+            raise VerifyException(f"rt.entry @{self.sym} has more than one block")
+        for block in self.body.blocks:
+            for op in block.ops:
+                if not isinstance(op, StepOp):
+                    raise VerifyException(f"rt.entry @{self.sym} holds {op.name}, which is not a step")
 
 
 RT = Dialect(

@@ -74,7 +74,7 @@ class Schedule:
                 return (step.source.record, "r"), (step.target.record, "w")
             case LibraryCallOp():
                 writes = set(step.record.writes)
-                return tuple((v, "rw" if i in writes else "r") for i, v in enumerate(step.view_records))
+                return tuple((v, "w" if i in writes else "r") for i, v in enumerate(step.view_records))
             case _:
                 return ()
         for kernel in kernels:

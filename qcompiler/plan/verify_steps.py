@@ -290,7 +290,7 @@ class EntryVerifier:
         if any(not 0 <= index < len(step.operands) for index in step.writes):
             raise ScheduleError(f"it writes operands {list(step.writes)} of {len(step.operands)}", rule="operand-count")
         views = list(step.operands)
-        accesses: list[Access] = ["rw" if i in step.writes else "r" for i in range(len(views))]
+        accesses: list[Access] = ["w" if i in step.writes else "r" for i in range(len(views))]
         if step.workspace is not None:
             buffer = self.program.buffers.get(step.workspace)
             if buffer is None:

@@ -1,5 +1,7 @@
-// Accepted. A copy stream brings x to the GPU in two halves while the compute stream already works on the first.
-// One event per half; the result goes home on the copy stream.
+// refused: unknown-stream
+// message: entry 'main', step 4 (wait for 'first' on stream 'compute2'): the plan declares no stream 'compute2'
+// base: two_streams.mlir
+// edit: a wait on a stream that is not declared
 builtin.module {
   rt.device @host {kind = "cpu", index = 0 : i64}
   rt.device @gpu {kind = "cuda", index = 0 : i64}
@@ -30,7 +32,7 @@ builtin.module {
     rt.record @first on @copy
     rt.copy on @copy from <@x, f32, ["s", 32], [32, 1], "32*s"> to <@a, f32, ["s", 32], [32, 1], "32*s">
     rt.record @second on @copy
-    rt.wait @first on @compute
+    rt.wait @first on @compute2
     rt.launch @half on @compute [#rt.view<@a, f32, ["s", 32], [32, 1], 0>, #rt.view<@w, f32, [32], [1], 0>, #rt.view<@b, f32, ["s", 32], [32, 1], 0>]
     rt.wait @second on @compute
     rt.launch @half on @compute [#rt.view<@a, f32, ["s", 32], [32, 1], "32*s">, #rt.view<@w, f32, [32], [1], 0>, #rt.view<@b, f32, ["s", 32], [32, 1], "32*s">]
