@@ -61,6 +61,12 @@ def _rt() -> Dialect:
     return RT
 
 
+def _test() -> Dialect:
+    from xdsl.dialects.test import Test
+
+    return Test
+
+
 @dataclass
 class QCContext(Context):
     """An xDSL context with a compilation's shared data. Passes get it through `qc_context(ctx)`."""
@@ -90,6 +96,7 @@ class QCContext(Context):
         for dialect in (Builtin, Func, Arith, Math, Linalg, Tensor, QC):
             ctx.load_dialect(dialect)
         ctx.register_dialect("rt", _rt)
+        ctx.register_dialect("test", _test)  # what filecheck files take their operands from
         return ctx
 
     def clone(self) -> QCContext:

@@ -95,6 +95,10 @@ class ConstOp(QCOp):
     def __init__(self, key: str, type_: Attribute) -> None:
         super().__init__(properties={"sym": SymbolRefAttr(key)}, result_types=[type_])
 
+    def verify_op(self) -> None:
+        shape = shape_of(self.result.type) if isinstance(self.result.type, TensorType | QTensorType) else ("",)
+        self.expect(all(isinstance(d, int) for d in shape), "a constant is a tensor of static shape")
+
     @property
     def key(self) -> str:
         return self.sym.root_reference.data
@@ -130,6 +134,10 @@ class StateOp(QCOp):
 
     def __init__(self, key: str, type_: Attribute) -> None:
         super().__init__(properties={"sym": SymbolRefAttr(key)}, result_types=[type_])
+
+    def verify_op(self) -> None:
+        static = all(isinstance(d, int) for d in shape_of(self.result.type))
+        self.expect(static, "a state has a static shape (its maximum); lengths are device data")
 
     @property
     def key(self) -> str:
@@ -264,6 +272,10 @@ class LinearOp(QCOp):
         arguments = [dtype_of(a.type) for a in self.epilogue.block.args]
         wanted = ["f32", *(tensor_dtype(e.type) for e in self.extras)]
         self.expect(arguments == wanted, f"epilogue arguments are {arguments}, expected {wanted}")
+        last = self.epilogue.block.last_op
+        yielded = [dtype_of(v.type) for v in last.operands] if isinstance(last, YieldOp) else []
+        wanted = [tensor_dtype(self.result.type)]
+        self.expect(yielded == wanted, f"the epilogue yields {yielded}, expected {wanted}")
 
 
 @irdl_op_definition
@@ -507,7 +519,7 @@ class SoftmaxOp(QCOp):
 
     def verify_op(self) -> None:
         self.expect(shape_of(self.x.type) == shape_of(self.result.type), "input and result differ in shape")
-        self.expect(0 <= self.axis.value.data < len(shape_of(self.x.type)), "axis is out of range")
+        self.expect_axis(self.axis.value.data, shape_of(self.x.type))
 
 
 # --- escape and terminator -------------------------------------------------------------------------------------------

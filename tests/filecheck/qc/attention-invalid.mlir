@@ -1,0 +1,35 @@
+// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
+
+// CHECK: q, k and v need rank 4
+%q, %k, %v = "test.op"() : () -> (tensor<4x3x8xf32>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "t", 6]>>)
+%0 = qc.attention %q, %k, %v {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+
+// -----
+
+// CHECK: batch dims differ
+%q, %k, %v = "test.op"() : () -> (tensor<3x4x2x8xf32>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "t", 6]>>)
+%0 = qc.attention %q, %k, %v {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+
+// -----
+
+// CHECK: q, k and v do not fit together
+%q, %k, %v = "test.op"() : () -> (tensor<?x4x?x8xf32, #qc.dims<["b", 4, "s", 8]>>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "s", 6]>>)
+%0 = qc.attention %q, %k, %v {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+
+// -----
+
+// CHECK: the result must have shape
+%q, %k, %v = "test.op"() : () -> (tensor<?x4x?x8xf32, #qc.dims<["b", 4, "s", 8]>>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "t", 6]>>)
+%0 = qc.attention %q, %k, %v {scale = 1.0} : tensor<?x4x?x8xf32, #qc.dims<["b", 4, "s", 8]>>
+
+// -----
+
+// CHECK: 4 heads are not a multiple of 3 kv heads
+%q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x3x5x8xf32>)
+%0 = qc.attention %q, %k, %k {scale = 1.0} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: does not broadcast to
+%q, %k, %v, %m = "test.op"() : () -> (tensor<?x4x?x8xf32, #qc.dims<["b", 4, "s", 8]>>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "t", 6]>>, tensor<1x1x1x7xi1>)
+%0 = qc.attention %q, %k, %v mask(%m) {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>

@@ -1,0 +1,11 @@
+// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
+
+// CHECK: axis -1 is out of range
+%x = "test.op"() : () -> tensor<3x8xf32>
+%0 = qc.cumsum %x {axis = -1} : tensor<3x8xf32>
+
+// -----
+
+// CHECK: the result must have shape (3, 8)
+%x = "test.op"() : () -> tensor<3x8xf32>
+%0 = qc.cumsum %x {axis = 0} : tensor<8xf32>

@@ -1,0 +1,42 @@
+// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
+
+// CHECK: x has K = 32 but w has K = 64
+%x, %w = "test.op"() : () -> (tensor<2x32xf32>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>)
+%0 = qc.linear %x, %w : tensor<2x4xf32>
+
+// -----
+
+// CHECK: the result must have shape ('s', 4)
+%x, %w, %b = "test.op"() : () -> (tensor<?x64xf32, #qc.dims<["s", 64]>>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>, tensor<4xf32>)
+%0 = qc.linear %x, %w : tensor<?x5xf32, #qc.dims<["s", 5]>>
+
+// -----
+
+// CHECK: bias must have shape (4,)
+%x, %w, %b = "test.op"() : () -> (tensor<?x64xf32, #qc.dims<["s", 64]>>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>, tensor<5xf32>)
+%0 = qc.linear %x, %w bias(%b) : tensor<?x4xf32, #qc.dims<["s", 4]>>
+
+// -----
+
+// CHECK: extra inputs without an epilogue
+%x, %w, %e = "test.op"() : () -> (tensor<?x64xf32, #qc.dims<["s", 64]>>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>, tensor<1x4xf32>)
+%0 = qc.linear %x, %w extras(%e) : tensor<?x4xf32, #qc.dims<["s", 4]>>
+
+// -----
+
+// CHECK: does not broadcast to
+%x, %w, %e = "test.op"() : () -> (tensor<?x64xf32, #qc.dims<["s", 64]>>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>, tensor<2x4xf32>)
+%0 = qc.linear %x, %w extras(%e) : tensor<?x4xf32, #qc.dims<["s", 4]>> {
+^bb0(%acc: f32, %extra: f32):
+  qc.yield %acc
+}
+
+// -----
+
+// CHECK: epilogue arguments are ['f64'], expected ['f32']
+%x, %w, %b = "test.op"() : () -> (tensor<?x64xf32, #qc.dims<["s", 64]>>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>, tensor<4xf32>)
+%0 = qc.linear %x, %w : tensor<?x4xf32, #qc.dims<["s", 4]>> {
+^bb0(%acc: f64):
+  %1 = arith.truncf %acc : f64 to f32
+  qc.yield %1
+}

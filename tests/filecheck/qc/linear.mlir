@@ -1,0 +1,17 @@
+// RUN: qc opt %s | filecheck %s
+
+%x, %w, %b, %e = "test.op"() : () -> (tensor<?x64xf32, #qc.dims<["s", 64]>>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>, tensor<4xf32>, tensor<1x4xbf16>)
+// CHECK: qc.linear %x, %w : tensor<?x4xf32, #qc.dims<["s", 4]>>
+%0 = qc.linear %x, %w : tensor<?x4xf32, #qc.dims<["s", 4]>>
+// CHECK-NEXT: qc.linear %x, %w bias(%b) extras(%e) {qc.path = "head"} : tensor<?x4xf32, #qc.dims<["s", 4]>> {
+// CHECK-NEXT: ^bb0(%{{.*}}: f32, %{{.*}}: bf16):
+// CHECK-NEXT:   arith.extf
+// CHECK-NEXT:   arith.addf
+// CHECK-NEXT:   qc.yield %{{[0-9]+}}{{$}}
+// CHECK-NEXT: }
+%1 = qc.linear %x, %w bias(%b) extras(%e) {qc.path = "head"} : tensor<?x4xf32, #qc.dims<["s", 4]>> {
+^bb0(%acc: f32, %extra: bf16):
+  %2 = arith.extf %extra : bf16 to f32
+  %3 = arith.addf %acc, %2 : f32
+  qc.yield %3
+}
