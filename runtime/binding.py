@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from qcompiler.errors import ArgumentShapeError, DimError, PlanError
 from qcompiler.plan.dims import Dim, Expr, dim
+from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import EntryPoint, Plan, TensorSig
 
 Shape = tuple[int, ...]
@@ -15,12 +16,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Binding:
-    """One entry point at one size. `values` and `array` hold the symbols in the entry's order."""
+    """One entry point at one size. `array` holds the symbols in the entry's order, for C, and `address` is its own."""
 
     entry: int
     symbols: dict[str, int]
     array: ctypes.Array[ctypes.c_int64]
+    address: int
     outputs: tuple[Shape, ...]
+    input_nbytes: tuple[int, ...]
+    output_nbytes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,10 @@ class EntryBinder:
                 raise self._error(sig, shape, f"dimension {equation.axis} is {extent} instead of {expected}{why}")
         outputs = tuple(tuple(extent.evaluate(symbols) for extent in shape) for shape in self.outputs)
         values = (ctypes.c_int64 * max(len(self.order), 1))(*(symbols[name] for name in self.order))
-        return Binding(self.index, symbols, values, outputs)
+        return Binding(
+            self.index, symbols, values, ctypes.addressof(values), outputs,
+            _nbytes(self.entry.inputs, shapes), _nbytes(self.entry.outputs, outputs),
+        )  # fmt: skip
 
     def _solve(self, equation: _Equation, extent: int, symbols: dict[str, int], sig: TensorSig, shape: Shape) -> None:
         assert equation.solves is not None
@@ -182,6 +189,10 @@ class Binder:
 def _interface(entry: EntryPoint) -> tuple[tuple[tuple[str, str], ...], ...]:
     """What all entry points of a program share."""
     return tuple(tuple((sig.name, sig.dtype) for sig in sigs) for sigs in (entry.inputs, entry.outputs))
+
+
+def _nbytes(sigs: Sequence[TensorSig], shapes: Sequence[Shape]) -> tuple[int, ...]:
+    return tuple(element_count(shape, {}) * ITEMSIZE[sig.dtype] for sig, shape in zip(sigs, shapes, strict=True))
 
 
 def element_count(shape: Sequence[Dim], symbols: dict[str, int]) -> int:

@@ -37,7 +37,8 @@ class NativeExecutor:
         self._function = library.entry(function_name(entry))
 
     def run(self, context: Context, arenas: ArenaArray, binding: Binding) -> int:
-        return int(self._function(ctypes.addressof(context), ctypes.addressof(arenas), ctypes.addressof(binding.array)))
+        code: int = self._function(ctypes.addressof(context), ctypes.addressof(arenas), binding.address)
+        return code
 
 
 class StepwiseExecutor:

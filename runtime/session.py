@@ -17,7 +17,6 @@ from qcompiler.runtime.memory import Block, align_up
 from qcompiler.runtime.support import Context, parallel_address
 
 from qcompiler.errors import ArgumentError, SessionBusyError
-from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import EntryPoint, Plan
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ class Session:
         self._wanted = tuple(zip(binder.names, binder.dtypes, strict=True))
         self._result_dtypes = binder.output_dtypes
         self._result_names = binder.output_names
+        self._apart: tuple[Binding | None, list[int], list[int]] = (None, [], [])
         _sessions.add(self)
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -103,10 +103,7 @@ class Session:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         program = self.program
         values = program.flatten_inputs(args, kwargs)
-        sources = [interop.read(value, *wanted) for value, wanted in zip(values, self._wanted, strict=True)]
-        for source, (name, dtype) in zip(sources, self._wanted, strict=True):
-            if source.dtype != dtype:
-                raise interop.wrong_dtype(name, source.dtype, dtype)
+        sources = [interop.read(value, name, dtype) for value, (name, dtype) in zip(values, self._wanted, strict=True)]
         shapes = tuple([source.shape for source in sources])
         binding = self._bindings.get(shapes) or self._bind(shapes)
         frame = self._frames[binding.entry]
@@ -114,7 +111,7 @@ class Session:
         for position, source in zip(frame.inputs, sources, strict=True):
             arenas[position] = source.address
         if out is None:
-            results, addresses = self._fresh(binding, any(source.is_torch for source in sources))
+            results, addresses = self._fresh(binding, any([source.is_torch for source in sources]))  # noqa: C419
         else:
             results = program.flatten_outputs(out)
             addresses = self._targets(results, binding, sources)
@@ -146,23 +143,24 @@ class Session:
                 results, self._result_names, binding.outputs, self._result_dtypes, strict=True
             )
         ]
-        for number, address in enumerate(addresses):
-            end = address + self._nbytes(binding, number)
-            for source, (name, _) in zip(sources, self._wanted, strict=True):
-                if address < source.address + source.nbytes and source.address < end:
-                    raise ArgumentError(f"out '{self._result_names[number]}' shares memory with argument '{name}'")
-            for other in range(number):
-                if address < addresses[other] + self._nbytes(binding, other) and addresses[other] < end:
-                    raise ArgumentError(
-                        f"out '{self._result_names[number]}' shares memory with out '{self._result_names[other]}'"
-                    )
+        places = (binding, addresses, [source.address for source in sources])
+        if places != self._apart:  # the same arrays as in the last call are apart as they were then
+            self._check_apart(binding, addresses, places[2])
+            self._apart = places
         return addresses
 
-    def _nbytes(self, binding: Binding, number: int) -> int:
-        count = ITEMSIZE[self._result_dtypes[number]]
-        for extent in binding.outputs[number]:
-            count *= extent
-        return count
+    def _check_apart(self, binding: Binding, outs: Sequence[int], arguments: Sequence[int]) -> None:
+        """ArgumentError if a result would be written over an argument or over another result."""
+        taken = [
+            (start, start + nbytes, f"argument '{name}'")
+            for start, nbytes, (name, _) in zip(arguments, binding.input_nbytes, self._wanted, strict=True)
+        ]
+        for start, nbytes, name in zip(outs, binding.output_nbytes, self._result_names, strict=True):
+            end = start + nbytes
+            for low, high, other in taken:
+                if start < high and low < end:
+                    raise ArgumentError(f"out '{name}' shares memory with {other}")
+            taken.append((start, end, f"out '{name}'"))
 
     def __repr__(self) -> str:
         return f"<Session of {self.program!r}{' (stepwise)' if self.stepwise else ''}>"

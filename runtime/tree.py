@@ -224,11 +224,12 @@ def _sequence_flattener(node: Node, where: str) -> Flatten:
 def _mapping_flattener(node: Node, where: str) -> Flatten:
     keys: list[str] = node["keys"]
     steps = [_flattener(item, f"{where}[{key!r}]") for key, item in zip(keys, node["items"], strict=True)]
+    known = frozenset(keys)
 
     def mapping(value: Any, found: list[Any]) -> None:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict | Mapping):
             raise ArgumentStructureError(f"'{where}' must be a dict with the keys {_names(keys)}, not {_short(value)}")
-        if set(value) != set(keys):
+        if value.keys() != known:
             raise ArgumentStructureError(f"'{where}' must have the keys {_names(keys)}, not {_names(list(value))}")
         for key, step in zip(keys, steps, strict=True):
             step(value[key], found)
