@@ -154,7 +154,7 @@ template <int BITS, int SCALE, bool ZEROS, int ROUND> struct qg_packed {
     }
     QG_METHOD void at(int64_t k) {
         if (k >= until) {
-            entry = k / job->kb;
+            entry = until == 0 ? k / job->kb : entry + 1;  // no division inside the loop over k
             until = (entry + 1) * job->kb;
             int64_t first = (base + entry) * 16;
             scale = SCALE == QG_F16 ? vload((const qc_f16*)job->scales + first)

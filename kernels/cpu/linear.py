@@ -11,6 +11,8 @@ Any M >= 0 gives right results in every class; the class only says what it is fa
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels import layouts
@@ -105,7 +107,7 @@ class Weight:
     in_place: bool
 
 
-def _code_values(fmt: Format) -> tuple[float, ...] | None:
+def code_values(fmt: Format) -> tuple[float, ...] | None:
     """What the 16 codes of a 4-bit format stand for before zero point and scale; None for 8-bit codes.
 
     These are the decode equations that gemm.h's decoders compute; another one needs another decoder.
@@ -143,7 +145,7 @@ def _packed_weight(name: str, operand: Operand) -> Weight:
             f"kernel '{name}': a packed weight needs layout '{PANEL_LAYOUT}', not '{operand.layout}'"
         )
     places = {s.name: s for s in layouts.get(PANEL_LAYOUT).sections(fmt, operand.dtype, n, k)}
-    values = _code_values(fmt)
+    values = code_values(fmt)
     rounding = f"QG_{operand.dtype.upper()}"
     flat = places.get("absmax_flat")
     scales = flat or places["scales"]
@@ -262,20 +264,21 @@ def _finish(spec: KernelSpec, body: LinearKernel) -> str:
 
 def finish_function(spec: KernelSpec, lines: list[str]) -> str:
     """The `qg_finish` function of a kernel; the symbols that `lines` use are declared."""
-    used = [line for line in text.symbol_declarations(spec.symbols, "job->sym") if _declared(line) in " ".join(lines)]
     return "\n".join(
         [
             f"static void qk_{spec.name}_finish(const qg_job* job, const float* tile, int64_t stride,",
             "        int64_t m0, int64_t rows, int64_t n0, int64_t cols) {",
-            *text.indent([*used, *lines]),
+            *text.indent([*used_symbols(spec, lines, "job->sym"), *lines]),
             "}\n",
         ]
     )
 
 
-def _declared(line: str) -> str:
-    """The name in ``const int64_t n_s = …``."""
-    return line.split()[2]
+def used_symbols(spec: KernelSpec, lines: Sequence[str], source: str) -> list[str]:
+    """Declarations of those symbols that `lines` use, read from the array `source`."""
+    words = set(re.findall(r"\w+", " ".join(lines)))
+    declarations = zip(spec.symbols, text.symbol_declarations(spec.symbols, source), strict=True)
+    return [declaration for name, declaration in declarations if text.symbol(name) in words]
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
@@ -311,7 +314,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
     weight = weight_of(spec.name, spec.operands[1])
     rows, scratch = few_rows(body, isa), scratch_bytes(spec, isa)
     lines = [
-        *text.symbol_declarations(spec.symbols),
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
         f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.x_col = 1;",
@@ -329,6 +331,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
             lines.append(f"job.decode = qg_decode_panel<{weight.decoder}>;")
         lines.append("qg_run(ctx, &job);")
         size = f"qg_scratch({body.k}, {str(x.dtype != 'f32').lower()})"
+    lines = [*used_symbols(spec, lines, "sym"), *lines]
     lines.insert(0, f'static_assert({size} == {scratch}, "scratch");')
     header = text.header_comment(
         spec, f"M class {body.m_class}; {weight.decoder}; {scratch} bytes of scratch per thread"

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu.linear import emit, scratch_bytes
 
 from qcompiler import formats
+from qcompiler.errors import KernelSelectionError
 from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram
 
 Array = npt.NDArray[Any]
@@ -201,3 +204,83 @@ def test_linear_equals_float64_for_every_format_and_m(
     for case in made:
         for m in MS:
             check(kernels, case, m)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_linear_of_narrow_types_rounds_once(build: Callable[..., Any], isa: str, dtype: str) -> None:
+    made = list(cases([dtype], ["nf4", "nf4_flat", "int8", "int4_zeros", "panels", "rows"]))
+    kernels = build([case.spec for case in made], isa)
+    for case in made:
+        for m in (1, 8, 33):
+            check(kernels, case, m)
+
+
+def test_k_in_several_blocks_keeps_partial_sums_with_epilogue(build: Callable[..., Any], isa: str) -> None:
+    case = make_case("deep_gelu", "deep", "large", "f32", "gelu", has_bias=True)
+    kernels = build([case.spec], isa)
+    for m in (1, 47, 401):
+        check(kernels, case, m)
+
+
+def test_no_rows_write_nothing(build: Callable[..., Any], isa: str) -> None:
+    made = list(cases(["f32"], ["nf4"]))
+    kernels = build([case.spec for case in made], isa)
+    for case in made:
+        out = np.full(8, 7, np.float32)
+        kernels.run(case.spec.name, [out, aligned(case.weight), *[out] * (len(case.spec.operands) - 2)], (0, 4))
+        assert (out == 7).all()
+
+
+def test_decoded_weights_equal_the_format_to_the_bit(build: Callable[..., Any], isa: str) -> None:
+    """x = identity: each output is one weight times 1, plus zeros, so rounding cannot hide a different decode."""
+    made = [
+        make_case(f"{kind}_{m_class.replace('-', '_')}_{dtype}", kind, m_class, dtype, "none", has_bias=False)
+        for kind in FORMATS
+        for m_class, dtype in (("1", "f32"), ("2-8", "bf16"), ("large", "f32"), ("large", "f16"))
+    ]
+    kernels = build([case.spec for case in made], isa)
+    for case in made:
+        n, k = case.values.shape
+        dtype = DTYPES[case.dtype]
+        x = np.zeros((k, k + 5), dtype)
+        x[:, :k] = np.eye(k)
+        out = np.zeros((k, n + 1), dtype)
+        kernels.run(case.spec.name, [x, aligned(case.weight), out], (k, 1))
+        assert (out[:, :n] == case.values.T.astype(dtype)).all(), case.spec.name
+
+
+def test_epilogue_without_a_vector_form_runs_by_lane(build: Callable[..., Any], isa: str) -> None:
+    """f64 arithmetic has no 16-lane form."""
+    base = make_case("by_lane", "int8", "large", "f32", "none", has_bias=True)
+    ops = (op("d", "arith.extf", "acc", dtype="f64"), op("q", "arith.mulf", "d", "d", dtype="f64"),
+           op("y", "arith.truncf", "q"))  # fmt: skip
+    program = ScalarProgram(inputs=(("acc", "f32"),), ops=ops, yields=("y",))
+    body = base.spec.body
+    assert isinstance(body, LinearKernel)
+    spec = msgspec.structs.replace(base.spec, body=msgspec.structs.replace(body, epilogue=program))
+    kernels = build([spec], isa)
+    x, bias = np.random.default_rng(0).standard_normal((9, body.k + 5)), np.ones(body.n)
+    out = np.zeros((9, body.n + 1), np.float32)
+    kernels.run("by_lane", [x.astype(np.float32), aligned(base.weight), bias.astype(np.float32), out], (9, 1))
+    expected = (x[:, : body.k] @ base.values.T + 1) ** 2
+    assert np.linalg.norm(out[:, :-1] - expected) <= 2e-6 * np.linalg.norm(expected)
+
+
+def test_unknown_layouts_types_and_strides_are_refused() -> None:
+    case = make_case("refused", "nf4", "large", "f32", "residual", has_bias=False)
+    x, w = case.spec.operands[:2]
+
+    def refuse(match: str, *operands: Operand) -> None:
+        spec = msgspec.structs.replace(case.spec, operands=(*operands, *case.spec.operands[len(operands) :]))
+        with pytest.raises(KernelSelectionError, match=match):
+            emit(spec, "x86-64-v4")
+
+    refuse("layout 'cpu_p16_v1', not 'canonical'", x, msgspec.structs.replace(w, layout="canonical"))
+    refuse("decode to f32, bf16, f16, not f64", x, msgspec.structs.replace(w, dtype="f64"))
+    refuse("'x' needs unit stride", msgspec.structs.replace(x, strides=(1, 64)))
+    refuse("'x' is i64", msgspec.structs.replace(x, dtype="i64"))
+    spec = msgspec.structs.replace(case.spec, operands=(x, w, case.spec.operands[-1]))
+    with pytest.raises(KernelSelectionError, match="takes 2 extra inputs, 0 are given"):
+        emit(spec, "x86-64-v4")
+    with pytest.raises(KernelSelectionError, match="no CPU matrix kernels for ISA 'z80'"):
+        scratch_bytes(case.spec, "z80")

@@ -1,0 +1,104 @@
+"""Batched products against NumPy in float64: any strides, element types, sizes, ISA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from qcompiler.kernels.cpu.batch_matmul import emit
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.plan.dims import contiguous_strides
+from qcompiler.plan.kernel import BatchMatmulKernel, DType, KernelSpec, Operand
+
+Array = npt.NDArray[Any]
+DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
+
+# Memory order of the axes (batch…, row, column) of a, b and out: the strides that transposes leave behind.
+ORDERS = {
+    "plain": ((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)),
+    "heads": ((0, 2, 1, 3), (0, 2, 1, 3), (0, 2, 1, 3)),
+    "b_transposed": ((0, 2, 1, 3), (0, 3, 1, 2), (0, 1, 2, 3)),
+    "everything": ((0, 1, 3, 2), (3, 0, 1, 2), (1, 0, 3, 2)),
+    "scattered": ((3, 2, 1, 0), (2, 3, 1, 0), (3, 2, 1, 0)),
+}
+
+
+def strides_of(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Element strides of axes that lie in memory in `order`."""
+    inner = contiguous_strides(tuple(shape[axis] for axis in order))
+    result = [0] * len(shape)
+    for axis, stride in zip(order, inner, strict=True):
+        result[axis] = int(stride)
+    return tuple(result)
+
+
+def make_spec(order: str, dtype: DType, sizes: tuple[int, ...], *, symbolic: bool) -> KernelSpec:
+    """Batch (2, 3); the sizes are (m, n, k)."""
+    m, n, k = sizes
+    shapes = ((2, 3, m, k), (2, 3, k, n), (2, 3, m, n))
+    operands = tuple(
+        Operand(name=name, dtype=dtype, access=access, shape=shape, strides=strides_of(shape, axes))
+        for name, access, shape, axes in zip("abo", ("r", "r", "w"), shapes, ORDERS[order], strict=True)
+    )
+    dims = ("m", "n", "k") if symbolic else sizes
+    body = BatchMatmulKernel(batch=(2, "h") if symbolic else (2, 3), m=dims[0], n=dims[1], k=dims[2])
+    name = f"{order}_{dtype}_{m}_{n}_{k}_{'symbolic' if symbolic else 'static'}"
+    return KernelSpec(name=name, symbols=("h", "m", "n", "k") if symbolic else (), operands=operands, body=body)
+
+
+def placed(values: Array, strides: tuple[Any, ...]) -> Array:
+    """A flat array that holds `values` at these strides."""
+    flat = np.zeros(values.size, values.dtype)
+    np.lib.stride_tricks.as_strided(flat, values.shape, [int(s) * values.itemsize for s in strides])[...] = values
+    return flat
+
+
+def check(kernels: Any, spec: KernelSpec) -> None:
+    a, b, out = spec.operands
+    dtype = DTYPES[a.dtype]
+    rng = np.random.default_rng(1)
+    left, right = (rng.standard_normal(operand.shape).astype(dtype) for operand in (a, b))
+    expected = left.astype(np.float64) @ right.astype(np.float64)
+    symbols = (3, *expected.shape[2:], left.shape[3]) if spec.symbols else ()
+    buffers = (placed(left, a.strides), placed(right, b.strides))
+    done = kernels.run_both(spec.name, lambda: [*buffers, np.full(expected.size, 7, dtype)], symbols)[2]
+    got = np.lib.stride_tricks.as_strided(done, expected.shape, [int(s) * done.itemsize for s in out.strides])
+    error = np.linalg.norm(got.astype(np.float64) - expected) / max(np.linalg.norm(expected), 1e-30)
+    assert error <= BOUNDS[a.dtype], f"{spec.name}: relative error {error:.2e}"
+
+
+def test_batched_products_of_any_strides_equal_float64(build: Callable[..., Any], isa: str) -> None:
+    specs = [
+        make_spec(order, dtype, sizes, symbolic=order in ("heads", "scattered"))
+        for order in ORDERS
+        for dtype in ("f32", "bf16", "f16")
+        for sizes in ((5, 7, 3), (33, 35, 32), (1, 67, 130))
+    ]  # type: ignore[misc]
+    specs.append(make_spec("plain", "f32", (17, 19, 1100), symbolic=True))
+    specs.append(make_spec("b_transposed", "f32", (128, 128, 64), symbolic=False))
+    kernels = build(specs, isa)
+    for spec in specs:
+        check(kernels, spec)
+
+
+def test_empty_sum_gives_zeros_and_empty_batch_nothing(build: Callable[..., Any], isa: str) -> None:
+    spec = make_spec("plain", "f32", (2, 3, 1), symbolic=True)
+    kernels = build([spec], isa)
+    data, out = np.ones(64, np.float32), np.full(64, 7, np.float32)
+    kernels.run(spec.name, [data, data, out], (3, 2, 3, 0))
+    assert (out[:36] == 0).all() and (out[36:] == 7).all()
+    out[:] = 7
+    kernels.run(spec.name, [data, data, out], (0, 2, 3, 1))
+    assert (out == 7).all()
+
+
+def test_packed_and_integer_operands_are_refused() -> None:
+    spec = make_spec("plain", "i32", (2, 3, 4), symbolic=False)
+    with pytest.raises(KernelSelectionError, match="batch_matmul takes plain f32, bf16, f16"):
+        emit(spec, "x86-64-v3")
