@@ -240,8 +240,8 @@ class BufferOp(NamedOp):
         self, name: str, arena: str, nbytes: int, offset: int | None = None, weight: str | None = None
     ) -> None:
         properties: dict[str, Attribute | None] = {
-            "name": StringAttr(name), "arena": SymbolRefAttr(arena), "nbytes": _integer(nbytes),
-            "offset": _integer(offset) if offset is not None else None,
+            "name": StringAttr(name), "arena": SymbolRefAttr(arena),
+            "offset": _integer(offset) if offset is not None else None, "nbytes": _integer(nbytes),
             "weight": StringAttr(weight) if weight is not None else None,
         }  # fmt: skip
         super().__init__(properties=properties)

@@ -1,4 +1,4 @@
-"""Hand-written schedules with several streams and devices: the good ones are accepted, each broken one by its own rule."""
+"""Hand-written schedules with several streams and devices: the sound are accepted, each broken one is refused by name."""
 
 from __future__ import annotations
 
