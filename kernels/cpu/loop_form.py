@@ -1,0 +1,125 @@
+"""How a loop kernel is written once its form is chosen: items, shared among tasks, and accesses of 16 lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qcompiler.kernels.cpu.loop_nest import Loop, Nest
+from qcompiler.kernels.cpu.text import c_dim, entry_function, header_comment, indent, symbol_declarations, task_function
+
+from qcompiler.plan.dims import Expr
+
+CHUNK = 4096
+"""Elements of the last loop that one item covers at most: with a body of four operations, one task's worth."""
+
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel does with one item: `outer` loops enumerate the items, `cost` counts the operations of one."""
+
+    note: str
+    outer: tuple[Loop, ...]
+    cost: str
+    lines: tuple[str, ...]
+
+
+def write(nest: Nest, form: Form) -> str:
+    """The task that walks a share of the items, and the function that launches it."""
+    spec = nest.spec
+    items = " * ".join(loop.limit for loop in form.outer) or "1"
+    limits = [*nest.limits(), *_chunk_limits(nest, form), f"const int64_t items = {items};"]
+    tasks = f"qc_tasks(items, {form.cost})"
+    start, advance = _odometer(form.outer)
+    task = [
+        *nest.pointers(),
+        *limits,
+        f"const int64_t tasks = {tasks}, begin = qc_share(items, task, tasks), end = qc_share(items, task + 1, tasks);",
+        *start,
+        "for (int64_t item = begin; item < end; item++) {",
+        *indent([*form.lines, *advance]),
+        "}",
+    ]
+    launch = [
+        *symbol_declarations(spec.symbols),
+        *limits,
+        f"qc_run(ctx, op, sym, {tasks}, qk_{spec.name}_task);",
+    ]
+    head = header_comment(spec, form.note)
+    return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])
+
+
+def _chunk_limits(nest: Nest, form: Form) -> list[str]:
+    """Extents of the loops that a form adds: chunks or tiles of one of the nest's loops."""
+    own = {loop.name for loop in nest.loops}
+    return [
+        f"[[maybe_unused]] const int64_t {loop.limit} = {c_dim(loop.extent)};"
+        for loop in form.outer
+        if loop.name not in own
+    ]
+
+
+def _odometer(outer: Sequence[Loop]) -> tuple[list[str], list[str]]:
+    """Statements that set the outer variables at `begin`, and those that advance them by one item."""
+    start: list[str] = []
+    behind = ""
+    for position, loop in reversed(list(enumerate(outer))):
+        index = f"begin / ({behind})" if behind else "begin"
+        start.insert(0, f"int64_t {loop.name} = {index}{f' % {loop.limit}' if position else ''};")
+        behind = f"{loop.limit} * {behind}" if behind else loop.limit
+    advance: list[str] = []
+    for loop in outer:
+        if loop is outer[0]:
+            advance = [f"{loop.name}++;"]
+        else:
+            advance = [f"if (++{loop.name} == {loop.limit}) {{", f"    {loop.name} = 0;", *indent(advance), "}"]
+    return start, advance
+
+
+def chunked(loop: Loop, size: int) -> tuple[tuple[Loop, ...], list[str]]:
+    """Cuts a loop into chunks: the loop over chunks (none if one suffices), and statements declaring first and last."""
+    if loop.extent.is_static and loop.extent.value <= size:
+        return (), ["const int64_t first = 0, last = " + loop.limit + ";"]
+    chunks = Loop("chunk", (loop.extent + (size - 1)) // Expr.constant(size), (), None)
+    first = f"const int64_t first = chunk * {size}, last = qc_min(first + {size}, {loop.limit});"
+    return (chunks,), [first]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Up to 16 iterations of `loop`, from `first` on: `count` of them."""
+
+    loop: Loop
+    first: str = "j"
+    count: str = "n"
+
+
+def load(nest: Nest, operand: int, columns: Columns, row: str) -> str:
+    """The vector of an operand at `columns`; `row` points where all other loops are."""
+    step, first = columns.loop.steps[operand], columns.first
+    if step == 0:
+        return f"vset(qc_load({row}))"
+    if step == 1:
+        return f"vload_upto({row} + {first}, {columns.count})"
+    return f"vload_s({row} + ({first}) * {c_dim(step)}, {c_dim(step)}, {columns.count})"
+
+
+def store(nest: Nest, operand: int, columns: Columns, row: str, value: str) -> str:
+    """The statement that writes `value` to an operand at `columns`."""
+    step, first = columns.loop.steps[operand], columns.first
+    if step == 1:
+        return f"vstore_upto({row} + {first}, {value}, {columns.count});"
+    return f"vstore_s({row} + ({first}) * {c_dim(step)}, {c_dim(step)}, {value}, {columns.count});"
+
+
+def bases(nest: Nest, loops: Sequence[Loop], operands: Sequence[int]) -> tuple[list[str], dict[int, str]]:
+    """Declarations of a row pointer per operand at `loops`, and the names."""
+    names = {i: f"{nest.names[i]}_row" for i in operands}
+    return [f"const auto {names[i]} = {nest.address(i, loops)};" for i in operands], names
+
+
+def live_operands(nest: Nest) -> list[int]:
+    """Inputs that the body reads, and all outputs."""
+    return [i for i in range(len(nest.spec.operands)) if i >= nest.inputs or nest.used(i)]

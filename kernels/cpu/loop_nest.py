@@ -1,0 +1,184 @@
+"""The loops of a LoopKernel, brought to a normal form before any text is written.
+
+Loops of extent 1 vanish, parallel loops are put in the order of the first output's strides (outermost largest), and
+neighbours that every operand walks as one are collapsed: ``for i < b, for j < s*384`` with strides (384*s, 1)
+everywhere is one loop.  Guesses of symbolic strides only ever choose an order, never a meaning.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qcompiler.kernels.cpu.text import c_dim, identifier, pointer
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.plan.dims import Expr, dim
+from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram
+
+_GUESS = 61  # a size that symbols are given when strides are compared
+_MATH_COST = 10  # element operations that a transcendental function is worth
+_CHEAP_MATH = frozenset({"sqrt", "absf", "absi", "ceil", "floor", "round", "roundeven", "trunc", "copysign", "fma"})
+_RESERVED_TEXT = """
+arg auto before begin bool call case char chunk const count ctx default delete do double else end enum
+extern false first float for half height if int int64_t item items j k lane last long memcpy n namespace
+new op operator private protected public register row scratch short signed sizeof static step struct
+switch sym task tasks template this tile true typename union unsigned using vf vi vm void while width
+"""
+_RESERVED = frozenset(_RESERVED_TEXT.split())
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop: its C++ variable, its extent, and how far each operand moves (in elements) per iteration."""
+
+    name: str
+    extent: Expr
+    steps: tuple[Expr, ...]
+    axis: int | None  # the axis that linalg.index asks for; such loops are not collapsed
+
+    @property
+    def limit(self) -> str:
+        """The C++ constant that holds the extent."""
+        return f"{self.name}_end"
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A LoopKernel in normal form. `indices` gives the C++ text of each original axis for linalg.index."""
+
+    spec: KernelSpec
+    body: LoopKernel
+    parallel: tuple[Loop, ...]
+    reduction: tuple[Loop, ...]
+    offsets: tuple[Expr, ...]
+    indices: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @property
+    def program(self) -> ScalarProgram:
+        return self.body.body
+
+    @property
+    def inputs(self) -> int:
+        """How many operands are inputs; the outputs follow."""
+        return len(self.spec.operands) - len(self.program.yields)
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        return self.spec.operands[self.inputs :]
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return self.parallel + self.reduction
+
+    def used(self, operand: int) -> bool:
+        """Whether the body reads an input (an unused one is not loaded)."""
+        name = self.program.inputs[operand][0]
+        return name in self.program.yields or any(name in op.args for op in self.program.ops)
+
+    def address(self, operand: int, loops: Sequence[Loop], at: dict[str, str] | None = None) -> str:
+        """Pointer text at the given loops' variables (`at` replaces some of them by other text)."""
+        terms = [] if self.offsets[operand] == 0 else [c_dim(self.offsets[operand])]
+        for loop in loops:
+            step, variable = loop.steps[operand], (at or {}).get(loop.name, loop.name)
+            if step == 1:
+                terms.append(variable)
+            elif step != 0:
+                terms.append(f"{variable} * {c_dim(step)}")
+        return " + ".join([self.names[operand], *terms])
+
+    def pointers(self) -> list[str]:
+        return [
+            pointer(operand, i, self.names[i], "call->op")
+            for i, operand in enumerate(self.spec.operands)
+            if i >= self.inputs or self.used(i)
+        ]
+
+    def limits(self) -> list[str]:
+        return [f"[[maybe_unused]] const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in self.loops]
+
+    def cost(self) -> int:
+        """Element operations per iteration, roughly."""
+        return len(self.spec.operands) + sum(
+            _MATH_COST if op.op.startswith("math.") and op.op[5:] not in _CHEAP_MATH else 1 for op in self.program.ops
+        )
+
+
+def guess(value: Expr) -> int:
+    """A number for comparing symbolic sizes."""
+    return value.evaluate(dict.fromkeys(value.symbols(), _GUESS))
+
+
+def build_nest(spec: KernelSpec) -> Nest:
+    """The normal form. KernelSelectionError for a nest whose parts do not fit together."""
+    body = spec.body
+    assert isinstance(body, LoopKernel)
+    _check(spec, body)
+    asked = {op.axis for op in body.body.ops if op.op == "linalg.index"}
+    indices = ["0"] * len(body.extents)
+    groups: dict[str, list[Loop]] = {"parallel": [], "reduction": []}
+    for axis, (extent, kind) in enumerate(zip(body.extents, body.iterators, strict=True)):
+        if dim(extent) == 1:
+            continue
+        steps = tuple(dim(access.coefficients[axis]) for access in body.accesses)
+        groups[kind].append(Loop(f"i{axis}", dim(extent), steps, axis if axis in asked else None))
+        indices[axis] = f"i{axis}"
+    inputs = len(spec.operands) - len(body.body.yields)
+    parallel = sorted(groups["parallel"], key=lambda loop: -guess(loop.steps[inputs]))
+    reduction = sorted(groups["reduction"], key=lambda loop: -max((guess(s) for s in loop.steps[:inputs]), default=0))
+    return Nest(
+        spec,
+        body,
+        tuple(_collapse(parallel)),
+        tuple(_collapse(reduction)),
+        tuple(dim(access.offset) for access in body.accesses),
+        tuple(indices),
+        _operand_names(spec),
+    )
+
+
+def _check(spec: KernelSpec, body: LoopKernel) -> None:
+    counts = {len(spec.operands), len(body.accesses), len(body.body.inputs)}
+    if len(counts) != 1 or len(body.extents) != len(body.iterators):
+        raise KernelSelectionError(f"loop kernel '{spec.name}': operands, accesses and body inputs differ in number")
+    if "reduction" not in body.iterators:
+        return
+    outputs = len(body.body.yields)
+    if len(body.init) != outputs:
+        raise KernelSelectionError(f"reduction '{spec.name}' has {outputs} outputs and {len(body.init)} initial values")
+    for access in body.accesses[-outputs:]:
+        for kind, step in zip(body.iterators, access.coefficients, strict=True):
+            if kind == "reduction" and dim(step) != 0:
+                raise KernelSelectionError(f"reduction '{spec.name}': an output moves along a reduction loop")
+
+
+def _collapse(loops: Sequence[Loop]) -> list[Loop]:
+    done: list[Loop] = []
+    for loop in loops:
+        outer = done[-1] if done else None
+        if (
+            outer is not None
+            and outer.axis is None
+            and loop.axis is None
+            and all(a == b * loop.extent for a, b in zip(outer.steps, loop.steps, strict=True))
+        ):
+            done[-1] = Loop(outer.name, outer.extent * loop.extent, loop.steps, None)
+        else:
+            done.append(loop)
+    return done
+
+
+def _operand_names(spec: KernelSpec) -> tuple[str, ...]:
+    """C++ names of the operands: their own where those are usable and distinct."""
+    names: list[str] = []
+    for i, operand in enumerate(spec.operands):
+        name = identifier(operand.name)
+        usable = name.isidentifier() and name not in _RESERVED and not keyword.iskeyword(name) and name not in names
+        prefixed = (
+            name[:1] in "acijknprt" and name[1:].replace("_", "").isdigit()
+        )  # loop variables, symbols, statements
+        own = usable and not prefixed and not name.startswith(("t_", "n_", "v_", "qc_", "q_", "lane"))
+        names.append(name if own else f"operand{i}")
+    return tuple(names)
