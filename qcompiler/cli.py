@@ -1,6 +1,7 @@
 """`qc compile | run | inspect | opt | bench | doctor`.
 
-Data goes to stdout, progress and messages to stderr. Exit status 1 and one line on stderr for every `QCompilerError`.
+Data goes to stdout, progress and messages to stderr. Exit status 1 and one message on stderr for every `QCompilerError`
+and for files that cannot be read or written.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         return 141  # the reader of our stdout has gone, as in `qc opt … | head`
+    except OSError as error:  # a file that is not there, or may not be read or written
+        print(f"qc: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -214,13 +218,7 @@ def _bench(options: argparse.Namespace) -> None:
         start = time.perf_counter()
         run(*args, **kwargs)
         times.append(time.perf_counter() - start)
-    figures = {
-        "dims": symbols,
-        "rounds": options.rounds,
-        "median_s": median(times),
-        "min_s": min(times),
-        "max_s": max(times),
-    }
+    figures = {"dims": symbols, "rounds": len(times), "median_s": median(times), "min_s": min(times)}
     if options.json:
         print(json.dumps(figures))
     else:

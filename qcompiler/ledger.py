@@ -84,6 +84,13 @@ class Ledger:
             f"QuantConfig({self.recipe!r}, promise_bits={_ceil(bits)}) or promise_bits=None"
         )
 
+    def totals(self) -> str:
+        """One line for people: `recipe nf4: 103 tensors, 90.9 MB -> 27.0 MB, 6.480 bits per weight (promised 6.5)`."""
+        promise = "no promise" if self.promise_bits is None else f"promised {self.promise_bits}"
+        sizes = f"{self.bytes_before / 1e6:.1f} MB -> {self.bytes_after / 1e6:.1f} MB"
+        bits = f"{self.bits_per_weight():.3f} bits per weight ({promise})"
+        return f"recipe {self.recipe}: {len(self.rows)} tensors, {sizes}, {bits}"
+
     def to_json(self) -> str:
         """Rows and totals as JSON."""
         totals = {
