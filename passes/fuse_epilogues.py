@@ -4,10 +4,11 @@
     %2 = linalg.generic ins(%1, %res) {              ->   ^bb0(%acc: f32, %r: f32):
       arith.addf }                                          arith.addf; qc.yield }
 
-The consumer must be the only reader of the linear, of the same shape, and read it element by element; its other inputs
-become extras (as views with the result's rank, unit dims where they repeat).  Where a consumer reads two linears, the
-one defined later takes it.  A constant row added to a linear without a bias becomes its bias.  The only numeric change
-is that a `truncf` -> `extf` pair between accumulator and consumer is deleted.
+An activation that is written as several nests is joined first.  The consumer must be the only reader of the linear, of
+the same shape, and read it element by element; its other inputs become extras (as views with the result's rank, unit
+dims where they repeat).  Where a consumer reads two linears, the one defined later takes it.  A constant row added to a
+linear without a bias becomes its bias.  The only numeric change is that a `truncf` -> `extf` pair between accumulator
+and consumer is deleted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import ClassVar
 
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.fusion import absorb_producers, in_step
 from qcompiler.passes.support.loops import Index
 from qcompiler.passes.support.numerics import Numerics, Ulps
 from xdsl.context import Context
@@ -47,6 +49,9 @@ class FuseEpiloguesPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         pairs = 0
         for function in functions(op):
+            for each in reversed(list(function.body.block.ops)):
+                if isinstance(each, ops.GenericOp) and each.parent is not None:
+                    pairs += absorb_producers(each, in_step)
             # Later linears first: of two that meet in one consumer, the later one takes it.
             for each in reversed(list(function.body.block.ops)):
                 linear = each if isinstance(each, qc.LinearOp) else None

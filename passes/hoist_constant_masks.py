@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from qcompiler.passes.fold_views import fold_views
-from qcompiler.passes.fuse_elementwise import is_trivial
 from qcompiler.passes.support import loops, masks
 from qcompiler.passes.support.cones import FREE, Built, ConeBuilder, input_independent
+from qcompiler.passes.support.fusion import is_trivial
 from qcompiler.passes.support.numerics import Numerics, Reordered
 from qcompiler.passes.support.views import VIEWS
 from xdsl.context import Context

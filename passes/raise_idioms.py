@@ -58,8 +58,8 @@ class RaiseIdiomsPass(ModulePass):
             _raise_attention(function, context)
             reader = MaskReader(function, context)
             for each in list(function.body.block.ops):
-                if isinstance(each, qc.AttentionOp):
-                    simplify_mask(each, reader, context, self.name)
+                while isinstance(each, qc.AttentionOp) and simplify_mask(each, reader, context, self.name):
+                    pass  # a conjunction loses one part at a time
 
 
 def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> None:

@@ -70,12 +70,13 @@ def _match_normed(node: Node, value: SSAValue, tracer: Tracer) -> _Norm | None:
             base = _square_root_of(element, tracer)
             if base is None:
                 continue
-            x = _same_tensor(centred, base, axis, value, tracer)
-            if x is not None:
-                return _Norm("rms", x, eps)
+            # first: x - mean(x) is a tensor, too, of which a layer norm is the RMS norm
             x = _centred(centred, base, axis, value, tracer)
             if x is not None:
                 return _Norm("layer", x, eps)
+            x = _same_tensor(centred, base, axis, value, tracer)
+            if x is not None:
+                return _Norm("rms", x, eps)
     return None
 
 

@@ -39,10 +39,22 @@ def input_independent(block: Block) -> set[Operation]:
     for op in block.ops:
         if isinstance(op, (*_DECODES, *_IMPURE)) or not op.results:
             continue
-        producers = (v.owner if isinstance(v, OpResult) else None for v in op.operands)
+        reads = [op.ids] if isinstance(op, qc.EmbeddingOp) and packed_table(op) is not None else op.operands
+        producers = (v.owner if isinstance(v, OpResult) else None for v in reads)
         if all(p is not None and p in found for p in producers):
             found.add(op)
     return found
+
+
+def packed_table(op: qc.EmbeddingOp) -> qc.ConstOp | None:
+    """The quantised table that an embedding picks from, whether its decode has been fused already or not.
+
+    A few rows of it may be picked and decoded at load: that undoes no quantisation.
+    """
+    table = op.table
+    if isinstance(table.owner, qc.DequantizeOp):
+        table = table.owner.input
+    return table.owner if _is_quantised(table) and isinstance(table.owner, qc.ConstOp) else None
 
 
 @dataclass(frozen=True)
@@ -245,11 +257,13 @@ class ConeBuilder:
 
     def _embedding(self, op: Operation) -> Built | None:
         assert isinstance(op, qc.EmbeddingOp)
-        ids, table = self.build(op.ids), self.build(op.table) if not _is_quantised(op.table) else None
-        if ids is None or (table is None and not _is_quantised(op.table)):
-            return None
-        rows = table.value if table is not None else self._packed(op.table)
-        if rows is None:
+        ids, packed = self.build(op.ids), packed_table(op)
+        if packed is not None:
+            rows = self._packed(packed.result)
+        else:
+            table = self.build(op.table)
+            rows = table.value if table is not None else None
+        if ids is None or rows is None:
             return None
         out = tensor_type((*ids.shape, shape_of(op.result.type)[-1]), tensor_dtype(op.result.type))
         made = qc.EmbeddingOp(ids.value, rows, out)
@@ -264,6 +278,43 @@ class ConeBuilder:
         copy = op.clone()
         self._block.add_op(copy)
         return copy.result
+
+    def _gather(self, op: Operation) -> Built | None:
+        """Picks along a static axis; "along" keeps the dims of which x and index are both repeated."""
+        assert isinstance(op, qc.GatherOp)
+        x, index, axis = self.build(op.x), self.build(op.index), op.axis.value.data
+        if x is None or index is None or not isinstance(shape_of(op.x.type)[axis], int):
+            return None
+        if op.mode.data == "take":
+            rows = self.full(op.x)
+            sizes = [s for n, s in enumerate(self._sizes(op.x) or ()) if n != axis]
+            repeats = (*(False,) * axis, *index.repeats, *(False,) * (len(sizes) - axis))
+            picked, shape = index.value, (*sizes[:axis], *index.shape, *sizes[axis:])
+        else:
+            repeats = tuple(
+                a and b and n != axis for n, (a, b) in enumerate(zip(x.repeats, index.repeats, strict=True))
+            )
+            # index runs along the axis for itself, x is picked from; every other dim they share
+            rows = self._widen(op.x, x, repeats)
+            widened = self._widen(op.index, index, repeats)
+            if widened is None:
+                return None
+            picked, shape = widened, tuple(int(d) for d in shape_of(widened.type))
+        if rows is None:
+            return None
+        type_ = tensor_type(shape, tensor_dtype(op.result.type))
+        made = qc.GatherOp(rows, picked, type_, axis=axis, mode=op.mode.data)
+        set_path(made, path_of(op))
+        self._block.add_op(made)
+        return Built(made.result, repeats)
+
+    def _widen(self, value: SSAValue, built: Built, repeats: tuple[bool, ...]) -> SSAValue | None:
+        """`built` at full size in every dim but those of `repeats`."""
+        sizes = self._sizes(value)
+        if sizes is None:
+            return None
+        wanted = [1 if r else s for r, s in zip(repeats, sizes, strict=True)]
+        return build.broadcast_in(self._builder(""), built.value, wanted, range(len(wanted)))
 
     def _stable_copy(self, op: Operation) -> Built | None:
         return self._copy(op) if _STABLE[type(op)](op) else None
@@ -340,5 +391,6 @@ _RULES: dict[type[Operation], Callable[[ConeBuilder, Operation], Built | None]] 
     tensor.CollapseShapeOp: ConeBuilder._reshape,
     tensor.ExtractSliceOp: ConeBuilder._slice,
     qc.EmbeddingOp: ConeBuilder._embedding,
+    qc.GatherOp: ConeBuilder._gather,
     **dict.fromkeys(_STABLE, ConeBuilder._stable_copy),
 }

@@ -161,7 +161,8 @@ def remove_useless_masks(function: func.FuncOp, context: QCContext) -> None:
     for op in list(function.body.block.ops):
         if not isinstance(op, qc.AttentionOp):
             continue
-        simplify_mask(op, reader, context, "hoist-constant-masks")
+        while simplify_mask(op, reader, context, "hoist-constant-masks"):
+            pass  # a conjunction loses one part at a time
         one_key = shape_of(op.k.type)[2] == 1
         if op.causal is not None and one_key:
             del op.properties["causal"]
