@@ -176,9 +176,7 @@ def _operand_names(spec: KernelSpec) -> tuple[str, ...]:
     for i, operand in enumerate(spec.operands):
         name = identifier(operand.name)
         usable = name.isidentifier() and name not in _RESERVED and not keyword.iskeyword(name) and name not in names
-        prefixed = (
-            name[:1] in "acijknprt" and name[1:].replace("_", "").isdigit()
-        )  # loop variables, symbols, statements
+        prefixed = name[:1] in "acijknprt" and name[1:].replace("_", "").isdigit()  # as loop variables
         own = usable and not prefixed and not name.startswith(("t_", "n_", "v_", "qc_", "q_", "lane"))
         names.append(name if own else f"operand{i}")
     return tuple(names)

@@ -1,0 +1,63 @@
+"""Cumulative sum along the middle dim, in order.
+
+f32 and narrower floats accumulate in fp32 (rounded once per element for narrow results), f64 in f64, integers (and
+booleans, into an integer result) in the result's type, wrapping.
+"""
+
+from __future__ import annotations
+
+from qcompiler.kernels.cpu.gather import offset
+from qcompiler.kernels.cpu.text import (
+    VALUE_TYPES,
+    c_dim,
+    entry_function,
+    header_comment,
+    indent,
+    pointer,
+    symbol_declarations,
+    task_function,
+)
+
+from qcompiler.plan.kernel import KernelSpec, ScanKernel
+
+BLOCK = 64
+"""Neighbouring columns that one item sums side by side: 256 bytes of f32, whole cache lines."""
+
+
+def scratch_bytes(spec: KernelSpec, isa: str) -> int:
+    return 0
+
+
+def emit(spec: KernelSpec, isa: str) -> str:
+    """Items are (outer, block of inner) pairs; each walks the length in order."""
+    body = spec.body
+    assert isinstance(body, ScanKernel)
+    x, out = spec.operands
+    kind = VALUE_TYPES[out.dtype]
+    integer = out.dtype not in ("f64", "f32", "bf16", "f16")
+    blocks = f"qc_floordiv({c_dim(body.inner)} + {BLOCK - 1}, {BLOCK})"
+    items = f"{c_dim(body.outer)} * {blocks}"
+    cost = f"2 * {c_dim(body.length)} * qc_min({BLOCK}, {c_dim(body.inner)})"
+    value = f"({kind})qc_load(x + {offset(x, ['o', 'i', 'first + n'])})"
+    add = f"qc_add<{kind}>(sum[n], {value})" if integer else f"sum[n] + {value}"
+    task = [
+        pointer(x, 0, "x", "call->op"),
+        pointer(out, 1, "out", "call->op"),
+        f"const int64_t blocks = {blocks}, items = {items}, tasks = qc_tasks(items, {cost});",
+        "for (int64_t item = qc_share(items, task, tasks); item < qc_share(items, task + 1, tasks); item++) {",
+        f"    const int64_t o = item / blocks, first = item % blocks * {BLOCK};",
+        f"    const int64_t count = qc_min({BLOCK}, {c_dim(body.inner)} - first);",
+        "    (void)o;",
+        f"    {kind} sum[{BLOCK}] = {{}};",
+        f"    for (int64_t i = 0; i < {c_dim(body.length)}; i++)",
+        "        for (int64_t n = 0; n < count; n++) {",
+        *indent([f"sum[n] = {add};", f"qc_store(out + {offset(out, ['o', 'i', 'first + n'])}, sum[n]);"], 3),
+        "        }",
+        "}",
+    ]
+    launch = [
+        *symbol_declarations(spec.symbols),
+        f"qc_run(ctx, op, sym, qc_tasks({items}, {cost}), qk_{spec.name}_task);",
+    ]
+    head = header_comment(spec, "running sums, in order")
+    return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])

@@ -1,0 +1,113 @@
+"""Gather, index_update and scan against NumPy, with the errors they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qcompiler.plan.kernel import DType, GatherKernel, IndexUpdateKernel, KernelSpec, Operand, ScanKernel
+from qcompiler.plan.weights import NUMPY_DTYPES
+
+O, L, C, I = 3, 11, 7, 29  # outer, length, count, inner  # noqa: E741
+
+
+def tensor(name: str, dtype: DType, access: str, *shape: int, strides: tuple[int, ...] | None = None) -> Operand:
+    if strides is None:
+        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    return Operand(name=name, dtype=dtype, access=access, shape=shape, strides=strides)  # type: ignore[arg-type]
+
+
+def gather(name: str, mode: str, dtype: DType, index_dtype: DType = "i64") -> KernelSpec:
+    index = tensor("index", index_dtype, "r", C) if mode == "take" else tensor("index", index_dtype, "r", O, C, I)
+    operands = (tensor("x", dtype, "r", O, L, I), index, tensor("out", dtype, "w", O, C, I))
+    body = GatherKernel(mode=mode, outer=O, length=L, count=C, inner=I)  # type: ignore[arg-type]
+    return KernelSpec(name=name, symbols=(), operands=operands, body=body)
+
+
+def scan(name: str, dtype: DType, out: DType) -> KernelSpec:
+    operands = (tensor("x", dtype, "r", O, 101, 70), tensor("out", out, "w", O, 101, 70))
+    return KernelSpec(name=name, symbols=(), operands=operands, body=ScanKernel(outer=O, length=101, inner=70))
+
+
+def update(name: str, src_strides: tuple[int, ...] | None = None) -> KernelSpec:
+    src = tensor("src", "f32", "r", O, C, I, strides=src_strides)
+    operands = (tensor("x", "f32", "rw", O, L, I), tensor("index", "i64", "r", C), src)
+    body = IndexUpdateKernel(outer=O, length=L, count=C, inner=I)
+    return KernelSpec(name=name, symbols=(), operands=operands, body=body)
+
+
+SPECS = [
+    gather("take", "take", "f32"), gather("take_bf16_i32", "take", "bf16", "i32"), gather("along", "along", "i64"),
+    update("update"), update("update_strided", (1, O, O * C)),
+    scan("scan_f32", "f32", "f32"), scan("scan_bf16", "bf16", "bf16"), scan("scan_i64", "i64", "i64"),
+    scan("scan_bool", "i1", "i64"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels(build: Callable[..., Any], isa: str) -> Any:
+    return build(SPECS, isa)
+
+
+def data(dtype: str, *shape: int) -> np.ndarray:
+    rng = np.random.default_rng(9)
+    if dtype == "i1":
+        return rng.random(shape) > 0.5
+    return (rng.normal(size=shape) * 100).astype(NUMPY_DTYPES[dtype])
+
+
+@pytest.mark.parametrize(("name", "dtype", "index"), [("take", "f32", "i64"), ("take_bf16_i32", "bf16", "i32")])
+def test_take(kernels: Any, name: str, dtype: str, index: str) -> None:
+    x = data(dtype, O, L, I)
+    where = np.array([0, 10, -1, -11, 5, 5, 3], NUMPY_DTYPES[index])
+    out = kernels.run_both(name, lambda: [x, where, np.zeros((O, C, I), x.dtype)])[-1]
+    assert out.tobytes() == np.take(x, where, 1).tobytes()
+
+
+def test_gather_along(kernels: Any) -> None:
+    x = data("i64", O, L, I)
+    where = np.random.default_rng(1).integers(-L, L, (O, C, I))
+    out = kernels.run_both("along", lambda: [x, where, np.zeros((O, C, I), np.int64)])[-1]
+    np.testing.assert_array_equal(out, np.take_along_axis(x, where % L, 1))
+
+
+@pytest.mark.parametrize("bad", [L, -L - 1, 2**40])
+def test_gather_reports_an_index_out_of_range(kernels: Any, bad: int) -> None:
+    where, out = np.array([0, 1, bad, 99, 0, 0, 0]), np.full((O, C, I), 7, np.float32)
+    context = kernels.run("take", [data("f32", O, L, I), where, out])
+    assert (context.error_code, context.error_value, context.error_limit) == (1, bad, L)
+    assert (out == 7).all(), "an output was written although an index is out of range"
+
+
+@pytest.mark.parametrize("name", ["update", "update_strided"])
+def test_index_update_last_of_equal_indices_wins(kernels: Any, name: str) -> None:
+    x, where = data("f32", O, L, I), np.array([3, -1, 3, 0, 7, 7, 3])
+    flat = data("f32", O * C * I)
+    src = flat.reshape(O, C, I) if name == "update" else flat.reshape(I, C, O).transpose(2, 1, 0)
+    got = kernels.run_both(name, lambda: [x.copy(), where, flat])[0]
+    want = x.copy()
+    for i, at in enumerate(where):
+        want[:, at] = src[:, i]
+    assert got.tobytes() == want.tobytes()
+
+
+def test_index_update_reports_before_it_writes(kernels: Any) -> None:
+    x = data("f32", O, L, I)
+    before = x.copy()
+    context = kernels.run("update", [x, np.array([0, 1, 2, 3, 4, 5, -12]), data("f32", O, C, I)])
+    assert (context.error_code, context.error_value) == (1, -12)
+    assert x.tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("name", ["scan_f32", "scan_bf16", "scan_i64", "scan_bool"])
+def test_scan_matches_numpy(kernels: Any, name: str) -> None:
+    spec = next(s for s in SPECS if s.name == name)
+    kept = NUMPY_DTYPES[spec.operands[1].dtype]
+    x = data(spec.operands[0].dtype, O, 101, 70)
+    out = kernels.run_both(name, lambda: [x, np.zeros(x.shape, kept)])[-1]
+    inner = np.float32 if kept.kind not in "iu" else np.int64
+    want = np.cumsum(x.astype(inner), axis=1, dtype=inner).astype(kept)
+    assert out.tobytes() == want.tobytes()
