@@ -232,7 +232,7 @@ class _Rewriter:
             state_dict=self.state,
             range_constraints=old.range_constraints,
             module_call_graph=old.module_call_graph,
-            example_inputs=None,
+            example_inputs=old.example_inputs,
             constants=self.constants,
             verifiers=[old.verifier],
         )
