@@ -114,7 +114,7 @@ class RtInterpreter:
                 self._launch(taken.kernel, step.view_records, symbols)
             case CopyOp():
                 source, target = (self._at(view, symbols) for view in step.view_records)
-                target[...] = source
+                _store(target, source, "copy")
             case LibraryCallOp():
                 self._call(step, symbols)
             case _:
@@ -214,6 +214,8 @@ def _store(target: Array, value: Array, kernel: str) -> None:
         raise InterpreterError(
             f"'{kernel}' yields {value.dtype} {value.shape} for an operand of {target.dtype} {target.shape}"
         )
+    if not target.flags.writeable:
+        raise InterpreterError(f"'{kernel}' writes a constant")
     target[...] = value.reshape(target.shape)
 
 

@@ -1,4 +1,4 @@
-"""Hand-written schedules with several streams and devices: the sound are accepted, each broken one is refused by name."""
+"""Hand-written schedules with several streams and devices: the sound are accepted, each broken one is refused."""
 
 from __future__ import annotations
 

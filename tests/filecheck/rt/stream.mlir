@@ -1,0 +1,4 @@
+// RUN: qc opt %s | filecheck %s
+
+// CHECK: rt.stream @s0 on @gpu
+rt.stream @s0 on @gpu
