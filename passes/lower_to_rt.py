@@ -3,9 +3,9 @@
     before  %h = qc.linear %x, %w : tensor<?x1536xf32, #qc.dims<["s", 1536]>>
             %y = qc.layer_norm %h, %g, %b
             func.return %y
-    after   rt.buffer @main.0 {arena = @activations.main}
-            rt.launch @linear_0 [x: @main.in.0, w: @w.fc, out: @main.0]
-            rt.launch @layer_norm_0 [x: @main.0, …, out: @main.out.0]
+    after   rt.buffer @main.tmp.0 {arena = @activations.main.cpu}
+            rt.launch @linear_0 [x: @main.in.0, w: @w.fc, out: @main.tmp.0]
+            rt.launch @layer_norm_0 [x: @main.tmp.0, …, out: @main.out.0]
 
 View ops cost nothing: a value's *place* is a strided view of a buffer.  A result that is returned is computed in the
 caller's memory.  A declared state is updated in place, or the pass fails and names the op that still reads the old
@@ -269,7 +269,7 @@ class EntryLowering:
         """A new activation buffer for a tensor like `like`; `order` lists its dims from slowest to fastest."""
         name = f"activations.{self.entry}.{device_name(device)}"
         arena = self.program.arena(name, device, "activations", self.entry)
-        buffer = self.program.buffer(f"{self.entry}.{self.count}", arena, self.nbytes(like.shape, like.dtype))
+        buffer = self.program.buffer(f"{self.entry}.tmp.{self.count}", arena, self.nbytes(like.shape, like.dtype))
         self.count += 1
         if order is None:
             return contiguous(buffer, like.dtype, like.shape)
