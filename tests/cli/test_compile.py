@@ -11,7 +11,7 @@ from qcompiler.cli import main
 
 
 def test_a_model_becomes_a_file_without_a_word_on_stdout(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["compile", "small_model:model", "-o", "plain.qca", "--layout", "canonical"])
+    status = main(["compile", "small_model:model", "-o", "plain.qca", "--quant", "nf4", "--layout", "canonical"])
     out, err = capsys.readouterr()
     assert (status, out) == (0, "")
     assert "wrote plain.qca" in err
@@ -19,7 +19,10 @@ def test_a_model_becomes_a_file_without_a_word_on_stdout(workplace: Path, capsys
 
 
 def test_timing_prints_every_stage(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compile", "small_model:model", "-o", "timed.qca", "--timing", "--dump-ir", "stages"]) == 0
+    assert (
+        main(["compile", "small_model:model", "-o", "timed.qca", "--quant", "nf4", "--timing", "--dump-ir", "stages"])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     stages = [line.split()[-1] for line in lines[:-1]]
     assert lines[-1].endswith("in all")
@@ -29,7 +32,7 @@ def test_timing_prints_every_stage(workplace: Path, capsys: pytest.CaptureFixtur
 
 
 def test_numerics_are_checked_after_each_pass_on_request(workplace: Path) -> None:
-    assert main(["compile", "small_model:model", "-o", "v.qca", "--quant", "int8", "--verify-each", "numerics"]) == 0
+    assert main(["compile", "small_model:model", "-o", "v.qca", "--quant", "nf4", "--verify-each", "numerics"]) == 0
 
 
 @pytest.mark.parametrize(
