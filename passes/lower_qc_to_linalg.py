@@ -1,0 +1,124 @@
+"""lower-qc-to-linalg: `qc` ops become plain linalg, so that any MLIR can compile the program.
+
+    func.func @main(%x) {                         func.func @main(%x, %w_codes, %w_scales) attributes
+      %w = qc.const @w : !qc.qtensor<…>               {qc.constants = ["w:codes", "w:scales"]} {
+      %y = qc.linear %x, %w                 ->      %w = linalg.generic ins(%w_codes, %w_scales)   // decode
+    }                                               %y = linalg.generic ins(%x, %w)                // multiply-add
+
+Constants become arguments behind the function's own, in the order of `qc.constants`: `key` for a plain tensor,
+`key:section` for each section of a packed one.  `qc.dim` becomes `tensor.dim` of an argument and arithmetic.  Not a
+stage of the pipeline: `qcompiler.ir.mlir_oracle` compiles what it makes with upstream MLIR and compares.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qcompiler.passes.dce import remove_dead
+from qcompiler.passes.support.numerics import Numerics, Reordered
+from xdsl.builder import Builder
+from xdsl.context import Context
+from xdsl.dialects import arith, func, tensor
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, TensorType
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint
+
+from qcompiler.errors import QCompilerError
+from qcompiler.ir import build, qc, types
+from qcompiler.ir.linalg_formats import sections_of
+from qcompiler.ir.linalg_lowering import Lowering, lower
+from qcompiler.ir.module import arg_names, functions, path_of, set_arg_names, update_function_type
+from qcompiler.ir.types import QTensorType, shape_of
+
+CONSTANTS = "qc.constants"
+
+
+@dataclass(frozen=True)
+class LowerQcToLinalgPass(ModulePass):
+    """Lowers every qc op of every function."""
+
+    name = "lower-qc-to-linalg"
+    numerics: ClassVar[Numerics] = Reordered(1e-4)
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in functions(op):
+            _lower_function(function)
+
+
+def _lower_function(function: func.FuncOp) -> None:
+    block, names = function.body.block, list(arg_names(function))
+    keys: list[str] = []
+    sections: dict[SSAValue, dict[str, SSAValue]] = {}
+    decoded: dict[SSAValue, SSAValue] = {}
+    inputs = list(block.args)
+    for op in list(block.ops):
+        if not isinstance(op, qc.QCOp):
+            continue
+        builder = build.with_path(InsertPoint.before(op), path_of(op))
+        if isinstance(op, qc.ConstOp):
+            keys += _argument_for(op, block, sections)
+            continue
+        if isinstance(op, qc.DimOp):
+            continue  # the rules make more of them; all are lowered below
+        results = lower(op, Lowering(builder, dict(sections), decoded))
+        _replace(op, list(results))
+    for op in [op for op in block.walk() if isinstance(op, qc.DimOp)]:
+        expression = ast.parse(op.expr.data, mode="eval").body
+        _replace(op, [_size(Builder(InsertPoint.before(op)), expression, inputs)])
+    for op in reversed([op for op in block.ops if isinstance(op, qc.ConstOp)]):
+        block.erase_op(op)
+    remove_dead(block)
+    function.attributes[CONSTANTS] = ArrayAttr([StringAttr(key) for key in keys])
+    update_function_type(function)
+    set_arg_names(function, [*names, *keys])
+
+
+def _replace(op: Operation, values: list[SSAValue]) -> None:
+    for old, new in zip(op.results, values, strict=True):
+        old.replace_all_uses_with(new)
+    assert op.parent is not None
+    op.parent.erase_op(op)
+
+
+def _argument_for(op: qc.ConstOp, block: Block, sections: dict[SSAValue, dict[str, SSAValue]]) -> list[str]:
+    """Arguments for a constant; returns their keys. A packed one is known by its sections."""
+    if not isinstance(op.result.type, QTensorType):
+        op.result.replace_all_uses_with(block.insert_arg(op.result.type, len(block.args)))
+        return [op.key]
+    keys: list[str] = []
+    sections[op.result] = {}
+    for name, _, count, dtype in sections_of(op.result.type):
+        type_: TensorType[Attribute] = types.tensor((count,), dtype)
+        sections[op.result][name] = block.insert_arg(type_, len(block.args))
+        keys.append(f"{op.key}:{name}")
+    return keys
+
+
+def _size(b: Builder, expression: ast.expr, inputs: Sequence[SSAValue]) -> SSAValue:
+    """The value of a dim expression, from the shapes of the function's arguments."""
+    match expression:
+        case ast.Constant(value=int() as value):
+            return build.index_constant(b, value)
+        case ast.Name(id=name):
+            for argument in inputs:
+                if isinstance(argument.type, TensorType) and name in shape_of(argument.type):
+                    axis = build.index_constant(b, shape_of(argument.type).index(name))
+                    return b.insert(tensor.DimOp(argument, axis)).result
+            raise QCompilerError(f"no argument has the dimension '{name}' as one of its sizes")
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return b.insert(arith.SubiOp(build.index_constant(b, 0), _size(b, operand, inputs))).result
+        case ast.BinOp(left=left, op=operator, right=right):
+            kinds = {ast.Add: arith.AddiOp, ast.Sub: arith.SubiOp, ast.Mult: arith.MuliOp,
+                     ast.FloorDiv: arith.FloorDivSIOp, ast.Mod: arith.RemSIOp}  # fmt: skip
+            made = kinds[type(operator)](_size(b, left, inputs), _size(b, right, inputs))
+        case ast.Call(func=ast.Name(id=name), args=[left, right]):
+            extreme = arith.MaxSIOp if name == "max" else arith.MinSIOp
+            made = extreme(_size(b, left, inputs), _size(b, right, inputs))
+        case _:
+            raise QCompilerError(f"the dimension expression {ast.unparse(expression)!r} cannot be lowered")
+    result: SSAValue = b.insert(made).results[0]
+    return result

@@ -1,0 +1,205 @@
+"""The second oracle: a module compiled and run by upstream MLIR (torch-mlir's bindings; torch is not imported).
+
+    outputs = run_with_mlir(module, weights, [x])              # after the pass lower-qc-to-linalg
+    results = mlir_jit(text, [x])                              # any func + linalg + tensor + arith + math text
+
+Needs the extra `qcompiler[mlir]`.  Results own their memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, TensorType
+
+from qcompiler.errors import MissingDependencyError, QCompilerError
+from qcompiler.ir.interpreter_scalar import numpy_dtype
+from qcompiler.ir.linalg_formats import sections_of
+from qcompiler.ir.module import find_func, return_op
+from qcompiler.ir.text import print_for_mlir
+from qcompiler.ir.types import QTensorType
+from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore
+
+Array = npt.NDArray[Any]
+
+PIPELINE = (
+    "builtin.module(one-shot-bufferize{bufferize-function-boundaries=1 "
+    "function-boundary-type-conversion=identity-layout-map},buffer-deallocation-pipeline,"
+    "convert-bufferization-to-memref,convert-linalg-to-loops,lower-affine,convert-scf-to-cf,expand-strided-metadata,"
+    "lower-affine,arith-expand{include-bf16=true},convert-math-to-llvm,convert-math-to-libm,convert-to-llvm,"
+    "reconcile-unrealized-casts)"
+)
+
+
+def bindings() -> tuple[Any, Any, Any]:
+    """torch-mlir's `ir`, `passmanager` and `execution_engine`; MissingDependencyError says how to install them."""
+    try:
+        ir, passes, engine = (
+            importlib.import_module(f"torch_mlir.{name}") for name in ("ir", "passmanager", "execution_engine")
+        )
+    except ImportError as error:
+        raise MissingDependencyError(
+            "upstream MLIR is needed for this; install it with: pip install 'qcompiler[mlir]' (that is torch-mlir)"
+        ) from error
+    return ir, passes, engine
+
+
+def parses_in_mlir(text: str) -> None:
+    """Parses and verifies `text` in stock MLIR, unregistered dialects allowed; QCompilerError if it is refused."""
+    ir, _, _ = bindings()
+    with ir.Context() as context:
+        context.allow_unregistered_dialects = True
+        try:
+            parsed = ir.Module.parse(text)
+        except ir.MLIRError as error:
+            raise QCompilerError(f"MLIR does not parse the text: {error}") from error
+        parsed.operation.verify()
+
+
+# --- memref descriptors ----------------------------------------------------------------------------------------------
+
+
+def _descriptor_class(rank: int) -> type[ctypes.Structure]:
+    fields: list[tuple[str, Any]] = [
+        ("allocated", ctypes.c_void_p),
+        ("aligned", ctypes.c_void_p),
+        ("offset", ctypes.c_int64),
+    ]
+    if rank:
+        fields += [("sizes", ctypes.c_int64 * rank), ("strides", ctypes.c_int64 * rank)]
+    return type(f"MemRef{rank}", (ctypes.Structure,), {"_fields_": fields})
+
+
+def _describe(array: Array) -> Any:
+    descriptor: Any = _descriptor_class(array.ndim)()
+    descriptor.allocated = descriptor.aligned = array.ctypes.data
+    descriptor.offset = 0
+    for axis in range(array.ndim):
+        descriptor.sizes[axis] = array.shape[axis]
+        descriptor.strides[axis] = array.strides[axis] // array.itemsize
+    return descriptor
+
+
+def _read(descriptor: Any, rank: int, dtype: np.dtype[Any]) -> Array:
+    """A copy of what a descriptor points at."""
+    shape = tuple(descriptor.sizes) if rank else ()
+    strides = tuple(s * dtype.itemsize for s in descriptor.strides) if rank else ()
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
+    start = descriptor.aligned + descriptor.offset * dtype.itemsize
+    raw = np.frombuffer((ctypes.c_char * span).from_address(start), np.uint8)
+    typed = raw[: span - span % dtype.itemsize].view(dtype)
+    return np.array(np.lib.stride_tricks.as_strided(typed, shape, strides), order="C")
+
+
+class _Unranked(ctypes.Structure):
+    _fields_ = (("rank", ctypes.c_int64), ("descriptor", ctypes.c_void_p))
+
+
+def _memref_copy(itemsize: int, source: Any, target: Any) -> None:
+    """MLIR's runtime function for strided copies, which the bindings do not ship."""
+    views = []
+    for side in (source, target):
+        rank = side.contents.rank
+        descriptor: Any = ctypes.cast(side.contents.descriptor, ctypes.POINTER(_descriptor_class(rank))).contents
+        shape = tuple(descriptor.sizes) if rank else ()
+        strides = tuple(s * itemsize for s in descriptor.strides) if rank else ()
+        span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + itemsize
+        start = descriptor.aligned + descriptor.offset * itemsize
+        raw = np.frombuffer((ctypes.c_char * max(span, 0)).from_address(start), f"V{itemsize}")
+        views.append(np.lib.stride_tricks.as_strided(raw, shape, strides))
+    views[1][...] = views[0]
+
+
+_MEMREF_COPY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(_Unranked), ctypes.POINTER(_Unranked))(
+    _memref_copy
+)
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main") -> list[Array]:
+    """Compiles `text` with upstream MLIR and calls `entry`, whose arguments and results are ranked tensors.
+
+    Inputs are copied (bufferisation may write in place).  QCompilerError carries MLIR's own message.
+    """
+    ir, passmanager, execution_engine = bindings()
+    with ir.Context() as context:
+        context.allow_unregistered_dialects = True
+        try:
+            module = ir.Module.parse(text)
+            named = {ir.StringAttr(op.operation.attributes["sym_name"]).value: op for op in module.body}
+            function = named[entry].operation
+            function.attributes["llvm.emit_c_interface"] = ir.UnitAttr.get()
+            results = [
+                _result_kind(t, ir)
+                for t in ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results
+            ]
+            passmanager.PassManager.parse(PIPELINE).run(module.operation)
+            engine = execution_engine.ExecutionEngine(module, opt_level=2)
+        except ir.MLIRError as error:
+            raise QCompilerError(f"MLIR does not compile the module: {error}") from error
+        engine.raw_register_runtime("memrefCopy", ctypes.cast(_MEMREF_COPY, ctypes.c_void_p))
+        held = [np.array(x, order="C") for x in inputs]
+        arguments = [_describe(x) for x in held]
+        kinds = [(f"r{i}", _descriptor_class(rank)) for i, (rank, _) in enumerate(results)]
+        returned: Any = type("Results", (ctypes.Structure,), {"_fields_": kinds})()
+        pointers = [ctypes.pointer(ctypes.pointer(x)) for x in ([returned] if results else []) + arguments]
+        engine.invoke(entry, *pointers)
+        values = [_read(getattr(returned, f"r{i}"), *kind) for i, kind in enumerate(results)]
+        owned = {x.ctypes.data for x in held}
+        free = ctypes.CDLL(None).free
+        free.argtypes = [ctypes.c_void_p]
+        for pointer in {getattr(returned, f"r{i}").allocated for i in range(len(results))} - owned:
+            free(pointer)
+        return values
+
+
+_MLIR_DTYPES = {name: NUMPY_DTYPES[name] for name in ("f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "i1")}
+
+
+def _result_kind(type_: Any, ir: Any) -> tuple[int, np.dtype[Any]]:
+    shaped = ir.RankedTensorType(type_)
+    return shaped.rank, _MLIR_DTYPES[str(shaped.element_type)]
+
+
+def constant_arrays(keys: Sequence[str], weights: WeightStore, original: ModuleOp) -> list[Array]:
+    """The arrays that `lower-qc-to-linalg` asks for in `qc.constants` (`key` or `key:section`)."""
+    packed = {
+        op.properties["sym"].root_reference.data: op.results[0].type  # type: ignore[attr-defined]
+        for op in original.walk()
+        if op.name == "qc.const" and isinstance(op.results[0].type, QTensorType)
+    }
+    arrays: list[Array] = []
+    for text in keys:
+        key, _, section = text.rpartition(":")
+        if key not in packed:
+            arrays.append(np.asarray(weights[text].array()))
+            continue
+        entries = {name: (offset, count, dtype) for name, offset, count, dtype in sections_of(packed[key])}
+        offset, count, dtype = entries[section]
+        kind = NUMPY_DTYPES[dtype]
+        arrays.append(weights[key].data[offset : offset + count * kind.itemsize].view(kind))
+    return arrays
+
+
+def run_with_mlir(
+    module: ModuleOp, weights: WeightStore, inputs: Sequence[Array], entry: str = "main", *, original: ModuleOp
+) -> list[Array]:
+    """Runs what `lower-qc-to-linalg` made of `original`; the same arguments and results as the interpreter's `run`."""
+    function = find_func(module, entry)
+    if function is None:
+        raise QCompilerError(f"the module has no function @{entry}")
+    keys = function.attributes.get("qc.constants")
+    names = [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
+    arrays = mlir_jit(print_for_mlir(module), [*inputs, *constant_arrays(names, weights, original)], entry)
+    for value, array in zip(return_op(function).operands, arrays, strict=True):
+        assert isinstance(value.type, TensorType) and array.dtype == numpy_dtype(value.type)
+    return arrays

@@ -1,0 +1,25 @@
+"""Stock MLIR, unregistered dialects allowed, parses what `print_for_mlir` and the generic form print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qcompiler.errors import QCompilerError
+from qcompiler.ir.mlir_oracle import parses_in_mlir
+from qcompiler.ir.text import parse_module, print_for_mlir, print_module
+
+FILES = sorted(p for p in (Path(__file__).parents[1] / "filecheck").rglob("*.mlir") if "invalid" not in p.stem)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_every_filecheck_file_parses_in_mlir(path: Path) -> None:
+    module = parse_module(path.read_text(), name=path.name)
+    parses_in_mlir(print_for_mlir(module))
+    parses_in_mlir(print_module(module, generic=True))
+
+
+def test_malformed_text_is_refused() -> None:
+    with pytest.raises(QCompilerError, match="MLIR does not parse"):
+        parses_in_mlir("func.func @f( {")
