@@ -79,7 +79,8 @@ STAGES: tuple[Stage, ...] = (
     _stage("emit-kernels"),
 )
 
-PASS_NAMES: tuple[str, ...] = tuple(stage.name for stage in STAGES)
+PASS_NAMES: tuple[str, ...] = (*(stage.name for stage in STAGES), "lower-qc-to-linalg")
+"""The stages' passes in order, then those that are run only by name."""
 
 ALL_PASSES: dict[str, Callable[[], type[ModulePass]]] = {name: partial(load_pass, name) for name in PASS_NAMES}
 """Every pass by name, imported when asked for: what `qc opt` and `xdsl-opt` offer."""
@@ -87,9 +88,10 @@ ALL_PASSES: dict[str, Callable[[], type[ModulePass]]] = {name: partial(load_pass
 
 def upto(last: str) -> tuple[Stage, ...]:
     """The stages from the first to `last`, inclusive. PassError if there is no such stage."""
-    if last not in PASS_NAMES:
-        raise PassError(f"there is no stage '{last}' (stages: {', '.join(PASS_NAMES)})", stage=last)
-    return STAGES[: PASS_NAMES.index(last) + 1]
+    names = [stage.name for stage in STAGES]
+    if last not in names:
+        raise PassError(f"there is no stage '{last}' (stages: {', '.join(names)})", stage=last)
+    return STAGES[: names.index(last) + 1]
 
 
 @dataclass(frozen=True)
