@@ -8,7 +8,8 @@ computed again for every step of a loop they do not depend on, is copied only wh
 little index arithmetic, or one operand and at most two cheap operations.  A pair `truncf` -> `extf` that meets inside a
 fused body is deleted; nothing else changes the numbers.
 
-The walk goes from the last op to the first, so each body moves once: linear in the number of ops.
+`qc.rope` becomes a loop nest first, so that it fuses, too.  The walk goes from the last op to the first, so each body
+moves once: linear in the number of ops.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import ClassVar
 
 from qcompiler.passes.support.fusion import absorb_producers, worth_fusing
 from qcompiler.passes.support.numerics import Numerics, Ulps
+from qcompiler.passes.support.rope_loops import rope_to_loops
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
 from xdsl.passes import ModulePass
 
+from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions
 
@@ -37,6 +40,9 @@ class FuseElementwisePass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         pairs = 0
         for function in functions(op):
+            for each in list(function.body.block.ops):
+                if isinstance(each, qc.RopeOp):
+                    rope_to_loops(each)
             for each in reversed(list(function.body.block.ops)):
                 if isinstance(each, ops.GenericOp) and each.parent is not None:
                     pairs += absorb_producers(each, worth_fusing)

@@ -24,7 +24,7 @@ def match(value: SSAValue, tracer: Tracer) -> Operation | None:
             if x is None:
                 continue
             for direct, cosine in tracer.either(plain, "arith.mulf"):
-                if (x, loops.identity(4)) not in set(tracer.aliases(direct)):
+                if views.seen_through(x, loops.identity(4)) not in set(tracer.aliases(direct)):
                     continue
                 tables = [_table(each, value, before, tracer) for each in (cosine, sine)]
                 if tables[0] is not None and tables[1] is not None:

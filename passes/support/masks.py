@@ -51,7 +51,7 @@ def judge(mask: npt.NDArray[Any], query_repeats: bool, key_repeats: bool) -> Ver
     kept, dropped = (mask, ~mask) if mask.dtype == np.bool_ else _keeps(mask)
     if kept.all():
         return "keeps all"
-    if query_repeats or key_repeats or any(size != 1 for size in mask.shape[:-2]):
+    if query_repeats or key_repeats:
         return "other"
     queries, keys = np.ogrid[: mask.shape[-2], : mask.shape[-1]]
     lower = keys <= queries

@@ -86,6 +86,15 @@ def look_through(value: SSAValue, index: Index) -> tuple[SSAValue, Index] | None
     return None
 
 
+def seen_through(value: SSAValue, index: Index) -> tuple[SSAValue, Index]:
+    """What an element is read from once all such views are looked through."""
+    found = look_through(value, index)
+    while found is not None:
+        value, index = found
+        found = look_through(value, index)
+    return value, index
+
+
 def _through_collapse(op: tensor.CollapseShapeOp, index: Index) -> tuple[SSAValue, Index] | None:
     shape = shape_of(op.src.type)
     reads = [ZERO] * len(shape)
