@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "weights": _weights(header.stored),
         "memory": _memory(plan),
         "kernels": _kernels(plan),
+        "templates": _templates(plan),
         "stages": [_stage_name(name) for name in _stage_files(texts)],
         "native": [
             {"file": b.file, "isa": b.isa, "sha256": b.sha256, "compiler": b.compiler, "emitter": b.emitter_version}
@@ -65,7 +66,7 @@ def summary(path: str | Path) -> str:
     lines += _section("ledger", [_ledger_line(facts["ledger"])])
     lines += _section("weights", map(_weight_line, facts["weights"]))
     lines += _section("memory", [f"{kind} {human_bytes(size)}" for kind, size in facts["memory"].items()])
-    lines += _section("kernels", _kernel_lines(facts["kernels"]))
+    lines += _section("kernels", _kernel_lines(facts["templates"]))
     lines += _section("IR inside", [", ".join(facts["stages"]) or "none"])
     lines += _section("native", native or ["none"])
     if facts["torch_calls"]:
@@ -188,18 +189,29 @@ def _memory(plan: Plan) -> dict[str, int]:
 
 
 def _kernels(plan: Plan) -> list[dict[str, Any]]:
-    launches: Counter[str] = Counter()
-    for entry in [*plan.entries, *([plan.init] if plan.init is not None else [])]:
-        for step in entry.steps:
-            if isinstance(step, Launch):
-                launches[step.kernel] += 1
-            elif isinstance(step, Select):
-                launches.update({case.kernel for case in step.cases})
+    launches = Counter(name for step in _launches(plan) for name in step)
     return [
         {"name": spec.name, "template": spec.template, "serves": spec.serves, "launches": launches[spec.name],
          "digest": spec.digest}
         for spec in plan.kernels
     ]  # fmt: skip
+
+
+def _templates(plan: Plan) -> dict[str, dict[str, int]]:
+    """For each kernel template: its kernels, and the steps that launch one of them (a select counts once)."""
+    template = {spec.name: spec.template for spec in plan.kernels}
+    steps = Counter(name for step in _launches(plan) for name in {template.get(kernel, "unknown") for kernel in step})
+    return {name: {"kernels": count, "steps": steps[name]} for name, count in Counter(template.values()).items()}
+
+
+def _launches(plan: Plan) -> Iterator[set[str]]:
+    """The kernels that each launching step may run, over all entry points and init."""
+    for entry in [*plan.entries, *([plan.init] if plan.init is not None else [])]:
+        for step in entry.steps:
+            if isinstance(step, Launch):
+                yield {step.kernel}
+            elif isinstance(step, Select):
+                yield {case.kernel for case in step.cases}
 
 
 def _stage_files(texts: Iterable[str]) -> list[str]:
@@ -248,12 +260,8 @@ def _weight_line(group: dict[str, Any]) -> str:
     return f"{group['tensors']} x {group['stored']} in {group['layout']}: {human_bytes(group['bytes'])}"
 
 
-def _kernel_lines(kernels: Sequence[dict[str, Any]]) -> list[str]:
-    counts: Counter[str] = Counter(kernel["template"] for kernel in kernels)
-    launches: Counter[str] = Counter()
-    for kernel in kernels:
-        launches[kernel["template"]] += kernel["launches"]
-    return [f"{count} {name}, launched from {launches[name]} steps" for name, count in counts.items()] or ["none"]
+def _kernel_lines(templates: dict[str, dict[str, int]]) -> list[str]:
+    return [f"{t['kernels']} {name}, launched by {t['steps']} steps" for name, t in templates.items()] or ["none"]
 
 
 def _printable(text: str) -> str:

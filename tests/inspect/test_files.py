@@ -7,12 +7,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from qcompiler.runtime import ProgramImage, save_image
 
 from qcompiler import errors
 from qcompiler.inspect.files import describe, ir_text, plan_json, summary
-from qcompiler.plan.plan import from_json
+from qcompiler.plan.plan import Launch, Select, SelectCase, from_json
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_summary_names_target_ranges_ledger_memory_kernels_stages_and_digest(sav
     text = summary(saved)
     for part in (
         "x86-64-v3", "b in [1, 64]", "(x=f32[b, 4]) -> (f32[b, 4],)", "recipe nf4", "4.500 bits per weight",
-        "(promised 6.5)", "output 1.0 KiB", "2 loop, launched from 2 steps", "import, dce, emit-kernels",
+        "(promised 6.5)", "output 1.0 KiB", "2 loop, launched by 2 steps", "import, dce, emit-kernels",
         hashlib.sha256(b"not a library").hexdigest(),
     ):  # fmt: skip
         assert part in text
@@ -74,8 +75,6 @@ def test_the_plan_is_printed_as_json_that_loads_again(saved: Path, image: Progra
 
 
 def test_a_file_whose_plan_could_not_run_is_described_all_the_same(image: ProgramImage, tmp_path: Path) -> None:
-    import msgspec
-
     plan = msgspec.structs.replace(image.plan, streams=())
     save_image(replace(image, plan=plan), tmp_path / "bad.qca")
     assert describe(tmp_path / "bad.qca")["entries"][0]["name"] == "main"
@@ -105,3 +104,16 @@ def test_a_file_without_ledger_native_or_texts_says_so(image: ProgramImage, tmp_
     text = summary(tmp_path / "x.qca")
     assert describe(tmp_path / "x.qca")["ledger"] is None
     assert text.count("none") == 3
+
+
+def test_a_select_counts_as_one_step(image: ProgramImage, tmp_path: Path) -> None:
+    (launch,) = image.plan.entries[0].steps
+    assert isinstance(launch, Launch)
+    cases = (SelectCase(max=8, kernel="add"), SelectCase(max=None, kernel="fill"))
+    select = Select(on="b", cases=cases, stream=launch.stream, operands=launch.operands)
+    entry = msgspec.structs.replace(image.plan.entries[0], steps=(select,))
+    plan = msgspec.structs.replace(image.plan, entries=(entry,), init=None)
+    save_image(replace(image, plan=plan), tmp_path / "x.qca")
+    facts = describe(tmp_path / "x.qca")
+    assert facts["templates"] == {"loop": {"kernels": 2, "steps": 1}}
+    assert [kernel["launches"] for kernel in facts["kernels"]] == [1, 1]
