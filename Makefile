@@ -61,7 +61,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/linear_cpu.py
 
 docs: $(STAMP)
-	$(BIN)/python -m qcompiler.formats.doc docs/formats.md
+	$(BIN)/python -m qcompiler.formats.doc > docs/formats.md
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py
