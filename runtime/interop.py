@@ -47,7 +47,7 @@ def _data_offset() -> int | None:
     Reading it there costs a tenth of `__array_interface__`, which builds a dictionary. None if probes disagree.
     """
     offset = object.__basicsize__
-    probes = [np.zeros(3, np.int8), np.zeros((2, 2))[1:], np.empty(0)]
+    probes: list[Any] = [np.zeros(3, np.int8), np.zeros((2, 2))[1:], np.empty(0)]
     found = (_pointer_at(id(probe) + offset).value == probe.__array_interface__["data"][0] for probe in probes)
     return offset if all(found) else None
 

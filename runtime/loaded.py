@@ -11,6 +11,7 @@ from qcompiler.runtime.image import NativeLibrary, ProgramImage, check_directory
 from qcompiler.runtime.isa import resolve_isa
 from qcompiler.runtime.memory import Block, Bytes, address_of, align_up
 from qcompiler.runtime.native import Library, build_native
+from qcompiler.runtime.plan_bodies import check_bodies
 from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.session import Frame, Session, make_context, place_activations
 from qcompiler.runtime.threads import resolve_num_threads
@@ -197,6 +198,7 @@ def check_image(image: ProgramImage) -> None:
             )
     check_plan_text(plan)
     verify_plan(plan)
+    check_bodies(plan)
     check_directory(plan.weights, constants_nbytes(plan))
     if image.weights.nbytes != constants_nbytes(plan):
         raise PlanError(f"the weights have {image.weights.nbytes} bytes, the plan's constants {constants_nbytes(plan)}")

@@ -1,0 +1,88 @@
+"""A plan whose kernels would reach beyond their operands is refused, though every view lies in its buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from qcompiler.runtime.loaded import check_image
+from qcompiler.runtime.plan_bodies import check_bodies
+
+from qcompiler.errors import PlanError
+from qcompiler.plan.plan import Plan
+
+
+def with_kernel(plan: Plan, name: str, **body: Any) -> Plan:
+    """The plan with other fields in one kernel's body."""
+    kernels = tuple(
+        msgspec.structs.replace(spec, body=msgspec.structs.replace(spec.body, **body)) if spec.name == name else spec
+        for spec in plan.kernels
+    )
+    return msgspec.structs.replace(plan, kernels=kernels)
+
+
+def access(plan: Plan, name: str, number: int, **changes: Any) -> Plan:
+    """The plan with another access of one operand of a loop."""
+    body: Any = next(spec.body for spec in plan.kernels if spec.name == name)
+    accesses = list(body.accesses)
+    accesses[number] = msgspec.structs.replace(accesses[number], **changes)
+    return with_kernel(plan, name, accesses=tuple(accesses))
+
+
+def test_a_sound_plan_passes(small: Any) -> None:
+    check_bodies(small.image.plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda plan: with_kernel(plan, "linear_many", k=128), r"'linear_many' .* \['b', 128\] of its operand 'x'"),
+        (lambda plan: with_kernel(plan, "linear_many", n=49), "operand 'w'"),
+        (lambda plan: with_kernel(plan, "linear_many", m="2*b"), "operand 'x'"),
+        (lambda plan: with_kernel(plan, "linear_one", has_bias=False), "do not fit"),
+        (lambda plan: with_kernel(plan, "relu_add", extents=("b + 1", 48)), "accesses elements 0 to 48\\*b \\+ 47"),
+        (lambda plan: with_kernel(plan, "table", extents=(49,)), "accesses elements 0 to 48 .* covers 0 to 47"),
+        (lambda plan: access(plan, "relu_add", 0, offset=1), "operand 'h'"),
+        (lambda plan: access(plan, "relu_add", 2, offset=-1), "operand 'out'"),
+        (lambda plan: access(plan, "relu_add", 2, coefficients=(48, 2)), "operand 'out'"),
+        (lambda plan: access(plan, "relu_add", 2, coefficients=(-48, 1)), "operand 'out'"),
+        (lambda plan: access(plan, "relu_add", 1, coefficients=("b - 2", 1)), "operand 't'|positive or negative"),
+    ],
+)
+def test_a_body_beyond_its_operands_is_refused(small: Any, change: Any, text: str) -> None:
+    plan = change(small.image.plan)
+    with pytest.raises(PlanError, match=text):
+        check_bodies(plan)
+    with pytest.raises(PlanError):
+        check_image(replace(small.image, plan=plan))
+
+
+def test_a_written_operand_that_is_declared_read_only_is_refused(small: Any) -> None:
+    plan = small.image.plan
+    for name in ("linear_one", "count"):
+        kernels = []
+        for spec in plan.kernels:
+            operands = spec.operands
+            if spec.name == name:
+                operands = (*operands[:-1], msgspec.structs.replace(operands[-1], access="r"))
+            kernels.append(msgspec.structs.replace(spec, operands=operands))
+        with pytest.raises(PlanError, match="declares"):
+            check_bodies(msgspec.structs.replace(plan, kernels=tuple(kernels)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"nbytes": 1024}, r"'w' has 1024 bytes, its layout 'cpu_p16_v1' needs"),
+        ({"shape": (4800, 64)}, "needs"),
+        ({"shape": (48, 64, 1)}, r"not \(rows, cols\)"),
+        ({"layout": "cpu_p99"}, "'w'"),
+    ],
+)
+def test_a_packed_weight_without_all_its_bytes_is_refused(small: Any, changes: Any, text: str) -> None:
+    weights = list(small.image.plan.weights)
+    weights[0] = msgspec.structs.replace(weights[0], **changes)
+    with pytest.raises(PlanError, match=text):
+        check_bodies(msgspec.structs.replace(small.image.plan, weights=tuple(weights)))
