@@ -71,7 +71,7 @@ class EntryVerifier:
             except ScheduleError as error:
                 raise ScheduleError(f"{self._where(number, step)}: {error}", rule=error.rule) from None
             except DimError as error:
-                raise ScheduleError(f"{self._where(number, step)}: {error}", rule="unbound-symbol") from error
+                raise ScheduleError(f"{self._where(number, step)}: {error}", rule="bad-dimension") from error
         try:
             self._check_outputs()
             if self.is_captured:
@@ -127,10 +127,8 @@ class EntryVerifier:
                 f"entry '{arena.entry}'; it needs an {kind} arena of this entry",
                 rule="signature-arena",
             )
-        try:
-            nbytes = product(sig.shape).tight_bounds(self.ranges)[1] * ITEMSIZE[sig.dtype]
-        except DimError as error:
-            raise ScheduleError(f"{kind} '{sig.name}': {error}", rule="unbound-symbol") from error
+        self._check_symbols(sig.shape, f"{kind} '{sig.name}'")
+        nbytes = product(sig.shape).tight_bounds(self.ranges)[1] * ITEMSIZE[sig.dtype]
         if nbytes > arena.nbytes:
             raise ScheduleError(
                 f"{kind} '{sig.name}' takes up to {nbytes} bytes, its arena '{arena.name}' has {arena.nbytes}",
@@ -232,6 +230,7 @@ class EntryVerifier:
                     rule="select-unreachable",
                 )
             last = case.max
+        self._check_symbols((step.on,), "its expression")
         if last is not None:
             low, high = dim(step.on).tight_bounds(self.ranges)
             if high > last:
@@ -436,6 +435,7 @@ class EntryVerifier:
                 f"the view of buffer '{view.buffer}' has rank {len(view.shape)} but {len(view.strides)} strides",
                 rule="view-rank",
             )
+        self._check_symbols((*view.shape, *view.strides, view.offset), f"the view of buffer '{view.buffer}'")
         for extent in view.shape:
             if (extent if isinstance(extent, int) else dim(extent).tight_bounds(self.ranges)[0]) < 0:
                 raise ScheduleError(
@@ -444,6 +444,14 @@ class EntryVerifier:
                 )
         region = self._regions[key] = region_of(view.dtype, view.shape, view.strides, view.offset, self.ranges)
         return region
+
+    def _check_symbols(self, dims: Sequence[Dim], what: str) -> None:
+        for each in dims:
+            unknown = dim(each).symbols() - self.ranges.keys() if isinstance(each, str) else ()
+            if unknown:
+                raise ScheduleError(
+                    f"{what} uses the symbol '{min(unknown)}', which the entry does not have", rule="unbound-symbol"
+                )
 
     def _packed_bytes(self, buffer: Buffer, arena: Arena, view: View) -> int:
         """Bytes of a packed view: a weight's own, or those of the canonical layout of its format."""

@@ -129,8 +129,9 @@ def test_schedule_and_plan_are_one_to_one(path, files):
 
 def test_missing_offset_and_missing_spec_are_named():
     module = everything()
-    with pytest.raises(ScheduleError, match="buffer 'b0' has no offset yet; run plan-memory"):
+    with pytest.raises(ScheduleError, match="buffer 'b0' has no offset yet; run plan-memory") as caught:
         plan_from_rt(module, skeleton_kernels(module))
+    assert caught.value.rule == "unplaced-buffer"
     with pytest.raises(ScheduleError, match="kernel 'softmax' has no KernelSpec"):
         plan_from_rt(module, {})
 
@@ -140,6 +141,15 @@ def test_weight_of_a_buffer_must_be_in_the_store(files):
     files.ctx.weights.remove("scale")
     with pytest.raises(ScheduleError, match="'scale', which the weight store does not have"):
         plan_from_rt(module, skeleton_kernels(module), files.ctx.weights)
+
+
+def test_weight_has_one_offset_on_all_devices(files):
+    module = files.read("accepted/two_devices.mlir")
+    buffers = Schedule(module).buffers
+    buffers["w1"].weight = buffers["w0"].weight
+    with pytest.raises(ScheduleError, match=r"has the offset 0 in one arena and 1536 in another") as caught:
+        plan_from_rt(module, skeleton_kernels(module), files.ctx.weights)
+    assert caught.value.rule == "weight-offset"
 
 
 def test_step_without_a_stream_stays_without_one_in_the_plan():
