@@ -7,6 +7,7 @@ import hashlib
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,13 @@ class Context(ctypes.Structure):
     ]  # fmt: skip
 
 
-def compile_source(source: str, isa: str, folder: Path) -> ctypes.CDLL:
-    digest = hashlib.sha256((isa + source).encode()).hexdigest()[:16]
+def compile_source(source: str, isa: str, folder: Path, level: str = "-O3") -> ctypes.CDLL:
+    digest = hashlib.sha256((isa + level + source).encode()).hexdigest()[:16]
     cpp, library = folder / f"{digest}.cpp", folder / f"{digest}.so"
     if not library.exists():
         cpp.write_text(source)
         march = [] if isa == "generic" else [f"-march={isa}"]
-        flags = ["-std=c++17", "-O3", *march, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-Wall"]
+        flags = ["-std=c++17", level, *march, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-Wall"]
         compiler = shutil.which("g++") or shutil.which("c++")
         assert compiler, "the kernel tests need a C++ compiler (Debian: apt install g++)"
         # GCC 12 warns about its own intrinsics' undefined registers.
@@ -137,7 +138,13 @@ def build(build_folder: Path) -> Callable[[Sequence[KernelSpec], str], Kernels]:
 
 
 @pytest.fixture(scope="session")
-def compile_text(build_folder: Path) -> Callable[[str, str], ctypes.CDLL]:
-    """``compile_text(source, isa)``: any C++ text behind the common headers."""
+def compile_text(build_folder: Path) -> Callable[[str, str, str], ctypes.CDLL]:
+    """``compile_text(source, isa, level)``: any C++ text behind the common headers."""
     common = "\n".join(header(name) for name in ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h"))
-    return lambda source, isa: compile_source(common + source, isa, build_folder)
+    return lambda source, isa, level: compile_source(common + source, isa, build_folder, level)
+
+
+@pytest.fixture(scope="session")
+def harness() -> Any:
+    """This module: `Context` and `compile_source` for tests that call more than one kernel."""
+    return sys.modules[__name__]

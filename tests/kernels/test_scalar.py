@@ -254,8 +254,8 @@ def functions(case: Case) -> str:
 
 
 @pytest.fixture(scope="module")
-def library(compile_text: Callable[[str, str], ctypes.CDLL], isa: str) -> ctypes.CDLL:
-    return compile_text("\n".join(functions(case) for case in CASES), isa)
+def library(compile_text: Callable[[str, str, str], ctypes.CDLL], isa: str) -> ctypes.CDLL:
+    return compile_text("\n".join(functions(case) for case in CASES), isa, "-O1")
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
