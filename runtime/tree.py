@@ -275,15 +275,19 @@ def unflattener(node: Node) -> Unflatten:
 def _named_unflattener(node: Node) -> Unflatten:
     pairs = [(key, unflattener(item)) for key, item in zip(node["keys"], node["items"], strict=True)]
     kind = node["kind"]
+    known: list[Any] = []
 
     def named(leaves: Sequence[Any]) -> Any:
         values = {key: item(leaves) for key, item in pairs}
         if kind == "dict":
             return values
-        # Looked up at each call: the class may be imported after the program was loaded.
-        cls = find_class(node["class"], kind, tuple(values))
-        if cls is not None:
-            return cls(**values)
+        # Looked up until it is there: the class may be imported after the program was loaded.
+        if not known:
+            cls = find_class(node["class"], kind, tuple(values))
+            if cls is not None:
+                known.append(cls)
+        if known:
+            return known[0](**values)
         return values if kind == "modeloutput" else tuple(values.values())
 
     return named
