@@ -39,7 +39,7 @@ def scaled(model: nn.Module, factor: float) -> nn.Module:
             if parameter.ndim >= 2:
                 parameter.mul_(factor)
             elif "norm" in name.lower() or "ln_" in name:
-                parameter.add_(0.2 * torch.randn_like(parameter))
+                parameter.mul_(1.5).add_(0.2 * torch.randn_like(parameter))
     return model.eval()
 
 
@@ -105,7 +105,7 @@ ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (
 
 
 class EveryActivation(nn.Module):
-    """One linear layer before each activation, all results joined, then a GLU and a last layer."""
+    """One linear layer before each activation, each a result of its own; their sum goes through a GLU and a last layer."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -114,17 +114,17 @@ class EveryActivation(nn.Module):
         self.gate = nn.Linear(width, 2 * width)
         self.last = nn.Linear(width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         parts = [act(layer(x)) for layer, act in zip(self.layers, self.activations, strict=True)]
         joined = torch.stack(parts, dim=0).sum(0)
-        return torch.cat([self.last(nn.functional.glu(self.gate(joined), dim=-1)), *parts], dim=-1)
+        return (self.last(nn.functional.glu(self.gate(joined), dim=-1)), *parts)
 
 
 def mlp() -> Case:
     torch.manual_seed(0)
     model = scaled(EveryActivation(), 3.0)
     dims = {"x": {0: ("n", 1, 64)}}
-    return Case(model, {"x": torch.randn(5, 64)}, {"x": torch.randn(11, 64)}, dims)
+    return Case(model, {"x": torch.randn(5, 64)}, {"x": torch.randn(61, 64)}, dims)
 
 
 ZOO: dict[str, Callable[[], Case]] = {"minilm": minilm, "bert": bert, "gpt2": gpt2, "mlp": mlp}
