@@ -30,11 +30,9 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.linalg_formats import sections_of
-from qcompiler.ir.linalg_lowering import Lowering, lower
+from qcompiler.ir.linalg_lowering import CONSTANTS, Lowering, lower
 from qcompiler.ir.module import arg_names, functions, path_of, set_arg_names, update_function_type
 from qcompiler.ir.types import QTensorType, shape_of
-
-CONSTANTS = "qc.constants"
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,10 @@ _FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 def with_path(point: InsertPoint, path: str) -> Builder:
-    """A builder whose ops carry `qc.path = path` (ops that already have one keep it)."""
+    """A builder whose ops carry `qc.path = path` (ops that already have one keep it; sizes and scalars need none)."""
 
     def stamp(op: Operation) -> None:
-        if PATH not in op.attributes:
+        if PATH not in op.attributes and not isinstance(op, DimOp | arith.ConstantOp):
             set_path(op, path)
 
     return Builder(point, operation_insertion_handler=[stamp])

@@ -29,6 +29,10 @@ Scalars = Sequence[SSAValue]
 Combine = Callable[[Builder, Scalars], SSAValue | Operation]
 
 
+CONSTANTS = "qc.constants"
+"""Attribute of a lowered function: what its arguments behind its own hold, `key` or `key:section`."""
+
+
 @dataclass
 class Lowering:
     """Where ops go, and the sections that stand for each packed weight (argument name -> value)."""
@@ -343,6 +347,56 @@ def _embedding(op: qc.EmbeddingOp, lowering: Lowering) -> Sequence[SSAValue]:
     return [build.generic(b, [op.ids], maps, shape, dtype, ["parallel"] * rank, body)]
 
 
+def _gather(op: qc.GatherOp, lowering: Lowering) -> Sequence[SSAValue]:
+    """Reads x element by element at the wrapped index."""
+    b, axis, x = lowering.builder, op.axis.value.data, op.x
+    shape, width = shape_of(op.result.type), len(shape_of(op.index.type))
+    rank, along = len(shape), op.mode.data == "along"
+    reads = _dims(*(range(rank) if along else range(axis, axis + width)))
+    length = build.dim_value(b, shape_of(x.type)[axis])
+
+    def body(i: Builder, s: Scalars) -> SSAValue:
+        size = build.index_constant(i, length) if isinstance(length, int) else length
+        raw = i.insert(arith.IndexCastOp(s[0], IndexType())).result
+        negative = i.insert(arith.CmpiOp(raw, build.index_constant(i, 0), "slt")).result
+        place = i.insert(arith.SelectOp(negative, i.insert(arith.AddiOp(raw, size)).result, raw)).result
+        loops = [i.insert(IndexOp(d)).result for d in range(rank)]
+        index = [*loops[:axis], place, *loops[axis + (1 if along else width) :]]
+        assert isinstance(x.type, TensorType)
+        return i.insert(tensor.ExtractOp(x, index, x.type.element_type)).result
+
+    maps = [AffineMap(rank, 0, reads), AffineMap.identity(rank)]
+    return [build.generic(b, [op.index], maps, shape, tensor_dtype(x.type), ["parallel"] * rank, body)]
+
+
+def _cumsum(op: qc.CumsumOp, lowering: Lowering) -> Sequence[SSAValue]:
+    """Sum over j of x[j] where j <= i: quadratic, and plain."""
+    b, axis, shape = lowering.builder, op.axis.value.data, shape_of(op.x.type)
+    dtype, rank = tensor_dtype(op.result.type), len(shape)
+    whole = dtype.startswith("i")
+    acc: DType = dtype if whole else _accumulator(op.x)
+
+    def body(i: Builder, s: Scalars) -> SSAValue:
+        if whole:
+            target = ELEMENT_TYPES[acc]
+            assert isinstance(target, IntegerType)
+            extend = arith.ExtUIOp if s[0].type == ELEMENT_TYPES["i1"] else arith.ExtSIOp
+            x: SSAValue = s[0] if s[0].type == target else i.insert(extend(s[0], target)).results[0]
+            total: SSAValue = i.insert(arith.AddiOp(s[1], x)).result
+        else:
+            x = s[0]
+            total = i.insert(arith.AddfOp(s[1], _convert(i, x, acc))).result
+        before = i.insert(arith.CmpiOp(i.insert(IndexOp(rank)).result, i.insert(IndexOp(axis)).result, "sle")).result
+        return i.insert(arith.SelectOp(before, total, s[1])).result
+
+    reads = [*range(axis), rank, *range(axis + 1, rank)]
+    maps = [AffineMap(rank + 1, 0, _dims(*reads)), AffineMap(rank + 1, 0, _dims(*range(rank)))]
+    iterators: list[build.Iterator] = ["parallel"] * rank
+    start = build.fill(b, 0, shape, acc)
+    out = build.generic(b, [op.x], maps, shape, acc, [*iterators, "reduction"], body, init=start)
+    return [out if whole else _rounded(b, out, dtype)]
+
+
 def _dequantize(op: qc.DequantizeOp, lowering: Lowering) -> Sequence[SSAValue]:
     return [_rounded(lowering.builder, lowering.weight(op.input), tensor_dtype(op.result.type))]
 
@@ -360,6 +414,8 @@ RULES: dict[type[Operation], Rule] = {
     qc.RmsNormOp: _rms_norm,
     qc.RopeOp: _rope,
     qc.EmbeddingOp: _embedding,
+    qc.GatherOp: _gather,
+    qc.CumsumOp: _cumsum,
     qc.DequantizeOp: _dequantize,
     qc.CopyOp: _copy,
 }

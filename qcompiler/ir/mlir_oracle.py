@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from xdsl.dialects import func
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, TensorType
 
 from qcompiler.errors import MissingDependencyError, QCompilerError
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.linalg_formats import sections_of
-from qcompiler.ir.module import find_func, return_op
+from qcompiler.ir.linalg_lowering import CONSTANTS
+from qcompiler.ir.module import INIT, find_func, init_func, result_keys, return_op
 from qcompiler.ir.text import print_for_mlir
 from qcompiler.ir.types import QTensorType
 from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore
@@ -170,36 +172,39 @@ def _result_kind(type_: Any, ir: Any) -> tuple[int, np.dtype[Any]]:
     return shaped.rank, _MLIR_DTYPES[str(shaped.element_type)]
 
 
-def constant_arrays(keys: Sequence[str], weights: WeightStore, original: ModuleOp) -> list[Array]:
-    """The arrays that `lower-qc-to-linalg` asks for in `qc.constants` (`key` or `key:section`)."""
-    packed = {
-        op.properties["sym"].root_reference.data: op.results[0].type  # type: ignore[attr-defined]
-        for op in original.walk()
-        if op.name == "qc.const" and isinstance(op.results[0].type, QTensorType)
-    }
-    arrays: list[Array] = []
-    for text in keys:
-        key, _, section = text.rpartition(":")
-        if key not in packed:
-            arrays.append(np.asarray(weights[text].array()))
-            continue
-        entries = {name: (offset, count, dtype) for name, offset, count, dtype in sections_of(packed[key])}
-        offset, count, dtype = entries[section]
-        kind = NUMPY_DTYPES[dtype]
-        arrays.append(weights[key].data[offset : offset + count * kind.itemsize].view(kind))
-    return arrays
-
-
-def run_with_mlir(
-    module: ModuleOp, weights: WeightStore, inputs: Sequence[Array], entry: str = "main", *, original: ModuleOp
-) -> list[Array]:
-    """Runs what `lower-qc-to-linalg` made of `original`; the same arguments and results as the interpreter's `run`."""
+def run_with_mlir(module: ModuleOp, weights: WeightStore, inputs: Sequence[Array], entry: str = "main") -> list[Array]:
+    """Runs what `lower-qc-to-linalg` made of a module; the same arguments and results as the interpreter's `run`."""
+    text, computed = print_for_mlir(module), {}
+    init = init_func(module)
+    if init is not None and entry != INIT:
+        values = mlir_jit(text, _constants(init, weights, {}), INIT)
+        computed = dict(zip(result_keys(init), values, strict=True))
     function = find_func(module, entry)
     if function is None:
         raise QCompilerError(f"the module has no function @{entry}")
-    keys = function.attributes.get("qc.constants")
-    names = [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
-    arrays = mlir_jit(print_for_mlir(module), [*inputs, *constant_arrays(names, weights, original)], entry)
+    arrays = mlir_jit(text, [*inputs, *_constants(function, weights, computed)], entry)
     for value, array in zip(return_op(function).operands, arrays, strict=True):
         assert isinstance(value.type, TensorType) and array.dtype == numpy_dtype(value.type)
     return arrays
+
+
+def _constants(function: func.FuncOp, weights: WeightStore, computed: Mapping[str, Array]) -> list[Array]:
+    """The arrays that a function asks for in `qc.constants`: `key`, or `key:section` of a packed weight."""
+    keys = function.attributes.get(CONSTANTS)
+    names = [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
+    return [computed[name] if name in computed else _constant(name, weights) for name in names]
+
+
+def _constant(name: str, weights: WeightStore) -> Array:
+    if name in weights:
+        return np.asarray(weights[name].array())
+    key, _, section = name.rpartition(":")
+    stored = weights[key]
+    if stored.format is None or stored.layout != "canonical":
+        raise QCompilerError(f"constant '{key}' is not packed in the canonical layout")
+    packed = QTensorType.of(stored.shape, stored.dtype, stored.format)
+    for found, offset, count, dtype in sections_of(packed):
+        if found == section:
+            kind = NUMPY_DTYPES[dtype]
+            return stored.data[offset : offset + count * kind.itemsize].view(kind)
+    raise QCompilerError(f"constant '{key}' has no section '{section}'")
