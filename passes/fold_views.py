@@ -71,11 +71,13 @@ def fold_views(worklist: Sequence[Operation]) -> None:
 
 
 def _chain(op: Operation | None) -> list[Operation]:
-    """An op and the views and linears in front of it, last first: what a rule may have made."""
+    """An op and the foldable ops close in front of it, it first: what a rule may have made."""
     found: list[Operation] = []
-    while op is not None and type(op) in _RULES and len(found) < 4:
-        found.append(op)
-        op = producer(op.operands[0]) if op.operands else None
+    level = [op] if op is not None else []
+    while level and len(found) < 12:
+        level = [each for each in level if type(each) in _RULES]
+        found += level
+        level = [p for each in level for p in map(producer, each.operands) if isinstance(p, views.VIEWS)]
     return found
 
 

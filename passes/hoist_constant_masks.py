@@ -116,7 +116,6 @@ def _hoist_from(function: func.FuncOp, init: _Init, context: QCContext) -> None:
     scratch = Block()
     cones = ConeBuilder(scratch, ranges_of(function))
     work = [op for op in independent_work(function, independent) if not _loops_can_compute(op, independent)]
-    readers: list[Operation] = []
     for op in work:
         value = op.results[0]
         built = cones.build(value)
@@ -125,7 +124,6 @@ def _hoist_from(function: func.FuncOp, init: _Init, context: QCContext) -> None:
             context.report.add(HoistConstantMasksPass.name, path_of(op), f"{op.name} stays in every call", why)
             continue
         key = init.add(built, cone_text(built.value))
-        readers += [use.operation for use in value.uses]
         _read_table(op, built, key)
         what = f"{op.name} of shape {'x'.join(map(str, built.shape)) or 'scalar'} is computed at load"
         context.report.add(HoistConstantMasksPass.name, path_of(op), what, f"it depends on no input: @{key}")
@@ -133,7 +131,7 @@ def _hoist_from(function: func.FuncOp, init: _Init, context: QCContext) -> None:
         scratch.detach_op(op)
         init.block.add_op(op)
     _erase_unused(function)
-    fold_views([op for op in readers if op.parent is not None])
+    fold_views(list(function.body.block.ops))
 
 
 def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iterator[Operation]:

@@ -27,6 +27,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.errors import NumericsError, PassError, QCompilerError
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.text import print_module
 
 Arrays = Sequence[npt.NDArray[Any]]
 VerifyEach = Literal["ir", "numerics"]
@@ -196,9 +197,9 @@ def _write_reproducer(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], 
     try:
         for stage in before:
             stage.make().apply(ctx, module)
-        text = str(module)
+        text = print_module(module)
     except Exception as error:  # the reproducer must not hide the error it is made for
-        text = f"// the stages before could not be repeated: {error}\n{start}"
+        text = f"// the stages before could not be repeated: {error}\n{print_module(start)}"
     path = Path(tempfile.mkdtemp(prefix="qc-reproducer-")) / f"before-{failing}.mlir"
     path.write_text(f"// RUN: qc opt -p {failing} {path}\n{text}\n")
     return str(path)

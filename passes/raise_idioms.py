@@ -54,16 +54,18 @@ class RaiseIdiomsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
         for function in functions(op):
-            _raise_pointwise_forms(function, context)
-            _raise_attention(function, context)
+            raised = _raise_pointwise_forms(function, context) + _raise_attention(function, context)
+            if raised:
+                fold_views(list(function.body.block.ops))
             reader = MaskReader(function, context)
             for each in list(function.body.block.ops):
                 while isinstance(each, qc.AttentionOp) and simplify_mask(each, reader, context, self.name):
                     pass  # a conjunction loses one part at a time
 
 
-def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> None:
-    tracer = Tracer(context)
+def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> int:
+    """Norms, softmax and rope; returns how many."""
+    tracer, raised = Tracer(context), 0
     # The last op first: the largest form contains the smaller ones.
     for op in reversed(list(function.body.block.ops)):
         if not isinstance(op, ops.GenericOp) or op.parent is None or not loops.is_pointwise(op):
@@ -73,7 +75,9 @@ def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> None:
             made = match(op.res[0], tracer) if last == wanted else None
             if made is not None:
                 _replace(op, made, context)
+                raised += 1
                 break
+    return raised
 
 
 def _replace(op: ops.GenericOp, made: Operation, context: QCContext) -> None:
@@ -84,18 +88,17 @@ def _replace(op: ops.GenericOp, made: Operation, context: QCContext) -> None:
     context.report.add(RaiseIdiomsPass.name, path_of(made), f"raised {made.name}", "it was written out in parts")
 
 
-def _raise_attention(function: func.FuncOp, context: QCContext) -> None:
-    tracer = Tracer(context)
-    raised = False
+def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
+    """Attention between two matmuls; returns how often."""
+    tracer, raised = Tracer(context), 0
     for op in list(function.body.block.ops):
         if not isinstance(op, qc.BatchMatmulOp) or op.parent is None:
             continue
         result = raise_attention(op, tracer)
         if result is None:
             continue
-        raised = True
+        raised += 1
         op.result.replace_all_uses_with(result)
         loops.erase_if_dead(op)
         context.report.add(RaiseIdiomsPass.name, path_of(op), "raised qc.attention", "softmax between two matmuls")
-    if raised:
-        fold_views(list(function.body.block.ops))
+    return raised

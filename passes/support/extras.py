@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.passes.support.loops import Index
+from qcompiler.passes.support.loops import Index, dim_expr
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
@@ -32,6 +32,10 @@ def can_be_extra(value: SSAValue, index: Index) -> bool:
 def as_extra(before: Operation, value: SSAValue, index: Index, out_shape: Sequence[Dim]) -> SSAValue:
     """`value` as a view with one dim per dim of the result, unit where it repeats; made before an op."""
     builder = build.with_path(InsertPoint.before(before), path_of(before))
+    if len(index) == len(out_shape) and all(
+        isinstance(e, AffineConstantExpr) or e == dim_expr(n) for n, e in enumerate(index)
+    ):
+        return value
     kept = [(n, e.position) for n, e in enumerate(index) if isinstance(e, AffineDimExpr)]
     shape = shape_of(value.type)
     source = build.reshape(builder, value, [shape[n] for n, _ in kept])

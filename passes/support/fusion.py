@@ -30,7 +30,7 @@ def absorb_producers(consumer: ops.GenericOp, fits: Fits) -> int:
     if not fused:
         return 0
     pairs = loops.delete_rounding_pairs(consumer.body.block)
-    loops.erase_unused_scalars(consumer.body.block)
+    loops.tidy_body(consumer.body.block)
     loops.merge_equal_inputs(consumer)
     return pairs
 

@@ -264,8 +264,19 @@ def delete_rounding_pairs(block: Block) -> int:
     return deleted
 
 
-def erase_unused_scalars(block: Block) -> None:
-    """Erases body ops whose results nothing reads (bodies are pure)."""
+def tidy_body(block: Block) -> None:
+    """Makes equal constants and indices one, and erases body ops whose results nothing reads (bodies are pure)."""
+    known: dict[tuple[str, Attribute, Attribute], SSAValue] = {}
+    for op in list(block.ops):
+        if isinstance(op, arith.ConstantOp):
+            key = (op.name, op.value, op.result.type)
+        elif isinstance(op, ops.IndexOp):
+            key = (op.name, op.dim, op.result.type)
+        else:
+            continue
+        first = known.setdefault(key, op.results[0])
+        if first is not op.results[0]:
+            op.results[0].replace_all_uses_with(first)
     for op in reversed(list(block.ops)):
         if op.results and not any(result.uses for result in op.results):
             erase(op)

@@ -23,6 +23,9 @@ def substitute_symbols(function: func.FuncOp, values: Mapping[str, int]) -> None
     set_ranges(function, {name: bounds for name, bounds in ranges_of(function).items() if name not in values})
     _retype_arguments(function.body.block, values)
     substitute_in_ops(function.body.block.ops, values)
+    for op in list(function.body.block.ops):  # sizes that stand in the ops' own lists now
+        if isinstance(op, arith.ConstantOp) and isinstance(op.result.type, IndexType) and not op.result.uses:
+            function.body.block.erase_op(op)
     update_function_type(function)
 
 

@@ -1,0 +1,28 @@
+// RUN: qc opt -p specialize %s | filecheck %s
+builtin.module {
+  func.func @main(%0: tensor<?x8xf32, #qc.dims<["s", 8]>>) -> tensor<?x8xf32, #qc.dims<["s", 8]>> attributes {qc.ranges = {s = array<i64: 1, 32>}} {
+    %1 = qc.dim "s" : index
+    %2 = tensor.empty(%1) : tensor<?x8xf32, #qc.dims<["s", 8]>>
+    %3 = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>], iterator_types = ["parallel", "parallel"]} ins(%0 : tensor<?x8xf32, #qc.dims<["s", 8]>>) outs(%2 : tensor<?x8xf32, #qc.dims<["s", 8]>>) {
+    ^bb0(%4: f32, %5: f32):
+      %6 = arith.constant 2.000000e+00 : f32
+      %7 = arith.mulf %4, %6 : f32
+      linalg.yield %7 : f32
+    } -> tensor<?x8xf32, #qc.dims<["s", 8]>>
+    func.return %3 : tensor<?x8xf32, #qc.dims<["s", 8]>>
+  }
+}
+
+// CHECK: builtin.module {
+// CHECK-NEXT:   func.func @main(%0: tensor<?x8xf32, #qc.dims<["s", 8]>>) -> tensor<?x8xf32, #qc.dims<["s", 8]>> attributes {qc.ranges = {s = array<i64: 1, 32>}} {
+// CHECK-NEXT:     %1 = qc.dim "s" : index
+// CHECK-NEXT:     %2 = tensor.empty(%1) : tensor<?x8xf32, #qc.dims<["s", 8]>>
+// CHECK-NEXT:     %3 = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>], iterator_types = ["parallel", "parallel"]} ins(%0 : tensor<?x8xf32, #qc.dims<["s", 8]>>) outs(%2 : tensor<?x8xf32, #qc.dims<["s", 8]>>) {
+// CHECK-NEXT:     ^bb0(%4: f32, %5: f32):
+// CHECK-NEXT:       %6 = arith.constant 2.000000e+00 : f32
+// CHECK-NEXT:       %7 = arith.mulf %4, %6 : f32
+// CHECK-NEXT:       linalg.yield %7 : f32
+// CHECK-NEXT:     } -> tensor<?x8xf32, #qc.dims<["s", 8]>>
+// CHECK-NEXT:     func.return %3 : tensor<?x8xf32, #qc.dims<["s", 8]>>
+// CHECK-NEXT:   }
+// CHECK-NEXT: }
