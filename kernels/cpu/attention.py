@@ -19,10 +19,8 @@ from qcompiler.kernels.cpu.text import (
     header_comment,
     indent,
     pointer,
-    symbol_declarations,
     task_function,
 )
-
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec
 
 QUERY_BLOCK = 128
@@ -112,7 +110,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
     size = geometry.query_block
     blocks = f"qc_floordiv({c_dim(body.q_len)} + {size - 1}, {size})"
     launch = [
-        *symbol_declarations(spec.symbols),
         f"const int64_t tasks = {c_dim(body.batch)} * {body.heads} * {blocks};",
         f"qc_run(ctx, op, sym, tasks, qk_{spec.name}_task);",
     ]

@@ -13,10 +13,8 @@ from qcompiler.kernels.cpu.text import (
     header_comment,
     indent,
     pointer,
-    symbol_declarations,
     task_function,
 )
-
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec
 
 BLOCK = 64
@@ -44,7 +42,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
     assert isinstance(body, AttentionKernel)
     head = header_comment(spec, f"one query: keys read in place, {BLOCK} at a time, once for each group of query heads")
     launch = [
-        *symbol_declarations(spec.symbols),
         f"qc_run(ctx, op, sym, {c_dim(body.batch)} * {body.kv_heads}, qk_{spec.name}_task);",
     ]
     return "\n".join([head, task_function(spec, _task(spec, body)), entry_function(spec, launch)])

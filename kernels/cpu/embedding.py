@@ -6,13 +6,12 @@ outside [0, rows) gives a row of zeros and is reported through the context.
 
 from __future__ import annotations
 
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import Format
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import FLOATS, PANEL_LAYOUT, c_table, code_values, packed_format, used_symbols
 from qcompiler.kernels.cpu.text import STORAGE_TYPES, c_dim
-
-from qcompiler.errors import KernelSelectionError
-from qcompiler.formats import Format
 from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, Operand
 
 

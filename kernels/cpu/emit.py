@@ -12,9 +12,8 @@ import re
 from importlib import resources
 from types import ModuleType
 
-from qcompiler.kernels.cpu import entry
-
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cpu import entry
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qcompiler.kernels.cpu.text import c_dim, identifier, indent, one_line, symbol
-
 from qcompiler.errors import PlanError
+from qcompiler.kernels.cpu.text import c_dim, identifier, indent, needed, one_line, symbol
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.plan import (
@@ -160,7 +159,6 @@ def emit_entry(plan: Plan, point: EntryPoint) -> str:
         f"const int64_t {symbol(s.name)} = sym[{i}];  // {s.min} to {s.max}" for i, s in enumerate(point.symbols)
     ]
     arenas = [f"char* const at_{identifier(name)} = arenas[{i}];" for name, i in sorted(emitter.arenas.items())]
-    unused = ["(void)arenas, (void)sym;", *(f"(void){symbol(s.name)};" for s in point.symbols)]
-    body = indent([*symbols, *arenas, " ".join(unused), *steps, "return ctx->error_code;"])
+    body = indent([*needed(symbols, steps), *arenas, *steps, "return ctx->error_code;"])
     head = f'extern "C" int32_t {function_name(point)}(qc_ctx* ctx, char* const* arenas, const int64_t* sym) {{'
     return "\n".join([f"// Entry point {one_line(point.name)}: {_signature(point)}", head, *body, "}", ""])

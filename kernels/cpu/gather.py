@@ -14,10 +14,8 @@ from qcompiler.kernels.cpu.text import (
     header_comment,
     indent,
     pointer,
-    symbol_declarations,
     task_function,
 )
-
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import GatherKernel, KernelSpec, Operand
 
@@ -95,7 +93,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
     if not take:
         sizes = [("o", body.outer), ("i", body.count), ("n", body.inner)]
     launch = [
-        *symbol_declarations(spec.symbols),
         pointer(index, 1, "index"),
         *check_indices(index, sizes, body.length),
         f"qc_run(ctx, op, sym, qc_tasks({items}, {cost}), qk_{spec.name}_task);",

@@ -127,9 +127,15 @@ struct qg_table {
 #endif
 };
 
+#if defined(QC_AVX512) || defined(QC_AVX2)
+QC_INLINE vf qg_round_f16(vf x) { return vround_f16(x); }
+#else
+QC_COLD vf qg_round_f16(vf x) { return vround_f16(x); }  // lane by lane: too much code for every unrolled column
+#endif
+
 template <int ROUND> QC_INLINE vf qg_round(vf x) {
     if (ROUND == QG_BF16) return vround_bf16(x);
-    if (ROUND == QG_F16) return vround_f16(x);
+    if (ROUND == QG_F16) return qg_round_f16(x);
     return x;
 }
 

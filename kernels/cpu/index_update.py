@@ -13,10 +13,8 @@ from qcompiler.kernels.cpu.text import (
     header_comment,
     indent,
     pointer,
-    symbol_declarations,
     task_function,
 )
-
 from qcompiler.plan.kernel import IndexUpdateKernel, KernelSpec
 
 BLOCK = 1024
@@ -60,7 +58,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "}",
     ]
     launch = [
-        *symbol_declarations(spec.symbols),
         pointer(index, 1, "index"),
         *check_indices(index, [("i", body.count)], body.length),
         f"qc_run(ctx, op, sym, qc_tasks({items}, {cost}), qk_{spec.name}_task);",

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.cpu.loop_nest import Loop, Nest
-from qcompiler.kernels.cpu.text import c_dim, entry_function, header_comment, indent, symbol_declarations, task_function
-
+from qcompiler.kernels.cpu.text import c_dim, entry_function, header_comment, indent, needed, task_function
 from qcompiler.plan.dims import Expr
 
 CHUNK = 4096
@@ -29,24 +28,21 @@ class Form:
 def write(nest: Nest, form: Form) -> str:
     """The task that walks a share of the items, and the function that launches it."""
     spec = nest.spec
-    items = " * ".join(loop.limit for loop in form.outer) or "1"
-    limits = [*nest.limits(), *_chunk_limits(nest, form), f"const int64_t items = {items};"]
+    limits = [*nest.limits(), *_chunk_limits(nest, form)]
+    items = f"const int64_t items = {' * '.join(loop.limit for loop in form.outer) or '1'};"
     tasks = f"qc_tasks(items, {form.cost})"
     start, advance = _odometer(form.outer)
-    task = [
-        *nest.pointers(),
-        *limits,
+    walk = [
+        items,
         f"const int64_t tasks = {tasks}, begin = qc_share(items, task, tasks), end = qc_share(items, task + 1, tasks);",
         *start,
         "for (int64_t item = begin; item < end; item++) {",
         *indent([*form.lines, *advance]),
         "}",
     ]
-    launch = [
-        *symbol_declarations(spec.symbols),
-        *limits,
-        f"qc_run(ctx, op, sym, {tasks}, qk_{spec.name}_task);",
-    ]
+    task = [*nest.pointers(), *needed(limits, walk), *walk]
+    run = [items, f"qc_run(ctx, op, sym, {tasks}, qk_{spec.name}_task);"]
+    launch = [*needed(limits, run), *run]
     head = header_comment(spec, form.note)
     return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])
 
@@ -54,11 +50,7 @@ def write(nest: Nest, form: Form) -> str:
 def _chunk_limits(nest: Nest, form: Form) -> list[str]:
     """Extents of the loops that a form adds: chunks or tiles of one of the nest's loops."""
     own = {loop.name for loop in nest.loops}
-    return [
-        f"[[maybe_unused]] const int64_t {loop.limit} = {c_dim(loop.extent)};"
-        for loop in form.outer
-        if loop.name not in own
-    ]
+    return [f"const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in form.outer if loop.name not in own]
 
 
 def _odometer(outer: Sequence[Loop]) -> tuple[list[str], list[str]]:

@@ -11,9 +11,8 @@ import keyword
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qcompiler.kernels.cpu.text import c_dim, identifier, pointer
-
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cpu.text import c_dim, identifier, pointer
 from qcompiler.plan.dims import Expr, dim
 from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram
 
@@ -97,7 +96,7 @@ class Nest:
         ]
 
     def limits(self) -> list[str]:
-        return [f"[[maybe_unused]] const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in self.loops]
+        return [f"const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in self.loops]
 
     def cost(self) -> int:
         """Element operations per iteration, roughly."""

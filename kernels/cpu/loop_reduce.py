@@ -22,7 +22,6 @@ from qcompiler.kernels.cpu.scalar import (
     vector_statements,
 )
 from qcompiler.kernels.cpu.text import STORAGE_TYPES, VALUE_TYPES, VECTOR_TYPES, indent
-
 from qcompiler.plan.kernel import ScalarOp, ScalarProgram
 
 _FLOATS = ("f64", "f32", "f16", "bf16")

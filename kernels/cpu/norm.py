@@ -11,10 +11,8 @@ from qcompiler.kernels.cpu.text import (
     load_columns,
     pointer,
     store_columns,
-    symbol_declarations,
     task_function,
 )
-
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import KernelSpec, NormKernel, Operand
 
@@ -39,7 +37,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "}",
     ]
     launch = [
-        *symbol_declarations(spec.symbols),
         f"qc_run(ctx, op, sym, qc_tasks({c_dim(body.rows)}, {4 * body.cols}), qk_{spec.name}_task);",
     ]
     what = "(x - mean) / sqrt(var + eps)" if body.kind == "layer" else "x / sqrt(mean(x^2) + eps)"

@@ -14,10 +14,8 @@ from qcompiler.kernels.cpu.text import (
     header_comment,
     indent,
     pointer,
-    symbol_declarations,
     task_function,
 )
-
 from qcompiler.plan.kernel import KernelSpec, ScanKernel
 
 BLOCK = 64
@@ -56,7 +54,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "}",
     ]
     launch = [
-        *symbol_declarations(spec.symbols),
         f"qc_run(ctx, op, sym, qc_tasks({items}, {cost}), qk_{spec.name}_task);",
     ]
     head = header_comment(spec, "running sums, in order")

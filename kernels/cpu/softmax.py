@@ -14,10 +14,8 @@ from qcompiler.kernels.cpu.text import (
     load_columns,
     pointer,
     store_columns,
-    symbol_declarations,
     task_function,
 )
-
 from qcompiler.plan.kernel import KernelSpec, SoftmaxKernel
 
 
@@ -57,7 +55,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "}",
     ]
     launch = [
-        *symbol_declarations(spec.symbols),
         f"qc_run(ctx, op, sym, qc_tasks({c_dim(body.rows)}, 16 * {c_dim(body.cols)}), qk_{spec.name}_task);",
     ]
     return "\n".join(

@@ -60,8 +60,8 @@ def _c_expression(node: ast.expr) -> str:
 
 
 def symbol_declarations(symbols: Sequence[str], source: str = "sym") -> list[str]:
-    """``const int64_t n_s = sym[0];`` for each symbol (a spec may list one that its geometry does not use)."""
-    return [f"[[maybe_unused]] const int64_t {symbol(name)} = {source}[{i}];" for i, name in enumerate(symbols)]
+    """``const int64_t n_s = sym[0];`` for each symbol."""
+    return [f"const int64_t {symbol(name)} = {source}[{i}];" for i, name in enumerate(symbols)]
 
 
 def pointer(operand: Operand, index: int, name: str | None = None, source: str = "op") -> str:
@@ -102,22 +102,31 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text).rstrip("\\ ")
 
 
+def needed(declarations: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """The declarations (``const … name = …;``) whose names are used in `rest` or by a declaration that is kept."""
+    kept: list[str] = []
+    text = "\n".join(rest)
+    for declaration in reversed(declarations):
+        name = declaration.partition(" =")[0].split()[-1]
+        if re.search(rf"\b{name}\b", text):
+            kept.insert(0, declaration)
+            text += declaration
+    return kept
+
+
 def entry_function(spec: KernelSpec, body: Sequence[str]) -> str:
-    """The exported function of a kernel around `body` (indented by one level)."""
-    lines = "\n".join(f"    {line}" if line else "" for line in body)
-    return (
-        f'extern "C" void qk_{spec.name}(qc_ctx* ctx, void* const* op, const int64_t* sym) {{\n{lines}\n}}\n'
-    )  # fmt: skip
+    """The exported function of a kernel around `body`, with the symbols that it uses declared."""
+    lines = "\n".join(indent([*needed(symbol_declarations(spec.symbols), body), *body]))
+    return f'extern "C" void qk_{spec.name}(qc_ctx* ctx, void* const* op, const int64_t* sym) {{\n{lines}\n}}\n'
 
 
 def task_function(spec: KernelSpec, body: Sequence[str], name: str = "task") -> str:
-    """A static task function `qk_<spec>_<name>(arg, task, scratch)` with `call` and the symbols declared."""
-    preamble = [
+    """A static task function `qk_<spec>_<name>(arg, task, scratch)`; `call` and the symbols are declared if used."""
+    declarations = [
         "const qc_call* const call = (const qc_call*)arg;",
-        "(void)task, (void)scratch;",
         *symbol_declarations(spec.symbols, "call->sym"),
     ]
-    lines = "\n".join(f"    {line}" if line else "" for line in (*preamble, *body))
+    lines = "\n".join(indent([*needed(declarations, body), *body]))
     return f"static void qk_{spec.name}_{name}(void* arg, int64_t task, char* scratch) {{\n{lines}\n}}\n"
 
 

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from qcompiler.kernels import layouts
-from qcompiler.kernels.cpu.linear import emit, scratch_bytes
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu.linear import emit, scratch_bytes
 from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram
 
 Array = npt.NDArray[Any]
@@ -208,7 +208,7 @@ def test_linear_equals_float64_for_every_format_and_m(
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_linear_of_narrow_types_rounds_once(build: Callable[..., Any], isa: str, dtype: str) -> None:
-    made = list(cases([dtype], ["nf4", "nf4_flat", "int8", "int4_zeros", "panels", "rows"]))
+    made = list(cases([dtype], ["nf4_flat", "int4_zeros", "panels", "rows"]))
     kernels = build([case.spec for case in made], isa)
     for case in made:
         for m in (1, 8, 33):
@@ -236,7 +236,7 @@ def test_decoded_weights_equal_the_format_to_the_bit(build: Callable[..., Any], 
     made = [
         make_case(f"{kind}_{m_class.replace('-', '_')}_{dtype}", kind, m_class, dtype, "none", has_bias=False)
         for kind in FORMATS
-        for m_class, dtype in (("1", "f32"), ("2-8", "bf16"), ("large", "f32"), ("large", "f16"))
+        for m_class, dtype in (("1", "f32"), ("2-8", "bf16"), ("large", "f16"))
     ]
     kernels = build([case.spec for case in made], isa)
     for case in made:

@@ -1,0 +1,254 @@
+"""Linear kernels beside torch's fp32 linear, per shape and M, in one interleaved run.
+
+    .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
+
+Every round times each engine once for each case (many calls in a batch when they are short), so that a slow moment of
+the machine hits all of them; the table gives medians. Probes of the same run: fused multiply-adds on all threads
+(peak), and reading memory far larger than the caches (bandwidth). torch is timed as a user calls it; ours is called
+from C++.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qcompiler import formats
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu import emit
+from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
+from qcompiler.runtime.compiler import compile_library
+from qcompiler.runtime.isa import host_isa
+from qcompiler.runtime.support import Context, parallel_address
+from qcompiler.runtime.threads import resolve_num_threads
+
+SHAPES = ((384, 384), (1536, 384), (384, 1536))
+MS = (1, 8, 32, 512, 4096)
+FORMATS: dict[str, tuple[str, dict[str, Any]] | None] = {
+    "nf4": ("nf4", {"block": 64}), "int4": ("int4", {"group": 32}), "int8": ("int8", {}), "f32": None,
+}  # fmt: skip
+BATCH_SECONDS = 500e-6
+"""Calls shorter than this are timed in batches of about this length."""
+
+PROBES = r"""
+#include <time.h>
+static double seconds() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
+extern "C" double qb_call(qc_kernel kernel, qc_ctx* ctx, void* const* op, const int64_t* sym, int64_t times) {
+    const double start = seconds();
+    for (int64_t i = 0; i < times; i++) kernel(ctx, op, sym);
+    return (seconds() - start) / times;
+}
+enum { CHAINS = 24 / QC_REGS, STEPS = 100000 };
+static void peak_task(void*, int64_t, char* scratch) {
+    vf sum[CHAINS];
+    for (int i = 0; i < CHAINS; i++) sum[i] = vset((float)i);
+    const vf a = vset(0.999f), b = vset(0.5f);
+    for (int64_t k = 0; k < STEPS; k++) {
+#pragma GCC unroll 24
+        for (int i = 0; i < CHAINS; i++) sum[i] = vfma(sum[i], a, b);
+    }
+    for (int i = 1; i < CHAINS; i++) sum[0] = sum[0] + sum[i];
+    vstore((float*)scratch, sum[0]);
+}
+extern "C" double qb_peak(qc_ctx* ctx) {  // FLOP per second
+    const double start = seconds();
+    ctx->parallel(ctx, ctx->num_threads * 8, peak_task, 0);
+    return ctx->num_threads * 8 * 2.0 * 16 * CHAINS * STEPS / (seconds() - start);
+}
+struct read_job { const float* data; int64_t count; int64_t tasks; };
+static void read_task(void* arg, int64_t task, char* scratch) {
+    const read_job* job = (const read_job*)arg;
+    const int64_t first = job->count / job->tasks * task, last = first + job->count / job->tasks;
+    vf a = vzero(), b = a, c = a, d = a;
+    for (int64_t i = first; i + 64 <= last; i += 64) {
+        a = a + vload(job->data + i), b = b + vload(job->data + i + 16);
+        c = c + vload(job->data + i + 32), d = d + vload(job->data + i + 48);
+    }
+    vstore((float*)scratch, a + b + c + d);
+}
+extern "C" double qb_read(qc_ctx* ctx, const float* data, int64_t count) {  // bytes per second
+    read_job job = {data, count, ctx->num_threads * 16};
+    const double start = seconds();
+    ctx->parallel(ctx, job.tasks, read_task, &job);
+    return 4.0 * count / (seconds() - start);
+}
+"""
+
+
+@dataclass
+class Engine:
+    """One way to compute a case: `run(times)` gives seconds per call; `weight_bytes` are read once per call."""
+
+    name: str
+    run: Callable[[int], float]
+    weight_bytes: int
+    calls: int = 1
+
+
+def m_class(m: int) -> Any:
+    return "1" if m == 1 else "2-8" if m <= 8 else "large"
+
+
+def make_spec(kind: str, m: int, n: int, k: int) -> KernelSpec:
+    chosen = FORMATS[kind]
+    ref = None if chosen is None else FormatRef(name=chosen[0], params=chosen[1])
+    operands = (
+        Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1)),
+        Operand(name="w", dtype="f32", access="r", shape=(n, k), format=ref, layout="cpu_p16_v1"),
+        Operand(name="bias", dtype="f32", access="r", shape=(n,), strides=(1,)),
+        Operand(name="out", dtype="f32", access="w", shape=("m", n), strides=(n, 1)),
+    )
+    body = LinearKernel(m="m", n=n, k=k, m_class=m_class(m), has_bias=True)
+    name = f"{kind}_{n}_{k}_{m_class(m).replace('-', '_')}"
+    return KernelSpec(name=name, symbols=("m",), operands=operands, body=body)
+
+
+def aligned(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    buffer = np.zeros(data.size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    buffer[start : start + data.size] = data
+    return buffer[start : start + data.size]
+
+
+class Bench:
+    """The compiled kernels of all cases, a context on the runtime's pool, and the probes."""
+
+    def __init__(self, specs: Sequence[KernelSpec], threads: int) -> None:
+        isa = host_isa()
+        unique = tuple({spec.name: spec for spec in specs}.values())
+        source = emit.emit_kernels(unique, isa) + PROBES
+        self.library = ctypes.CDLL(str(compile_library(source, isa, name="bench-linear")))
+        for probe in ("qb_call", "qb_peak", "qb_read"):
+            getattr(self.library, probe).restype = ctypes.c_double
+        scratch = max(64, *(emit.scratch_bytes(spec, isa) for spec in unique))
+        stride = -(-scratch // 64) * 64
+        self.scratch = aligned(np.zeros(stride * threads, np.uint8))
+        self.context = Context(parallel_address(), None, self.scratch.ctypes.data, stride, threads, 0, 0, 0, -1, 0)
+        self.memory = np.ones(64 << 20, np.float32)
+
+    def peak(self) -> float:
+        return float(self.library.qb_peak(ctypes.byref(self.context)))
+
+    def bandwidth(self) -> float:
+        pointer = ctypes.c_void_p(self.memory.ctypes.data)
+        return float(self.library.qb_read(ctypes.byref(self.context), pointer, ctypes.c_int64(self.memory.size)))
+
+    def engine(self, spec: KernelSpec, kind: str, arrays: Sequence[npt.NDArray[Any]], m: int, nbytes: int) -> Engine:
+        kernel = ctypes.cast(self.library[f"qk_{spec.name}"], ctypes.c_void_p)
+        operands = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+        symbols = (ctypes.c_int64 * 1)(m)
+
+        def run(times: int) -> float:
+            keep = arrays  # the addresses above point into them
+            call = self.library.qb_call(kernel, ctypes.byref(self.context), operands, symbols, ctypes.c_int64(times))
+            del keep
+            return float(call)
+
+        return Engine(kind, run, nbytes)
+
+
+def torch_engine(x: npt.NDArray[Any], w: npt.NDArray[Any], bias: npt.NDArray[Any]) -> Engine:
+    tensors = [torch.from_numpy(array) for array in (x, w, bias)]
+
+    def run(times: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            torch.nn.functional.linear(*tensors)
+        return (time.perf_counter() - start) / times
+
+    return Engine("torch", run, w.nbytes)
+
+
+def make_case(bench: Bench, m: int, n: int, k: int) -> list[Engine]:
+    rng = np.random.default_rng(0)
+    x, bias = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal(n).astype(np.float32)
+    w = rng.standard_normal((n, k)).astype(np.float32)
+    engines = [torch_engine(x, w, bias)]
+    layout = layouts.get("cpu_p16_v1")
+    for kind, chosen in FORMATS.items():
+        fmt = None if chosen is None else formats.get(chosen[0], **chosen[1])
+        canonical = w.view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
+        data = aligned(layout.pack(fmt, "f32", n, k, canonical))
+        arrays = [x, data, bias, np.zeros((m, n), np.float32)]
+        engines.append(bench.engine(make_spec(kind, m, n, k), kind, arrays, m, data.size))
+    for engine in engines:
+        once = min(engine.run(1) for _ in range(3))
+        engine.calls = max(1, int(BATCH_SECONDS / max(once, 1e-7)))
+    return engines
+
+
+def measure(bench: Bench, engines: list[Engine], rounds: int) -> tuple[dict[str, float], float, float]:
+    """(median seconds per call by engine, median peak in FLOP/s, median bandwidth in byte/s)."""
+    times: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    peaks, reads = [], []
+    for _ in range(rounds):
+        for engine in engines:
+            time.sleep(0.003)  # the other engine's threads stop spinning
+            engine.run(1)
+            times[engine.name].append(engine.run(engine.calls))
+        peaks.append(bench.peak())
+        reads.append(bench.bandwidth())
+    return {name: statistics.median(t) for name, t in times.items()}, statistics.median(peaks), statistics.median(reads)
+
+
+def rows(bench: Bench, m: int, n: int, k: int, rounds: int) -> list[dict[str, Any]]:
+    engines = make_case(bench, m, n, k)
+    times, peak, read = measure(bench, engines, rounds)
+    flops = 2.0 * m * n * k
+    return [
+        {
+            "n": n, "k": k, "m": m, "engine": engine.name, "us": 1e6 * times[engine.name],
+            "gflops": flops / times[engine.name] / 1e9, "of_peak": flops / times[engine.name] / peak,
+            "gbytes": engine.weight_bytes / times[engine.name] / 1e9,
+            "of_bandwidth": engine.weight_bytes / times[engine.name] / read,
+            "speedup": times["torch"] / times[engine.name], "peak_gflops": peak / 1e9, "read_gbytes": read / 1e9,
+        }
+        for engine in engines
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--m", type=int, nargs="*", default=list(MS))
+    parser.add_argument("--json", default=None, help="also write every row to this file")
+    options = parser.parse_args()
+    threads = resolve_num_threads(options.threads)
+    torch.set_num_threads(threads)
+    bench = Bench([make_spec(kind, m, n, k) for n, k in SHAPES for m in options.m for kind in FORMATS], threads)
+    print(f"{threads} threads, {host_isa()}, torch {torch.__version__}, medians of {options.rounds}")
+    print(
+        f"{'N x K':>10} {'M':>5} {'engine':>6} {'us':>9} {'GFLOP/s':>8} {'of peak':>8} {'GB/s':>6} {'of read':>8} "
+        f"{'x torch':>8}"
+    )
+    found: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for n, k in SHAPES:
+            for m in options.m:
+                for row in rows(bench, m, n, k, options.rounds):
+                    found.append(row)
+                    print(
+                        f"{n:>5}x{k:<4} {m:>5} {row['engine']:>6} {row['us']:>9.1f} {row['gflops']:>8.1f} "
+                        f"{row['of_peak']:>8.1%} {row['gbytes']:>6.1f} {row['of_bandwidth']:>8.1%} "
+                        f"{row['speedup']:>8.2f}"
+                    )
+                    sys.stdout.flush()
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
