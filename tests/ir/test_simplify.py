@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from qcompiler.passes.canonicalize import CanonicalizePass
-from qcompiler.passes.cse import CsePass
-from qcompiler.passes.dce import DcePass
 from xdsl.builder import Builder
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp
@@ -18,6 +15,9 @@ from qcompiler.ir import build, qc, types
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.interpreter import run
 from qcompiler.ir.types import ELEMENT_TYPES
+from qcompiler.passes.canonicalize import CanonicalizePass
+from qcompiler.passes.cse import CsePass
+from qcompiler.passes.dce import DcePass
 from qcompiler.plan.weights import WeightStore
 
 ModuleOf = Callable[..., ModuleOp]

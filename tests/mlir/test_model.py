@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
-from qcompiler.passes.pipeline import run_pipeline, upto
 from transformers import BertConfig, BertModel
 
 from qcompiler.frontends.torch_frontend import import_torch
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.mlir_oracle import parses_in_mlir, run_with_mlir
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
+from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
+from qcompiler.passes.pipeline import run_pipeline, upto
 
 
 class Encoder(torch.nn.Module):

@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
 from xdsl.builder import Builder
 from xdsl.dialects import arith, func, math
 from xdsl.dialects.builtin import FunctionType, ModuleOp
@@ -20,6 +19,7 @@ from qcompiler.ir import build, qc, types
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.interpreter import run
 from qcompiler.ir.mlir_oracle import run_with_mlir
+from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.weights import StoredTensor, WeightStore
