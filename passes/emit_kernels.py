@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qcompiler.kernels.cpu.emit import emit_program
-from qcompiler.passes.lowering.specs import spec_of
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
@@ -22,7 +20,10 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import rt
 from qcompiler.ir.context import qc_context
 from qcompiler.ir.rt_plan import plan_from_rt
+from qcompiler.kernels.cpu.emit import emit_program
+from qcompiler.passes.lowering.specs import spec_of
 from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.verify import verify_plan
 
 PLAN, SOURCE = "plan", "source"
 
@@ -38,6 +39,7 @@ class EmitKernelsPass(ModulePass):
         if context.target.kind != "cpu":
             raise KernelSelectionError(f"no emitter for target '{context.target.kind}' yet; this build emits for cpu")
         plan = plan_from_rt(op, kernel_specs(op), context.weights)
+        verify_plan(plan)  # again, now that in-place loops can be judged by their true bodies
         context.options[PLAN] = plan
         context.options[SOURCE] = emit_program(plan, context.target.isa)
 

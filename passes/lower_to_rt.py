@@ -17,13 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from qcompiler.passes.lowering.drafts import Draft, copy_draft, draft, with_m_class
-from qcompiler.passes.lowering.kernels import KernelTable
-from qcompiler.passes.lowering.places import Placer, root_of
-from qcompiler.passes.lowering.views import contiguous, is_contiguous
-from qcompiler.passes.lowering.views import with_shape as reshaped
-from qcompiler.passes.select_kernels import cases_of
-from qcompiler.passes.support.numerics import Reordered
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
@@ -35,6 +28,13 @@ from qcompiler.ir import qc, rt
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import INIT, arg_names, body_of, path_of, ranges_of, result_keys, return_op
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.lowering.drafts import Draft, copy_draft, draft, with_m_class
+from qcompiler.passes.lowering.kernels import KernelTable
+from qcompiler.passes.lowering.places import Placer, root_of
+from qcompiler.passes.lowering.views import contiguous, is_contiguous
+from qcompiler.passes.lowering.views import with_shape as reshaped
+from qcompiler.passes.select_kernels import cases_of
+from qcompiler.passes.support.numerics import Reordered
 from qcompiler.plan.dims import Dim, Range, contiguous_strides, product
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import ArenaKind, SelectCase, Symbol, TensorSig, View

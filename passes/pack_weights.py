@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from qcompiler.kernels import layouts
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.passes import ModulePass
@@ -23,6 +22,7 @@ from qcompiler.errors import LayoutError
 from qcompiler.ir.context import qc_context
 from qcompiler.ir.qc import ConstOp
 from qcompiler.ir.types import QTensorType
+from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.weights import Bytes, StoredTensor
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from qcompiler.passes.support.lifetimes import Lifetimes, Use
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
@@ -29,6 +28,7 @@ from qcompiler.errors import PassError
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.rt import ArenaOp, BufferOp
 from qcompiler.ir.rt_schedule import Schedule
+from qcompiler.passes.support.lifetimes import Lifetimes, Use
 
 STAGE = "plan-memory"
 

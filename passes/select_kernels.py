@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qcompiler.kernels.select import Case, LinearQuery, choose_linear
-from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
@@ -40,6 +38,8 @@ from qcompiler.ir.qc import (
     StateUpdateOp,
 )
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
+from qcompiler.kernels.select import Case, LinearQuery, choose_linear
+from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.plan.dims import Range, product
 
 CASES = "qc.cases"

@@ -16,7 +16,7 @@ from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.program_file import save_image
 
 if TYPE_CHECKING:
-    from qcompiler.frontends.torch_frontend import ImportResult
+    from qcompiler.frontends.importer import ImportResult
     from qcompiler.ir.context import QCContext
     from qcompiler.plan.plan import Plan
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from qcompiler.errors import DeviceUnavailableError
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, Target, build_image
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.loaded import LoadedProgram, check_device
 from qcompiler.runtime.program_file import Verify, load_image, save_image
 from qcompiler.runtime.session import Session
-
-from qcompiler.errors import DeviceUnavailableError
 
 __all__ = [
     "LoadedProgram",

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qcompiler.errors import CompileFailedError, CompilerMissingError
 from qcompiler.runtime.cache import cache_dir, locked, write_atomically
 from qcompiler.runtime.progress import note
-
-from qcompiler.errors import CompileFailedError, CompilerMissingError
 
 LOG_LIMIT = 6000
 """Characters of a compiler's output that an error message carries."""

@@ -9,15 +9,14 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from qcompiler.kernels.cpu.entry import function_name
-from qcompiler.runtime.binding import Binding, element_count
-from qcompiler.runtime.native import Library, kernel_symbol
-from qcompiler.runtime.support import Context
-
 from qcompiler.errors import IndexOutOfRangeError, PlanError, RuntimeFailure
+from qcompiler.kernels.cpu.entry import function_name
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, View, Wait
+from qcompiler.runtime.binding import Binding, element_count
+from qcompiler.runtime.native import Library, kernel_symbol
+from qcompiler.runtime.support import Context
 
 QC_INDEX_OUT_OF_RANGE = 1
 

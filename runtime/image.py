@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from qcompiler.runtime.memory import Block, Bytes
 
 from qcompiler import __version__
 from qcompiler.errors import FileBoundsError, PlanError
 from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import Plan, Signature, WeightEntry
 from qcompiler.plan.weights import WeightStore
+from qcompiler.runtime.memory import Block, Bytes
 
 CHUNK = 16 << 20
 """Bytes per weight digest."""

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from qcompiler.runtime.memory import address_of
 
 from qcompiler.errors import ArgumentDtypeError, ArgumentStructureError, DeviceUnavailableError
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
+from qcompiler.runtime.memory import address_of
 
 TORCH_NAMES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from qcompiler.errors import DeviceUnavailableError, PlanError
+from qcompiler.plan.plan import EntryPoint, Plan, Signature
+from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime.binding import Binder, EntryBinder
 from qcompiler.runtime.executor import kernel_error, make_executor
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, check_directory, constants_nbytes
@@ -16,10 +19,6 @@ from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.session import Frame, Session, make_context, place_activations
 from qcompiler.runtime.threads import resolve_num_threads
 from qcompiler.runtime.tree import check_signature, input_flattener, output_flattener, unflattener
-
-from qcompiler.errors import DeviceUnavailableError, PlanError
-from qcompiler.plan.plan import EntryPoint, Plan, Signature
-from qcompiler.plan.verify import verify_plan
 
 
 class LoadedProgram:

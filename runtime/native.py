@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from qcompiler.runtime.cache import cache_dir, write_atomically
-from qcompiler.runtime.compiler import compile_library, find_compiler, flags_for
-from qcompiler.runtime.image import NativeLibrary
 
 from qcompiler.errors import CompileFailedError
 from qcompiler.plan.plan import Plan, to_json
+from qcompiler.runtime.cache import cache_dir, write_atomically
+from qcompiler.runtime.compiler import compile_library, find_compiler, flags_for
+from qcompiler.runtime.image import NativeLibrary
 
 _LIBRARY_NAME = re.compile(r"program-[0-9a-f]{32}\.so\Z")
 

@@ -11,10 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
 
-from qcompiler.kernels import layouts
-
 from qcompiler import formats
 from qcompiler.errors import DimError, FormatError, PlanError
+from qcompiler.kernels import layouts
 from qcompiler.plan.dims import Dim, Expr, Range, dim
 from qcompiler.plan.kernel import (
     Access,

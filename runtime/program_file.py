@@ -22,6 +22,18 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+
+from qcompiler.errors import (
+    CorruptFileError,
+    FileBoundsError,
+    ForeignFileError,
+    NewerFileError,
+    PlanError,
+    TargetMismatchError,
+    TrustError,
+)
+from qcompiler.plan.kernel import Strict
+from qcompiler.plan.plan import PLAN_VERSION, Plan, Signature, WeightEntry
 from qcompiler.runtime.archive import MARK, PAGE, Member, Writer, read_members
 from qcompiler.runtime.cache import cache_dir, write_atomically
 from qcompiler.runtime.image import (
@@ -39,18 +51,6 @@ from qcompiler.runtime.memory import Bytes
 from qcompiler.runtime.native import emitter_version
 from qcompiler.runtime.progress import note
 from qcompiler.runtime.repack import canonical_directory, to_canonical, to_target
-
-from qcompiler.errors import (
-    CorruptFileError,
-    FileBoundsError,
-    ForeignFileError,
-    NewerFileError,
-    PlanError,
-    TargetMismatchError,
-    TrustError,
-)
-from qcompiler.plan.kernel import Strict
-from qcompiler.plan.plan import PLAN_VERSION, Plan, Signature, WeightEntry
 
 FORMAT_VERSION = 1
 MAX_JSON = 256 << 20

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import msgspec
-from qcompiler.kernels import layouts
-from qcompiler.runtime.memory import Block, Bytes, align_up
 
 from qcompiler import formats
 from qcompiler.errors import FormatError, PlanError
+from qcompiler.kernels import layouts
 from qcompiler.plan.plan import WeightEntry
+from qcompiler.runtime.memory import Block, Bytes, align_up
 
 ALIGNMENT = 256
 

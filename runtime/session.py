@@ -9,15 +9,14 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from qcompiler.errors import ArgumentError, SessionBusyError
+from qcompiler.plan.plan import EntryPoint, Plan
 from qcompiler.runtime import interop
 from qcompiler.runtime.binding import Binding, Shape
 from qcompiler.runtime.executor import Executor, kernel_error, make_executor
 from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, align_up
 from qcompiler.runtime.support import Context, parallel_address
-
-from qcompiler.errors import ArgumentError, SessionBusyError
-from qcompiler.plan.plan import EntryPoint, Plan
 
 if TYPE_CHECKING:
     from qcompiler.runtime.loaded import LoadedProgram

@@ -7,9 +7,8 @@ import functools
 import os
 from importlib import resources
 
-from qcompiler.runtime.compiler import compile_library
-
 from qcompiler.errors import ArgumentError
+from qcompiler.runtime.compiler import compile_library
 
 DEFAULT_SPIN_US = 50
 """How long an idle worker waits before it sleeps: regions of one call follow each other faster than this."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from qcompiler.passes.lowering import views
 from xdsl.dialects.builtin import AffineMapAttr, StringAttr, TensorType
 from xdsl.dialects.linalg.attrs import IteratorType, IteratorTypeAttr
 from xdsl.dialects.linalg.ops import FillOp, GenericOp, YieldOp
@@ -22,6 +21,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import QTensorType, shape_of, tensor
+from qcompiler.passes.lowering import views
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import Access, Operand
 from qcompiler.plan.plan import View

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from io import StringIO
 
 import msgspec
-from qcompiler.passes.lowering.drafts import Draft
 from xdsl.ir import Operation, Region, SSAValue
 from xdsl.printer import Printer
 
 from qcompiler.ir import rt
+from qcompiler.passes.lowering.drafts import Draft
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import Operand
 

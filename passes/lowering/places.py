@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from qcompiler.passes.lowering import views
 from xdsl.dialects import tensor as tensor_dialect
 from xdsl.dialects.builtin import DYNAMIC_INDEX, ArrayAttr, IntegerAttr
 from xdsl.dialects.linalg.ops import BroadcastOp, GenericOp, TransposeOp
@@ -14,6 +13,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of
+from qcompiler.passes.lowering import views
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.plan import View
 
@@ -150,12 +150,12 @@ class Placer:
         """An op behind `update` that reads `value` or a view of it."""
         block = update.parent_block()
         assert block is not None
-        position = {each: i for i, each in enumerate(block.ops)}
+        position: dict[Operation, int] = {each: i for i, each in enumerate(block.ops)}
         pending = [value]
         while pending:
             current = pending.pop()
             for use in current.uses:
-                user = use.operation
+                user: Operation = use.operation
                 if user is update:
                     continue
                 if isinstance(user, _VIEWS):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
-from qcompiler.passes.lowering.drafts import M_CLASS
-from qcompiler.passes.lowering.scalar_body import constant_text, program_of
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.linalg.attrs import IteratorType
@@ -16,6 +14,8 @@ from xdsl.ir.affine import AffineBinaryOpExpr, AffineBinaryOpKind, AffineConstan
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import qc
+from qcompiler.passes.lowering.drafts import M_CLASS
+from qcompiler.passes.lowering.scalar_body import constant_text, program_of
 from qcompiler.plan.dims import Dim, Expr, dim
 from qcompiler.plan.kernel import (
     AffineAccess,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, Step
 
 
@@ -19,7 +21,7 @@ def recomputed_per_call(plan: Plan) -> list[str]:
     return found
 
 
-def _constant_launches(entry: EntryPoint, plan: Plan, kinds: dict[str, str], arena_of: dict[str, str]) -> list[str]:
+def _constant_launches(entry: EntryPoint, plan: Plan, kinds: Mapping[str, str], arena_of: dict[str, str]) -> list[str]:
     accesses = {kernel.name: [operand.access for operand in kernel.operands] for kernel in plan.kernels}
     varying = {name for name, arena in arena_of.items() if kinds[arena] in ("input", "state")}
     found: list[str] = []
@@ -35,7 +37,7 @@ def _constant_launches(entry: EntryPoint, plan: Plan, kinds: dict[str, str], are
     return found
 
 
-def _effects(step: Step, accesses: dict[str, list[str]]) -> tuple[str | None, list[str], list[str]]:
+def _effects(step: Step, accesses: Mapping[str, Sequence[str]]) -> tuple[str | None, list[str], list[str]]:
     """(what runs, buffers read, buffers written) of a step; no name for steps that move no data."""
     if isinstance(step, Launch | Select):
         kernel = step.kernel if isinstance(step, Launch) else step.cases[0].kernel

@@ -29,14 +29,14 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Base of all plan records: immutable, keyword-only, unknown JSON fields refused."""
 
 
-class FormatRef(Strict):
+class FormatRef(Strict, frozen=True):
     """A storage format by name and parameters, e.g. ``nf4`` with ``{"block": 64}``. Resolved by `qcompiler.formats.get`."""
 
     name: str
     params: dict[str, int | bool | str] = {}
 
 
-class Operand(Strict):
+class Operand(Strict, frozen=True):
     """One pointer argument of a kernel.
 
     A packed operand (`format` given) has the logical shape (rows, cols), no strides, and the dtype its values decode to
@@ -55,7 +55,7 @@ class Operand(Strict):
 # --- scalar programs: bodies of loops and epilogues ------------------------------------------------------------------
 
 
-class ScalarOp(Strict):
+class ScalarOp(Strict, frozen=True):
     """One SSA op of a scalar body, under its MLIR name (`arith.addf`, `math.exp`, `arith.constant`, …).
 
     `args` are names of earlier results or of body inputs; `dtype` is the type of the result ("index" for
@@ -72,7 +72,7 @@ class ScalarOp(Strict):
     axis: int | None = None
 
 
-class ScalarProgram(Strict):
+class ScalarProgram(Strict, frozen=True):
     """Straight-line scalar code. `inputs` name the arguments in order (with dtypes), `yields` the results."""
 
     inputs: tuple[tuple[str, DType], ...]
@@ -83,14 +83,14 @@ class ScalarProgram(Strict):
 # --- kernel bodies: a tagged union, one record per template ----------------------------------------------------------
 
 
-class AffineAccess(Strict):
+class AffineAccess(Strict, frozen=True):
     """Element offset of an operand in a loop nest: ``offset + sum(coefficients[i] * iteration[i])``."""
 
     offset: Dim
     coefficients: tuple[Dim, ...]
 
 
-class LoopKernel(Strict, tag="loop"):
+class LoopKernel(Strict, frozen=True, tag="loop"):
     """A `linalg.generic`: pointwise or reducing loops over operands at affine offsets.
 
     Operands are the inputs, then the outputs; `accesses` match them one to one.  `body.inputs` are one scalar per
@@ -106,7 +106,7 @@ class LoopKernel(Strict, tag="loop"):
     init: tuple[str, ...] = ()
 
 
-class LinearKernel(Strict, tag="linear"):
+class LinearKernel(Strict, frozen=True, tag="linear"):
     """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, fp32 accumulation.
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
@@ -123,7 +123,7 @@ class LinearKernel(Strict, tag="linear"):
     epilogue: ScalarProgram | None = None
 
 
-class BatchMatmulKernel(Strict, tag="batch_matmul"):
+class BatchMatmulKernel(Strict, frozen=True, tag="batch_matmul"):
     """``out[b…, m, n] = sum_k a[b…, m, k] * b[b…, k, n]`` over strided operands of equal rank, fp32 accumulation."""
 
     batch: tuple[Dim, ...]
@@ -132,7 +132,7 @@ class BatchMatmulKernel(Strict, tag="batch_matmul"):
     k: Dim
 
 
-class AttentionKernel(Strict, tag="attention"):
+class AttentionKernel(Strict, frozen=True, tag="attention"):
     """``softmax(q kᵀ * scale + mask) v`` per head; operands q, k, v, [mask], out as (batch, heads, length, dim).
 
     k and v may have fewer heads (heads % kv_heads == 0: grouped queries).  A boolean mask keeps where true; a float
@@ -152,7 +152,7 @@ class AttentionKernel(Strict, tag="attention"):
     mask: Literal["none", "bool", "float"]
 
 
-class NormKernel(Strict, tag="norm"):
+class NormKernel(Strict, frozen=True, tag="norm"):
     """Layer or RMS norm over the last dim; operands x (rows, cols), [weight (cols)], [bias (cols)], out (rows, cols).
 
     Statistics in fp32 over two passes; ``(x - mean) / sqrt(var + eps)`` with the biased variance, or
@@ -167,14 +167,14 @@ class NormKernel(Strict, tag="norm"):
     has_bias: bool
 
 
-class SoftmaxKernel(Strict, tag="softmax"):
+class SoftmaxKernel(Strict, frozen=True, tag="softmax"):
     """Softmax over the last dim, operands x (rows, cols), out (rows, cols), fp32 inside, rounded once."""
 
     rows: Dim
     cols: Dim
 
 
-class EmbeddingKernel(Strict, tag="embedding"):
+class EmbeddingKernel(Strict, frozen=True, tag="embedding"):
     """``out[i, :] = decode(table)[ids[i], :]``; operands ids (count), table (rows, cols) plain or packed, out.
 
     An id outside [0, rows) is an error that the kernel reports through the context.
@@ -185,7 +185,7 @@ class EmbeddingKernel(Strict, tag="embedding"):
     cols: int
 
 
-class GatherKernel(Strict, tag="gather"):
+class GatherKernel(Strict, frozen=True, tag="gather"):
     """`take`: ``out[o, i, n] = x[o, index[i], n]``; `along`: ``out[o, i, n] = x[o, index[o, i, n], n]``.
 
     Operands x (outer, length, inner), index, out. Negative indices count from the end; others out of range are reported.
@@ -198,7 +198,7 @@ class GatherKernel(Strict, tag="gather"):
     inner: Dim
 
 
-class IndexUpdateKernel(Strict, tag="index_update"):
+class IndexUpdateKernel(Strict, frozen=True, tag="index_update"):
     """In place ``x[o, index[i], n] = src[o, i, n]``; operands x (rw; outer, length, inner), index (count), src."""
 
     outer: Dim
@@ -207,7 +207,7 @@ class IndexUpdateKernel(Strict, tag="index_update"):
     inner: Dim
 
 
-class ScanKernel(Strict, tag="scan"):
+class ScanKernel(Strict, frozen=True, tag="scan"):
     """Cumulative sum along the middle dim of (outer, length, inner); operands x, out."""
 
     outer: Dim
@@ -221,7 +221,7 @@ KernelBody = (
 )  # fmt: skip
 
 
-class KernelSpec(Strict):
+class KernelSpec(Strict, frozen=True):
     """One kernel: its C name, the symbols it takes at run time (in order), its operands and its body.
 
     `serves` says for the reader which op and place in the model it was emitted for first; it is no part of the identity.

@@ -17,7 +17,7 @@ from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Strict
 PLAN_VERSION = 1
 
 
-class Symbol(Strict):
+class Symbol(Strict, frozen=True):
     """A named dimension with its inclusive range."""
 
     name: str
@@ -25,7 +25,7 @@ class Symbol(Strict):
     max: int
 
 
-class DeviceSlot(Strict):
+class DeviceSlot(Strict, frozen=True):
     """A device the plan was made for. The loader maps slots to real devices; `kind` must match, `index` may differ."""
 
     name: str
@@ -33,19 +33,19 @@ class DeviceSlot(Strict):
     index: int = 0
 
 
-class Stream(Strict):
+class Stream(Strict, frozen=True):
     name: str
     device: str
 
 
-class Event(Strict):
+class Event(Strict, frozen=True):
     name: str
 
 
 ArenaKind = Literal["constants", "init", "activations", "state", "input", "output"]
 
 
-class Arena(Strict):
+class Arena(Strict, frozen=True):
     """A contiguous range of memory on one device.
 
     `constants` hold the weight file's bytes (shared, read-only); `init` what `@init` computes once at load (shared,
@@ -61,7 +61,7 @@ class Arena(Strict):
     entry: str | None = None
 
 
-class Buffer(Strict):
+class Buffer(Strict, frozen=True):
     """A range of an arena. `offset` and `nbytes` (at the bucket's maximum) are in bytes, `offset` a multiple of 64."""
 
     name: str
@@ -70,7 +70,7 @@ class Buffer(Strict):
     nbytes: int
 
 
-class View(Strict):
+class View(Strict, frozen=True):
     """A strided tensor in a buffer. `offset` counts elements from the buffer's start. A packed weight has
     `format`/`layout`, the logical (rows, cols) as shape, and no strides."""
 
@@ -83,7 +83,7 @@ class View(Strict):
     layout: str | None = None
 
 
-class Launch(Strict, tag="launch"):
+class Launch(Strict, frozen=True, tag="launch"):
     """Run `kernel` on `stream` with one view per operand of its spec."""
 
     kernel: str
@@ -91,14 +91,14 @@ class Launch(Strict, tag="launch"):
     operands: tuple[View, ...]
 
 
-class SelectCase(Strict):
+class SelectCase(Strict, frozen=True):
     """Taken when the select's expression is <= `max` (None: always)."""
 
     max: int | None
     kernel: str
 
 
-class Select(Strict, tag="select"):
+class Select(Strict, frozen=True, tag="select"):
     """One launch whose kernel is chosen by the value of a shape expression: the first case that fits."""
 
     on: Dim
@@ -107,7 +107,7 @@ class Select(Strict, tag="select"):
     operands: tuple[View, ...]
 
 
-class Copy(Strict, tag="copy"):
+class Copy(Strict, frozen=True, tag="copy"):
     """Byte copy of a contiguous view; the only step that may cross devices. `stream` belongs to either device."""
 
     stream: str
@@ -115,17 +115,17 @@ class Copy(Strict, tag="copy"):
     target: View
 
 
-class Record(Strict, tag="record"):
+class Record(Strict, frozen=True, tag="record"):
     stream: str
     event: str
 
 
-class Wait(Strict, tag="wait"):
+class Wait(Strict, frozen=True, tag="wait"):
     stream: str
     event: str
 
 
-class LibraryCall(Strict, tag="library_call"):
+class LibraryCall(Strict, frozen=True, tag="library_call"):
     """A call of a vendor library with a pinned algorithm and an explicit workspace buffer."""
 
     stream: str
@@ -139,7 +139,7 @@ class LibraryCall(Strict, tag="library_call"):
 Step = Launch | Select | Copy | Record | Wait | LibraryCall
 
 
-class TensorSig(Strict):
+class TensorSig(Strict, frozen=True):
     """One tensor argument or result: where its bytes are, and what the caller sees."""
 
     name: str
@@ -149,7 +149,7 @@ class TensorSig(Strict):
     torch_dtype: str | None = None
 
 
-class EntryPoint(Strict):
+class EntryPoint(Strict, frozen=True):
     """One function of the program for one bucket of shapes (`symbols` hold the bucket's ranges).
 
     Streams begin after whatever preceded the call (inputs are ready) and the call ends after all streams' last step.
@@ -162,7 +162,7 @@ class EntryPoint(Strict):
     steps: tuple[Step, ...]
 
 
-class WeightEntry(Strict):
+class WeightEntry(Strict, frozen=True):
     """One tensor of the weight file: bytes [offset, offset + nbytes) of the constants arena.
 
     `format` None means plain values of `dtype` in row-major order.  `parameters` are the module paths it serves (several
@@ -180,7 +180,7 @@ class WeightEntry(Strict):
     sha256: tuple[str, ...] = ()
 
 
-class Plan(Strict):
+class Plan(Strict, frozen=True):
     """A whole program. `init` is the entry point that fills the init arenas, once per device, at load."""
 
     devices: tuple[DeviceSlot, ...]
@@ -195,7 +195,7 @@ class Plan(Strict):
     version: int = PLAN_VERSION
 
 
-class Signature(Strict):
+class Signature(Strict, frozen=True):
     """The caller's view: a JSON tree of tuple/list/dict nodes over argument numbers, in and out.
 
     A node is {"kind": "tuple"|"list"|"dict"|"leaf"|"none"|"constant"|"namedtuple"|"modeloutput", …}; see runtime/tree.py.

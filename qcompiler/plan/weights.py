@@ -14,12 +14,12 @@ from qcompiler.plan.kernel import DType, FormatRef
 
 Bytes = npt.NDArray[np.uint8]
 
-NUMPY_DTYPES: dict[str, np.dtype] = {  # type: ignore[type-arg]
+NUMPY_DTYPES: dict[str, np.dtype] = {
     "f64": np.dtype(np.float64), "f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16), "i64": np.dtype(np.int64), "i32": np.dtype(np.int32),
     "i16": np.dtype(np.int16), "i8": np.dtype(np.int8), "ui8": np.dtype(np.uint8), "i1": np.dtype(np.bool_),
 }  # fmt: skip
-DTYPE_NAMES: dict[np.dtype, DType] = {v: k for k, v in NUMPY_DTYPES.items()}  # type: ignore[type-arg,misc]
+DTYPE_NAMES: dict[np.dtype, DType] = {v: k for k, v in NUMPY_DTYPES.items()}  # type: ignore[misc]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Usage: python tests/lint/check_installed.py SITE
 
-Run in the repository root these tools miss the packages that setuptools maps into `qcompiler`, and report success on what
-is left; so both counts must equal the number of modules in the repository.
+Run in the repository root these tools miss the packages that setuptools maps into `qcompiler`, and report success on
+what is left; so both counts must equal the number of modules in the repository.
 """
 
 from __future__ import annotations

@@ -6,18 +6,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from qcompiler.ir.rt_interpreter import run_rt
-from qcompiler.passes.assign_devices import AssignDevicesPass
-from qcompiler.passes.emit_kernels import kernel_specs
-from qcompiler.passes.lower_to_rt import LowerToRtPass
-from qcompiler.passes.pack_weights import PackWeightsPass, unpack
-from qcompiler.passes.select_kernels import SelectKernelsPass
 from xdsl.dialects.builtin import ModuleOp
 
 from qcompiler.errors import DeviceAssignmentError, InPlaceError, KernelSelectionError
 from qcompiler.ir import build, interpreter, qc, rt
 from qcompiler.ir.module import set_path
+from qcompiler.ir.rt_interpreter import run_rt
 from qcompiler.ir.types import QTensorType, tensor
+from qcompiler.passes.assign_devices import AssignDevicesPass
+from qcompiler.passes.emit_kernels import kernel_specs
+from qcompiler.passes.lower_to_rt import LowerToRtPass
+from qcompiler.passes.pack_weights import PackWeightsPass, unpack
+from qcompiler.passes.select_kernels import SelectKernelsPass
 from qcompiler.plan.kernel import LinearKernel, LoopKernel
 
 LOWER = (AssignDevicesPass, SelectKernelsPass, PackWeightsPass, LowerToRtPass)

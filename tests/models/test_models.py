@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from qcompiler.kernels import layouts
 
 import qcompiler as qc
 from qcompiler import formats
 from qcompiler.inspect.checks import recomputed_per_call
+from qcompiler.kernels import layouts
 
 _spec = importlib.util.spec_from_file_location("qcompiler_test_zoo", Path(__file__).with_name("zoo.py"))
 assert _spec is not None and _spec.loader is not None

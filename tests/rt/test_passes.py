@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qcompiler.passes.assign_streams import AssignStreamsPass
-from qcompiler.passes.plan_memory import PlanMemoryPass
-from qcompiler.passes.verify_schedule import VerifySchedulePass
 from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 
@@ -19,6 +16,9 @@ from qcompiler.errors import DeviceAssignmentError, PassError, QCompilerError, S
 from qcompiler.ir import rt
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.rt_schedule import Schedule
+from qcompiler.passes.assign_streams import AssignStreamsPass
+from qcompiler.passes.plan_memory import PlanMemoryPass
+from qcompiler.passes.verify_schedule import VerifySchedulePass
 from qcompiler.plan.kernel import Operand
 from qcompiler.plan.plan import Symbol, TensorSig, View
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from qcompiler.kernels import layouts
-from qcompiler.runtime import ProgramImage, build_image
 
 from qcompiler import formats
+from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import (
     AffineAccess,
     FormatRef,
@@ -45,6 +44,7 @@ from qcompiler.plan.plan import (
     WeightEntry,
 )
 from qcompiler.plan.weights import StoredTensor, WeightStore
+from qcompiler.runtime import ProgramImage, build_image
 
 K, N, B_MAX = 64, 48, 300
 NF4 = FormatRef(name="nf4", params=dict(formats.get("nf4", block=64).params))

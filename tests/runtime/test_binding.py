@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from qcompiler.runtime.binding import Binder, EntryBinder
 
 from qcompiler.errors import ArgumentShapeError, PlanError
 from qcompiler.plan.plan import EntryPoint, Plan, Symbol, TensorSig
+from qcompiler.runtime.binding import Binder, EntryBinder
 
 
 def entry(name: str, symbols: dict[str, tuple[int, int]], *inputs: tuple[Any, ...], output: Any = ()) -> EntryPoint:

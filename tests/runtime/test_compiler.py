@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from qcompiler.runtime import cache, compiler, isa, threads
-from qcompiler.runtime.support import support
 
 from qcompiler.errors import (
     ArgumentError,
@@ -20,6 +18,8 @@ from qcompiler.errors import (
     RuntimeFailure,
     TargetMismatchError,
 )
+from qcompiler.runtime import cache, compiler, isa, threads
+from qcompiler.runtime.support import support
 
 PLAIN = isa.supported_isas()[0]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from qcompiler.runtime import LoadedProgram, build_image
 
 from qcompiler.errors import IndexOutOfRangeError
 from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, Operand
@@ -25,6 +24,7 @@ from qcompiler.plan.plan import (
     WeightEntry,
 )
 from qcompiler.plan.weights import WeightStore
+from qcompiler.runtime import LoadedProgram, build_image
 
 ROWS, COLS = 10, 16
 

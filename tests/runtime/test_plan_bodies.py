@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from qcompiler.runtime.loaded import check_image
-from qcompiler.runtime.plan_bodies import check_bodies
 
 from qcompiler.errors import PlanError
 from qcompiler.plan.plan import Plan
+from qcompiler.runtime.loaded import check_image
+from qcompiler.runtime.plan_bodies import check_bodies
 
 
 def with_kernel(plan: Plan, name: str, **body: Any) -> Plan:

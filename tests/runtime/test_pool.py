@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from qcompiler.runtime.compiler import compile_library
 from qcompiler.runtime.session import make_context
 from qcompiler.runtime.support import support

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from qcompiler.runtime import LoadedProgram
 
 BLOCKED = r"""

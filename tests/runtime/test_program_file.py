@@ -15,11 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from qcompiler.runtime import program_file
-from qcompiler.runtime.image import NativeLibrary, ProgramImage
-from qcompiler.runtime.loaded import check_image
-from qcompiler.runtime.memory import address_of
-from qcompiler.runtime.program_file import load_image, save_image
 
 from qcompiler.errors import (
     CorruptFileError,
@@ -32,6 +27,11 @@ from qcompiler.errors import (
     TruncatedFileError,
     TrustError,
 )
+from qcompiler.runtime import program_file
+from qcompiler.runtime.image import NativeLibrary, ProgramImage
+from qcompiler.runtime.loaded import check_image
+from qcompiler.runtime.memory import address_of
+from qcompiler.runtime.program_file import load_image, save_image
 
 
 @pytest.fixture

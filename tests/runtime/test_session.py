@@ -12,8 +12,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from qcompiler.runtime import LoadedProgram, load, save_image
-from qcompiler.runtime.isa import supported_isas
 
 from qcompiler.errors import (
     ArgumentDtypeError,
@@ -24,6 +22,8 @@ from qcompiler.errors import (
     SessionBusyError,
     TargetMismatchError,
 )
+from qcompiler.runtime import LoadedProgram, load, save_image
+from qcompiler.runtime.isa import supported_isas
 
 
 @pytest.fixture(scope="module")

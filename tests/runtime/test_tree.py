@@ -9,9 +9,9 @@ import sys
 from typing import Any
 
 import pytest
-from qcompiler.runtime import tree
 
 from qcompiler.errors import ArgumentStructureError, CorruptFileError
+from qcompiler.runtime import tree
 
 LEAVES = [{"kind": "leaf", "index": i} for i in range(4)]
 

@@ -10,11 +10,11 @@ from filecheck.finput import FInput
 from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser
-from qcompiler.passes.pipeline import load_pass
 
 from qcompiler.errors import ScheduleError
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.text import parse_module, print_module
+from qcompiler.passes.pipeline import load_pass
 
 FILES = sorted(Path(__file__).parent.glob("*.mlir"))
 INVALID = [path for path in FILES if path.stem.endswith("-invalid")]
