@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from qcompiler.passes.support.numerics import Exact, Numerics
 from xdsl.builder import Builder
 from xdsl.context import Context
 from xdsl.dialects import arith, tensor
@@ -40,6 +39,7 @@ from qcompiler.ir.effects import is_removable
 from qcompiler.ir.interpreter_scalar import constant_value, evaluate_scalar
 from qcompiler.ir.module import functions, path_of
 from qcompiler.ir.types import shape_of
+from qcompiler.passes.support.numerics import Exact, Numerics
 
 Rule = Callable[[Any], SSAValue | None]
 

@@ -15,7 +15,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qcompiler.passes.support.numerics import Exact, Numerics
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
@@ -23,6 +22,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.ir.effects import is_pure
 from qcompiler.ir.module import PATH, functions
+from qcompiler.passes.support.numerics import Exact, Numerics
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qcompiler.passes.support.numerics import Exact, Numerics
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
@@ -19,6 +18,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.ir.effects import is_removable
 from qcompiler.ir.module import functions
+from qcompiler.passes.support.numerics import Exact, Numerics
 
 
 @dataclass(frozen=True)
