@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from qcompiler.runtime.compiler import find_compiler
 
 import qcompiler as qc
 from qcompiler import errors
 from qcompiler.cli import main
+from qcompiler.runtime.compiler import find_compiler
 
 
 @pytest.fixture

@@ -1,0 +1,56 @@
+"""The pages: their Python runs, their links lead somewhere, their commands exist."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qcompiler import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGE_NAMES = [page.name for page in PAGES]
+
+
+def test_the_quickstart_runs_as_one_program(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 8
+    environment = {**os.environ, "QC_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "\n".join(blocks)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([3, 10])" in done.stdout and "(3, 10)" in done.stdout
+    assert "rule 'head'" in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_make_targets_and_commands_that_pages_name_exist(page: Path) -> None:
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)`", text)) <= targets
+    (action,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    assert set(re.findall(r"(?:^|`)qc ([a-z]+) ", text, re.MULTILINE)) <= set(action.choices)
+
+
+def test_every_command_and_option_is_described() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    (action,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for name, parser in action.choices.items():
+        assert f"## qc {name}" in text
+        for option in (o for a in parser._actions for o in a.option_strings if o.startswith("--") and o != "--help"):
+            assert f"`{option}" in text, f"docs/cli.md does not describe {option} of qc {name}"
