@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qcompiler.passes.dce import remove_dead
-from qcompiler.passes.support.numerics import Numerics, Reordered
 from xdsl.builder import Builder
 from xdsl.context import Context
 from xdsl.dialects import arith, func, tensor
@@ -33,6 +31,8 @@ from qcompiler.ir.linalg_formats import sections_of
 from qcompiler.ir.linalg_lowering import CONSTANTS, Lowering, lower
 from qcompiler.ir.module import arg_names, functions, path_of, set_arg_names, update_function_type
 from qcompiler.ir.types import QTensorType, shape_of
+from qcompiler.passes.dce import remove_dead
+from qcompiler.passes.support.numerics import Numerics, Reordered
 
 
 @dataclass(frozen=True)
