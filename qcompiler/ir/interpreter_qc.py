@@ -96,13 +96,14 @@ def _dequantize(op: qc.DequantizeOp, operands: Sequence[Array], frame: Frame) ->
 def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
     x, w = operands[0], plain(operands[1], op.w.type, frame)
     acc = accumulator(x, w)
-    out = x.astype(acc) @ w.astype(acc).T
+    rows = x.reshape(-1, x.shape[-1]).astype(acc, copy=False)
+    out = (rows @ w.astype(acc, copy=False).T).reshape(*x.shape[:-1], w.shape[0])
     rest = list(operands[2:])
     if op.bias is not None:
-        out = out + rest.pop(0).astype(acc)
+        out = out + rest.pop(0).astype(acc, copy=False)
     if not op.epilogue.blocks:
         return [round_to(out, tensor_dtype(op.result.type))]
-    value = evaluate_body(op.epilogue.block, [out.astype(np.float32), *rest])[0]
+    value = evaluate_body(op.epilogue.block, [out.astype(np.float32, copy=False), *rest])[0]
     return [np.broadcast_to(value, out.shape)]
 
 
@@ -111,14 +112,14 @@ def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Fr
     x, w, offsets = operands[0], plain(operands[1], op.w.type, frame), operands[2]
     groups, (rows, cols) = len(offsets) - 1, x.shape
     acc = accumulator(x, w)
-    weights = w.astype(acc).reshape(groups, -1, cols)
+    weights = w.astype(acc, copy=False).reshape(groups, -1, cols)
     out = np.zeros((rows, weights.shape[1]), acc)
     bounds = [int(o) for o in offsets]
     if bounds[0] != 0 or bounds[-1] != rows or sorted(bounds) != bounds:
         raise InterpreterError(f"{where(op)}: offsets {bounds} do not rise from 0 to {rows}")
     for group in range(groups):
         span = slice(bounds[group], bounds[group + 1])
-        out[span] = x[span].astype(acc) @ weights[group].T
+        out[span] = x[span].astype(acc, copy=False) @ weights[group].T
     return [round_to(out, tensor_dtype(op.result.type))]
 
 
@@ -126,7 +127,7 @@ def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Fr
 def _batch_matmul(op: qc.BatchMatmulOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     a, b = operands
     acc = accumulator(a, b)
-    return [round_to(np.matmul(a.astype(acc), b.astype(acc)), tensor_dtype(op.result.type))]
+    return [round_to(np.matmul(a.astype(acc, copy=False), b.astype(acc, copy=False)), tensor_dtype(op.result.type))]
 
 
 @rule(qc.Conv2dOp)
@@ -136,35 +137,35 @@ def _conv2d(op: qc.Conv2dOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     (sh, sw), (dh, dw) = (tuple(int(v) for v in p.get_values()) for p in (op.strides, op.dilation))
     top, left, bottom, right = (int(v) for v in op.padding.get_values())
     groups, (out_channels, depth, kh, kw) = op.groups.value.data, w.shape
-    padded = np.pad(x.astype(acc), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    padded = np.pad(x.astype(acc, copy=False), ((0, 0), (0, 0), (top, bottom), (left, right)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (dh * (kh - 1) + 1, dw * (kw - 1) + 1), axis=(2, 3))
     windows = windows[:, :, ::sh, ::sw, ::dh, ::dw]  # (B, C, H', W', kh, kw)
     batch, _, height, width = windows.shape[:4]
     patches = windows.reshape(batch, groups, depth, height, width, kh, kw).transpose(1, 0, 3, 4, 2, 5, 6)
     patches = patches.reshape(groups, batch * height * width, depth * kh * kw)
-    kernels = w.astype(acc).reshape(groups, out_channels // groups, depth * kh * kw)
+    kernels = w.astype(acc, copy=False).reshape(groups, out_channels // groups, depth * kh * kw)
     out = np.matmul(patches, kernels.transpose(0, 2, 1)).reshape(groups, batch, height, width, out_channels // groups)
     out = out.transpose(1, 0, 4, 2, 3).reshape(batch, out_channels, height, width)
     if op.bias is not None:
-        out = out + operands[2].astype(acc)[:, None, None]
+        out = out + operands[2].astype(acc, copy=False)[:, None, None]
     return [round_to(out, tensor_dtype(op.result.type))]
 
 
 @rule(qc.AttentionOp)
 def _attention(op: qc.AttentionOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     acc = accumulator(*operands[:3])
-    q, k, v = (x.astype(acc) for x in operands[:3])
+    q, k, v = (x.astype(acc, copy=False) for x in operands[:3])
     repeat = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, repeat, axis=1) if repeat > 1 else x for x in (k, v))
     scores = np.matmul(q, k.swapaxes(-1, -2)) * acc.type(op.scale.value.data)
     if op.mask is not None:
         mask = operands[3]
-        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(acc)
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(acc, copy=False)
     if op.causal is not None:
         seen = np.arange(k.shape[2])[None, :] <= np.arange(q.shape[2])[:, None]
         scores = np.where(seen, scores, -np.inf)
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isneginf(peak), 0, peak)).astype(acc)
+    weights = np.exp(scores - np.where(np.isneginf(peak), 0, peak)).astype(acc, copy=False)
     total = weights.sum(axis=-1, keepdims=True, dtype=acc)
     out = np.matmul(weights, v) / np.where(total == 0, 1, total)
     return [round_to(out, tensor_dtype(op.result.type))]
@@ -176,7 +177,7 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], _frame: Frame) -> 
 @rule(qc.LayerNormOp)
 def _layer_norm(op: qc.LayerNormOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     acc = accumulator(operands[0])
-    x, *affine = (value.astype(acc) for value in operands)
+    x, *affine = (value.astype(acc, copy=False) for value in operands)
     centred = x - x.mean(axis=-1, keepdims=True, dtype=acc)
     variance = np.square(centred).mean(axis=-1, keepdims=True, dtype=acc)
     out = centred / np.sqrt(variance + acc.type(op.eps.value.data))
@@ -190,7 +191,7 @@ def _layer_norm(op: qc.LayerNormOp, operands: Sequence[Array], _frame: Frame) ->
 @rule(qc.RmsNormOp)
 def _rms_norm(op: qc.RmsNormOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     acc = accumulator(operands[0])
-    x, *affine = (value.astype(acc) for value in operands)
+    x, *affine = (value.astype(acc, copy=False) for value in operands)
     mean = np.square(x).mean(axis=-1, keepdims=True, dtype=acc)
     out = x / np.sqrt(mean + acc.type(op.eps.value.data))
     if op.weight is not None:
@@ -201,7 +202,7 @@ def _rms_norm(op: qc.RmsNormOp, operands: Sequence[Array], _frame: Frame) -> lis
 @rule(qc.SoftmaxOp)
 def _softmax(op: qc.SoftmaxOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     axis, acc = op.axis.value.data, accumulator(operands[0])
-    x = operands[0].astype(acc)
+    x = operands[0].astype(acc, copy=False)
     powers = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
     return [round_to(powers / powers.sum(axis=axis, keepdims=True, dtype=acc), tensor_dtype(op.result.type))]
 
@@ -212,7 +213,7 @@ def _softmax(op: qc.SoftmaxOp, operands: Sequence[Array], _frame: Frame) -> list
 @rule(qc.RopeOp)
 def _rope(op: qc.RopeOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     acc = accumulator(*operands)
-    x, cos, sin = (value.astype(acc) for value in operands)
+    x, cos, sin = (value.astype(acc, copy=False) for value in operands)
     if op.interleaved is not None:
         rotated = np.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
     else:
@@ -260,8 +261,8 @@ def _scatter(op: qc.ScatterOp, operands: Sequence[Array], _frame: Frame) -> list
         out[tuple(at)] = values
         return [out]
     acc = accumulator(x)
-    out = x.astype(acc)  # astype copies
-    np.add.at(out, tuple(at), values.astype(acc))
+    out = np.array(x, acc)
+    np.add.at(out, tuple(at), values.astype(acc, copy=False))
     return [round_to(out, tensor_dtype(op.result.type))]
 
 
@@ -281,7 +282,7 @@ def _cumsum(op: qc.CumsumOp, operands: Sequence[Array], _frame: Frame) -> list[A
     dtype = tensor_dtype(op.result.type)
     result = round_to(np.empty(0), dtype).dtype
     acc = result if result.kind in "iu" else accumulator(operands[0])
-    return [round_to(np.cumsum(operands[0].astype(acc), axis=op.axis.value.data, dtype=acc), dtype)]
+    return [round_to(np.cumsum(operands[0].astype(acc, copy=False), axis=op.axis.value.data, dtype=acc), dtype)]
 
 
 def _order(x: Array, axis: int, *, descending: bool) -> Array:

@@ -168,7 +168,7 @@ def test_printing_20000_ops_takes_less_than_a_second(module_of: ModuleOf) -> Non
     module = module_of([(("b", "s", 8), "f32")], body)
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         print_module(module)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 2.0  # 0.6 s on a quiet machine; the rest is room for neighbours
