@@ -53,10 +53,10 @@ def _add(s: Scope, x: V, y: V) -> V:
 def _matmul(s: Scope, x: V, y: V) -> V:
     """numpy.matmul on ranks >= 1: batch dims broadcast explicitly, a shared right side folds the left's batch."""
     left, right = shape_of(x.type), shape_of(y.type)
-    if len(left) == 1:
-        return _drop(s, _matmul(s, s.reshape(x, [1, *left]), y), -2)
     if len(right) == 1:
         return _drop(s, _matmul(s, x, s.reshape(y, [*right, 1])), -1)
+    if len(left) == 1:
+        return _drop(s, _matmul(s, s.reshape(x, [1, *left]), y), -2)
     dtype = tensor_dtype(x.type)
     if len(right) == 2 and len(left) > 2:
         rows = product(left[:-1]).to_dim()
@@ -125,7 +125,9 @@ def _four(s: Scope, value: V) -> V:
     """(batch, heads, length, size): leading dims beyond two fold into the batch, missing ones are 1."""
     shape = shape_of(value.type)
     if len(shape) <= 4:
-        return s.reshape(value, [*shape[:-3], *([1] * (4 - len(shape))), *shape[-3:]] if len(shape) > 2 else [1, 1, *shape])
+        return s.reshape(
+            value, [*shape[:-3], *([1] * (4 - len(shape))), *shape[-3:]] if len(shape) > 2 else [1, 1, *shape]
+        )
     return s.reshape(value, [product(shape[:-3]).to_dim(), *shape[-3:]])
 
 
@@ -194,10 +196,41 @@ def _batch_norm(s: Scope, node: fx.Node, a: Args) -> Result:
     return (s.pointwise([x, *extra], body, compute=opmath(dtype), result=dtype), None, None)
 
 
+@lowers(aten.native_group_norm.default)
+def _group_norm(s: Scope, node: fx.Node, a: Args) -> Result:
+    """Layer norm over each group of channels, then weight and bias per channel; statistics in fp32."""
+    x, groups, eps = s.value(a["input"]), int(a["group"]), float(a["eps"])
+    shape, dtype = shape_of(x.type), tensor_dtype(x.type)
+    compute = opmath(dtype)
+    sizes: list[Dim] = [product([shape[1]]).divide_exact(groups).to_dim(), *shape[2:]]
+    grouped = s.reshape(x, [shape[0], groups, *sizes])
+    axes = tuple(range(2, 2 + len(sizes)))
+    full = shape_of(grouped.type)
+    mean = _divide_by_count(s, s.reduce(grouped, axes, "add", compute=compute), sizes, 0, compute)
+    centred = s.pointwise(
+        [grouped, s.keep_axes(mean, full, axes)], lambda m, p, q: m.sub(p, q), compute=compute, result=compute
+    )
+    squares = s.reduce(centred, axes, "add", compute=compute, term=lambda m, v: m.mul(v, v))
+    var = s.keep_axes(_divide_by_count(s, squares, sizes, 0, compute), full, axes)
+
+    def scale(m: Scalars, value: V, variance: V) -> V:
+        return m.div(value, m.call("sqrt", m.add(variance, m.const(eps))))
+
+    out = s.reshape(s.pointwise([centred, var], scale, compute=compute, result=compute), shape)
+    spread = [1, shape[1], *([1] * (len(shape) - 2))]
+    for name in [n for n in ("weight", "bias") if a.get(n) is not None]:
+        affine = s.reshape(s.value(a[name]), spread)
+        step = Scalars.mul if name == "weight" else Scalars.add
+        out = s.pointwise([out, affine], lambda m, p, q, f=step: f(m, p, q), compute=compute, result=compute)
+    return (s.cast(out, dtype), None, None)
+
+
 @lowers(aten._softmax.default, aten.softmax.int)
 def _softmax(s: Scope, node: fx.Node, a: Args) -> Result:
     x = s.cast(s.value(a["self"]), s.dtype(node))
-    return _along_last(s, x, a["dim"], lambda last: s.insert(qc.SoftmaxOp(last, last.type, axis=len(shape_of(last.type)) - 1)))
+    return _along_last(
+        s, x, a["dim"], lambda last: s.insert(qc.SoftmaxOp(last, last.type, axis=len(shape_of(last.type)) - 1))
+    )
 
 
 def _along_last(s: Scope, x: V, axis: int, build: Any) -> V:
@@ -294,6 +327,31 @@ def _extreme(s: Scope, node: fx.Node, a: Args) -> Result:
     return _finish(s, node, s.reduce(x, axes, kind, compute=opmath(s.dtype(node))))
 
 
+@lowers(aten.linalg_vector_norm.default)
+def _vector_norm(s: Scope, node: fx.Node, a: Args) -> Result:
+    """(sum |x|^p)^(1/p); the largest or smallest |x| for p = ±inf, the count of nonzeros for p = 0."""
+    x, _, axes = _axes(s, a)
+    order, compute = float(a["ord"]), opmath(s.dtype(node))
+    if pymath.isinf(order):
+        kind: Reduction = "max" if order > 0 else "min"
+        return _finish(s, node, s.reduce(x, axes, kind, compute=compute, term=lambda m, v: m.abs(v)))
+
+    def term(m: Scalars, v: V) -> V:
+        if order == 0:
+            return m.select(m.compare("ne", v, m.const(0)), m.const(1), m.const(0))
+        if order in (1, 2):
+            return m.abs(v) if order == 1 else m.mul(v, v)
+        return m.call("powf", m.abs(v), m.const(order))
+
+    def root(m: Scalars, v: V) -> V:
+        return m.call("sqrt", v) if order == 2 else m.call("powf", v, m.const(1 / order))
+
+    total = s.reduce(x, axes, "add", compute=compute, term=term)
+    if order not in (0, 1):
+        total = s.pointwise([total], root, compute=compute, result=compute)
+    return _finish(s, node, total)
+
+
 @lowers(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
 def _any(s: Scope, node: fx.Node, a: Args) -> Result:
     x, _, axes = _axes(s, a)
@@ -340,7 +398,9 @@ def _topk(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.argmax.default, aten.argmin.default)
 def _argmax(s: Scope, node: fx.Node, a: Args) -> Result:
-    return s.reshape(_index_of_extreme(s, s.value(a["self"]), a.get("dim"), "min" in node.target.__name__), s.shape(node))
+    return s.reshape(
+        _index_of_extreme(s, s.value(a["self"]), a.get("dim"), "min" in node.target.__name__), s.shape(node)
+    )
 
 
 def _index_of_extreme(s: Scope, x: V, axis: int | None, smallest: bool) -> V:
@@ -349,6 +409,7 @@ def _index_of_extreme(s: Scope, x: V, axis: int | None, smallest: bool) -> V:
     if axis is None:
         x, axis = s.reshape(x, [product(shape_of(x.type)).to_dim()]), 0
     if smallest:
+
         def reverse(m: Scalars, v: V) -> V:
             return m.neg(v) if m.floating else m.bitwise("xor", v, m.const(1 if m.dtype == "i1" else -1))
 
@@ -371,5 +432,3 @@ def _extreme_and_index(s: Scope, node: fx.Node, a: Args) -> Result:
     index = _index_of_extreme(s, x, axes[0] if axes else None, smallest)
     shape = s.symbols.shape(node.meta["val"][0].shape)
     return s.cast(s.reshape(value, shape), dtype), s.reshape(index, shape)
-
-

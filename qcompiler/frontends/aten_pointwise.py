@@ -13,9 +13,19 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from qcompiler.frontends.scalars import FLOATS, Compare, Scalars, opmath
-from qcompiler.frontends.scope import BUILDERS, Args, BuildFn, Number, Result, Scope, broadcast_shapes, is_tensor, lowers
-from qcompiler.frontends.torch_values import dtype_name
+from qcompiler.frontends.scalars import FLOATS, Compare, Scalars, cast, opmath
+from qcompiler.frontends.scope import (
+    BUILDERS,
+    Args,
+    BuildFn,
+    Number,
+    Result,
+    Scope,
+    broadcast_shapes,
+    is_tensor,
+    lowers,
+)
+from qcompiler.frontends.torch_values import dtype_name, round_number
 from qcompiler.ir.types import shape_of
 from qcompiler.plan.kernel import DType
 
@@ -239,17 +249,17 @@ _BINARY: dict[str, Callable[[S, V, V], V]] = {
 }
 
 
-def binary(s: Scope, node: fx.Node, x: Any, y: Any, body: Callable[[S, V, V], V]) -> SSAValue:
+def binary(s: Scope, node: fx.Node, x: Any, y: Any, body: Callable[[S, V, V], V], exact: int | None = None) -> SSAValue:
     """A function of two promoted operands; computed in the opmath of the result's type."""
     result = s.dtype(node)
     inputs = [operand(s, x), operand(s, y)]
-    return s.pointwise(inputs, body, compute=opmath(result), result=result, common=result)
+    return s.pointwise(inputs, body, compute=opmath(result), result=result, common=result, exact=exact)
 
 
-def _binary_builder(body: Callable[[S, V, V], V]) -> BuildFn:
+def _binary_builder(body: Callable[[S, V, V], V], exact: int | None) -> BuildFn:
     def build(s: Scope, node: fx.Node, a: Args) -> Result:
         x, y = list(a.values())[:2]
-        return binary(s, node, x, y, body)
+        return binary(s, node, x, y, body, exact)
 
     return build
 
@@ -262,8 +272,10 @@ def _add(s: Scope, node: fx.Node, a: Args) -> Result:
     if y == 0 and alpha == 1 and is_tensor(x) and s.dtype(x) == s.dtype(node):
         return s.value(x)
 
+    weight = round_number(alpha, s.dtype(node))
+
     def body(m: S, left: V, right: V) -> V:
-        scaled = right if alpha == 1 else m.mul(right, m.const(alpha))
+        scaled = right if alpha == 1 else m.mul(right, m.const(weight))
         return m.add(left, scaled) if name.startswith("add") else m.sub(left, scaled)
 
     return binary(s, node, x, y, body)
@@ -274,25 +286,45 @@ def _div(s: Scope, node: fx.Node, a: Args) -> Result:
     bodies: dict[str | None, Callable[[S, V, V], V]] = {
         None: lambda m, x, y: m.div(x, y), "floor": _floor_div, "trunc": _trunc_div,
     }  # fmt: skip
-    return binary(s, node, a["self"], a["other"], bodies[a.get("rounding_mode")])
+    return binary(s, node, a["self"], a["other"], bodies[a.get("rounding_mode")], exact=1)
 
 
 @lowers(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def _pow(s: Scope, node: fx.Node, a: Args) -> Result:
     """Fixed exponents as torch's CPU kernels take them: 0.5 is sqrt, -0.5 rsqrt, integers are products."""
-    exponent = a["exponent"]
+    exponent, dtype = a["exponent"], s.dtype(node)
     if isinstance(exponent, fx.Node):
         return binary(s, node, a["self"], exponent, lambda m, x, y: m.call("powf" if m.floating else "ipowi", x, y))
 
     def body(m: S, x: V) -> V:
         if float(exponent).is_integer() and abs(exponent) <= 32:
-            power = m.power(x, abs(int(exponent)))
-            return power if exponent >= 0 else m.div(m.const(1), power)
+            return _integer_power(m, x, int(exponent), dtype)
         if abs(exponent) == 0.5:
             return m.call("sqrt" if exponent > 0 else "rsqrt", x)
-        return m.call("powf", x, m.const(exponent))
+        return m.call("powf", x, m.const(round_number(exponent, dtype)))
 
     return s.unary(node, a["self"], body)
+
+
+def _integer_power(m: S, x: V, exponent: int, dtype: DType) -> V:
+    """x**3 and x**-2 of 16-bit floats round after their first product, as torch's vectors do."""
+    if exponent in (3, -2):
+        square = cast(m.builder, cast(m.builder, m.mul(x, x), dtype), m.dtype)
+        return m.mul(square, x) if exponent == 3 else m.div(m.const(1), square)
+    power = m.power(x, abs(exponent))
+    return power if exponent >= 0 else m.div(m.const(1), power)
+
+
+@lowers(aten.hypot.default)
+def _hypot(s: Scope, node: fx.Node, a: Args) -> Result:
+    """In f64, whose range cannot overflow on squares of f32."""
+    result = s.dtype(node)
+    inputs = [s.value(a["self"]), s.value(a["other"])]
+
+    def body(m: S, x: V, y: V) -> V:
+        return m.call("sqrt", m.add(m.mul(x, x), m.mul(y, y)))
+
+    return s.pointwise(inputs, body, compute="f64", result=result, common=result)
 
 
 @lowers(aten.addcmul.default, aten.addcdiv.default)
@@ -435,8 +467,12 @@ def _register() -> None:
         lowers(op)(_parametric_builder(parametric, names))
     for name, combine in _BINARY.items():
         packet = getattr(aten, name)
-        found = [getattr(packet, o) for o in ("Tensor", "Scalar", "default", "Tensor_Scalar") if o in packet.overloads()]
-        lowers(*(op for op in found if op not in BUILDERS))(_binary_builder(combine))
+        found = [
+            getattr(packet, o) for o in ("Tensor", "Scalar", "default", "Tensor_Scalar") if o in packet.overloads()
+        ]
+        lowers(*(op for op in found if op not in BUILDERS))(
+            _binary_builder(combine, 1 if name in ("mul", "floor_divide") else None)
+        )
     kinds: tuple[Compare, ...] = ("eq", "ne", "lt", "le", "gt", "ge")
     for kind in kinds:
         packet = getattr(aten, kind)

@@ -268,6 +268,3 @@ def _ones(s: Scope, node: fx.Node, a: Args) -> Result:
 def _empty(s: Scope, node: fx.Node, a: Args) -> Result:
     """Uninitialised memory has no value; zero is as good as any, and the same every time."""
     return s.full(0, s.shape(node), s.dtype(node))
-
-
-

@@ -13,8 +13,10 @@ resized by tiling when theirs does not qualify.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +106,33 @@ def prepare(
         {n: sizes[n] for n in traced},
         frozenset(ranges) - frozenset(collector.example_sizes),
     )
+
+
+@contextlib.contextmanager
+def named_keywords(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Makes keywords that a call passes through `**kwargs` visible as parameters of `model.forward` meanwhile.
+
+    torch.export 2.13 loses count of dynamic_shapes for arguments inside `**kwargs`.
+    """
+    forward = model.forward
+    old = inspect.signature(forward)
+    parameters = [p for p in old.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = {p.name for p in parameters}
+    extra = [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in kwargs if k not in named]
+    if not extra or len(parameters) == len(old.parameters) or "forward" in vars(model):
+        yield
+        return
+
+    @functools.wraps(forward)
+    def call(*values: Any, **keywords: Any) -> Any:
+        return forward(*values, **keywords)
+
+    call.__signature__ = old.replace(parameters=[*parameters, *extra])  # type: ignore[attr-defined]
+    model.forward = call
+    try:
+        yield
+    finally:
+        del model.forward
 
 
 def _call(

@@ -244,7 +244,9 @@ class _Importer:
                 continue
             wanted = types.tensor(self.scope.symbols.shape(meta.shape), dtype_name(meta.dtype))
             if built.type != wanted:
-                raise FrontendError(f"import of {node.target} gave {built.type}, the trace says {wanted}{describe(node)}")
+                raise FrontendError(
+                    f"import of {node.target} gave {built.type}, the trace says {wanted}{describe(node)}"
+                )
 
     def _torch_call(self, scope: Scope, node: fx.Node) -> Result:
         """Arguments as JSON: {"tensor": i} stands for the i-th operand, {"dim": text} for a size."""
@@ -303,4 +305,3 @@ class _Importer:
         set_ranges(main, self.quantized.exported.ranges)
         set_arg_names(main, [spec.name for spec in self.inputs])
         return main
-

@@ -28,8 +28,8 @@ from qcompiler.frontends.places import readable
 from qcompiler.frontends.torch_export import Exported
 from qcompiler.frontends.torch_values import to_numpy
 from qcompiler.ledger import Ledger, LedgerRow
-from qcompiler.plan.weights import StoredTensor, WeightStore
 from qcompiler.plan.kernel import DType
+from qcompiler.plan.weights import StoredTensor, WeightStore
 
 aten = torch.ops.aten
 PACKED = "_packed"
@@ -152,9 +152,7 @@ class _Rewriter:
         self._row(weight, shape, stored, why, after, counts)
         return None
 
-    def _row(
-        self, weight: _Weight, shape: tuple[int, ...], stored: str, why: str, after: int, counts: bool
-    ) -> None:
+    def _row(self, weight: _Weight, shape: tuple[int, ...], stored: str, why: str, after: int, counts: bool) -> None:
         dtype = str(weight.tensor.dtype).removeprefix("torch.")
         before = weight.tensor.numel() * weight.tensor.element_size()
         self.rows.append(LedgerRow(tuple(weight.targets), shape, dtype, stored, why, before, after, counts))

@@ -204,6 +204,6 @@ def _narrows(
             if not low <= value <= high:
                 continue
             moved = condition.expression.xreplace({**condition.hints, symbol: value})
-            if moved.is_Atom and str(moved) != str(condition.value):
+            if not getattr(moved, "free_symbols", None) and str(moved) != str(condition.value):
                 return True
     return False

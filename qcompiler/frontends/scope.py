@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 from xdsl.builder import Builder
-from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.rewriter import InsertPoint
@@ -22,7 +21,7 @@ from qcompiler.errors import DimError, UnsupportedOperatorError
 from qcompiler.frontends.places import describe, module_path
 from qcompiler.frontends.scalars import FLOATS, Scalars, cast, opmath
 from qcompiler.frontends.symbols import Symbols
-from qcompiler.frontends.torch_values import dtype_name
+from qcompiler.frontends.torch_values import dtype_name, round_number
 from qcompiler.ir import build
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim, Range, dim
@@ -145,12 +144,14 @@ class Scope:
         result: DType,
         shape: Sequence[Dim] | None = None,
         common: DType | None = None,
+        exact: int | None = None,
     ) -> SSAValue:
         """Loops over the broadcast of all inputs.
 
-        Tensor elements are first rounded to `common` (torch's promoted type; default: none), converted to `compute`,
-        handed to `body(scalars, *elements)`, and what it returns is converted to `result`.  Python numbers become
-        constants of the compute type; rank-0 tensors are not rounded to `common`, as in torch's CPU loops.
+        Elements and Python numbers are first rounded to `common` (torch's promoted type; default: none), converted to
+        `compute`, handed to `body(scalars, *elements)`, and what it returns is converted to `result`.  The input number
+        `exact` skips the rounding to `common` if it is a number or has rank 0: torch's multiplication and division keep
+        such a second operand in fp32, its addition does not.
         """
         tensors = [x for x in inputs if isinstance(x, SSAValue)]
         out_shape = tuple(shape) if shape is not None else broadcast_shapes([shape_of(x.type) for x in tensors])
@@ -158,12 +159,13 @@ class Scope:
         def build_body(inner: Builder, arguments: Sequence[SSAValue]) -> SSAValue:
             math, given = Scalars(inner, compute), iter(arguments)
             elements = []
-            for x in inputs:
+            for position, x in enumerate(inputs):
                 if not isinstance(x, SSAValue):
-                    elements.append(math.const(x))
+                    rounded = x if common is None or position == exact else round_number(x, common)
+                    elements.append(math.const(rounded))
                     continue
                 element = next(given)
-                if common is not None and shape_of(x.type):
+                if common is not None and (position != exact or shape_of(x.type)):
                     element = cast(inner, element, common)
                 elements.append(cast(inner, element, compute))
             return cast(inner, body(math, *elements), result)

@@ -45,7 +45,9 @@ def _leaves(arguments: list[Any]) -> Iterator[Node]:
         elif isinstance(argument.value, bool | int | float | str):
             yield {"kind": "constant", "value": argument.value}
         else:
-            raise ExportError(f"the argument '{argument.name}' is a {type(argument.value).__name__}, which is no tensor")
+            raise ExportError(
+                f"the argument '{argument.name}' is a {type(argument.value).__name__}, which is no tensor"
+            )
 
 
 def _node(spec: TreeSpec, leaves: Iterator[Node]) -> Node:
@@ -65,9 +67,14 @@ def _node(spec: TreeSpec, leaves: Iterator[Node]) -> Node:
         cls = spec.context
         path = f"{cls.__module__}:{cls.__qualname__}"
         return {"kind": "namedtuple", "class": path, "keys": list(cls._fields), "items": items}
-    if isinstance(spec.context, list) and all(isinstance(k, str) for k in spec.context):
+    if kind.__module__ == "torch.return_types":  # what x.max(1) returns: a tuple with named fields
+        return {"kind": "namedtuple", "class": name, "keys": list(kind.__match_args__), "items": items}
+    if issubclass(kind, dict) and isinstance(spec.context, list) and all(isinstance(k, str) for k in spec.context):
         return {"kind": "modeloutput", "class": name, "keys": list(spec.context), "items": items}
-    raise ExportError(f"the model takes or returns a {name}, which a program cannot rebuild; use tuple, list or dict")
+    raise ExportError(
+        f"the model takes or returns a {name}, which a program cannot rebuild: use tuple, list, dict, a namedtuple or a "
+        "ModelOutput (for a cache of transformers: use_cache=False)"
+    )
 
 
 def _keys(spec: TreeSpec) -> list[str]:

@@ -23,6 +23,7 @@ from qcompiler.errors import (
     NarrowedDimError,
     QCompilerError,
     UnboundedDimError,
+    UnsupportedOperatorError,
 )
 from qcompiler.frontends import dynamic, narrowing
 from qcompiler.frontends.dynamic import TraceInputs
@@ -79,7 +80,8 @@ def export_model(
             raise ExportError(
                 f"cannot compile a {type(model).__name__}: give an nn.Module, an ExportedProgram or an fx.GraphModule"
             )
-        exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep)
+        with dynamic.named_keywords(model, args, kwargs or {}):
+            exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep)
     _refuse_mutated_inputs(exported.program)
     return exported
 
@@ -209,6 +211,9 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _refuse_mutated_inputs(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if node.target is torch.ops.higher_order.with_effects:
+            raise UnsupportedOperatorError(f"the operator {node.args[1]} has side effects{describe(node)}")
     for spec in program.graph_signature.output_specs:
         if spec.kind == OutputKind.USER_INPUT_MUTATION:
             raise ExportError(
@@ -246,6 +251,12 @@ def _translate(
         details = [s.strip(" -") for s in text.splitlines() if s.strip().startswith("-")]
         says = details[0].split(". If you're using")[0] if details else text.splitlines()[0]
         return NarrowedDimError(f"the model narrows {', '.join(names) or 'a dimension'}: {says}" + why(names))
+    if "in output, which is not a known type" in text:
+        kind = text.partition("<class '")[2].partition("'")[0]
+        return ExportError(
+            f"{type(model).__name__} returns a {kind}, which a program cannot rebuild: use tuple, list, dict, a "
+            "namedtuple or a ModelOutput (for a cache of transformers: use_cache=False)"
+        )
     return ExportError(
         f"torch.export cannot trace {type(model).__name__}{place}: {type(error).__name__}: {text[:2000]}"
     )

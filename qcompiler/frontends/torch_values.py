@@ -36,3 +36,13 @@ def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
         return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     array: npt.NDArray[Any] = value.numpy()
     return np.ascontiguousarray(array).reshape(tensor.shape)
+
+
+_TORCH: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def round_number(value: float | int | bool, dtype: DType) -> float | int | bool:
+    """A Python number as a tensor of `dtype` would hold it; integers and fp64 are exact already."""
+    if dtype not in ("f32", "f16", "bf16"):
+        return value
+    return float(torch.tensor(value, dtype=_TORCH[dtype]).item())
