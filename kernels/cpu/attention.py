@@ -180,12 +180,13 @@ def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
             sections.append(f"float* const {name} = (float*)scratch + {offset};")
         offset += size
     seen = "qc_min(kv_len, q0 + q_count)" if body.causal else "kv_len"
-    lines = [
+    return [
         *(pointer(o, i, name, "call->op") for i, (name, o) in enumerate(zip(names, spec.operands, strict=True))),
         f"const int64_t q_len = {c_dim(body.q_len)}, kv_len = {c_dim(body.kv_len)}, blocks = {blocks};",
         f"const int64_t b = task / (blocks * {body.heads}), h = task / blocks % {body.heads};",
         f"const int64_t kv_h = h / {body.heads // body.kv_heads};",
-        f"const int64_t q0 = task % blocks * {geometry.query_block}, q_count = qc_min({geometry.query_block}, q_len - q0);",
+        f"const int64_t q0 = task % blocks * {geometry.query_block};",
+        f"const int64_t q_count = qc_min({geometry.query_block}, q_len - q0);",
         *head_pointers(spec, names),
         *sections,
         f"for (int64_t i = 0; i < {geometry.query_block}; i++) top[i] = -INFINITY, total[i] = 0.0f;",
@@ -196,7 +197,6 @@ def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
         "}",
         *_finish(spec, geometry),
     ]
-    return lines
 
 
 def _key_block(spec: KernelSpec, geometry: Geometry) -> list[str]:

@@ -103,12 +103,12 @@ def one_line(text: str) -> str:
 
 
 def needed(declarations: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """The declarations (``const … name = …;``) whose names are used in `rest` or by a declaration that is kept."""
+    """The declarations (``const … name = …;``) that `rest` uses, itself or through another one, and does not hold."""
     kept: list[str] = []
     text = "\n".join(rest)
     for declaration in reversed(declarations):
         name = declaration.partition(" =")[0].split()[-1]
-        if re.search(rf"\b{name}\b", text):
+        if declaration not in rest and re.search(rf"\b{name}\b", text):
             kept.insert(0, declaration)
             text += declaration
     return kept
