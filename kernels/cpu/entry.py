@@ -61,6 +61,8 @@ def summary(plan: Plan) -> Iterator[str]:
 
 def _signature(point: EntryPoint) -> str:
     def tensors(signatures: Sequence[TensorSig]) -> str:
+        if len(signatures) > 6:
+            return f"{len(signatures)} tensors"
         return ", ".join(f"{s.name} ({', '.join(str(d) for d in s.shape)}) {s.dtype}" for s in signatures)
 
     return one_line(f"({tensors(point.inputs)}) -> ({tensors(point.outputs)})")

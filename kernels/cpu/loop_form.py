@@ -34,7 +34,8 @@ def write(nest: Nest, form: Form) -> str:
     start, advance = _odometer(form.outer)
     walk = [
         items,
-        f"const int64_t tasks = {tasks}, begin = qc_share(items, task, tasks), end = qc_share(items, task + 1, tasks);",
+        f"const int64_t tasks = {tasks};",
+        "const int64_t begin = qc_share(items, task, tasks), end = qc_share(items, task + 1, tasks);",
         *start,
         "for (int64_t item = begin; item < end; item++) {",
         *indent([*form.lines, *advance]),
