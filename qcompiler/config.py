@@ -4,8 +4,8 @@
     QuantConfig("int4:group=64", rules={"*.query": "int8", "lm_head": None})
     QuantConfig("nf4", embedding="nf4", promise_bits=4.6)
 
-Exceptions are made by explicit rules only: a glob over module paths, first match wins, and a rule that matches nothing is
-an error.  Every rule that applied is printed in the ledger.
+Exceptions are made by explicit rules only: a glob over module paths, first match wins, and a rule that matches nothing
+is an error.  Every rule that applied is printed in the ledger.
 """
 
 from __future__ import annotations

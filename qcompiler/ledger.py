@@ -1,7 +1,7 @@
 """The coverage ledger: every parameter with its format and bytes, or the reason it was left as it is.
 
-`bits_per_weight` counts all stored bits (codes, scales, padding, tensors left alone) over the elements of all parameters
-with two or more dimensions; a recipe's promise is checked against it.
+`bits_per_weight` counts all stored bits (codes, scales, padding, tensors left alone) over the elements of all
+parameters with two or more dimensions; a recipe's promise is checked against it.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Ledger:
         )
         named = "; ".join(f"{r.parameters[0]} at {r.bits:.2f} bits ({r.format or r.reason})" for r in worst[:3])
         raise PromiseError(
-            f"recipe '{self.recipe}' promises {self.promise_bits} bits per weight, and this model takes {bits:.3f}. The "
-            f"largest excess: {named}. Choose another format for them by a rule, or state what you accept: "
+            f"recipe '{self.recipe}' promises {self.promise_bits} bits per weight, and this model takes {bits:.3f}. "
+            f"The largest excess: {named}. Choose another format for them by a rule, or state what you accept: "
             f"QuantConfig({self.recipe!r}, promise_bits={_ceil(bits)}) or promise_bits=None"
         )
 

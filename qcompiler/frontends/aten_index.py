@@ -1,8 +1,8 @@
 """Picking and placing by index: embedding, gather, index, scatter, index_copy.
 
 `x[i, j]` with index tensors becomes one gather over linear indices.  Masks of transformers index by ranges that were
-unsqueezed to broadcast (`mask[arange(b)[:, None, None, None], arange(s)]`); such an index is no gather at all but a view,
-and import sees through it.
+unsqueezed to broadcast (`mask[arange(b)[:, None, None, None], arange(s)]`); such an index is no gather at all but a
+view, and import sees through it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,16 @@ from torch import fx
 from xdsl.ir import Operation, SSAValue
 
 from qcompiler.frontends.scalars import Scalars, opmath
-from qcompiler.frontends.scope import Args, Result, Scope, Shape, broadcast_shapes, lowers, normalize_axes
+from qcompiler.frontends.scope import (
+    Args,
+    Result,
+    Scope,
+    Shape,
+    broadcast_shapes,
+    lowers,
+    normalize_axes,
+    overload,
+)
 from qcompiler.ir import qc, types
 from qcompiler.ir.build import Reduction
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -125,9 +134,7 @@ def _four(s: Scope, value: V) -> V:
     """(batch, heads, length, size): leading dims beyond two fold into the batch, missing ones are 1."""
     shape = shape_of(value.type)
     if len(shape) <= 4:
-        return s.reshape(
-            value, [*shape[:-3], *([1] * (4 - len(shape))), *shape[-3:]] if len(shape) > 2 else [1, 1, *shape]
-        )
+        return s.reshape(value, [*([1] * (4 - len(shape))), *shape])
     return s.reshape(value, [product(shape[:-3]).to_dim(), *shape[-3:]])
 
 
@@ -275,7 +282,7 @@ def _finish(s: Scope, node: fx.Node, value: V) -> V:
 @lowers(aten.sum.default, aten.sum.dim_IntList, aten.prod.default, aten.prod.dim_int)
 def _sum(s: Scope, node: fx.Node, a: Args) -> Result:
     x, _, axes = _axes(s, a)
-    kind: Reduction = "mul" if "prod" in node.target.__name__ else "add"
+    kind: Reduction = "mul" if "prod" in overload(node) else "add"
     return _finish(s, node, s.reduce(x, axes, kind, compute=opmath(s.dtype(node))))
 
 
@@ -323,7 +330,7 @@ def _var(s: Scope, node: fx.Node, a: Args) -> Result:
 @lowers(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
 def _extreme(s: Scope, node: fx.Node, a: Args) -> Result:
     x, _, axes = _axes(s, a)
-    kind: Reduction = "max" if "max" in node.target.__name__ else "min"
+    kind: Reduction = "max" if "max" in overload(node) else "min"
     return _finish(s, node, s.reduce(x, axes, kind, compute=opmath(s.dtype(node))))
 
 
@@ -355,7 +362,7 @@ def _vector_norm(s: Scope, node: fx.Node, a: Args) -> Result:
 @lowers(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
 def _any(s: Scope, node: fx.Node, a: Args) -> Result:
     x, _, axes = _axes(s, a)
-    kind: Reduction = "or" if "any" in node.target.__name__ else "and"
+    kind: Reduction = "or" if "any" in overload(node) else "and"
     return _finish(s, node, s.reduce(x, axes, kind, compute="i1"))
 
 
@@ -398,9 +405,7 @@ def _topk(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.argmax.default, aten.argmin.default)
 def _argmax(s: Scope, node: fx.Node, a: Args) -> Result:
-    return s.reshape(
-        _index_of_extreme(s, s.value(a["self"]), a.get("dim"), "min" in node.target.__name__), s.shape(node)
-    )
+    return s.reshape(_index_of_extreme(s, s.value(a["self"]), a.get("dim"), "min" in overload(node)), s.shape(node))
 
 
 def _index_of_extreme(s: Scope, x: V, axis: int | None, smallest: bool) -> V:
@@ -426,7 +431,7 @@ def _index_of_extreme(s: Scope, x: V, axis: int | None, smallest: bool) -> V:
 def _extreme_and_index(s: Scope, node: fx.Node, a: Args) -> Result:
     x = s.value(a["self"])
     axes = normalize_axes(a["dim"], len(shape_of(x.type)))
-    smallest = "min" in node.target.__name__
+    smallest = "min" in overload(node)
     dtype = tensor_dtype(x.type)
     value = s.reduce(x, axes, "min" if smallest else "max", compute=opmath(dtype))
     index = _index_of_extreme(s, x, axes[0] if axes else None, smallest)

@@ -24,6 +24,7 @@ from qcompiler.frontends.scope import (
     broadcast_shapes,
     is_tensor,
     lowers,
+    overload,
 )
 from qcompiler.frontends.torch_values import dtype_name, round_number
 from qcompiler.ir.types import shape_of
@@ -267,7 +268,7 @@ def _binary_builder(body: Callable[[S, V, V], V], exact: int | None) -> BuildFn:
 @lowers(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar)
 def _add(s: Scope, node: fx.Node, a: Args) -> Result:
     """x ± alpha * y; rsub is y - alpha * x."""
-    name, alpha = node.target.__name__, a.get("alpha", 1)
+    name, alpha = overload(node), a.get("alpha", 1)
     x, y = (a["other"], a["self"]) if name.startswith("rsub") else (a["self"], a["other"])
     if y == 0 and alpha == 1 and is_tensor(x) and s.dtype(x) == s.dtype(node):
         return s.value(x)

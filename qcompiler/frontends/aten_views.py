@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from xdsl.dialects import tensor
+from xdsl.dialects.builtin import DenseArrayBase, i64
 from xdsl.ir import SSAValue
 
 from qcompiler.errors import NarrowedDimError
@@ -169,9 +170,9 @@ def insert_slice(s: Scope, part: SSAValue, into: SSAValue, offsets: list[Dim], s
         operands=[part, into, dynamic[0], dynamic[1], []],
         result_types=[into.type],
         properties={
-            "static_offsets": build.DenseArrayBase.from_list(build.i64, static[0]),
-            "static_sizes": build.DenseArrayBase.from_list(build.i64, static[1]),
-            "static_strides": build.DenseArrayBase.from_list(build.i64, steps),
+            "static_offsets": DenseArrayBase.from_list(i64, static[0]),
+            "static_sizes": DenseArrayBase.from_list(i64, static[1]),
+            "static_strides": DenseArrayBase.from_list(i64, steps),
         },
     )
     return s.insert(op)

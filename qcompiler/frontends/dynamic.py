@@ -159,8 +159,9 @@ def _match(arguments: Mapping[str, Any], dynamic_shapes: Any) -> dict[str, Tree]
     """Specs by parameter name. A name inside `**kwargs` may stand at the top."""
     if isinstance(dynamic_shapes, list | tuple):
         if len(dynamic_shapes) > len(arguments):
+            count, names = len(arguments), ", ".join(arguments)
             raise ArgumentStructureError(
-                f"dynamic_shapes has {len(dynamic_shapes)} entries for {len(arguments)} arguments ({', '.join(arguments)})"
+                f"dynamic_shapes has {len(dynamic_shapes)} entries for {count} arguments ({names})"
             )
         return dict(zip(arguments, dynamic_shapes, strict=False))
     if not isinstance(dynamic_shapes, Mapping):
@@ -203,10 +204,9 @@ class _Collector:
         if isinstance(value, list | tuple):
             if spec is not None and (not isinstance(spec, list | tuple) or len(spec) != len(value)):
                 raise ArgumentStructureError(f"dynamic_shapes of '{path}' must have {len(value)} entries")
-            items = [
+            return [
                 self.walk(item, spec[i] if spec is not None else None, f"{path}[{i}]") for i, item in enumerate(value)
             ]
-            return items
         if spec:
             raise ArgumentStructureError(
                 f"dynamic_shapes gives dimensions for '{path}', which is a {type(value).__name__}"

@@ -69,8 +69,8 @@ class ImportResult:
     """The imported module and all that a program needs beside it.
 
     `symbols` are the ranges of the dimensions; `states` the initial values of buffers that the model writes (keyed as
-    `qc.state`); `torch_calls` the operators that only torch can run (with `fallback="torch"`).  `texts` are the dumps of
-    the earlier stages, `seconds` the times of the three, and `quantized` holds the ledger and the eager oracle.
+    `qc.state`); `torch_calls` the operators that only torch can run (with `fallback="torch"`).  `texts` are the dumps
+    of the earlier stages, `seconds` the times of the three, and `quantized` holds the ledger and the eager oracle.
     """
 
     module: ModuleOp
@@ -184,14 +184,14 @@ class _Importer:
         packed, text, shape, torch_dtype = node.args
         assert isinstance(packed, fx.Node) and isinstance(text, str)
         ref, dtype = parse_format(text), dtype_name(torch_dtype)  # type: ignore[arg-type]
-        rows, cols = shape  # type: ignore[misc,union-attr]
+        rows, cols = (int(size) for size in shape)  # type: ignore[union-attr,arg-type]
         target = self._target_of(packed)
         key = target.removesuffix(PACKED)
         if key not in self.weights:  # a program that came with its own dequantize
             data = to_numpy(self.program.state_dict[target])
-            self.weights.add(StoredTensor(key, dtype, (rows, cols), data, ref, "canonical", (key,)))  # type: ignore[arg-type]
-        const = qc.ConstOp(key, types.QTensorType.of((rows, cols), dtype, ref))  # type: ignore[arg-type]
-        decoded = qc.DequantizeOp(const.result, types.tensor((rows, cols), dtype))  # type: ignore[arg-type]
+            self.weights.add(StoredTensor(key, dtype, (rows, cols), data, ref, "canonical", (key,)))
+        const = qc.ConstOp(key, types.QTensorType.of((rows, cols), dtype, ref))
+        decoded = qc.DequantizeOp(const.result, types.tensor((rows, cols), dtype))
         for op in (const, decoded):
             set_path(op, key)
             self.block.add_op(op)
@@ -200,7 +200,7 @@ class _Importer:
     def _target_of(self, placeholder: fx.Node) -> str:
         for spec in self.program.graph_signature.input_specs:
             if spec.arg.name == placeholder.name and spec.target is not None:
-                return spec.target
+                return str(spec.target)
         raise FrontendError(f"{placeholder.name} is dequantised, but it is an argument and not a weight")
 
     # --- what happens ---
@@ -240,7 +240,7 @@ class _Importer:
         value = node.meta.get("val")
         metas = list(value) if isinstance(value, list | tuple) else [value]
         for built, meta in zip(result if isinstance(result, tuple) else (result,), metas, strict=True):
-            if built is None:
+            if built is None or meta is None:
                 continue
             wanted = types.tensor(self.scope.symbols.shape(meta.shape), dtype_name(meta.dtype))
             if built.type != wanted:

@@ -4,8 +4,8 @@
     after    dequantize = qc.dequantize(p_q_weight, "nf4:block=64", [384, 384], f32)  p_q_weight: u8[82944]
              linear = aten.linear(x, dequantize, p_q_bias)
 
-A matrix that is used as `x @ W` only (GPT-2's Conv1D: addmm with W as (in, out)) is stored transposed and its uses become
-`aten.linear`, quantised or not: one pattern for everything after.  Tied weights (one storage) are encoded once.
+A matrix that is used as `x @ W` only (GPT-2's Conv1D: addmm with W as (in, out)) is stored transposed and its uses
+become `aten.linear`, quantised or not: one pattern for everything after.  Tied weights (one storage) are encoded once.
 
 The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of everything that follows.
 """
@@ -185,8 +185,8 @@ class _Rewriter:
         except FormatShapeError as error:
             module = key.rpartition(".")[0]
             raise FormatShapeError(
-                f"parameter '{key}' ({rows} x {cols}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, "
-                f"or keep it: rules={{{module!r}: None}}"
+                f"parameter '{key}' ({rows} x {cols}): {error}. Choose another format for it: "
+                f"rules={{{module!r}: 'int8'}}, or keep it: rules={{{module!r}: None}}"
             ) from error
         except FormatValueError as error:
             raise FormatValueError(f"parameter '{key}' ({rows} x {cols}): {error}") from error

@@ -39,7 +39,7 @@ def check_ranges(
     """
     for symbol, bounds in program.range_constraints.items():
         name = names.get(str(symbol))
-        if name not in ranges:
+        if name is None or name not in ranges:
             continue
         low, high = ranges[name]
         floor = max(low, 2) if name in derived else low
@@ -76,7 +76,7 @@ def probe(model: nn.Module, program: ExportedProgram, symbols: Symbols, probes: 
         return
     graph = program.module(check_guards=False)
     mutated = len(program.graph_signature.buffers_to_mutate)
-    results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]  # type: ignore[union-attr,index]
+    results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]
     for each in probes:
         with torch.no_grad(), _restored(model):
             expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
@@ -182,7 +182,7 @@ def _observed(conditions: list[_Condition]) -> Iterator[None]:
             conditions.append(_Condition(expression, hints, value, line, direct))
         return value
 
-    ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign]
+    ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

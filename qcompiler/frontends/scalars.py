@@ -22,6 +22,7 @@ from qcompiler.plan.kernel import DType
 FLOATS: tuple[DType, ...] = ("f64", "f32", "f16", "bf16")
 _BITS: dict[DType, int] = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1}
 
+BinaryOp = Callable[[SSAValue, SSAValue], Operation]
 Compare = Literal["eq", "ne", "lt", "le", "gt", "ge"]
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
@@ -46,8 +47,8 @@ class Scalars:
 
     # --- arithmetic ---
 
-    def _pick(self, a: SSAValue, b: SSAValue, floating: type[Operation], integer: type[Operation]) -> SSAValue:
-        return self.insert((floating if self.floating else integer)(a, b))  # type: ignore[call-arg]
+    def _pick(self, a: SSAValue, b: SSAValue, floating: BinaryOp, integer: BinaryOp) -> SSAValue:
+        return self.insert((floating if self.floating else integer)(a, b))
 
     def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
         return self._pick(a, b, arith.AddfOp, arith.OrIOp if self.dtype == "i1" else arith.AddiOp)
@@ -63,7 +64,7 @@ class Scalars:
         return self._pick(a, b, arith.DivfOp, arith.DivSIOp)
 
     def rem(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        """C's remainder: the sign of `a`. Floats compute `a - b * trunc(a / b)` in f64, exact for f32 quotients < 2^29."""
+        """C's remainder: the sign of `a`. Floats: `a - b * trunc(a / b)` in f64, exact for f32 quotients < 2^29."""
         if not self.floating:
             return self.insert(arith.RemSIOp(a, b))
         wide = Scalars(self.builder, "f64")
@@ -186,4 +187,4 @@ def _cast_float(builder: Builder, value: SSAValue, source: DType, target: DType)
         return _cast_float(builder, _cast_float(builder, value, source, "f32"), "f32", target)
     wider = source in ("f16", "bf16") or target == "f64"
     op = arith.ExtFOp if wider else arith.TruncFOp
-    return builder.insert(op(value, ELEMENT_TYPES[target])).results[0]  # type: ignore[arg-type]
+    return builder.insert(op(value, ELEMENT_TYPES[target])).results[0]

@@ -1,7 +1,7 @@
-"""What a builder of one ATen operator works with: values by fx node, types from the trace, and the common shapes of IR.
+"""What a builder of one ATen operator works with: values by fx node, types from the trace, the common shapes of IR.
 
-A builder is a function `(scope, node, a) -> result`, registered for its overloads by `@lowers(aten.add.Tensor, …)`; `a` are
-the call's arguments by schema name, defaults filled in.  It returns one SSA value, or a tuple for several results.
+A builder is a function `(scope, node, a) -> result`, registered for its overloads by `@lowers(aten.add.Tensor, …)`; `a`
+are the call's arguments by schema name, defaults filled in.  It returns one SSA value, or a tuple for several results.
 """
 
 from __future__ import annotations
@@ -275,6 +275,11 @@ def bind(node: fx.Node) -> dict[str, Any]:
     return bound
 
 
+def overload(node: fx.Node) -> str:
+    """`add.Tensor`"""
+    return str(getattr(node.target, "__name__", node.target))
+
+
 def is_tensor(value: Any) -> bool:
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
@@ -289,5 +294,5 @@ def normalize_axes(axes: Any, rank: int) -> tuple[int, ...]:
 
 __all__ = [
     "BUILDERS", "FLOATS", "Args", "BuildFn", "Number", "Result", "Scope", "Shape", "bind", "broadcast_shapes",
-    "is_tensor", "lowers", "normalize_axes",
+    "is_tensor", "lowers", "normalize_axes", "overload",
 ]  # fmt: skip

@@ -72,8 +72,8 @@ def _node(spec: TreeSpec, leaves: Iterator[Node]) -> Node:
     if issubclass(kind, dict) and isinstance(spec.context, list) and all(isinstance(k, str) for k in spec.context):
         return {"kind": "modeloutput", "class": name, "keys": list(spec.context), "items": items}
     raise ExportError(
-        f"the model takes or returns a {name}, which a program cannot rebuild: use tuple, list, dict, a namedtuple or a "
-        "ModelOutput (for a cache of transformers: use_cache=False)"
+        f"the model takes or returns a {name}, which a program cannot rebuild: use tuple, list, dict, a namedtuple or "
+        "a ModelOutput (for a cache of transformers: use_cache=False)"
     )
 
 

@@ -44,7 +44,8 @@ class Exported:
 
     @property
     def graph(self) -> fx.Graph:
-        return self.program.graph
+        graph: fx.Graph = self.program.graph
+        return graph
 
     def text(self) -> str:
         """What the dump `00-export.txt` holds."""
@@ -61,8 +62,8 @@ def export_model(
 ) -> Exported:
     """Exports a model.
 
-    `dynamic_shapes` names dimensions as `frontends.dynamic` describes, or as torch.export takes them; an ExportedProgram
-    brings its own.  `keep` are the operators not to decompose (default: all that the importer knows).
+    `dynamic_shapes` names dimensions as `frontends.dynamic` describes, or as torch.export takes them; an
+    ExportedProgram brings its own.  `keep` are the operators not to decompose (default: all that the importer knows).
 
     Errors, all naming the user's line where there is one: ExportError, DataDependentShapeError, UnboundedDimError,
     NarrowedDimError, ArgumentError.
@@ -147,7 +148,8 @@ def _ranges_of(exported: Exported) -> dict[str, Range]:
         if node.op != "placeholder" or not isinstance(value, torch.Tensor):
             continue
         for axis, size in enumerate(value.shape):
-            for symbol in size.node.expr.free_symbols if isinstance(size, torch.SymInt) else ():
+            found: set[Any] = size.node.expr.free_symbols if isinstance(size, torch.SymInt) else set()
+            for symbol in found:
                 bounds = exported.program.range_constraints.get(symbol)
                 if bounds is None or not getattr(bounds.upper, "is_Integer", isinstance(bounds.upper, int)):
                     raise UnboundedDimError(
@@ -243,8 +245,9 @@ def _translate(
         for e in chain
     ):
         return DataDependentShapeError(
-            f"{type(model).__name__} branches on, or makes a shape from, the values of a tensor{place}. Shapes and control "
-            f"flow may depend on input shapes only: use a mask or torch.where. torch says: {text.splitlines()[0]}"
+            f"{type(model).__name__} branches on, or makes a shape from, the values of a tensor{place}. Shapes and "
+            "control flow may depend on input shapes only: use a mask or torch.where. torch says: "
+            + text.splitlines()[0]
         )
     if "Constraints violated" in str(error):
         names = [name for name in inputs.ranges if f"({name})" in text or f"{name} = " in text or f" {name} " in text]

@@ -1,11 +1,11 @@
 """`torch.ops.qc.dequantize` and `torch.ops.qc.quantize`: the storage formats as torch operators.
 
 Their CPU code is plain torch, written against the formats' documented bytes and sharing nothing with
-`qcompiler.formats` or with the emitted kernels: a rewritten program that runs in eager torch is therefore an independent
-oracle of both.
+`qcompiler.formats` or with the emitted kernels: a rewritten program that runs in eager torch is therefore an
+independent oracle of both.
 
-    dequantize(packed_u8, "nf4:block=64", [rows, cols], torch.bfloat16) -> Tensor      decode in fp32, round once
-    quantize(x, "int8") -> Tensor                                                      canonical bytes of x.reshape(-1, K)
+    dequantize(packed_u8, "nf4:block=64", [rows, cols], torch.bfloat16) -> Tensor    decode in fp32, round once
+    quantize(x, "int8") -> Tensor                                                    bytes of x.reshape(-1, K)
 
 Canonical bytes are sections one after another, each aligned to its item size:
 

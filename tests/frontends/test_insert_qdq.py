@@ -130,7 +130,7 @@ def test_rules_choose_by_module_and_are_printed() -> None:
 
 
 def test_a_rule_for_a_missing_module_is_refused() -> None:
-    with pytest.raises(RecipeError, match="'dwon' matches no module.*down"):
+    with pytest.raises(RecipeError, match=r"'dwon' matches no module.*down"):
         _quantized(Model(), QuantConfig("nf4", rules={"dwon": "int8"}))
 
 
