@@ -8,7 +8,7 @@ STAMP   = $(VENV)/.stamp
 RUN_INSTALLED = cd build && PYTHONPATH=$(SITE) PYTHONSAFEPATH=1
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp')
 
-.PHONY: help demo install test test-full lint bench docs gpu-check clean
+.PHONY: help demo install test test-full lint bench docs clean
 
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
@@ -17,7 +17,6 @@ help:
 	@echo "make lint       ruff, strict mypy and import-linter on the installed wheel"
 	@echo "make bench      the benchmarks, peers in the same run"
 	@echo "make docs       writes the generated pages of docs/"
-	@echo "make gpu-check  everything that needs a GPU; says so and exits 0 where there is none"
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on PATH; install Python 3.11 or later (apt install python3 python3-venv)" >&2; exit 1; }
@@ -62,9 +61,6 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m qcompiler.formats.doc > docs/formats.md
-
-gpu-check: $(STAMP)
-	$(BIN)/python benchmarks/gpu_check.py
 
 clean:
 	rm -rf build dumps
