@@ -181,7 +181,7 @@ def make_case(bench: Bench, m: int, n: int, k: int) -> list[Engine]:
         fmt = None if chosen is None else formats.get(chosen[0], **chosen[1])
         canonical = w.view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
         data = aligned(layout.pack(fmt, "f32", n, k, canonical))
-        arrays = [x, data, bias, np.zeros((m, n), np.float32)]
+        arrays: list[npt.NDArray[Any]] = [x, data, bias, np.zeros((m, n), np.float32)]
         engines.append(bench.engine(make_spec(kind, m, n, k), kind, arrays, m, data.size))
     for engine in engines:
         once = min(engine.run(1) for _ in range(3))

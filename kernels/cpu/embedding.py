@@ -21,14 +21,15 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     return 0
 
 
-def _plain_row(table: Operand, body: EmbeddingKernel) -> str:
-    """The call that copies row `id` of a plain table."""
+def _plain_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tuple[str, list[str], str]:
+    """As `_packed_row`, for a plain table: the call copies row `id`."""
+    del spec
     kind = STORAGE_TYPES[table.dtype]
     if table.layout == PANEL_LAYOUT:
         start = f"(const {kind}*)op[1] + id / 16 * {body.cols * 16} + id % 16"
-        return f"ql_plain_row({start}, 16, {body.cols}, out);"
+        return "", [], f"ql_plain_row({start}, 16, {body.cols}, out);"
     down, right = (c_dim(s) for s in table.strides or (body.cols, 1))
-    return f"ql_plain_row((const {kind}*)op[1] + id * {down}, {right}, {body.cols}, out);"
+    return "", [], f"ql_plain_row((const {kind}*)op[1] + id * {down}, {right}, {body.cols}, out);"
 
 
 def _codes(fmt: Format, layout: str, bits: int) -> str:
@@ -92,10 +93,8 @@ def emit(spec: KernelSpec, isa: str) -> str:
     assert isinstance(body, EmbeddingKernel)
     _check(spec)
     ids, table, out = spec.operands
-    if table.format is None:
-        definitions, statements, call = "", [], _plain_row(table, body)
-    else:
-        definitions, statements, call = _packed_row(spec, table, body)
+    row = _plain_row if table.format is None else _packed_row
+    definitions, statements, call = row(spec, table, body)
     id_type, out_type = STORAGE_TYPES[ids.dtype], STORAGE_TYPES[out.dtype]
     share = [f"const int64_t count = {c_dim(body.count)};", f"const int64_t tasks = qc_tasks(count, {body.cols});"]
     lines = [

@@ -234,6 +234,30 @@ template <class T> struct qg_plain {
     template <int J> QG_METHOD vf value() const { return vload(now + 16 * J); }
 };
 
+// One step of a transpose of QC_W x QC_W lanes: swaps the off-diagonal blocks of size D in every block of size 2 * D.
+template <int D> QC_INLINE void qg_swap_blocks(qf* row) {
+    if constexpr (D > 0) {
+        qi upper, lower;
+        for (int l = 0; l < QC_W; l++) upper[l] = l & D ? QC_W + l - D : l, lower[l] = l & D ? QC_W + l : l + D;
+        QG_UNROLL for (int i = 0; i < QC_W; i++) {
+            if (i & D) continue;
+            const qf a = row[i], b = row[i + D];
+            row[i] = __builtin_shuffle(a, b, upper), row[i + D] = __builtin_shuffle(a, b, lower);
+        }
+        qg_swap_blocks<D / 2>(row);
+    }
+}
+
+QC_COLD void qg_transpose(const float (*from)[16], float (*to)[16]) {
+    for (int i = 0; i < 16; i += QC_W)
+        for (int j = 0; j < 16; j += QC_W) {
+            qf row[QC_W];
+            QG_UNROLL for (int r = 0; r < QC_W; r++) row[r] = q_load(from[i + r] + j);
+            qg_swap_blocks<QC_W / 2>(row);
+            QG_UNROLL for (int r = 0; r < QC_W; r++) q_store(to[j + r] + i, row[r]);
+        }
+}
+
 // Plain values of a strided matrix (n, k): weights that are not constants, and batched products.
 template <class T> struct qg_strided {
     static constexpr int GROUP = 16;
@@ -246,12 +270,11 @@ template <class T> struct qg_strided {
         const int64_t rows = qc_min(job->n - n0, 16), cols = qc_min(job->k - k, 16), down = job->w_row, right = job->w_col;
         const T* from = (const T*)job->codes + n0 * down + k * right;
         if (down == 1) {  // lanes are neighbours in memory
-            for (int64_t c = 0; c < cols; c++) vstore(block[c], vload_n(from + c * right, (int)rows));
+            for (int64_t c = 0; c < cols; c++) vstore(block[c], qg_load_lanes(from + c * right, (int)rows));
         } else if (right == 1) {  // columns are: transpose
             float lines[16][16] = {};
-            for (int64_t r = 0; r < rows; r++) vstore(lines[r], vload_n(from + r * down, (int)cols));
-            for (int c = 0; c < 16; c++)
-                for (int r = 0; r < 16; r++) block[c][r] = lines[r][c];
+            for (int64_t r = 0; r < rows; r++) vstore(lines[r], qg_load_lanes(from + r * down, (int)cols));
+            qg_transpose(lines, block);
         } else {
             memset(block, 0, sizeof block);
             for (int64_t r = 0; r < rows; r++)
@@ -292,7 +315,7 @@ template <class D> struct qg_store_step {
 };
 
 // A `qg_decode` for decoder D. k0 is a multiple of D::GROUP.
-template <class D> static void qg_decode_panel(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst) {
+template <class D> QC_COLD void qg_decode_panel(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst) {
     D decoder;
     decoder.start(job, panel);
     int64_t done = 0;
@@ -355,10 +378,13 @@ template <class D, int MR> static void qg_few_panels(
         qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};
         qg_steps<0, D::GROUP>(body, D::GROUP);
     }
-    if (k < job->k) {
-        QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
-        qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};
-        qg_steps<0, D::GROUP>(body, job->k - k);
+    if (k < job->k) {  // a short last group: decoded to memory, column by column, to keep the code small
+        float last[PANELS][D::GROUP * 16];
+        for (int p = 0; p < PANELS; p++) qg_decode_panel<D>(job, p ? next : panel, k, job->k - k, last[p]);
+        for (int64_t j = 0; k + j < job->k; j++)
+            QG_UNROLL for (int i = 0; i < MR; i++)
+                QG_UNROLL for (int p = 0; p < PANELS; p++)
+                    sum[i][p][0] = vfma(vset(x[i * stride + k + j]), vload(last[p] + j * 16), sum[i][p][0]);
     }
     QG_UNROLL for (int i = 0; i < MR; i++)
         QG_UNROLL for (int p = 0; p < PANELS; p++) vstore(tile + (i * QG_NP + p) * 16, qg_sum<SUMS>(sum[i][p]));

@@ -76,8 +76,14 @@ def product_scratch(isa: str, block: int, *, whole: bool, converts: bool) -> int
     return 4 * (panels + converted + tiles)
 
 
-def few_rows(body: LinearKernel, isa: str) -> int:
-    """Rows that the kernel multiplies straight from codes at a time; 0 for the class "large"."""
+def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
+    """Rows that the kernel multiplies straight from codes at a time; 0 where it decodes panels.
+
+    Row-major weights always become panels: turning them is most of the work, whatever M is.
+    """
+    weight = spec.operands[1]
+    if weight.format is None and weight.layout != PANEL_LAYOUT:
+        return 0
     return {"1": 1, "2-8": tile_of(isa).few, "large": 0}[body.m_class]
 
 
@@ -86,7 +92,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     body = spec.body
     assert isinstance(body, LinearKernel)
     converts = spec.operands[0].dtype != "f32"
-    rows = few_rows(body, isa)
+    rows = few_rows(spec, body, isa)
     if rows:
         return 4 * rows * (16 * tile_of(isa).panels + (_up(body.k, 16) * 16 if converts else 0))
     block = block_of(body.k)
@@ -311,7 +317,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     _check(spec, body)
     x = spec.operands[0]
     weight = weight_of(spec.name, spec.operands[1])
-    rows, scratch = few_rows(body, isa), scratch_bytes(spec, isa)
+    rows, scratch = few_rows(spec, body, isa), scratch_bytes(spec, isa)
     lines = [
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from qcompiler.kernels import layouts
-from qcompiler.kernels.cpu.embedding import emit
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu.embedding import emit
 from qcompiler.plan.kernel import DType, EmbeddingKernel, FormatRef, KernelSpec, Operand
 
 Array = npt.NDArray[Any]

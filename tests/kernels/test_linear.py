@@ -40,7 +40,8 @@ SHAPES = {  # (N, K); the formats with blocks along K need multiples of them
 
 
 def gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    y: Array = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    return y
 
 
 def constant(name: str, value: float) -> ScalarOp:
