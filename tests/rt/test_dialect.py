@@ -107,15 +107,6 @@ def test_attributes_give_their_records_back():
         assert rt.step_op(step.record).is_structurally_equivalent(step)
 
 
-def test_stock_mlir_reads_it_and_gives_it_back():
-    ir = pytest.importorskip("torch_mlir.ir", reason="needs the extra qcompiler[mlir]")
-    context = ir.Context()
-    context.allow_unregistered_dialects = True
-    parsed = ir.Module.parse(text(everything(), generic=True), context)
-    back = read(parsed.operation.get_asm(print_generic_op_form=True))
-    assert back.is_structurally_equivalent(everything())
-
-
 @pytest.mark.parametrize("path", ACCEPTED, ids=lambda path: path.stem)
 def test_schedule_and_plan_are_one_to_one(path, files):
     plan = files.plan(path)
