@@ -7,13 +7,24 @@ per entry point that prints the verified plan step by step.
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from importlib import resources
 from types import ModuleType
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cpu import entry
+from qcompiler.kernels.cpu import (
+    attention,
+    batch_matmul,
+    embedding,
+    entry,
+    gather,
+    index_update,
+    linear,
+    loop,
+    norm,
+    scan,
+    softmax,
+)
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 
@@ -22,9 +33,18 @@ EMITTER_VERSION = 1
 
 ISAS = ("x86-64", "x86-64-v3", "x86-64-v4", "generic")
 
-_TEMPLATES = (
-    "attention", "batch_matmul", "embedding", "gather", "index_update", "linear", "loop", "norm", "scan", "softmax",
-)  # fmt: skip
+_TEMPLATES: dict[str, ModuleType] = {
+    "attention": attention,
+    "batch_matmul": batch_matmul,
+    "embedding": embedding,
+    "gather": gather,
+    "index_update": index_update,
+    "linear": linear,
+    "loop": loop,
+    "norm": norm,
+    "scan": scan,
+    "softmax": softmax,
+}
 """One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
 
 _HEADERS: dict[str, tuple[str, ...]] = {
@@ -41,7 +61,7 @@ def _template(spec: KernelSpec, isa: str) -> ModuleType:
         raise KernelSelectionError(f"the CPU emitter knows no ISA {isa!r} (it has {', '.join(ISAS)})")
     if spec.template not in _TEMPLATES:
         raise KernelSelectionError(f"the CPU emitter knows no template {spec.template!r}")
-    return importlib.import_module(f"qcompiler.kernels.cpu.{spec.template}")
+    return _TEMPLATES[spec.template]
 
 
 def emit_kernel(spec: KernelSpec, isa: str) -> str:

@@ -16,6 +16,7 @@ from qcompiler.kernels.cpu import loop_reduce
 from qcompiler.kernels.cpu.loop_form import (
     CHUNK,
     LANES,
+    SCALAR_COST,
     Columns,
     Form,
     bases,
@@ -176,5 +177,5 @@ def _scalar(nest: Nest, note: str) -> Form:
         return Form(note, (), str(nest.cost()), tuple(body))
     chunks, span = chunked(inner, CHUNK)
     lines = [*span, f"for (int64_t {inner.name} = first; {inner.name} < last; {inner.name}++) {{", *indent(body), "}"]
-    cost = f"{nest.cost()} * qc_min({CHUNK}, {inner.limit})"
+    cost = f"{nest.cost() * SCALAR_COST} * qc_min({CHUNK}, {inner.limit})"
     return Form(note, (*outer, *chunks), cost, tuple(lines))

@@ -10,7 +10,10 @@ from qcompiler.kernels.cpu.text import c_dim, entry_function, header_comment, in
 from qcompiler.plan.dims import Expr
 
 CHUNK = 4096
-"""Elements of the last loop that one item covers at most: with a body of four operations, one task's worth."""
+"""Elements of the last loop that one item covers at most: with a body of 16 operations, one task's worth."""
+
+SCALAR_COST = 8
+"""How much longer an operation takes one element at a time."""
 
 LANES = 16
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qcompiler.kernels.cpu.loop_form import CHUNK, LANES, Columns, Form, bases, chunked, load, store
+from qcompiler.kernels.cpu.loop_form import CHUNK, LANES, SCALAR_COST, Columns, Form, bases, chunked, load, store
 from qcompiler.kernels.cpu.loop_nest import Loop, Nest
 from qcompiler.kernels.cpu.scalar import (
     float_literal,
@@ -150,8 +150,10 @@ def _combine(fold: Fold, target: str, first: str, second: str, prefix: str) -> l
     return [*statements.lines, f"{target} = {statements.results[0]};"]
 
 
-def _items_cost(nest: Nest, inner: str) -> str:
-    return " * ".join([str(nest.cost()), *(loop.limit for loop in nest.reduction), *([inner] if inner else [])])
+def _items_cost(nest: Nest, inner: str, factor: int = 1) -> str:
+    return " * ".join(
+        [str(nest.cost() * factor), *(loop.limit for loop in nest.reduction), *([inner] if inner else [])]
+    )
 
 
 # --- across: lanes along a reduction loop ----------------------------------------------------------------------------
@@ -284,7 +286,7 @@ def _in_order(nest: Nest, note: str) -> Form:
     lines += _nested(nest.reduction, body)
     for i in range(len(nest.outputs)):
         lines.append(f"qc_store({nest.address(nest.inputs + i, nest.parallel)}, a{i});")
-    return Form(note, nest.parallel, _items_cost(nest, ""), tuple(lines))
+    return Form(note, nest.parallel, _items_cost(nest, "", SCALAR_COST), tuple(lines))
 
 
 def _assign(results: Sequence[str], values: Sequence[str]) -> list[str]:

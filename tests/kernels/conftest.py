@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
 
+from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
 from qcompiler.plan.kernel import KernelSpec
 
 CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
@@ -24,6 +24,7 @@ PARALLEL = r"""
 #include <pthread.h>
 // Two threads take tasks from one counter; thread 0 owns the first scratch area, thread 1 the second.
 struct pool { qc_task fn; void* arg; char* scratch; int64_t tasks, stride; int64_t next; };
+extern "C" { int64_t test_tasks; }
 struct worker { pool* p; int id; };
 static void* work(void* arg) {
     worker* w = (worker*)arg;
@@ -34,6 +35,7 @@ static void* work(void* arg) {
     }
 }
 extern "C" void test_parallel(struct qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
+    test_tasks = tasks;
     pool p = {fn, arg, ctx->scratch, tasks, ctx->scratch_stride, 0};
     worker w[2] = {{&p, 0}, {&p, 1}};
     pthread_t other;
@@ -61,7 +63,17 @@ def compile_source(source: str, isa: str, folder: Path, level: str = "-O3") -> c
     if not library.exists():
         cpp.write_text(source)
         march = [] if isa == "generic" else [f"-march={isa}"]
-        flags = ["-std=c++17", level, *march, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-Wall"]
+        flags = [
+            "-DQC_TASK_COST=500",
+            "-std=c++17",
+            level,
+            *march,
+            "-ffp-contract=off",
+            "-fno-math-errno",
+            "-fPIC",
+            "-shared",
+            "-Wall",
+        ]
         compiler = shutil.which("g++") or shutil.which("c++")
         assert compiler, "the kernel tests need a C++ compiler (Debian: apt install g++)"
         # GCC 12 warns about its own intrinsics' undefined registers.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from qcompiler.kernels.cpu.emit import emit_kernel
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cpu.emit import emit_kernel
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -178,6 +179,13 @@ def test_pointwise_kernel_may_run_in_place(kernels: Any) -> None:
     want = x + y
     kernels.run("add_1d", [x, y, x], threads=2)
     assert x.tobytes() == want.tobytes()
+
+
+def test_long_loops_are_split_into_tasks(kernels: Any) -> None:
+    """What makes the comparisons of one and two threads mean something."""
+    x = np.ones(70001, np.float32)
+    kernels.run("add_long", [x, x, x.copy()], threads=2)
+    assert ctypes.c_int64.in_dll(kernels.library, "test_tasks").value > 4
 
 
 def test_unknown_op_is_an_error_that_names_it() -> None:
