@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from qcompiler.kernels.cpu import entry
-from qcompiler.kernels.cpu.emit import emit_kernel, emit_program, scratch_bytes
 
 from qcompiler.errors import KernelSelectionError, PlanError
+from qcompiler.kernels.cpu import entry
+from qcompiler.kernels.cpu.emit import emit_kernel, emit_program, scratch_bytes
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import (
     AffineAccess,

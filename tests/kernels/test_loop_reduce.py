@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from qcompiler.kernels.cpu.emit import emit_kernel
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cpu.emit import emit_kernel
 from qcompiler.plan.dims import contiguous_strides
 from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.weights import NUMPY_DTYPES

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu import scalar
 from qcompiler.kernels.cpu.scalar import float_literal, scalar_statements, vector_obstacle, vector_statements
 from qcompiler.kernels.cpu.text import STORAGE_TYPES
-
-from qcompiler.errors import KernelSelectionError
 from qcompiler.plan.kernel import DType, ScalarOp, ScalarProgram
 from qcompiler.plan.weights import NUMPY_DTYPES
 
