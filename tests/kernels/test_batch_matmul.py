@@ -74,28 +74,34 @@ def check(kernels: Any, spec: KernelSpec) -> None:
     assert error <= BOUNDS[a.dtype], f"{spec.name}: relative error {error:.2e}"
 
 
-def test_batched_products_of_any_strides_equal_float64(build: Callable[..., Any], isa: str) -> None:
+def all_specs() -> list[KernelSpec]:
+    dtypes: tuple[DType, ...] = ("f32", "bf16", "f16")
     specs = [
         make_spec(order, dtype, sizes, symbolic=order in ("heads", "scattered"))
         for order in ORDERS
-        for dtype in ("f32", "bf16", "f16")
+        for dtype in dtypes
         for sizes in ((5, 7, 3), (33, 35, 32), (1, 67, 130))
     ]
     specs.append(make_spec("plain", "f32", (17, 19, 1100), symbolic=True))
     specs.append(make_spec("b_transposed", "f32", (128, 128, 64), symbolic=False))
+    return specs
+
+
+def test_batched_products_of_any_strides_equal_float64(build: Callable[..., Any], isa: str) -> None:
+    specs = all_specs()
     kernels = build(specs, isa)
     for spec in specs:
         check(kernels, spec)
 
 
 def test_empty_sum_gives_zeros_and_empty_batch_nothing(build: Callable[..., Any], isa: str) -> None:
-    spec = make_spec("plain", "f32", (2, 3, 1), symbolic=True)
-    kernels = build([spec], isa)
-    data, out = np.ones(64, np.float32), np.full(64, 7, np.float32)
-    kernels.run(spec.name, [data, data, out], (3, 2, 3, 0))
-    assert (out[:36] == 0).all() and (out[36:] == 7).all()
+    kernels = build(all_specs(), isa)
+    data, out = np.ones(4096, np.float32), np.full(4096, 7, np.float32)
+    name = "heads_f32_5_7_3_symbolic"
+    kernels.run(name, [data, data, out], (3, 5, 7, 0))
+    assert (out[:210] == 0).all() and (out[210:] == 7).all()
     out[:] = 7
-    kernels.run(spec.name, [data, data, out], (0, 2, 3, 1))
+    kernels.run(name, [data, data, out], (0, 5, 7, 3))
     assert (out == 7).all()
 
 

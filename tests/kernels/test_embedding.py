@@ -62,15 +62,25 @@ def make_spec(name: str, table: Operand, ids: DType = "i64") -> KernelSpec:
     return KernelSpec(name=name, symbols=("b", "s", "unused"), operands=operands, body=body, serves="embeddings")
 
 
-def test_rows_equal_the_decoder_to_the_bit(build: Callable[..., Any], isa: str) -> None:
+def all_tables() -> dict[str, tuple[Operand, Array, Array]]:
     dtypes: tuple[DType, ...] = ("f32", "bf16", "f16")
-    made = {
+    return {
         f"{kind}_{dtype}_{layout}": make_table(kind, dtype, layout)
         for kind in TABLES
         for dtype in dtypes
         for layout in ("canonical", "cpu_p16_v1")
     }
-    kernels = build([make_spec(name, operand) for name, (operand, _, _) in made.items()], isa)
+
+
+def build_all(build: Callable[..., Any], isa: str, made: dict[str, tuple[Operand, Array, Array]]) -> Any:
+    """Every table with i64 ids, and one with i32 ids, in one library."""
+    specs = [make_spec(name, operand) for name, (operand, _, _) in made.items()]
+    return build([*specs, make_spec("ids32", made["int8_f32_canonical"][0], "i32")], isa)
+
+
+def test_rows_equal_the_decoder_to_the_bit(build: Callable[..., Any], isa: str) -> None:
+    made = all_tables()
+    kernels = build_all(build, isa, made)
     ids = np.random.default_rng(0).integers(0, ROWS, 600)
     ids[:2] = 0, ROWS - 1
     for name, (operand, data, values) in made.items():
@@ -86,8 +96,9 @@ def test_rows_equal_the_decoder_to_the_bit(build: Callable[..., Any], isa: str) 
 
 @pytest.mark.parametrize("bad", [-1, ROWS, 2**31 - 1])
 def test_an_id_out_of_range_is_reported_and_gives_zeros(build: Callable[..., Any], isa: str, bad: int) -> None:
-    operand, data, values = make_table("int8", "f32", "canonical")
-    kernels = build([make_spec("ids32", operand, "i32")], isa)
+    made = all_tables()
+    kernels = build_all(build, isa, made)
+    _, data, values = made["int8_f32_canonical"]
     ids = np.array([3, bad, 5], np.int32)
     out = np.full((3, 46), 7, np.float32)
     context = kernels.run("ids32", [ids, data, out], (1, 3, 0))
@@ -97,10 +108,11 @@ def test_an_id_out_of_range_is_reported_and_gives_zeros(build: Callable[..., Any
 
 
 def test_no_ids_run_no_task(build: Callable[..., Any], isa: str) -> None:
-    operand, data, _ = make_table("nf4", "f32", "canonical")
-    kernels = build([make_spec("empty", operand)], isa)
+    made = all_tables()
+    kernels = build_all(build, isa, made)
+    _, data, _ = made["nf4_f32_canonical"]
     out = np.full(4, 7, np.float32)
-    context = kernels.run("empty", [np.zeros(1, np.int64), data, out], (0, 3, 0))
+    context = kernels.run("nf4_f32_canonical", [np.zeros(1, np.int64), data, out], (0, 3, 0))
     assert context.error_code == 0 and (out == 7).all()
 
 
