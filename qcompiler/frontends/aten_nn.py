@@ -405,35 +405,43 @@ def _topk(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.argmax.default, aten.argmin.default)
 def _argmax(s: Scope, node: fx.Node, a: Args) -> Result:
-    return s.reshape(_index_of_extreme(s, s.value(a["self"]), a.get("dim"), "min" in overload(node)), s.shape(node))
+    kind: Reduction = "min" if "min" in overload(node) else "max"
+    return s.reshape(_index_of_extreme(s, s.value(a["self"]), a.get("dim"), kind), s.shape(node))
 
 
-def _index_of_extreme(s: Scope, x: V, axis: int | None, smallest: bool) -> V:
-    """argmin is argmax of the order reversed: -x for floats, ~x for integers (which cannot overflow)."""
+def _index_of_extreme(s: Scope, x: V, axis: int | None, kind: Reduction) -> V:
+    """The first position of the largest (smallest) value along `axis`, which is dropped; NaN counts as extreme.
+
+    Two loops that any target has: the extreme, then the smallest index among those that equal it.
+    """
     dtype = tensor_dtype(x.type)
     if axis is None:
         x, axis = s.reshape(x, [product(shape_of(x.type)).to_dim()]), 0
-    if smallest:
-
-        def reverse(m: Scalars, v: V) -> V:
-            return m.neg(v) if m.floating else m.bitwise("xor", v, m.const(1 if m.dtype == "i1" else -1))
-
-        x = s.pointwise([x], reverse, compute=opmath(dtype), result=dtype)
     shape = shape_of(x.type)
-    axis = axis % max(len(shape), 1)
     if not shape:
         return s.full(0, [], "i64")
-    out = types.tensor([n for i, n in enumerate(shape) if i != axis], "i64")
-    return s.insert(qc.ArgmaxOp(x, out, axis=axis))
+    axis %= len(shape)
+    compute = opmath(dtype)
+    best = s.keep_axes(s.reduce(x, (axis,), kind, compute=compute), shape, (axis,))
+
+    def position(m: Scalars, value: V, extreme: V) -> V:
+        hit = m.compare("eq", value, extreme)
+        if m.floating:
+            hit = m.bitwise("or", hit, m.is_nan(value))
+        number = Scalars(m.builder, "i64")
+        return number.select(hit, number.index(axis), number.const(2**63 - 1))
+
+    positions = s.pointwise([x, best], position, compute=compute, result="i64")
+    return s.reduce(positions, (axis,), "min", compute="i64")
 
 
 @lowers(aten.max.dim, aten.min.dim)
 def _extreme_and_index(s: Scope, node: fx.Node, a: Args) -> Result:
     x = s.value(a["self"])
     axes = normalize_axes(a["dim"], len(shape_of(x.type)))
-    smallest = "min" in overload(node)
+    kind: Reduction = "min" if "min" in overload(node) else "max"
     dtype = tensor_dtype(x.type)
-    value = s.reduce(x, axes, "min" if smallest else "max", compute=opmath(dtype))
-    index = _index_of_extreme(s, x, axes[0] if axes else None, smallest)
+    value = s.reduce(x, axes, kind, compute=opmath(dtype))
+    index = _index_of_extreme(s, x, axes[0] if axes else None, kind)
     shape = s.symbols.shape(node.meta["val"][0].shape)
     return s.cast(s.reshape(value, shape), dtype), s.reshape(index, shape)

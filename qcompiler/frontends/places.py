@@ -32,6 +32,15 @@ def module_path(node: fx.Node) -> str:
     return re.sub(r"\['?([^'\]]+)'?\]", r".\1", path).replace("@1", "").strip(".")
 
 
+def place(node: fx.Node) -> str:
+    """What `qc.path` says: the module path, or `model.py:84` for what the outermost module does itself."""
+    path = module_path(node)
+    if path:
+        return path
+    file, _, rest = source_line(node).partition(":")
+    return f"{Path(file).name}:{rest.partition(' ')[0]}" if file else ""
+
+
 def source_line(node: fx.Node) -> str:
     """`file.py:84 in forward: x = self.f(y)`: the innermost line outside torch; "" if torch kept none."""
     frames = [m for m in _FRAME.finditer(str(node.meta.get("stack_trace") or "")) if is_user_file(m["file"])]

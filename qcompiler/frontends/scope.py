@@ -18,7 +18,7 @@ from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.errors import DimError, UnsupportedOperatorError
-from qcompiler.frontends.places import describe, module_path
+from qcompiler.frontends.places import describe, place
 from qcompiler.frontends.scalars import FLOATS, Scalars, cast, opmath
 from qcompiler.frontends.symbols import Symbols
 from qcompiler.frontends.torch_values import dtype_name, round_number
@@ -63,7 +63,7 @@ class Scope:
         self.builder = build.with_path(InsertPoint.at_end(self.block), self.path)
 
     def at(self, node: fx.Node) -> Scope:
-        return Scope(self.block, self.symbols, self.ranges, self.values, module_path(node))
+        return Scope(self.block, self.symbols, self.ranges, self.values, place(node))
 
     def insert(self, op: Operation) -> SSAValue:
         return self.builder.insert(op).results[0]

@@ -30,8 +30,6 @@ def _weights(shape: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "shape"), _cases())
 def test_dequantize_equals_the_numpy_decoder_to_the_bit(name: str, shape: tuple[int, int]) -> None:
-    if name.startswith("int4") and shape[1] % int(parse_format(name).params["group"]):
-        pytest.xfail("a shape the format refuses")
     fmt = resolve_format(name)
     packed = fmt.encode(_weights(shape))
     text = format_text(parse_format(name))
@@ -48,8 +46,6 @@ def test_dequantize_rounds_once(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("name", "shape"), _cases())
 def test_quantize_equals_the_numpy_encoder_to_the_byte(name: str, shape: tuple[int, int]) -> None:
-    if name.startswith("int4") and shape[1] % int(parse_format(name).params["group"]):
-        pytest.xfail("a shape the format refuses")
     w = _weights(shape)
     found = torch.ops.qc.quantize(torch.from_numpy(w), format_text(parse_format(name)))
     assert np.array_equal(found.numpy(), resolve_format(name).encode(w).data)
