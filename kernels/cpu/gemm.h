@@ -555,21 +555,24 @@ static void qg_product(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, in
     } while (k0 < job->k);
 }
 
-// How the product is cut: `groups` of panels times `chunks` of rows, chosen by an estimate of the clock cycles that the
-// busiest thread takes. A cut never changes a result: an element's additions are ordered by k alone.
+// How the product is cut: `groups` of panels times `chunks` of rows, by an estimate of the clock cycles until the last
+// thread is done: all work shared evenly, plus the largest task for each thread that idles in the last round. A cut never
+// changes a result: an element's additions are ordered by k alone.
 static void qg_cut(qg_job* job, int64_t threads) {
-    const int64_t units = ((job->n + 15) / 16 + QG_NP - 1) / QG_NP, blocks = (job->m + QG_MR - 1) / QG_MR;
-    const int64_t products = job->batches > 0 ? job->batches : 1;
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    const int64_t blocks = (job->m + QG_MR - 1) / QG_MR, products = job->select ? job->batches : 1;
+    const int64_t column = job->k * QC_REGS;  // vector operations for a row of x, or a panel, per panel
     int64_t best = INT64_MAX;
     for (int64_t wide = QG_GROUP / QG_NP; wide >= 1; wide /= 2) {
-        const int64_t groups = (units + wide - 1) / wide;
-        for (int64_t chunks = (blocks + QG_BLOCKS - 1) / QG_BLOCKS; chunks <= blocks; chunks += 1 + chunks / 4) {
-            const int64_t rounds = (products * groups * chunks + threads - 1) / threads;
-            const int64_t tall = (blocks + chunks - 1) / chunks, panels = (units + groups - 1) / groups * QG_NP;
-            const int64_t fma = tall * QG_MR * panels * QC_REGS * job->k / 2, decode = panels * QC_REGS * job->k * 3;
-            const int64_t cost = rounds * (fma + decode + tall * QG_MR * job->k / 4 + 600);
+        const int64_t groups = (units + wide - 1) / wide, broad = (units + groups - 1) / groups * QG_NP;
+        for (int64_t chunks = (blocks + QG_BLOCKS - 1) / QG_BLOCKS; chunks <= blocks; chunks += 1 + chunks / 8) {
+            const int64_t tasks = products * groups * chunks, tall = (blocks + chunks - 1) / chunks * QG_MR;
+            const int64_t sums = job->m * panels * column / 2, decoding = chunks * panels * column * 2;
+            const int64_t all = products * (sums + decoding + groups * job->m * job->k / 8) + tasks * 600;
+            const int64_t largest = broad * column * (tall / 2 + 2) + tall * job->k / 8 + 600;
+            const int64_t cost = (all + (tasks + threads - 1) / threads * threads * largest - tasks * largest) / threads;
             if (cost < best) best = cost, job->groups = groups, job->chunks = chunks;
-            if (threads == 1 || tall == 1) break;
+            if (threads == 1 || tall == QG_MR) break;
         }
     }
 }
