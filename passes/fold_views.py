@@ -15,21 +15,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qcompiler.passes.support import loops, views
-from qcompiler.passes.support.loops import producer
-from qcompiler.passes.support.numerics import Numerics, Reordered
 from xdsl.builder import Builder
 from xdsl.context import Context
 from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
+from qcompiler.errors import PassError
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.support import loops, views
+from qcompiler.passes.support.loops import producer
+from qcompiler.passes.support.numerics import Numerics, Reordered
 from qcompiler.plan.dims import Dim, dim
 
 
@@ -49,8 +50,12 @@ class FoldViewsPass(ModulePass):
 def fold_views(worklist: Sequence[Operation]) -> None:
     """Applies every rule to the ops given and to what the rules make, until none applies."""
     stack = list(reversed(worklist))
+    budget = 1000 + 50 * len(stack)  # each op folds a few times; more means that two rules undo each other
     while stack:
         op = stack.pop()
+        budget -= 1
+        if budget < 0:
+            raise PassError(f"folding views does not end at {op.name} of '{path_of(op)}'", stage=FoldViewsPass.name)
         if op.parent is None:
             continue
         rule = _RULES.get(type(op))
@@ -116,20 +121,22 @@ def _merge_longer_chain(op: Operation, inner: views.Reshape, shape: Sequence[Dim
 
 def _reshape_before_linear(op: views.Reshape, linear: qc.LinearOp) -> SSAValue | None:
     """`reshape(linear(x))` -> `linear(reshape(x))` where only leading dims change and nothing else reads the linear."""
-    if not linear.result.has_one_use() or linear.extras or linear.epilogue.blocks:
+    if not linear.result.has_one_use() or len(views.groups_of(op)[-1]) != 1:
         return None
-    last = views.groups_of(op)[-1]
-    if len(last) != 1:
+    leading = shape_of(op.result.type)[:-1]
+    before = shape_of(linear.result.type)[:-1]
+    if any(shape_of(e.type)[:-1] not in (before, (1,) * len(before)) for e in linear.extras):
         return None
     builder = _before(op)
-    x_shape = shape_of(linear.x.type)
-    wanted = (*shape_of(op.result.type)[:-1], x_shape[-1])
-    x: SSAValue
-    if isinstance(op, tensor.ExpandShapeOp):
-        x = build.expand(builder, linear.x, views.groups_of(op), wanted)
-    else:
-        x = build.collapse(builder, linear.x, views.groups_of(op))
-    moved = qc.LinearOp(x, linear.w, linear.bias, op.result.type)
+    x = build.reshape(builder, linear.x, (*leading, shape_of(linear.x.type)[-1]))
+    extras: list[SSAValue] = []
+    for extra in linear.extras:
+        shape = shape_of(extra.type)
+        wanted = leading if shape[:-1] == before else (1,) * len(leading)
+        extras.append(build.reshape(builder, extra, (*wanted, shape[-1])))
+    epilogue = linear.detach_region(linear.epilogue)
+    moved = qc.LinearOp(x, linear.w, linear.bias, op.result.type, extras, epilogue)
+    linear.add_region(Region())
     set_path(moved, path_of(linear))
     loops.insert_before(op, moved)
     return moved.result
@@ -227,7 +234,9 @@ def _unit_mask(builder: Builder, mask: SSAValue) -> SSAValue | None:
     inner = producer(mask)
     if not isinstance(inner, ops.BroadcastOp):
         return None
-    shape = [1 if n in views.added_dims(inner) else s for n, s in enumerate(shape_of(mask.type))]
+    shape = tuple(1 if n in views.added_dims(inner) else s for n, s in enumerate(shape_of(mask.type)))
+    if shape == shape_of(mask.type):  # a scalar seen as unit dims, which is spelt as a broadcast
+        return None
     return build.reshape(builder, inner.input, shape)
 
 

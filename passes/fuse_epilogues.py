@@ -17,13 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.fusion import absorb_producers, in_step
-from qcompiler.passes.support.loops import Index
-from qcompiler.passes.support.numerics import Numerics, Ulps
 from xdsl.context import Context
-from xdsl.dialects import arith
+from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Region, SSAValue
@@ -33,6 +28,12 @@ from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
+from qcompiler.passes.fold_views import fold_views
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.fusion import absorb_producers, in_step
+from qcompiler.passes.support.loops import Index
+from qcompiler.passes.support.numerics import Numerics, Ulps
 
 MAX_EXTRAS = 8  # pointers that stay in registers beside x, w and out
 Accesses = Sequence[tuple[SSAValue, Index]]
@@ -56,8 +57,9 @@ class FuseEpiloguesPass(ModulePass):
             for each in reversed(list(function.body.block.ops)):
                 linear = each if isinstance(each, qc.LinearOp) else None
                 while linear is not None:
-                    linear, deleted = _take_consumer(linear)
+                    fused, deleted = _take_consumer(linear)
                     pairs += deleted
+                    linear = fused if fused is not None else _before_reshape(linear)
         if pairs and isinstance(ctx, QCContext):
             ctx.report.add(
                 self.name, "", f"deleted {pairs} rounding pairs", "accumulators reach their epilogues in fp32"
@@ -81,6 +83,21 @@ def _take_consumer(linear: qc.LinearOp) -> tuple[qc.LinearOp | None, int]:
     loops.erase_if_dead(consumer)
     loops.erase_if_dead(linear)
     return fused, pairs
+
+
+def _before_reshape(linear: qc.LinearOp) -> qc.LinearOp | None:
+    """Lets a linear take what stands behind a reshape of its leading dims: the reshape moves in front; else None."""
+    reshape = linear.result.get_user_of_unique_use()
+    if not isinstance(reshape, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+        return None
+    readers = {use.operation for use in reshape.result.uses}
+    places = [(use.operation, use.index) for use in reshape.result.uses]
+    if len(readers) != 1 or not isinstance(next(iter(readers)), ops.GenericOp):
+        return None
+    fold_views([reshape])
+    reader, place = places[0]
+    moved = loops.producer(reader.operands[place])
+    return moved if isinstance(moved, qc.LinearOp) else None
 
 
 def _only_reader(linear: qc.LinearOp) -> ops.GenericOp | None:
@@ -161,7 +178,7 @@ def _with_epilogue(linear: qc.LinearOp, consumer: ops.GenericOp, accesses: Acces
     result = loops.inline_body(consumer.body.block, arguments, None, terminator, move=False)
     terminator.operands = [result]
     pairs = loops.delete_rounding_pairs(body)
-    loops.erase_unused_scalars(body)
+    loops.tidy_body(body)
     fused = qc.LinearOp(linear.x, linear.w, linear.bias, consumer.res[0].type, extras, Region(body))
     loops.insert_before(consumer, fused)
     return fused, pairs

@@ -12,16 +12,10 @@ iota that a loop nest can compute for itself stays for fuse-elementwise.  An att
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from qcompiler.passes.fold_views import fold_views
-from qcompiler.passes.support import loops, masks
-from qcompiler.passes.support.cones import FREE, Built, ConeBuilder, input_independent
-from qcompiler.passes.support.fusion import is_trivial
-from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.passes.support.views import VIEWS
 from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
@@ -45,6 +39,12 @@ from qcompiler.ir.module import (
     update_function_type,
 )
 from qcompiler.ir.types import shape_of
+from qcompiler.passes.fold_views import fold_views
+from qcompiler.passes.support import loops, masks
+from qcompiler.passes.support.cones import FREE, Built, ConeBuilder, input_independent
+from qcompiler.passes.support.fusion import is_trivial
+from qcompiler.passes.support.numerics import Numerics, Reordered
+from qcompiler.passes.support.views import VIEWS
 
 
 @dataclass(frozen=True)
@@ -207,11 +207,19 @@ def cone_text(value: SSAValue) -> str:
 
     assert isinstance(value.owner, Operation)
     visit(value.owner)
-    number = {op: n for n, op in enumerate(order)}
-    lines = []
-    for op in order:
-        reads = [number[v.owner] for v in op.operands if isinstance(v.owner, Operation)]
-        inside = "".join(str(block) for region in op.regions for block in region.blocks)
-        properties = {k: str(v) for k, v in sorted(op.properties.items())}
-        lines.append(f"{op.name}{reads}{properties}{inside}{[str(t) for t in op.result_types]}")
+    return _text_of(order)
+
+
+def _text_of(ops_: Iterable[Operation], arguments: Sequence[SSAValue] = ()) -> str:
+    """Ops as lines; a value goes by the number of its line, or of its place among the arguments of a body."""
+    number: dict[SSAValue, int] = {argument: -n for n, argument in enumerate(arguments, 1)}
+    lines: list[str] = []
+    for op in ops_:
+        bodies = []
+        for region in op.regions:
+            bodies += [_text_of(block.ops, block.args) for block in region.blocks]
+        reads = [number[v] for v in op.operands]
+        properties = {key: str(value) for key, value in sorted(op.properties.items())}
+        lines.append(f"{op.name}{reads}{properties}{bodies}{[str(t) for t in op.result_types]}")
+        number.update((result, len(lines)) for result in op.results)
     return "\n".join(lines)

@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from qcompiler.passes.support import loops, views
-from qcompiler.passes.support.loops import ZERO
-from qcompiler.passes.support.substitute import substitute_in_ops
 from xdsl.builder import Builder
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.linalg import ops
@@ -24,6 +21,9 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of, set_path
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
+from qcompiler.passes.support import loops, views
+from qcompiler.passes.support.loops import ZERO
+from qcompiler.passes.support.substitute import substitute_in_ops
 from qcompiler.plan.dims import Dim, Range, dim
 
 FREE = (qc.ConstOp, qc.DimOp, arith.ConstantOp, tensor.EmptyOp)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.passes.support.loops import Index, dim_expr
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
@@ -13,6 +12,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of
+from qcompiler.passes.support.loops import Index, dim_expr
 from qcompiler.plan.dims import Dim
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.loops import Index
 from xdsl.dialects import arith, math
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Operation, SSAValue
+
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.loops import Index
 
 MAX_INPUTS = 24  # pointers of one kernel: more would spill the addresses of an inner loop
 MAX_BODY = 512  # scalar ops of one body: beyond this, host compilers stop keeping values in registers anyway

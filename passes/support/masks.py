@@ -11,9 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.cones import ConeBuilder
-from qcompiler.passes.support.extras import as_extra, can_be_extra
 from xdsl.dialects import arith, func
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.dialects.linalg import ops
@@ -24,6 +21,9 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.interpreter import run
 from qcompiler.ir.module import path_of, ranges_of
 from qcompiler.ir.types import shape_of
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.cones import ConeBuilder
+from qcompiler.passes.support.extras import as_extra, can_be_extra
 from qcompiler.plan.dims import Range
 
 Verdict = Literal["keeps all", "causal", "other"]

@@ -49,9 +49,16 @@ def count_roundings(module: ModuleOp) -> int:
     for op in module.walk():
         if isinstance(op, arith.TruncFOp):
             count += 1
-        elif isinstance(op, qc.QCOp) and not (isinstance(op, qc.LinearOp) and op.epilogue.blocks):
+        elif isinstance(op, qc.QCOp) and not isinstance(op, _PICK) and not _rounds_in_epilogue(op):
             count += sum(isinstance(r.type, TensorType) and tensor_dtype(r.type) in ("bf16", "f16") for r in op.results)
     return count
+
+
+_PICK = (qc.ConstOp, qc.StateOp, qc.EmbeddingOp, qc.GatherOp, qc.IndexUpdateOp, qc.ScatterOp)  # these compute nothing
+
+
+def _rounds_in_epilogue(op: qc.QCOp) -> bool:
+    return isinstance(op, qc.LinearOp) and bool(op.epilogue.blocks)
 
 
 def coarsest_epsilon(module: ModuleOp) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.passes.support import loops
 from xdsl.builder import Builder
 from xdsl.dialects import arith
 from xdsl.dialects.linalg import ops
@@ -19,6 +18,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
+from qcompiler.passes.support import loops
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qcompiler.passes.support import loops, views
-from qcompiler.passes.support.loops import Index, dim_expr
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.dialects.linalg import ops
@@ -21,6 +19,8 @@ from xdsl.ir.affine import AffineExpr
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
+from qcompiler.passes.support import loops, views
+from qcompiler.passes.support.loops import Index, dim_expr
 from qcompiler.plan.dims import Dim
 
 _CASTS = ("arith.extf", "arith.truncf")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.passes.support.loops import ZERO, Index, compose, dim_expr, producer
 from xdsl.builder import Builder
 from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, TensorType
@@ -13,6 +12,7 @@ from xdsl.ir import Operation, SSAValue
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.types import DYNAMIC, shape_of
+from qcompiler.passes.support.loops import ZERO, Index, compose, dim_expr, producer
 from qcompiler.plan.dims import Dim, dim
 
 Reshape = tensor.ExpandShapeOp | tensor.CollapseShapeOp

@@ -1,9 +1,9 @@
 """Every pass against its goldens. A file is named `<pass>.<case>.mlir`; its CHECK lines are the whole output.
 
-    // RUN: qc opt -p fold-views %s | filecheck %s
-    <the IR before>
-    // CHECK: <first line of the IR after>
-    // CHECK-NEXT: <the others>
+// RUN: qc opt -p fold-views %s | filecheck %s
+<the IR before>
+// CHECK: <first line of the IR after>
+// CHECK-NEXT: <the others>
 """
 
 from __future__ import annotations

@@ -1,0 +1,216 @@
+"""Decomposed forms are raised however they are spelt, and only where they are what they seem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from xdsl.builder import Builder
+from xdsl.dialects import arith, math
+from xdsl.ir import Operation, SSAValue
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor
+
+RAISE = ["fold-views", "raise-idioms"]
+
+
+def sample(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(4).standard_normal(shape).astype(dtype)
+
+
+def cast(make: Any, value: SSAValue, dtype: Any) -> SSAValue:
+    kind = arith.ExtFOp if dtype == "f32" else arith.TruncFOp
+
+    def body(inner: Builder, a: Any) -> Operation:
+        return inner.insert(kind(a[0], ELEMENT_TYPES[dtype]))
+
+    return build.pointwise(make.builder, [value], shape_of(value.type), dtype, body)
+
+
+def mean(make: Any, x: SSAValue, factor: float | None = None) -> SSAValue:
+    shape = shape_of(x.type)
+    total = build.reduce(make.builder, x, [len(shape) - 1], "add")
+    total = build.reshape(make.builder, total, (*shape[:-1], 1))
+    return make.scaled(total, factor) if factor is not None else make.scaled(total, float(shape[-1]), arith.DivfOp)  # type: ignore[arg-type]
+
+
+def inverse_root(make: Any, x: SSAValue, how: str) -> tuple[Callable[..., Operation], SSAValue]:
+    """The op that applies it, and its right side."""
+    if how == "rsqrt":
+        return arith.MulfOp, make.pointwise(math.RsqrtOp, x)
+    if how == "power":
+        return arith.MulfOp, make.scaled(x, -0.5, math.PowFOp)
+    return arith.DivfOp, make.pointwise(math.SqrtOp, x)
+
+
+@pytest.mark.parametrize("how", ["rsqrt", "power", "divided by sqrt"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rms_norm(make: Any, how: str, weighted: bool) -> None:
+    x = make.arg(("b", "s", 16))
+    apply, root = inverse_root(
+        make, make.scaled(mean(make, make.pointwise(arith.MulfOp, x, x)), 1e-6, arith.AddfOp), how
+    )
+    y = make.pointwise(apply, x, root)
+    make.finish(make.pointwise(arith.MulfOp, make.const(16), y) if weighted else y)
+    make.run(RAISE, [sample(2, 3, 16)])
+    assert make.ops() == ["qc.rms_norm"]
+
+
+def test_rms_norm_of_bf16_with_its_statistics_in_fp32(make: Any) -> None:
+    x = make.arg(("s", 16), "bf16")
+    wide = cast(make, x, "f32")
+    squares = make.scaled(wide, 2.0, math.PowFOp)
+    root = make.pointwise(math.RsqrtOp, make.scaled(mean(make, squares, 1 / 16), 1e-6, arith.AddfOp))
+    narrow = cast(make, make.pointwise(arith.MulfOp, wide, root), "bf16")
+    weight = make.const(values=sample(16, dtype=ml_dtypes.bfloat16))
+    make.finish(make.pointwise(arith.MulfOp, narrow, weight))
+    make.run(RAISE, [sample(5, 16, dtype=ml_dtypes.bfloat16)])
+    assert make.ops() == ["qc.rms_norm"]
+
+
+@pytest.mark.parametrize("parts", ["plain", "weight", "weight and bias"])
+def test_layer_norm(make: Any, parts: str) -> None:
+    x = make.arg(("b", "s", 16))
+    centred = make.pointwise(arith.SubfOp, x, mean(make, x))
+    variance = mean(make, make.pointwise(arith.MulfOp, centred, centred))
+    y = make.pointwise(arith.MulfOp, centred, make.pointwise(math.RsqrtOp, make.scaled(variance, 1e-5, arith.AddfOp)))
+    if "weight" in parts:
+        y = make.pointwise(arith.MulfOp, y, make.const(16))
+    if "bias" in parts:
+        y = make.pointwise(arith.AddfOp, y, make.const(16))
+    make.finish(y)
+    make.run(RAISE, [sample(2, 3, 16)])
+    assert make.ops() == ["qc.layer_norm"]
+
+
+def test_mean_over_the_wrong_count_is_no_norm(make: Any) -> None:
+    x = make.arg(("s", 16))
+    variance = make.scaled(mean(make, make.pointwise(arith.MulfOp, x, x), 1 / 15), 1e-6, arith.AddfOp)
+    make.finish(make.pointwise(arith.MulfOp, x, make.pointwise(math.RsqrtOp, variance)))
+    make.run(RAISE, [sample(5, 16)])
+    assert "qc.rms_norm" not in make.ops()
+
+
+def test_norm_of_another_tensor_is_no_norm(make: Any) -> None:
+    x, y = make.arg(("s", 16)), make.arg(("s", 16))
+    variance = make.scaled(mean(make, make.pointwise(arith.MulfOp, x, x)), 1e-6, arith.AddfOp)
+    make.finish(make.pointwise(arith.MulfOp, y, make.pointwise(math.RsqrtOp, variance)))
+    make.run(RAISE, [sample(5, 16), sample(5, 16) * 3])
+    assert "qc.rms_norm" not in make.ops()
+
+
+def test_column_scale_of_a_square_tensor_is_not_taken_for_the_weight(make: Any) -> None:
+    x, w = make.arg((16, 16)), make.arg((16,))
+    variance = make.scaled(mean(make, make.pointwise(arith.MulfOp, x, x)), 1e-6, arith.AddfOp)
+    y = make.pointwise(arith.MulfOp, x, make.pointwise(math.RsqrtOp, variance))
+    make.finish(make.pointwise(arith.MulfOp, y, build.reshape(make.builder, w, (16, 1))))
+    make.run(RAISE, [sample(16, 16), sample(16)])
+    assert make.ops()[0] == "qc.rms_norm" and "linalg.generic" in make.ops()
+
+
+def softmax(make: Any, x: SSAValue, axis: int) -> SSAValue:
+    shape = shape_of(x.type)
+    kept = (*shape[:axis], 1, *shape[axis + 1 :])
+    peak = build.reshape(make.builder, build.reduce(make.builder, x, [axis], "max"), kept)
+    e = make.pointwise(math.ExpOp, make.pointwise(arith.SubfOp, x, peak))
+    return make.pointwise(
+        arith.DivfOp, e, build.reshape(make.builder, build.reduce(make.builder, e, [axis], "add"), kept)
+    )
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_softmax_along_any_axis(make: Any, axis: int) -> None:
+    x = make.arg(("b", "s", 6))
+    make.finish(softmax(make, x, axis))
+    make.run(RAISE, [sample(2, 3, 6)])
+    assert make.ops() == ["qc.softmax"]
+
+
+def test_softmax_shifted_by_another_maximum_is_none(make: Any) -> None:
+    x, y = make.arg(("s", 6)), make.arg(("s", 6))
+    peak = build.reshape(make.builder, build.reduce(make.builder, y, [1], "max"), ("s", 1))
+    e = make.pointwise(math.ExpOp, make.pointwise(arith.SubfOp, x, peak))
+    total = build.reshape(make.builder, build.reduce(make.builder, e, [1], "add"), ("s", 1))
+    make.finish(make.pointwise(arith.DivfOp, e, total))
+    make.run(RAISE, [sample(5, 6), sample(5, 6) + 1])
+    assert "qc.softmax" not in make.ops()
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+@pytest.mark.parametrize("mask", ["none", "added", "selected"])
+@pytest.mark.parametrize("scale", ["product", "quotient"])
+def test_attention_between_two_matmuls(make: Any, rank: int, mask: str, scale: str) -> None:
+    heads, scores = ("b", 2, "s", 8), ("b", 2, "s", "s")
+    q, k, v = (make.arg(heads) for _ in range(3))
+    if rank == 3:
+        q, k, v = (build.reshape(make.builder, t, ("2*b", "s", 8)) for t in (q, k, v))
+    lead = ("2*b",) if rank == 3 else ("b", 2)
+    turned = build.transpose(make.builder, k, (*range(rank - 2), rank - 1, rank - 2))
+    s = make.op(qc.BatchMatmulOp(q, turned, tensor((*lead, "s", "s"), "f32")))
+    s = build.reshape(make.builder, s, scores)
+    s = make.scaled(s, 0.5) if scale == "product" else make.scaled(s, 2.0, arith.DivfOp)
+    inputs = [sample(2, 2, 5, 8) for _ in range(3)]
+    if mask == "added":
+        s = make.pointwise(arith.AddfOp, s, make.arg(("b", 1, 1, "s")))
+        inputs.append(sample(2, 1, 1, 5))
+    elif mask == "selected":
+        keep = make.arg(("b", 1, 1, "s"), "i1")
+
+        def body(inner: Builder, a: Any) -> Operation:
+            return inner.insert(arith.SelectOp(a[0], a[1], build.scalar(inner, -3e38, "f32")))
+
+        s = build.pointwise(make.builder, [keep, s], scores, "f32", body)
+        inputs.append(np.array([1, 0, 1, 1, 0, 1, 1, 0, 0, 1], bool).reshape(2, 1, 1, 5))
+    p = build.reshape(make.builder, softmax(make, s, 3), (*lead, "s", "s"))
+    out = make.op(qc.BatchMatmulOp(p, v, tensor((*lead, "s", 8), "f32")))
+    make.finish(build.reshape(make.builder, out, heads))
+    make.run(RAISE, inputs)
+    assert make.ops() == ["qc.attention"]
+
+
+def test_scale_after_the_mask_is_not_the_scale_of_the_scores(make: Any) -> None:
+    heads, scores = ("b", 2, "s", 8), ("b", 2, "s", "s")
+    q, k, v, mask = make.arg(heads), make.arg(heads), make.arg(heads), make.arg(scores)
+    s = make.op(qc.BatchMatmulOp(q, build.transpose(make.builder, k, (0, 1, 3, 2)), tensor(scores, "f32")))
+    s = make.scaled(make.pointwise(arith.AddfOp, s, mask), 0.5)
+    make.finish(make.op(qc.BatchMatmulOp(softmax(make, s, 3), v, v.type)))
+    make.run(RAISE, [*(sample(2, 2, 5, 8) for _ in range(3)), sample(2, 2, 5, 5)])
+    assert "qc.attention" not in make.ops()
+
+
+def rotated(make: Any, x: SSAValue, offset: int, negate_first: bool = True) -> SSAValue:
+    shape = shape_of(x.type)
+    low = build.extract_slice(make.builder, x, [0] * 4, (*shape[:3], offset))
+    high = build.extract_slice(make.builder, x, [0, 0, 0, offset], (*shape[:3], 16 - offset))
+    parts = [make.pointwise(arith.NegfOp, high), low] if negate_first else [high, make.pointwise(arith.NegfOp, low)]
+    return build.concat(make.builder, parts, 3)
+
+
+@pytest.mark.parametrize(("offset", "negate_first", "is_rope"), [(8, True, True), (8, False, False), (4, True, False)])
+def test_rope_of_a_transposed_projection(make: Any, offset: int, negate_first: bool, is_rope: bool) -> None:
+    rows = make.arg(("b", "s", 32))
+    x = build.transpose(make.builder, build.reshape(make.builder, rows, ("b", "s", 2, 16)), (0, 2, 1, 3))
+    cos, sin = (build.reshape(make.builder, make.arg((1, "s", 16)), (1, 1, "s", 16)) for _ in range(2))
+    turned = make.pointwise(arith.MulfOp, rotated(make, x, offset, negate_first), sin)
+    make.finish(make.pointwise(arith.AddfOp, make.pointwise(arith.MulfOp, x, cos), turned))
+    inputs = [sample(2, 5, 32), sample(1, 5, 16), sample(1, 5, 16) + 1]
+    make.run(RAISE, inputs)
+    assert ("qc.rope" in make.ops()) == is_rope
+    make.run(["fuse-elementwise"], inputs)
+    assert make.ops().count("linalg.generic") == (1 if is_rope else 2)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_rope_as_a_loop_nest_is_rope(make: Any, interleaved: bool, dtype: str) -> None:
+    kind = ml_dtypes.bfloat16 if dtype == "bf16" else np.float32
+    x, cos, sin = make.arg(("b", 2, "s", 8), dtype), make.arg((1, 1, "s", 8), dtype), make.arg((1, 1, "s", 8), dtype)
+    make.finish(make.op(qc.RopeOp(x, cos, sin, x.type, interleaved=interleaved)))
+    make.run(
+        ["fuse-elementwise"], [sample(2, 2, 5, 8, dtype=kind), *(sample(1, 1, 5, 8, dtype=kind) for _ in range(2))]
+    )
+    assert "qc.rope" not in make.ops()

@@ -1,0 +1,140 @@
+"""Masks: dropped or made a flag where that is proven, kept everywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from xdsl.builder import Builder
+from xdsl.dialects import arith
+from xdsl.dialects.linalg.ops import IndexOp
+from xdsl.ir import Operation, SSAValue
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.types import ELEMENT_TYPES
+from qcompiler.passes.support.masks import judge
+
+Q = (2, 2, "s", 4)
+
+
+def inputs(length: int = 5) -> list[np.ndarray[Any, Any]]:
+    return [np.random.default_rng(1).standard_normal((2, 2, length, 4)).astype(np.float32)]
+
+
+def grid(make: Any, body: Callable[[Builder, SSAValue, SSAValue], Operation], dtype: str = "i1") -> SSAValue:
+    """A (1, 1, s, s) tensor from query index i and key index j."""
+
+    def whole(inner: Builder, _: Sequence[SSAValue]) -> Operation:
+        i, j = (
+            inner.insert(arith.IndexCastOp(inner.insert(IndexOp(n)).result, ELEMENT_TYPES["i64"])).result
+            for n in (2, 3)
+        )
+        return body(inner, i, j)
+
+    return build.pointwise(make.builder, [], (1, 1, "s", "s"), dtype, whole)
+
+
+def compare(predicate: str) -> Callable[[Builder, SSAValue, SSAValue], Operation]:
+    return lambda inner, i, j: inner.insert(arith.CmpiOp(j, i, predicate))
+
+
+def attention(make: Any, mask: SSAValue | None) -> None:
+    x = make.arg(Q)
+    make.finish(make.op(qc.AttentionOp(x, x, x, mask, x.type, scale=0.5)))
+
+
+def found(make: Any) -> qc.AttentionOp:
+    (op,) = (op for op in make.module.walk() if isinstance(op, qc.AttentionOp))
+    return op
+
+
+def test_causal_mask_becomes_the_flag(make: Any) -> None:
+    attention(make, grid(make, compare("sle")))
+    make.run(["raise-idioms"], inputs())
+    assert found(make).causal is not None and found(make).mask is None
+
+
+@pytest.mark.parametrize("predicate", ["slt", "sge", "eq"])
+def test_other_comparisons_are_not_causal(make: Any, predicate: str) -> None:
+    attention(make, grid(make, compare(predicate)))
+    make.run(["raise-idioms"], inputs())
+    assert found(make).causal is None and found(make).mask is not None
+
+
+def test_sliding_window_is_not_causal(make: Any) -> None:
+    def window(inner: Builder, i: SSAValue, j: SSAValue) -> Operation:
+        far = inner.insert(arith.SubiOp(i, build.scalar(inner, 8, "i64"))).result
+        near = inner.insert(arith.CmpiOp(j, far, "sgt")).result
+        return inner.insert(arith.AndIOp(near, inner.insert(arith.CmpiOp(j, i, "sle")).result))
+
+    attention(make, grid(make, window))  # equal to causal for s <= 8; the range goes to 32
+    make.run(["raise-idioms"], inputs())
+    assert found(make).causal is None
+
+
+@pytest.mark.parametrize(("dropped", "causal"), [(-3.4e38, True), (float("-inf"), True), (-4.0, False)])
+def test_float_mask_is_causal_only_if_it_drops_for_good(make: Any, dropped: float, causal: bool) -> None:
+    def body(inner: Builder, i: SSAValue, j: SSAValue) -> Operation:
+        keep = inner.insert(arith.CmpiOp(j, i, "sle")).result
+        return inner.insert(arith.SelectOp(keep, build.scalar(inner, 0.0, "f32"), build.scalar(inner, dropped, "f32")))
+
+    attention(make, grid(make, body, "f32"))
+    make.run(["raise-idioms"], inputs())
+    assert (found(make).causal is not None) == causal
+
+
+def test_stored_triangle_read_through_a_slice_is_causal(make: Any) -> None:
+    table = make.const(values=np.tril(np.ones((1, 1, 64, 64), bool)))
+    attention(make, build.extract_slice(make.builder, table, [0] * 4, (1, 1, "s", "s")))
+    make.run(["raise-idioms"], inputs())
+    assert found(make).causal is not None and found(make).mask is None
+
+
+def test_all_true_mask_is_dropped(make: Any) -> None:
+    attention(make, build.broadcast_to(make.builder, make.const(values=np.ones((1, 1), bool)), (2, 1, "s", "s")))
+    make.run(["fold-views", "raise-idioms"], inputs())
+    assert found(make).causal is None and found(make).mask is None
+
+
+def test_padding_beside_a_causal_mask_stays_as_the_mask(make: Any) -> None:
+    x, padding = make.arg(Q), make.arg((2, 1, 1, "s"), "i1")
+    mask = make.pointwise(arith.AndIOp, padding, grid(make, compare("sle")))
+    make.finish(make.op(qc.AttentionOp(x, x, x, mask, x.type, scale=0.5)))
+    kept = np.array([[1, 1, 1, 0, 1], [1, 0, 0, 0, 1]], bool).reshape(2, 1, 1, 5)
+    make.run(["fold-views", "raise-idioms"], [*inputs(), kept])
+    assert found(make).causal is not None and found(make).mask is padding
+
+
+def test_mask_from_an_input_is_kept(make: Any) -> None:
+    x, mask = make.arg(Q), make.arg((1, 1, "s", "s"), "i1")
+    make.finish(make.op(qc.AttentionOp(x, x, x, mask, x.type, scale=0.5)))
+    make.run(["raise-idioms", "hoist-constant-masks"], [*inputs(), np.tril(np.ones((1, 1, 5, 5), bool))])
+    assert found(make).mask is mask and found(make).causal is None
+
+
+def test_one_token_entry_point_needs_no_causal_flag(make: Any) -> None:
+    attention(make, grid(make, compare("sle")))
+    make.ctx.options["buckets"] = [("one", {"s": (1, 1)}), ("many", {"s": (2, 32)})]
+    make.run(["raise-idioms", "specialize", "hoist-constant-masks"], inputs())
+    flags = [op.causal is not None for op in make.module.walk() if isinstance(op, qc.AttentionOp)]
+    assert flags == [False, True]
+
+
+def test_a_mask_that_one_token_cannot_feel_is_removed(make: Any) -> None:
+    attention(make, grid(make, compare("sge")))  # keeps j >= i: everything for one token
+    make.ctx.options["buckets"] = [("one", {"s": (1, 1)})]
+    make.run(["specialize", "hoist-constant-masks"], inputs(1))
+    assert found(make).mask is None
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.float32])
+def test_judge_tells_a_triangle_with_one_wrong_bit(dtype: Any) -> None:
+    lower = np.tril(np.ones((1, 1, 7, 7), bool))
+    for flip in (None, (0, 0, 3, 5), (0, 0, 5, 3)):
+        mask = lower.copy()
+        if flip is not None:
+            mask[flip] ^= True
+        given = mask if dtype == np.bool_ else np.where(mask, 0, -np.inf).astype(np.float32)
+        assert judge(given, False, False) == ("causal" if flip is None else "other")

@@ -1,0 +1,161 @@
+"""The pipeline names the pass that fails or lies, and leaves what repeats it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+from xdsl.context import Context
+from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from qcompiler.errors import KernelSelectionError, NumericsError, PassError, QCompilerError
+from qcompiler.ir.text import parse_module
+from qcompiler.passes.pipeline import ALL_PASSES, PASS_NAMES, STAGES, Stage, load_pass, run_pipeline, upto
+from qcompiler.passes.support.numerics import Exact, Numerics, Reordered, Ulps, difference
+
+
+@dataclass(frozen=True)
+class PlantedPass(ModulePass):
+    """Turns additions into subtractions: the wrong rewrite that the check must find."""
+
+    name = "planted"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for each in list(op.walk()):
+            if isinstance(each, arith.AddfOp):
+                block = each.parent_block()
+                assert block is not None
+                wrong = arith.SubfOp(each.lhs, each.rhs)
+                block.insert_op_before(wrong, each)
+                each.result.replace_all_uses_with(wrong.result)
+                block.erase_op(each)
+
+
+@dataclass(frozen=True)
+class BreakingPass(ModulePass):
+    """Fails after it has changed the module."""
+
+    name = "breaking"
+    error: ClassVar[type[Exception]] = ValueError
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        PlantedPass().apply(ctx, op)
+        raise self.error("no such thing")
+
+
+@dataclass(frozen=True)
+class RefusingPass(BreakingPass):
+    name = "refusing"
+    error: ClassVar[type[Exception]] = KernelSelectionError
+
+
+def with_planted(wrong: type[ModulePass], name: str) -> list[Stage]:
+    before = [s for s in STAGES if s.name in ("canonicalize", "fuse-elementwise")]
+    return [before[0], Stage(name, wrong), before[1]]
+
+
+def addition(make: Any) -> list[np.ndarray[Any, Any]]:
+    x = make.arg(("s", 8))
+    make.finish(make.pointwise(math.ExpOp, make.pointwise(arith.AddfOp, x, make.const(8))))
+    return [np.ones((3, 8), np.float32)]
+
+
+def test_a_wrong_rewrite_is_named_with_its_stage(make: Any) -> None:
+    inputs = addition(make)
+    with pytest.raises(NumericsError, match="stage 'planted' changed the program's answer") as caught:
+        stages = with_planted(PlantedPass, "planted")
+        run_pipeline(make.module, make.ctx, stages=stages, verify_each="numerics", sample_inputs=inputs)
+    assert caught.value.stage == "planted"
+
+
+def test_without_the_check_the_wrong_rewrite_goes_unseen(make: Any) -> None:
+    addition(make)
+    run_pipeline(make.module, make.ctx, stages=with_planted(PlantedPass, "planted"))
+
+
+def test_a_failing_pass_leaves_the_ir_before_it_and_the_command(make: Any) -> None:
+    addition(make)
+    with pytest.raises(PassError, match="stage 'breaking' failed: no such thing") as caught:
+        run_pipeline(make.module, make.ctx, stages=with_planted(BreakingPass, "breaking"))
+    assert caught.value.reproducer is not None
+    text = Path(caught.value.reproducer).read_text()
+    assert text.startswith(f"// RUN: qc opt -p breaking {caught.value.reproducer}")
+    assert "arith.addf" in text and "arith.subf" not in text, "the IR must be the one before the pass"
+    parse_module(text).verify()
+
+
+def test_errors_with_a_class_of_their_own_keep_it_and_name_the_stage(make: Any) -> None:
+    addition(make)
+    with pytest.raises(KernelSelectionError) as caught:
+        run_pipeline(make.module, make.ctx, stages=with_planted(RefusingPass, "refusing"))
+    assert "in stage 'refusing'; to reproduce:" in caught.value.__notes__[0]
+
+
+def test_each_stage_is_reported_with_its_time(make: Any) -> None:
+    addition(make)
+    seen: list[str] = []
+    times = run_pipeline(
+        make.module,
+        make.ctx,
+        stages=upto("fuse-elementwise"),
+        on_stage=lambda name, module, seconds: seen.append(name),
+    )
+    assert seen == [t.name for t in times] == [s.name for s in STAGES[:10]]
+    assert all(t.seconds >= 0 for t in times)
+
+
+def test_inputs_that_fit_no_entry_point_are_refused(make: Any) -> None:
+    addition(make)
+    with pytest.raises(QCompilerError, match="no entry point takes the sample inputs"):
+        run_pipeline(
+            make.module, make.ctx, stages=[], verify_each="numerics", sample_inputs=[np.ones((99, 8), np.float32)]
+        )
+
+
+def test_numerics_without_inputs_is_an_error(make: Any) -> None:
+    addition(make)
+    with pytest.raises(QCompilerError, match="needs sample inputs"):
+        run_pipeline(make.module, make.ctx, stages=[], verify_each="numerics")
+
+
+def test_unknown_names_are_listed() -> None:
+    with pytest.raises(PassError, match="there is no pass 'fuse'"):
+        load_pass("fuse")
+    with pytest.raises(PassError, match="there is no stage 'fuse'"):
+        upto("fuse")
+
+
+@pytest.mark.parametrize("name", PASS_NAMES)
+def test_every_pass_is_found_under_its_name(name: str) -> None:
+    assert ALL_PASSES[name]().name == name
+
+
+@pytest.mark.parametrize(
+    ("numerics", "deleted", "shift", "fine"),
+    [
+        (Exact(), 0, 0.0, True),
+        (Exact(), 0, 1e-7, False),
+        (Ulps(2), 0, 1e-7, False),
+        (Ulps(2), 1, 2.0**-7, True),
+        (Ulps(2), 1, 2.0**-4, False),
+        (Reordered(1e-5), 0, 1e-6, True),
+    ],
+)
+def test_what_each_promise_allows(numerics: Numerics, deleted: int, shift: float, fine: bool) -> None:
+    old = np.ones(4, np.float32)
+    epsilon = 2.0**-7 if isinstance(numerics, Ulps) else 2.0**-23
+    found = difference([old], [old + np.float32(shift)], numerics, roundings_deleted=deleted, epsilon=epsilon)
+    assert (found is None) == fine
+
+
+def test_a_new_nan_is_a_difference_whatever_is_promised() -> None:
+    old = np.ones(4, ml_dtypes.bfloat16)
+    new = old.copy()
+    new[2] = np.nan
+    assert difference([old], [new], Reordered(1.0), roundings_deleted=9, epsilon=2.0**-7) is not None
