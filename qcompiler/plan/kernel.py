@@ -30,7 +30,7 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class FormatRef(Strict, frozen=True):
-    """A storage format by name and parameters, e.g. ``nf4`` with ``{"block": 64}``. Resolved by `qcompiler.formats.get`."""
+    """A storage format by name and parameters: ``nf4`` with ``{"block": 64}``. `qcompiler.formats.get` resolves it."""
 
     name: str
     params: dict[str, int | bool | str] = {}
@@ -95,7 +95,7 @@ class LoopKernel(Strict, frozen=True, tag="loop"):
 
     Operands are the inputs, then the outputs; `accesses` match them one to one.  `body.inputs` are one scalar per
     operand (an output's argument is its accumulator, meaningful for reductions only).  With reduction iterators each
-    output starts from `init` (one constant per output, `float.hex()` text), so a loop never reads an output's old bytes.
+    output starts from `init` (one constant per output, `float.hex()` text): a loop never reads an output's old bytes.
     Parallel iterators come first.
     """
 
@@ -188,7 +188,7 @@ class EmbeddingKernel(Strict, frozen=True, tag="embedding"):
 class GatherKernel(Strict, frozen=True, tag="gather"):
     """`take`: ``out[o, i, n] = x[o, index[i], n]``; `along`: ``out[o, i, n] = x[o, index[o, i, n], n]``.
 
-    Operands x (outer, length, inner), index, out. Negative indices count from the end; others out of range are reported.
+    Operands x (outer, length, inner), index, out. Negative indices count from the end; those out of range are reported.
     """
 
     mode: Literal["take", "along"]
@@ -224,7 +224,7 @@ KernelBody = (
 class KernelSpec(Strict, frozen=True):
     """One kernel: its C name, the symbols it takes at run time (in order), its operands and its body.
 
-    `serves` says for the reader which op and place in the model it was emitted for first; it is no part of the identity.
+    `serves` tells the reader which op and place in the model it was emitted for first; it is no part of the identity.
     """
 
     name: str

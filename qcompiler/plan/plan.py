@@ -165,8 +165,8 @@ class EntryPoint(Strict, frozen=True):
 class WeightEntry(Strict, frozen=True):
     """One tensor of the weight file: bytes [offset, offset + nbytes) of the constants arena.
 
-    `format` None means plain values of `dtype` in row-major order.  `parameters` are the module paths it serves (several
-    for tied weights). `sha256` is per 16 MiB chunk.
+    `format` None means plain values of `dtype` in row-major order.  `parameters` are the module paths it serves
+    (several for tied weights). `sha256` is per 16 MiB chunk.
     """
 
     name: str
@@ -198,7 +198,7 @@ class Plan(Strict, frozen=True):
 class Signature(Strict, frozen=True):
     """The caller's view: a JSON tree of tuple/list/dict nodes over argument numbers, in and out.
 
-    A node is {"kind": "tuple"|"list"|"dict"|"leaf"|"none"|"constant"|"namedtuple"|"modeloutput", …}; see runtime/tree.py.
+    A node is {"kind": "tuple"|"list"|"dict"|"leaf"|"none"|"constant"|"namedtuple"|"modeloutput", …}: runtime/tree.py.
     """
 
     inputs: Any

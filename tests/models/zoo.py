@@ -105,7 +105,7 @@ ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (
 
 
 class EveryActivation(nn.Module):
-    """A linear layer before each activation, each a result of its own; their sum goes through a GLU and a last layer."""
+    """A linear layer before each activation, each a result of its own; their sum goes through a GLU and a layer."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

@@ -85,7 +85,7 @@ def linear_spec(name: str, m_class: str) -> KernelSpec:
     return KernelSpec(name=name, symbols=("b",), operands=operands, body=body, serves="qc.linear at model.proj")
 
 
-def loop_spec(  # noqa: PLR0917
+def loop_spec(
     name: str,
     extents: tuple[object, ...],
     operands: tuple[Operand, ...],

@@ -144,8 +144,8 @@ def test_other_classes_become_plain_structures(kind: str, cls: str, plain: Any) 
 
 
 def test_model_outputs_of_transformers_are_rebuilt_beside_torch() -> None:
-    import transformers  # noqa: F401  (its classes are looked up by name)
     import torch
+    import transformers  # noqa: F401  (its classes are looked up by name)
 
     node = named("modeloutput", "transformers.modeling_outputs:BaseModelOutput", "last_hidden_state")
     value = torch.zeros(2)
