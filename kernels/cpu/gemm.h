@@ -21,7 +21,6 @@
 #include "task.h"
 #include "vec.h"
 
-
 #define QG_METHOD inline __attribute__((always_inline))
 #define QG_UNROLL _Pragma("GCC unroll 16")
 
@@ -60,8 +59,8 @@ struct qg_job;
 typedef void (*qg_decode)(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst);
 // Converts x[m0 … m0 + rows)[k0 … k0 + kc) to fp32 rows of `stride` floats.
 typedef void (*qg_load_x)(const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride);
-// Finishes out[m0 … m0 + rows)[n0 … n0 + cols) from the fp32 sums at `tile` (rows `stride` floats apart, 64-byte aligned;
-// lanes beyond `cols` up to a multiple of 16 may be read).
+// Finishes out[m0 … m0 + rows)[n0 … n0 + cols) from the fp32 sums at `tile` (rows `stride` floats apart; lanes
+// beyond `cols` up to a multiple of 16 may be read).
 typedef void (*qg_finish)(
     const qg_job* job, const float* tile, int64_t stride, int64_t m0, int64_t rows, int64_t n0, int64_t cols);
 
@@ -234,6 +233,17 @@ template <class T> struct qg_plain {
     template <int J> QG_METHOD vf value() const { return vload(now + 16 * J); }
 };
 
+// Lane l of the result is lane from[l] of a and b end to end.
+QC_INLINE qf qg_pick(qf a, qf b, qi from) {
+#if defined(__clang__)
+    qf r;
+    for (int l = 0; l < QC_W; l++) r[l] = from[l] < QC_W ? a[from[l]] : b[from[l] - QC_W];
+    return r;
+#else
+    return __builtin_shuffle(a, b, from);
+#endif
+}
+
 // One step of a transpose of QC_W x QC_W lanes: swaps the off-diagonal blocks of size D in every block of size 2 * D.
 template <int D> QC_INLINE void qg_swap_blocks(qf* row) {
     if constexpr (D > 0) {
@@ -242,7 +252,7 @@ template <int D> QC_INLINE void qg_swap_blocks(qf* row) {
         QG_UNROLL for (int i = 0; i < QC_W; i++) {
             if (i & D) continue;
             const qf a = row[i], b = row[i + D];
-            row[i] = __builtin_shuffle(a, b, upper), row[i + D] = __builtin_shuffle(a, b, lower);
+            row[i] = qg_pick(a, b, upper), row[i + D] = qg_pick(a, b, lower);
         }
         qg_swap_blocks<D / 2>(row);
     }
