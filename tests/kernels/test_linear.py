@@ -209,7 +209,7 @@ def test_linear_equals_float64_for_every_format_and_m(
 
 
 def test_linear_of_narrow_types_rounds_once(build: Callable[..., Any], isa: str) -> None:
-    made = [*cases(["bf16"], ["int4_zeros", "panels", "rows"]), *cases(["f16"], ["nf4_flat", "panels"])]
+    made = [*cases(["bf16"], ["int4_zeros", "rows"]), *cases(["f16"], ["panels"])]
     kernels = build([case.spec for case in made], isa)
     for case in made:
         for m in (1, 8, 33):
@@ -264,7 +264,7 @@ def test_decoded_weights_equal_the_format_to_the_bit(build: Callable[..., Any], 
     made = [
         make_case(f"{kind}_{m_class.replace('-', '_')}_{dtype}", kind, m_class, dtype, "none", has_bias=False)
         for kind in FORMATS
-        for m_class, dtype in (("1", "f32"), ("2-8", "bf16"), ("large", "f16"))
+        for m_class, dtype in (("1", "f32"), ("large", "f16"))
     ]
     kernels = build([case.spec for case in made], isa)
     for case in made:
