@@ -101,5 +101,5 @@ def choose_linear(query: LinearQuery) -> Choice:
     if covered < high or not cases:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise KernelSelectionError(f"no linear kernel covers M in [{low}, {high}] ({reasons})")
-    layout = "cpu_p16_v1" if query.constant_weight and query.format is not None else None
+    layout = "cpu_p16_v1" if query.constant_weight else None
     return Choice(tuple(cases), layout, tuple(rejected))

@@ -172,9 +172,8 @@ class EntryLowering:
         arena = self.program.arena(f"constants.{device_name(device)}", device, "constants")
         suffix = "" if device == self.default_device else f".{device_name(device)}"
         buffer = self.program.buffer(f"w.{op.key}{suffix}", arena, tensor.data.nbytes, weight=op.key)
-        view = contiguous(buffer, tensor.dtype, tensor.shape)
-        if tensor.format is None:
-            return view
+        if tensor.format is None and tensor.layout == "canonical":
+            return contiguous(buffer, tensor.dtype, tensor.shape)
         return View(buffer=buffer, dtype=tensor.dtype, shape=tensor.shape, format=tensor.format, layout=tensor.layout)
 
     def state(self, op: qc.StateOp) -> View:

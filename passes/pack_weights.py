@@ -5,7 +5,8 @@
     after   %w = qc.const @l.w : !qc.qtensor<1536x384xf32, nf4, #qc.layout<"cpu_p16_v1">>
             %y = qc.linear %x, %w
 
-One layout per weight and target: all row classes and the embedding gather of a tied weight read the same bytes.
+One layout per weight and target: all row classes and the embedding gather of a tied weight read the same bytes.  A
+plain (float) matrix is packed too; its tensor type says nothing of that, the weight store and the plan do.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import Use
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from qcompiler import formats
 from qcompiler.errors import LayoutError
 from qcompiler.ir.context import qc_context
-from qcompiler.ir.qc import ConstOp
+from qcompiler.ir.qc import ConstOp, EmbeddingOp, LinearOp
 from qcompiler.ir.types import QTensorType
 from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import DType, FormatRef
@@ -39,7 +41,7 @@ class PackWeightsPass(ModulePass):
         context = qc_context(ctx)
         constants: dict[str, list[ConstOp]] = {}
         for each in op.walk():
-            if isinstance(each, ConstOp) and isinstance(each.result.type, QTensorType):
+            if isinstance(each, ConstOp) and each.key in context.weights:
                 constants.setdefault(each.key, []).append(each)
         for key, ops in constants.items():
             layout = _wanted(key, ops)
@@ -49,9 +51,9 @@ class PackWeightsPass(ModulePass):
             context.weights.replace(pack(before, layout))
             for const in ops:
                 old = const.result.type
-                assert isinstance(old, QTensorType)
-                ref = old.format.ref
-                Rewriter.replace_value_with_new_type(const.result, QTensorType.of(old.shape, old.dtype, ref, layout))
+                if isinstance(old, QTensorType):
+                    new = QTensorType.of(old.shape, old.dtype, old.format.ref, layout)
+                    Rewriter.replace_value_with_new_type(const.result, new)
             size = context.weights[key].data.nbytes
             why = f"from {before.layout}, {before.data.nbytes} to {size} bytes"
             context.report.add("pack-weights", key, layout, why)
@@ -60,16 +62,26 @@ class PackWeightsPass(ModulePass):
 
 
 def _wanted(key: str, ops: list[ConstOp]) -> str | None:
-    """The one layout that the users of a constant ask for; LayoutError if two of them disagree."""
+    """The one layout that the users of a constant ask for; LayoutError if two of them disagree.
+
+    A plain matrix that some op other than a linear or an embedding reads stays row-major: only those two know layouts.
+    """
     wanted: dict[str, str] = {}
     for const in ops:
         for use in const.result.uses:
             attribute = use.operation.attributes.get(WANTED_LAYOUT)
-            if isinstance(attribute, StringAttr):
+            if _reads_weight(use) and isinstance(attribute, StringAttr):
                 wanted.setdefault(attribute.data, use.operation.name)
+            elif not _reads_weight(use) and not isinstance(const.result.type, QTensorType):
+                return None
     if len(wanted) > 1:
         raise LayoutError(f"the users of weight '{key}' ask for different layouts: {', '.join(sorted(wanted))}")
     return next(iter(wanted), None)
+
+
+def _reads_weight(use: Use) -> bool:
+    """Whether a use is the weight of a linear or the table of an embedding (both are operand 1)."""
+    return isinstance(use.operation, LinearOp | EmbeddingOp) and use.index == 1
 
 
 def pack(tensor: StoredTensor, layout: str) -> StoredTensor:

@@ -92,7 +92,7 @@ def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -
         x_dtype=tensor_dtype(op.x.type),
         out_dtype=tensor_dtype(op.result.type),
         format=op.w.type.format.ref if isinstance(op.w.type, QTensorType) else None,
-        constant_weight=isinstance(op.w.owner, ConstOp),
+        constant_weight=isinstance(op.w.owner, ConstOp) and op.w.owner.key in context.weights,
         isa=context.target.isa,
     )
     choice = choose_linear(query)

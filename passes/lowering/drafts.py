@@ -128,7 +128,7 @@ def _linear(op: Operation, places: Places) -> Draft:
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
     x = out_draft.add("x", "r", _matrix(op.x, op, places))
-    w = out_draft.add("w", "r", weight if weight.format else _unit_last(op.w, op, places))
+    w = out_draft.add("w", "r", weight if weight.layout else _unit_last(op.w, op, places))
     bias = out_draft.add("bias", "r", _vector(op.bias, op, places)) if op.bias is not None else None
     extras = []
     for index, extra in enumerate(op.extras):
@@ -216,7 +216,7 @@ def _embedding(op: Operation, places: Places) -> Draft:
     result = Draft("embedding", path_of(op))
     ids = result.add("ids", "r", _vector(op.ids, op, places))
     table = places.view(op.table)
-    table_argument = result.add("table", "r", table if table.format else _unit_last(op.table, op, places))
+    table_argument = result.add("table", "r", table if table.layout else _unit_last(op.table, op, places))
     out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
     assert out is not None
     result.add("out", "w", out)

@@ -73,6 +73,32 @@ def test_linear_with_dynamic_rows_becomes_one_select(bench):
     assert bench.ctx.weights["w"].layout == "cpu_p16_v1"
 
 
+def test_plain_weights_are_packed_and_their_bias_is_not(bench):
+    bench.plain("w", 24, 20)
+    bench.plain("bias", 24)
+
+    def body(b, a):
+        w = b.insert(qc.ConstOp("w", tensor((24, 20), "f32"))).result
+        bias = b.insert(qc.ConstOp("bias", tensor((24,), "f32"))).result
+        return [b.insert(qc.LinearOp(a[0], w, bias, tensor(("s", 24), "f32"))).result]
+
+    module = bench.module([(("s", 20), "f32")], {"s": (1, 9)}, body)
+    both(bench, module, bench.rng.standard_normal((5, 20)).astype(np.float32))
+    assert (bench.ctx.weights["w"].layout, bench.ctx.weights["bias"].layout) == ("cpu_p16_v1", "canonical")
+
+
+def test_plain_weight_that_is_read_otherwise_stays_row_major(bench):
+    bench.plain("w", 24, 20)
+
+    def body(b, a):
+        w = b.insert(qc.ConstOp("w", tensor((24, 20), "f32"))).result
+        return [b.insert(qc.LinearOp(a[0], w, None, tensor(("s", 24), "f32"))).result, build.reduce(b, w, [0], "add")]
+
+    module = bench.module([(("s", 20), "f32")], {"s": (1, 9)}, body)
+    both(bench, module, bench.rng.standard_normal((5, 20)).astype(np.float32))
+    assert bench.ctx.weights["w"].layout == "canonical"
+
+
 def test_single_row_takes_the_gemv_alone(bench):
     module = bench.module([((1, 64), "f32")], {}, lambda b, a: [linear(bench, b, a[0], 48, 64, shape=(1, 64))])
     lower(bench, module)
