@@ -15,10 +15,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from qcompiler.passes.fold_views import fold_views
-from qcompiler.passes.support import loops, views
-from qcompiler.passes.support.loops import producer
-from qcompiler.passes.support.numerics import Numerics, Reordered
 from xdsl.context import Context
 from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ModuleOp
@@ -32,6 +28,10 @@ from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
+from qcompiler.passes.fold_views import fold_views
+from qcompiler.passes.support import loops, views
+from qcompiler.passes.support.loops import producer
+from qcompiler.passes.support.numerics import Numerics, Reordered
 
 
 @dataclass(frozen=True)

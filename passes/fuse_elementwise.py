@@ -17,9 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qcompiler.passes.support.fusion import absorb_producers, worth_fusing
-from qcompiler.passes.support.numerics import Numerics, Ulps
-from qcompiler.passes.support.rope_loops import rope_to_loops
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
@@ -28,6 +25,9 @@ from xdsl.passes import ModulePass
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions
+from qcompiler.passes.support.fusion import absorb_producers, worth_fusing
+from qcompiler.passes.support.numerics import Numerics, Ulps
+from qcompiler.passes.support.rope_loops import rope_to_loops
 
 
 @dataclass(frozen=True)

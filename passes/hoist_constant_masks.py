@@ -12,6 +12,7 @@ iota that a loop nest can compute for itself stays for fuse-elementwise.  An att
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -38,13 +39,16 @@ from qcompiler.ir.module import (
     set_result_keys,
     update_function_type,
 )
-from qcompiler.ir.types import shape_of
+from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.fold_views import fold_views
 from qcompiler.passes.support import loops, masks
 from qcompiler.passes.support.cones import FREE, Built, ConeBuilder, input_independent
 from qcompiler.passes.support.fusion import is_trivial
 from qcompiler.passes.support.numerics import Numerics, Reordered
 from qcompiler.passes.support.views import VIEWS
+from qcompiler.plan.kernel import ITEMSIZE
+
+MAX_TABLE_BYTES = 1 << 28  # a boolean mask of 16384 x 16384: beyond, computing costs less than keeping
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,11 @@ def _hoist_from(function: func.FuncOp, init: _Init, context: QCContext) -> None:
     for op in work:
         value = op.results[0]
         built = cones.build(value)
-        if built is None:
+        too_large = built is not None and table_bytes(built) > MAX_TABLE_BYTES
+        if built is None or too_large:
             why = "its elements depend on the extents, so a table at the maximum would be wrong"
+            if too_large:
+                why = f"a table at the maximum would take more than {MAX_TABLE_BYTES >> 20} MiB"
             context.report.add(HoistConstantMasksPass.name, path_of(op), f"{op.name} stays in every call", why)
             continue
         key = init.add(built, cone_text(built.value))
@@ -132,6 +139,11 @@ def _hoist_from(function: func.FuncOp, init: _Init, context: QCContext) -> None:
         init.block.add_op(op)
     _erase_unused(function)
     fold_views(list(function.body.block.ops))
+
+
+def table_bytes(built: Built) -> int:
+    """Size of a hoisted result."""
+    return math.prod(built.shape) * ITEMSIZE[tensor_dtype(built.value.type)]
 
 
 def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iterator[Operation]:

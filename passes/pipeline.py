@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy.typing as npt
-from qcompiler.passes.support.answers import answers, initial_states
-from qcompiler.passes.support.numerics import Exact, coarsest_epsilon, count_roundings, difference
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from qcompiler.errors import NumericsError, PassError, QCompilerError
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.text import print_module
+from qcompiler.passes.support.answers import answers, initial_states
+from qcompiler.passes.support.numerics import Exact, coarsest_epsilon, count_roundings, difference
 
 Arrays = Sequence[npt.NDArray[Any]]
 VerifyEach = Literal["ir", "numerics"]

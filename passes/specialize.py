@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.passes.support.substitute import substitute_symbols
 from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp, StringAttr
@@ -25,6 +23,8 @@ from qcompiler.errors import PassError
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import find_func, ranges_of, set_ranges
+from qcompiler.passes.support.numerics import Numerics, Reordered
+from qcompiler.passes.support.substitute import substitute_symbols
 from qcompiler.plan.dims import Range
 
 Bucket = tuple[str, Mapping[str, Range]]

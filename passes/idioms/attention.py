@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.loops import Index
-from qcompiler.passes.support.trace import Node, Tracer
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.linalg import ops
 from xdsl.ir import SSAValue
@@ -22,6 +18,10 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.loops import Index
+from qcompiler.passes.support.trace import Node, Tracer
 from qcompiler.plan.dims import Dim
 
 DROPPED = -1e4  # what a masked score is at most: exp of it beside any kept score is 0 in fp32

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.loops import Index
-from qcompiler.passes.support.trace import Node, Tracer
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.loops import Index
+from qcompiler.passes.support.trace import Node, Tracer
 
 
 @dataclass(frozen=True)

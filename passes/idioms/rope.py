@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from qcompiler.passes.support import loops, views
-from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.trace import Node, Tracer
 from xdsl.dialects import tensor
 from xdsl.ir import Operation, SSAValue
 
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.support import loops, views
+from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.trace import Node, Tracer
 
 
 def match(value: SSAValue, tracer: Tracer) -> Operation | None:

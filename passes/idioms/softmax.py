@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.trace import Node, Tracer
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.support import loops
+from qcompiler.passes.support.trace import Node, Tracer
 
 
 def match(value: SSAValue, tracer: Tracer) -> Operation | None:

@@ -1,4 +1,4 @@
-"""What an attention mask does: recognised by computing it, where it depends on no input.
+"""What an attention mask does: proven from its expression, or recognised by computing it where no input is needed.
 
 A mask that is prefix-stable (see cones.py) is evaluated once at the largest sizes; what holds there holds for every
 smaller size, whose masks are its upper left corners.
@@ -24,6 +24,8 @@ from qcompiler.ir.types import shape_of
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.cones import ConeBuilder
 from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.mask_proof import CAUSAL, DROPS, constraints
+from qcompiler.passes.support.trace import Tracer
 from qcompiler.plan.dims import Range
 
 Verdict = Literal["keeps all", "causal", "other"]
@@ -60,8 +62,8 @@ def judge(mask: npt.NDArray[Any], query_repeats: bool, key_repeats: bool) -> Ver
 
 def _keeps(mask: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """(adds nothing, drops): below -1e30, or the least fp16, exp(score + mask) is 0 beside the diagonal's."""
-    limit = -6.5e4 if mask.dtype == np.float16 else -1e30
-    values = mask.astype(np.float64)
+    limit = -6.5e4 if mask.dtype == np.float16 else DROPS
+    values = mask if mask.dtype == np.float32 else mask.astype(np.float32)
     return values == 0, values <= limit
 
 
@@ -71,19 +73,28 @@ class MaskReader:
     def __init__(self, function: func.FuncOp, context: QCContext) -> None:
         self._ranges = ranges_of(function)
         self._context = context
+        self._tracer = Tracer(context)
         self._verdicts: dict[SSAValue, Verdict] = {}
 
     def verdict(self, mask: SSAValue) -> Verdict:
         """What a rank-4 mask operand keeps; "other" where it depends on inputs."""
         if mask not in self._verdicts:
-            values = evaluate_at_maximum(mask, self._ranges, self._context)
-            shape = shape_of(mask.type)
-            if values is None:
-                self._verdicts[mask] = "other"
-            else:
-                repeats = [size == 1 and wanted != 1 for size, wanted in zip(values.shape, shape, strict=True)]
-                self._verdicts[mask] = judge(values, repeats[-2], repeats[-1])
+            self._verdicts[mask] = self._proven(mask) or self._computed(mask)
         return self._verdicts[mask]
+
+    def _proven(self, mask: SSAValue) -> Verdict | None:
+        found = constraints(mask, self._tracer)
+        if found is None or found - {CAUSAL}:
+            return None
+        return "causal" if found else "keeps all"
+
+    def _computed(self, mask: SSAValue) -> Verdict:
+        values = evaluate_at_maximum(mask, self._ranges, self._context)
+        if values is None:
+            return "other"
+        shape = shape_of(mask.type)
+        repeats = [size == 1 and wanted != 1 for size, wanted in zip(values.shape, shape, strict=True)]
+        return judge(values, repeats[-2], repeats[-1])
 
 
 def simplify_mask(op: qc.AttentionOp, reader: MaskReader, context: QCContext, stage: str) -> bool:

@@ -36,7 +36,7 @@ class Node:
     """`op` is an MLIR name, or "read", "constant", "index", "sum", "max".
 
     read: `tensor` at `index`.  constant: `number`.  index: `index[0]`.  sum and max: `args[0]` over the new loop dim
-    `axis` of size `extent`.
+    `axis` of size `extent`.  arith.cmpi: MLIR's number of the `predicate`.
     """
 
     op: str
@@ -46,6 +46,7 @@ class Node:
     number: float = 0.0
     axis: int = -1
     extent: Dim = 0
+    predicate: int = -1
 
 
 class Tracer:
@@ -174,7 +175,8 @@ class Tracer:
             return self._scalar_constant(inner.value) or Node(inner.name)
         if isinstance(inner, ops.IndexOp):
             return Node("index", index=(at[inner.dim.value.data],))
-        return Node(inner.name, tuple(self._body(op, v, at) for v in inner.operands))
+        predicate = inner.predicate.value.data if isinstance(inner, arith.CmpiOp) else -1
+        return Node(inner.name, tuple(self._body(op, v, at) for v in inner.operands), predicate=predicate)
 
     def _reduction(self, op: ops.GenericOp, node: Node) -> Node | None:
         """`sum` or `max` over one loop dim, starting from the neutral element."""

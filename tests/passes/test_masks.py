@@ -13,6 +13,7 @@ from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 
 from qcompiler.ir import build, qc
+from qcompiler.ir.module import init_func, main_func, set_ranges
 from qcompiler.ir.types import ELEMENT_TYPES
 from qcompiler.passes.support.masks import judge
 
@@ -138,3 +139,18 @@ def test_judge_tells_a_triangle_with_one_wrong_bit(dtype: Any) -> None:
             mask[flip] ^= True
         given = mask if dtype == np.bool_ else np.where(mask, 0, -np.inf).astype(np.float32)
         assert judge(given, False, False) == ("causal" if flip is None else "other")
+
+
+def test_causal_mask_too_large_to_compute_is_proven_from_its_expression(make: Any) -> None:
+    attention(make, grid(make, compare("sle")))
+    set_ranges(main_func(make.module), {"s": (1, 1 << 20)})
+    make.run(["raise-idioms"])
+    assert found(make).causal is not None
+
+
+def test_table_too_large_for_memory_stays_in_the_call(make: Any) -> None:
+    attention(make, grid(make, compare("slt")))
+    set_ranges(main_func(make.module), {"s": (1, 1 << 20)})
+    make.run(["raise-idioms", "hoist-constant-masks"])
+    assert init_func(make.module) is None
+    assert any("MiB" in d.why for d in make.ctx.report.of("hoist-constant-masks"))
