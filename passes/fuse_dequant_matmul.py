@@ -28,10 +28,10 @@ from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
-from qcompiler.passes.fold_views import fold_views
 from qcompiler.passes.support import loops, views
 from qcompiler.passes.support.loops import producer
 from qcompiler.passes.support.numerics import Numerics, Reordered
+from qcompiler.passes.support.view_rules import fold_views
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _is_weight(value: SSAValue) -> bool:
 
 
 def _transpose_at_compile_time(op: qc.LinearOp, context: QCContext) -> None:
-    """`linear(x, transpose(const))` reads a constant that is stored transposed (the bytes are rearranged once, here)."""
+    """`linear(x, transpose(const))` reads a constant that is stored transposed: the bytes are rearranged here, once."""
     view = producer(op.w)
     if not isinstance(view, ops.TransposeOp):
         return

@@ -13,38 +13,33 @@ iota that a loop nest can compute for itself stays for fuse-elementwise.  An att
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, Operation
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import (
-    INIT,
     entry_funcs,
-    init_func,
     path_of,
     ranges_of,
-    result_keys,
-    return_op,
     set_path,
-    set_result_keys,
-    update_function_type,
 )
 from qcompiler.ir.types import shape_of, tensor_dtype
-from qcompiler.passes.fold_views import fold_views
 from qcompiler.passes.support import loops, masks
 from qcompiler.passes.support.cones import FREE, Built, ConeBuilder, input_independent
 from qcompiler.passes.support.fusion import is_trivial
+from qcompiler.passes.support.init_function import InitBuilder, cone_text
 from qcompiler.passes.support.numerics import Numerics, Reordered
+from qcompiler.passes.support.view_rules import fold_views
 from qcompiler.passes.support.views import VIEWS
 from qcompiler.plan.kernel import ITEMSIZE
 
@@ -62,60 +57,13 @@ class HoistConstantMasksPass(ModulePass):
         context = qc_context(ctx)
         for function in entry_funcs(op):
             masks.remove_useless_masks(function, context)
-        init = _Init.of(op)
+        init = InitBuilder.of(op)
         for function in entry_funcs(op):
             _hoist_from(function, init, context)
         init.finish()
 
 
-@dataclass
-class _Init:
-    """`@init` under construction: equal results are made once, whichever entry point asks."""
-
-    module: ModuleOp
-    block: Block
-    keys: list[str]
-    values: list[SSAValue]
-    known: dict[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def of(module: ModuleOp) -> _Init:
-        existing = init_func(module)
-        if existing is None:
-            return _Init(module, Block(), [], [])
-        keys, last = list(result_keys(existing)), return_op(existing)
-        values = list(last.operands)
-        block = existing.body.detach_block(0)
-        block.erase_op(last)
-        module.body.block.erase_op(existing)
-        return _Init(module, block, keys, values)
-
-    def add(self, built: Built, text: str) -> str:
-        """Makes a value a result; returns the key to read it by. `text` is what the value is computed from."""
-        if text not in self.known:
-            key = f"{INIT}.{len(self.keys)}"
-            self.known[text] = key
-            self.keys.append(key)
-            self.values.append(built.value)
-        return self.known[text]
-
-    def finish(self) -> None:
-        """Puts `@init` in front of the entry points; without results there is none."""
-        if not self.keys:
-            return
-        self.block.add_op(func.ReturnOp(*self.values))
-        for op in reversed(list(self.block.ops)):
-            if op.results and not any(result.uses for result in op.results):
-                self.block.erase_op(op)
-        function = func.FuncOp(INIT, ([], [v.type for v in self.values]), Region(self.block))
-        set_result_keys(function, self.keys)
-        update_function_type(function)
-        first = self.module.body.block.first_op
-        assert first is not None
-        self.module.body.block.insert_op_before(function, first)
-
-
-def _hoist_from(function: func.FuncOp, init: _Init, context: QCContext) -> None:
+def _hoist_from(function: func.FuncOp, init: InitBuilder, context: QCContext) -> None:
     independent = input_independent(function.body.block)
     scratch = Block()
     cones = ConeBuilder(scratch, ranges_of(function))
@@ -201,37 +149,3 @@ def _read_table(op: Operation, built: Built, key: str) -> None:
 def _erase_unused(function: func.FuncOp) -> None:
     for op in reversed(list(function.body.block.ops)):
         loops.erase_if_dead(op)
-
-
-def cone_text(value: SSAValue) -> str:
-    """What a value is computed from, as text: equal texts compute equal values."""
-    order: list[Operation] = []
-    seen: set[Operation] = set()
-
-    def visit(op: Operation) -> None:
-        if op in seen:
-            return
-        seen.add(op)
-        for operand in op.operands:
-            if isinstance(operand.owner, Operation):
-                visit(operand.owner)
-        order.append(op)
-
-    assert isinstance(value.owner, Operation)
-    visit(value.owner)
-    return _text_of(order)
-
-
-def _text_of(ops_: Iterable[Operation], arguments: Sequence[SSAValue] = ()) -> str:
-    """Ops as lines; a value goes by the number of its line, or of its place among the arguments of a body."""
-    number: dict[SSAValue, int] = {argument: -n for n, argument in enumerate(arguments, 1)}
-    lines: list[str] = []
-    for op in ops_:
-        bodies = []
-        for region in op.regions:
-            bodies += [_text_of(block.ops, block.args) for block in region.blocks]
-        reads = [number[v] for v in op.operands]
-        properties = {key: str(value) for key, value in sorted(op.properties.items())}
-        lines.append(f"{op.name}{reads}{properties}{bodies}{[str(t) for t in op.result_types]}")
-        number.update((result, len(lines)) for result in op.results)
-    return "\n".join(lines)

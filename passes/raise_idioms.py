@@ -26,13 +26,13 @@ from xdsl.passes import ModulePass
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of, set_path
-from qcompiler.passes.fold_views import fold_views
 from qcompiler.passes.idioms import norms, rope, softmax
 from qcompiler.passes.idioms.attention import raise_attention
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.masks import MaskReader, simplify_mask
 from qcompiler.passes.support.numerics import Numerics, Reordered
 from qcompiler.passes.support.trace import Tracer
+from qcompiler.passes.support.view_rules import fold_views
 
 _POINTWISE_FORMS: tuple[tuple[str, Callable[[SSAValue, Tracer], Operation | None]], ...] = (
     ("arith.addf", norms.match),
