@@ -1,4 +1,4 @@
-"""`prog.report()`: what was decided and why, what a program holds, and what it costs. Text for people, a dict for tools."""
+"""`prog.report()`: what was decided and why, what a program holds and costs, as text and as a dict."""
 
 from __future__ import annotations
 

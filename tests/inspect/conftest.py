@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from qcompiler.runtime import NativeLibrary, ProgramImage, Target, build_image
 
 from qcompiler.plan.kernel import AffineAccess, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.plan import (
@@ -24,6 +23,7 @@ from qcompiler.plan.plan import (
     WeightEntry,
 )
 from qcompiler.plan.weights import WeightStore
+from qcompiler.runtime import NativeLibrary, ProgramImage, Target, build_image
 
 LEDGER = {
     "totals": {

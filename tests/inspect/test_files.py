@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from qcompiler.runtime import ProgramImage, save_image
 
 from qcompiler import errors
 from qcompiler.inspect.files import describe, ir_text, plan_json, summary
 from qcompiler.plan.plan import Launch, Select, SelectCase, from_json
+from qcompiler.runtime import ProgramImage, save_image
 
 
 @pytest.fixture

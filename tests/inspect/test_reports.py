@@ -7,13 +7,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from qcompiler.runtime import ProgramImage
 
 from qcompiler import errors
 from qcompiler.inspect.checks import recomputed_per_call
 from qcompiler.inspect.doctor import examine, problems
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice, ProgramReport, choices_text, human_bytes
+from qcompiler.runtime import ProgramImage
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import qcompiler.kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qcompiler.kernels import layouts
 
+import qcompiler.kernels
 from qcompiler import formats
 from qcompiler.errors import LayoutError
 from qcompiler.formats import Format
+from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
 
