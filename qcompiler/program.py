@@ -32,7 +32,7 @@ class Program:
         self, image: ProgramImage, dumps: StageDumps, choices: Sequence[Choice], imported: ImportResult
     ) -> None:
         self.image = image
-        self.ledger: Ledger = imported.ledger
+        self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
         self.oracle: Callable[..., Any] = imported.quantized.module
         self._dumps = dumps
         self._choices = tuple(choices)
@@ -92,21 +92,32 @@ class Program:
         save_image(self._run.image_with_native() if layout == "target" else self.image, path, layout=layout)
 
 
+def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:
+    """The ledger with the bytes that the program stores; what a weight is stored as twice counts twice."""
+    nbytes: dict[str, int] = {}
+    for entry in plan.weights:
+        for parameter in entry.parameters:
+            nbytes[parameter] = nbytes.get(parameter, 0) + entry.nbytes
+    return ledger.as_stored(nbytes)
+
+
 def make_image(context: QCContext, imported: ImportResult, isa: str, dumps: StageDumps) -> ProgramImage:
-    """The program in memory, from what the pipeline left in the context."""
+    """The program in memory, from what the pipeline left in the context. PromiseError if it is larger than promised."""
     from qcompiler.passes.emit_kernels import PLAN, SOURCE
     from qcompiler.plan.plan import Plan
 
     plan = context.options.get(PLAN)
     if not isinstance(plan, Plan):
         raise QCompilerError("the pipeline ended without a plan; it must end with emit-kernels")
+    ledger = stored_ledger(imported.ledger, plan)
+    ledger.check_promise()
     texts: Mapping[str, str] = {f"ir/{dump.file_name}": dump.text for dump in dumps if dump.suffix == "mlir"}
     return build_image(
         plan,
         imported.signature,
         context.weights,
         target=Target(kind="cpu", isa=isa),
-        ledger=json.loads(imported.ledger.to_json()),
+        ledger=json.loads(ledger.to_json()),
         report=[vars(decision) for decision in context.report.decisions],
         torch_calls=tuple(imported.torch_calls),
         texts={**texts, "kernels/program.cpp": str(context.options[SOURCE])},
