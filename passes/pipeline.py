@@ -11,12 +11,10 @@ before it and the command that repeats it.
 from __future__ import annotations
 
 import importlib
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -25,9 +23,9 @@ from xdsl.passes import ModulePass
 
 from qcompiler.errors import NumericsError, PassError, QCompilerError
 from qcompiler.ir.context import QCContext
-from qcompiler.ir.text import print_module
 from qcompiler.passes.support.answers import answers, initial_states
 from qcompiler.passes.support.numerics import Exact, coarsest_epsilon, count_roundings, difference
+from qcompiler.passes.support.reproducer import write_reproducer
 
 Arrays = Sequence[npt.NDArray[Any]]
 VerifyEach = Literal["ir", "numerics"]
@@ -134,7 +132,7 @@ def run_pipeline(
             seconds = time.perf_counter() - began
             module.verify()
         except Exception as error:
-            reproducer = _write_reproducer(start, start_ctx, chosen[:number], stage.name)
+            reproducer = _reproduce(start, start_ctx, chosen[:number], stage.name)
             if isinstance(error, QCompilerError) and not isinstance(error, PassError):
                 error.add_note(f"in stage '{stage.name}'; to reproduce: {reproducer}")
                 raise
@@ -149,7 +147,7 @@ def run_pipeline(
         if check is not None:
             found = check.after(made, module, ctx)
             if found is not None:
-                reproducer = _write_reproducer(start, start_ctx, chosen[:number], stage.name)
+                reproducer = _reproduce(start, start_ctx, chosen[:number], stage.name)
                 message = f"stage '{stage.name}' changed the program's answer: {found}\nreproducer: {reproducer}"
                 raise NumericsError(message, stage=stage.name, reproducer=reproducer)
     return times
@@ -188,18 +186,13 @@ class _NumericsCheck:
         return None
 
 
-# --- reproducers -----------------------------------------------------------------------------------------------------
+def _reproduce(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: str) -> str:
+    """Runs the stages before the failing one again (passes are deterministic) and writes what they leave."""
 
-
-def _write_reproducer(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: str) -> str:
-    """Runs the stages before the failing one again (passes are deterministic) and writes the IR they leave."""
-    module = start
-    try:
+    def repeat() -> tuple[ModuleOp, QCContext]:
+        module = start.clone()
         for stage in before:
             stage.make().apply(ctx, module)
-        text = print_module(module)
-    except Exception as error:  # the reproducer must not hide the error it is made for
-        text = f"// the stages before could not be repeated: {error}\n{print_module(start)}"
-    path = Path(tempfile.mkdtemp(prefix="qc-reproducer-")) / f"before-{failing}.mlir"
-    path.write_text(f"// RUN: qc opt -p {failing} {path}\n{text}\n")
-    return str(path)
+        return module, ctx
+
+    return write_reproducer(repeat, start, failing)

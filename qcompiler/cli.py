@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--generic", action="store_true", help="print the generic syntax")
     command.add_argument("--mlir", action="store_true", help="print what a stock MLIR parses")
     command.add_argument("--list", action="store_true", help="list the passes")
+    command.add_argument("--context", metavar="FILE", help="weights, target and buckets, as a reproducer left them")
     command.set_defaults(run=_opt)
 
     command = commands.add_parser("bench", help="time a .qca file on random inputs")
@@ -256,7 +257,8 @@ def _opt(options: argparse.Namespace) -> None:
         except OSError as error:
             raise ArgumentError(f"cannot read '{options.file}': {error}") from error
     syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
-    print(run_passes(text, [name for name in options.passes.split(",") if name], syntax))
+    names = [name for name in options.passes.split(",") if name]
+    print(run_passes(text, names, syntax, options.context))
 
 
 def _doctor(options: argparse.Namespace) -> None:

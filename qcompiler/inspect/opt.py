@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from xdsl.utils.exceptions import ParseError, VerifyException
@@ -11,18 +12,22 @@ from qcompiler.errors import ArgumentError
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.passes.pipeline import ALL_PASSES
+from qcompiler.passes.support.reproducer import read_context
 
 Syntax = Literal["pretty", "generic", "mlir"]
 
 
-def run_passes(text: str, names: Sequence[str], syntax: str = "pretty") -> str:
-    """Parses, verifies, runs the passes in order (verifying after each), prints. ArgumentError says what is wrong."""
+def run_passes(text: str, names: Sequence[str], syntax: str = "pretty", context_file: str | Path | None = None) -> str:
+    """Parses, verifies, runs the passes in order (verifying after each), prints. ArgumentError says what is wrong.
+
+    `context_file` holds weights, target and buckets, as a reproducer left them (passes/support/reproducer.py).
+    """
     try:
         module = parse_module(text)
         module.verify()
     except (ParseError, VerifyException) as error:
         raise ArgumentError(f"the input is not valid IR: {error}") from error
-    context = QCContext.default()
+    context = QCContext.default() if context_file is None else read_context(Path(context_file))
     for name in names:
         if name not in ALL_PASSES:
             raise ArgumentError(f"no pass '{name}'; the passes are: {', '.join(sorted(ALL_PASSES))}")

@@ -1,0 +1,126 @@
+"""The command that a failing pass leaves does repeat it, whatever stage it is and whatever that stage reads."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+import qcompiler as qc
+from qcompiler.cli import main
+from qcompiler.errors import KernelSelectionError, NumericsError, PassError
+from qcompiler.ir.context import QCContext, Target
+from qcompiler.passes import pipeline
+from qcompiler.passes.pipeline import STAGES, Stage
+from qcompiler.passes.support.reproducer import LARGEST_KEPT, read_context, write_context
+from qcompiler.plan.kernel import FormatRef
+from qcompiler.plan.weights import StoredTensor
+
+
+class Small(nn.Module):
+    def __init__(self, last: Any = torch.tanh) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(64, 32), last
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(self.layer(x))
+
+
+def command_of(path: Path) -> list[str]:
+    """The arguments of `qc` in the first line of a reproducer."""
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("// RUN: qc ")
+    return shlex.split(first.removeprefix("// RUN: qc "))
+
+
+def test_the_command_of_a_refusing_pass_gives_the_same_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Small(lambda y: torch.sort(y, dim=-1)[0]).eval()
+    with pytest.raises(KernelSelectionError, match=r"qc\.sort") as caught:
+        qc.qcompile(model, (torch.randn(3, 64),), quant="nf4")
+    note = caught.value.__notes__[0]
+    assert note.startswith("in stage 'select-kernels'; to reproduce: ")
+    capsys.readouterr()
+    assert main(command_of(Path(note.rpartition(" ")[2]))) == 1
+    assert str(caught.value) in capsys.readouterr().err
+
+
+def failing(at: str) -> tuple[Stage, ...]:
+    """The pipeline with a stage that fails after doing its work: what a bug in a real pass looks like."""
+    real = next(stage for stage in STAGES if stage.name == at)
+
+    @dataclass(frozen=True)
+    class Failing(ModulePass):
+        name: ClassVar[str] = at
+
+        def apply(self, ctx: Context, op: ModuleOp) -> None:
+            real.make().apply(ctx, op)
+            raise ValueError("a bug")
+
+    return tuple(Stage(at, Failing) if stage.name == at else stage for stage in STAGES)
+
+
+@pytest.mark.parametrize("at", [stage.name for stage in STAGES])
+def test_the_command_of_every_stage_runs_that_stage(
+    at: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "STAGES", failing(at))
+    with pytest.raises(PassError, match=f"stage '{at}' failed: a bug") as caught:
+        qc.qcompile(Small().eval(), (torch.randn(3, 64),), quant="int8")
+    assert caught.value.reproducer is not None
+    command = command_of(Path(caught.value.reproducer))
+    monkeypatch.undo()
+    assert main(command) == 0, capsys.readouterr().err  # the real pass has no bug, so it runs to its end
+    assert "builtin.module" in capsys.readouterr().out
+
+
+def test_a_wrong_rewrite_in_a_whole_compilation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Wrong(ModulePass):
+        name: ClassVar[str] = "fuse-epilogues"
+
+        def apply(self, ctx: Context, op: ModuleOp) -> None:
+            for each in op.walk():
+                if each.name == "math.tanh":
+                    each.result.replace_all_uses_with(each.operands[0])  # type: ignore[attr-defined]
+
+    stages = tuple(Stage(s.name, Wrong) if s.name == "fuse-epilogues" else s for s in STAGES)
+    monkeypatch.setattr(pipeline, "STAGES", stages)
+    model, x = Small().eval(), torch.randn(3, 64)
+    with pytest.raises(NumericsError, match="stage 'fuse-epilogues' changed the program's answer") as caught:
+        qc.qcompile(model, (x,), quant="nf4", verify_each="numerics")
+    assert caught.value.stage == "fuse-epilogues"
+    qc.qcompile(model, (x,), quant="nf4")  # nothing else notices
+
+
+def test_a_context_comes_back_with_small_weights_by_value_and_the_rest_by_size(tmp_path: Path) -> None:
+    ctx = QCContext.default(target=Target("cpu", "x86-64-v3"), devices=("cpu", "sim:0"), device_map={"a": "sim:0"})
+    ctx.options["buckets"] = [("decode", {"s": (1, 1)})]
+    mask = np.tril(np.ones((5, 5), np.bool_))
+    ctx.weights.add_array("mask", mask, ("model.mask",))
+    ctx.weights.add_array("large", np.ones(LARGEST_KEPT // 4 + 1, np.float32))
+    packed = np.full(3 * 40, 7, np.uint8)
+    ctx.weights.add(StoredTensor("w", "bf16", (3, 32), packed, FormatRef("int8"), "canonical", ("w", "tied")))
+    write_context(ctx, tmp_path / "context")
+    back = read_context(tmp_path / "context")
+    assert (back.target, back.devices, back.device_map) == (ctx.target, ctx.devices, ctx.device_map)
+    assert back.options["buckets"] == ctx.options["buckets"]
+    assert np.array_equal(back.weights["mask"].array(), mask)
+    assert not back.weights["large"].array().any() and back.weights["large"].shape == ctx.weights["large"].shape
+    again = back.weights["w"]
+    assert (again.format, again.parameters, again.data.nbytes) == (FormatRef("int8"), ("w", "tied"), packed.nbytes)
+
+
+def test_a_file_that_is_no_context_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.mlir").write_text("builtin.module {\n}\n")
+    (tmp_path / "other").write_bytes(b"something else")
+    assert main(["opt", str(tmp_path / "empty.mlir"), "--context", str(tmp_path / "other")]) == 1
+    assert "is not the context file of a reproducer" in capsys.readouterr().err
