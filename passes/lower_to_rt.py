@@ -37,7 +37,7 @@ from qcompiler.passes.select_kernels import cases_of
 from qcompiler.passes.support.numerics import Reordered
 from qcompiler.plan.dims import Dim, Range, contiguous_strides, product
 from qcompiler.plan.kernel import ITEMSIZE
-from qcompiler.plan.plan import ArenaKind, SelectCase, Symbol, TensorSig, View
+from qcompiler.plan.plan import ArenaKind, SelectCase, Symbol, TensorSig, View, initial_weight
 
 NOTHING_TO_DO = ("tensor.empty", "arith.constant", "func.return")
 
@@ -70,6 +70,10 @@ class Program:
     buffers: dict[str, rt.BufferOp] = field(default_factory=dict)
     entries: list[rt.EntryOp] = field(default_factory=list)
     init_results: dict[str, View] = field(default_factory=dict)
+
+    @property
+    def states(self) -> set[str]:
+        return {name for name, arena in self.arenas.items() if arena.kind.data == "state"}
 
     def ops(self) -> list[Operation]:
         devices = [rt.DeviceOp(device_name(d), *_kind_and_index(d)) for d in self.context.devices]
@@ -116,10 +120,15 @@ class EntryLowering:
     def run(self) -> rt.EntryOp:
         inputs = [self._input(i, name) for i, name in enumerate(arg_names(self.function))]
         outputs = self._outputs()
+        updates = []
         for op in body_of(self.function).ops:
-            self._lower(op)
+            if isinstance(op, qc.StateUpdateOp):
+                updates.append(op)
+            else:
+                self._lower(op)
         for value, out in zip(return_op(self.function).operands, outputs, strict=True):
             self._copy_into(self.placer.view(value), out, return_op(self.function))
+        self._update_states(updates)
         symbols = [Symbol(name=name, min=low, max=high) for name, (low, high) in self.ranges.items()]
         sigs = [] if self.is_init else [self._signature(i, out) for i, out in enumerate(outputs)]
         return rt.EntryOp(self.entry, symbols, inputs, sigs, self.steps, is_init=self.is_init)
@@ -177,9 +186,17 @@ class EntryLowering:
         return View(buffer=buffer, dtype=tensor.dtype, shape=tensor.shape, format=tensor.format, layout=tensor.layout)
 
     def state(self, op: qc.StateOp) -> View:
-        shape, dtype = shape_of(op.result.type), tensor_dtype(op.result.type)
-        arena = self.program.arena(f"state.{op.key}", _device(op, self.default_device), "state")
-        return contiguous(self.program.buffer(f"s.{op.key}", arena, self.nbytes(shape, dtype)), dtype, shape)
+        return self._state(op.key, op.result, _device(op, self.default_device))
+
+    def _state(self, key: str, value: SSAValue, device: str) -> View:
+        """The memory of a state; what it begins as is a weight, unless it begins as zeros."""
+        shape, dtype = shape_of(value.type), tensor_dtype(value.type)
+        arena = self.program.arena(f"state.{key}", device, "state")
+        weights, initial = self.program.context.weights, initial_weight(arena)
+        if initial in weights:
+            constants = self.program.arena(f"constants.{device_name(device)}", device, "constants")
+            self.program.buffer(f"w.{initial}", constants, weights[initial].data.nbytes, weight=initial)
+        return contiguous(self.program.buffer(f"s.{key}", arena, self.nbytes(shape, dtype)), dtype, shape)
 
     def contiguous_copy(self, view: View, op: Operation) -> View:
         """The same values row-major in a fresh buffer."""
@@ -220,9 +237,7 @@ class EntryLowering:
     def _lower(self, op: Operation) -> None:
         if op.name in NOTHING_TO_DO or isinstance(op, qc.DimOp) or self.placer.place(op):
             return
-        if isinstance(op, qc.StateUpdateOp):
-            self._update_state(op)
-        elif isinstance(op, qc.CopyOp):
+        if isinstance(op, qc.CopyOp):
             source = self.placer.view(op.input)
             if not is_contiguous(source):
                 source = self.contiguous_copy(source, op)
@@ -239,16 +254,23 @@ class EntryLowering:
         value = op.results[0]
         return self.result(value, shape_of(value.type))
 
-    def _update_state(self, op: qc.StateUpdateOp) -> None:
-        """Nothing for a value that already lies in its state; else one counted copy at the end of the entry."""
-        arena = self.program.arena(f"state.{op.key}", _device(op, self.default_device), "state")
-        shape, dtype = shape_of(op.value.type), tensor_dtype(op.value.type)
-        target = contiguous(self.program.buffer(f"s.{op.key}", arena, self.nbytes(shape, dtype)), dtype, shape)
-        source = self.placer.view(op.value)
-        if source.buffer != target.buffer:
-            nbytes = self.nbytes(shape, dtype)
+    def _update_states(self, ops: Sequence[qc.StateUpdateOp]) -> None:
+        """Behind all that reads the old values. Nothing for a value that already lies in its state; else one counted
+        copy, and two for the memory of a state (another one, or the same one turned around), which may be written too.
+        """
+        copies: list[tuple[View, View, qc.StateUpdateOp]] = []
+        for op in ops:
+            target = self._state(op.key, op.value, _device(op, self.default_device))
+            source = self.placer.view(op.value)
+            if source == target:
+                continue
+            if self.program.buffers[source.buffer].arena.string_value() in self.program.states:
+                source = self.contiguous_copy(source, op)
+            copies.append((source, target, op))
+            nbytes = self.nbytes(target.shape, target.dtype)
             self.program.context.report.add("lower-to-rt", op.key, "state copied", f"{nbytes} bytes for each run")
-        self._copy_into(source, target, op)
+        for source, target, op in copies:
+            self._copy_into(source, target, op)
 
     def _copy_into(self, source: View, target: View, op: Operation) -> None:
         if source.buffer == target.buffer and source.offset == target.offset and is_contiguous(source):

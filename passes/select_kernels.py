@@ -79,7 +79,8 @@ class SelectKernelsPass(ModulePass):
                 elif each.name.startswith("qc.") and not isinstance(each, _NO_KERNEL) and type(each) not in TEMPLATES:
                     raise KernelSelectionError(
                         f"{each.name} at '{path_of(each)}' has no kernel for {context.target.kind} yet "
-                        f"(kernels exist for: {', '.join(sorted(t.name for t in TEMPLATES))})"
+                        f"(kernels exist for: {', '.join(sorted(t.name for t in TEMPLATES))}). Rewrite that place of "
+                        "the model, or compute it outside of the compiled model and pass the result in"
                     )
 
 

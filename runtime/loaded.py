@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qcompiler.errors import DeviceUnavailableError, PlanError
-from qcompiler.plan.plan import EntryPoint, Plan, Signature
+from qcompiler.plan.plan import EntryPoint, Plan, Signature, initial_weight
 from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime.binding import Binder, EntryBinder
 from qcompiler.runtime.executor import kernel_error, make_executor
@@ -42,6 +42,7 @@ class LoadedProgram:
         self.flatten_outputs = output_flattener(image.signature.outputs, len(plan.entries[0].outputs))
         self.unflatten_outputs = unflattener(image.signature.outputs)
         self._weights = _aligned(image.weights)
+        self.initial_states = _initial_states(plan, self._weights)
         self._init_blocks = {arena.name: Block(arena.nbytes) for arena in plan.arenas if arena.kind == "init"}
         self.shared_bases = {name: block.address for name, block in self._init_blocks.items()}
         constants = [arena.name for arena in plan.arenas if arena.kind == "constants"]
@@ -82,7 +83,7 @@ class LoadedProgram:
         return Session(self, stepwise=self.stepwise if stepwise is None else stepwise)
 
     def reset(self) -> None:
-        """Zeroes the default session's states."""
+        """Puts the default session's states back to what they began as."""
         self._default.reset()
 
     def capture(self, *args: Any, **kwargs: Any) -> Any:
@@ -205,6 +206,21 @@ def check_image(image: ProgramImage) -> None:
     if entry is None:
         raise PlanError("the plan has no entry point")
     check_signature(image.signature.inputs, image.signature.outputs, len(entry.inputs), len(entry.outputs))
+
+
+def _initial_states(plan: Plan, weights: Bytes) -> dict[str, Bytes]:
+    """What states begin as, by arena; those that are not listed begin as zeros. PlanError for another size."""
+    stored = {entry.name: entry for entry in plan.weights}
+    found: dict[str, Bytes] = {}
+    for arena in plan.arenas:
+        entry = stored.get(initial_weight(arena.name))
+        if arena.kind != "state" or entry is None:
+            continue
+        values = weights[entry.offset : entry.offset + entry.nbytes]
+        if entry.nbytes > arena.nbytes:
+            raise PlanError(f"'{entry.name}' has {entry.nbytes} bytes, the arena '{arena.name}' {arena.nbytes}")
+        found[arena.name] = values
+    return found
 
 
 def _scratch_stride(plan: Plan, isa: str) -> int:

@@ -47,7 +47,7 @@ class Frame:
 class Session:
     """Runs a program. Calls on one session come one after another; a second concurrent one raises SessionBusyError.
 
-    States start as zeros and live as long as the session; `reset()` zeroes them again.
+    States start as the model's buffers were and live as long as the session; `reset()` puts them back.
     """
 
     def __init__(self, program: LoadedProgram, *, stepwise: bool = False) -> None:
@@ -57,6 +57,7 @@ class Session:
         self._lock = threading.Lock()
         self._context = make_context(program.num_threads, program.scratch_stride)
         self._states = {arena.name: Block(arena.nbytes) for arena in plan.arenas if arena.kind == "state"}
+        self._begin_states()
         shared = program.shared_bases | {name: block.address for name, block in self._states.items()}
         self._activations, placed = place_activations(plan, plan.entries)
         self._frames = [
@@ -90,10 +91,18 @@ class Session:
             self._lock.release()
 
     def reset(self) -> None:
-        """Zeroes all states."""
+        """Puts all states back to what they began as."""
         with self._lock:
             for block in self._states.values():
                 block.zero()
+            self._begin_states()
+
+    def _begin_states(self) -> None:
+        """Fills the states that do not begin as zeros."""
+        for name, block in self._states.items():
+            if name in self.program.initial_states:
+                initial = self.program.initial_states[name]
+                block.bytes[: initial.nbytes] = initial
 
     @property
     def state_names(self) -> tuple[str, ...]:

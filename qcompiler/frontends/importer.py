@@ -37,7 +37,7 @@ from qcompiler.ir.module import set_arg_names, set_path, set_ranges
 from qcompiler.ledger import Ledger
 from qcompiler.plan.dims import Dim, Range
 from qcompiler.plan.kernel import DType
-from qcompiler.plan.plan import Signature
+from qcompiler.plan.plan import Signature, initial_weight
 from qcompiler.plan.weights import StoredTensor, WeightStore
 
 Fallback = Literal["torch"] | None
@@ -100,7 +100,7 @@ def import_program(quantized: Quantized, *, fallback: Fallback = None) -> Import
     """Imports a rewritten program.
 
     UnsupportedOperatorError names the operator, the module and the source line; with `fallback="torch"` the operator
-    becomes a `qc.torch_call` instead.
+    becomes a `qc.torch_call` instead, which can be read and compared with eager torch, but has no kernel to run it.
     """
     return _Importer(quantized, fallback).run()
 
@@ -121,7 +121,9 @@ class _Importer:
         for node in self.program.graph.nodes:
             if node.op == "call_function" and node.users and node.target not in _IGNORED:
                 self._call(node)
-            elif node.op in ("get_attr", "call_module", "call_method"):
+            elif node.op == "get_attr" and node.users:
+                self._refuse_subgraph(next(iter(node.users)))
+            elif node.op in ("call_module", "call_method"):
                 raise FrontendError(f"the graph holds a {node.op} of {node.target}, which import does not know")
         outputs = self._outputs()
         main = self._function()
@@ -170,6 +172,8 @@ class _Importer:
         type_ = types.tensor(tuple(tensor.shape), dtype_name(tensor.dtype))
         if state:
             self.states[target] = np.array(to_numpy(tensor))
+            if self.states[target].reshape(-1).view(np.uint8).any():
+                self.weights.add_array(initial_weight(f"state.{target}"), self.states[target])
             op: qc.StateOp | qc.ConstOp = qc.StateOp(target, type_)
         else:
             row = next((r for r in self.quantized.ledger if target in r.parameters), None)
@@ -229,11 +233,18 @@ class _Importer:
         if builder is None:
             raise UnsupportedOperatorError(
                 f"the operator {node.target} has no lowering{describe(node)}. Rewrite that line with supported "
-                'operators, or let torch run it: qcompile(…, fallback="torch")'
+                "operators, or compute it outside of the compiled model and pass the result in"
             )
         result = builder(scope, node, bind(node))
         self._check(node, result)
         return result
+
+    def _refuse_subgraph(self, node: fx.Node) -> None:
+        raise UnsupportedOperatorError(
+            f"the operator {node.target} runs a part of the model as a function, which has no lowering"
+            f"{describe(node)}. Choose with torch.where instead of torch.cond; a loop must have a fixed length and be "
+            "written in Python"
+        )
 
     def _check(self, node: fx.Node, result: Result) -> None:
         """What was built has the type that the trace says."""

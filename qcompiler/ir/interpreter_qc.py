@@ -321,6 +321,6 @@ def _argmax(op: qc.ArgmaxOp, operands: Sequence[Array], _frame: Frame) -> list[A
 @rule(qc.TorchCallOp)
 def _torch_call(op: qc.TorchCallOp, _operands: Sequence[Array], _frame: Frame) -> list[Array]:
     raise InterpreterError(
-        f"{where(op)}: the torch operator '{op.target.data}' has no meaning outside of torch; compile without "
-        f'fallback="torch", or compare with the eager oracle instead'
+        f"{where(op)}: the torch operator '{op.target.data}' has no meaning outside of torch; import without "
+        f'fallback="torch" to see its place in the model, or run the eager oracle instead'
     )

@@ -49,7 +49,8 @@ class Arena(Strict, frozen=True):
     """A contiguous range of memory on one device.
 
     `constants` hold the weight file's bytes (shared, read-only); `init` what `@init` computes once at load (shared,
-    read-only afterwards); `activations` scratch of one session; `state` one declared state of a session; `input` and
+    read-only afterwards); `activations` scratch of one session; `state` one declared state of a session, which begins
+    as its `initial_weight`, or as zeros if there is no weight of that name; `input` and
     `output` one argument or result each (the caller's memory on the CPU, without a copy).  `nbytes` is the size at the
     entry's maximum.  `entry` names the entry point that an activation, input or output arena belongs to.
     """
@@ -59,6 +60,11 @@ class Arena(Strict, frozen=True):
     kind: ArenaKind
     nbytes: int
     entry: str | None = None
+
+
+def initial_weight(state_arena: str) -> str:
+    """The name of the weight that holds what a state arena begins as. No parameter of a model has a colon."""
+    return f"initial:{state_arena}"
 
 
 class Buffer(Strict, frozen=True):

@@ -15,6 +15,7 @@ import torch
 
 import qcompiler as qc
 from qcompiler import formats
+from qcompiler.errors import ArgumentError, UnsupportedOperatorError
 from qcompiler.inspect.checks import recomputed_per_call
 from qcompiler.kernels import layouts
 
@@ -137,3 +138,21 @@ def test_recipe_keeps_its_promise_on_minilm():
     assert program.ledger.bits_per_weight() <= 6.5
     formats_used = {row.format.split(":")[0] for row in program.ledger if row.format}
     assert formats_used == {"nf4", "int8"}
+
+
+def test_what_this_release_cannot_do_is_refused_before_anything_is_compiled():
+    model, x = torch.nn.Linear(4, 4).eval(), torch.zeros(1, 4)
+    with pytest.raises(UnsupportedOperatorError, match=r"no runtime of this release can run torch operators"):
+        qc.qcompile(model, (x,), fallback="torch")
+    with pytest.raises(ArgumentError, match=r"verify_each='number': choose 'ir', 'numerics' or None"):
+        qc.qcompile(model, (x,), verify_each="number")
+
+
+def test_an_unsupported_operator_recommends_only_what_works():
+    class Gamma(torch.nn.Module):
+        def forward(self, x):
+            return torch.lgamma(x)
+
+    with pytest.raises(UnsupportedOperatorError, match=r"aten\.lgamma.*outside of the compiled model") as caught:
+        qc.qcompile(Gamma(), (torch.ones(3),))
+    assert "fallback" not in str(caught.value)
