@@ -68,9 +68,8 @@ def _hoist_from(function: func.FuncOp, init: InitBuilder, context: QCContext) ->
     scratch = Block()
     cones = ConeBuilder(scratch, ranges_of(function))
     work = [op for op in independent_work(function, independent) if not _loops_can_compute(op, independent)]
-    for op in work:
-        value = op.results[0]
-        built = cones.build(value)
+    # All are built before any is replaced: a cone that met another's table would read @init from inside @init.
+    for op, built in [(op, cones.build(op.results[0])) for op in work]:
         too_large = built is not None and table_bytes(built) > MAX_TABLE_BYTES
         if built is None or too_large:
             why = "its elements depend on the extents, so a table at the maximum would be wrong"

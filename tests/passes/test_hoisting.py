@@ -102,6 +102,15 @@ def test_decoded_weights_are_not_hoisted(make: Any) -> None:
     assert init_func(make.module) is None, "a table of decoded weights would undo the quantisation"
 
 
+def test_a_table_made_from_another_table_reads_no_result_of_init(make: Any, per_call: Any) -> None:
+    x = make.arg(("s", 8))
+    waves = make.pointwise(math.SinOp, as_float(make, positions(make, "s")))
+    make.finish(x, waves, make.pointwise(math.CosOp, waves))
+    make.run(MIDDLE, [sample(5, 8)])
+    assert per_call(make.module) == []
+    assert "qc.const" not in [op.name for op in init_func(make.module).body.block.ops]  # type: ignore[union-attr]
+
+
 def test_equal_tables_of_two_entry_points_are_made_once(make: Any) -> None:
     x = make.arg(("s", 8))
     make.finish(make.pointwise(arith.AddfOp, x, make.pointwise(math.ExpOp, make.const(8))))
