@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
 from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError
@@ -222,7 +222,7 @@ class _Rewriter:
 
     def _program(self) -> ExportedProgram:
         old = self.program
-        signature = ExportGraphSignature(self.specs, list(old.graph_signature.output_specs))
+        signature = ExportGraphSignature(self.specs, self._output_specs())
         return ExportedProgram(
             root=old.graph_module,
             graph=self.graph,
@@ -234,6 +234,18 @@ class _Rewriter:
             constants=self.constants,
             verifiers=[old.verifier],
         )
+
+    def _output_specs(self) -> list[OutputSpec]:
+        """The old ones by the names that now return: a result may have been a product that became a linear."""
+        specs = self.program.graph_signature.output_specs
+        returned = self.graph.output_node().args[0]
+        assert isinstance(returned, tuple | list)
+        return [
+            OutputSpec(spec.kind, TensorArgument(node.name), spec.target)
+            if isinstance(node, fx.Node) and isinstance(spec.arg, TensorArgument)
+            else spec
+            for spec, node in zip(specs, returned, strict=True)
+        ]
 
 
 # --- uses of a weight ------------------------------------------------------------------------------------------------

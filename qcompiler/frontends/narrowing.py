@@ -108,7 +108,9 @@ def _stated_shape(leaf: Any, symbols: Symbols, bindings: Mapping[str, int]) -> t
 
 
 def _leaves(tree: Any) -> list[Any]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
+    """Copies of the results: a result that is a buffer changes when buffers are put back."""
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -74,7 +74,7 @@ def export_model(
                 "an ExportedProgram brings its own dynamic shapes; export the model again to change them"
             )
         exported = _decompose(model, keep)
-        _refuse_data_dependence(exported)
+        _refuse(exported)
         exported.ranges = _ranges_of(exported)
     else:
         if not isinstance(model, nn.Module):
@@ -83,7 +83,6 @@ def export_model(
             )
         with dynamic.named_keywords(model, args, kwargs or {}):
             exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep)
-    _refuse_mutated_inputs(exported.program)
     return exported
 
 
@@ -107,7 +106,7 @@ def _export_module(
     except Exception as error:  # whatever the model's own code raises under tracing
         raise _translate(error, model, inputs, why) from error
     exported = _decompose(program, keep)
-    _refuse_data_dependence(exported)
+    _refuse(exported)
     exported.symbols = Symbols(_names(exported.program, inputs))
     exported.ranges = dict(inputs.ranges)
     narrowing.check_ranges(exported.program, exported.symbols.names, inputs.ranges, inputs.derived, why)
@@ -196,6 +195,26 @@ def _decompose(program: ExportedProgram, keep: KeepOps | None) -> Exported:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
+def _refuse(exported: Exported) -> None:
+    """Before the model is run at other sizes: what is refused anyway shall not be reported as a narrowed range."""
+    _refuse_side_effects(exported.program)
+    _refuse_data_dependence(exported)
+    _refuse_mutated_inputs(exported.program)
+
+
+def _refuse_side_effects(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if node.target is not torch.ops.higher_order.with_effects:
+            continue
+        _, op, *arguments = node.args
+        checks = op is torch.ops.aten._linalg_check_errors.default  # raises where a matrix is singular
+        name = f"torch.{arguments[1]}" if checks else op
+        raise UnsupportedOperatorError(
+            f"the operator {name} has side effects, such as an error that depends on values, and no lowering"
+            f"{describe(node)}. Rewrite that line, or compute it outside of the compiled model and pass the result in"
+        )
+
+
 def _refuse_data_dependence(exported: Exported) -> None:
     for node in exported.graph.nodes:
         values = node.meta.get("val")
@@ -213,9 +232,6 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _refuse_mutated_inputs(program: ExportedProgram) -> None:
-    for node in program.graph.nodes:
-        if node.target is torch.ops.higher_order.with_effects:
-            raise UnsupportedOperatorError(f"the operator {node.args[1]} has side effects{describe(node)}")
     for spec in program.graph_signature.output_specs:
         if spec.kind == OutputKind.USER_INPUT_MUTATION:
             raise ExportError(

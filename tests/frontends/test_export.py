@@ -208,8 +208,32 @@ def test_an_operator_with_side_effects_names_itself() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.linalg.inv(x)
 
-    with pytest.raises(UnsupportedOperatorError, match=r"side effects.*torch\.linalg\.inv\(x\)"):
-        import_torch(Checked(), (_x(),), fallback="torch")
+    for shapes in (None, {"x": {0: ("n", 1, 8), 1: ("n", 1, 8)}}):
+        with pytest.raises(UnsupportedOperatorError, match=r"operator torch\.linalg\.inv has side effects.*inv\(x\)"):
+            import_torch(Checked(), (torch.eye(4),), dynamic_shapes=shapes, fallback="torch")
+
+
+def test_a_branch_on_values_names_the_operator_and_the_way_out() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
+
+    with pytest.raises(UnsupportedOperatorError, match=r"operator cond .*test_export\.py:\d+.*torch\.where"):
+        import_torch(Branch(), (_x(),))
+
+
+def test_a_returned_buffer_is_compared_before_it_is_put_back() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.mean.add_(x.mean(0))
+            return self.mean
+
+    result = import_torch(Mean(), (torch.randn(3, 8),), dynamic_shapes={"x": {0: ("n", 1, 8)}})
+    assert result.symbols == {"n": (1, 8)}
 
 
 def test_training_mode_is_refused_only_where_it_matters() -> None:

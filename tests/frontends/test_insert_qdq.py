@@ -177,3 +177,22 @@ def test_dumps_show_shapes_formats_and_lines() -> None:
     assert "qc.dequantize" in result.texts["01-insert-qdq"] and "nf4:block=64" in result.texts["01-insert-qdq"]
     assert "test_insert_qdq.py" in result.texts["00-export"]
     assert "torch.ops.qc" not in result.texts["00-export"]
+
+
+@pytest.mark.parametrize("quant", [None, QuantConfig("int8", promise_bits=None)])
+def test_a_product_that_becomes_a_linear_may_be_the_result(quant: Any) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(50, 64)
+            self.up = nn.Parameter(torch.randn(64, 32))
+
+        def forward(self, ids: torch.Tensor) -> Any:
+            x = self.embed(ids)
+            return x @ self.embed.weight.t(), {"up": x @ self.up, "table": self.embed.weight}
+
+    quantized = _quantized(Head(), quant)
+    logits, rest = quantized.module(IDS)
+    table = rest["table"]
+    assert torch.allclose(logits, table[IDS] @ table.t(), atol=1e-4)
+    assert rest["up"].shape == (3, 7, 32)
