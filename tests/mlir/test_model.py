@@ -43,14 +43,14 @@ def test_bert_compiled_by_mlir_before_and_after_fusion_agrees_with_torch() -> No
         got = run_with_mlir(lowered, ctx.weights, inputs)[0]
         np.testing.assert_allclose(got, wanted, atol=1e-5)
 
-    check()
-    run_pipeline(imported.module, ctx, stages=upto("fuse-elementwise"))
-    check()
-
     def dump(_stage: str, module: object, _seconds: float) -> None:
         text = print_module(imported.module)
         assert parse_module(text).is_structurally_equivalent(imported.module)
         parses_in_mlir(print_for_mlir(imported.module))
 
+    check()
+    dump("import", imported.module, 0.0)
+    run_pipeline(imported.module, ctx, stages=upto("fuse-elementwise"), on_stage=dump)
+    check()
     rest = upto("emit-kernels")[len(upto("fuse-elementwise")) :]
     run_pipeline(imported.module, ctx, stages=rest, on_stage=dump)
