@@ -38,7 +38,7 @@ from qcompiler.ir.qc import (
     StateUpdateOp,
 )
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
-from qcompiler.kernels.select import Case, LinearQuery, choose_linear
+from qcompiler.kernels.select import FLOATS, Case, LinearQuery, choose_linear
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.plan.dims import Range, product
 
@@ -58,6 +58,9 @@ TEMPLATES: dict[type[Operation], str] = {
 }
 """`qc` ops that have a kernel on the CPU. linalg.generic has the loop template; views and sizes need none."""
 
+_FLOAT_ONLY = (LinearOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp)
+"""Their kernels accumulate in fp32."""
+
 _NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp)
 
 
@@ -74,6 +77,8 @@ class SelectKernelsPass(ModulePass):
                 continue
             ranges = ranges_of(function)
             for each in function.body.block.ops:
+                if isinstance(each, _FLOAT_ONLY):
+                    _check_float(each, context)
                 if isinstance(each, LinearOp):
                     _select_linear(each, ranges, context)
                 elif each.name.startswith("qc.") and not isinstance(each, _NO_KERNEL) and type(each) not in TEMPLATES:
@@ -82,6 +87,16 @@ class SelectKernelsPass(ModulePass):
                         f"(kernels exist for: {', '.join(sorted(t.name for t in TEMPLATES))}). Rewrite that place of "
                         "the model, or compute it outside of the compiled model and pass the result in"
                     )
+
+
+def _check_float(op: Operation, context: QCContext) -> None:
+    for value in (op.operands[0], op.results[0]):
+        dtype = tensor_dtype(value.type)
+        if dtype not in FLOATS:
+            raise KernelSelectionError(
+                f"{op.name} at '{path_of(op)}' is {dtype}, and its kernels for {context.target.kind} take "
+                f"{', '.join(FLOATS)}; convert its operands, for example with .float()"
+            )
 
 
 def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -> None:

@@ -98,7 +98,7 @@ def _view(array: Array, map_: AffineMap, extents: Sequence[int]) -> Array:
             strides[loop] += coefficient * array.strides[axis]
             used[loop] = used[loop] or coefficient != 0
     shape = tuple(n if u else 1 for n, u in zip(extents, used, strict=True))
-    if 0 in extents or array.size == 0:
+    if 0 in shape or array.size == 0:
         return np.empty(shape, array.dtype)
     base = array[tuple(slice(form[0], None) if form else slice(None) for form in forms)] if offset else array
     return np.lib.stride_tricks.as_strided(base, shape, strides, writeable=False)

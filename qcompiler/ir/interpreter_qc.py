@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,7 +97,7 @@ def _dequantize(op: qc.DequantizeOp, operands: Sequence[Array], frame: Frame) ->
 def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
     x, w = operands[0], plain(operands[1], op.w.type, frame)
     acc = accumulator(x, w)
-    rows = x.reshape(-1, x.shape[-1]).astype(acc, copy=False)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(acc, copy=False)
     out = (rows @ w.astype(acc, copy=False).T).reshape(*x.shape[:-1], w.shape[0])
     rest = list(operands[2:])
     if op.bias is not None:

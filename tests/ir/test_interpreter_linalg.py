@@ -120,6 +120,8 @@ def test_reduction_that_is_no_plain_accumulation(module_of: ModuleOf) -> None:
 def test_reduction_over_an_empty_axis_gives_its_start(module_of: ModuleOf) -> None:
     module = module_of([(("n", 3), "f32")], lambda b, a: [build.reduce(b, a[0], [0], "add")])
     assert call(module, np.empty((0, 3), np.float32)).tolist() == [0, 0, 0]
+    module = module_of([(("n", 3), "f32")], lambda b, a: [build.reduce(b, a[0], [0], "max")])
+    assert call(module, np.empty((0, 3), np.float32)).tolist() == [-np.inf] * 3
 
 
 def test_views(module_of: ModuleOf) -> None:

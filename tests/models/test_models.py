@@ -15,7 +15,7 @@ import torch
 
 import qcompiler as qc
 from qcompiler import formats
-from qcompiler.errors import ArgumentError, UnsupportedOperatorError
+from qcompiler.errors import ArgumentError, KernelSelectionError, UnsupportedOperatorError
 from qcompiler.inspect.checks import recomputed_per_call
 from qcompiler.kernels import layouts
 
@@ -156,3 +156,25 @@ def test_an_unsupported_operator_recommends_only_what_works():
     with pytest.raises(UnsupportedOperatorError, match=r"aten\.lgamma.*outside of the compiled model") as caught:
         qc.qcompile(Gamma(), (torch.ones(3),))
     assert "fallback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["matmul", "softmax", "layer_norm"])
+def test_double_precision_is_refused_with_its_place(name):
+    class Double(torch.nn.Module):
+        def forward(self, x):
+            x = x.double()
+            return {"matmul": lambda: x @ x.t(), "softmax": lambda: x.softmax(1),
+                    "layer_norm": lambda: torch.nn.functional.layer_norm(x, (4,))}[name]()  # fmt: skip
+
+    with pytest.raises(KernelSelectionError, match=r"test_models\.py:\d+' is f64, and its kernels .*\.float\(\)"):
+        qc.qcompile(Double(), (torch.ones(4, 4),))
+
+
+def test_products_over_nothing_are_zero():
+    class Nothing(torch.nn.Module):
+        def forward(self, x):
+            return x[:, :0] @ x.new_zeros(0, 3), x[:, :0].sum(1)
+
+    program = qc.qcompile(Nothing(), (torch.ones(4, 6),), verify_each="numerics")
+    product, total = program(torch.ones(4, 6))
+    assert torch.equal(product, torch.zeros(4, 3)) and torch.equal(total, torch.zeros(4))
