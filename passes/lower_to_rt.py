@@ -264,7 +264,7 @@ class EntryLowering:
             source = self.placer.view(op.value)
             if source == target:
                 continue
-            if self.program.buffers[source.buffer].arena.string_value() in self.program.states:
+            if self.program.buffers[source.buffer].arena.root_reference.data in self.program.states:
                 source = self.contiguous_copy(source, op)
             copies.append((source, target, op))
             nbytes = self.nbytes(target.shape, target.dtype)
