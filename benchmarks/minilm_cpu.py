@@ -3,8 +3,8 @@
     python benchmarks/minilm_cpu.py [--formats nf4 int8 int4 float] [--rounds 21] [--json FILE]
 
 For batches of 1 x 32 and 32 x 128 tokens: the median of each runner, its ratio to torch fp32 eager (pairwise, round by
-round), and the rate of its matrix products.  Ratios are what counts: machines differ
-and are noisy.  All qcompiler rows are exact mode: weights are decoded to fp32, all arithmetic is fp32.
+round), and the rate of its matrix products.  Ratios are what counts: machines differ and are noisy.  All qcompiler rows
+are exact mode: weights are decoded to fp32, all arithmetic is fp32.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def main() -> None:
             ratio = median(a / b for a, b in zip(values, times["torch fp32"], strict=True))
             rate = matmul_flops(*shape) / median(values) / 1e9
             print(f"  {name:18} {median(values) * 1e3:9.2f} ms   {ratio:5.2f} x torch fp32   {rate:7.1f} GFLOP/s")
-            results.append({"shape": shape, "runner": name, "seconds": values, "ratio": ratio})
+            seconds = {"median_s": round(median(values), 6), "least_s": round(min(values), 6), "rounds": len(values)}
+            results.append({"shape": shape, "runner": name, **seconds, "ratio_to_torch_fp32": round(ratio, 3)})
     if options.json is not None:
         machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
         options.json.write_text(json.dumps({**machine, "results": results}, indent=1))
