@@ -6,6 +6,9 @@ SITE    = $(CURDIR)/build/site
 STAMP   = $(VENV)/.stamp
 # The suite and the linters see the package as users get it: a wheel, unpacked outside the source tree.
 RUN_INSTALLED = cd build && PYTHONPATH=$(SITE) PYTHONSAFEPATH=1
+# One test process for each core; a file's tests stay in one process, since they share what they compiled.
+JOBS   ?= 2
+PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp')
 
 .PHONY: help demo install test test-full lint bench docs clean
@@ -45,10 +48,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/minilm.py --output dumps
 
 test: build/site/.stamp
-	$(RUN_INSTALLED) $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -m "not slow" --ignore=../tests/mlir ../tests
+	$(RUN_INSTALLED) $(PYTEST) -m "not slow" --ignore=../tests/mlir ../tests
 
 test-full: build/site/.stamp $(VENV)/.stamp-mlir
-	$(RUN_INSTALLED) $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q ../tests
+	$(RUN_INSTALLED) $(PYTEST) ../tests
 
 lint: build/site/.stamp
 	$(BIN)/ruff check .
