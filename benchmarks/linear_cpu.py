@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
 
-Every round times each engine once for each case (many calls in a batch when they are short), so that a slow moment of
-the machine hits all of them; the table gives medians. Probes of the same run: fused multiply-adds on all threads
-(peak), and reading memory far larger than the caches (bandwidth). torch is timed as a user calls it; ours is called
-from C++.
+Every round times each engine once for each case (many calls in a batch when they are short), in an order that changes,
+so that a slow moment of the machine hits all of them; the table gives medians. Probes of the same run: fused
+multiply-adds on all threads (peak), and reading memory far larger than the caches (bandwidth). torch is timed as a user
+calls it; ours is called from C++.
 """
 
 from __future__ import annotations
@@ -193,8 +193,10 @@ def measure(bench: Bench, engines: list[Engine], rounds: int) -> tuple[dict[str,
     """(median seconds per call by engine, median peak in FLOP/s, median bandwidth in byte/s)."""
     times: dict[str, list[float]] = {engine.name: [] for engine in engines}
     peaks, reads = [], []
-    for _ in range(rounds):
-        for engine in engines:
+    for turn in range(rounds):
+        # Whoever follows torch shares the cores with its still spinning threads: each engine takes that place in turn.
+        first = turn % len(engines)
+        for engine in (*engines[first:], *engines[:first])[:: 1 if turn % 2 else -1]:
             time.sleep(0.003)  # the other engine's threads stop spinning
             engine.run(1)
             times[engine.name].append(engine.run(engine.calls))
