@@ -41,7 +41,7 @@ class Strange(nn.Module):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The current folder of all these tests, with the model in it and a cache of its own."""
     folder, path, cwd = tmp_path_factory.mktemp("cli"), list(sys.path), Path.cwd()
     (folder / "small_model.py").write_text(MODEL)
@@ -56,7 +56,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def program(workplace: Path) -> Path:
-    path = workplace / "small.qca"
+def program(workspace: Path) -> Path:
+    path = workspace / "small.qca"
     assert main(["compile", "small_model:model", "-o", str(path), "--quant", "nf4"]) == 0
     return path

@@ -10,15 +10,15 @@ import qcompiler as qc
 from qcompiler.cli import main
 
 
-def test_a_model_becomes_a_file_without_a_word_on_stdout(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_becomes_a_file_without_a_word_on_stdout(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["compile", "small_model:model", "-o", "plain.qca", "--quant", "nf4", "--layout", "canonical"])
     out, err = capsys.readouterr()
     assert (status, out) == (0, "")
     assert "wrote plain.qca" in err
-    assert qc.load(workplace / "plain.qca").plan.entries[0].symbols[0].max == 16
+    assert qc.load(workspace / "plain.qca").plan.entries[0].symbols[0].max == 16
 
 
-def test_timing_prints_every_stage(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timing_prints_every_stage(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["compile", "small_model:model", "-o", "timed.qca", "--quant", "nf4", "--timing", "--dump-ir", "stages"])
         == 0
@@ -27,11 +27,11 @@ def test_timing_prints_every_stage(workplace: Path, capsys: pytest.CaptureFixtur
     stages = [line.split()[-1] for line in lines[:-1]]
     assert lines[-1].endswith("in all")
     assert stages[:3] == ["export", "insert-qdq", "import"] and stages[-1] == "emit-kernels"
-    files = sorted(path.name for path in (workplace / "stages").iterdir())
+    files = sorted(path.name for path in (workspace / "stages").iterdir())
     assert [name.partition("-")[2].partition(".")[0] for name in files] == stages
 
 
-def test_numerics_are_checked_after_each_pass_on_request(workplace: Path) -> None:
+def test_numerics_are_checked_after_each_pass_on_request(workspace: Path) -> None:
     assert main(["compile", "small_model:model", "-o", "v.qca", "--quant", "nf4", "--verify-each", "numerics"]) == 0
 
 
@@ -48,10 +48,10 @@ def test_numerics_are_checked_after_each_pass_on_request(workplace: Path) -> Non
     ],
 )
 def test_what_cannot_be_compiled_is_one_message_and_status_1(
-    workplace: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    workspace: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     status = main(["compile", *arguments, "-o", "never.qca"])
     out, err = capsys.readouterr()
     assert (status, out) == (1, "")
     assert err.startswith("qc: ") and message in err and "Traceback" not in err
-    assert not (workplace / "never.qca").exists()
+    assert not (workspace / "never.qca").exists()

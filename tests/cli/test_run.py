@@ -13,21 +13,21 @@ from qcompiler.cli import main
 
 
 @pytest.fixture
-def x(workplace: Path) -> np.ndarray:
+def x(workspace: Path) -> np.ndarray:
     """An input that fits, in `x.npy` and `inputs.npz`; `wide`, `many` and `double` do not fit."""
     values = np.random.default_rng(0).standard_normal((3, 64), dtype=np.float32)
-    np.save(workplace / "x.npy", values)
-    np.savez(workplace / "inputs.npz", x=values)
-    np.save(workplace / "wide.npy", np.zeros((3, 65), np.float32))
-    np.save(workplace / "many.npy", np.zeros((17, 64), np.float32))
-    np.save(workplace / "double.npy", np.zeros((3, 64), np.float64))
+    np.save(workspace / "x.npy", values)
+    np.savez(workspace / "inputs.npz", x=values)
+    np.save(workspace / "wide.npy", np.zeros((3, 65), np.float32))
+    np.save(workspace / "many.npy", np.zeros((17, 64), np.float32))
+    np.save(workspace / "double.npy", np.zeros((3, 64), np.float64))
     return values
 
 
 @pytest.mark.parametrize("given", [["x=x.npy"], ["inputs.npz"]])
-def test_results_are_written_under_their_names(program: Path, x: np.ndarray, workplace: Path, given: list[str]) -> None:
+def test_results_are_written_under_their_names(program: Path, x: np.ndarray, workspace: Path, given: list[str]) -> None:
     assert main(["run", str(program), *given, "-o", "y.npz"]) == 0
-    assert np.array_equal(np.load(workplace / "y.npz")["y"], qc.load(program)(x=x)["y"])
+    assert np.array_equal(np.load(workspace / "y.npz")["y"], qc.load(program)(x=x)["y"])
 
 
 def test_without_an_output_file_shapes_and_statistics_go_to_stdout(
