@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.builder import Builder
 from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, TensorType
 from xdsl.dialects.linalg import ops
@@ -12,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.types import DYNAMIC, shape_of
-from qcompiler.passes.support.loops import ZERO, Index, compose, dim_expr, producer
+from qcompiler.passes.support.loops import ZERO, Index, producer
 from qcompiler.plan.dims import Dim, dim
 
 Reshape = tensor.ExpandShapeOp | tensor.CollapseShapeOp
@@ -128,21 +127,6 @@ def reshape_ops_needed(source: Sequence[Dim], target: Sequence[Dim]) -> int:
     return int(any(b - a > 1 for (a, b), _ in groups)) + int(any(b - a > 1 for _, (a, b) in groups))
 
 
-def remake(builder: Builder, view: Operation, source: SSAValue) -> SSAValue | None:
-    """The same transpose, reshape or slice of another source of the same shape; None for other views."""
-    shape = shape_of(view.results[0].type)
-    if isinstance(view, ops.TransposeOp):
-        return build.transpose(builder, source, permutation_of(view))
-    if isinstance(view, tensor.ExpandShapeOp):
-        return build.expand(builder, source, groups_of(view), shape)
-    if isinstance(view, tensor.CollapseShapeOp):
-        return build.collapse(builder, source, groups_of(view))
-    if isinstance(view, tensor.ExtractSliceOp):
-        parts = slice_of(view)
-        return build.extract_slice(builder, source, *parts) if parts is not None else None
-    return None
-
-
 def base_of(value: SSAValue) -> SSAValue:
     """The value under any number of view ops."""
     op = producer(value)
@@ -155,8 +139,3 @@ def base_of(value: SSAValue) -> SSAValue:
 def rank_of(value: SSAValue) -> int:
     assert isinstance(value.type, TensorType)
     return len(value.type.get_shape())
-
-
-def composed(index: Index, order: Sequence[int]) -> Index:
-    """The index with its entries reordered: entry n of the result is entry `order[n]`."""
-    return compose(tuple(dim_expr(n) for n in order), index)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from xdsl.utils.exceptions import ParseError, VerifyException
 
@@ -13,8 +12,6 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.passes.pipeline import ALL_PASSES
 from qcompiler.passes.support.reproducer import read_context
-
-Syntax = Literal["pretty", "generic", "mlir"]
 
 
 def run_passes(text: str, names: Sequence[str], syntax: str = "pretty", context_file: str | Path | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Every op of the `rt` dialect against its two files, in process: `x.mlir` parses, prints as its CHECK lines say and
+"""Every op of `qc` and `rt` against its two files, in process: `x.mlir` parses, prints as its CHECK lines say and
 parses again; each part of `x-invalid.mlir` is refused with the message in its CHECK line."""
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from filecheck.finput import FInput
 from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser
+from xdsl.ir import Dialect
 
 from qcompiler.errors import QCompilerError
+from qcompiler.ir.qc import QC
 from qcompiler.ir.rt import RT
 from qcompiler.ir.text import parse_module, print_module
 
 HERE = Path(__file__).parent
-FILES = sorted(HERE.glob("*.mlir"))
+FILES = sorted(path for dialect in (QC, RT) for path in (HERE / dialect.name).glob("*.mlir"))
 INVALID = [path for path in FILES if path.stem.endswith("-invalid")]
 VALID = [path for path in FILES if path not in INVALID]
 CHECK = re.compile(r"// CHECK: (.*)")
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}.{path.stem}"
 
 
 def filecheck(path: Path, text: str) -> None:
@@ -29,7 +35,7 @@ def filecheck(path: Path, text: str) -> None:
     assert matcher.run() == 0, text
 
 
-@pytest.mark.parametrize("path", VALID, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", VALID, ids=name_of)
 def test_prints_as_its_file_says_and_parses_again(path: Path) -> None:
     module = parse_module(path.read_text(), name=path.name)
     text = print_module(module)
@@ -37,7 +43,7 @@ def test_prints_as_its_file_says_and_parses_again(path: Path) -> None:
     assert parse_module(text).is_structurally_equivalent(module)
 
 
-@pytest.mark.parametrize("path", INVALID, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", INVALID, ids=name_of)
 def test_every_invalid_part_is_refused_with_its_message(path: Path) -> None:
     for part in path.read_text().split("// -----"):
         (message,) = CHECK.findall(part)
@@ -46,6 +52,7 @@ def test_every_invalid_part_is_refused_with_its_message(path: Path) -> None:
         assert message in str(refused.value)
 
 
-def test_every_op_has_a_valid_and_an_invalid_file() -> None:
-    wanted = {op.name.removeprefix("rt.") + suffix for op in RT.operations for suffix in ("", "-invalid")}
-    assert wanted == {path.stem for path in FILES}
+@pytest.mark.parametrize("dialect", [QC, RT], ids=lambda dialect: dialect.name)
+def test_every_op_has_a_valid_and_an_invalid_file(dialect: Dialect) -> None:
+    wanted = {op.name + suffix for op in dialect.operations for suffix in ("", "-invalid")}
+    assert wanted == {name_of(path) for path in FILES if path.parent.name == dialect.name}
