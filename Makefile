@@ -9,7 +9,7 @@ RUN_INSTALLED = cd build && PYTHONPATH=$(SITE) PYTHONSAFEPATH=1
 # One test process for each core; a file's tests stay in one process, since they share what they compiled.
 JOBS   ?= 2
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile
-SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp')
+SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 
 .PHONY: help demo install test test-full lint bench docs clean
 

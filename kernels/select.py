@@ -14,7 +14,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType, FormatRef
 
-MClass = Literal["1", "2-8", "large"]
+MClass = Literal["1", "2-8", "9-64", "large"]
 FLOATS: tuple[DType, ...] = ("f32", "bf16", "f16")
 
 

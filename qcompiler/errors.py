@@ -204,3 +204,28 @@ class DeviceUnavailableError(RuntimeFailure):
 
 class MissingDependencyError(QCompilerError):
     """An optional dependency is needed for this call; the message holds the pip command."""
+
+
+class DeviceError(RuntimeFailure):
+    """A device refused a call. `code` and `symbol` are CUDA's ("cudaErrorStreamCaptureUnsupported" is 900)."""
+
+    def __init__(self, message: str, code: int, symbol: str) -> None:
+        super().__init__(f"{symbol} ({code}): {message}")
+        self.code = code
+        self.symbol = symbol
+
+
+class OutOfMemoryError(DeviceError):
+    """A device has no memory left for an allocation."""
+
+
+class CaptureRuleError(RuntimeFailure):
+    """A capture broke a rule of ours that CUDA does not have (an empty graph, an allocation while frozen)."""
+
+
+class SimulationError(RuntimeFailure):
+    """The simulated GPU found a bug in a kernel or a schedule. `finding` is the kind: "race", "out-of-bounds", …"""
+
+    def __init__(self, message: str, finding: str) -> None:
+        super().__init__(message)
+        self.finding = finding

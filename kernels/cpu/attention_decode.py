@@ -7,14 +7,8 @@ the cache once.  Keys go by in blocks of `BLOCK`: a dot product per key, then th
 from __future__ import annotations
 
 from qcompiler.kernels.cpu.attention_operands import head_pointers, operand, operand_names, score_lines
-from qcompiler.kernels.cpu.text import (
-    c_dim,
-    entry_function,
-    header_comment,
-    indent,
-    pointer,
-    task_function,
-)
+from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec
 
 BLOCK = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qcompiler.kernels.cpu.scalar import float_literal
-from qcompiler.kernels.cpu.text import c_dim
+from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
 
 

@@ -7,9 +7,10 @@ in place where it is fp32 with unit stride along k, else converted a few rows at
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import FLOATS, KC, block_of, finish_function, product_scratch, used_symbols
-from qcompiler.kernels.cpu.text import STORAGE_TYPES, c_dim
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, BatchMatmulKernel, KernelSpec, Operand
 
@@ -51,7 +52,7 @@ def _select(spec: KernelSpec, body: BatchMatmulKernel) -> str:
     return "\n".join(
         [
             f"static void qk_{spec.name}_select(qg_job* job, int64_t batch) {{",
-            *text.indent([*used_symbols(spec, lines, "job->sym"), *lines]),
+            *shared.indent([*used_symbols(spec, lines, "job->sym"), *lines]),
             "}\n",
         ]
     )
@@ -118,5 +119,5 @@ def emit(spec: KernelSpec, isa: str) -> str:
     ]
     assertion = f'static_assert({size} <= {scratch}, "scratch");'
     lines = [assertion, *used_symbols(spec, lines, "sym"), *lines]
-    header = text.header_comment(spec, f"b is packed panel by panel, {scratch} bytes of scratch a thread")
+    header = shared.header_comment(spec, f"b is packed panel by panel, {scratch} bytes of scratch a thread")
     return "\n".join([header, _select(spec, body) + _finish(spec), text.entry_function(spec, lines)])

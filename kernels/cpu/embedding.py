@@ -9,9 +9,10 @@ from __future__ import annotations
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
 from qcompiler.kernels import layouts
+from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import FLOATS, PANEL_LAYOUT, c_table, code_values, packed_format, used_symbols
-from qcompiler.kernels.cpu.text import STORAGE_TYPES, c_dim
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, Operand
 
 
@@ -114,7 +115,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "}",
     ]
     entry = [*used_symbols(spec, share, "sym"), *share, f"qc_run(ctx, op, sym, tasks, qk_{spec.name}_task);"]
-    header = text.header_comment(spec, "ids out of range give zeros and are reported")
+    header = shared.header_comment(spec, "ids out of range give zeros and are reported")
     return "\n".join([header, definitions + _task(spec, lines), text.entry_function(spec, entry)])
 
 
@@ -123,7 +124,7 @@ def _task(spec: KernelSpec, lines: list[str]) -> str:
         [
             f"static void qk_{spec.name}_task(void* arg, int64_t task, char*) {{",
             "    const qc_call* const call = (const qc_call*)arg;",
-            *text.indent([*used_symbols(spec, lines, "call->sym"), *lines]),
+            *shared.indent([*used_symbols(spec, lines, "call->sym"), *lines]),
             "}\n",
         ]
     )

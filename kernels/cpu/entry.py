@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qcompiler.errors import PlanError
-from qcompiler.kernels.cpu.text import c_dim, identifier, indent, needed, one_line, symbol
+from qcompiler.kernels.text import c_dim, identifier, indent, needed, one_line, symbol
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.plan import (

@@ -8,14 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.kernels.cpu.text import (
-    c_dim,
-    entry_function,
-    header_comment,
-    indent,
-    pointer,
-    task_function,
-)
+from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import GatherKernel, KernelSpec, Operand
 

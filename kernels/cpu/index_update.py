@@ -7,14 +7,8 @@ last of equal indices wins on any number of threads.
 from __future__ import annotations
 
 from qcompiler.kernels.cpu.gather import check_indices, offset
-from qcompiler.kernels.cpu.text import (
-    c_dim,
-    entry_function,
-    header_comment,
-    indent,
-    pointer,
-    task_function,
-)
+from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.kernel import IndexUpdateKernel, KernelSpec
 
 BLOCK = 1024

@@ -19,8 +19,9 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
 from qcompiler.kernels import layouts
+from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import scalar, text
-from qcompiler.kernels.cpu.text import STORAGE_TYPES, c_dim
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
 
 FLOATS = ("f32", "bf16", "f16")
@@ -237,10 +238,10 @@ def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
     inputs = ["sum"]
     for name, operand in extras:
         inputs.append(f"{name}_n")
-        lines.append(f"const {text.VALUE_TYPES[operand.dtype]} {name}_n = {_lane(operand, name)};")
+        lines.append(f"const {shared.VALUE_TYPES[operand.dtype]} {name}_n = {_lane(operand, name)};")
     statements = scalar.scalar_statements(body.epilogue, inputs)
     lines += [*statements.lines, f"qc_store(out + n + l, {statements.results[0]});"]
-    return ["for (int l = 0; l < lanes; l++) {", *text.indent(lines), "}"]
+    return ["for (int l = 0; l < lanes; l++) {", *shared.indent(lines), "}"]
 
 
 def _finish(spec: KernelSpec, body: LinearKernel) -> str:
@@ -256,11 +257,11 @@ def _finish(spec: KernelSpec, body: LinearKernel) -> str:
         "for (int64_t i = 0; i < rows; i++) {",
         "    const int64_t m = m0 + i;",
         "    const float* const sums = tile + i * stride;",
-        *text.indent(rows),
+        *shared.indent(rows),
         "    for (int64_t j = 0; j < cols; j += 16) {",
         "        const int64_t n = n0 + j;",
         "        const int lanes = (int)qc_min(cols - j, 16);",
-        *text.indent(inner, 2),
+        *shared.indent(inner, 2),
         "    }",
         "}",
     ]
@@ -273,7 +274,7 @@ def finish_function(spec: KernelSpec, lines: list[str]) -> str:
         [
             f"static void qk_{spec.name}_finish(const qg_job* job, const float* tile, int64_t stride,",
             "        int64_t m0, int64_t rows, int64_t n0, int64_t cols) {",
-            *text.indent([*used_symbols(spec, lines, "job->sym"), *lines]),
+            *shared.indent([*used_symbols(spec, lines, "job->sym"), *lines]),
             "}\n",
         ]
     )
@@ -283,7 +284,7 @@ def used_symbols(spec: KernelSpec, lines: Sequence[str], source: str) -> list[st
     """Declarations of those symbols that `lines` use, read from the array `source`."""
     words = set(re.findall(r"\w+", " ".join(lines)))
     declarations = zip(spec.symbols, text.symbol_declarations(spec.symbols, source), strict=True)
-    return [declaration for name, declaration in declarations if text.symbol(name) in words]
+    return [declaration for name, declaration in declarations if shared.symbol(name) in words]
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         size = f"qg_scratch({body.k}, {str(x.dtype != 'f32').lower()})"
     lines = [*used_symbols(spec, lines, "sym"), *lines]
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')
-    header = text.header_comment(
+    header = shared.header_comment(
         spec, f"M class {body.m_class}; {weight.decoder}; {scratch} bytes of scratch per thread"
     )
     return "\n".join([header, weight.definitions + _finish(spec, body), text.entry_function(spec, lines)])

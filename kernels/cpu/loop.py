@@ -28,7 +28,7 @@ from qcompiler.kernels.cpu.loop_form import (
 )
 from qcompiler.kernels.cpu.loop_nest import Loop, Nest, build_nest
 from qcompiler.kernels.cpu.scalar import scalar_statements, vector_obstacle, vector_statements
-from qcompiler.kernels.cpu.text import c_dim, indent
+from qcompiler.kernels.text import c_dim, indent
 from qcompiler.plan.dims import Expr
 from qcompiler.plan.kernel import KernelSpec
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.cpu.loop_nest import Loop, Nest
-from qcompiler.kernels.cpu.text import c_dim, entry_function, header_comment, indent, needed, task_function
+from qcompiler.kernels.cpu.text import entry_function, task_function
+from qcompiler.kernels.text import c_dim, header_comment, indent, needed
 from qcompiler.plan.dims import Expr
 
 CHUNK = 4096

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cpu.text import c_dim, identifier, pointer
+from qcompiler.kernels.cpu.text import pointer
+from qcompiler.kernels.text import c_dim, identifier
 from qcompiler.plan.dims import Expr, dim
 from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram
 

@@ -21,7 +21,8 @@ from qcompiler.kernels.cpu.scalar import (
     vector_obstacle,
     vector_statements,
 )
-from qcompiler.kernels.cpu.text import STORAGE_TYPES, VALUE_TYPES, VECTOR_TYPES, indent
+from qcompiler.kernels.cpu.text import VECTOR_TYPES
+from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, indent
 from qcompiler.plan.kernel import ScalarOp, ScalarProgram
 
 _FLOATS = ("f64", "f32", "f16", "bf16")

@@ -18,7 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cpu.text import VALUE_TYPES, VECTOR_TYPES, identifier
+from qcompiler.kernels.cpu.text import VECTOR_TYPES
+from qcompiler.kernels.text import VALUE_TYPES, identifier
 from qcompiler.plan.kernel import ScalarOp, ScalarProgram
 
 _BITS = {"i64": 64, "index": 64, "i32": 32, "i16": 16, "i8": 8, "ui8": 8, "i1": 1}

@@ -7,15 +7,8 @@ booleans, into an integer result) in the result's type, wrapping.
 from __future__ import annotations
 
 from qcompiler.kernels.cpu.gather import offset
-from qcompiler.kernels.cpu.text import (
-    VALUE_TYPES,
-    c_dim,
-    entry_function,
-    header_comment,
-    indent,
-    pointer,
-    task_function,
-)
+from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, indent
 from qcompiler.plan.kernel import KernelSpec, ScanKernel
 
 BLOCK = 64

@@ -118,7 +118,7 @@ class LinearKernel(Strict, frozen=True, tag="linear"):
     m: Dim
     n: int
     k: int
-    m_class: Literal["1", "2-8", "large"]
+    m_class: Literal["1", "2-8", "9-64", "large"]
     has_bias: bool
     epilogue: ScalarProgram | None = None
 

@@ -14,7 +14,7 @@ import pytest
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu import scalar
 from qcompiler.kernels.cpu.scalar import float_literal, scalar_statements, vector_obstacle, vector_statements
-from qcompiler.kernels.cpu.text import STORAGE_TYPES
+from qcompiler.kernels.text import STORAGE_TYPES
 from qcompiler.plan.kernel import DType, ScalarOp, ScalarProgram
 from qcompiler.plan.weights import NUMPY_DTYPES
 

@@ -1,0 +1,212 @@
+// What every emitted kernel may use: types, conversions, and one wrapper per PTX instruction.
+//
+// The file has two halves. The first is plain CUDA C++ and is compiled as it stands on every target. The second holds
+// inline PTX; the simulated GPU (QC_SIM) leaves it out and defines the same functions in kernels/sim/shim.h, and
+// `make gpu-check` compares the two, wrapper by wrapper, on hardware.
+//
+// No header of a CUDA toolkit is needed: NVRTC alone compiles this text.
+#pragma once
+
+#ifndef QC_SIM
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#endif
+
+#define QC_DEVICE __device__ __forceinline__
+#define QC_WARP 32
+#define QC_ALL_LANES 0xffffffffu
+
+// 16-bit floats are bits: arithmetic happens in fp32 or in the tensor cores.
+struct alignas(2) qc_bf16 { uint16_t bits; };
+struct alignas(2) qc_f16 { uint16_t bits; };
+
+// --- inline PTX, one wrapper per instruction; the simulator's twins stand in kernels/sim/shim.h ------------------------
+#ifndef QC_SIM
+
+// A name for a range of the block's dynamic shared memory: `QC_SHARED(float, x_tile, 1024, 256)` is 256 floats at byte
+// 1024. Ranges of one kernel do not overlap; the simulator puts red zones between them.
+#define QC_SHARED(type, name, offset, count) type* const name = (type*)(qc_shared_memory() + (offset))
+QC_DEVICE unsigned char* qc_shared_memory() {
+    extern __shared__ __align__(128) unsigned char qc_shared_bytes[];
+    return qc_shared_bytes;
+}
+
+QC_DEVICE uint32_t qc_shared_address(const void* shared) { return (uint32_t)__cvta_generic_to_shared(shared); }
+
+// 16 bytes that are read once (weights): not kept in L1.
+QC_DEVICE uint4 qc_load_stream_16(const void* global) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+    return v;
+}
+
+// 16 bytes from global to shared memory, complete at the wait that covers its commit. Both addresses 16-byte aligned.
+// Before sm_80 it is an ordinary copy.
+QC_DEVICE void qc_cp_async_16(void* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(qc_shared_address(shared)), "l"(global) : "memory");
+#else
+    *(uint4*)shared = *(const uint4*)global;
+#endif
+}
+// The same where `there` holds, else 16 zero bytes (`global` is then not read).
+QC_DEVICE void qc_cp_async_16_or_zero(void* shared, const void* global, bool there) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(qc_shared_address(shared)), "l"(global), "r"(there ? 16 : 0) : "memory");
+#else
+    *(uint4*)shared = there ? *(const uint4*)global : make_uint4(0, 0, 0, 0);
+#endif
+}
+QC_DEVICE void qc_cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Until at most N of this thread's committed groups are under way. Other threads' copies need a barrier after it.
+template <int N> QC_DEVICE void qc_cp_async_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+#endif
+}
+
+// Four 8x8 matrices of 16-bit elements. Lane 8i + r gives the address of row r (16 bytes) of matrix i; register i of lane
+// l then holds elements 2*(l % 4) and 2*(l % 4) + 1 of row l / 4 of matrix i. `_trans`: of the transposed matrices.
+QC_DEVICE void qc_ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(qc_shared_address(row)) : "memory");
+}
+QC_DEVICE void qc_ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(qc_shared_address(row)) : "memory");
+}
+// Two matrices: the addresses of lanes 0…15 count.
+QC_DEVICE void qc_ldmatrix_x2(uint32_t (&r)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(qc_shared_address(row)) : "memory");
+}
+
+// d += a (16 x 16, row-major) * b (16 x 8, column-major), fp32 accumulation. With g = lane / 4, t = lane % 4, two 16-bit
+// elements per register, the lower half first:
+//   a[0]: row g,     columns 2t, 2t+1        b[0]: rows 2t, 2t+1,     column g
+//   a[1]: row g + 8, columns 2t, 2t+1        b[1]: rows 2t+8, 2t+9,   column g
+//   a[2]: row g,     columns 2t+8, 2t+9      d[0], d[1]: row g,     columns 2t, 2t+1
+//   a[3]: row g + 8, columns 2t+8, 2t+9      d[2], d[3]: row g + 8, columns 2t, 2t+1
+// The tag chooses the element type. bf16 needs sm_80; f16 on sm_75 is two products of depth 8.
+QC_DEVICE void qc_mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], qc_f16) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif __CUDA_ARCH__ >= 750
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[2]), "r"(a[3]), "r"(b[1]));
+#endif
+}
+#if __CUDA_ARCH__ >= 800
+QC_DEVICE void qc_mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], qc_bf16) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
+
+// Round to nearest even.
+QC_DEVICE float qc_f32_of_f16(uint16_t bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+QC_DEVICE uint16_t qc_f16_of_f32(float x) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+QC_DEVICE uint32_t qc_pack_f16(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return (uint32_t)qc_f16_of_f32(high) << 16 | qc_f16_of_f32(low);
+#endif
+}
+
+// 2^x within 2 ulp, denormal results flushed.
+QC_DEVICE float qc_exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Device-wide ordering for reductions by the last block.
+QC_DEVICE uint32_t qc_load_acquire(const uint32_t* global) {
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(global) : "memory");
+    return v;
+}
+QC_DEVICE void qc_store_release(uint32_t* global, uint32_t v) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(global), "r"(v) : "memory");
+}
+QC_DEVICE uint32_t qc_atomic_add_acq_rel(uint32_t* global, uint32_t v) {  // the old value
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(global), "r"(v) : "memory");
+    return old;
+}
+
+#endif  // QC_SIM
+
+// --- on every target ------------------------------------------------------------------------------------------------------
+
+QC_DEVICE float qc_f32_of_bf16(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+QC_DEVICE uint16_t qc_bf16_of_f32(float x) {  // nearest even; a NaN stays one
+    const uint32_t u = __float_as_uint(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1)) >> 16);
+}
+QC_DEVICE uint32_t qc_pack_bf16(float low, float high) {
+#if !defined(QC_SIM) && __CUDA_ARCH__ >= 800
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return (uint32_t)qc_bf16_of_f32(high) << 16 | qc_bf16_of_f32(low);
+#endif
+}
+QC_DEVICE uint32_t qc_pack(float low, float high, qc_bf16) { return qc_pack_bf16(low, high); }
+QC_DEVICE uint32_t qc_pack(float low, float high, qc_f16) { return qc_pack_f16(low, high); }
+
+// One element as a value of the type that bodies compute in, and back with one rounding.
+QC_DEVICE float qc_load(const float* p) { return *p; }
+QC_DEVICE float qc_load(const qc_bf16* p) { return qc_f32_of_bf16(p->bits); }
+QC_DEVICE float qc_load(const qc_f16* p) { return qc_f32_of_f16(p->bits); }
+QC_DEVICE double qc_load(const double* p) { return *p; }
+QC_DEVICE int64_t qc_load(const int64_t* p) { return *p; }
+QC_DEVICE int32_t qc_load(const int32_t* p) { return *p; }
+QC_DEVICE int16_t qc_load(const int16_t* p) { return *p; }
+QC_DEVICE int8_t qc_load(const int8_t* p) { return *p; }
+QC_DEVICE uint8_t qc_load(const uint8_t* p) { return *p; }
+QC_DEVICE bool qc_load(const bool* p) { return *p; }
+template <class T, class V> QC_DEVICE void qc_store(T* p, V v) { *p = (T)v; }
+QC_DEVICE void qc_store(qc_bf16* p, float v) { p->bits = qc_bf16_of_f32(v); }
+QC_DEVICE void qc_store(qc_f16* p, float v) { p->bits = qc_f16_of_f32(v); }
+
+QC_DEVICE float qc_warp_sum(float v) {  // in every lane, in one fixed order
+    for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(QC_ALL_LANES, v, step);
+    return v;
+}
+QC_DEVICE float qc_warp_max(float v) {
+    for (int step = 16; step > 0; step >>= 1) v = fmaxf(v, __shfl_xor_sync(QC_ALL_LANES, v, step));
+    return v;
+}

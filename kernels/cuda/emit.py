@@ -1,0 +1,122 @@
+"""CUDA C++ text of kernels: one translation unit for NVRTC, and the same text for the simulated GPU.
+
+    emit_module(specs, "sm_90a")        device.cuh, the headers the templates need, every kernel
+    emit_sim_module(specs, "sm_90a")    the same kernels behind kernels/sim/shim.h, with one `qs_call_<kernel>` each
+
+A kernel is emitted for an architecture because selection inside a template depends on it (sm_75 has no bf16 products);
+the text of one spec for one architecture is the same in both units.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
+from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
+from qcompiler.plan.kernel import KernelSpec, Operand
+
+EMITTER_VERSION = 1
+"""Part of the cache key of compiled modules: raise it whenever emitted text changes for an unchanged spec."""
+
+ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+"""Architectures that programs compile for. CUDA 13's NVRTC has dropped sm_70: CUDA 12's compiles that one."""
+
+_TEMPLATES = ("attention", "linear", "loop", "norm", "softmax")
+"""One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
+
+_HEADERS: dict[str, tuple[str, ...]] = {"loop": ("scalar.cuh",), "linear": ("scalar.cuh", "linear.cuh")}
+"""Headers that a template needs beside device.cuh."""
+
+
+def arch_number(arch: str) -> int:
+    """75 of "sm_75", 90 of "sm_90a". KernelSelectionError for an architecture that programs do not compile for."""
+    if arch not in ARCHS:
+        raise KernelSelectionError(f"no CUDA architecture is called {arch!r}; there are: {', '.join(ARCHS)}")
+    return int(arch[3:].rstrip("af"))
+
+
+def _template(spec: KernelSpec) -> Any:
+    if spec.template not in _TEMPLATES:
+        raise KernelSelectionError(
+            f"kernel '{spec.name}': CUDA has no template '{spec.template}' (there are: {', '.join(_TEMPLATES)})"
+        )
+    return importlib.import_module(f"qcompiler.kernels.cuda.{spec.template}")
+
+
+def emit_kernel(spec: KernelSpec, arch: str) -> CudaKernel:
+    """One kernel's text (without headers) and geometry."""
+    arch_number(arch)
+    kernel: CudaKernel = _template(spec).emit(spec, arch)
+    return kernel
+
+
+@functools.lru_cache(maxsize=4096)
+def _emitted(spec_json: bytes, arch: str) -> CudaKernel:
+    import msgspec
+
+    return emit_kernel(msgspec.json.decode(spec_json, type=KernelSpec), arch)
+
+
+def geometry(spec: KernelSpec, arch: str) -> Geometry:
+    """How a kernel is launched on `arch`."""
+    import msgspec
+
+    return _emitted(msgspec.json.encode(spec), arch).geometry
+
+
+def pointer_type(operand: Operand) -> str:
+    """The C type of an operand's parameter: packed operands are bytes; what is only read is const."""
+    element = "uint8_t" if operand.format is not None else STORAGE_TYPES[operand.dtype]
+    return f"const {element}*" if operand.access == "r" else f"{element}*"
+
+
+def parameters(spec: KernelSpec) -> list[tuple[str, str]]:
+    """(type, name) of each kernel parameter: operands, then symbols."""
+    pointers = [(pointer_type(operand), identifier(operand.name)) for operand in spec.operands]
+    return [*pointers, *(("int64_t", symbol(name)) for name in spec.symbols)]
+
+
+def signature(spec: KernelSpec, threads: int, min_blocks: int | None = None) -> str:
+    """The head of a kernel's definition, up to and including the opening brace."""
+    bounds = f"{threads}" if min_blocks is None else f"{threads}, {min_blocks}"
+    listed = ",\n        ".join(f"{kind} const {name}" for kind, name in parameters(spec))
+    return f'extern "C" __global__ void __launch_bounds__({bounds}) qk_{spec.name}(\n        {listed}) {{'
+
+
+@functools.cache
+def header(name: str, package: str = "qcompiler.kernels.cuda") -> str:
+    """The text of one header, without `#pragma once` and without includes of other headers of ours."""
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
+
+
+def _prelude(specs: Sequence[KernelSpec]) -> list[str]:
+    names = dict.fromkeys(name for spec in specs for name in _HEADERS.get(spec.template, ()))
+    return [header("device.cuh"), *(header(name) for name in names)]
+
+
+def emit_module(specs: Sequence[KernelSpec], arch: str) -> str:
+    """The translation unit that NVRTC compiles for `arch`."""
+    title = f"// {len(specs)} kernels for {arch}, emitted by qcompiler (emitter {EMITTER_VERSION})."
+    return "\n".join([title, *_prelude(specs), *(emit_kernel(spec, arch).text for spec in specs)])
+
+
+def emit_sim_module(specs: Sequence[KernelSpec], arch: str) -> str:
+    """The translation unit that the host's compiler makes for the simulated GPU standing in for `arch`."""
+    title = f"// {len(specs)} kernels for {arch}, for the simulated GPU (emitter {EMITTER_VERSION})."
+    defines = f"#define QC_SIM 1\n#define __CUDA_ARCH__ {10 * arch_number(arch)}"
+    shim = header("shim.h", "qcompiler.kernels.sim")
+    kernels = [emit_kernel(spec, arch).text for spec in specs]
+    return "\n".join([title, defines, shim, *_prelude(specs), *kernels, *(_call(spec) for spec in specs)])
+
+
+def _call(spec: KernelSpec) -> str:
+    """How the simulator calls a kernel: parameters by address, as cuLaunchKernel takes them."""
+    arguments = ", ".join(f"*({kind} const*)args[{i}]" for i, (kind, _) in enumerate(parameters(spec)))
+    return f'extern "C" void qs_call_{spec.name}(void* const* args) {{ qk_{spec.name}({arguments}); }}'

@@ -1,0 +1,82 @@
+"""How a kernel is launched: grid, block and shared memory, as expressions of its spec's symbols.
+
+Every number here is computed from the spec (shapes, the format's declaration, the layout's tile); none is stored in a
+plan or written beside a format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.plan.dims import Dim, dim
+
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_THREADS = 1024
+
+SHARED_LIMIT: dict[int, int] = {
+    70: 98304,
+    75: 65536,
+    80: 166912,
+    86: 101376,
+    89: 101376,
+    90: 232448,
+    100: 232448,
+    120: 101376,
+}
+"""Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities), by major*10+minor."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """`grid` (x, y, z) in blocks over the spec's symbols, `block` (x, y, z) in threads, `shared` dynamic bytes."""
+
+    grid: tuple[Dim, Dim, Dim]
+    block: tuple[int, int, int]
+    shared: int = 0
+
+    def at(self, symbols: Mapping[str, int]) -> tuple[int, int, int]:
+        """The grid for values of the symbols. A grid with a 0 means that there is nothing to launch."""
+        x, y, z = (each if isinstance(each, int) else dim(each).evaluate(symbols) for each in self.grid)
+        for axis, (blocks, limit) in enumerate(zip((x, y, z), MAX_GRID, strict=True)):
+            if blocks > limit:
+                raise KernelSelectionError(f"a grid of {blocks} blocks along {'xyz'[axis]} exceeds CUDA's {limit}")
+        return x, y, z
+
+    @property
+    def threads(self) -> int:
+        x, y, z = self.block
+        return x * y * z
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """One emitted kernel: its text (helpers and ``qk_<name>``), how to launch it, and which path it takes.
+
+    The kernel's parameters are one pointer per operand of the spec, in order, then one `int64_t` per symbol, in order.
+    `engine` names the arithmetic: "fma" (fp32 on the CUDA cores) or "mma" (tensor cores); `notes` are for the reader.
+    """
+
+    text: str
+    geometry: Geometry
+    engine: str = "fma"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class SharedMemory:
+    """Lays out a kernel's dynamic shared memory: named ranges, each 128-byte aligned, none overlapping another."""
+
+    ranges: list[tuple[str, str, int, int]] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, name: str, ctype: str, count: int, itemsize: int) -> None:
+        """`count` items of the C type `ctype` (`itemsize` bytes each) under `name`."""
+        offset = -(-self.nbytes // 128) * 128
+        self.ranges.append((ctype, name, offset, count))
+        self.nbytes = offset + count * itemsize
+
+    def declarations(self) -> list[str]:
+        """The statements that declare the ranges at the head of the kernel."""
+        return [f"QC_SHARED({ctype}, {name}, {offset}, {count});" for ctype, name, offset, count in self.ranges]

@@ -1,0 +1,1 @@
+"""Devices behind one small interface: `cpu`, `sim:N`, `cuda:N`."""

@@ -1,0 +1,1 @@
+"""The simulated GPU as a device: memory, streams, events, graphs, and the checks on them."""
