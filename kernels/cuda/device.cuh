@@ -18,6 +18,14 @@ typedef long long int64_t;
 typedef unsigned long long uint64_t;
 #endif
 
+#ifndef INT64_C
+#define INT64_C(value) value##LL
+#endif
+#ifndef INFINITY
+#define INFINITY __uint_as_float(0x7f800000u)
+#define NAN __uint_as_float(0x7fffffffu)
+#endif
+
 #define QC_DEVICE __device__ __forceinline__
 #define QC_WARP 32
 #define QC_ALL_LANES 0xffffffffu
@@ -186,6 +194,12 @@ QC_DEVICE uint32_t qc_pack_bf16(float low, float high) {
 }
 QC_DEVICE uint32_t qc_pack(float low, float high, qc_bf16) { return qc_pack_bf16(low, high); }
 QC_DEVICE uint32_t qc_pack(float low, float high, qc_f16) { return qc_pack_f16(low, high); }
+
+// What dimension expressions use: C's `/` and `%` round towards zero.
+QC_DEVICE int64_t qc_min(int64_t a, int64_t b) { return a < b ? a : b; }
+QC_DEVICE int64_t qc_max(int64_t a, int64_t b) { return a > b ? a : b; }
+QC_DEVICE int64_t qc_floordiv(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+QC_DEVICE int64_t qc_mod(int64_t a, int64_t b) { return a - qc_floordiv(a, b) * b; }
 
 // One element as a value of the type that bodies compute in, and back with one rounding.
 QC_DEVICE float qc_load(const float* p) { return *p; }
