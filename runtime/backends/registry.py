@@ -1,0 +1,71 @@
+"""Device names: what they mean, whether the device is there, and its backend.
+
+    "cpu"    the processor          "cuda:0"  an NVIDIA GPU          "sim:0"  a simulated one
+"""
+
+from __future__ import annotations
+
+import os
+
+from qcompiler.errors import DeviceUnavailableError
+from qcompiler.kernels.cuda.emit import ARCHS
+from qcompiler.runtime.backends.base import Backend, Kind
+
+SIM_ARCH = "sm_80"
+"""What the simulated GPU stands in for unless `QC_SIM_ARCH` names another: asynchronous copies and both mma types."""
+
+
+def parse(device: str) -> tuple[Kind, int]:
+    """("cuda", 1) of "cuda:1". DeviceUnavailableError for a name that is none."""
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda", "sim") or not (index.isdigit() or device == kind):
+        raise DeviceUnavailableError(f"there is no device {device!r}; there are cpu, cuda:N and sim:N")
+    return kind, int(index or 0)
+
+
+def is_available(device: str) -> bool:
+    """Whether programs can run there now."""
+    kind, index = parse(device)
+    if kind == "cpu":
+        return index == 0
+    if kind == "sim":
+        from qcompiler.runtime.backends.sim import DEVICES
+
+        return index < DEVICES
+    from qcompiler.runtime.backends.cuda import device_count
+
+    return index < device_count()
+
+
+def architecture(device: str) -> str:
+    """The architecture that programs for a GPU are compiled for. DeviceUnavailableError for a GPU that is not there."""
+    kind, index = parse(device)
+    if kind == "sim":
+        arch = os.environ.get("QC_SIM_ARCH", SIM_ARCH)
+        if arch not in ARCHS:
+            raise DeviceUnavailableError(f"QC_SIM_ARCH={arch!r} is none of {', '.join(ARCHS)}")
+        return arch
+    from qcompiler.runtime.backends.cuda import device_arch, device_count
+
+    if index >= device_count():
+        raise DeviceUnavailableError(
+            f"there is no {device} on this machine ({device_count()} GPUs); name an architecture to compile for "
+            '(targets=["sm_90a"]), or use device="sim:0", the simulated GPU'
+        )
+    return device_arch(index)
+
+
+def backend(device: str, isa: str) -> Backend:
+    """The backend of a device for kernels of `isa`."""
+    kind, index = parse(device)
+    if kind == "cpu":
+        from qcompiler.runtime.backends.cpu import CpuBackend
+
+        return CpuBackend(isa)
+    if kind == "sim":
+        from qcompiler.runtime.backends.sim import SimBackend
+
+        return SimBackend(index, isa)
+    from qcompiler.runtime.backends.cuda import CudaBackend
+
+    return CudaBackend(index, isa)
