@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qcompiler.kernels.cpu.scalar import float_literal
+from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
 

@@ -20,7 +20,8 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
 from qcompiler.kernels import layouts
 from qcompiler.kernels import text as shared
-from qcompiler.kernels.cpu import scalar, text
+from qcompiler.kernels.cpu import text, vector
+from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
 
@@ -224,7 +225,7 @@ def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
         for name, operand in extras:
             inputs.append(f"{name}_n")
             lines.append(f"const {text.VECTOR_TYPES[operand.dtype]} {name}_n = {_lanes(operand, name)};")
-        statements = scalar.vector_statements(body.epilogue, inputs)
+        statements = vector.vector_statements(body.epilogue, inputs)
         lines += statements.lines
         (result,) = statements.results
     return [*lines, f"qg_store_lanes(out + n, {result}, lanes);"]
@@ -239,7 +240,7 @@ def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
     for name, operand in extras:
         inputs.append(f"{name}_n")
         lines.append(f"const {shared.VALUE_TYPES[operand.dtype]} {name}_n = {_lane(operand, name)};")
-    statements = scalar.scalar_statements(body.epilogue, inputs)
+    statements = scalar_statements(body.epilogue, inputs)
     lines += [*statements.lines, f"qc_store(out + n + l, {statements.results[0]});"]
     return ["for (int l = 0; l < lanes; l++) {", *shared.indent(lines), "}"]
 
@@ -248,7 +249,7 @@ def _finish(spec: KernelSpec, body: LinearKernel) -> str:
     """The function that turns fp32 sums into the result: bias, epilogue, one rounding."""
     first = 3 if body.has_bias else 2
     extras = [(f"e{i}", spec.operands[i]) for i in range(first, len(spec.operands) - 1)]
-    obstacle = None if body.epilogue is None else scalar.vector_obstacle(body.epilogue)
+    obstacle = None if body.epilogue is None else vector.vector_obstacle(body.epilogue)
     inner = _vector_body(spec, body, extras) if obstacle is None else _scalar_body(spec, body, extras)
     rows = [_row(operand, i, f"e{i}") for i, (_, operand) in enumerate(extras, first)]
     rows.append(_row(spec.operands[-1], len(spec.operands) - 1, "out"))

@@ -26,8 +26,9 @@ from qcompiler.kernels.cpu.loop_form import (
     store,
     write,
 )
-from qcompiler.kernels.cpu.loop_nest import Loop, Nest, build_nest
-from qcompiler.kernels.cpu.scalar import scalar_statements, vector_obstacle, vector_statements
+from qcompiler.kernels.cpu.vector import vector_obstacle, vector_statements
+from qcompiler.kernels.loop_nest import Loop, Nest, build_nest
+from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import c_dim, indent
 from qcompiler.plan.dims import Expr
 from qcompiler.plan.kernel import KernelSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qcompiler.kernels.cpu.loop_nest import Loop, Nest
-from qcompiler.kernels.cpu.text import entry_function, task_function
+from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.loop_nest import Loop, Nest
 from qcompiler.kernels.text import c_dim, header_comment, indent, needed
 from qcompiler.plan.dims import Expr
 
@@ -45,11 +45,16 @@ def write(nest: Nest, form: Form) -> str:
         *indent([*form.lines, *advance]),
         "}",
     ]
-    task = [*nest.pointers(), *needed(limits, walk), *walk]
+    task = [*_pointers(nest), *needed(limits, walk), *walk]
     run = [items, f"qc_run(ctx, op, sym, {tasks}, qk_{spec.name}_task);"]
     launch = [*needed(limits, run), *run]
     head = header_comment(spec, form.note)
     return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])
+
+
+def _pointers(nest: Nest) -> list[str]:
+    """A typed pointer for each operand that the kernel touches."""
+    return [pointer(nest.spec.operands[i], i, nest.names[i], "call->op") for i in live_operands(nest)]
 
 
 def _chunk_limits(nest: Nest, form: Form) -> list[str]:

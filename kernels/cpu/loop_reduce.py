@@ -12,16 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.cpu.loop_form import CHUNK, LANES, SCALAR_COST, Columns, Form, bases, chunked, load, store
-from qcompiler.kernels.cpu.loop_nest import Loop, Nest
-from qcompiler.kernels.cpu.scalar import (
-    float_literal,
-    int_literal,
-    parse_float,
-    scalar_statements,
-    vector_obstacle,
-    vector_statements,
-)
 from qcompiler.kernels.cpu.text import VECTOR_TYPES
+from qcompiler.kernels.cpu.vector import vector_obstacle, vector_statements
+from qcompiler.kernels.loop_nest import Loop, Nest
+from qcompiler.kernels.scalar import float_literal, int_literal, parse_float, scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, indent
 from qcompiler.plan.kernel import ScalarOp, ScalarProgram
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qcompiler.kernels.cpu.scalar import float_literal
 from qcompiler.kernels.cpu.text import entry_function, load_columns, pointer, store_columns, task_function
+from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import KernelSpec, NormKernel, Operand

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cpu import scalar
-from qcompiler.kernels.cpu.scalar import float_literal, scalar_statements, vector_obstacle, vector_statements
+from qcompiler.kernels.cpu.vector import VECTOR_TABLE, vector_obstacle, vector_statements
+from qcompiler.kernels.scalar import SCALAR_TABLE, float_literal, scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES
 from qcompiler.plan.kernel import DType, ScalarOp, ScalarProgram
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -296,8 +296,8 @@ def test_op_matches_numpy_in_both_forms(library: ctypes.CDLL, case: Case) -> Non
 def test_the_tables_are_covered() -> None:
     """Every op with a C++ form stands in a case above, apart from those that need attributes."""
     tested = {case.op for case in CASES} | {"arith.constant", "linalg.index", "arith.fptoui", "arith.index_castui"}
-    assert set(scalar._SCALAR) <= tested
-    assert set(scalar._VECTOR) <= set(scalar._SCALAR)
+    assert set(SCALAR_TABLE) <= tested
+    assert set(VECTOR_TABLE) <= set(SCALAR_TABLE)
 
 
 @pytest.mark.parametrize(

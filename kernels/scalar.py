@@ -1,11 +1,11 @@
-"""Scalar programs (bodies of loops, epilogues) as C++ statements, one per op.
+"""Scalar programs (bodies of loops, epilogues) as C++ statements for one element, one statement per op.
 
-    arith.mulf %a, %b : f32      vector form   const vf t_2 = t_0 * t_1;
-                                 scalar form   const float t_2 = t_0 * t_1;
+    arith.mulf %a, %b : f32      const float t_2 = t_0 * t_1;
 
-The vector form works on 16 lanes of vec.h: f32, bf16, f16 (values in f32, rounded after each op of the narrow type),
-i32, i1, and narrower integers for conversions, comparisons and bitwise ops.  The scalar form covers every dtype and
-gives the same bits.  An op without a table entry raises KernelSelectionError naming it.
+Every C++ target uses this text: the helpers it names (qc_add, qc_ftoi, qc_exp, …) stand with the same meaning in
+kernels/cpu/scalar.h and vmath.h, and in kernels/cuda/scalar.cuh.  All dtypes are covered; bf16 and f16 values are
+floats that are rounded after each op of the narrow type.  An op without a table entry raises KernelSelectionError
+naming it.  A target may add forms of its own (`Form`): kernels/cpu/vector.py writes 16 lanes at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import ml_dtypes
 import numpy as np
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cpu.text import VECTOR_TYPES
 from qcompiler.kernels.text import VALUE_TYPES, identifier
 from qcompiler.plan.kernel import ScalarOp, ScalarProgram
 
-_BITS = {"i64": 64, "index": 64, "i32": 32, "i16": 16, "i8": 8, "ui8": 8, "i1": 1}
-_FLOATS = ("f64", "f32", "f16", "bf16")
+FLOATS = ("f64", "f32", "f16", "bf16")
+"""Floating-point dtypes; every other one is an integer or a boolean."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Statements:
 
 
 @dataclass(frozen=True)
-class _Context:
+class OpContext:
     """What a table entry sees of one op."""
 
     op: ScalarOp
@@ -50,7 +49,7 @@ class _Context:
         return self.dtypes[0]
 
 
-_Rule = str | Callable[[_Context], str]
+Rule = str | Callable[[OpContext], str]
 
 
 # --- constants -------------------------------------------------------------------------------------------------------
@@ -92,24 +91,20 @@ def int_literal(text: str, dtype: str) -> str:
     return str(value) if value != -(2**31) else "INT32_MIN"
 
 
-def _scalar_constant(c: _Context) -> str:
+def constant_literal(c: OpContext) -> str:
+    """The C++ literal of an `arith.constant`."""
     assert c.op.value is not None
-    if c.op.dtype in _FLOATS:
+    if c.op.dtype in FLOATS:
         return float_literal(parse_float(c.op.value), c.op.dtype)
     return int_literal(c.op.value, c.op.dtype)
 
 
-def _vector_constant(c: _Context) -> str:
-    literal = _scalar_constant(c)
-    return f"vset((int32_t){literal})" if VECTOR_TYPES[c.op.dtype] == "vi" else f"vset({literal})"
+# --- shared by all forms ----------------------------------------------------------------------------------------------
 
-
-# --- shared by both forms --------------------------------------------------------------------------------------------
-
-_POWERS = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}"}
+POWERS = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}"}
 """Constant exponents that are cheaper, and as exact, as products (torch's CPU kernel does the same)."""
 
-_LIBM_UNARY = ("log10", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "cbrt")
+LIBM_UNARY = ("log10", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "cbrt")
 
 # cmpf predicates over `lt`, `le`, `eq` and `unordered`; {n} negates.
 _CMPF = {
@@ -119,7 +114,8 @@ _CMPF = {
 }  # fmt: skip
 
 
-def _cmpf(c: _Context, words: dict[str, str], true: str, false: str) -> str:
+def compare_floats(c: OpContext, words: dict[str, str], true: str, false: str) -> str:
+    """A float comparison put together from the `words` of a form (eq, lt, le, gt, ge, uno; n negates)."""
     predicate = c.op.predicate or ""
     if predicate in ("true", "false"):
         return true if predicate == "true" else false
@@ -132,15 +128,15 @@ def _cmpf(c: _Context, words: dict[str, str], true: str, false: str) -> str:
 # --- scalar form -----------------------------------------------------------------------------------------------------
 
 
-def _scalar_cmpf(c: _Context) -> str:
+def _scalar_cmpf(c: OpContext) -> str:
     words = {
         "eq": "({0} == {1})", "lt": "({0} < {1})", "le": "({0} <= {1})", "gt": "({0} > {1})", "ge": "({0} >= {1})",
         "uno": "({0} != {0} || {1} != {1})", "n": "!",
     }  # fmt: skip
-    return _cmpf(c, words, "true", "false")
+    return compare_floats(c, words, "true", "false")
 
 
-def _scalar_cmpi(c: _Context) -> str:
+def _scalar_cmpi(c: OpContext) -> str:
     operators = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
     predicate = c.op.predicate or ""
     sign, word = ("s", predicate) if predicate in ("eq", "ne") else (predicate[:1], predicate[1:])
@@ -155,10 +151,10 @@ def _scalar_cmpi(c: _Context) -> str:
     return f"{a} {operators[word]} {b}"
 
 
-def _integer(name: str, boolean: str | None = None) -> _Rule:
+def _integer(name: str, boolean: str | None = None) -> Rule:
     """A helper template of scalar.h at the result's type; `boolean` is the text for i1."""
 
-    def rule(c: _Context) -> str:
+    def rule(c: OpContext) -> str:
         if c.op.dtype == "i1":
             if boolean is None:
                 raise KernelSelectionError(f"{c.op.op} is not defined for i1")
@@ -168,38 +164,38 @@ def _integer(name: str, boolean: str | None = None) -> _Rule:
     return rule
 
 
-def _unsigned_extreme(operator: str) -> _Rule:
-    def rule(c: _Context) -> str:
+def _unsigned_extreme(operator: str) -> Rule:
+    def rule(c: OpContext) -> str:
         cast = "" if c.op.dtype == "i1" else f"(qc_unsigned<{VALUE_TYPES[c.op.dtype]}>)"
         return f"{cast}{c.args[0]} {operator} {cast}{c.args[1]} ? {c.args[0]} : {c.args[1]}"
 
     return rule
 
 
-def _unsigned_value(c: _Context) -> str:
+def _unsigned_value(c: OpContext) -> str:
     return c.args[0] if c.source == "i1" else f"(qc_unsigned<{VALUE_TYPES[c.source]}>){c.args[0]}"
 
 
-def _signed_value(c: _Context) -> str:
+def _signed_value(c: OpContext) -> str:
     if c.source == "i1":
         return f"-(int){c.args[0]}"
     return f"(int8_t){c.args[0]}" if c.source == "ui8" else c.args[0]
 
 
-def _cast(inner: Callable[[_Context], str]) -> _Rule:
+def _cast(inner: Callable[[OpContext], str]) -> Rule:
     return lambda c: f"({VALUE_TYPES[c.op.dtype]})({inner(c)})"
 
 
-def _first(c: _Context) -> str:
+def _first(c: OpContext) -> str:
     return c.args[0]
 
 
-def _truncate_integer(c: _Context) -> str:
+def _truncate_integer(c: OpContext) -> str:
     return f"{c.args[0]} & 1" if c.op.dtype == "i1" else f"({VALUE_TYPES[c.op.dtype]}){c.args[0]}"
 
 
-def _float_to_int(unsigned: bool) -> _Rule:
-    def rule(c: _Context) -> str:
+def _float_to_int(unsigned: bool) -> Rule:
+    def rule(c: OpContext) -> str:
         if c.op.dtype == "i1":
             return f"{c.args[0]} != 0"
         target = VALUE_TYPES[c.op.dtype]
@@ -210,33 +206,33 @@ def _float_to_int(unsigned: bool) -> _Rule:
     return rule
 
 
-def _scalar_math(single: str, double: str) -> _Rule:
+def _scalar_math(single: str, double: str) -> Rule:
     """A function of one or more floats: `single` for f32 and narrower, `double` for f64."""
     return lambda c: f"{double if c.op.dtype == 'f64' else single}({', '.join(c.args)})"
 
 
-def _scalar_power(c: _Context) -> str:
+def _scalar_power(c: OpContext) -> str:
     exponent = c.constants[1]
-    if exponent in _POWERS:
-        return _POWERS[exponent].format(*c.args)
+    if exponent in POWERS:
+        return POWERS[exponent].format(*c.args)
     return f"{'pow' if c.op.dtype == 'f64' else 'qc_pow'}({c.args[0]}, {c.args[1]})"
 
 
-def _index(c: _Context) -> str:
+def _index(c: OpContext) -> str:
     assert c.op.axis is not None
     if c.op.axis >= len(c.indices):
         raise KernelSelectionError(f"linalg.index {c.op.axis} in a body with {len(c.indices)} loops")
     return c.indices[c.op.axis]
 
 
-def _scalar_bitcast(c: _Context) -> str:
+def _scalar_bitcast(c: OpContext) -> str:
     if {c.source, c.op.dtype} & {"bf16", "f16", "i1"}:
         raise KernelSelectionError(f"arith.bitcast from {c.source} to {c.op.dtype}")
     return f"qc_bitcast<{VALUE_TYPES[c.op.dtype]}>({c.args[0]})"
 
 
-def _signed_extreme(operator: str) -> _Rule:
-    def rule(c: _Context) -> str:
+def _signed_extreme(operator: str) -> Rule:
+    def rule(c: OpContext) -> str:
         if c.op.dtype == "i1":  # signed true is -1, so max is and, min is or
             return f"{c.args[0]} {'&' if operator == '>' else '|'} {c.args[1]}"
         return f"{c.args[0]} {operator} {c.args[1]} ? {c.args[0]} : {c.args[1]}"
@@ -244,17 +240,17 @@ def _signed_extreme(operator: str) -> _Rule:
     return rule
 
 
-def _scalar_rsqrt(c: _Context) -> str:
+def _scalar_rsqrt(c: OpContext) -> str:
     return f"1.0 / sqrt({c.args[0]})" if c.op.dtype == "f64" else f"1.0f / sqrtf({c.args[0]})"
 
 
-def _scalar_absi(c: _Context) -> str:
+def _scalar_absi(c: OpContext) -> str:
     kind = VALUE_TYPES[c.op.dtype]
     return f"{c.args[0]} < 0 ? qc_sub<{kind}>(0, {c.args[0]}) : {c.args[0]}"
 
 
-_SCALAR: dict[str, _Rule] = {
-    "arith.constant": _scalar_constant,
+SCALAR_TABLE: dict[str, Rule] = {
+    "arith.constant": constant_literal,
     "linalg.index": _index,
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
     "arith.negf": "-{0}", "arith.remf": _scalar_math("fmodf", "fmod"),
@@ -285,141 +281,8 @@ _SCALAR: dict[str, _Rule] = {
     "math.atan2": _scalar_math("atan2f", "atan2"), "math.erfc": _scalar_math("erfcf", "erfc"),
     **{f"math.{n}": _scalar_math(f"qc_{n}", n)
        for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin", "cos")},
-    **{f"math.{n}": _scalar_math(f"{n}f", n) for n in _LIBM_UNARY},
+    **{f"math.{n}": _scalar_math(f"{n}f", n) for n in LIBM_UNARY},
 }  # fmt: skip
-
-
-# --- vector form -----------------------------------------------------------------------------------------------------
-
-
-def _vector_cmpf(c: _Context) -> str:
-    words = {
-        "eq": "veq({0}, {1})", "lt": "vlt({0}, {1})", "le": "vle({0}, {1})", "gt": "vlt({1}, {0})",
-        "ge": "vle({1}, {0})", "uno": "(vnan({0}) | vnan({1}))", "n": "~",
-    }  # fmt: skip
-    return _cmpf(c, words, "vset(true)", "vset(false)")
-
-
-def _vector_cmpi(c: _Context) -> str:
-    if c.source == "i1":
-        table = {"eq": "~({0} ^ {1})", "ne": "{0} ^ {1}"}
-    else:
-        table = {
-            "eq": "veq({0}, {1})", "ne": "~veq({0}, {1})", "slt": "vlt({0}, {1})", "sgt": "vlt({1}, {0})",
-            "sle": "~vlt({1}, {0})", "sge": "~vlt({0}, {1})", "ult": "vltu({0}, {1})", "ugt": "vltu({1}, {0})",
-            "ule": "~vltu({1}, {0})", "uge": "~vltu({0}, {1})",
-        }  # fmt: skip
-    if c.op.predicate not in table:
-        raise KernelSelectionError(f"arith.cmpi {c.op.predicate!r} on {c.source} has no vector form")
-    return table[c.op.predicate].format(*c.args)
-
-
-def _only(dtypes: tuple[str, ...], text: str) -> _Rule:
-    """`text`, where the result's dtype is one of `dtypes`."""
-
-    def rule(c: _Context) -> str:
-        if c.op.dtype not in dtypes:
-            raise KernelSelectionError(f"{c.op.op} on {c.op.dtype} has no vector form")
-        return text.format(*c.args)
-
-    return rule
-
-
-def _vector_extend(signed: bool) -> _Rule:
-    def rule(c: _Context) -> str:
-        if c.source == "i1":
-            return f"vmaskbits({c.args[0]})" if signed else f"vmaskbits({c.args[0]}) & vset((int32_t)1)"
-        if signed or c.source == "ui8":
-            if signed and c.source == "ui8":
-                raise KernelSelectionError("arith.extsi of ui8 has no vector form")
-            return c.args[0]
-        return f"{c.args[0]} & vset((int32_t){(1 << _BITS[c.source]) - 1})"
-
-    return rule
-
-
-def _vector_truncate(c: _Context) -> str:
-    if c.op.dtype == "i1":
-        return f"~veq({c.args[0]} & vset((int32_t)1), vset((int32_t)0))"
-    if c.op.dtype == "ui8":
-        return f"{c.args[0]} & vset((int32_t)255)"
-    shift = 32 - _BITS[c.op.dtype]
-    return f"vshr(vshl({c.args[0]}, {shift}), {shift})"
-
-
-def _vector_int_to_float(signed: bool) -> _Rule:
-    def rule(c: _Context) -> str:
-        if c.source == "i1":
-            return f"vsel({c.args[0]}, vset({'-' if signed else ''}1.0f), vzero())"
-        if not signed and c.source in ("i32", "i16", "i8"):
-            if c.source == "i32":
-                raise KernelSelectionError("arith.uitofp of i32 has no vector form")
-            return f"vtofloat({c.args[0]} & vset((int32_t){(1 << _BITS[c.source]) - 1}))"
-        return f"vtofloat({c.args[0]})"
-
-    return rule
-
-
-def _vector_bitcast(c: _Context) -> str:
-    if (c.source, c.op.dtype) == ("f32", "i32"):
-        return f"vbits({c.args[0]})"
-    if (c.source, c.op.dtype) == ("i32", "f32"):
-        return f"vfrombits({c.args[0]})"
-    raise KernelSelectionError(f"arith.bitcast from {c.source} to {c.op.dtype} has no vector form")
-
-
-def _vector_power(c: _Context) -> str:
-    exponent = c.constants[1]
-    return _POWERS[exponent].format(*c.args) if exponent in _POWERS else f"vpow({c.args[0]}, {c.args[1]})"
-
-
-def _vector_shift(function: str) -> _Rule:
-    """Shifts by a constant only: bodies that decode packed bits."""
-
-    def rule(c: _Context) -> str:
-        amount = c.constants[1]
-        if c.op.dtype != "i32" or amount is None or not 0 <= amount < 32:
-            raise KernelSelectionError(f"{c.op.op} on {c.op.dtype} by a variable amount has no vector form")
-        return f"{function}({c.args[0]}, {int(amount)})"
-
-    return rule
-
-
-_WIDE = ("f32", "bf16", "f16")
-_INT32 = ("i32",)
-_NARROW = ("i32", "i16", "i8", "ui8", "i1")
-
-_VECTOR: dict[str, _Rule] = {
-    "arith.constant": _vector_constant,
-    "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
-    "arith.negf": "-{0}", "arith.remf": "vlift({0}, {1}, [](float a, float b) {{ return fmodf(a, b); }})",
-    "arith.maximumf": "vmaximum({0}, {1})", "arith.minimumf": "vminimum({0}, {1})",
-    "arith.maxnumf": "vmaxnum({0}, {1})", "arith.minnumf": "vminnum({0}, {1})",
-    "arith.cmpf": _vector_cmpf, "arith.cmpi": _vector_cmpi, "arith.select": "vsel({0}, {1}, {2})",
-    "arith.addi": _only(_INT32, "{0} + {1}"), "arith.subi": _only(_INT32, "{0} - {1}"),
-    "arith.muli": _only(_INT32, "{0} * {1}"),
-    "arith.andi": _only(_NARROW, "{0} & {1}"), "arith.ori": _only(_NARROW, "{0} | {1}"),
-    "arith.xori": _only(_NARROW, "{0} ^ {1}"),
-    "arith.shli": _vector_shift("vshl"), "arith.shrsi": _vector_shift("vshr"), "arith.shrui": _vector_shift("vshru"),
-    "arith.maxsi": _only(_INT32, "vsel(vlt({1}, {0}), {0}, {1})"),
-    "arith.minsi": _only(_INT32, "vsel(vlt({0}, {1}), {0}, {1})"),
-    "arith.maxui": _only(_INT32, "vsel(vltu({1}, {0}), {0}, {1})"),
-    "arith.minui": _only(_INT32, "vsel(vltu({0}, {1}), {0}, {1})"),
-    "arith.extf": "{0}", "arith.truncf": "{0}",
-    "arith.extsi": _vector_extend(True), "arith.extui": _vector_extend(False), "arith.trunci": _vector_truncate,
-    "arith.sitofp": _vector_int_to_float(True), "arith.uitofp": _vector_int_to_float(False),
-    "arith.fptosi": _only(_INT32, "vtoint({0})"), "arith.bitcast": _vector_bitcast,
-    "math.sqrt": "vsqrt({0})", "math.rsqrt": "vrsqrt({0})", "math.absf": "vabs({0})", "math.ceil": "vceil({0})",
-    "math.floor": "vfloor({0})", "math.roundeven": "vrint({0})", "math.round": "vround({0})",
-    "math.trunc": "vtrunc({0})", "math.powf": _vector_power, "math.copysign": "vcopysign({0}, {1})",
-    "math.fma": "vfused({0}, {1}, {2})",
-    "math.atan2": "vlift({0}, {1}, [](float a, float b) {{ return atan2f(a, b); }})",
-    "math.erfc": "vlift({0}, [](float a) {{ return erfcf(a); }})",
-    **{f"math.{n}": f"v{n}({{0}})"
-       for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin", "cos")},
-    **{f"math.{n}": f"vlift({{0}}, [](float a) {{{{ return {n}f(a); }}}})" for n in _LIBM_UNARY},
-}  # fmt: skip
-
 
 # --- programs --------------------------------------------------------------------------------------------------------
 
@@ -432,21 +295,21 @@ _EXACT = frozenset({
 
 
 @dataclass(frozen=True)
-class _Form:
-    """One of the two ways to write a body: its table, its C++ types, and the function that rounds to a narrow float."""
+class Form:
+    """A way to write a body: its table, its C++ types, and the function that rounds to a narrow float."""
 
-    table: dict[str, _Rule]
+    table: dict[str, Rule]
     types: dict[str, str]
     rounding: str
 
 
-_SCALAR_FORM = _Form(_SCALAR, VALUE_TYPES, "qc_round")
-_VECTOR_FORM = _Form(_VECTOR, VECTOR_TYPES, "vround")
+_SCALAR_FORM = Form(SCALAR_TABLE, VALUE_TYPES, "qc_round")
 
 
-def _statements(
-    program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str], prefix: str, form: _Form
+def write_statements(
+    program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str], prefix: str, form: Form
 ) -> Statements:
+    """A body in one form, op by op. KernelSelectionError names an op that the form cannot write."""
     if len(inputs) != len(program.inputs):
         raise KernelSelectionError(f"a body of {len(program.inputs)} inputs was given {len(inputs)} values")
     text = {name: given for (name, _), given in zip(program.inputs, inputs, strict=True)}
@@ -456,13 +319,13 @@ def _statements(
     for op in program.ops:
         rule = form.table.get(op.op)
         if rule is None:
-            raise KernelSelectionError(f"'{op.op}' has no C++ form in a loop body (kernels/cpu/scalar.py)")
+            raise KernelSelectionError(f"'{op.op}' has no C++ form in a loop body (kernels/scalar.py)")
         if op.dtype not in form.types:
             raise KernelSelectionError(f"'{op.op}' on {op.dtype} has no vector form")
         if op.op == "arith.constant" and op.value not in (None, "true", "false"):
             assert op.value is not None
-            constants[op.result] = parse_float(op.value) if op.dtype in _FLOATS else float(int(op.value))
-        context = _Context(
+            constants[op.result] = parse_float(op.value) if op.dtype in FLOATS else float(int(op.value))
+        context = OpContext(
             op,
             tuple(text[a] for a in op.args),
             tuple(dtypes[a] for a in op.args),
@@ -482,24 +345,4 @@ def scalar_statements(
     program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str] = (), prefix: str = "t_"
 ) -> Statements:
     """One element: `inputs` are expressions of `VALUE_TYPES`, `indices` the loop variables for linalg.index."""
-    return _statements(program, inputs, indices, prefix, _SCALAR_FORM)
-
-
-def vector_statements(program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_") -> Statements:
-    """16 elements: `inputs` are of `VECTOR_TYPES`. KernelSelectionError where there is a `vector_obstacle`."""
-    for name, dtype in program.inputs:
-        if dtype not in VECTOR_TYPES:
-            raise KernelSelectionError(f"input '{name}' of type {dtype} has no vector form")
-    return _statements(program, inputs, (), prefix, _VECTOR_FORM)
-
-
-def vector_obstacle(program: ScalarProgram) -> str | None:
-    """Why a body cannot run on 16 lanes, or None. An op that has no scalar form either is raised, not returned."""
-    names = [name for name, _ in program.inputs]
-    try:
-        vector_statements(program, names)
-    except KernelSelectionError as error:
-        loops = 1 + max((op.axis or 0 for op in program.ops if op.op == "linalg.index"), default=-1)
-        scalar_statements(program, names, ["0"] * loops)
-        return str(error)
-    return None
+    return write_statements(program, inputs, indices, prefix, _SCALAR_FORM)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cpu.text import pointer
 from qcompiler.kernels.text import c_dim, identifier
 from qcompiler.plan.dims import Expr, dim
 from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram
@@ -88,13 +87,6 @@ class Nest:
             elif step != 0:
                 terms.append(f"{variable} * {c_dim(step)}")
         return " + ".join([self.names[operand], *terms])
-
-    def pointers(self) -> list[str]:
-        return [
-            pointer(operand, i, self.names[i], "call->op")
-            for i, operand in enumerate(self.spec.operands)
-            if i >= self.inputs or self.used(i)
-        ]
 
     def limits(self) -> list[str]:
         return [f"const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in self.loops]
