@@ -1,7 +1,8 @@
 """Which kernel serves an op: candidates with their preconditions, in order of preference, and why one was refused.
 
 A linear whose number of rows M is only known at run time gets several *cases*, told apart by the value of M; the plan
-holds them as one explicit `select` step.
+holds them as one explicit `select` step.  Which arithmetic a CUDA kernel then uses (tensor cores or not) follows from
+its spec and architecture: kernels/cuda/linear.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class LinearQuery:
     out_dtype: DType
     format: FormatRef | None
     constant_weight: bool
+    kind: str
     isa: str
 
 
@@ -79,6 +81,20 @@ LINEAR_CPU: tuple[Candidate, ...] = (
 )
 """`small` decodes in registers and never stores a panel; `large` decodes panels once for many rows."""
 
+LINEAR_CUDA: tuple[Candidate, ...] = (
+    Candidate("linear.gemv", "1", (1, 1), _refuses_gemv),
+    Candidate("linear.small", "2-8", (1, 8), _refuses_types),
+    Candidate("linear.medium", "9-64", (9, 64), _refuses_types),
+    Candidate("linear.large", "large", (65, None), _refuses_types),
+)
+"""`medium` splits K over the warps of a block, since few rows give few blocks; `large` has blocks enough."""
+
+LINEAR: dict[str, tuple[tuple[Candidate, ...], str]] = {
+    "cpu": (LINEAR_CPU, "cpu_p16_v1"),
+    "cuda": (LINEAR_CUDA, "cuda_t16_v1"),
+}
+"""Candidates and the layout of constant weights, by kind of target."""
+
 
 def choose_linear(query: LinearQuery) -> Choice:
     """The kernels that together cover the query's range of M; KernelSelectionError with every reason if none do."""
@@ -86,7 +102,8 @@ def choose_linear(query: LinearQuery) -> Choice:
     rejected: list[tuple[str, str]] = []
     cases: list[Case] = []
     covered = low - 1  # M values up to here have a kernel
-    for candidate in LINEAR_CPU:
+    candidates, weight_layout = LINEAR[query.kind]
+    for candidate in candidates:
         first, last = candidate.m
         reason = candidate.refuses(query)
         if reason is None and (covered >= high or (last is not None and last <= covered)):
@@ -101,5 +118,16 @@ def choose_linear(query: LinearQuery) -> Choice:
     if covered < high or not cases:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise KernelSelectionError(f"no linear kernel covers M in [{low}, {high}] ({reasons})")
-    layout = "cpu_p16_v1" if query.constant_weight else None
+    layout = weight_layout if query.constant_weight else None
     return Choice(tuple(cases), layout, tuple(rejected))
+
+
+def templates(kind: str) -> tuple[str, ...]:
+    """The templates that a kind of target has kernels for."""
+    if kind == "cpu":
+        from qcompiler.kernels.cpu import emit
+
+        return emit.TEMPLATES
+    from qcompiler.kernels.cuda import emit as cuda_emit
+
+    return cuda_emit.TEMPLATES

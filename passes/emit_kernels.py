@@ -4,8 +4,9 @@
     after   KernelSpec(name="linear_nf4_0", body=LinearKernel(m="b*s", n=1536, k=384, m_class="large", …))
             extern "C" void qk_linear_nf4_0(qc_ctx* ctx, void* const* op, const int64_t* sym) { … }
 
-The spec, not the text, is what a program file runs from: another machine emits and compiles it again.  The module
-itself stays as it is; the result is left in the context's options under "plan" and "source".
+For a CUDA target the text is CUDA C++, the same for a GPU and for the simulated one, and how each kernel is launched
+goes into the report.  The spec, not the text, is what a program file runs from: another machine emits and compiles it
+again.  The module itself stays as it is; the result is left in the context's options under "plan" and "source".
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from xdsl.passes import ModulePass
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import rt
-from qcompiler.ir.context import qc_context
+from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.rt_plan import plan_from_rt
 from qcompiler.kernels.cpu.emit import emit_program
+from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.passes.lowering.specs import spec_of
 from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.plan import Plan
 from qcompiler.plan.verify import verify_plan
 
 PLAN, SOURCE = "plan", "source"
@@ -36,12 +39,26 @@ class EmitKernelsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
-        if context.target.kind != "cpu":
-            raise KernelSelectionError(f"no emitter for target '{context.target.kind}' yet; this build emits for cpu")
         plan = plan_from_rt(op, kernel_specs(op), context.weights)
         verify_plan(plan)  # again, now that in-place loops can be judged by their true bodies
         context.options[PLAN] = plan
-        context.options[SOURCE] = emit_program(plan, context.target.isa)
+        context.options[SOURCE] = _source(plan, context)
+
+
+def _source(plan: Plan, context: QCContext) -> str:
+    """The program's kernels as text for the target; KernelSelectionError for a kind of target without an emitter."""
+    kind, isa = context.target.kind, context.target.isa
+    if kind == "cpu":
+        return emit_program(plan, isa)
+    if kind != "cuda":
+        raise KernelSelectionError(f"there is no emitter for target '{kind}'; there are emitters for cpu and cuda")
+    for spec in plan.kernels:
+        kernel = cuda.emit_kernel(spec, isa)
+        launch = kernel.geometry
+        grid, block = ("x".join(str(extent) for extent in extents) for extents in (launch.grid, launch.block))
+        what = f"{spec.name}: {kernel.engine}, grid {grid}, block {block}, {launch.shared} bytes shared"
+        context.report.add("emit-kernels", spec.serves, what, "; ".join(kernel.notes))
+    return cuda.emit_module(plan.kernels, isa)
 
 
 def kernel_specs(module: ModuleOp) -> dict[str, KernelSpec]:

@@ -38,7 +38,7 @@ from qcompiler.ir.qc import (
     StateUpdateOp,
 )
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
-from qcompiler.kernels.select import FLOATS, Case, LinearQuery, choose_linear
+from qcompiler.kernels.select import FLOATS, Case, LinearQuery, choose_linear, templates
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.plan.dims import Range, product
 
@@ -56,7 +56,7 @@ TEMPLATES: dict[type[Operation], str] = {
     IndexUpdateOp: "index_update",
     CumsumOp: "scan",
 }
-"""`qc` ops that have a kernel on the CPU. linalg.generic has the loop template; views and sizes need none."""
+"""The template that serves each `qc` op. linalg.generic has the loop template; views and sizes need none."""
 
 _FLOAT_ONLY = (LinearOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp)
 """Their kernels accumulate in fp32."""
@@ -81,12 +81,19 @@ class SelectKernelsPass(ModulePass):
                     _check_float(each, context)
                 if isinstance(each, LinearOp):
                     _select_linear(each, ranges, context)
-                elif each.name.startswith("qc.") and not isinstance(each, _NO_KERNEL) and type(each) not in TEMPLATES:
-                    raise KernelSelectionError(
-                        f"{each.name} at '{path_of(each)}' has no kernel for {context.target.kind} yet "
-                        f"(kernels exist for: {', '.join(sorted(t.name for t in TEMPLATES))}). Rewrite that place of "
-                        "the model, or compute it outside of the compiled model and pass the result in"
-                    )
+                elif each.name.startswith("qc.") and not isinstance(each, _NO_KERNEL):
+                    _check_template(each, context)
+
+
+def _check_template(op: Operation, context: QCContext) -> None:
+    available = templates(context.target.kind)
+    if TEMPLATES.get(type(op)) not in available:
+        served = sorted(each.name for each, template in TEMPLATES.items() if template in available)
+        raise KernelSelectionError(
+            f"{op.name} at '{path_of(op)}' has no kernel for {context.target.kind} yet (kernels exist for: "
+            f"{', '.join(served)}). Rewrite that place of the model, or compute it outside of the compiled model and "
+            "pass the result in"
+        )
 
 
 def _check_float(op: Operation, context: QCContext) -> None:
@@ -109,6 +116,7 @@ def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -
         out_dtype=tensor_dtype(op.result.type),
         format=op.w.type.format.ref if isinstance(op.w.type, QTensorType) else None,
         constant_weight=isinstance(op.w.owner, ConstOp) and op.w.owner.key in context.weights,
+        kind=context.target.kind,
         isa=context.target.isa,
     )
     choice = choose_linear(query)

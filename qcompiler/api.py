@@ -18,7 +18,9 @@ from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.text import print_module
+from qcompiler.kernels.cuda.emit import ARCHS
 from qcompiler.program import Program, make_image
+from qcompiler.runtime.backends import registry
 from qcompiler.runtime.isa import resolve_isa
 
 if TYPE_CHECKING:
@@ -49,17 +51,17 @@ def qcompile(
     `model` is an nn.Module, an ExportedProgram or an fx.GraphModule; `args` and `kwargs` are example inputs.
     `quant` is a format's name ("nf4", "int8", "int4"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
     dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is what torch.export takes.
-    `targets` are instruction sets ("x86-64-v4"); the default is this machine's.  `dump_ir` (or QC_DUMP_IR) is a folder
-    that gets the text of every stage.  `verify_each="numerics"` runs the program after every pass and names the pass
-    that changed the answer.  `buckets` are entry points to specialise for, `[("decode", {"s": (1, 1)})]`.
-    `calibrate`, `fallback` and any `device` but the CPU are refused in this release.
+    `device` is where the program runs: "cpu", "cuda:0", or "sim:0", the simulated GPU; by default where the model's
+    parameters are.  `targets` holds one instruction set ("x86-64-v4") or GPU architecture ("sm_90a"); the default is
+    the device's own.  With a target named, a program for a GPU compiles on a machine without one, to be saved there.
+    `dump_ir` (or QC_DUMP_IR) is a folder that gets the text of every stage.  `verify_each="numerics"` runs the program
+    after every pass and names the pass that changed the answer.  `buckets` are entry points to specialise for,
+    `[("decode", {"s": (1, 1)})]`.  `calibrate` and `fallback` are refused in this release.
 
     Raises subclasses of `QCompilerError`, each naming the module path, the op and the way out.
     """
     if calibrate is not None:
         raise RecipeError("no format of this release uses calibration data; leave `calibrate` out")
-    if device not in (None, "cpu"):
-        raise DeviceUnavailableError(f"this release compiles for the CPU only, not for '{device}'; leave `device` out")
     if fallback is not None:
         raise UnsupportedOperatorError(
             f"fallback={fallback!r}: no runtime of this release can run torch operators, so every operator needs a "
@@ -67,7 +69,8 @@ def qcompile(
         )
     if verify_each not in (None, "ir", "numerics"):
         raise ArgumentError(f"verify_each={verify_each!r}: choose 'ir', 'numerics' or None")
-    isa = _one_target(targets)
+    device = device if device is not None else _home(model)
+    target = compile_target(device, targets)
 
     from qcompiler.frontends.torch_frontend import import_torch
 
@@ -79,14 +82,15 @@ def qcompile(
         dumps.add(stage, text, imported.seconds[stage], "txt")
     dumps.add("import", print_module(imported.module), imported.seconds["import"])
 
-    context = QCContext.default(weights=imported.weights, target=Target("cpu", isa))
+    devices = ("cpu",) if target.kind == "cpu" else ("cuda:0",)  # a program for one GPU; the loader says which
+    context = QCContext.default(weights=imported.weights, target=target, devices=devices)
     if buckets is not None:
         context.options["buckets"] = list(buckets)
     samples = imported.sample_inputs() if verify_each == "numerics" else None
     run_stages(imported.module, context, dumps, verify_each, samples, imported.states)
-    image = make_image(context, imported, isa, dumps)
+    image = make_image(context, imported, dumps)
     choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
-    return Program(image, dumps, choices, imported)
+    return Program(image, dumps, choices, imported, device)
 
 
 def run_stages(
@@ -103,7 +107,7 @@ def run_stages(
 
     def on_stage(name: str, current: ModuleOp, seconds: float) -> None:
         if name == "emit-kernels":
-            dumps.add(name, str(context.options[SOURCE]), seconds, "cpp")
+            dumps.add(name, str(context.options[SOURCE]), seconds, "cpp" if context.target.kind == "cpu" else "cu")
         else:
             dumps.add(name, print_module(current), seconds)
 
@@ -117,12 +121,33 @@ def run_stages(
     )
 
 
-def _one_target(targets: Sequence[str] | None) -> str:
-    """The instruction set to compile for: this machine's, or the one asked for if this machine can run it."""
-    if not targets:
-        return resolve_isa(None)
-    if len(targets) > 1:
+def _home(model: Any) -> str:
+    """The device of a model's parameters: "cpu" without any. DeviceUnavailableError where they are spread."""
+    parameters = getattr(model, "parameters", None)
+    found = sorted({str(each.device) for each in parameters()}) if callable(parameters) else []
+    if len(found) > 1:
+        raise DeviceUnavailableError(
+            f"the model's parameters are on {' and '.join(found)}; move them to one device, or name it with `device=`"
+        )
+    return found[0] if found else "cpu"
+
+
+def compile_target(device: str, targets: Sequence[str] | None) -> Target:
+    """What to compile for: the one target named, or the device's own.
+
+    DeviceUnavailableError for a device that this release does not know, or for a GPU that is not there while no target
+    is named; TargetMismatchError for a target that the device cannot run, and for more than one.
+    """
+    kind, _ = registry.parse(device)
+    if targets and len(targets) > 1:
         raise TargetMismatchError(
             "this release stores one native build; give one target, or save with layout='canonical'"
         )
-    return resolve_isa(targets[0])
+    wanted = targets[0] if targets else None
+    if kind == "cpu":
+        return Target("cpu", resolve_isa(wanted))
+    if wanted is None:
+        wanted = registry.architecture(device)
+    if wanted not in ARCHS:
+        raise TargetMismatchError(f"{wanted!r} is no GPU architecture to compile for; choose one of {', '.join(ARCHS)}")
+    return Target("cuda", wanted)

@@ -45,7 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--quant", default=None, help="nf4, int8, int4 or a format such as nf4:block=128; default float"
     )
-    command.add_argument("--target", default=None, help="instruction set: x86-64, x86-64-v3, x86-64-v4")
+    command.add_argument(
+        "--device", default=None, help="cpu, cuda:0 or sim:0 (the simulated GPU); default: the model's"
+    )
+    command.add_argument("--target", default=None, help="x86-64, x86-64-v3, x86-64-v4; for GPUs sm_80, sm_90a, …")
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
     command.add_argument("--dump-ir", type=Path, default=None)
     command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
@@ -92,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_loading(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", default=None, help="cpu, cuda:0 or sim:0; default: what the program was made for")
     command.add_argument("--num-threads", type=int, default=None)
     command.add_argument("--trust-native", default=None, help="'yes' or sha256:… to run native code from the file")
     command.add_argument("--verify", choices=("auto", "full"), default="auto")
@@ -101,7 +105,13 @@ def _load(options: argparse.Namespace) -> Any:
     from qcompiler import runtime
 
     trust: bool | str = options.trust_native == "yes" or options.trust_native or False
-    return runtime.load(options.program, num_threads=options.num_threads, trust_native=trust, verify=options.verify)
+    return runtime.load(
+        options.program,
+        device=options.device,
+        num_threads=options.num_threads,
+        trust_native=trust,
+        verify=options.verify,
+    )
 
 
 # --- compile ---------------------------------------------------------------------------------------------------------
@@ -117,6 +127,7 @@ def _compile(options: argparse.Namespace) -> None:
         kwargs,
         quant=options.quant,
         dynamic_shapes=dynamic_shapes,
+        device=options.device,
         targets=[options.target] if options.target else None,
         dump_ir=options.dump_ir,
         verify_each=options.verify_each,

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qcompiler.errors import QCompilerError
 from qcompiler.inspect.dumps import StageDumps
+from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
 from qcompiler.ledger import Ledger
+from qcompiler.runtime.backends.registry import is_available
 from qcompiler.runtime.image import ProgramImage, Target, build_image
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.program_file import save_image
@@ -29,37 +31,47 @@ class Program:
     """
 
     def __init__(
-        self, image: ProgramImage, dumps: StageDumps, choices: Sequence[Choice], imported: ImportResult
+        self,
+        image: ProgramImage,
+        dumps: StageDumps,
+        choices: Sequence[Choice],
+        imported: ImportResult,
+        device: str = "cpu",
     ) -> None:
         self.image = image
         self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
         self.oracle: Callable[..., Any] = imported.quantized.module
         self._dumps = dumps
         self._choices = tuple(choices)
-        self._run = LoadedProgram.from_image(image)
+        self.device = device
+        self._loaded: LoadedProgram | None = None
+        if is_available(device):
+            self._loaded = LoadedProgram.from_image(image, device)
 
     # --- running (as qc.load) ---
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """The model's result for these arguments, in fresh memory owned by the caller (or in `out`)."""
-        return self._run(*args, out=out, **kwargs)
+        return self.run(*args, out=out, **kwargs)
 
     def session(self) -> Any:
         """A session of its own: activations and states that no other call shares."""
-        return self._run.session()
+        return self.run.session()
 
     def capture(self, *args: Any, **kwargs: Any) -> Any:
-        """A captured graph; DeviceUnavailableError on devices that have none."""
-        return self._run.capture(*args, **kwargs)
+        """A captured graph for arguments of these shapes; DeviceUnavailableError on the CPU, which has none."""
+        return self.run.capture(*args, **kwargs)
 
     def to(self, device: str) -> LoadedProgram:
         """The program on another device."""
-        return self._run.to(device)
+        return self.run.to(device)
 
     @property
     def run(self) -> LoadedProgram:
-        """The loaded program behind this one."""
-        return self._run
+        """The loaded program behind this one. DeviceUnavailableError if it was compiled for a GPU that is not here."""
+        if self._loaded is None:
+            self._loaded = LoadedProgram.from_image(self.image, self.device)
+        return self._loaded
 
     @property
     def plan(self) -> Plan:
@@ -89,7 +101,8 @@ class Program:
 
     def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> None:
         """Writes a .qca file; `layout="canonical"` is the portable form, repacked when it is loaded."""
-        save_image(self._run.image_with_native() if layout == "target" else self.image, path, layout=layout)
+        native = layout == "target" and self._loaded is not None
+        save_image(self.run.image_with_native() if native else self.image, path, layout=layout)
 
 
 def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:
@@ -101,7 +114,7 @@ def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:
     return ledger.as_stored(nbytes)
 
 
-def make_image(context: QCContext, imported: ImportResult, isa: str, dumps: StageDumps) -> ProgramImage:
+def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) -> ProgramImage:
     """The program in memory, from what the pipeline left in the context. PromiseError if it is larger than promised."""
     from qcompiler.passes.emit_kernels import PLAN, SOURCE
     from qcompiler.plan.plan import Plan
@@ -111,14 +124,15 @@ def make_image(context: QCContext, imported: ImportResult, isa: str, dumps: Stag
         raise QCompilerError("the pipeline ended without a plan; it must end with emit-kernels")
     ledger = stored_ledger(imported.ledger, plan)
     ledger.check_promise()
+    target = context.target
     texts: Mapping[str, str] = {f"ir/{dump.file_name}": dump.text for dump in dumps if dump.suffix == "mlir"}
     return build_image(
         plan,
         imported.signature,
         context.weights,
-        target=Target(kind="cpu", isa=isa),
+        target=Target(kind="cpu" if target.kind == "cpu" else "cuda", isa=target.isa),
         ledger=json.loads(ledger.to_json()),
         report=[vars(decision) for decision in context.report.decisions],
         torch_calls=tuple(imported.torch_calls),
-        texts={**texts, "kernels/program.cpp": str(context.options[SOURCE])},
+        texts={**texts, source_file(target.kind): str(context.options[SOURCE])},
     )

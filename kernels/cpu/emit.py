@@ -47,6 +47,8 @@ _TEMPLATES: dict[str, ModuleType] = {
 }
 """One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
 
+TEMPLATES = tuple(_TEMPLATES)
+
 _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": ("gemm.h",), "batch_matmul": ("gemm.h",), "embedding": ("gemm.h", "lookup.h"),
     "attention": ("attention.h",),

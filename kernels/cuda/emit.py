@@ -27,7 +27,7 @@ EMITTER_VERSION = 1
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 """Architectures that programs compile for. CUDA 13's NVRTC has dropped sm_70: CUDA 12's compiles that one."""
 
-_TEMPLATES = ("attention", "linear", "loop", "norm", "softmax")
+TEMPLATES = ("attention", "linear", "loop", "norm", "softmax")
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
 _HEADERS: dict[str, tuple[str, ...]] = {"loop": ("scalar.cuh",), "linear": ("scalar.cuh", "linear.cuh")}
@@ -42,9 +42,9 @@ def arch_number(arch: str) -> int:
 
 
 def _template(spec: KernelSpec) -> Any:
-    if spec.template not in _TEMPLATES:
+    if spec.template not in TEMPLATES:
         raise KernelSelectionError(
-            f"kernel '{spec.name}': CUDA has no template '{spec.template}' (there are: {', '.join(_TEMPLATES)})"
+            f"kernel '{spec.name}': CUDA has no template '{spec.template}' (there are: {', '.join(TEMPLATES)})"
         )
     return importlib.import_module(f"qcompiler.kernels.cuda.{spec.template}")
 

@@ -7,12 +7,16 @@ import platform
 import sys
 
 from qcompiler.errors import CompilerMissingError
+from qcompiler.runtime.backends import registry
 from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.compiler import find_compiler
 from qcompiler.runtime.isa import resolve_isa, supported_isas
 from qcompiler.runtime.threads import default_threads
 
-_PACKAGES = ("qcompiler", "torch", "numpy", "ml_dtypes", "xdsl", "msgspec", "safetensors", "transformers", "torch-mlir")
+_PACKAGES = (
+    "qcompiler", "torch", "numpy", "ml_dtypes", "xdsl", "msgspec", "safetensors", "transformers", "torch-mlir",
+    "cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12",
+)  # fmt: skip
 
 
 def examine() -> dict[str, str]:
@@ -28,6 +32,7 @@ def examine() -> dict[str, str]:
         "threads": str(default_threads()),
         "compiler": compiler,
         "cache": str(cache_dir()),
+        "gpus": _gpus(),
     }
     for package in _PACKAGES:
         try:
@@ -35,6 +40,13 @@ def examine() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             facts[package] = "missing"
     return facts
+
+
+def _gpus() -> str:
+    from qcompiler.runtime.backends.cuda import device_count
+
+    found = [f"cuda:{index} ({registry.architecture(f'cuda:{index}')})" for index in range(device_count())]
+    return ", ".join(found) or "none; sim:0 simulates one"
 
 
 def problems(facts: dict[str, str]) -> list[str]:

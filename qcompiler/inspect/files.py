@@ -16,7 +16,13 @@ from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, Wei
 from qcompiler.runtime.program_file import Header, read_program
 from qcompiler.runtime.tree import check_signature
 
-SOURCE_STAGE, SOURCE_FILE = "emit-kernels", "kernels/program.cpp"
+SOURCE_STAGE = "emit-kernels"
+_SOURCE_FILES = {"cpu": "kernels/program.cpp", "cuda": "kernels/program.cu"}
+
+
+def source_file(kind: str) -> str:
+    """The name of the emitted source in a program file for a kind of target."""
+    return _SOURCE_FILES[kind]
 
 
 def describe(path: str | Path) -> dict[str, Any]:
@@ -216,7 +222,9 @@ def _launches(plan: Plan) -> Iterator[set[str]]:
 
 
 def _stage_files(texts: Iterable[str]) -> list[str]:
-    return sorted(name for name in texts if name.startswith("ir/")) + [name for name in texts if name == SOURCE_FILE]
+    return sorted(name for name in texts if name.startswith("ir/")) + [
+        name for name in texts if name in _SOURCE_FILES.values()
+    ]
 
 
 def _names_of(file: str) -> set[str]:
@@ -228,7 +236,7 @@ def _names_of(file: str) -> set[str]:
 
 def _stage_name(file: str) -> str:
     """`ir/02-import.mlir` -> `import`."""
-    if file == SOURCE_FILE:
+    if file in _SOURCE_FILES.values():
         return SOURCE_STAGE
     stem = file.rpartition("/")[2].rpartition(".")[0]
     number, dash, rest = stem.partition("-")

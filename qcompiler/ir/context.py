@@ -21,7 +21,8 @@ from qcompiler.plan.weights import WeightStore
 
 @dataclass(frozen=True)
 class Target:
-    """What code is made for. `isa` is one of x86-64, x86-64-v3, x86-64-v4, generic for kind "cpu"."""
+    """What code is made for. `isa` is x86-64, x86-64-v3, x86-64-v4 or generic for kind "cpu"; for kind "cuda" (a GPU or
+    the simulated one) an architecture such as sm_90a."""
 
     kind: str = "cpu"
     isa: str = "x86-64-v4"
