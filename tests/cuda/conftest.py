@@ -1,0 +1,282 @@
+"""Runs emitted CUDA kernels on a device and compiles them with NVRTC.
+
+    sim_run(spec, [x, w, out], {"m": 3})          one kernel; returns the arrays it wrote
+    sim_module([a, b], "sm_80").run("a", [...])   several kernels of one compilation
+    nvrtc([a, b], "sm_90a")["a"].registers        what ptxas says about each kernel
+
+The device is the simulated GPU, and `cuda:0` as well where there is one: a test that uses `sim_run` or `sim_module`
+runs once on each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qcompiler.kernels.cuda import emit
+from qcompiler.plan.kernel import KernelSpec
+
+NVRTC_ARCHS = tuple(arch for arch in emit.ARCHS if arch != "sm_70")
+"""What NVRTC of CUDA 13 compiles for; sm_70 needs CUDA 12's in another process."""
+
+
+# --- operands ----------------------------------------------------------------------------------------------------------
+
+
+def span(array: np.ndarray) -> tuple[int, int]:
+    """The addresses of an array's first byte and of the byte behind its last one, whatever its strides."""
+    low = high = array.ctypes.data
+    if array.size == 0:
+        return low, low
+    for extent, stride in zip(array.shape, array.strides, strict=True):
+        low, high = (low, high + (extent - 1) * stride) if stride >= 0 else (low + (extent - 1) * stride, high)
+    return low, high + array.itemsize
+
+
+def raw(array: np.ndarray) -> np.ndarray:
+    """The bytes of an array's span, holes included, as a view of its memory."""
+    low, high = span(array)
+    return memory(low, high - low)
+
+
+def memory(address: int, nbytes: int) -> np.ndarray:
+    """Host bytes at an address, as a view."""
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+
+
+def like(array: np.ndarray, content: np.ndarray) -> np.ndarray:
+    """An array of the same shape and strides over other bytes of the same span."""
+    low, _ = span(array)
+    held = np.ascontiguousarray(content)
+    return np.ndarray(array.shape, array.dtype, held, array.ctypes.data - low, array.strides)
+
+
+@dataclass
+class Placed:
+    """One operand in device memory: `address` of its first byte, the operand's `pointer`, and how it is used."""
+
+    array: np.ndarray
+    address: int
+    nbytes: int
+    pointer: int
+    access: str
+    label: str
+
+
+def operand_access(spec: KernelSpec, arrays: Sequence[np.ndarray]) -> dict[int, str]:
+    """Access by identity of the array: one array given for several operands is one piece of memory (in place)."""
+    access: dict[int, str] = {}
+    for operand, array in zip(spec.operands, arrays, strict=True):
+        old = access.get(id(array), operand.access)
+        access[id(array)] = operand.access if old == operand.access else "rw"
+    return access
+
+
+# --- devices -----------------------------------------------------------------------------------------------------------
+
+
+class SimModule:
+    """Kernels of one compilation on a simulated GPU."""
+
+    def __init__(self, specs: Sequence[KernelSpec], arch: str, checked: bool) -> None:
+        from qcompiler.runtime.sim.engine import compile_sim, engine
+
+        self.specs = {spec.name: spec for spec in specs}
+        self.arch = arch
+        self.source = emit.emit_sim_module(specs, arch)
+        self.engine = engine()
+        self.library = self.engine.load(compile_sim(self.source, checked=checked, name="test"))
+        self.reports: list[Any] = []
+
+    def run(
+        self,
+        name: str,
+        operands: Sequence[np.ndarray],
+        symbols: Mapping[str, int] | Sequence[int] = (),
+        *,
+        seed: int = 0,
+        device: int = 0,
+        partial: bool = False,
+    ) -> list[np.ndarray]:
+        """The arrays that the kernel wrote, in the order of its operands; the given ones are left as they are.
+
+        Every operand lies in an allocation of its own, as large as the array's span. What is "w" begins uninitialised
+        and must be written completely unless the array has holes or the test says that it is `partial`.
+        """
+        from qcompiler.runtime.sim.engine import LaunchRequest, Range
+
+        spec = self.specs[name]
+        values = named(spec, symbols)
+        self.engine.reserve(device)
+        placed = self._place(spec, operands, device)
+        grid = emit.geometry(spec, self.arch)
+        blocks = grid.at(values)
+        try:
+            if 0 not in blocks:
+                each = {p.address: p for p in placed}
+                ranges = [Range(p.address, p.address + p.nbytes, p.access, p.label) for p in each.values() if p.nbytes]
+                request = LaunchRequest(
+                    device=device,
+                    function=self.library.function(name),
+                    name=name,
+                    grid=blocks,
+                    block=grid.block,
+                    shared_bytes=grid.shared,
+                    args=[*(p.pointer for p in placed), *values.values()],
+                    ranges=ranges,
+                    seed=seed,
+                )
+                report = self.engine.launch(request)
+                self.reports.append(report)
+                whole = not partial and all(p.nbytes == p.array.nbytes for p in placed if p.access == "w")
+                assert not (whole and report.unwritten), f"{name} left {report.unwritten} bytes of its output unwritten"
+            return self._outputs(spec, placed)
+        finally:
+            for address in {p.address for p in placed}:
+                self.engine.free(address)
+
+    def _place(self, spec: KernelSpec, arrays: Sequence[np.ndarray], device: int) -> list[Placed]:
+        access = operand_access(spec, arrays)
+        done: dict[int, Placed] = {}
+        for operand, array in zip(spec.operands, arrays, strict=True):
+            if id(array) in done:
+                continue
+            low, high = span(array)
+            address = self.engine.allocate(device, max(high - low, 1), f"{spec.name}.{operand.name}")
+            pointer = address + array.ctypes.data - low
+            mine = Placed(array, address, high - low, pointer, access[id(array)], operand.name)
+            if mine.access != "w" and mine.nbytes:
+                memory(address, mine.nbytes)[:] = raw(array)
+                self.engine.mark_initialised(address, mine.nbytes)
+            done[id(array)] = mine
+        return [done[id(array)] for array in arrays]
+
+    def _outputs(self, spec: KernelSpec, placed: Sequence[Placed]) -> list[np.ndarray]:
+        results = []
+        for operand, mine in zip(spec.operands, placed, strict=True):
+            content = memory(mine.address, mine.nbytes).copy()
+            if operand.access != "r":
+                results.append(like(mine.array, content))
+            elif mine.access == "r":
+                assert (content == raw(mine.array)).all(), f"{spec.name} changed its input {operand.name}"
+        return results
+
+
+def named(spec: KernelSpec, symbols: Mapping[str, int] | Sequence[int]) -> dict[str, int]:
+    """Values of a spec's symbols, in their order."""
+    if isinstance(symbols, Mapping):
+        return {name: symbols[name] for name in spec.symbols}
+    return dict(zip(spec.symbols, symbols, strict=True))
+
+
+_MODULES: dict[str, Any] = {}
+
+
+def build_module(specs: Sequence[KernelSpec], arch: str = "sm_80", *, checked: bool = True) -> SimModule:
+    """The module of `specs`, compiled once per session."""
+    key = hashlib.sha256("".join([arch, str(checked), *(s.name + s.digest for s in specs)]).encode()).hexdigest()
+    if key not in _MODULES:
+        _MODULES[key] = SimModule(specs, arch, checked)
+    module: SimModule = _MODULES[key]
+    return module
+
+
+def run_kernel(
+    spec: KernelSpec,
+    operands: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | Sequence[int] = (),
+    *,
+    arch: str = "sm_80",
+    checked: bool = True,
+    seed: int = 0,
+    device: int = 0,
+    partial: bool = False,
+) -> list[np.ndarray]:
+    """One kernel alone, see `SimModule.run`."""
+    module = build_module([spec], arch, checked=checked)
+    return module.run(spec.name, operands, symbols, seed=seed, device=device, partial=partial)
+
+
+@pytest.fixture(scope="session")
+def sim_module() -> Callable[..., SimModule]:
+    """``sim_module(specs, arch="sm_80", checked=True)``."""
+    return build_module
+
+
+@pytest.fixture(scope="session")
+def sim_run() -> Callable[..., list[np.ndarray]]:
+    """``sim_run(spec, operands, symbols, arch=, checked=, seed=, device=, partial=)``: the arrays it wrote."""
+    return run_kernel
+
+
+# --- NVRTC -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel needs on an architecture, as ptxas reports it."""
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    log: str
+
+
+_COMPILED: dict[str, dict[str, Resources]] = {}
+
+
+def compile_cubin(source: str, arch: str) -> str:
+    """Compiles to a cubin and returns ptxas' report. A compile error fails the test with NVRTC's words."""
+    from cuda.core import Program, ProgramOptions
+
+    log = io.StringIO()
+    options = ProgramOptions(arch=arch, std="c++17", fma=False, ptxas_options=["-v"])
+    try:
+        Program(source, "c++", options).compile("cubin", logs=log)
+    except Exception as error:
+        numbered = "\n".join(f"{i:5} {line}" for i, line in enumerate(source.splitlines(), start=1))
+        raise AssertionError(f"NVRTC for {arch}: {error}\n{log.getvalue()}\n{numbered[-20000:]}") from error
+    return log.getvalue()
+
+
+def resources(specs: Sequence[KernelSpec], arch: str) -> dict[str, Resources]:
+    """Registers, spills and stack of every kernel, by name."""
+    source = emit.emit_module(specs, arch)
+    key = hashlib.sha256((arch + source).encode()).hexdigest()
+    if key not in _COMPILED:
+        _COMPILED[key] = parse_ptxas(compile_cubin(source, arch))
+    return _COMPILED[key]
+
+
+def parse_ptxas(log: str) -> dict[str, Resources]:
+    """The report of `ptxas -v`, by kernel. Functions that a kernel calls count towards its spills and stack."""
+    found: dict[str, Resources] = {}
+    for part in re.split(r"Compiling entry function '", log)[1:]:
+        name = part.partition("'")[0].removeprefix("qk_")
+        frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
+        used = re.search(r"Used (\d+) registers", part)
+        assert used and frames, part
+        stack, stores, loads = (sum(int(f[i]) for f in frames) for i in range(3))
+        found[name] = Resources(int(used[1]), stores, loads, stack, part)
+    return found
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> Callable[[Sequence[KernelSpec], str], dict[str, Resources]]:
+    """``nvrtc(specs, arch)``: compiles, and gives `Resources` by kernel name."""
+    return resources
+
+
+@pytest.fixture(params=NVRTC_ARCHS)
+def arch(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each architecture that this process can compile for."""
+    yield request.param
