@@ -30,7 +30,13 @@ ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_12
 TEMPLATES = ("attention", "linear", "loop", "norm", "softmax")
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
-_HEADERS: dict[str, tuple[str, ...]] = {"loop": ("scalar.cuh",), "linear": ("scalar.cuh", "linear.cuh")}
+_HEADERS: dict[str, tuple[str, ...]] = {
+    "attention": ("attention.cuh",),
+    "linear": ("scalar.cuh", "linear.cuh"),
+    "loop": ("scalar.cuh",),
+    "norm": ("rows.cuh",),
+    "softmax": ("rows.cuh",),
+}
 """Headers that a template needs beside device.cuh."""
 
 
