@@ -1,0 +1,30 @@
+"""Layouts: named, versioned bijections between a weight's canonical bytes and the bytes that kernels read.
+
+    layout = layouts.get("cpu_p16_v1")
+    packed = layout.pack(fmt, dtype, rows, cols, canonical)      # uint8 -> uint8
+    layout.unpack(fmt, dtype, rows, cols, packed)                # the canonical bytes again
+
+`fmt` is a `Format`, or None for plain values of `dtype` ("f32", "bf16", …; row-major is their canonical form).  A
+layout adds zero padding and nothing else.  kernels/cpu/layout_pack.h holds cpu_p16_v1 in C++.
+"""
+
+from __future__ import annotations
+
+from qcompiler.errors import LayoutError
+from qcompiler.kernels.layouts.base import CANONICAL, Layout
+from qcompiler.kernels.layouts.cpu import CpuP16V1
+from qcompiler.kernels.layouts.cuda import CudaT16V1
+
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (CANONICAL, CpuP16V1(), CudaT16V1())}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all layouts."""
+    return tuple(LAYOUTS)
+
+
+def get(name: str) -> Layout:
+    """The layout of that name; LayoutError lists those there are."""
+    if name not in LAYOUTS:
+        raise LayoutError(f"no layout is called {name!r}; there are: {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]

@@ -1,0 +1,46 @@
+"""cpu_p16_v1: one row per SIMD lane."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qcompiler.formats.base import Bytes
+from qcompiler.kernels.layouts.base import Items
+from qcompiler.kernels.layouts.panels import LANES, WORD, PanelLayout, from_panels, to_panels
+from qcompiler.plan.kernel import DType
+
+
+class CpuP16V1(PanelLayout):
+    """Panels in which every row is a lane.
+
+    codes   4 bits: uint32 [panel][ceil(K/8)][16], nibble j (bits 4j…4j+3) of group g is k = 8g + j
+            8 bits: uint32 [panel][ceil(K/4)][16], byte j of group g is k = 4g + j
+    values  plain f32, bf16, f16: [panel][K][16]
+    """
+
+    name = "cpu_p16_v1"
+
+    def _values_shape(self, dtype: DType, panels: int, cols: int) -> tuple[int, ...]:
+        del dtype
+        return (panels, cols, LANES)
+
+    def _codes_shape(self, bits: int, panels: int, cols: int) -> tuple[int, ...]:
+        return (panels, -(-cols * bits // 32), LANES)
+
+    def _pack_values(self, values: Items, out: Items) -> None:
+        to_panels(values, out)
+
+    def _unpack_values(self, packed: Items, rows: int, cols: int) -> Items:
+        del cols
+        return from_panels(packed, rows)
+
+    def _pack_codes(self, bits: int, row_bytes: Bytes, out: Items) -> None:
+        del bits
+        padded = np.zeros((row_bytes.shape[0], 4 * out.shape[1]), np.uint8)
+        padded[:, : row_bytes.shape[1]] = row_bytes
+        to_panels(padded.view(WORD), out)
+
+    def _unpack_codes(self, bits: int, words: Items, rows: int, nbytes: int) -> Bytes:
+        del bits
+        by_row: Bytes = from_panels(words, rows).view(np.uint8)[:, :nbytes]
+        return by_row

@@ -1,0 +1,109 @@
+"""cuda_t16_v1: tiles in which a lane's share is one 16-byte load and one fragment of `mma`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.formats.base import Bytes
+from qcompiler.kernels.layouts.base import Items
+from qcompiler.kernels.layouts.panels import LANES, PanelLayout
+from qcompiler.plan.kernel import ITEMSIZE, DType
+
+TILE_BYTES = 512
+"""A tile: 32 lanes, 16 bytes each."""
+
+_Grid = npt.NDArray[Any]
+
+
+def tile_columns(bits: int) -> int:
+    """Columns of a tile (16 rows) whose elements have `bits` bits: 64, 32, 16 or 8."""
+    return 8 * TILE_BYTES // (LANES * bits)
+
+
+class CudaT16V1(PanelLayout):
+    """Panels cut along K into tiles of 512 bytes; lane l owns bytes 16 l … 16 l + 15 of a tile, words j = 0 … 3.
+
+    With g = l / 4 and t = l % 4, the elements of a 16 x 16 piece that a lane owns are those of the `mma` operand A:
+    pair p = 0 … 3 holds row g + 8 (p % 2), columns 2t + 8 (p / 2) + h for h = 0, 1.
+
+    codes   4 bits, tile 16 x 64: word j holds the piece at column 16 j, pair p in nibbles p (h = 0) and p + 4 (h = 1)
+            8 bits, tile 16 x 32: words 2j, 2j + 1 hold the piece at column 16 j, pair p in bytes 2 (p % 2) + h of
+            word 2j + p / 2
+    values  bf16, f16, tile 16 x 16: word p is pair p, h = 0 in its low half
+            f32, tile 16 x 8: word p is row g + 8 (p % 2), column t + 4 (p / 2)
+    """
+
+    name = "cuda_t16_v1"
+
+    def _values_shape(self, dtype: DType, panels: int, cols: int) -> tuple[int, ...]:
+        bits = 8 * ITEMSIZE[dtype]
+        return (panels, -(-cols // tile_columns(bits)), 32, 128 // bits)
+
+    def _codes_shape(self, bits: int, panels: int, cols: int) -> tuple[int, ...]:
+        return (panels, -(-cols // tile_columns(bits)), 32, 4)
+
+    def _pack_values(self, values: Items, out: Items) -> None:
+        panels, tiles = out.shape[:2]
+        grid = _padded(values, panels, tiles * tile_columns(8 * values.dtype.itemsize))
+        if values.dtype.itemsize == 4:  # panel, row half, g, tile, column half, t
+            split = grid.reshape(panels, 2, 8, tiles, 2, 4)
+            out.reshape(panels, tiles, 8, 4, 2, 2)[...] = split.transpose(0, 3, 2, 5, 4, 1)
+        else:
+            pairs = _as(grid, np.uint32).reshape(panels, 2, 8, tiles, 2, 4)
+            _as(out, np.uint32).reshape(panels, tiles, 8, 4, 2, 2)[...] = pairs.transpose(0, 3, 2, 5, 4, 1)
+
+    def _unpack_values(self, packed: Items, rows: int, cols: int) -> Items:
+        panels, tiles = packed.shape[:2]
+        words = _as(packed, np.uint32).reshape(panels, tiles, 8, 4, 2, 2)
+        grid = np.ascontiguousarray(words.transpose(0, 5, 2, 1, 4, 3)).view(packed.dtype)
+        return grid.reshape(panels * LANES, tiles * tile_columns(8 * packed.dtype.itemsize))[:rows, :cols]
+
+    def _pack_codes(self, bits: int, row_bytes: Bytes, out: Items) -> None:
+        panels, tiles = out.shape[:2]
+        if bits == 4:
+            # Rows g and g + 8 share bytes: (k even, k odd) of each become (row g, row g + 8) at k even and at k odd.
+            grid = _padded(row_bytes, panels, tiles * 32).reshape(panels, 2, 256 * tiles)
+            upper, lower = grid[:, 0], grid[:, 1]
+            columns = np.empty((*upper.shape, 2), np.uint8)
+            columns[..., 0] = upper & 15 | lower << 4
+            columns[..., 1] = upper >> 4 | lower & 240
+            # panel, g, tile, piece, column half q, t, h -> panel, tile, g, t, piece, h, q
+            split = columns.reshape(panels, 8, tiles, 4, 2, 4, 2)
+            out.view(np.uint8).reshape(panels, tiles, 8, 4, 4, 2, 2)[...] = split.transpose(0, 2, 1, 5, 3, 6, 4)
+        else:
+            grid = _padded(row_bytes, panels, tiles * 32)
+            # panel, row half, g, tile, piece, column half, t (of byte pairs h)
+            pairs = grid.view(np.uint16).reshape(panels, 2, 8, tiles, 2, 2, 4)
+            out.view(np.uint16).reshape(panels, tiles, 8, 4, 2, 2, 2)[...] = pairs.transpose(0, 3, 2, 6, 4, 5, 1)
+
+    def _unpack_codes(self, bits: int, words: Items, rows: int, nbytes: int) -> Bytes:
+        panels, tiles = words.shape[:2]
+        if bits == 4:
+            lanes = words.view(np.uint8).reshape(panels, tiles, 8, 4, 4, 2, 2)
+            columns = np.ascontiguousarray(lanes.transpose(0, 2, 1, 4, 6, 3, 5)).reshape(panels, 256 * tiles, 2)
+            even, odd = columns[..., 0], columns[..., 1]
+            grid = np.empty((panels, 2, 256 * tiles), np.uint8)
+            grid[:, 0] = even & 15 | odd << 4
+            grid[:, 1] = even >> 4 | odd & 240
+        else:
+            pairs = words.view(np.uint16).reshape(panels, tiles, 8, 4, 2, 2, 2)
+            grid = np.ascontiguousarray(pairs.transpose(0, 6, 2, 1, 4, 5, 3)).view(np.uint8)
+        return grid.reshape(panels * LANES, tiles * 32)[:rows, :nbytes]
+
+
+def _padded(items: Items, panels: int, columns: int) -> _Grid:
+    """(rows, n) items as a contiguous (16 * panels, columns) array, zero outside."""
+    rows, n = items.shape
+    if (rows, n) == (LANES * panels, columns):
+        return np.ascontiguousarray(items)
+    grid = np.zeros((LANES * panels, columns), items.dtype)
+    grid[:rows, :n] = items
+    return grid
+
+
+def _as(items: Items, dtype: type[np.uint32]) -> _Grid:
+    """The bytes of a contiguous array as another type."""
+    return items.reshape(-1).view(dtype)
