@@ -25,7 +25,10 @@ CaptureMode = Literal["thread_local", "global", "relaxed"]
 
 
 class Memory(ABC):
-    """A range of device memory. `address` is a multiple of 256; the range is freed by `close` or with the object."""
+    """A range of device memory. `address` is a multiple of 256 (0 for no bytes).
+
+    The range is freed by `close`, or with the object, once all work that was submitted before is done with it.
+    """
 
     address: int
     nbytes: int
@@ -42,11 +45,12 @@ class Stream(ABC):
 
     @property
     @abstractmethod
-    def is_capturing(self) -> bool: ...
+    def is_capturing(self) -> bool:
+        """DeviceError 906 for the legacy stream while a blocking stream captures (the capture stays valid)."""
 
 
 class Event(ABC):
-    """A point in a stream."""
+    """A point in a stream. It may be recorded again: a wait means the latest record before it."""
 
     device: str
 
@@ -59,7 +63,7 @@ class Kernel(ABC):
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What a captured graph holds: nodes by kind ("kernel", "copy", "empty", …)."""
+    """What a captured graph holds: nodes by kind ("kernel", "copy", "empty", …), copies between devices included."""
 
     nodes: dict[str, int]
 
@@ -120,8 +124,11 @@ class Backend(ABC):
 
     @abstractmethod
     def caller_stream(self, given: Any = None) -> Stream:
-        """The stream the caller works on: `given` (a `Stream`, an integer handle, an object with `__cuda_stream__`), else
-        torch's current one if torch is in use on this device, else the current one of the backend, else the legacy one."""
+        """The stream the caller works on.
+
+        `given` (a `Stream`, an integer handle, an object with `__cuda_stream__`), else torch's current one if torch is
+        in use on this device, else the current one of the backend, else the legacy one.
+        """
 
     @abstractmethod
     def event(self, name: str = "") -> Event: ...
@@ -130,7 +137,8 @@ class Backend(ABC):
     def record(self, event: Event, stream: Stream) -> None: ...
 
     @abstractmethod
-    def wait(self, stream: Stream, event: Event) -> None: ...
+    def wait(self, stream: Stream, event: Event) -> None:
+        """The event may be another device's of the same kind."""
 
     @abstractmethod
     def synchronize(self, stream: Stream | None = None) -> None:
@@ -139,6 +147,16 @@ class Backend(ABC):
     @abstractmethod
     def query(self, what: Stream | Event) -> bool:
         """Whether all work of it is done."""
+
+    # --- what a caller does beside us ---
+
+    def captures_here(self) -> bool:
+        """Whether this thread is known to capture on some stream of the device (a GPU's driver does not tell)."""
+        return False
+
+    def device_of(self, address: int) -> str | None:
+        """The device that an address lies on, where the backend can tell."""
+        return None
 
     # --- kernels ---
 
@@ -154,7 +172,10 @@ class Backend(ABC):
     def launch(
         self, stream: Stream, kernel: Kernel, operands: Sequence[int], symbols: Sequence[int], context: Any = None
     ) -> None:
-        """Runs a kernel: operand addresses in the order of its spec, values of `spec.symbols`. `context` is the CPU's."""
+        """Runs a kernel: operand addresses in the order of its spec, values of `spec.symbols`. `context` is the CPU's.
+
+        The executor leaves out launches whose grid is empty. The CPU raises here what the kernel reports.
+        """
 
     # --- graphs ---
 
@@ -163,4 +184,4 @@ class Backend(ABC):
 
     @abstractmethod
     def end_capture(self, stream: Stream) -> Graph:
-        """Ends the capture and instantiates the graph. DeviceError 901…908 for a broken one; it has ended all the same."""
+        """Ends the capture and makes the graph. DeviceError 901…908 for a broken one; it has ended all the same."""
