@@ -1,0 +1,292 @@
+"""CUDA C++ text to cubins by NVRTC, once: cubins stay in the user's cache under a content hash.
+
+Needs neither a driver nor a toolkit: the compiler comes as a wheel (`pip install qcompiler[cuda]`).  CUDA 13's NVRTC
+has dropped sm_70; CUDA 12's compiles it (`pip install qcompiler[sm70]`), in a process of its own, since the bindings of
+one process drive one version: runtime/nvrtc_sm70.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from qcompiler.errors import CompileFailedError, MissingDependencyError
+from qcompiler.runtime.cache import cache_dir, locked, write_atomically
+from qcompiler.runtime.compiler import LOG_LIMIT
+from qcompiler.runtime.progress import note
+
+UNUSED = (177, 550)
+"""NVRTC's numbers of "declared but never referenced" and "set but never used": a kernel uses a part of its headers."""
+
+_INSTALL = "pip install 'qcompiler[cuda]'"
+_INSTALL_SM70 = "pip install 'qcompiler[sm70]'"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas gave one kernel: registers per thread; bytes of static shared memory and constant bank 0 per kernel;
+    bytes of local memory (stack frame) and spilled per thread."""
+
+    registers: int
+    shared_static: int = 0
+    stack: int = 0
+    spill_stores: int = 0
+    spill_loads: int = 0
+    constant: int = 0
+
+    @property
+    def uses_local_memory(self) -> bool:
+        return bool(self.stack or self.spill_stores or self.spill_loads)
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled module: its file, what each kernel (``qk_<name>``) takes, the compiler's log and version."""
+
+    path: Path
+    arch: str
+    resources: Mapping[str, Resources]
+    log: str
+    compiler_version: str
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+
+def compile_cubin(
+    source: str, arch: str, *, name: str = "program", emitter_version: str = "", announce: str | None = None
+) -> Cubin:
+    """The cubin of `source` for `arch` ("sm_90a"), from the cache if it was compiled before.
+
+    The key covers the source, its emitter's version, the options, NVRTC's version and the architecture.  a*b + c is not
+    contracted (`--fmad=false`), so that a kernel means the same here and on the simulated GPU.  CompileFailedError
+    carries the log and the path of the source; MissingDependencyError the command that installs NVRTC.
+    """
+    version = compiler_version(arch)
+    key = _digest(source, emitter_version, json.dumps(options(arch)), version, arch)
+    path = cache_dir("cuda") / f"{name}-{arch}-{key[:32]}.cubin"
+    record = path.with_suffix(".json")
+    if (known := _read_record(record, path, arch)) is not None:
+        return known
+    with locked(path):
+        if (known := _read_record(record, path, arch)) is not None:
+            return known
+        began = time.monotonic()
+        cubin = _compile(source, arch, path, version)
+        if announce:
+            note(f"{announce}: {time.monotonic() - began:.1f} s")
+    return cubin
+
+
+def options(arch: str) -> tuple[str, ...]:
+    """NVRTC's options, as text: part of the key, and what the worker of sm_70 passes."""
+    unused = ",".join(map(str, UNUSED))
+    return (
+        f"--gpu-architecture={arch}", "--std=c++17", "--fmad=false", f"--diag-suppress={unused}", "--ptxas-options=-v"
+    )  # fmt: skip
+
+
+def compiler_version(arch: str) -> str:
+    """ "NVRTC 13.0": the compiler that serves `arch`."""
+    if arch == "sm_70":
+        return _sm70_version(_require_sm70())
+    _cuda_core()
+    from cuda.bindings import nvrtc
+
+    try:
+        error, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as cause:  # cuda.bindings loads the library at the first call
+        raise MissingDependencyError(f"NVRTC's library was not found ({cause}); install it with {_INSTALL}") from cause
+    if int(error):
+        raise CompileFailedError(f"nvrtcVersion failed with {error!r}")
+    return f"NVRTC {major}.{minor}"
+
+
+@functools.cache
+def emitter_version() -> str:
+    """The emitter's version and a digest of its own text: a changed template never meets an old cubin."""
+    from qcompiler.kernels.cuda import emit
+
+    state = hashlib.sha256()
+    for name, data in sorted(_emitter_texts(resources.files("qcompiler.kernels"), "")):
+        state.update(name.encode() + b"\0" + data)
+    return f"{emit.EMITTER_VERSION}+{state.hexdigest()[:16]}"
+
+
+def _emitter_texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for file in folder.iterdir():
+        if file.is_dir() and file.name not in ("cpu", "sim", "__pycache__"):
+            yield from _emitter_texts(file, f"{prefix}{file.name}/")
+        elif file.name.endswith((".py", ".cuh")):
+            yield prefix + file.name, file.read_bytes()
+
+
+# --- the compiler ----------------------------------------------------------------------------------------------------
+
+
+def _cuda_core() -> Any:
+    """cuda.core; before 0.5 its contents stood in cuda.core.experimental."""
+    try:
+        import cuda.core
+
+        if hasattr(cuda.core, "Program"):
+            return cuda.core
+        return importlib.import_module("cuda.core.experimental")
+    except ImportError as error:
+        raise MissingDependencyError(f"CUDA kernels need cuda-core ({error}); install it with {_INSTALL}") from error
+
+
+def _compile(source: str, arch: str, path: Path, version: str) -> Cubin:
+    text = path.with_suffix(".cu")
+    write_atomically(text, source.encode())
+    try:
+        code, log = _compile_sm70(source) if arch == "sm_70" else _compile_here(source, arch)
+    except _RefusedError as refused:
+        raise CompileFailedError(
+            f"{version} refused {text} for {arch}\n{' '.join(options(arch))}\n{refused.log[:LOG_LIMIT]}"
+        ) from refused.__cause__
+    cubin = Cubin(path, arch, parse_resources(log), log, version)
+    write_atomically(path, code)
+    kernels = {kernel: asdict(resource) for kernel, resource in cubin.resources.items()}
+    record = {"compiler": version, "log": log, "kernels": kernels}
+    write_atomically(path.with_suffix(".json"), json.dumps(record).encode())
+    return cubin
+
+
+class _RefusedError(Exception):
+    """The compiler said no; `log` is what it wrote."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log)
+        self.log = log
+
+
+def _compile_here(source: str, arch: str) -> tuple[bytes, str]:
+    """(cubin, log) by NVRTC in this process."""
+    core = _cuda_core()
+    log = io.StringIO()
+    chosen = core.ProgramOptions(
+        name="kernels.cu", arch=arch, std="c++17", fma=False, diag_suppress=list(UNUSED), ptxas_options=["-v"]
+    )
+    try:
+        program = core.Program(source, "c++", chosen)
+        try:
+            code = program.compile("cubin", logs=log).code
+        finally:
+            program.close()
+    except Exception as error:  # cuda.core's NVRTCError is not public; its message holds the log
+        if type(error).__name__ not in ("NVRTCError", "CUDAError"):
+            raise
+        raise _RefusedError(f"{error}\n{log.getvalue()}".strip()) from error
+    return bytes(code), log.getvalue()
+
+
+def _read_record(record: Path, path: Path, arch: str) -> Cubin | None:
+    try:
+        data: Any = json.loads(record.read_bytes())
+        kernels = {kernel: Resources(**fields) for kernel, fields in data["kernels"].items()}
+        known = Cubin(path, arch, kernels, data["log"], data["compiler"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none yet, or damaged: compiling writes it anew
+        return None
+    return known if path.exists() else None
+
+
+def _digest(*parts: str) -> str:
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        state.update(len(data).to_bytes(8, "little") + data)
+    return state.hexdigest()
+
+
+# --- ptxas -v --------------------------------------------------------------------------------------------------------
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
+_CONSTANT = re.compile(r"(\d+) bytes cmem\[0\]")
+
+
+def parse_resources(log: str) -> dict[str, Resources]:
+    """The resources of each entry function that `ptxas -v` reported."""
+    found: dict[str, Resources] = {}
+    kernel, frame = "", (0, 0, 0)
+    for line in log.splitlines():
+        if entry := _ENTRY.search(line):
+            kernel, frame = entry[1], (0, 0, 0)
+        elif sizes := _FRAME.search(line):
+            frame = (int(sizes[1]), int(sizes[2]), int(sizes[3]))
+        elif kernel and (used := _USED.search(line)):
+            shared, constant = _SHARED.search(line), _CONSTANT.search(line)
+            found[kernel] = Resources(
+                int(used[1]), int(shared[1]) if shared else 0, *frame, int(constant[1]) if constant else 0
+            )
+            kernel = ""
+    return found
+
+
+# --- sm_70 -----------------------------------------------------------------------------------------------------------
+
+
+def sm70_available() -> bool:
+    """Whether CUDA 12's NVRTC is installed."""
+    return _sm70_library() is not None
+
+
+def _sm70_library() -> Path | None:
+    try:
+        spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
+    except ModuleNotFoundError:  # not even the package above it
+        return None
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        for library in sorted(Path(folder, "lib").glob("libnvrtc.so.12*")):
+            return library
+    return None
+
+
+def _require_sm70() -> Path:
+    library = _sm70_library()
+    if library is None:
+        raise MissingDependencyError(
+            f"CUDA 13's NVRTC has dropped sm_70 and CUDA 12's is not installed; install it with {_INSTALL_SM70}"
+        )
+    return library
+
+
+@functools.cache
+def _sm70_version(library: Path) -> str:
+    return _ask_worker(library, (), b"")[0]
+
+
+def _compile_sm70(source: str) -> tuple[bytes, str]:
+    """(cubin, log) by CUDA 12's NVRTC in a process of its own."""
+    _, log, code = _ask_worker(_require_sm70(), options("sm_70"), source.encode())
+    return code, log
+
+
+def _ask_worker(library: Path, arguments: tuple[str, ...], source: bytes) -> tuple[str, str, bytes]:
+    """(version, log, cubin)."""
+    worker = Path(__file__).with_name("nvrtc_sm70.py")
+    command = [sys.executable, "-I", str(worker), str(library), *arguments]
+    done = subprocess.run(command, input=source, capture_output=True, check=False)
+    head, _, code = done.stdout.partition(b"\n")
+    if done.returncode:
+        raise _RefusedError(f"the process of CUDA 12's NVRTC failed (exit {done.returncode})\n{done.stderr.decode()}")
+    answer: Any = json.loads(head)
+    if answer["error"] is not None:
+        raise _RefusedError(f"{answer['error']}\n{answer['log']}")
+    return answer["version"], answer["log"], code
