@@ -103,8 +103,11 @@ def guess(value: Expr) -> int:
     return value.evaluate(dict.fromkeys(value.symbols(), _GUESS))
 
 
-def build_nest(spec: KernelSpec) -> Nest:
-    """The normal form. KernelSelectionError for a nest whose parts do not fit together."""
+def build_nest(spec: KernelSpec, reserved: frozenset[str] = frozenset()) -> Nest:
+    """The normal form. No operand gets one of the `reserved` names, which a target uses for variables of its own.
+
+    KernelSelectionError for a nest whose parts do not fit together.
+    """
     body = spec.body
     assert isinstance(body, LoopKernel)
     _check(spec, body)
@@ -127,7 +130,7 @@ def build_nest(spec: KernelSpec) -> Nest:
         tuple(_collapse(reduction)),
         tuple(dim(access.offset) for access in body.accesses),
         tuple(indices),
-        _operand_names(spec),
+        _operand_names(spec, _RESERVED | reserved),
     )
 
 
@@ -162,12 +165,12 @@ def _collapse(loops: Sequence[Loop]) -> list[Loop]:
     return done
 
 
-def _operand_names(spec: KernelSpec) -> tuple[str, ...]:
+def _operand_names(spec: KernelSpec, reserved: frozenset[str]) -> tuple[str, ...]:
     """C++ names of the operands: their own where those are usable and distinct."""
     names: list[str] = []
     for i, operand in enumerate(spec.operands):
         name = identifier(operand.name)
-        usable = name.isidentifier() and name not in _RESERVED and not keyword.iskeyword(name) and name not in names
+        usable = name.isidentifier() and name not in reserved and not keyword.iskeyword(name) and name not in names
         prefixed = name[:1] in "acijknprt" and name[1:].replace("_", "").isdigit()  # as loop variables
         own = usable and not prefixed and not name.startswith(("t_", "n_", "v_", "qc_", "q_", "lane"))
         names.append(name if own else f"operand{i}")

@@ -9,39 +9,21 @@ at a time.  Which form a kernel takes, and the order of its sums, follow from it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from qcompiler.kernels.cpu.loop_form import CHUNK, LANES, SCALAR_COST, Columns, Form, bases, chunked, load, store
 from qcompiler.kernels.cpu.text import VECTOR_TYPES
 from qcompiler.kernels.cpu.vector import vector_obstacle, vector_statements
+from qcompiler.kernels.loop_fold import Fold, find_folds, initial
 from qcompiler.kernels.loop_nest import Loop, Nest
-from qcompiler.kernels.scalar import float_literal, int_literal, parse_float, scalar_statements
+from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, indent
-from qcompiler.plan.kernel import ScalarOp, ScalarProgram
 
-_FLOATS = ("f64", "f32", "f16", "bf16")
-_INT_LIMITS = {"i32": (-(2**31), 2**31 - 1), "i1": (0, 1)}
-
-# The value that changes nothing, by op; -0.0 + x keeps the sign of a zero sum.
-_NEUTRAL: dict[str, float] = {
-    "arith.addf": -0.0, "arith.mulf": 1.0, "arith.maximumf": float("-inf"), "arith.minimumf": float("inf"),
-    "arith.maxnumf": float("-inf"), "arith.minnumf": float("inf"), "arith.addi": 0, "arith.muli": 1, "arith.ori": 0,
-    "arith.xori": 0, "arith.andi": -1, "arith.maxui": 0, "arith.minui": -1,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One output's ``acc = op(acc, value)``: the neutral element as C++ text, and the op as a two-input program."""
-
-    dtype: str
-    neutral: str
-    combine: ScalarProgram
+_INTEGERS = ("i32", "i1")  # those whose folds have a vector form
 
 
 def choose(nest: Nest, obstacle: str | None) -> Form:
     """The form of a reduction; `obstacle` says why its body has no vector form, if so."""
-    folds = _folds(nest)
+    folds = find_folds(nest, _INTEGERS)
     if obstacle is not None or folds is None or not nest.reduction:
         why = obstacle or ("not a plain fold" if folds is None else "nothing to reduce")
         return _in_order(nest, f"scalar, in order ({why})")
@@ -53,51 +35,6 @@ def choose(nest: Nest, obstacle: str | None) -> Form:
     if loop is not None and all(loop.steps[i] == 1 for i in range(nest.inputs, len(loop.steps))):
         return _beside(nest, folds, loop)
     return _in_order(nest, "scalar, in order (no contiguous loop)")
-
-
-def initial(nest: Nest, output: int) -> str:
-    """The C++ literal an output starts from."""
-    dtype, text = nest.outputs[output].dtype, nest.body.init[output]
-    return float_literal(parse_float(text), dtype) if dtype in _FLOATS else int_literal(text, dtype)
-
-
-def _folds(nest: Nest) -> list[Fold] | None:
-    """Each output's fold, or None where an accumulator is used otherwise."""
-    program = nest.program
-    producers = {op.result: op for op in program.ops}
-    folds = []
-    for i, result in enumerate(program.yields):
-        accumulator, dtype = program.inputs[nest.inputs + i]
-        op = producers.get(result)
-        if op is None or op.args.count(accumulator) != 1 or len(op.args) != 2:
-            return None
-        users = [each for each in program.ops if accumulator in each.args]
-        if users != [op] or accumulator in program.yields or program.yields.count(result) != 1:
-            return None
-        if any(result in each.args for each in program.ops):
-            return None
-        neutral = _neutral(op.op, dtype)
-        if neutral is None:
-            return None
-        combine = ScalarProgram(
-            inputs=(("a", dtype), ("b", dtype)),
-            ops=(ScalarOp(result="c", op=op.op, dtype=op.dtype, args=("a", "b")),),
-            yields=("c",),
-        )
-        folds.append(Fold(dtype, neutral, combine))
-    return folds
-
-
-def _neutral(op: str, dtype: str) -> str | None:
-    if dtype in _FLOATS:
-        return float_literal(_NEUTRAL[op], dtype) if op in _NEUTRAL and op.endswith("f") else None
-    if dtype not in _INT_LIMITS or op.endswith("f"):
-        return None
-    low, high = _INT_LIMITS[dtype]
-    value = {"arith.maxsi": low, "arith.minsi": high}.get(op, _NEUTRAL.get(op))
-    if value is None or (dtype == "i1" and op in ("arith.maxsi", "arith.minsi")):
-        return None
-    return int_literal(str(int(value)), dtype)
 
 
 def _contiguous_loop(nest: Nest) -> Loop | None:
