@@ -33,7 +33,7 @@ TEMPLATES = ("attention", "linear", "loop", "norm", "softmax")
 _HEADERS: dict[str, tuple[str, ...]] = {
     "attention": ("attention.cuh",),
     "linear": ("scalar.cuh", "linear.cuh"),
-    "loop": ("scalar.cuh",),
+    "loop": ("scalar.cuh", "loop.cuh"),
     "norm": ("rows.cuh",),
     "softmax": ("rows.cuh",),
 }
@@ -88,10 +88,16 @@ def parameters(spec: KernelSpec) -> list[tuple[str, str]]:
     return [*pointers, *(("int64_t", symbol(name)) for name in spec.symbols)]
 
 
-def signature(spec: KernelSpec, threads: int, min_blocks: int | None = None) -> str:
-    """The head of a kernel's definition, up to and including the opening brace."""
+def signature(
+    spec: KernelSpec, threads: int, min_blocks: int | None = None, names: Sequence[str] | None = None
+) -> str:
+    """The head of a kernel's definition, up to and including the opening brace. `names` are the operands' C++ names."""
     bounds = f"{threads}" if min_blocks is None else f"{threads}, {min_blocks}"
-    listed = ",\n        ".join(f"{kind} const {name}" for kind, name in parameters(spec))
+    own = [name for _, name in parameters(spec)]
+    if names is not None:
+        own[: len(names)] = names
+    kinds = [kind for kind, _ in parameters(spec)]
+    listed = ",\n        ".join(f"{kind} const {name}" for kind, name in zip(kinds, own, strict=True))
     return f'extern "C" __global__ void __launch_bounds__({bounds}) qk_{spec.name}(\n        {listed}) {{'
 
 
