@@ -1,0 +1,195 @@
+// Pieces of the attention kernels. Tiles lie in shared memory; what belongs to a thread is an array in registers.
+#pragma once
+#include "device.cuh"
+
+// Whether every row of a matrix with unit stride in its last dim starts at a multiple of 16 bytes.
+template <class T> QC_DEVICE bool qc_rows_aligned(const T* first, int64_t row_stride) {
+    return (uint64_t)first % 16 == 0 && row_stride * (int64_t)sizeof(T) % 16 == 0;
+}
+
+// Over the 16 threads that share a row (half a warp), in every one of them.
+QC_DEVICE float qc_row16_max(float v) {
+    for (int step = 8; step > 0; step >>= 1) v = fmaxf(v, __shfl_xor_sync(QC_ALL_LANES, v, step));
+    return v;
+}
+QC_DEVICE float qc_row16_sum(float v) {
+    for (int step = 8; step > 0; step >>= 1) v += __shfl_xor_sync(QC_ALL_LANES, v, step);
+    return v;
+}
+
+// --- fp32 tiles on the CUDA cores ------------------------------------------------------------------------------------
+
+// tile[r * STRIDE + c] = rows[r][c] as fp32 for ROWS x COLS elements, zeros outside of the live ones. Eight loads are
+// under way before the first is stored.
+template <int ROWS, int COLS, int STRIDE, int THREADS, class T>
+QC_DEVICE void qc_stage_floats(float* tile, const T* rows, int64_t row_stride, int live_rows, int live_cols) {
+    constexpr int BATCH = 8;
+    for (int first = (int)threadIdx.x; first < ROWS * COLS; first += BATCH * THREADS) {
+        float value[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int r = (first + i * THREADS) / COLS, c = (first + i * THREADS) % COLS;
+            value[i] = r < live_rows && c < live_cols ? qc_load(rows + r * row_stride + c) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int r = (first + i * THREADS) / COLS, c = (first + i * THREADS) % COLS;
+            if (r < ROWS) tile[r * STRIDE + c] = value[i];
+        }
+    }
+}
+
+// score[r][c] += sum_d queries[r][d] * keys[16 c][d] over DEPTH (a multiple of 4) columns: rows of STRIDE floats.
+template <int DEPTH, int STRIDE, int COLUMNS>
+QC_DEVICE void qc_dot_tile(float (&score)[4][COLUMNS], const float* queries, const float* keys) {
+#pragma unroll 2
+    for (int d = 0; d < DEPTH; d += 4) {
+        float4 query[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) query[r] = *(const float4*)(queries + r * STRIDE + d);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            const float4 key = *(const float4*)(keys + 16 * c * STRIDE + d);
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                score[r][c] = fmaf(query[r].x, key.x, score[r][c]);
+                score[r][c] = fmaf(query[r].y, key.y, score[r][c]);
+                score[r][c] = fmaf(query[r].z, key.z, score[r][c]);
+                score[r][c] = fmaf(query[r].w, key.w, score[r][c]);
+            }
+        }
+    }
+}
+
+// sum[r][g][e] += sum_j weights[r][j] * values[j][64 g + e] over KEYS (a multiple of 4) keys.
+template <int KEYS, int WEIGHT_STRIDE, int VALUE_STRIDE, int GROUPS>
+QC_DEVICE void qc_weigh_tile(float (&sum)[4][GROUPS][4], const float* weights, const float* values) {
+    for (int j = 0; j < KEYS; j += 4) {
+        float weight[4][4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float4 four = *(const float4*)(weights + r * WEIGHT_STRIDE + j);
+            weight[r][0] = four.x, weight[r][1] = four.y, weight[r][2] = four.z, weight[r][3] = four.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) {
+                const float4 value = *(const float4*)(values + (j + i) * VALUE_STRIDE + 64 * g);
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    sum[r][g][0] = fmaf(weight[r][i], value.x, sum[r][g][0]);
+                    sum[r][g][1] = fmaf(weight[r][i], value.y, sum[r][g][1]);
+                    sum[r][g][2] = fmaf(weight[r][i], value.z, sum[r][g][2]);
+                    sum[r][g][3] = fmaf(weight[r][i], value.w, sum[r][g][3]);
+                }
+            }
+        }
+    }
+}
+
+// --- 16 bytes of a row as fp32 -----------------------------------------------------------------------------------------
+
+QC_DEVICE void qc_unpack_pair(uint32_t pair, float& low, float& high, qc_bf16) {
+    low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+}
+QC_DEVICE void qc_unpack_pair(uint32_t pair, float& low, float& high, qc_f16) {
+    low = qc_f32_of_f16((uint16_t)(pair & 0xffffu)), high = qc_f32_of_f16((uint16_t)(pair >> 16));
+}
+QC_DEVICE void qc_read_16(float (&value)[4], const float* p) {
+    const float4 four = *(const float4*)p;
+    value[0] = four.x, value[1] = four.y, value[2] = four.z, value[3] = four.w;
+}
+template <class T> QC_DEVICE void qc_read_16(float (&value)[8], const T* p) {
+    const uint4 eight = *(const uint4*)p;
+    qc_unpack_pair(eight.x, value[0], value[1], T());
+    qc_unpack_pair(eight.y, value[2], value[3], T());
+    qc_unpack_pair(eight.z, value[4], value[5], T());
+    qc_unpack_pair(eight.w, value[6], value[7], T());
+}
+
+// WIDTH elements (16 bytes) of a row from column c of COLUMNS on, zeros behind its end or where the row is not there.
+template <int COLUMNS, int WIDTH, class T>
+QC_DEVICE void qc_read_columns(float (&value)[WIDTH], const T* row, int c, bool there, bool aligned) {
+    if (there && aligned && c + WIDTH <= COLUMNS) {
+        qc_read_16(value, row + c);
+    } else {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) value[i] = there && c + i < COLUMNS ? qc_load(row + c + i) : 0.0f;
+    }
+}
+
+// --- 16-bit tiles for the tensor cores ---------------------------------------------------------------------------------
+
+// tile[r * STRIDE + c] = rows[r][c] for ROWS x COLS 16-bit elements, zero rows from `live` on: asynchronous copies where
+// rows are aligned, else element by element (complete at the next barrier).
+template <int ROWS, int COLS, int STRIDE, int THREADS, class T>
+QC_DEVICE void qc_stage_tile(T* tile, const T* rows, int64_t row_stride, int live, bool aligned) {
+    constexpr int CHUNKS = COLS / 8;
+#pragma unroll 2  // the copies are asynchronous: more would only cost registers for addresses
+    for (int i = 0; i < (ROWS * CHUNKS + THREADS - 1) / THREADS; i++) {
+        const int chunk = (int)threadIdx.x + i * THREADS, r = chunk / CHUNKS, c = chunk % CHUNKS * 8;
+        if (ROWS * CHUNKS % THREADS != 0 && r >= ROWS) continue;
+        const T* const from = rows + r * row_stride + c;
+        if (aligned) {
+            qc_cp_async_16_or_zero(tile + r * STRIDE + c, from, r < live);
+        } else {
+            uint32_t pair[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                pair[j] = r < live ? (uint32_t)from[2 * j + 1].bits << 16 | from[2 * j].bits : 0;
+            *(uint4*)(tile + r * STRIDE + c) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        }
+    }
+}
+
+// The operand a of qc_mma_16816 for rows g and g + 8 of 16 rows and STEPS steps of 16 columns; zero rows from `live` on.
+template <int STEPS, class T>
+QC_DEVICE void qc_load_fragments(uint32_t (&part)[STEPS][4], const T* rows, int64_t row_stride, int64_t live, int lane) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int r = lane / 4 + 8 * (i % 2), c = 16 * step + 2 * (lane % 4) + 8 * (i / 2);
+            const T* const from = rows + r * row_stride + c;
+            part[step][i] = r < live ? (uint32_t)from[1].bits << 16 | from[0].bits : 0;
+        }
+    }
+}
+
+// score (16 x 8 TILES) += queries (16 x 16 STEPS, in registers) * keysᵀ; keys are rows of STRIDE elements.
+template <int STEPS, int TILES, int STRIDE, class T>
+QC_DEVICE void qc_dot_mma(float (&score)[TILES][4], const uint32_t (&queries)[STEPS][4], const T* keys, int lane) {
+    const T* const from = keys + (lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+        for (int n = 0; n < TILES; n += 2) {
+            uint32_t key[4];
+            qc_ldmatrix_x4(key, from + 8 * n * STRIDE + 16 * step);
+            const uint32_t left[2] = {key[0], key[1]}, right[2] = {key[2], key[3]};
+            qc_mma_16816(score[n], queries[step], left, T());
+            qc_mma_16816(score[n + 1], queries[step], right, T());
+        }
+    }
+}
+
+// sum (16 x 8 COLUMNS) += weights (16 x 8 TILES, rounded to T) * values; values are rows of STRIDE elements.
+template <int TILES, int COLUMNS, int STRIDE, class T>
+QC_DEVICE void qc_weigh_mma(float (&sum)[COLUMNS][4], const float (&weights)[TILES][4], const T* values, int lane) {
+    const T* const from = values + lane % 16 * STRIDE + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < TILES; n += 2) {
+        const uint32_t weight[4] = {
+            qc_pack(weights[n][0], weights[n][1], T()), qc_pack(weights[n][2], weights[n][3], T()),
+            qc_pack(weights[n + 1][0], weights[n + 1][1], T()), qc_pack(weights[n + 1][2], weights[n + 1][3], T())};
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c += 2) {
+            uint32_t value[4];
+            qc_ldmatrix_x4_trans(value, from + 8 * n * STRIDE + 8 * c);
+            const uint32_t left[2] = {value[0], value[1]}, right[2] = {value[2], value[3]};
+            qc_mma_16816(sum[c], weight, left, T());
+            qc_mma_16816(sum[c + 1], weight, right, T());
+        }
+    }
+}

@@ -1,0 +1,249 @@
+"""Attention on tensor cores, for 16-bit operands: tiles of 64 queries x 64 keys, fp32 accumulation.
+
+A warp owns 16 queries.  Its queries stay in registers as mma operands; keys and values alternate in shared memory: the
+values of a tile are copied while its scores are computed, the keys of the next tile while the values are weighed.  The
+softmax runs on the accumulators' fragments; weights are rounded to the operands' type before they meet the values, as
+in every kernel of this kind, while their sum is taken in fp32 before the rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from qcompiler.kernels.cuda.attention_operands import body_of, head_pointers, masked, operand, roles, stride
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.scalar import float_literal
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent
+from qcompiler.plan.dims import dim
+from qcompiler.plan.kernel import AttentionKernel, KernelSpec
+
+_KEYS = 64
+_LOG2E = math.log2(math.e)
+
+
+def refuses(spec: KernelSpec, number: int) -> str | None:
+    """Why tensor cores cannot serve the spec on sm_`number`, or None."""
+    body, dtypes = body_of(spec), {operand(spec, role).dtype for role in ("q", "k", "v")}
+    if len(dtypes) != 1 or not dtypes <= {"bf16", "f16"}:
+        return f"q, k and v are {', '.join(sorted(dtypes))}, not one 16-bit type"
+    least = 80 if dtypes == {"bf16"} else 75
+    if number < least:
+        return f"{dtypes.pop()} products need sm_{least}"
+    for what, size in (("head_dim", body.head_dim), ("value_dim", body.value_dim)):
+        if size % 16 or size > 128:
+            return f"{what} is {size}, not a multiple of 16 up to 128"
+    return None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`warps` of 16 queries each against 64 keys."""
+
+    body: AttentionKernel
+    warps: int
+
+    @property
+    def queries(self) -> int:
+        return 16 * self.warps
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def k_row(self) -> int:
+        """Elements of a staged key: an odd number of 16-byte units, so that 8 rows of ldmatrix hit 8 bank groups."""
+        return self.body.head_dim + 8
+
+    @property
+    def v_row(self) -> int:
+        return self.body.value_dim + 8
+
+    def shared(self, ctype: str) -> SharedMemory:
+        memory = SharedMemory()
+        memory.add("k_tile", ctype, _KEYS * self.k_row, 2)
+        memory.add("v_tile", ctype, _KEYS * self.v_row, 2)
+        return memory
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """The kernel, for a spec that `refuses` has nothing against."""
+    from qcompiler.kernels.cuda.emit import signature
+
+    del arch
+    body = body_of(spec)
+    few = isinstance(body.q_len, int) and body.q_len <= 32
+    tile = Tile(body, -(-int(body.q_len) // 16) if few else 4)
+    memory = tile.shared(STORAGE_TYPES[operand(spec, "q").dtype])
+    blocks = (dim(body.q_len) + (tile.queries - 1)) // tile.queries * body.heads * dim(body.batch)
+    notes = (
+        f"tensor cores: {tile.warps} warps of 16 queries, tiles of {_KEYS} keys",
+        f"weights rounded to {operand(spec, 'v').dtype} before the product with the values",
+    )
+    lines = [
+        *memory.declarations(),
+        *_place(spec, tile),
+        f"for (int64_t k0 = 0; k0 < seen; k0 += {_KEYS}) {{",
+        *indent(_keys(spec, tile)),
+        "}",
+        *_finish(spec, tile),
+    ]
+    text = "\n".join([header_comment(spec, *notes), signature(spec, tile.threads), *indent(lines), "}\n"])
+    return CudaKernel(text, Geometry((blocks.to_dim(), 1, 1), (tile.threads, 1, 1), memory.nbytes), "mma", notes)
+
+
+def _stage(spec: KernelSpec, tile: Tile, role: str, start: str) -> list[str]:
+    """Begins the copy of the keys or values from number `start` on."""
+    size, row = (tile.body.head_dim, tile.k_row) if role == "k" else (tile.body.value_dim, tile.v_row)
+    step = stride(spec, role)
+    return [
+        f"qc_stage_tile<{_KEYS}, {size}, {row}, {tile.threads}>({role}_tile, {role}_head + ({start}) * {step}, {step}, "
+        f"(int)qc_min({_KEYS}, seen - ({start})), {role}_aligned);",
+        "qc_cp_async_commit();",
+    ]
+
+
+def _place(spec: KernelSpec, tile: Tile) -> list[str]:
+    body = tile.body
+    seen = f"qc_min({c_dim(body.kv_len)}, q0 + {tile.queries})" if body.causal else c_dim(body.kv_len)
+    steps = body.head_dim // 16
+    return [
+        "const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;",
+        f"const int64_t q_len = {c_dim(body.q_len)}, blocks = (q_len + {tile.queries - 1}) / {tile.queries};",
+        "int64_t rest = blockIdx.x;",
+        f"const int64_t q0 = (blocks - 1 - rest % blocks) * {tile.queries}, first = q0 + 16 * warp;",
+        "rest /= blocks;",
+        f"const int64_t h = rest % {body.heads}, b = rest / {body.heads}, kv_h = h / {body.heads // body.kv_heads};",
+        *head_pointers(spec, roles(spec)),
+        f"const int64_t seen = {seen};  // keys that some query of this block sees",
+        f"const bool k_aligned = qc_rows_aligned(k_head, {stride(spec, 'k')});",
+        f"const bool v_aligned = qc_rows_aligned(v_head, {stride(spec, 'v')});",
+        f"uint32_t queries[{steps}][4];",
+        f"qc_load_fragments(queries, q_head + first * {stride(spec, 'q')}, {stride(spec, 'q')}, q_len - first, lane);",
+        "float top[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of queries first + lane / 4 and that + 8",
+        f"float sum[{body.value_dim // 8}][4] = {{}};",
+        "if (seen > 0) {",
+        *indent(_stage(spec, tile, "k", "0")),
+        "}",
+    ]
+
+
+def _keys(spec: KernelSpec, tile: Tile) -> list[str]:
+    body = tile.body
+    return [
+        f"float score[{_KEYS // 8}][4] = {{}};",
+        "qc_cp_async_wait<0>();",
+        "__syncthreads();  // the keys are there, the last values are used",
+        *_stage(spec, tile, "v", "k0"),
+        f"qc_dot_mma<{body.head_dim // 16}, {_KEYS // 8}, {tile.k_row}>(score, queries, k_tile, lane);",
+        *_scale(spec, tile),
+        "#pragma unroll",
+        "for (int half = 0; half < 2; half++) {",
+        *indent(_softmax(spec)),
+        "}",
+        "qc_cp_async_wait<0>();",
+        "__syncthreads();  // the values are there, the keys are used",
+        f"if (k0 + {_KEYS} < seen) {{",
+        *indent(_stage(spec, tile, "k", f"k0 + {_KEYS}")),
+        "}",
+        f"qc_weigh_mma<{_KEYS // 8}, {body.value_dim // 8}, {tile.v_row}>(sum, score, v_tile, lane);",
+    ]
+
+
+def _in_log2(spec: KernelSpec) -> bool:
+    """Whether scores are scaled by log2(e) at once; not where a float mask is added, whose -3.4e38 would overflow."""
+    return body_of(spec).mask != "float"
+
+
+def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
+    """Scores scaled, and -inf where a query does not see a key; whole tiles without masks need no test."""
+    body = tile.body
+    factor = body.scale * _LOG2E if _in_log2(spec) else body.scale
+    scaled = f"score[n][e] * {float_literal(factor, 'f32')}"
+    rule = masked(spec, "qc_min(i, q_len - 1)", "j")
+    hidden = "j >= seen || j > i" if body.causal else "j >= seen"
+    number = "const int64_t i = first + lane / 4 + e / 2 * 8, j = k0 + 8 * n + lane % 4 * 2 + e % 2;"
+    if not body.causal and not rule:
+        number = "const int64_t j = k0 + 8 * n + lane % 4 * 2 + e % 2;"
+    if rule:
+        lines = [
+            number,
+            f"float s = {scaled};",
+            f"if ({hidden}) {{",
+            "    s = -INFINITY;",
+            "} else {",
+            *indent(rule),
+            "}",
+            "score[n][e] = s;",
+        ]
+        return _fragments(lines)
+    limit = "qc_min(seen, first + 1)" if body.causal else "seen"
+    return [
+        *_fragments([f"score[n][e] = {scaled};"]),
+        f"if (k0 + {_KEYS} > {limit}) {{",
+        *indent(_fragments([number, f"if ({hidden}) score[n][e] = -INFINITY;"])),
+        "}",
+    ]
+
+
+def _fragments(lines: list[str]) -> list[str]:
+    """A loop over the scores of a thread."""
+    return [
+        "#pragma unroll",
+        f"for (int n = 0; n < {_KEYS // 8}; n++) {{",
+        "#pragma unroll",
+        "    for (int e = 0; e < 4; e++) {",
+        *indent(lines, 2),
+        "    }",
+        "}",
+    ]
+
+
+def _softmax(spec: KernelSpec) -> list[str]:
+    """Scores of the query in `half` to weights; four lanes share a query."""
+    power = "qc_exp2_fast({})" if _in_log2(spec) else f"qc_exp2_fast(({{}}) * {float_literal(_LOG2E, 'f32')})"
+    tiles, columns = _KEYS // 8, body_of(spec).value_dim // 8
+    pair = "score[n][2 * half], score[n][2 * half + 1]"
+    return [
+        "float best = top[half];",
+        "#pragma unroll",
+        f"for (int n = 0; n < {tiles}; n++) best = fmaxf(best, fmaxf({pair}));",
+        "best = fmaxf(best, __shfl_xor_sync(QC_ALL_LANES, best, 1));",
+        "best = fmaxf(best, __shfl_xor_sync(QC_ALL_LANES, best, 2));",
+        "const float shift = best == -INFINITY ? 0.0f : best;  // nothing seen yet: all weights are exp(-inf) = 0",
+        f"const float fade = {power.format('top[half] - shift')};",
+        "float part = 0.0f;",
+        "#pragma unroll",
+        f"for (int n = 0; n < {tiles}; n++) {{",
+        "#pragma unroll",
+        "    for (int e = 2 * half; e < 2 * half + 2; e++) {",
+        f"        score[n][e] = {power.format('score[n][e] - shift')};",
+        "        part += score[n][e];",
+        "    }",
+        "}",
+        "top[half] = best;",
+        "total[half] = fmaf(total[half], fade, part);",
+        "#pragma unroll",
+        f"for (int c = 0; c < {columns}; c++) sum[c][2 * half] *= fade, sum[c][2 * half + 1] *= fade;",
+    ]
+
+
+def _finish(spec: KernelSpec, tile: Tile) -> list[str]:
+    return [
+        "#pragma unroll",
+        "for (int half = 0; half < 2; half++) {",
+        "    float all = total[half] + __shfl_xor_sync(QC_ALL_LANES, total[half], 1);",
+        "    all += __shfl_xor_sync(QC_ALL_LANES, all, 2);",
+        "    const float scale = all == 0.0f ? 0.0f : 1.0f / all;  // no key seen: zeros",
+        "    const int64_t i = first + lane / 4 + 8 * half;",
+        "    if (i < q_len) {",
+        f"        const auto row = out_head + i * {stride(spec, 'out')} + lane % 4 * 2;",
+        "#pragma unroll",
+        f"        for (int c = 0; c < {tile.body.value_dim // 8}; c++) {{",
+        "            qc_store(row + 8 * c, sum[c][2 * half] * scale);",
+        "            qc_store(row + 8 * c + 1, sum[c][2 * half + 1] * scale);",
+        "        }",
+        "    }",
+        "}",
+    ]

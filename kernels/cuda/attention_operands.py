@@ -1,0 +1,78 @@
+"""What the attention kernels say alike: operands, where heads begin, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.text import c_dim, identifier
+from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
+
+_FLOATS = ("f32", "bf16", "f16")
+
+
+def body_of(spec: KernelSpec) -> AttentionKernel:
+    assert isinstance(spec.body, AttentionKernel)
+    return spec.body
+
+
+def roles(spec: KernelSpec) -> tuple[str, ...]:
+    """q, k, v, [mask], out: the names by place."""
+    return ("q", "k", "v", "out") if body_of(spec).mask == "none" else ("q", "k", "v", "mask", "out")
+
+
+def operand(spec: KernelSpec, role: str) -> Operand:
+    return spec.operands[roles(spec).index(role)]
+
+
+def check(spec: KernelSpec) -> None:
+    """KernelSelectionError unless the operands are what `AttentionKernel` says."""
+    wanted = roles(spec)
+    if len(spec.operands) != len(wanted):
+        raise KernelSelectionError(f"kernel '{spec.name}': attention has the operands {', '.join(wanted)}")
+    for role, each in zip(wanted, spec.operands, strict=True):
+        types = ("i1",) if role == "mask" and body_of(spec).mask == "bool" else _FLOATS
+        if each.dtype not in types or each.format is not None:
+            raise KernelSelectionError(
+                f"kernel '{spec.name}': operand '{each.name}' ({role}) is {each.format or each.dtype}; "
+                f"attention takes plain {', '.join(types)}"
+            )
+        if role != "mask" and each.strides[3] != 1:
+            raise KernelSelectionError(
+                f"kernel '{spec.name}': operand '{each.name}' ({role}) needs unit stride in its last dim, "
+                f"it has {each.strides[3]}"
+            )
+
+
+def stride(spec: KernelSpec, role: str) -> str:
+    """Elements from one row of a head to the next."""
+    return c_dim(operand(spec, role).strides[2])
+
+
+def head_pointers(spec: KernelSpec, wanted: Sequence[str], head: str = "h", prefix: str = "") -> list[str]:
+    """`<role>_head`: where head `head` (for k and v: `kv_h`) of batch `b` begins."""
+    lines = []
+    for role in wanted:
+        each = operand(spec, role)
+        at = "kv_h" if role in ("k", "v") else head
+        terms = [
+            f"{index} * {c_dim(step)}" for index, step in zip(("b", at), each.strides[:2], strict=True) if step != 0
+        ]
+        lines.append(f"const auto {prefix}{role}_head = {' + '.join([identifier(each.name), *terms])};")
+    return lines
+
+
+def masked(spec: KernelSpec, query: str, key: str, head: str = "mask_head") -> list[str]:
+    """Statements that apply the mask to ``s``, the scaled score of query number `query` and key number `key`."""
+    body = body_of(spec)
+    if body.mask == "none":
+        return []
+    down, right = operand(spec, "mask").strides[2:]
+    terms = [head]
+    for index, step in ((query, down), (key, right)):
+        if step != 0:
+            terms.append(index if step == 1 else f"({index}) * {c_dim(step)}")
+    address = " + ".join(terms)
+    if body.mask == "bool":
+        return [f"if (!qc_load({address})) s = -INFINITY;"]
+    return [f"s += qc_load({address});"]
