@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 import io
 import json
@@ -23,14 +24,19 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from qcompiler.errors import CompileFailedError, MissingDependencyError
+from qcompiler.plan.plan import Plan
 from qcompiler.runtime.cache import cache_dir, locked, write_atomically
 from qcompiler.runtime.compiler import LOG_LIMIT
+from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.progress import note
 
 UNUSED = (177, 550)
 """NVRTC's numbers of "declared but never referenced" and "set but never used": a kernel uses a part of its headers."""
 
+_CUBIN_NAME = re.compile(r"program-sm_\d+a?-[0-9a-f]{32}\.cubin\Z")
 _INSTALL = "pip install 'qcompiler[cuda]'"
 _INSTALL_SM70 = "pip install 'qcompiler[sm70]'"
 
@@ -132,6 +138,45 @@ def _emitter_texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, byte
             yield from _emitter_texts(file, f"{prefix}{file.name}/")
         elif file.name.endswith((".py", ".cuh")):
             yield prefix + file.name, file.read_bytes()
+
+
+# --- a plan's kernels ------------------------------------------------------------------------------------------------
+
+
+def kernel_symbol(name: str) -> str:
+    return f"qk_{name}"
+
+
+def build_module(plan: Plan, arch: str) -> NativeLibrary:
+    """The cubin of a plan's kernels. A plan seen before needs neither the emitter nor NVRTC's library."""
+    record = cache_dir("plans") / f"{_plan_key(plan, arch)}.json"
+    if (known := _read_plan(record, arch)) is not None:
+        return known
+    from qcompiler.kernels.cuda import emit
+
+    source = emit.emit_module(plan.kernels, arch)
+    announce = f"compiled {len(plan.kernels)} kernels for {arch}"
+    cubin = compile_cubin(source, arch, emitter_version=emitter_version(), announce=announce)
+    write_atomically(record, json.dumps({"cubin": cubin.path.name, "compiler": cubin.compiler_version}).encode())
+    return NativeLibrary(arch, cubin.path, emitter_version(), cubin.compiler_version)
+
+
+def _plan_key(plan: Plan, arch: str) -> str:
+    """Identity of a plan's cubin: its kernels, the emitter, the options, the architecture."""
+    kernels = msgspec.json.encode(plan.kernels, order="deterministic")
+    return _digest(kernels.decode(), emitter_version(), json.dumps(options(arch)), arch)
+
+
+def _read_plan(record: Path, arch: str) -> NativeLibrary | None:
+    try:
+        data: Any = json.loads(record.read_bytes())
+        name, compiler = str(data["cubin"]), str(data["compiler"])
+    except (OSError, ValueError, KeyError, TypeError):  # no record yet, or a damaged one: compiling writes it anew
+        return None
+    path = cache_dir("cuda") / name
+    if not _CUBIN_NAME.match(name) or not path.exists():
+        return None
+    return NativeLibrary(arch, path, emitter_version(), compiler)
 
 
 # --- the compiler ----------------------------------------------------------------------------------------------------

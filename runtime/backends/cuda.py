@@ -1,0 +1,495 @@
+"""The backend of NVIDIA GPUs: `cuda:N` through cuda.core and the driver.
+
+Works in the device's primary context, which it makes current around each call and puts back: a caller's current device
+neither matters nor changes.  Memory is plain (`cuMemAlloc`), not from a stream-ordered pool: what a pool hands out
+during a capture would become a node of the graph.  Kernels are loaded with their plan, since a first lazy load inside a
+capture breaks it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qcompiler.errors import (
+    ArgumentError,
+    CaptureRuleError,
+    CompileFailedError,
+    DeviceError,
+    DeviceUnavailableError,
+    TargetMismatchError,
+)
+from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda.geometry import Geometry
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.plan import Plan
+from qcompiler.runtime import nvrtc
+from qcompiler.runtime.backends import base
+from qcompiler.runtime.backends.cuda_driver import (
+    NOT_READY,
+    OUT_OF_MEMORY,
+    RUNTIME_NAMES,
+    Api,
+    api,
+    arch_for,
+    capability,
+    device_arch,
+    device_count,
+    runs_on,
+)
+from qcompiler.runtime.image import NativeLibrary
+
+__all__ = [
+    "CudaBackend",
+    "CudaEvent",
+    "CudaGraph",
+    "CudaKernel",
+    "CudaMemory",
+    "CudaStream",
+    "device_arch",
+    "device_count",
+]
+
+LEGACY = 1
+"""CU_STREAM_LEGACY: the default stream under a name that no environment variable gives another meaning."""
+
+SHARED_WITHOUT_ASKING = 48 << 10
+"""Bytes of dynamic shared memory that a kernel may have before its limit is raised (CUDA C++ Programming Guide)."""
+
+GRIDS_KEPT = 256
+"""Grids that a kernel remembers: evaluating dimension expressions costs more than a launch."""
+
+NODE_NAMES = {"KERNEL": "kernel", "MEMCPY": "copy", "MEMSET": "zero", "EMPTY": "empty"}
+"""Kinds of graph nodes under the plan's words; others keep CUDA's in lower case."""
+
+
+class CudaMemory(base.Memory):
+    """A `cuMemAlloc` range. Freed by `close` or with the object, not at the process' end (the driver does that)."""
+
+    def __init__(self, address: int, nbytes: int, free: Callable[[], None] | None) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self._finalizer: Any = None
+        if free is not None:
+            self._finalizer = weakref.finalize(self, free)
+            self._finalizer.atexit = False
+
+    def close(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+
+
+class CudaStream(base.Stream):
+    """A stream of one device; `owner` (a cuda.core Stream, or the foreign object) keeps it alive."""
+
+    def __init__(self, found: Api, device: str, handle: int, owner: Any, name: str = "") -> None:
+        self.device = device
+        self.handle = handle
+        self.name = name
+        self.owner = owner
+        self.driver_handle = found.driver.CUstream(handle)
+        self._api = found
+
+    @property
+    def is_capturing(self) -> bool:
+        found = self._api
+        status = found.check(found.driver.cuStreamIsCapturing(self.driver_handle), "asking whether a stream captures")
+        return int(status) != 0
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+class CudaEvent(base.Event):
+    """An event without timing."""
+
+    def __init__(self, found: Api, device: str, owner: Any, name: str = "") -> None:
+        self.device = device
+        self.name = name
+        self.owner = owner
+        self.handle = int(owner.handle)
+        self.driver_handle = found.driver.CUevent(self.handle)
+
+
+class CudaKernel(base.Kernel):
+    """A loaded kernel: its function, its geometry, and one block of parameters that each launch fills.
+
+    Parameters are eight bytes each (pointers, then int64 symbols); the driver copies them during the launch, so that
+    one block serves all launches, one at a time (`lock`).
+    """
+
+    def __init__(self, spec: KernelSpec, function: Any, geometry: Geometry) -> None:
+        self.spec = spec
+        self.function = function
+        self.geometry = geometry
+        self.lock = threading.Lock()
+        count = len(spec.operands) + len(spec.symbols)
+        self.values = (ctypes.c_int64 * count)()
+        start = ctypes.addressof(self.values)
+        self._pointers = (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
+        self.parameters = ctypes.addressof(self._pointers)
+        self._grids: dict[tuple[int, ...], tuple[int, int, int]] = {}
+
+    def grid(self, symbols: Sequence[int]) -> tuple[int, int, int]:
+        """The grid for values of the spec's symbols."""
+        key = tuple(symbols)
+        if (known := self._grids.get(key)) is not None:
+            return known
+        if len(self._grids) >= GRIDS_KEPT:
+            self._grids.clear()
+        grid = self._grids[key] = self.geometry.at(dict(zip(self.spec.symbols, key, strict=True)))
+        return grid
+
+
+class CudaGraph(base.Graph):
+    """An instantiated graph."""
+
+    def __init__(self, backend: CudaBackend, executable: Any, shape: base.GraphShape) -> None:
+        self.shape = shape
+        self._backend = backend
+        self._executable = executable
+        self._finalizer: Any = weakref.finalize(self, backend.destroy_executable, executable)
+        self._finalizer.atexit = False
+
+    def launch(self, stream: base.Stream) -> None:
+        if not self._finalizer.alive:
+            raise DeviceError("launching a graph that was closed", 400, RUNTIME_NAMES[400])
+        self._backend.launch_graph(self._executable, stream)
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+class CudaBackend(base.Backend):
+    """One GPU. `isa` is the architecture that its kernels are compiled for (the device's own by default)."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int, isa: str | None = None, *, found: Api | None = None) -> None:
+        self._api = found or api()
+        self._driver = self._api.driver
+        self.index = index
+        self.device = f"cuda:{index}"
+        check = self._api.check
+        check(self._driver.cuInit(0), "starting the CUDA driver")
+        self._check_there()
+        capable = capability(self._api, index)
+        self.isa = isa or arch_for(capable, self.device)
+        if not runs_on(self.isa, capable):
+            raise TargetMismatchError(
+                f"kernels for {self.isa} do not run on {self.device} (compute capability {capable[0]}.{capable[1]}); "
+                f'compile for it with targets=["{arch_for(capable, self.device)}"]'
+            )
+        self._number = check(self._driver.cuDeviceGet(index), f"opening {self.device}")
+        self._context = check(self._driver.cuDevicePrimaryCtxRetain(self._number), f"opening {self.device}")
+        self._context_address = int(self._context)
+        self._mine = threading.local()
+        self._reads_host_pages = self._attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")
+        self._upkeep = self.stream("upkeep")
+        self._legacy = CudaStream(self._api, self.device, LEGACY, None, "legacy")
+
+    def _check_there(self) -> None:
+        there = int(self._api.check(self._driver.cuDeviceGetCount(), "counting devices"))
+        if not 0 <= self.index < there:
+            raise DeviceUnavailableError(f"there is no {self.device} on this machine; it has {there} GPUs")
+
+    def _attribute(self, name: str) -> bool:
+        attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return bool(self._api.check(self._driver.cuDeviceGetAttribute(attribute, self._number), "reading an attribute"))
+
+    # --- memory ---
+
+    def allocate(self, nbytes: int, *, label: str = "") -> CudaMemory:
+        if nbytes == 0:
+            return CudaMemory(0, 0, None)
+        what = f"allocating {nbytes} bytes on {self.device}" + (f" for {label}" if label else "")
+        driver, check = self._driver, self._api.check
+        with self._api.current(self._context):
+            result = driver.cuMemAlloc(nbytes)
+            if int(result[0]) == OUT_OF_MEMORY:
+                free, total = check(driver.cuMemGetInfo(), "asking for the free memory")
+                what += f" ({free} of {total} bytes are free)"
+            address = int(check(result, what))
+            memory = CudaMemory(address, nbytes, _freeing(self._api, self._context, address))
+            self._zero(self._upkeep, address, nbytes)
+            check(driver.cuStreamSynchronize(self._upkeep.driver_handle), f"clearing memory of {self.device}")
+        return memory
+
+    def upload(self, stream: base.Stream, target: int, source: int, nbytes: int) -> None:
+        if nbytes == 0:
+            return
+        on = self._own(stream)
+        self._refuse_capturing(on, "an upload from host memory")
+        with self._api.current(self._context):
+            self._api.check(
+                self._driver.cuMemcpyHtoDAsync(target, source, nbytes, on.driver_handle),
+                f"uploading {nbytes} bytes to {self.device}",
+            )
+            if self._reads_host_pages or self._pinned(source):
+                # The driver stages pageable memory before it returns, and reads any other when the copy runs.
+                self._api.check(self._driver.cuStreamSynchronize(on.driver_handle), "waiting for an upload")
+
+    def download(self, stream: base.Stream, target: int, source: int, nbytes: int) -> None:
+        if nbytes == 0:
+            return
+        on = self._own(stream)
+        self._refuse_capturing(on, "a download to host memory")
+        with self._api.current(self._context):
+            self._api.check(
+                self._driver.cuMemcpyDtoHAsync(target, source, nbytes, on.driver_handle),
+                f"downloading {nbytes} bytes from {self.device}",
+            )
+
+    def copy(self, stream: base.Stream, target: int, source: int, nbytes: int) -> None:
+        if nbytes == 0:
+            return
+        with self._api.current(self._context):  # unified addresses: the driver knows each one's device
+            self._api.check(
+                self._driver.cuMemcpyAsync(target, source, nbytes, self._own(stream).driver_handle),
+                f"copying {nbytes} bytes on {self.device}",
+            )
+
+    def zero(self, stream: base.Stream, target: int, nbytes: int) -> None:
+        if nbytes:
+            with self._api.current(self._context):
+                self._zero(self._own(stream), target, nbytes)
+
+    def _zero(self, stream: CudaStream, target: int, nbytes: int) -> None:
+        done = self._driver.cuMemsetD8Async(target, 0, nbytes, stream.driver_handle)
+        self._api.check(done, f"clearing {nbytes} bytes on {self.device}")
+
+    def _pinned(self, address: int) -> bool:
+        """Whether host memory is known to the driver (page-locked or registered)."""
+        attribute = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        return not int(self._driver.cuPointerGetAttribute(attribute, address)[0])
+
+    def _refuse_capturing(self, stream: CudaStream, what: str) -> None:
+        if stream.is_capturing:
+            raise CaptureRuleError(f"{what} inside a capture: the graph would read host memory at every replay")
+
+    # --- streams and events ---
+
+    def stream(self, name: str = "", *, kind: base.StreamKind = "nonblocking") -> CudaStream:
+        core = self._api.core
+        with self._api.current(self._context):
+            options = core.StreamOptions(nonblocking=kind == "nonblocking")
+            owner = self._core_device().create_stream(options=options)
+        return CudaStream(self._api, self.device, int(owner.handle), owner, name)
+
+    def legacy_stream(self) -> CudaStream:
+        return self._legacy
+
+    def caller_stream(self, given: Any = None) -> CudaStream:
+        if given is not None:
+            return self._foreign(given)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            current = torch.cuda.current_stream(self.index)
+            return self._wrap(int(current.cuda_stream), current)
+        return self._legacy
+
+    def _foreign(self, given: Any) -> CudaStream:
+        if isinstance(given, CudaStream):
+            return self._own(given)
+        if isinstance(given, int) and not isinstance(given, bool):
+            return self._wrap(given, None)
+        protocol = getattr(given, "__cuda_stream__", None)
+        if protocol is not None:  # (version, handle); early adopters had a property instead of a method
+            answer = protocol() if callable(protocol) else protocol
+            return self._wrap(int(answer[1]), given)
+        if hasattr(given, "cuda_stream"):  # torch.cuda.Stream
+            return self._wrap(int(given.cuda_stream), given)
+        raise ArgumentError(
+            f"a stream of {self.device} is a Stream, an integer handle or an object with __cuda_stream__, "
+            f"not a {type(given).__name__}"
+        )
+
+    def _wrap(self, handle: int, owner: Any) -> CudaStream:
+        if handle in (0, LEGACY):
+            return self._legacy
+        stream = CudaStream(self._api, self.device, handle, owner)
+        with self._api.current(self._context):
+            answer = self._driver.cuStreamGetCtx(stream.driver_handle)
+            context = self._api.check(answer, "asking for a stream's context")
+        if int(context) != self._context_address:
+            raise DeviceUnavailableError(f"the stream {handle:#x} is not one of {self.device}'s primary context")
+        return stream
+
+    def _own(self, stream: base.Stream) -> CudaStream:
+        if not isinstance(stream, CudaStream) or stream.device != self.device:
+            raise DeviceError(f"a stream of {stream.device} was used on {self.device}", 400, RUNTIME_NAMES[400])
+        return stream
+
+    def event(self, name: str = "") -> CudaEvent:
+        with self._api.current(self._context):
+            return CudaEvent(self._api, self.device, self._core_device().create_event(), name)
+
+    def _core_device(self) -> Any:
+        """cuda.core's Device: one object for each thread, which each thread must initialise."""
+        device = self._api.core.Device(self.index)
+        device.set_current()
+        return device
+
+    def record(self, event: base.Event, stream: base.Stream) -> None:
+        with self._api.current(self._context):
+            done = self._driver.cuEventRecord(_ours(event).driver_handle, self._own(stream).driver_handle)
+            self._api.check(done, "recording an event")
+
+    def wait(self, stream: base.Stream, event: base.Event) -> None:
+        with self._api.current(self._context):
+            done = self._driver.cuStreamWaitEvent(self._own(stream).driver_handle, _ours(event).driver_handle, 0)
+            self._api.check(done, "waiting for an event")
+
+    def synchronize(self, stream: base.Stream | None = None) -> None:
+        driver = self._driver
+        with self._api.current(self._context):
+            if stream is None:
+                self._api.check(driver.cuCtxSynchronize(), f"waiting for {self.device}")
+            else:
+                self._api.check(driver.cuStreamSynchronize(self._own(stream).driver_handle), "waiting for a stream")
+
+    def query(self, what: base.Stream | base.Event) -> bool:
+        driver = self._driver
+        with self._api.current(self._context):
+            if isinstance(what, base.Event):
+                result = driver.cuEventQuery(_ours(what).driver_handle)
+            else:
+                result = driver.cuStreamQuery(self._own(what).driver_handle)
+        if int(result[0]) == NOT_READY:
+            return False
+        self._api.check(result, "asking whether work is done")
+        return True
+
+    # --- what a caller does beside us ---
+
+    def captures_here(self) -> bool:
+        if getattr(self._mine, "captures", 0):
+            return True
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return False
+        return self._wrap(int(torch.cuda.current_stream(self.index).cuda_stream), None).is_capturing
+
+    def device_of(self, address: int) -> str | None:
+        attributes, ask = self._driver.CUpointer_attribute, self._driver.cuPointerGetAttribute
+        status, kind = ask(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+        if int(status) or int(kind) != int(self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE):
+            return None
+        ordinal = ask(attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+        return f"cuda:{int(self._api.check(ordinal, 'asking for the device of an address'))}"
+
+    # --- kernels ---
+
+    def build(self, plan: Plan) -> NativeLibrary:
+        return nvrtc.build_module(plan, self.isa)
+
+    def load(self, plan: Plan, native: NativeLibrary) -> dict[str, base.Kernel]:
+        if not plan.kernels:
+            return {}
+        image = ctypes.create_string_buffer(native.path.read_bytes())
+        with self._api.current(self._context):
+            loaded = self._driver.cuModuleLoadData(ctypes.addressof(image))
+            module = self._api.check(loaded, f"loading {native.path} on {self.device}")
+            return {spec.name: self._kernel(module, spec, native) for spec in plan.kernels}
+
+    def _kernel(self, module: Any, spec: KernelSpec, native: NativeLibrary) -> CudaKernel:
+        driver = self._driver
+        name = nvrtc.kernel_symbol(spec.name)
+        status, function = driver.cuModuleGetFunction(module, name.encode())
+        if int(status):
+            raise CompileFailedError(f"the compiled kernels {native.path} lack the function '{name}'")
+        if hasattr(driver, "cuFuncLoad"):  # CUDA 12.4: now, not at the first launch, which may be captured
+            self._api.check(driver.cuFuncLoad(function), f"loading the kernel '{spec.name}'")
+        geometry = emit.geometry(spec, native.isa)
+        if geometry.shared > SHARED_WITHOUT_ASKING:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            done = driver.cuFuncSetAttribute(function, attribute, geometry.shared)
+            self._api.check(done, f"giving the kernel '{spec.name}' {geometry.shared} bytes of shared memory")
+        return CudaKernel(spec, function, geometry)
+
+    def launch(
+        self,
+        stream: base.Stream,
+        kernel: base.Kernel,
+        operands: Sequence[int],
+        symbols: Sequence[int],
+        context: Any = None,
+    ) -> None:
+        assert isinstance(kernel, CudaKernel)
+        on = self._own(stream)
+        geometry = kernel.geometry
+        grid = kernel.grid(symbols)
+        if 0 in grid:
+            return
+        with self._api.current(self._context), kernel.lock:
+            kernel.values[:] = (*operands, *symbols)
+            done = self._driver.cuLaunchKernel(
+                kernel.function, *grid, *geometry.block, geometry.shared, on.driver_handle, kernel.parameters, 0
+            )
+        if int(done[0]):
+            self._api.check(done, f"launching the kernel '{kernel.spec.name}' on a grid of {grid}")
+
+    # --- graphs ---
+
+    def begin_capture(self, stream: base.Stream, mode: base.CaptureMode = "thread_local") -> None:
+        chosen = getattr(self._driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode.upper()}")
+        with self._api.current(self._context):
+            done = self._driver.cuStreamBeginCapture(self._own(stream).driver_handle, chosen)
+            self._api.check(done, "beginning a capture")
+        self._mine.captures = getattr(self._mine, "captures", 0) + 1
+
+    def end_capture(self, stream: base.Stream) -> CudaGraph:
+        driver, check = self._driver, self._api.check
+        with self._api.current(self._context):
+            result = driver.cuStreamEndCapture(self._own(stream).driver_handle)
+            self._mine.captures = max(0, getattr(self._mine, "captures", 0) - 1)
+            graph = check(result, "ending a capture")
+            if not int(graph):  # the driver says so for a capture that was invalidated
+                raise DeviceError("ending a capture gave no graph", 901, RUNTIME_NAMES[901])
+            try:
+                shape = self._shape(graph)
+                executable = check(driver.cuGraphInstantiate(graph, 0), "instantiating a graph")
+            finally:
+                driver.cuGraphDestroy(graph)
+        return CudaGraph(self, executable, shape)
+
+    def _shape(self, graph: Any) -> base.GraphShape:
+        driver, check = self._driver, self._api.check
+        _, count = check(driver.cuGraphGetNodes(graph, 0), "counting a graph's nodes")
+        nodes = check(driver.cuGraphGetNodes(graph, count), "listing a graph's nodes")[0] if count else ()
+        kinds: dict[str, int] = {}
+        for node in nodes:
+            kind = check(driver.cuGraphNodeGetType(node), "reading a node's kind")
+            word = str(kind.name).removeprefix("CU_GRAPH_NODE_TYPE_")
+            name = NODE_NAMES.get(word, word.lower())
+            kinds[name] = kinds.get(name, 0) + 1
+        return base.GraphShape(kinds)
+
+    def launch_graph(self, executable: Any, stream: base.Stream) -> None:
+        with self._api.current(self._context):
+            done = self._driver.cuGraphLaunch(executable, self._own(stream).driver_handle)
+            self._api.check(done, "launching a graph")
+
+    def destroy_executable(self, executable: Any) -> None:
+        with self._api.current(self._context), self._api.relaxed():
+            self._api.check(self._driver.cuGraphExecDestroy(executable), "destroying a graph")
+
+
+def _ours(event: base.Event) -> CudaEvent:
+    if not isinstance(event, CudaEvent):
+        raise DeviceError(f"an event of {event.device} was used on a GPU", 400, RUNTIME_NAMES[400])
+    return event
+
+
+def _freeing(found: Api, context: Any, address: int) -> Callable[[], None]:
+    """How a range is freed: from whatever thread drops it, even one that captures just then."""
+
+    def free() -> None:
+        with found.current(context), found.relaxed():
+            found.check(found.driver.cuMemFree(address), "freeing memory")
+
+    return free

@@ -1,0 +1,183 @@
+"""What the cuda backend asks of the driver: modules, errors by their runtime-API names, and which device is current.
+
+cuda.core gives devices, streams and events; where it has no call for what the backend interface needs (capture on an
+existing stream by events, in a given mode, with its nodes counted; plain allocations; asynchronous copies from host
+memory) the same handles go to cuda.bindings' driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from qcompiler.errors import DeviceError, DeviceUnavailableError, MissingDependencyError, OutOfMemoryError
+from qcompiler.kernels.cuda.emit import ARCHS, arch_number
+
+INSTALL = "pip install 'qcompiler[cuda]'"
+
+OUT_OF_MEMORY = 2
+NO_DEVICE = 100
+NOT_READY = 600
+
+RUNTIME_NAMES: dict[int, str] = {
+    1: "cudaErrorInvalidValue", 2: "cudaErrorMemoryAllocation", 3: "cudaErrorInitializationError",
+    4: "cudaErrorCudartUnloading", 46: "cudaErrorDevicesUnavailable", 100: "cudaErrorNoDevice",
+    101: "cudaErrorInvalidDevice", 200: "cudaErrorInvalidKernelImage", 201: "cudaErrorDeviceUninitialized",
+    209: "cudaErrorNoKernelImageForDevice", 218: "cudaErrorInvalidPtx", 304: "cudaErrorOperatingSystem",
+    400: "cudaErrorInvalidResourceHandle", 401: "cudaErrorIllegalState", 500: "cudaErrorSymbolNotFound",
+    600: "cudaErrorNotReady", 700: "cudaErrorIllegalAddress", 701: "cudaErrorLaunchOutOfResources",
+    702: "cudaErrorLaunchTimeout", 710: "cudaErrorAssert", 714: "cudaErrorHardwareStackError",
+    715: "cudaErrorIllegalInstruction", 716: "cudaErrorMisalignedAddress", 717: "cudaErrorInvalidAddressSpace",
+    718: "cudaErrorInvalidPc", 719: "cudaErrorLaunchFailure", 800: "cudaErrorNotPermitted",
+    801: "cudaErrorNotSupported", 802: "cudaErrorSystemNotReady", 803: "cudaErrorSystemDriverMismatch",
+    900: "cudaErrorStreamCaptureUnsupported", 901: "cudaErrorStreamCaptureInvalidated",
+    902: "cudaErrorStreamCaptureMerge", 903: "cudaErrorStreamCaptureUnmatched", 904: "cudaErrorStreamCaptureUnjoined",
+    905: "cudaErrorStreamCaptureIsolation", 906: "cudaErrorStreamCaptureImplicit", 907: "cudaErrorCapturedEvent",
+    908: "cudaErrorStreamCaptureWrongThread", 909: "cudaErrorTimeout", 999: "cudaErrorUnknown",
+}  # fmt: skip
+"""The runtime API's name of each code; driver and runtime share their numbers."""
+
+_LOST = range(700, 720)
+"""A kernel's fault destroys the context: every later call of the process repeats the error."""
+
+
+@dataclass(frozen=True)
+class Api:
+    """`driver` is cuda.bindings.driver, `core` cuda.core."""
+
+    driver: Any
+    core: Any
+
+    def check(self, result: tuple[Any, ...], doing: str) -> Any:
+        """The values behind a driver call's status: None, one, or a tuple. DeviceError if it failed."""
+        if code := int(result[0]):
+            raise self.error(code, result[0], doing)
+        values = result[1:]
+        return values if len(values) > 1 else values[0] if values else None
+
+    def error(self, code: int, status: Any, doing: str) -> DeviceError:
+        symbol = RUNTIME_NAMES.get(code) or str(getattr(status, "name", "cudaErrorUnknown"))
+        if code == OUT_OF_MEMORY:
+            return OutOfMemoryError(f"{doing} failed: the device has no memory left", code, symbol)
+        lost = "; an earlier kernel failed, and the process must be restarted" if code in _LOST else ""
+        return DeviceError(f"{doing} failed{lost}", code, symbol)
+
+    @contextmanager
+    def current(self, context: Any) -> Iterator[None]:
+        """`context` is the thread's current one inside, whatever it was before and is again afterwards."""
+        driver = self.driver
+        error, present = driver.cuCtxGetCurrent()
+        if not int(error) and int(present) == int(context):
+            yield
+            return
+        self.check(driver.cuCtxPushCurrent(context), "making the device current")
+        try:
+            yield
+        finally:
+            driver.cuCtxPopCurrent()
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Inside, calls that a capture forbids to a thread (freeing memory) neither fail nor break the capture."""
+        driver = self.driver
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self.check(driver.cuThreadExchangeStreamCaptureMode(mode), "relaxing the thread's capture mode")
+        try:
+            yield
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(before)
+
+
+@functools.cache
+def api() -> Api:
+    """The bindings, imported. MissingDependencyError with the command that installs them."""
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+        core = importlib.import_module("cuda.core")
+        if not hasattr(core, "Device"):  # before 0.5
+            core = importlib.import_module("cuda.core.experimental")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"CUDA devices need cuda-core and cuda-bindings ({error}); install them with {INSTALL}"
+        ) from error
+    return Api(driver, core)
+
+
+def device_count() -> int:
+    """How many GPUs there are; 0 where there is no driver. DeviceUnavailableError for a driver that does not start."""
+    try:
+        found = api()
+    except MissingDependencyError:
+        if _driver_installed():
+            raise
+        return 0
+    return _count(found)
+
+
+def _count(found: Api) -> int:
+    try:
+        status = int(found.driver.cuInit(0)[0])
+    except RuntimeError:  # the bindings load libcuda at the first call: there is none
+        return 0
+    if status == NO_DEVICE:
+        return 0
+    if status:
+        error = found.error(status, status, "cuInit")
+        raise DeviceUnavailableError(f"the CUDA driver does not start: {error}")
+    return int(found.check(found.driver.cuDeviceGetCount(), "counting devices"))
+
+
+def _driver_installed() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def capability(found: Api, index: int) -> tuple[int, int]:
+    """(9, 0): the compute capability of a device."""
+    attributes = found.driver.CUdevice_attribute
+    device = found.check(found.driver.cuDeviceGet(index), f"opening cuda:{index}")
+    major, minor = (
+        found.check(found.driver.cuDeviceGetAttribute(attribute, device), "reading the compute capability")
+        for attribute in (
+            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    return int(major), int(minor)
+
+
+def device_arch(index: int) -> str:
+    """The architecture to compile for on a device ("sm_90a" on an H100).
+
+    DeviceUnavailableError for a GPU that no architecture here serves.
+    """
+    found = api()
+    found.check(found.driver.cuInit(0), "starting the CUDA driver")
+    return arch_for(capability(found, index), f"cuda:{index}")
+
+
+def arch_for(device: tuple[int, int], name: str) -> str:
+    """The newest architecture of ours that a compute capability runs."""
+    served = [arch for arch in ARCHS if runs_on(arch, device)]
+    if not served:
+        raise DeviceUnavailableError(
+            f"{name} has compute capability {device[0]}.{device[1]}; programs compile for {', '.join(ARCHS)}"
+        )
+    return served[-1]
+
+
+def runs_on(arch: str, device: tuple[int, int]) -> bool:
+    """Whether a cubin of `arch` runs on a compute capability: the same major and no newer minor (CUDA C++ Programming
+    Guide, "Binary Compatibility"); one with an "a" exactly there."""
+    major, minor = divmod(arch_number(arch), 10)
+    if arch.endswith("a"):
+        return (major, minor) == device
+    return major == device[0] and minor <= device[1]
