@@ -1,0 +1,193 @@
+// Linear layers, what both engines share: tiles of cuda_t16_v1 into fp32 values or fragments of `mma`.
+//
+// A weight is described by a struct W that kernels/cuda/linear.py generates:
+//   W::type                     what values are rounded to: float, qc_bf16, qc_f16
+//   W::bits, rows, cols, tiles  of a stored element; of the matrix; tiles per panel
+//   W::packed                   codes, to be decoded; else values as they are
+//   W::lookup                   codes go through a table that W::code_value(code) fills; else code + W::first is exact
+//   W::flips_sign               codes are signed: `first` counts from the code with its sign bit flipped
+//   W::block, W::straddles      columns per entry; whether blocks run across rows
+//   W::entry, W::load, W::value the other fields of a block as stored; how to read them; code value to element (fp32)
+//
+// A lane owns 16 bytes of a tile. They are 4 (4 bits), 2 (8 bits) or 1 (16 bits) pieces of 16 columns, 8 elements each:
+// element 2p + h is row g + 8 (p % 2), column 2t + 8 (p / 2) + h, with g = lane / 4, t = lane % 4. Plain fp32 has tiles
+// of 8 columns: element p is row g + 8 (p % 2), column t + 4 (p / 2).
+#pragma once
+#include "device.cuh"
+
+QC_DEVICE float qc_float(float v) { return v; }
+QC_DEVICE float qc_float(qc_bf16 v) { return qc_f32_of_bf16(v.bits); }
+QC_DEVICE float qc_float(qc_f16 v) { return qc_f32_of_f16(v.bits); }
+QC_DEVICE float qc_float(uint8_t v) { return (float)v; }
+QC_DEVICE float qc_float(int8_t v) { return (float)v; }
+
+// The two halves of a pair of 16-bit floats, in fp32.
+QC_DEVICE float qc_low(uint32_t pair, qc_bf16) { return __uint_as_float(pair << 16); }
+QC_DEVICE float qc_high(uint32_t pair, qc_bf16) { return __uint_as_float(pair & 0xffff0000u); }
+QC_DEVICE float qc_low(uint32_t pair, qc_f16) { return qc_f32_of_f16((uint16_t)pair); }
+QC_DEVICE float qc_high(uint32_t pair, qc_f16) { return qc_f32_of_f16((uint16_t)(pair >> 16)); }
+
+template <class T> struct qc_is_float { static constexpr bool value = false; };
+template <> struct qc_is_float<float> { static constexpr bool value = true; };
+
+// --- codes ----------------------------------------------------------------------------------------------------------------
+
+// The value of the code in bits [Bit, Bit + W::bits) of a word, exactly, in two instructions: the bits are the mantissa
+// of a float whose last places count one, so that one subtraction leaves the integer. Bit + W::bits <= 23.
+template <class W, int Bit> QC_DEVICE float qc_code_number(uint32_t word) {
+    const uint32_t mask = ((1u << W::bits) - 1) << Bit;
+    return __uint_as_float((word & mask) | (uint32_t)(150 - Bit) << 23) + (float)(W::first - (1 << (23 - Bit)));
+}
+
+// Tables of code values in shared memory. Codes are random, so that lanes would meet in one bank: every lane reads a
+// replica in banks of its own.
+struct qc_no_table {};
+// One code: 16 entries, 32 replicas (2 KiB). at = table + lane.
+struct qc_table16 { const float* at; };
+// Two codes of a byte at once, (low nibble, high nibble): 256 entries, 16 replicas (32 KiB), since the 8-byte loads of a
+// half warp are one access of all 32 banks. at = table + lane % 16.
+struct qc_table256 { const float2* at; };
+
+template <class W> QC_DEVICE void qc_fill_table16(float* table) {  // by the whole block; a barrier must follow
+    for (int i = threadIdx.x; i < 16 * 32; i += blockDim.x) table[i] = W::code_value(i / 32);
+}
+template <class W> QC_DEVICE void qc_fill_table256(float2* table) {
+    for (int i = threadIdx.x; i < 256 * 16; i += blockDim.x)
+        table[i] = make_float2(W::code_value(i / 16 % 16), W::code_value(i / 256));
+}
+
+// Code values of a piece. 4 bits: its word; nibble p + 4h is element 2p + h.
+template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_no_table, float (&v)[8]) {
+    const uint32_t upper = word >> 12;  // nibbles 5, 6, 7 where 2, 3, 4 were: a mantissa has room for five
+    v[0] = qc_code_number<W, 0>(word), v[2] = qc_code_number<W, 4>(word);
+    v[4] = qc_code_number<W, 8>(word), v[6] = qc_code_number<W, 12>(word);
+    v[1] = qc_code_number<W, 16>(word), v[3] = qc_code_number<W, 8>(upper);
+    v[5] = qc_code_number<W, 12>(upper), v[7] = qc_code_number<W, 16>(upper);
+}
+template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_table16 table, float (&v)[8]) {
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) v[2 * p + h] = table.at[(word >> 4 * (p + 4 * h) & 15) * 32];
+}
+template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_table256 table, float (&v)[8]) {
+#pragma unroll
+    for (int byte = 0; byte < 4; byte++) {
+        const float2 two = table.at[(word >> 8 * byte & 255) * 16];  // pairs p and p + 1, p = 2 (byte % 2), h = byte / 2
+        v[4 * (byte % 2) + byte / 2] = two.x, v[4 * (byte % 2) + 2 + byte / 2] = two.y;
+    }
+}
+// 8 bits: its two words; element i is byte i.
+template <class W> QC_DEVICE void qc_code_values(uint32_t low, uint32_t high, float (&v)[8]) {
+    const uint32_t flip = W::flips_sign ? 0x80808080u : 0;
+    const uint32_t words[2] = {low ^ flip, high ^ flip};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        v[4 * i] = qc_code_number<W, 0>(words[i]), v[4 * i + 1] = qc_code_number<W, 8>(words[i]);
+        v[4 * i + 2] = qc_code_number<W, 0>(words[i] >> 16), v[4 * i + 3] = qc_code_number<W, 8>(words[i] >> 16);
+    }
+}
+
+// --- entries: scales and zero points of the blocks that a tile touches ------------------------------------------------------
+
+template <class W> struct qc_tile_of {
+    static constexpr int columns = 256 / W::bits;
+    static constexpr int pieces = columns >= 16 ? columns / 16 : 1;
+};
+
+// Entries of one lane's rows (g, g + 8) for a tile, kept as stored so that a prefetch waits for nothing.
+template <class W, bool Packed = W::packed> struct qc_entries {
+    QC_DEVICE void load(const uint8_t*, int64_t, int64_t, int) {}
+};
+template <class W> struct qc_entries<W, true> {
+    static constexpr int columns = qc_tile_of<W>::columns, pieces = qc_tile_of<W>::pieces;
+    // Blocks per tile: one where tiles do not cross blocks, else as many as fit, else one per piece.
+    static constexpr int blocks = W::straddles ? 1 : W::block >= W::cols || W::block % columns == 0 ? 1
+                                  : columns % W::block == 0 ? (int)(columns / W::block) : pieces;
+    typename W::entry of[blocks][2];
+
+    QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t tile, int g) {
+        if constexpr (!W::straddles) {
+#pragma unroll
+            for (int b = 0; b < blocks; b++) {
+                const int64_t k = qc_min(tile * columns + b * (columns / blocks), W::cols - 1);
+                of[b][0] = W::load(w, panel * 16 + g, k / W::block);
+                of[b][1] = W::load(w, panel * 16 + g + 8, k / W::block);
+            }
+        }
+    }
+};
+
+// --- elements -------------------------------------------------------------------------------------------------------------
+
+// Elements of piece `piece` of a tile that starts at column `k0`, before rounding, from its code values. Where blocks
+// straddle rows, a piece of one row meets at most as many as its 16 columns begin: each element looks up its own.
+template <class W>
+QC_DEVICE void qc_apply_entries(const uint8_t* w, int64_t panel, int64_t k0, int lane, const qc_entries<W>& entries,
+                                int piece, float (&v)[8]) {
+    if constexpr (W::straddles) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int p = i / 2;
+            const int64_t row = qc_min(panel * 16 + lane / 4 + 8 * (p % 2), W::rows - 1);
+            const int64_t k = qc_min(k0 + 16 * piece + 2 * (lane % 4) + 8 * (p / 2) + i % 2, W::cols - 1);
+            v[i] = W::value(v[i], W::load(w, row, (row * W::cols + k) / W::block));
+        }
+    } else {
+        const int b = piece * entries.blocks / entries.pieces;
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = W::value(v[i], entries.of[b][i / 2 % 2]);
+    }
+}
+
+// A lane's 16 bytes of a tile and the entries they need.
+template <class W> struct qc_lane_tile {
+    static constexpr int columns = qc_tile_of<W>::columns, pieces = qc_tile_of<W>::pieces;
+    uint32_t words[4];
+    qc_entries<W> entries;
+
+    QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t tile, int lane) {
+        const uint4 four = qc_load_stream_16(w + ((panel * W::tiles + tile) * 32 + lane) * 16);
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+        entries.load(w, panel, tile, lane / 4);
+    }
+
+    // The 8 elements of a piece before rounding. Packed weights only.
+    template <class Table>
+    QC_DEVICE void decode(const uint8_t* w, int64_t panel, int64_t tile, int lane, int piece, Table table,
+                          float (&v)[8]) const {
+        if constexpr (W::bits == 4) qc_code_values<W>(words[piece], table, v);
+        else qc_code_values<W>(words[2 * piece], words[2 * piece + 1], v);
+        qc_apply_entries<W>(w, panel, tile * columns, lane, entries, piece, v);
+    }
+
+    // The piece as `mma` operand A. 16-bit element types only.
+    template <class Table>
+    QC_DEVICE void fragment(const uint8_t* w, int64_t panel, int64_t tile, int lane, int piece, Table table,
+                            uint32_t (&a)[4]) const {
+        if constexpr (W::packed) {
+            float v[8];
+            decode(w, panel, tile, lane, piece, table, v);
+#pragma unroll
+            for (int p = 0; p < 4; p++) a[p] = qc_pack(v[2 * p], v[2 * p + 1], typename W::type());
+        } else {
+#pragma unroll
+            for (int p = 0; p < 4; p++) a[p] = words[p];
+        }
+    }
+
+    // The 8 elements of a piece, rounded to the weight's type, in fp32.
+    template <class Table>
+    QC_DEVICE void values(const uint8_t* w, int64_t panel, int64_t tile, int lane, int piece, Table table,
+                          float (&v)[8]) const {
+        if constexpr (qc_is_float<typename W::type>::value) {
+            decode(w, panel, tile, lane, piece, table, v);
+        } else {
+            uint32_t a[4];
+            fragment(w, panel, tile, lane, piece, table, a);
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                v[2 * p] = qc_low(a[p], typename W::type()), v[2 * p + 1] = qc_high(a[p], typename W::type());
+        }
+    }
+};
