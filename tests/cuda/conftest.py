@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import io
-import re
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,7 @@ import pytest
 
 from qcompiler.kernels.cuda import emit
 from qcompiler.plan.kernel import KernelSpec
-
-NVRTC_ARCHS = tuple(arch for arch in emit.ARCHS if arch != "sm_70")
-"""What NVRTC of CUDA 13 compiles for; sm_70 needs CUDA 12's in another process."""
-
+from qcompiler.runtime.nvrtc import Resources, compile_cubin
 
 # --- operands ---------------------------------------------------------------------------------------------------------
 
@@ -220,54 +217,10 @@ def sim_run() -> Callable[..., list[np.ndarray]]:
 # --- NVRTC ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What one kernel needs on an architecture, as ptxas reports it."""
-
-    registers: int
-    spill_stores: int
-    spill_loads: int
-    stack: int
-    log: str
-
-
-_COMPILED: dict[str, dict[str, Resources]] = {}
-
-
-def compile_cubin(source: str, arch: str) -> str:
-    """Compiles to a cubin and returns ptxas' report. A compile error fails the test with NVRTC's words."""
-    from cuda.core import Program, ProgramOptions
-
-    log = io.StringIO()
-    options = ProgramOptions(arch=arch, std="c++17", fma=False, ptxas_options=["-v"])
-    try:
-        Program(source, "c++", options).compile("cubin", logs=log)
-    except Exception as error:
-        numbered = "\n".join(f"{i:5} {line}" for i, line in enumerate(source.splitlines(), start=1))
-        raise AssertionError(f"NVRTC for {arch}: {error}\n{log.getvalue()}\n{numbered[-20000:]}") from error
-    return log.getvalue()
-
-
 def resources(specs: Sequence[KernelSpec], arch: str) -> dict[str, Resources]:
-    """Registers, spills and stack of every kernel, by name."""
-    source = emit.emit_module(specs, arch)
-    key = hashlib.sha256((arch + source).encode()).hexdigest()
-    if key not in _COMPILED:
-        _COMPILED[key] = parse_ptxas(compile_cubin(source, arch))
-    return _COMPILED[key]
-
-
-def parse_ptxas(log: str) -> dict[str, Resources]:
-    """The report of `ptxas -v`, by kernel. Functions that a kernel calls count towards its spills and stack."""
-    found: dict[str, Resources] = {}
-    for part in re.split(r"Compiling entry function '", log)[1:]:
-        name = part.partition("'")[0].removeprefix("qk_")
-        frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
-        used = re.search(r"Used (\d+) registers", part)
-        assert used and frames, part
-        stack, stores, loads = (sum(int(f[i]) for f in frames) for i in range(3))
-        found[name] = Resources(int(used[1]), stores, loads, stack, part)
-    return found
+    """What each kernel takes, by name. A compile error fails the test with NVRTC's words."""
+    cubin = compile_cubin(emit.emit_module(specs, arch), arch, name="test")
+    return {name.removeprefix("qk_"): taken for name, taken in cubin.resources.items()}
 
 
 @pytest.fixture(scope="session")
@@ -276,7 +229,18 @@ def nvrtc() -> Callable[[Sequence[KernelSpec], str], dict[str, Resources]]:
     return resources
 
 
-@pytest.fixture(params=NVRTC_ARCHS)
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each architecture that this process can compile for."""
-    yield request.param
+@pytest.fixture(params=emit.ARCHS)
+def arch(request: pytest.FixtureRequest) -> str:
+    """Each architecture that programs compile for; sm_70 by CUDA 12's NVRTC."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compiled kernels are kept for the session only, and shared by its workers."""
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QC_CACHE_DIR", str(path))
+        yield path
