@@ -1,0 +1,245 @@
+"""The backend of the simulated GPU: `sim:0` … `sim:7`.
+
+Kernels are the CUDA C++ that a real GPU gets, compiled by the host's compiler against kernels/sim/shim.h; the device
+behind it (`runtime/sim`) keeps CUDA's rules for streams, events and captures, and checks every access.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from qcompiler.errors import SimulationError
+from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda.geometry import Geometry
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.plan import Plan
+from qcompiler.runtime.backends.base import (
+    Backend,
+    CaptureMode,
+    Event,
+    Graph,
+    Kernel,
+    Memory,
+    Stream,
+    StreamKind,
+)
+from qcompiler.runtime.compiler import find_compiler
+from qcompiler.runtime.image import NativeLibrary
+from qcompiler.runtime.sim.capture import refuse
+from qcompiler.runtime.sim.clocks import Access
+from qcompiler.runtime.sim.device import DEVICES, SimStream, captures, machine, sim_device, sim_stream
+from qcompiler.runtime.sim.queue import Work
+from qcompiler.runtime.sim.ranges import Extent, extent_of
+
+__all__ = ["DEVICES", "SimBackend", "SimKernel", "is_checked", "sim_stream"]
+
+LAUNCHES_KEPT = 256
+"""Values of the symbols for which a kernel remembers its grid and the extents of its operands."""
+
+
+def is_checked() -> bool:
+    """Whether kernels are built with every access observed (QC_SIM_CHECK=0 turns it off)."""
+    return os.environ.get("QC_SIM_CHECK", "1") != "0"
+
+
+class SimKernel(Kernel):
+    """A kernel of a loaded library: the address of its `qs_call_…` and its geometry."""
+
+    def __init__(self, spec: KernelSpec, function: int, geometry: Geometry, checked: bool) -> None:
+        self.spec = spec
+        self.function = function
+        self.geometry = geometry
+        self.checked = checked
+        self._known: dict[tuple[int, ...], tuple[tuple[int, int, int], tuple[Extent, ...]]] = {}
+
+    def at(self, symbols: Sequence[int]) -> tuple[tuple[int, int, int], tuple[Extent, ...]]:
+        """The grid, and the bytes of each operand, for values of the spec's symbols."""
+        key = tuple(symbols)
+        if key not in self._known:
+            if len(self._known) >= LAUNCHES_KEPT:
+                self._known.clear()
+            values = dict(zip(self.spec.symbols, key, strict=True))
+            extents = tuple(extent_of(operand, values) for operand in self.spec.operands)
+            self._known[key] = self.geometry.at(values), extents
+        return self._known[key]
+
+
+class SimBackend(Backend):
+    """One simulated device, for kernels of the architecture `isa`. Backends of one index share the device."""
+
+    kind = "sim"
+
+    def __init__(self, index: int = 0, isa: str = "sm_80") -> None:
+        emit.arch_number(isa)
+        self._device = sim_device(index)
+        self.device = self._device.name
+        self.isa = isa
+
+    # --- memory ---
+
+    def allocate(self, nbytes: int, *, label: str = "") -> Memory:
+        return self._device.allocate(nbytes, label)
+
+    def upload(self, stream: Stream, target: int, source: int, nbytes: int) -> None:
+        self._device.upload(stream, target, source, nbytes)
+
+    def download(self, stream: Stream, target: int, source: int, nbytes: int) -> None:
+        self._device.download(stream, target, source, nbytes)
+
+    def copy(self, stream: Stream, target: int, source: int, nbytes: int) -> None:
+        self._device.copy(stream, target, source, nbytes)
+
+    def zero(self, stream: Stream, target: int, nbytes: int) -> None:
+        self._device.zero(stream, target, nbytes)
+
+    def device_of(self, address: int) -> str | None:
+        with machine().entry():
+            found = machine().allocation_at(address)
+            return None if found is None else f"sim:{found.device}"
+
+    # --- streams and events ---
+
+    def stream(self, name: str = "", *, kind: StreamKind = "nonblocking") -> Stream:
+        return self._device.stream(name, kind)
+
+    def legacy_stream(self) -> Stream:
+        return self._device.legacy
+
+    def caller_stream(self, given: Any = None) -> Stream:
+        """`sim_stream` sets the current one; a simulated stream is no stream of torch's."""
+        if given is None:
+            return self._device.current()
+        if isinstance(given, SimStream):
+            if given.device != self.device:
+                raise refuse(400, f"{given.place} of {given.device} was handed to {self.device}")
+            return given
+        if isinstance(given, int):
+            return self._device.by_handle(given)
+        protocol = getattr(given, "__cuda_stream__", None)
+        if protocol is None:
+            raise refuse(400, f"{given!r} is no stream: pass a Stream, a handle or an object with __cuda_stream__")
+        return self._device.by_handle(int((protocol() if callable(protocol) else protocol)[1]))
+
+    def event(self, name: str = "") -> Event:
+        return self._device.event(name)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        self._device.record(event, stream)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        self._device.wait(stream, event)
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        self._device.synchronize(stream)
+
+    def query(self, what: Stream | Event) -> bool:
+        return self._device.query(what)
+
+    def captures_here(self) -> bool:
+        with machine().entry():
+            return captures().captures_here(self._device.index)
+
+    # --- kernels ---
+
+    def build(self, plan: Plan) -> NativeLibrary:
+        from qcompiler.runtime.sim.engine import compile_sim
+
+        source = emit.emit_sim_module(plan.kernels, self.isa)
+        path = compile_sim(source, checked=is_checked(), name="sim")
+        return NativeLibrary(self.isa, path, str(emit.EMITTER_VERSION), find_compiler().version)
+
+    def load(self, plan: Plan, native: NativeLibrary) -> dict[str, Kernel]:
+        with machine().entry():
+            captures().check_unsafe("loading a module")
+            library = machine().engine.load(native.path)
+            return {spec.name: self._kernel(spec, library) for spec in plan.kernels}
+
+    def _kernel(self, spec: KernelSpec, library: Any) -> SimKernel:
+        return SimKernel(spec, library.function(spec.name), emit.geometry(spec, self.isa), is_checked())
+
+    def launch(
+        self, stream: Stream, kernel: Kernel, operands: Sequence[int], symbols: Sequence[int], context: Any = None
+    ) -> None:
+        assert isinstance(kernel, SimKernel)
+        with machine().entry():
+            queue = self._device.own(stream, f"kernel '{kernel.spec.name}'")
+            grid, extents = kernel.at(symbols)
+            if 0 not in grid:
+                self._device.enqueue(queue, self._work(kernel, grid, extents, operands, symbols))
+
+    def _work(
+        self,
+        kernel: SimKernel,
+        grid: tuple[int, int, int],
+        extents: tuple[Extent, ...],
+        operands: Sequence[int],
+        symbols: Sequence[int],
+    ) -> Work:
+        from qcompiler.runtime.sim.engine import LaunchRequest, Range
+
+        spec, engine = kernel.spec, machine().engine
+        name = f"kernel '{spec.name}'" + (f" ({spec.serves})" if spec.serves else "")
+        memory, ranges, declared = [], [], []
+        for operand, address, extent in zip(spec.operands, operands, extents, strict=True):
+            if not extent.pieces:
+                continue
+            low, high = extent.hull
+            what = f"operand '{operand.name}' of {name}"
+            memory.append(self._resolve(address + low, high - low, what))
+            ranges += [Range(address + lo, address + hi, operand.access, operand.name) for lo, hi in extent.pieces]
+            if extent.is_exact or not kernel.checked:
+                declared += [
+                    Access(address + lo, address + hi, operand.access, operand.name) for lo, hi in extent.pieces
+                ]
+        request = LaunchRequest(
+            device=self._device.index,
+            function=kernel.function,
+            name=spec.name,
+            grid=grid,
+            block=kernel.geometry.block,
+            shared_bytes=kernel.geometry.shared,
+            args=(*operands, *symbols),
+            ranges=tuple(ranges),
+            seed=0,
+        )
+        must_write = all(extent.is_exact for extent in extents)
+
+        def run(seed: int) -> list[Access]:
+            report = engine.launch(dataclasses.replace(request, seed=seed))
+            if report.unwritten and must_write:
+                raise SimulationError(
+                    f"it left {report.unwritten} bytes of its results unwritten; its grid or block is too small, or "
+                    "its operands are larger than what it computes",
+                    "unwritten-output",
+                )
+            return _beyond(report.accesses, declared)
+
+        return Work("kernel", name, self._device.index, tuple(declared), tuple(dict.fromkeys(memory)), run)
+
+    def _resolve(self, address: int, nbytes: int, what: str) -> Any:
+        found = machine().resolve(address, nbytes, what)
+        if found.device != self._device.index:
+            raise SimulationError(
+                f"{what} lies in {found}, but the kernel runs on {self.device}; copy it there first", "wrong-device"
+            )
+        return found
+
+    # --- graphs ---
+
+    def begin_capture(self, stream: Stream, mode: CaptureMode = "thread_local") -> None:
+        self._device.begin_capture(stream, mode)
+
+    def end_capture(self, stream: Stream) -> Graph:
+        return self._device.end_capture(stream)
+
+
+def _beyond(observed: Sequence[tuple[int, int, Any]], declared: Sequence[Access]) -> list[Access]:
+    """The observed accesses that the declared ones do not say already."""
+    return [
+        Access(lo, hi, kind)
+        for lo, hi, kind in observed
+        if not any(known.lo <= lo and hi <= known.hi and kind in known.kind for known in declared)
+    ]

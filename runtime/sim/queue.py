@@ -1,0 +1,374 @@
+"""The work that all simulated devices have been given: executed when somebody waits, in an order that a seed chooses.
+
+Any order that streams, events and the legacy stream's rules allow may happen, on all devices together.  Every
+operation is checked against the others by its clock (`clocks`), whatever the order was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qcompiler.errors import SimulationError
+from qcompiler.runtime.sim.clocks import Access, AccessMap, Clock, Conflict, Stamped, join
+
+HOST = 0
+"""The actor of all host threads: what one of them waited for is over for each of them."""
+
+Action = Callable[[int], Iterable[Access]]
+"""Does an operation's work, given a seed; returns the accesses it was seen to make."""
+
+_labels = threading.local()
+
+
+@contextlib.contextmanager
+def step_label(text: str) -> Iterator[None]:
+    """Names the step of the plan that this thread's operations belong to, for reports."""
+    before = getattr(_labels, "text", "")
+    _labels.text = text
+    try:
+        yield
+    finally:
+        _labels.text = before
+
+
+@dataclass(eq=False)
+class Allocation:
+    """A piece of device memory and the history of its bytes. `alive` until it is freed."""
+
+    base: int
+    nbytes: int
+    label: str
+    device: int
+    alive: bool = True
+    history: AccessMap = field(default_factory=AccessMap)
+
+    def __str__(self) -> str:
+        return f"'{self.label or 'memory'}' of sim:{self.device}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an operation does, apart from when: eager work and nodes of a graph alike.
+
+    `kind` is "kernel", "copy" or "zero" ("upload", "download", "marker" are never captured); `name` is for reports;
+    `memory` lists the allocations whose addresses it holds.
+    """
+
+    kind: str
+    name: str
+    device: int
+    accesses: tuple[Access, ...] = ()
+    memory: tuple[Allocation, ...] = ()
+    action: Action | None = None
+    label: str = field(default_factory=lambda: getattr(_labels, "text", ""))
+
+
+@dataclass(eq=False)
+class Op:
+    """An operation in the queue: number in the order of submission, clock, and what it waits for."""
+
+    number: int
+    work: Work
+    place: str
+    actor: int
+    tick: int
+    clock: Clock
+    blockers: int = 0
+    followers: list[Op] = field(default_factory=list)
+    is_done: bool = False
+    is_cancelled: bool = False
+
+    def __str__(self) -> str:
+        step = f", {self.work.label}" if self.work.label else ""
+        return f"{self.work.name} (operation {self.number} on {self.place} of sim:{self.work.device}{step})"
+
+
+class Machine:
+    """All devices' queue, clocks and findings. Every method is safe to call from several threads."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.lock = threading.RLock()
+        self.host: Clock = {HOST: 1}
+        self.host_memory = AccessMap()
+        self._allocations: dict[int, Allocation] = {}
+        self._bases: list[int] = []
+        self._freed: list[Allocation] = []
+        self._condemned: deque[Allocation] = deque()
+        self._leaving: list[tuple[Allocation, set[Op]]] = []
+        self._latest: dict[int, dict[int, Op]] = {}
+        self._pending: dict[Op, None] = {}
+        self._ready: list[Op] = []
+        self._floor: Clock = {}
+        self._actors = HOST
+        self._ticks: dict[int, int] = {}
+        self._numbers = 0
+        self._findings: list[tuple[SimulationError, frozenset[int]]] = []
+        self._reported: set[tuple[int, int]] = set()
+        self.reseed()
+
+    def reseed(self, seed: int | None = None) -> None:
+        """Starts the choice of orders again, from `seed` or else from QC_SIM_SEED (0)."""
+        self._random = random.Random(int(os.environ.get("QC_SIM_SEED", "0")) if seed is None else seed)
+
+    @contextlib.contextmanager
+    def entry(self) -> Iterator[None]:
+        """Every call from outside: one at a time, after freeing what the garbage collector has let go of."""
+        with self.lock:
+            while self._condemned:
+                self._release(self._condemned.popleft())
+            yield
+
+    # --- memory ---
+
+    def adopt(self, allocation: Allocation) -> None:
+        self._allocations[allocation.base] = allocation
+        insort(self._bases, allocation.base)
+
+    def allocation_at(self, address: int) -> Allocation | None:
+        """The live allocation that holds the address (its end counts, for operands of no bytes)."""
+        at = bisect_right(self._bases, address) - 1
+        if at < 0:
+            return None
+        found = self._allocations[self._bases[at]]
+        return found if address <= found.base + found.nbytes else None
+
+    def resolve(self, address: int, nbytes: int, what: str) -> Allocation:
+        """The allocation that holds the bytes. SimulationError: "use-after-free", "out-of-bounds"."""
+        found = self.allocation_at(address)
+        if found is None or (nbytes and address == found.base + found.nbytes):
+            for freed in reversed(self._freed):
+                if freed.base <= address < freed.base + freed.nbytes:
+                    raise SimulationError(f"{what} uses {freed}, which was freed", "use-after-free")
+            raise SimulationError(f"{what} uses the address {address:#x}, which is no device memory", "out-of-bounds")
+        if address + nbytes > found.base + found.nbytes:
+            raise SimulationError(
+                f"{what} uses bytes {address - found.base}…{address - found.base + nbytes} of {found}, "
+                f"which has {found.nbytes}",
+                "out-of-bounds",
+            )
+        return found
+
+    def condemn(self, allocation: Allocation) -> None:
+        """Memory to be freed once what was submitted so far is done with it; what comes later must not use it.
+
+        Called by the garbage collector too, at any moment and on any thread: nothing but a note is made.
+        """
+        self._condemned.append(allocation)
+
+    def _release(self, allocation: Allocation) -> None:
+        allocation.alive = False
+        users = {op for op in self._pending if allocation in op.work.memory}
+        del self._allocations[allocation.base]
+        self._bases.remove(allocation.base)
+        self._freed = [*self._freed[-255:], allocation]
+        if users:
+            self._leaving.append((allocation, users))
+        else:
+            self.engine.free(allocation.base)
+
+    def _release_unused(self, done: Op) -> None:
+        for allocation, users in self._leaving:
+            users.discard(done)
+            if not users:
+                self.engine.free(allocation.base)
+        self._leaving = [(allocation, users) for allocation, users in self._leaving if users]
+
+    # --- submitting ---
+
+    def new_actor(self) -> int:
+        self._actors += 1
+        return self._actors
+
+    def submit(self, work: Work, actor: int, place: str, after: Iterable[Op]) -> Op:
+        """Queues an operation behind others (finished ones order it all the same)."""
+        clock: Clock = {}
+        blockers = []
+        for op in dict.fromkeys(after):
+            join(clock, op.clock)
+            if not op.is_done:
+                blockers.append(op)
+        join(clock, self.host)
+        tick = self._ticks[actor] = self._ticks.get(actor, 0) + 1
+        clock = {other: at for other, at in clock.items() if at > self._floor.get(other, 0)}
+        clock[actor] = tick
+        self._numbers += 1
+        op = Op(self._numbers, work, place, actor, tick, clock, blockers=len(blockers))
+        for blocker in blockers:
+            blocker.followers.append(op)
+        self._pending[op] = None
+        self._latest.setdefault(work.device, {})[actor] = op
+        if not blockers:
+            self._ready.append(op)
+        return op
+
+    def latest(self, device: int) -> list[Op]:
+        """The last operation of every actor on a device, as far as the host has not waited for it."""
+        return list(self._latest.get(device, {}).values())
+
+    def host_access(self, lo: int, hi: int, what: str) -> None:
+        """A host read of [lo, hi), now. SimulationError if a download to these bytes has not been waited for."""
+        self._ticks[HOST] = self.host[HOST] = self.host[HOST] + 1
+        op = Op(self._numbers, Work("host", what, 0), "the host", HOST, self.host[HOST], dict(self.host))
+        for conflict in self.host_memory.touch(op, lo, hi, writes=False):
+            raise SimulationError(
+                f"{what} reads host memory that {conflict.other} writes, and the host has not waited for it; "
+                "synchronize its stream first",
+                "unordered-access",
+            )
+
+    # --- executing ---
+
+    def run(self, targets: Iterable[Op], limit: int | None = None) -> bool:
+        """Executes until the targets are done, or `limit` operations; whether they are done."""
+        targets = [op for op in targets if not op.is_done]
+        executed = 0
+        while any(not op.is_done for op in targets):
+            if executed == limit:
+                return False
+            at = self._random.randrange(len(self._ready))
+            self._ready[at], self._ready[-1] = self._ready[-1], self._ready[at]
+            self._execute(self._ready.pop())
+            executed += 1
+        return True
+
+    def wait(self, device: int, targets: Sequence[Op]) -> None:
+        """Executes the targets; the host then knows that they are over. Raises what the device's operations found."""
+        self.run(targets)
+        self.learn(targets)
+        self.raise_findings(device)
+
+    def poll(self, device: int, targets: Sequence[Op]) -> bool:
+        """Some progress, and whether the targets are done (then as `wait`)."""
+        done = self.run(targets, limit=self._random.randint(1, max(1, len(self._pending))))
+        if done:
+            self.learn(targets)
+            self.raise_findings(device)
+        return done
+
+    def is_ready(self, op: Op) -> bool:
+        return op.blockers == 0 and not op.is_done
+
+    def run_now(self, op: Op) -> None:
+        """Executes an operation that waits for nothing."""
+        self._ready.remove(op)
+        self._execute(op)
+
+    def learn(self, targets: Iterable[Op]) -> None:
+        """The host knows that the targets are over; histories shrink to what may still matter."""
+        before = dict(self.host)
+        for op in targets:
+            join(self.host, op.clock)
+        if before == self.host:
+            return
+        for actor, tick in self.host.items():
+            low = min((op.clock.get(actor, self._floor.get(actor, 0)) for op in self._pending), default=tick)
+            self._floor[actor] = max(self._floor.get(actor, 0), min(tick, low))
+        self.host = {a: t for a, t in self.host.items() if a == HOST or t > self._floor.get(a, 0)}
+        for latest in self._latest.values():
+            for actor in [actor for actor, op in latest.items() if self._is_over(op)]:
+                del latest[actor]
+        for allocation in self._allocations.values():
+            if len(allocation.history):
+                allocation.history.prune(self._is_over)
+        self.host_memory.prune(self._is_over)
+
+    def _is_over(self, op: Stamped) -> bool:
+        return op.tick <= self._floor.get(op.actor, 0)
+
+    def _execute(self, op: Op) -> None:
+        failed = op.is_cancelled
+        try:
+            if not failed:
+                observed = op.work.action(self._random.getrandbits(31)) if op.work.action is not None else ()
+                self._check(op, observed)
+        except SimulationError as error:
+            failed = True
+            self._report(SimulationError(f"{op}: {error}", error.finding), op.work.device)
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            self._finish(op, failed)
+
+    def _finish(self, op: Op, failed: bool) -> None:
+        op.is_done = True
+        del self._pending[op]
+        for follower in op.followers:
+            follower.blockers -= 1
+            # What was to follow a failed operation would only fail for its sake.
+            follower.is_cancelled = follower.is_cancelled or failed
+            if follower.blockers == 0:
+                self._ready.append(follower)
+        op.followers = []
+        if self._leaving:
+            self._release_unused(op)
+
+    # --- findings ---
+
+    def _check(self, op: Op, observed: Iterable[Access]) -> None:
+        seen = dict.fromkeys((*op.work.accesses, *observed))
+        for access in seen:
+            allocation = self._find(access.lo, op.work.memory)
+            history = self.host_memory if allocation is None else allocation.history
+            for writes in [writes for letter, writes in (("r", False), ("w", True)) if letter in access.kind]:
+                for conflict in history.touch(op, access.lo, access.hi, writes=writes):
+                    self._unordered(op, access, writes, conflict, allocation)
+
+    def _find(self, address: int, memory: tuple[Allocation, ...]) -> Allocation | None:
+        for allocation in memory:
+            if allocation.base <= address < allocation.base + allocation.nbytes:
+                return allocation
+        return None
+
+    def _unordered(
+        self, op: Op, access: Access, writes: bool, conflict: Conflict, allocation: Allocation | None
+    ) -> None:
+        other = conflict.other
+        assert isinstance(other, Op)
+        pair = (min(op.number, other.number), max(op.number, other.number))
+        if pair in self._reported:
+            return
+        self._reported.add(pair)
+        first, second = (op, other) if op.number < other.number else (other, op)
+        deeds = {op: "writes" if writes else "reads", other: "writes" if conflict.wrote else "reads"}
+        base = conflict.lo if allocation is None else allocation.base
+        memory = f"host memory at {base:#x}" if allocation is None else str(allocation)
+        where = f"bytes {conflict.lo - base}…{conflict.hi - base} of {memory}"
+        operand = f" (operand '{access.label}')" if access.label else ""
+        message = (
+            f"{first} {deeds[first]} and {second} {deeds[second]} {where}{operand}, and nothing orders the two. "
+            f"Let {second.place} wait for an event that is recorded on {first.place} after {first.work.name}"
+        )
+        self._report(SimulationError(message, "unordered-access"), op.work.device, other.work.device)
+
+    def _report(self, finding: SimulationError, *devices: int) -> None:
+        """Keeps a finding until somebody waits for one of the devices."""
+        self._findings.append((finding, frozenset(devices)))
+
+    def raise_findings(self, device: int) -> None:
+        """Raises the first finding of a device, with the number of further ones, and forgets them."""
+        found = [finding for finding, devices in self._findings if device in devices]
+        if not found:
+            return
+        self._findings = [(finding, devices) for finding, devices in self._findings if device not in devices]
+        if len(found) == 1:
+            raise found[0]
+        others = "; ".join(dict.fromkeys(f"{each.finding}: {each}" for each in found[1:4]))
+        raise SimulationError(f"{found[0]} [and {len(found) - 1} more: {others}]", found[0].finding)
+
+    def drop_all(self) -> None:
+        """Executes what is left and forgets all findings (between tests)."""
+        with self.lock:
+            self.run(list(self._pending))
+            self.learn([])
+            self._findings.clear()
+            self._reported.clear()
