@@ -32,7 +32,7 @@ TEMPLATES = ("attention", "linear", "loop", "norm", "softmax")
 
 _HEADERS: dict[str, tuple[str, ...]] = {
     "attention": ("attention.cuh",),
-    "linear": ("scalar.cuh", "linear.cuh"),
+    "linear": ("scalar.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh"),
     "loop": ("scalar.cuh", "loop.cuh"),
     "norm": ("rows.cuh",),
     "softmax": ("rows.cuh",),

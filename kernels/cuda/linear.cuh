@@ -98,6 +98,7 @@ template <class W> struct qc_tile_of {
 // Entries of one lane's rows (g, g + 8) for a tile, kept as stored so that a prefetch waits for nothing.
 template <class W, bool Packed = W::packed> struct qc_entries {
     QC_DEVICE void load(const uint8_t*, int64_t, int64_t, int) {}
+    QC_DEVICE void load_piece(const uint8_t*, int64_t, int64_t, int) {}
 };
 template <class W> struct qc_entries<W, true> {
     static constexpr int columns = qc_tile_of<W>::columns, pieces = qc_tile_of<W>::pieces;
@@ -106,22 +107,28 @@ template <class W> struct qc_entries<W, true> {
                                   : columns % W::block == 0 ? (int)(columns / W::block) : pieces;
     typename W::entry of[blocks][2];
 
-    QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t tile, int g) {
+    // Of the tile that begins at column k0. Pieces behind the last column get the last block's: zero times it is zero.
+    QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t k0, int g) {
         if constexpr (!W::straddles) {
 #pragma unroll
-            for (int b = 0; b < blocks; b++) {
-                const int64_t k = qc_min(tile * columns + b * (columns / blocks), W::cols - 1);
-                of[b][0] = W::load(w, panel * 16 + g, k / W::block);
-                of[b][1] = W::load(w, panel * 16 + g + 8, k / W::block);
-            }
+            for (int b = 0; b < blocks; b++) load_block(w, panel, k0 + b * (columns / blocks), g, b);
         }
+    }
+    // Of the piece that begins at column k.
+    QC_DEVICE void load_piece(const uint8_t* w, int64_t panel, int64_t k, int g) {
+        if constexpr (!W::straddles) load_block(w, panel, k, g, 0);
+    }
+    QC_DEVICE void load_block(const uint8_t* w, int64_t panel, int64_t k, int g, int b) {
+        const int64_t block = qc_min(k, W::cols - 1) / W::block;
+        of[b][0] = W::load(w, panel * 16 + g, block);
+        of[b][1] = W::load(w, panel * 16 + g + 8, block);
     }
 };
 
 // --- elements -------------------------------------------------------------------------------------------------------------
 
-// Elements of piece `piece` of a tile that starts at column `k0`, before rounding, from its code values. Where blocks
-// straddle rows, a piece of one row meets at most as many as its 16 columns begin: each element looks up its own.
+// Elements of piece `piece` of a tile that begins at column `k0`, before rounding, from its code values. Where blocks
+// straddle rows, every element looks up its own.
 template <class W>
 QC_DEVICE void qc_apply_entries(const uint8_t* w, int64_t panel, int64_t k0, int lane, const qc_entries<W>& entries,
                                 int piece, float (&v)[8]) {
@@ -149,25 +156,40 @@ template <class W> struct qc_lane_tile {
     QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t tile, int lane) {
         const uint4 four = qc_load_stream_16(w + ((panel * W::tiles + tile) * 32 + lane) * 16);
         words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
-        entries.load(w, panel, tile, lane / 4);
+        entries.load(w, panel, tile * columns, lane / 4);
     }
 
-    // The 8 elements of a piece before rounding. Packed weights only.
+    // One piece alone, which then is piece 0 of a tile that begins at column tile * columns + 16 * piece.
+    QC_DEVICE void load_piece(const uint8_t* w, int64_t panel, int64_t tile, int piece, int lane) {
+        const uint8_t* const at = w + ((panel * W::tiles + tile) * 32 + lane) * 16;
+        if constexpr (W::bits == 4) {
+            words[0] = ((const uint32_t*)at)[piece];
+        } else if constexpr (W::bits == 8) {
+            const uint2 two = ((const uint2*)at)[piece];
+            words[0] = two.x, words[1] = two.y;
+        } else {
+            const uint4 four = *(const uint4*)at;
+            words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+        }
+        entries.load_piece(w, panel, tile * columns + 16 * piece, lane / 4);
+    }
+
+    // The 8 elements of a piece of the tile that begins at column k0, before rounding. Packed weights only.
     template <class Table>
-    QC_DEVICE void decode(const uint8_t* w, int64_t panel, int64_t tile, int lane, int piece, Table table,
+    QC_DEVICE void decode(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
                           float (&v)[8]) const {
         if constexpr (W::bits == 4) qc_code_values<W>(words[piece], table, v);
         else qc_code_values<W>(words[2 * piece], words[2 * piece + 1], v);
-        qc_apply_entries<W>(w, panel, tile * columns, lane, entries, piece, v);
+        qc_apply_entries<W>(w, panel, k0, lane, entries, piece, v);
     }
 
     // The piece as `mma` operand A. 16-bit element types only.
     template <class Table>
-    QC_DEVICE void fragment(const uint8_t* w, int64_t panel, int64_t tile, int lane, int piece, Table table,
+    QC_DEVICE void fragment(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
                             uint32_t (&a)[4]) const {
         if constexpr (W::packed) {
             float v[8];
-            decode(w, panel, tile, lane, piece, table, v);
+            decode(w, panel, k0, lane, piece, table, v);
 #pragma unroll
             for (int p = 0; p < 4; p++) a[p] = qc_pack(v[2 * p], v[2 * p + 1], typename W::type());
         } else {
@@ -178,13 +200,13 @@ template <class W> struct qc_lane_tile {
 
     // The 8 elements of a piece, rounded to the weight's type, in fp32.
     template <class Table>
-    QC_DEVICE void values(const uint8_t* w, int64_t panel, int64_t tile, int lane, int piece, Table table,
+    QC_DEVICE void values(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
                           float (&v)[8]) const {
         if constexpr (qc_is_float<typename W::type>::value) {
-            decode(w, panel, tile, lane, piece, table, v);
+            decode(w, panel, k0, lane, piece, table, v);
         } else {
             uint32_t a[4];
-            fragment(w, panel, tile, lane, piece, table, a);
+            fragment(w, panel, k0, lane, piece, table, a);
 #pragma unroll
             for (int p = 0; p < 4; p++)
                 v[2 * p] = qc_low(a[p], typename W::type()), v[2 * p + 1] = qc_high(a[p], typename W::type());

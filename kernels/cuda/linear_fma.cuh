@@ -1,0 +1,323 @@
+// Linear layers on the CUDA cores, and for few rows of x.
+//
+// qc_linear_few: up to 8 rows of x, where the bytes of the weight set the time. A block has one panel of 16 rows of the
+// weight; its warps take tiles in turn, so that the block as a whole reads its panel front to back; x lies in shared
+// memory, in the order in which a lane wants it. Four tiles are under way per lane (64 bytes, 16 KiB per block of 8
+// warps), the next ones asked for as soon as one is used, across the barriers of x as well.
+//
+// Instructions per weight (SASS, the lane's share; M = 1, 16-bit x and w on tensor cores / in fp32 on CUDA cores):
+//   table of pairs   shift, and, 8-byte load per two codes           1.5   | 1.5
+//   consecutive      and-or and subtraction per code, rare shifts    2.1   | 2.1
+//   value            one multiplication (nf4, int4, int8)            1.0   | 1.0
+//   rounding         one conversion per two                          0.5   |  -
+//   x                one 8- (16-)byte load per piece                 0.1   | 0.1
+//   product          one mma per 8                                   0.1   | 1.0
+// On an H200 (132 SMs, 4 instructions a clock each) 75 % of 4 TB/s of 4-bit weights leaves 4.9 instructions per weight.
+//
+// qc_linear_tiled: any number of rows, a classic tiled product in fp32. Weights are decoded into shared memory, tile by
+// tile; plain weights may have any strides.
+#pragma once
+#include "linear.cuh"
+
+// --- x --------------------------------------------------------------------------------------------------------------------
+
+// 16 elements of a row of x from column k on, zero past the last column, as pairs or in fp32. Rows begin anywhere, so that
+// 16-byte loads are taken only where the address allows them.
+template <class X> QC_DEVICE void qc_read_pairs(const X* row, int64_t k, int64_t cols, uint32_t (&pairs)[8]) {
+    if (k + 16 <= cols && ((uint64_t)(row + k) & 15) == 0) {
+        const uint4 low = ((const uint4*)(row + k))[0], high = ((const uint4*)(row + k))[1];
+        pairs[0] = low.x, pairs[1] = low.y, pairs[2] = low.z, pairs[3] = low.w;
+        pairs[4] = high.x, pairs[5] = high.y, pairs[6] = high.z, pairs[7] = high.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const uint32_t first = k + 2 * i < cols ? row[k + 2 * i].bits : 0;
+            const uint32_t second = k + 2 * i + 1 < cols ? row[k + 2 * i + 1].bits : 0;
+            pairs[i] = first | second << 16;
+        }
+    }
+}
+QC_DEVICE void qc_read_floats(const float* row, int64_t k, int64_t cols, float (&v)[16]) {
+    if (k + 16 <= cols && ((uint64_t)(row + k) & 15) == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float4 four = ((const float4*)(row + k))[i];
+            v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 16; i++) v[i] = k + i < cols ? row[k + i] : 0.0f;
+    }
+}
+template <class X> QC_DEVICE void qc_read_floats(const X* row, int64_t k, int64_t cols, float (&v)[16]) {
+    uint32_t pairs[8];
+    qc_read_pairs(row, k, cols, pairs);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[2 * i] = qc_low(pairs[i], X()), v[2 * i + 1] = qc_high(pairs[i], X());
+}
+
+// One piece of x into shared memory, so that what one lane multiplies lies together: columns 2t, 2t+1, 2t+8, 2t+9 at
+// 4t (16-bit values as they are for `mma`, else fp32); beside tiles of plain fp32, columns t, t+4 of each 8 at 2t.
+template <class X> QC_DEVICE void qc_stage_piece(const X* row, int64_t k, int64_t cols, X* to) {
+    uint32_t pairs[8];
+    qc_read_pairs(row, k, cols, pairs);
+    ((uint4*)to)[0] = make_uint4(pairs[0], pairs[4], pairs[1], pairs[5]);
+    ((uint4*)to)[1] = make_uint4(pairs[2], pairs[6], pairs[3], pairs[7]);
+}
+template <bool InEights, class X> QC_DEVICE void qc_stage_piece_f32(const X* row, int64_t k, int64_t cols, float* to) {
+    float v[16];
+    qc_read_floats(row, k, cols, v);
+    float4* const out = (float4*)to;
+    if constexpr (InEights) {
+        out[0] = make_float4(v[0], v[4], v[1], v[5]), out[1] = make_float4(v[2], v[6], v[3], v[7]);
+        out[2] = make_float4(v[8], v[12], v[9], v[13]), out[3] = make_float4(v[10], v[14], v[11], v[15]);
+    } else {
+#pragma unroll
+        for (int t = 0; t < 4; t++) out[t] = make_float4(v[2 * t], v[2 * t + 1], v[2 * t + 8], v[2 * t + 9]);
+    }
+}
+
+// --- up to 8 rows of x ------------------------------------------------------------------------------------------------------
+
+// How sums of ROWS rows of x are held by a lane (g, t): on CUDA cores rows g and g + 8 of the weight over the lane's own
+// columns; by `mma` as its operand D, whose 8 columns are the rows of x.
+template <int ROWS, bool MMA> struct qc_few_sums {
+    float of[MMA ? 1 : ROWS][MMA ? 4 : 2];
+    QC_DEVICE void clear() {
+#pragma unroll
+        for (int i = 0; i < (MMA ? 1 : ROWS); i++)
+#pragma unroll
+            for (int j = 0; j < (MMA ? 4 : 2); j++) of[i][j] = 0.0f;
+    }
+    // To out[row of x][row of the panel]. All lanes of the warp take part.
+    QC_DEVICE void store(float* out, int lane) const {
+        const int g = lane / 4, t = lane % 4;
+        if constexpr (MMA) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (2 * t + i % 2 < ROWS) out[(2 * t + i % 2) * 16 + g + i / 2 * 8] = of[0][i];
+        } else {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float sum = of[r][half];
+                    sum += __shfl_xor_sync(QC_ALL_LANES, sum, 1);
+                    sum += __shfl_xor_sync(QC_ALL_LANES, sum, 2);
+                    if (t == 0) out[r * 16 + g + 8 * half] = sum;
+                }
+        }
+    }
+};
+
+// The shape of a launch: rows of x per pass, warps, tiles under way per lane, tiles of x (per warp) in shared memory.
+template <class W, class X, int Rows, int Warps, int ChunkTiles, bool Mma> struct qc_few {
+    static constexpr int rows = Rows, warps = Warps, depth = 4;
+    static constexpr bool mma = Mma;
+    static constexpr int columns = qc_tile_of<W>::columns;
+    static constexpr int chunk = ChunkTiles * Warps * columns;  // columns of x in shared memory
+    // Rows of 16-bit x stand 32 bytes apart modulo 128: lanes g = 0 … 3 of a half warp read different banks.
+    static constexpr int pitch = chunk + (Mma && Rows > 1 ? 16 : 0);
+    typedef X x_type;
+    static_assert(ChunkTiles % depth == 0 && chunk % 16 == 0, "whole rings, whole pieces");
+};
+
+template <class W, class S, class Shared>
+QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int64_t live, int64_t k0, Shared* to) {
+    constexpr int64_t padded = (W::tiles * S::columns + 15) / 16 * 16;
+    const int pieces = (int)qc_min(S::chunk, padded - k0) / 16;
+    for (int i = threadIdx.x; i < S::rows * pieces; i += 32 * S::warps) {
+        const int r = i / pieces, piece = i % pieces;
+        const typename S::x_type* const row = x + (r < live ? r : 0) * x_row;
+        const int64_t cols = r < live ? W::cols : 0;  // rows of x that are not there are zero
+        Shared* const at = to + r * S::pitch + 16 * piece;
+        if constexpr (S::mma) qc_stage_piece(row, k0 + 16 * piece, cols, at);
+        else qc_stage_piece_f32<S::columns == 8>(row, k0 + 16 * piece, cols, at);
+    }
+}
+
+// One tile times the rows of x that lie at `x` (the tile's first column).
+template <class W, class S, class Shared, class Table>
+QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, int64_t panel, int64_t k0, int lane,
+                                const Shared* x, Table table, qc_few_sums<S::rows, S::mma>& sums) {
+    const int g = lane / 4, t = lane % 4;
+    if constexpr (S::mma) {
+#pragma unroll
+        for (int piece = 0; piece < tile.pieces; piece++) {
+            uint32_t a[4], b[2] = {0, 0};
+            if (g < S::rows) {
+                const uint2 two = *(const uint2*)(x + g * S::pitch + 16 * piece + 4 * t);
+                b[0] = two.x, b[1] = two.y;
+            }
+            tile.fragment(w, panel, k0, lane, piece, table, a);
+            qc_mma_16816(sums.of[0], a, b, typename W::type());
+        }
+    } else if constexpr (S::columns == 8) {
+#pragma unroll
+        for (int r = 0; r < S::rows; r++) {
+            const float2 two = *(const float2*)(x + r * S::pitch + 2 * t);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float& sum = sums.of[r][half];
+                sum = fmaf(__uint_as_float(tile.words[half]), two.x, sum);
+                sum = fmaf(__uint_as_float(tile.words[2 + half]), two.y, sum);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int piece = 0; piece < tile.pieces; piece++) {
+            float v[8];
+            tile.values(w, panel, k0, lane, piece, table, v);
+#pragma unroll
+            for (int r = 0; r < S::rows; r++) {
+                const float4 four = *(const float4*)(x + r * S::pitch + 16 * piece + 4 * t);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float& sum = sums.of[r][half];
+                    sum = fmaf(v[2 * half], four.x, sum);
+                    sum = fmaf(v[2 * half + 1], four.y, sum);
+                    sum = fmaf(v[4 + 2 * half], four.z, sum);
+                    sum = fmaf(v[4 + 2 * half + 1], four.w, sum);
+                }
+            }
+        }
+    }
+}
+
+// Sums of `live` (at most S::rows) rows of x with panel `panel`: partial[warp][row of x][row of the panel]. A barrier must
+// follow; the table (if any) may be filled just before, the barrier for it is here.
+template <class W, class S, class Shared, class Table>
+QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int64_t live, int64_t panel,
+                             Shared* x_tile, Table table, float* partial) {
+    constexpr int steps = (int)((W::tiles + S::warps - 1) / S::warps), chunk_steps = S::chunk / (S::warps * S::columns);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    qc_lane_tile<W> ring[S::depth];
+#pragma unroll
+    for (int s = 0; s < S::depth; s++) {
+        const int64_t index = s * S::warps + warp;
+        if (index < W::tiles) ring[s].load(w, panel, index, lane);
+    }
+    qc_few_sums<S::rows, S::mma> sums;
+    sums.clear();
+    for (int step = 0; step < steps; step += S::depth) {
+        const int inside = step % chunk_steps;
+        if (inside == 0) {
+            __syncthreads();  // the last chunk is used up
+            qc_stage_x<W, S>(x, x_row, live, (int64_t)step * S::warps * S::columns, x_tile);
+            __syncthreads();
+        }
+#pragma unroll
+        for (int s = 0; s < S::depth; s++) {
+            const int64_t index = (int64_t)(step + s) * S::warps + warp, next = index + S::depth * S::warps;
+            if (index < W::tiles) {
+                const Shared* const at = x_tile + ((inside + s) * S::warps + warp) * S::columns;
+                qc_multiply_tile<W, S>(ring[s], w, panel, index * S::columns, lane, at, table, sums);
+            }
+            if (next < W::tiles) ring[s].load(w, panel, next, lane);
+        }
+    }
+    sums.store(partial + warp * S::rows * 16, lane);
+}
+
+// --- any number of rows of x ------------------------------------------------------------------------------------------------
+
+// A block of 256 threads makes TN columns by TM rows of the result, in steps of 32 columns of x and w. Shared memory holds
+// [32][pitch] of both, columns of x first, so that a thread's inputs are one vector; the pitch of 4 modulo 32 keeps the
+// stores of a decoded piece (rows g apart, columns 2t apart) in banks of their own.
+constexpr int QC_TILED_STEP = 32;
+
+template <int N> QC_DEVICE void qc_read_vector(const float* from, float (&v)[N]) {
+    if constexpr (N == 4) {
+        const float4 four = *(const float4*)from;
+        v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+    } else {
+        const float2 two = *(const float2*)from;
+        v[0] = two.x, v[1] = two.y;
+    }
+}
+
+// Rows n0 … of a weight in cuda_t16_v1, columns k0 … k0 + 31, as [column][row]. Rows past the last panel stay what they
+// are: only results that nobody stores come from them. Columns past the last meet zeros of x, but must be finite.
+template <class W, int TN, class Table> QC_DEVICE void qc_decode_step(const uint8_t* w, int64_t n0, int64_t k0, Table table, float* to) {
+    constexpr int columns = qc_tile_of<W>::columns, pitch = TN + 4;
+    constexpr int units = TN / 16 * (columns >= 16 ? 2 : 4);  // pieces, or tiles of 8 columns
+    for (int i = threadIdx.x; i < units * 32; i += 256) {
+        const int lane = i % 32, unit = i / 32, g = lane / 4, t = lane % 4;
+        const int row = unit % (TN / 16) * 16, column = unit / (TN / 16) * (columns >= 16 ? 16 : 8);
+        const int64_t panel = n0 / 16 + unit % (TN / 16), k = k0 + column, tile = k / columns;
+        const bool there = panel * 16 < W::rows && tile < W::tiles;
+        if constexpr (columns >= 16) {
+            float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            if (there) {
+                qc_lane_tile<W> mine;
+                mine.load_piece(w, panel, tile, (int)(k % columns) / 16, lane);
+                mine.values(w, panel, k, lane, 0, table, v);
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                to[(column + 2 * t + 8 * (j / 4) + j % 2) * pitch + row + g + 8 * (j / 2 % 2)] = v[j];
+        } else {
+            qc_lane_tile<W> mine;
+            mine.words[0] = mine.words[1] = mine.words[2] = mine.words[3] = 0;
+            if (there) mine.load(w, panel, tile, lane);
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                to[(column + t + 4 * (p / 2)) * pitch + row + g + 8 * (p % 2)] = __uint_as_float(mine.words[p]);
+        }
+    }
+}
+
+// Rows r0 … of a plain matrix, columns k0 … k0 + 31, as [column][row], zero outside (rows x cols).
+template <int ROWS, class T>
+QC_DEVICE void qc_gather_step(const T* from, int64_t down, int64_t right, int64_t rows, int64_t cols, int64_t r0, int64_t k0,
+                              float* to) {
+    // Neighbouring threads take neighbouring rows: their stores meet no bank twice.
+    for (int i = threadIdx.x; i < ROWS * QC_TILED_STEP / 4; i += 256) {
+        const int row = i % ROWS, column = i / ROWS * 4;
+        const T* const at = from + (r0 + row) * down + (k0 + column) * right;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const bool there = r0 + row < rows && k0 + column + j < cols;
+            to[(column + j) * (ROWS + 4) + row] = there ? qc_load(at + j * right) : 0.0f;
+        }
+    }
+}
+
+// sums[i / RN][i % RN], by constants alone: an index in a register would put the array into local memory. It lets results
+// be finished in a loop, whose epilogue stands in the code once.
+template <int RM, int RN> QC_DEVICE float qc_pick(const float (&sums)[RM][RN], int i) {
+    float picked = 0.0f;
+#pragma unroll
+    for (int each = 0; each < RM * RN; each++)
+        if (each == i) picked = sums[each / RN][each % RN];
+    return picked;
+}
+
+// sums[i][j]: row of x m0 + threadIdx.x / 16 * (TM / 16) + i, row of w n0 + threadIdx.x % 16 * (TN / 16) + j. `stage_w(k0, to)`
+// fills the weight's step.
+template <int TN, int TM, class X, class Stage>
+QC_DEVICE void qc_linear_tiled(const X* x, int64_t x_row, int64_t m, int64_t cols, int64_t m0, float* x_step, float* w_step,
+                               const Stage& stage_w, float (&sums)[TM / 16][TN / 16]) {
+    constexpr int RM = TM / 16, RN = TN / 16;
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll
+    for (int i = 0; i < RM; i++)
+#pragma unroll
+        for (int j = 0; j < RN; j++) sums[i][j] = 0.0f;
+    for (int64_t k0 = 0; k0 < cols; k0 += QC_TILED_STEP) {
+        __syncthreads();  // the last step is used up
+        qc_gather_step<TM>(x, x_row, 1, m, cols, m0, k0, x_step);
+        stage_w(k0, w_step);
+        __syncthreads();
+#pragma unroll 8
+        for (int k = 0; k < QC_TILED_STEP; k++) {
+            float a[RM], b[RN];
+            qc_read_vector<RM>(x_step + k * (TM + 4) + ty * RM, a);
+            qc_read_vector<RN>(w_step + k * (TN + 4) + tx * RN, b);
+#pragma unroll
+            for (int i = 0; i < RM; i++)
+#pragma unroll
+                for (int j = 0; j < RN; j++) sums[i][j] = fmaf(a[i], b[j], sums[i][j]);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+"""Linears in fp32 on the CUDA cores, and all linears with few rows of x, over linear_fma.cuh.
+
+    m class "1", "2-8"      qc_linear_few: a block per panel of 16 rows of the weight, its warps share K
+    "9-64", "large"         qc_linear_tiled: tiles of the result, weights decoded into shared memory
+    strided plain weights   qc_linear_tiled, whatever the class
+
+Any M gives right results in every class; the class only says what a kernel is fast for.  With few rows, tensor cores
+do the products where the weight's type allows it: they cost nothing there, and leave the CUDA cores to decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qcompiler.kernels.cuda.emit import arch_number, signature
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.linear import LAYOUT, Finish, Weight, finish_of, linear_body, row_offset, weight_of
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import Dim, dim
+from qcompiler.plan.kernel import KernelSpec
+
+DEPTH = 4
+"""Tiles under way per lane, as in linear_fma.cuh: 64 bytes."""
+
+X_BYTES = 32768
+"""Shared memory for x with few rows: with the table of pairs, three blocks fit where a multiprocessor has 228 KiB."""
+
+FEW_ROWS = 8
+TILED_THREADS = 256
+MAX_GRID_Y = 65535
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """Text and geometry. KernelSelectionError for weights that no kernel decodes."""
+    weight = weight_of(spec.name, spec.operands[1])
+    if linear_body(spec).m_class in ("1", "2-8") and weight.storage != "strided":
+        return _emit_few(spec, weight, arch)
+    return _emit_tiled(spec, weight)
+
+
+def _ceil(value: Dim, step: int) -> Dim:
+    """value / step, rounded up."""
+    if isinstance(value, int):
+        return -(-value // step)
+    return dim(f"({value} + {step - 1}) // {step}").to_dim() if step > 1 else value
+
+
+def _definitions(weight: Weight, finish: Finish) -> str:
+    return weight.definitions + finish.definition
+
+
+# --- few rows of x ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Few:
+    """Template arguments of `qc_few`: rows of x per pass, warps, tiles of x per warp in shared memory, tensor cores."""
+
+    rows: int
+    warps: int
+    chunk: int
+    mma: bool
+
+
+def uses_mma(spec: KernelSpec, weight: Weight, arch: str) -> bool:
+    """Whether tensor cores take x and the weight's values as they are."""
+    needs = {"bf16": 80, "f16": 75}.get(weight.dtype)
+    return needs is not None and spec.operands[0].dtype == weight.dtype and arch_number(arch) >= needs
+
+
+def few_shape(spec: KernelSpec, weight: Weight, arch: str) -> Few:
+    """Warps so that each has work for its ring of tiles, more of them where there are few panels to fill a GPU with."""
+    body = linear_body(spec)
+    most = FEW_ROWS if isinstance(body.m, str) else min(FEW_ROWS, max(body.m, 1))
+    rows = 1 if body.m_class == "1" else most
+    mma = uses_mma(spec, weight, arch)
+    warps = 1
+    while 2 * warps * DEPTH <= weight.tiles and warps < (16 if weight.panels <= 128 else 8):
+        warps *= 2
+    item = 2 if mma else 4
+    ring = warps * weight.tile * DEPTH  # columns of x that one round of all rings reads
+    rounds = min(max(1, X_BYTES // (rows * item * ring)), max(1, -(-weight.cols // ring)))
+    return Few(rows, warps, DEPTH * rounds, mma)
+
+
+def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
+    body, finish, shape = linear_body(spec), finish_of(spec), few_shape(spec, weight, arch)
+    x, threads = spec.operands[0], 32 * shape.warps
+    x_type = STORAGE_TYPES[x.dtype]
+    shared = SharedMemory()
+    pitch = shape.chunk * shape.warps * weight.tile + (16 if shape.mma and shape.rows > 1 else 0)
+    staged, item = (x_type, 2) if shape.mma else ("float", 4)
+    shared.add("x_tile", staged, shape.rows * pitch, item)
+    shared.add("partial", "float", shape.warps * shape.rows * 16, 4)
+    table = "qc_no_table()"
+    if weight.lookup:
+        shared.add("table", "float2", 256 * 16, 8)
+        table = "qc_table256{table + threadIdx.x % 16}"
+    kind = f"qc_few<{weight.struct}, {x_type}, {shape.rows}, {shape.warps}, {shape.chunk}, {str(shape.mma).lower()}>"
+    one_pass = isinstance(body.m, int) and body.m <= shape.rows
+    m0 = "0" if one_pass else "m0"
+    product = [
+        f"qc_linear_few<{weight.struct}, {kind}>(",
+        f"        {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)} + {row_offset(x, m0)}, "
+        f"{c_dim(x.strides[0])},",
+        f"        qc_min({shape.rows}, {c_dim(body.m)} - {m0}), blockIdx.x, x_tile, {table}, partial);",
+        "__syncthreads();",
+        f"for (int i = threadIdx.x; i < {16 * shape.rows}; i += {threads}) {{",
+        "    float sum = 0.0f;",
+        f"    for (int warp = 0; warp < {shape.warps}; warp++) sum += partial[warp * {16 * shape.rows} + i];",
+        "    " + finish.call("sum", f"{m0} + i / 16", "(int64_t)blockIdx.x * 16 + i % 16"),
+        "}",
+    ]
+    if not one_pass:
+        step = f"(int64_t)gridDim.y * {shape.rows}"
+        head = f"for (int64_t m0 = (int64_t)blockIdx.y * {shape.rows}; m0 < {c_dim(body.m)}; m0 += {step}) {{"
+        product = [head, *indent(product), "    __syncthreads();  // `partial` is read", "}"]
+    lines = [
+        *shared.declarations(),
+        *([f"qc_fill_table256<{weight.struct}>(table);"] if weight.lookup else []),
+        _bytes(spec),
+        *product,
+    ]
+    passes = _ceil(body.m, shape.rows)
+    grid_y: Dim = min(passes, MAX_GRID_Y) if isinstance(passes, int) else dim(f"min({passes}, {MAX_GRID_Y})").to_dim()
+    geometry = Geometry((weight.panels, grid_y, 1), (threads, 1, 1), shared.nbytes)
+    engine = "mma" if shape.mma else "fma"
+    note = (
+        f"{engine}: {shape.warps} warps share K ({weight.tiles} tiles of {weight.tile} columns), {shape.rows} rows of "
+        f"x at a time; {shared.nbytes} bytes of shared memory"
+    )
+    return _kernel(spec, weight, finish, geometry, lines, (note,), engine)
+
+
+def _bytes(spec: KernelSpec) -> str:
+    w = identifier(spec.operands[1].name)
+    return f"const uint8_t* const {w}_bytes = (const uint8_t*){w};"
+
+
+def _kernel(
+    spec: KernelSpec,
+    weight: Weight,
+    finish: Finish,
+    geometry: Geometry,
+    lines: Sequence[str],
+    notes: tuple[str, ...],
+    engine: str,
+) -> CudaKernel:
+    head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
+    text = "\n".join([*head, signature(spec, geometry.threads), *indent(lines), "}\n"])
+    return CudaKernel(text, geometry, engine, notes)
+
+
+# --- tiles of the result ---------------------------------------------------------------------------------------------
+
+
+def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
+    body, finish, x = linear_body(spec), finish_of(spec), spec.operands[0]
+    n, m = (32, 64) if body.m_class != "large" else (64, 64)
+    shared = SharedMemory()
+    shared.add("x_step", "float", 32 * (m + 4), 4)
+    shared.add("w_step", "float", 32 * (n + 4), 4)
+    table = "qc_no_table()"
+    if weight.lookup:
+        shared.add("table", "float", 16 * 32, 4)
+        table = "qc_table16{table + threadIdx.x % 32}"
+    name = identifier(spec.operands[1].name)
+    if weight.storage == "strided":
+        down, right = (c_dim(s) for s in (spec.operands[1].strides or (weight.cols, 1)))
+        stage = f"qc_gather_step<{n}>({name}, {down}, {right}, {weight.rows}, {weight.cols}, n0, k0, to);"
+    else:
+        stage = f"qc_decode_step<{weight.struct}, {n}>({name}_bytes, n0, k0, {table}, to);"
+    rows, columns = m // 16, n // 16
+    lines = [
+        *shared.declarations(),
+        *([f"qc_fill_table16<{weight.struct}>(table);"] if weight.lookup else []),
+        *([_bytes(spec)] if weight.storage != "strided" else []),
+        f"const int64_t m0 = (int64_t)blockIdx.x * {m}, n0 = (int64_t)blockIdx.y * {n};",
+        f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",
+        f"float sums[{rows}][{columns}];",
+        f"qc_linear_tiled<{n}, {m}>({identifier(x.name)}, {c_dim(x.strides[0])}, {c_dim(body.m)}, {weight.cols}, m0,",
+        "        x_step, w_step, stage_w, sums);",
+        "#pragma unroll 1",
+        f"for (int i = 0; i < {rows * columns}; i++) {{",
+        f"    const int64_t row = m0 + threadIdx.x / 16 * {rows} + i / {columns};",
+        f"    const int64_t column = n0 + threadIdx.x % 16 * {columns} + i % {columns};",
+        "    " + finish.call("qc_pick(sums, i)", "row", "column"),
+        "}",
+    ]
+    geometry = Geometry((_ceil(body.m, m), _ceil(weight.rows, n), 1), (TILED_THREADS, 1, 1), shared.nbytes)
+    source = f"decoded from {LAYOUT}" if weight.storage == "codes" else weight.storage
+    note = f"fma: tiles of {m} rows of x by {n} rows of w ({source}); {shared.nbytes} bytes of shared memory"
+    return _kernel(spec, weight, finish, geometry, lines, (note,), "fma")
