@@ -202,7 +202,7 @@ def _compile(source: str, arch: str, path: Path, version: str) -> Cubin:
     except _RefusedError as refused:
         raise CompileFailedError(
             f"{version} refused {text} for {arch}\n{' '.join(options(arch))}\n{refused.log[:LOG_LIMIT]}"
-        ) from refused.__cause__
+        ) from None
     cubin = Cubin(path, arch, parse_resources(log), log, version)
     write_atomically(path, code)
     kernels = {kernel: asdict(resource) for kernel, resource in cubin.resources.items()}
@@ -259,7 +259,7 @@ def _digest(*parts: str) -> str:
 
 # --- ptxas -v --------------------------------------------------------------------------------------------------------
 
-_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '\w+'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
@@ -267,20 +267,23 @@ _CONSTANT = re.compile(r"(\d+) bytes cmem\[0\]")
 
 
 def parse_resources(log: str) -> dict[str, Resources]:
-    """The resources of each entry function that `ptxas -v` reported."""
+    """The resources of each entry function that `ptxas -v` reported; what it calls without inlining is added to it."""
     found: dict[str, Resources] = {}
-    kernel, frame = "", (0, 0, 0)
-    for line in log.splitlines():
-        if entry := _ENTRY.search(line):
-            kernel, frame = entry[1], (0, 0, 0)
-        elif sizes := _FRAME.search(line):
-            frame = (int(sizes[1]), int(sizes[2]), int(sizes[3]))
-        elif kernel and (used := _USED.search(line)):
-            shared, constant = _SHARED.search(line), _CONSTANT.search(line)
-            found[kernel] = Resources(
-                int(used[1]), int(shared[1]) if shared else 0, *frame, int(constant[1]) if constant else 0
-            )
-            kernel = ""
+    _, *parts = _ENTRY.split(log)
+    for kernel, part in zip(parts[::2], parts[1::2], strict=True):
+        used, shared, constant = _USED.search(part), _SHARED.search(part), _CONSTANT.search(part)
+        if used is None:  # a function's properties alone
+            continue
+        frames = [(int(frame[1]), int(frame[2]), int(frame[3])) for frame in _FRAME.finditer(part)]
+        stack, stores, loads = (sum(frame[i] for frame in frames) for i in range(3))
+        found[kernel] = Resources(
+            registers=int(used[1]),
+            shared_static=int(shared[1]) if shared else 0,
+            stack=stack,
+            spill_stores=stores,
+            spill_loads=loads,
+            constant=int(constant[1]) if constant else 0,
+        )
     return found
 
 
