@@ -1,102 +1,254 @@
-"""Two ways to run an entry point over the same arenas: its compiled function, or the plan step by step from Python.
+"""Two ways to run an entry point over the same arenas: a CPU program's compiled function, or the plan step by step.
 
-Both call the same kernels with the same addresses, so their results are equal to the bit.
+`PlanExecutor` is the one executor of every device.  It resolves a plan once per size of arguments: kernels, symbols,
+the choices of selects and every address that stays; a call then only issues launches, copies, records and waits.
+On the CPU both ways call the same kernels with the same addresses, so their results are equal to the bit.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from qcompiler.errors import IndexOutOfRangeError, PlanError, RuntimeFailure
+from qcompiler.errors import PlanError
 from qcompiler.kernels.cpu.entry import function_name
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, View, Wait
+from qcompiler.runtime.backends.base import Backend, Kernel, Stream
 from qcompiler.runtime.binding import Binding, element_count
-from qcompiler.runtime.native import Library, kernel_symbol
-from qcompiler.runtime.support import Context
+from qcompiler.runtime.native import Library, kernel_error
+from qcompiler.runtime.placement import SlotDevice
+from qcompiler.runtime.streams import Queue, Queues
 
-QC_INDEX_OUT_OF_RANGE = 1
+PREPARED_LIMIT = 256
+"""Sizes of arguments for which an entry point stays resolved, per session."""
 
 ArenaArray = ctypes.Array[ctypes.c_void_p]
 
 
 class Executor(Protocol):
-    """Runs one entry point; returns the context's error code."""
+    """Runs one entry point over arenas whose input and output positions are set; raises what kernels report."""
 
-    def run(self, context: Context, arenas: ArenaArray, binding: Binding) -> int: ...
+    def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None: ...
 
 
 class NativeExecutor:
     """One call of `qe_<entry>`."""
 
-    def __init__(self, entry: EntryPoint, library: Library) -> None:
+    def __init__(self, plan: Plan, entry: EntryPoint, library: Library) -> None:
+        self._plan = plan
         self._function = library.entry(function_name(entry))
 
-    def run(self, context: Context, arenas: ArenaArray, binding: Binding) -> int:
-        code: int = self._function(ctypes.addressof(context), ctypes.addressof(arenas), binding.address)
-        return code
+    def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
+        if self._function(ctypes.addressof(context), ctypes.addressof(arenas), binding.address):
+            raise kernel_error(context, self._plan)
 
 
-class StepwiseExecutor:
-    """Walks the plan: one call per launch, `memmove` per copy; records and waits hold trivially on one thread."""
+class Frame:
+    """One entry point's arenas for one session: a C array in the order of `Plan.arenas`, null where it uses none.
 
-    def __init__(self, plan: Plan, entry: EntryPoint, library: Library) -> None:
+    `inputs` and `outputs` are the positions to be set at each call: the verifier sees to it that each argument and each
+    result has an arena of its own.
+    """
+
+    def __init__(self, plan: Plan, entry: EntryPoint, bases: Mapping[str, int]) -> None:
+        self.arenas = (ctypes.c_void_p * max(len(plan.arenas), 1))()
+        position = {arena.name: index for index, arena in enumerate(plan.arenas)}
+        for name, address in bases.items():
+            self.arenas[position[name]] = address or None
+        self.inputs = tuple(position[sig.arena] for sig in entry.inputs)
+        self.outputs = tuple(position[sig.arena] for sig in entry.outputs)
+
+    def set(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Places the arguments and results of a call."""
+        arenas = self.arenas
+        for position, address in zip(self.inputs, inputs, strict=True):
+            arenas[position] = address
+        for position, address in zip(self.outputs, outputs, strict=True):
+            arenas[position] = address
+
+
+# --- the plan, resolved for one binding ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Address:
+    """An address: `base + arenas[position]`; position < 0 where the base is the whole of it."""
+
+    base: int
+    position: int
+
+    def at(self, arenas: ArenaArray) -> int:
+        return self.base if self.position < 0 else self.base + (arenas[self.position] or 0)
+
+
+@dataclass(slots=True)
+class _Launch:
+    """A launch with its operands' addresses; `moving` are the operands that lie in arguments or results."""
+
+    backend: Backend
+    stream: Stream
+    kernel: Kernel
+    operands: list[int]
+    moving: list[tuple[int, _Address]]
+    symbols: tuple[int, ...]
+
+    def issue(self, context: Any, arenas: ArenaArray) -> None:
+        operands = self.operands
+        if self.moving:
+            operands = operands.copy()
+            for number, address in self.moving:
+                operands[number] = address.at(arenas)
+        self.backend.launch(self.stream, self.kernel, operands, self.symbols, context)
+
+
+@dataclass(slots=True)
+class _Copy:
+    backend: Backend
+    stream: Stream
+    source: _Address
+    target: _Address
+    nbytes: int
+
+    def issue(self, context: Any, arenas: ArenaArray) -> None:
+        self.backend.copy(self.stream, self.target.at(arenas), self.source.at(arenas), self.nbytes)
+
+
+@dataclass(slots=True)
+class _Record:
+    queue: Queue
+    event: Any
+
+    def issue(self, context: Any, arenas: ArenaArray) -> None:
+        self.queue.backend.record(self.event, self.queue.stream)
+
+
+@dataclass(slots=True)
+class _Wait:
+    queue: Queue
+    event: Any
+
+    def issue(self, context: Any, arenas: ArenaArray) -> None:
+        self.queue.backend.wait(self.queue.stream, self.event)
+
+
+@dataclass
+class Prepared:
+    """An entry point at one size. `nodes` counts what a captured graph of it must hold, by kind."""
+
+    steps: list[_Launch | _Copy | _Record | _Wait] = field(default_factory=list)
+    nodes: dict[str, int] = field(default_factory=lambda: {"kernel": 0, "copy": 0})
+
+
+class PlanExecutor:
+    """Walks the plan on the session's streams."""
+
+    def __init__(
+        self, plan: Plan, entry: EntryPoint, slots: Mapping[str, SlotDevice], queues: Queues, frame: Frame
+    ) -> None:
         self._entry = entry
+        self._slots = slots
+        self._queues = queues
+        self._frame = frame
         self._arena_index = {arena.name: index for index, arena in enumerate(plan.arenas)}
+        self._arenas = {arena.name: arena for arena in plan.arenas}
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self._specs = {spec.name: spec for spec in plan.kernels}
-        self._numbers = {spec.name: number for number, spec in enumerate(plan.kernels)}
-        self._kernels = {name: library.kernel(kernel_symbol(name)) for name in sorted(_launched(entry.steps))}
+        self._slot_of = {stream.name: stream.device for stream in plan.streams}
+        self._moving = set(frame.inputs) | set(frame.outputs)
+        self._prepared: dict[tuple[int, ...], Prepared] = {}
+        self.queues = queues.of_entry(entry)
 
-    def run(self, context: Context, arenas: ArenaArray, binding: Binding) -> int:
+    def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
+        """Issues every step. On the CPU the work is done then; elsewhere it is under way."""
+        for step in self.prepare(binding).steps:
+            step.issue(context, arenas)
+
+    def prepare(self, binding: Binding) -> Prepared:
+        """The entry point resolved for this binding's symbols (kept for the next call)."""
+        key = tuple(binding.symbols.values())
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            if len(self._prepared) >= PREPARED_LIMIT:
+                self._prepared.pop(next(iter(self._prepared)))
+            prepared = self._prepared[key] = self._resolve(binding.symbols)
+        return prepared
+
+    def _resolve(self, symbols: dict[str, int]) -> Prepared:
+        prepared = Prepared()
         for step in self._entry.steps:
+            queue = self._queues.named[step.stream]
             match step:
                 case Launch():
-                    self._launch(step.kernel, step.operands, context, arenas, binding)
+                    self._add_launch(prepared, queue, step, step.kernel, symbols)
                 case Select():
-                    self._launch(chosen_kernel(step, binding.symbols), step.operands, context, arenas, binding)
+                    self._add_launch(prepared, queue, step, chosen_kernel(step, symbols), symbols)
                 case Copy():
-                    self._copy(step, arenas, binding.symbols)
-                case Record() | Wait():
-                    pass
+                    self._add_copy(prepared, queue, step, symbols)
+                case Record():
+                    prepared.steps.append(_Record(queue, self._queues.record_event(step.event, queue)))
+                case Wait():
+                    prepared.steps.append(_Wait(queue, self._queues.wait_event(step.event)))
                 case LibraryCall():
                     raise PlanError(
-                        f"entry point '{self._entry.name}' calls '{step.function}', which cpu does not have"
+                        f"entry point '{self._entry.name}' calls '{step.function}', which {queue.backend.kind} does "
+                        "not have"
                     )
-            if context.error_code:
-                break
-        return int(context.error_code)
+        return prepared
 
-    def _launch(
-        self, kernel: str, operands: Sequence[View], context: Context, arenas: ArenaArray, binding: Binding
+    def _add_launch(
+        self, prepared: Prepared, queue: Queue, step: Launch | Select, name: str, symbols: dict[str, int]
     ) -> None:
-        spec = self._specs[kernel]
-        addresses = (ctypes.c_void_p * len(operands))(
-            *(self._address(view, arenas, binding.symbols) for view in operands)
+        kernel = self._slots[self._slot_of[step.stream]].kernels[name]
+        if not has_blocks(queue.backend, kernel.spec, symbols):
+            return
+        addresses = [self._address(view, symbols) for view in step.operands]
+        moving = [(number, address) for number, address in enumerate(addresses) if address.position >= 0]
+        prepared.steps.append(
+            _Launch(
+                queue.backend,
+                queue.stream,
+                kernel,
+                [address.base for address in addresses],
+                moving,
+                tuple(symbols[each] for each in kernel.spec.symbols),
+            )
         )
-        symbols = (ctypes.c_int64 * max(len(spec.symbols), 1))(*(binding.symbols[name] for name in spec.symbols))
-        self._kernels[kernel](ctypes.addressof(context), ctypes.addressof(addresses), ctypes.addressof(symbols))
-        if context.error_code and context.error_kernel < 0:
-            context.error_kernel = self._numbers[kernel]
+        prepared.nodes["kernel"] += 1
 
-    def _copy(self, step: Copy, arenas: ArenaArray, symbols: dict[str, int]) -> None:
+    def _add_copy(self, prepared: Prepared, queue: Queue, step: Copy, symbols: dict[str, int]) -> None:
         if step.source.format is None:
             nbytes = element_count(step.source.shape, symbols) * ITEMSIZE[step.source.dtype]
         else:
             nbytes = self._buffers[step.source.buffer].nbytes
-        ctypes.memmove(self._address(step.target, arenas, symbols), self._address(step.source, arenas, symbols), nbytes)
+        if not nbytes:
+            return
+        source, target = self._address(step.source, symbols), self._address(step.target, symbols)
+        prepared.steps.append(_Copy(queue.backend, queue.stream, source, target, nbytes))
+        prepared.nodes["copy"] += 1
 
-    def _address(self, view: View, arenas: ArenaArray, symbols: dict[str, int]) -> int:
+    def _address(self, view: View, symbols: dict[str, int]) -> _Address:
         buffer = self._buffers[view.buffer]
-        base = arenas[self._arena_index[buffer.arena]]
-        if base is None:
-            raise PlanError(f"entry point '{self._entry.name}' uses the arena '{buffer.arena}' of another one")
+        position = self._arena_index[buffer.arena]
         # A packed operand begins where its buffer does.
         start = _value(view.offset, symbols) * ITEMSIZE[view.dtype] if view.format is None else 0
-        return int(base) + buffer.offset + start
+        if position in self._moving:
+            return _Address(buffer.offset + start, position)
+        base = self._frame.arenas[position]
+        if base is None and self._arenas[buffer.arena].nbytes:
+            raise PlanError(f"entry point '{self._entry.name}' uses the arena '{buffer.arena}' of another one")
+        return _Address((base or 0) + buffer.offset + start, -1)
+
+
+def has_blocks(backend: Backend, spec: KernelSpec, symbols: Mapping[str, int]) -> bool:
+    """Whether a launch has anything to do: a grid with a 0 is not launched. The CPU's kernels have no grid."""
+    if backend.kind == "cpu":
+        return True
+    from qcompiler.kernels.cuda.emit import geometry
+
+    return 0 not in geometry(spec, backend.isa).at({name: symbols[name] for name in spec.symbols})
 
 
 def chosen_kernel(step: Select, symbols: dict[str, int]) -> str:
@@ -112,7 +264,8 @@ def _value(extent: Dim, symbols: dict[str, int]) -> int:
     return extent if isinstance(extent, int) else dim(extent).evaluate(symbols)
 
 
-def _launched(steps: Sequence[Step]) -> set[str]:
+def launched(steps: Sequence[Step]) -> set[str]:
+    """Names of the kernels that steps may launch."""
     names: set[str] = set()
     for step in steps:
         if isinstance(step, Launch):
@@ -120,22 +273,3 @@ def _launched(steps: Sequence[Step]) -> set[str]:
         elif isinstance(step, Select):
             names |= {case.kernel for case in step.cases}
     return names
-
-
-def kernel_error(context: Context, plan: Plan) -> RuntimeFailure:
-    """What a kernel reported, in words."""
-    number = context.error_kernel
-    where = "a kernel"
-    if 0 <= number < len(plan.kernels):
-        spec = plan.kernels[number]
-        where = f"kernel '{spec.name}'" + (f" ({spec.serves})" if spec.serves else "")
-    if context.error_code == QC_INDEX_OUT_OF_RANGE:
-        return IndexOutOfRangeError(
-            f"{where} met the index {context.error_value}, which is outside 0…{context.error_limit - 1}; "
-            "check the ids or positions that were passed in"
-        )
-    return RuntimeFailure(f"{where} failed with code {context.error_code}")
-
-
-def make_executor(plan: Plan, entry: EntryPoint, library: Library, *, stepwise: bool) -> Any:
-    return StepwiseExecutor(plan, entry, library) if stepwise else NativeExecutor(entry, library)

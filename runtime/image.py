@@ -22,15 +22,15 @@ CHUNK = 16 << 20
 
 
 class Target(Strict, frozen=True):
-    """What the program was compiled for."""
+    """What the program was compiled for: an instruction set ("x86-64-v4") or a GPU's architecture ("sm_90a")."""
 
-    kind: Literal["cpu"] = "cpu"
+    kind: Literal["cpu", "cuda"] = "cpu"
     isa: str = "x86-64"
 
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """A compiled build of the plan: where it lies and what it needs."""
+    """A compiled build of the plan: where it lies and what it needs. A `.so` for cpu and sim, a `.cubin` for cuda."""
 
     isa: str
     path: Path

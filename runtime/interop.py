@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from qcompiler.errors import ArgumentDtypeError, ArgumentStructureError, DeviceUnavailableError
+from qcompiler.errors import ArgumentDtypeError, ArgumentShapeError, ArgumentStructureError, DeviceUnavailableError
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
+from qcompiler.runtime import dlpack
+from qcompiler.runtime.device_array import DeviceArray
 from qcompiler.runtime.memory import address_of
 
 TORCH_NAMES = {
@@ -74,6 +75,10 @@ def read(value: Any, name: str, want: str) -> Source:
         return _read_torch(value, name, want)
     if isinstance(value, bool | int | float | np.generic):
         return _read_number(value, name, want)
+    if isinstance(value, DeviceArray):
+        raise DeviceUnavailableError(
+            f"argument '{name}' is an array on {value.device}, but the program runs on cpu; pass {name}.numpy()"
+        )
     if hasattr(value, "__dlpack__"):
         return _read_dlpack(value, name, want)
     raise ArgumentStructureError(
@@ -174,8 +179,6 @@ def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> int:
     if got != dtype:
         raise wrong_out(name, f"dtype {value.dtype}", f"{dtype} ({NUMPY_DTYPES[dtype].name})")
     if value.shape != shape:
-        from qcompiler.errors import ArgumentShapeError
-
         raise ArgumentShapeError(f"out '{name}' has shape {tuple(value.shape)}, this call's result has {shape}")
     if not fits:
         raise ArgumentStructureError(f"out '{name}' must be a writable, contiguous array on the CPU")
@@ -189,67 +192,34 @@ def wrong_out(name: str, got: str, want: str) -> ArgumentDtypeError:
 # --- DLPack ----------------------------------------------------------------------------------------------------------
 
 
-class _DLTensor(ctypes.Structure):
-    """DLTensor of dlpack.h (version 0 and 1 alike)."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_DLPACK_DTYPES = {
-    (0, 8): "i8", (0, 16): "i16", (0, 32): "i32", (0, 64): "i64", (1, 8): "ui8", (2, 16): "f16", (2, 32): "f32",
-    (2, 64): "f64", (4, 16): "bf16", (6, 8): "i1",
-}  # fmt: skip
-_KDL_CPU = 1
-
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-
-
 def _read_dlpack(value: Any, name: str, want: str) -> Source:
     """Reads through the capsule without consuming it: its producer frees it when the call is over."""
     device = value.__dlpack_device__()
-    if int(device[0]) != _KDL_CPU:
+    if int(device[0]) not in (dlpack.KDL_CPU, dlpack.KDL_CUDA_HOST):
         raise DeviceUnavailableError(
             f"argument '{name}' is a DLPack object on device {tuple(map(int, device))}, but the program runs on cpu"
         )
     capsule = value.__dlpack__()
-    address = _capsule_pointer(capsule, b"dltensor")
-    tensor = _DLTensor.from_address(address or 0)
-    dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
-    if dtype != want:
-        unknown = f"DLPack({tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes)"
-        raise wrong_dtype(name, dtype or unknown, want)
-    shape = tuple(tensor.shape[: tensor.ndim])
+    tensor = dlpack.tensor_of(capsule)
+    dtype = dlpack_dtype(tensor, name, want)
+    shape, strides = dlpack.shape_and_strides(tensor)
     data = (tensor.data or 0) + tensor.byte_offset
-    if not tensor.strides or _row_major(shape, tensor.strides[: tensor.ndim]):
-        if data % ITEMSIZE[dtype] == 0:
-            return Source(data, shape, capsule, False)
-        strides = None
+    if not dlpack.is_row_major(shape, strides):
+        copy = _copy_strided(data, shape, strides, dtype)
+    elif data % ITEMSIZE[dtype]:
+        copy = _copy_strided(data, shape, None, dtype)
     else:
-        strides = tuple(tensor.strides[: tensor.ndim])
-    copy = _copy_strided(data, shape, strides, dtype)
+        return Source(data, shape, capsule, False)
     return Source(address_of(copy), shape, copy, False)
 
 
-def _row_major(shape: tuple[int, ...], strides: Sequence[int]) -> bool:
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True
+def dlpack_dtype(tensor: dlpack.DLTensor, name: str, want: str) -> str:
+    """Our name of a DLPack tensor's dtype. ArgumentDtypeError unless it is `want`."""
+    dtype = dlpack.DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype != want:
+        unknown = f"DLPack({tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes)"
+        raise wrong_dtype(name, dtype or unknown, want)
+    return dtype
 
 
 def _copy_strided(address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: str) -> Any:

@@ -2,100 +2,174 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from qcompiler.errors import DeviceUnavailableError, PlanError
+import numpy as np
+
+from qcompiler.errors import ArgumentDtypeError, ArgumentError, DeviceUnavailableError, PlanError
 from qcompiler.plan.plan import EntryPoint, Plan, Signature, initial_weight
 from qcompiler.plan.verify import verify_plan
+from qcompiler.plan.weights import DTYPE_NAMES
+from qcompiler.runtime import interop
+from qcompiler.runtime.backends import registry
+from qcompiler.runtime.backends.base import Memory
 from qcompiler.runtime.binding import Binder, EntryBinder
-from qcompiler.runtime.executor import kernel_error, make_executor
+from qcompiler.runtime.executor import Executor, Frame, NativeExecutor, PlanExecutor
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, check_directory, constants_nbytes
-from qcompiler.runtime.isa import resolve_isa
 from qcompiler.runtime.memory import Block, Bytes, address_of, align_up
-from qcompiler.runtime.native import Library, build_native
+from qcompiler.runtime.native import Library
+from qcompiler.runtime.placement import SessionMemory, SlotDevice, choose_devices, choose_isa
 from qcompiler.runtime.plan_bodies import check_bodies
 from qcompiler.runtime.plan_text import check_plan_text
-from qcompiler.runtime.session import Frame, Session, make_context, place_activations
+from qcompiler.runtime.session import HostSession, Session, make_context
+from qcompiler.runtime.streams import Queues
 from qcompiler.runtime.threads import resolve_num_threads
 from qcompiler.runtime.tree import check_signature, input_flattener, output_flattener, unflattener
 
+if TYPE_CHECKING:
+    from qcompiler.runtime.graph import CapturedGraph
+
 
 class LoadedProgram:
-    """A program on one device. Calling it runs its default session; `session()` makes more.
+    """A program on a device (or on several of one kind). Calling it runs its default session; `session()` makes more.
 
     Constants and what `@init` computed are shared by all sessions and never written again.
     """
 
     def __init__(
-        self, image: ProgramImage, native: NativeLibrary, *, num_threads: int | None = None, stepwise: bool = False
+        self,
+        image: ProgramImage,
+        slots: dict[str, SlotDevice],
+        *,
+        num_threads: int | None = None,
+        stepwise: bool = False,
+        stream: Any = None,
     ) -> None:
         plan = image.plan
         self.image = image
-        self.num_threads = resolve_num_threads(num_threads)
-        self.stepwise = stepwise
-        self.native = native
-        self.library = Library(native)
-        self.scratch_stride = _scratch_stride(plan, native.isa)
+        self.slots = slots
+        self.stream = stream
+        self.kind = next(iter(slots.values())).backend.kind
+        if num_threads is not None and self.kind != "cpu":
+            raise ArgumentError(f"num_threads={num_threads} belongs to the CPU; the program runs on {self.device}")
+        self.num_threads = resolve_num_threads(num_threads) if self.kind == "cpu" else 0
+        self.stepwise = stepwise or self.kind != "cpu"
+        self.native = next(iter(slots.values())).native
+        self.library = Library(self.native) if self.kind == "cpu" else None
+        self.scratch_stride = _scratch_stride(plan, self.native.isa) if self.kind == "cpu" else 0
         self.binder = Binder(plan)
         self.flatten_inputs = input_flattener(image.signature.inputs)
         self.flatten_outputs = output_flattener(image.signature.outputs, len(plan.entries[0].outputs))
         self.unflatten_outputs = unflattener(image.signature.outputs)
         self._weights = _aligned(image.weights)
         self.initial_states = _initial_states(plan, self._weights)
-        self._init_blocks = {arena.name: Block(arena.nbytes) for arena in plan.arenas if arena.kind == "init"}
-        self.shared_bases = {name: block.address for name, block in self._init_blocks.items()}
-        constants = [arena.name for arena in plan.arenas if arena.kind == "constants"]
-        self.shared_bases |= {name: address_of(self._weights) if self._weights.nbytes else 0 for name in constants}
+        self._shared: dict[str, Memory] = {}
+        self.shared_bases = self._place_shared()
+        self._kept: list[Session] = []
         if plan.init is not None:
             self._run_init(plan.init)
-        self._default = Session(self, stepwise=stepwise)
+        self._default = self.session()
 
     @staticmethod
     def from_image(
         image: ProgramImage,
         device: str | None = None,
         *,
+        devices: Sequence[str] | None = None,
+        stream: Any = None,
         num_threads: int | None = None,
         isa: str | None = None,
         native: NativeLibrary | None = None,
         stepwise: bool = False,
     ) -> LoadedProgram:
-        """Verifies the plan, finds or compiles its kernels for `isa`, runs `@init`.
+        """Verifies the plan, finds or compiles its kernels, puts its constants on the device, runs `@init`.
 
-        `isa=None` means `QC_ISA`, else the machine's best. `native` is a trusted build to use instead.  Raises
-        PlanError or ScheduleError for a plan that is not safe,
-        DeviceUnavailableError, TargetMismatchError, CompilerMissingError, CompileFailedError.
+        `device` serves the plan's first device slot and those after it of the same kind its others; `devices` names one
+        for each.  Default: cpu, or cuda:0 for a program that was compiled for a GPU.  `isa=None` means the device's own
+        (on cpu `QC_ISA` first); the simulated GPU stands in for the architecture that the program was compiled for.
+        `native` is a trusted build to use instead.  `stream` is the stream that the caller works on at every call.
+
+        Raises PlanError or ScheduleError for a plan that is not safe, TargetMismatchError for a device of another kind,
+        DeviceUnavailableError, CompilerMissingError, CompileFailedError.
         """
-        check_device(device)
+        names = choose_devices(image.plan, device, devices)
+        if stream is not None and names[0] == "cpu":
+            raise DeviceUnavailableError("stream= belongs to a GPU; on cpu a call is done when it returns")
         check_image(image)
-        chosen = native if native is not None else build_native(image.plan, resolve_isa(isa))
-        return LoadedProgram(image, chosen, num_threads=num_threads, stepwise=stepwise)
+        slots: dict[str, SlotDevice] = {}
+        for slot, name in zip(image.plan.devices, names, strict=True):
+            backend = registry.backend(name, native.isa if native else choose_isa(name, image.target, isa))
+            build = native if native is not None else backend.build(image.plan)
+            slots[slot.name] = SlotDevice(slot.name, backend, build, backend.load(image.plan, build))
+        return LoadedProgram(image, slots, num_threads=num_threads, stepwise=stepwise, stream=stream)
 
     # --- running ---
 
-    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
         """Runs the default session; see `Session.__call__`."""
-        return self._default(*args, out=out, **kwargs)
+        return self._default(*args, out=out, stream=stream, **kwargs)
 
     def session(self, *, stepwise: bool | None = None) -> Session:
         """A new session with its own activations and states; sessions may run at the same time."""
-        return Session(self, stepwise=self.stepwise if stepwise is None else stepwise)
+        if self.kind == "cpu":
+            return HostSession(self, stepwise=self.stepwise if stepwise is None else stepwise)
+        from qcompiler.runtime.device_session import DeviceSession
+
+        return DeviceSession(self)
 
     def reset(self) -> None:
         """Puts the default session's states back to what they began as."""
         self._default.reset()
 
-    def capture(self, *args: Any, **kwargs: Any) -> Any:
-        """Captures a device graph. DeviceUnavailableError on cpu, which has none."""
-        raise DeviceUnavailableError(
-            "capture needs cuda or sim; this program runs on cpu, where a call is one function already"
-        )
+    def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
+        """A device graph of the default session's call with arguments of these shapes; `replay` runs it with others.
 
-    def to(self, device: str) -> LoadedProgram:
-        """The program on `device`: itself on cpu. DeviceUnavailableError for a device that is not there."""
-        check_device(device)
-        return self
+        `mode="global"` records in CUDA's global capture mode instead of the thread's.  DeviceUnavailableError on cpu,
+        which has no graphs; CaptureRuleError, DeviceError if a rule of captures is broken.
+        """
+        return self._default.capture(*args, **kwargs)
+
+    def array(self, values: Any) -> Any:
+        """A copy of an array (NumPy, or a torch CPU tensor) in the memory of the program's first device.
+
+        On the CPU that is where it is already: the array itself.
+        """
+        if self.kind == "cpu":
+            return values
+        from qcompiler.runtime.device_session import DeviceSession
+
+        assert isinstance(self._default, DeviceSession)
+        dtype = _dtype_of(values)
+        source = interop.read(values, "array", dtype)
+        self._default.acquire()
+        try:
+            return self._default.put(source, dtype)
+        finally:
+            self._default.release()
+
+    def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
+        """The program on another device, with the default session's states: all of it, or an error and nothing.
+
+        Itself where it runs there already.  This one stays usable until it is dropped.
+        """
+        if choose_devices(self.plan, device, devices) == self.devices:
+            return self
+        moved = LoadedProgram.from_image(
+            self.image,
+            device,
+            devices=devices,
+            num_threads=self.num_threads or None,
+            stepwise=self.stepwise,
+        )
+        moved._default.set_states(self._default.states())
+        return moved
+
+    def keep(self, session: Session) -> None:
+        """Keeps a session as long as the program: a graph of the caller's holds addresses of it."""
+        if session not in self._kept:
+            self._kept.append(session)
 
     # --- looking at it ---
 
@@ -109,7 +183,13 @@ class LoadedProgram:
 
     @property
     def device(self) -> str:
-        return "cpu"
+        """The device of the plan's first slot."""
+        return next(iter(self.slots.values())).backend.device
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of all slots, in the plan's order."""
+        return tuple(slot.backend.device for slot in self.slots.values())
 
     @property
     def isa(self) -> str:
@@ -132,6 +212,7 @@ class LoadedProgram:
             nbytes[arena.kind] = nbytes.get(arena.kind, 0) + arena.nbytes
         return {
             "device": self.device,
+            "devices": list(self.devices),
             "isa": self.isa,
             "num_threads": self.num_threads,
             "library": str(self.native.path),
@@ -151,8 +232,8 @@ class LoadedProgram:
         }
 
     def image_with_native(self) -> ProgramImage:
-        """The image with this machine's build, for `save_image`."""
-        return self.image.with_native(self.native)
+        """The image with this machine's build, for `save_image`. What the simulated GPU runs is no build for a GPU."""
+        return self.image if self.kind == "sim" else self.image.with_native(self.native)
 
     def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> None:
         """Writes the program, with its native build, to a `.qca` file."""
@@ -162,40 +243,53 @@ class LoadedProgram:
 
     def __repr__(self) -> str:
         entries = ", ".join(entry.name for entry in self.entries)
-        return f"<LoadedProgram {entries} on cpu ({self.isa}, {self.num_threads} threads)>"
+        threads = f", {self.num_threads} threads" if self.kind == "cpu" else ""
+        return f"<LoadedProgram {entries} on {', '.join(self.devices)} ({self.isa}{threads})>"
+
+    # --- shared memory ---
+
+    def _place_shared(self) -> dict[str, int]:
+        """Addresses of the constants and init arenas. On the CPU constants stay where they are mapped."""
+        bases: dict[str, int] = {}
+        for arena in self.plan.arenas:
+            if arena.kind not in ("constants", "init"):
+                continue
+            backend = self.slots[arena.device].backend
+            if arena.kind == "constants" and backend.kind == "cpu":
+                bases[arena.name] = address_of(self._weights) if self._weights.nbytes else 0
+                continue
+            memory = self._shared[arena.name] = backend.allocate(arena.nbytes, label=arena.name)
+            bases[arena.name] = memory.address
+            if arena.kind == "constants" and arena.nbytes:
+                stream = backend.stream("load")
+                backend.upload(stream, memory.address, address_of(self._weights), arena.nbytes)
+                backend.synchronize(stream)
+        return bases
 
     def _run_init(self, init: EntryPoint) -> None:
         """Fills the init arenas. Init takes no arguments and no symbols."""
         if init.inputs or init.symbols:
             raise PlanError(f"the init entry '{init.name}' takes arguments or symbols")
-        block, placed = place_activations(self.plan, [init])
-        bases = self.shared_bases | placed[init.name]
-        executor = make_executor(self.plan, init, self.library, stepwise=self.stepwise)
-        frame = Frame(self.plan, init, bases, executor)
-        context = make_context(self.num_threads, self.scratch_stride)
-        binding = EntryBinder(0, init).bind(())
-        if executor.run(context, frame.arenas, binding):
-            raise kernel_error(context, self.plan)
-        del block  # held until here: the init entry's scratch memory
-
-
-def check_device(device: str | None) -> None:
-    """DeviceUnavailableError for anything but the CPU."""
-    if device not in (None, "cpu", "cpu:0"):
-        raise DeviceUnavailableError(
-            f"the device {device!r} is not available: this build of the runtime drives cpu only"
-        )
+        memory = SessionMemory(self.plan, [init], self.slots)
+        queues = Queues(self.plan, self.slots)
+        frame = Frame(self.plan, init, self.shared_bases | memory.bases(init))
+        executor: Executor
+        if self.library is not None and not self.stepwise:
+            executor = NativeExecutor(self.plan, init, self.library)
+        else:
+            executor = PlanExecutor(self.plan, init, self.slots, queues, frame)
+        context = make_context(self.num_threads, self.scratch_stride) if self.kind == "cpu" else None
+        used = queues.of_entry(init)
+        queues.fork(used)
+        executor.run(context, frame.arenas, EntryBinder(0, init).bind(()))
+        queues.join(used)
+        queues.synchronize()
+        del memory  # held until here: the init entry's scratch memory
 
 
 def check_image(image: ProgramImage) -> None:
     """All that must hold before a plan's kernels may run: its text, its schedule, its bounds, its signature."""
     plan = image.plan
-    for slot in plan.devices:
-        if slot.kind != "cpu":
-            raise DeviceUnavailableError(
-                f"the program was compiled for {slot.kind} ({slot.name}); this build of the runtime drives cpu only, "
-                "compile it with device='cpu'"
-            )
     check_plan_text(plan)
     verify_plan(plan)
     check_bodies(plan)
@@ -237,3 +331,16 @@ def _aligned(weights: Bytes) -> Bytes:
     block = Block(weights.nbytes)
     block.bytes[:] = weights
     return block.bytes
+
+
+def _dtype_of(values: Any) -> str:
+    """Our name of an array's dtype. ArgumentDtypeError for one that programs do not have."""
+    if interop.is_torch_tensor(values):
+        name = interop.torch_dtype_name(values.dtype)
+    else:
+        name = DTYPE_NAMES.get(np.asarray(values).dtype)
+    if name is None:
+        raise ArgumentDtypeError(
+            f"an array of {getattr(values, 'dtype', type(values).__name__)} has no place in a program"
+        )
+    return name

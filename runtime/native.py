@@ -14,24 +14,30 @@ from typing import Any
 
 import msgspec
 
-from qcompiler.errors import CompileFailedError
+from qcompiler.errors import CompileFailedError, IndexOutOfRangeError, RuntimeFailure
 from qcompiler.plan.plan import Plan, to_json
 from qcompiler.runtime.cache import cache_dir, write_atomically
 from qcompiler.runtime.compiler import compile_library, find_compiler, flags_for
 from qcompiler.runtime.image import NativeLibrary
+from qcompiler.runtime.support import Context
+
+QC_INDEX_OUT_OF_RANGE = 1
+"""What a kernel writes into the context's error code (kernels/cpu/abi.h)."""
 
 _LIBRARY_NAME = re.compile(r"program-[0-9a-f]{32}\.so\Z")
 
 
 @functools.cache
 def emitter_version() -> str:
-    """The emitter's version and a digest of its own text: a changed template never meets an old library."""
+    """The emitter's version and a digest of its own text, shared parts included: a changed template never meets an old
+    library."""
     from qcompiler.kernels.cpu import emit
 
     state = hashlib.sha256()
-    for file in sorted(resources.files("qcompiler.kernels.cpu").iterdir(), key=lambda file: file.name):
-        if file.name.endswith((".py", ".h", ".cpp")):
-            state.update(file.name.encode() + b"\0" + file.read_bytes())
+    for package in ("qcompiler.kernels", "qcompiler.kernels.layouts", "qcompiler.kernels.cpu"):
+        for file in sorted(resources.files(package).iterdir(), key=lambda file: file.name):
+            if file.name.endswith((".py", ".h", ".cpp")):
+                state.update(file.name.encode() + b"\0" + file.read_bytes())
     return f"{emit.EMITTER_VERSION}+{state.hexdigest()[:16]}"
 
 
@@ -101,3 +107,18 @@ class Library:
         function.restype = restype
         function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
         return function
+
+
+def kernel_error(context: Context, plan: Plan) -> RuntimeFailure:
+    """What a kernel reported through the context, in words."""
+    number = context.error_kernel
+    where = "a kernel"
+    if 0 <= number < len(plan.kernels):
+        spec = plan.kernels[number]
+        where = f"kernel '{spec.name}'" + (f" ({spec.serves})" if spec.serves else "")
+    if context.error_code == QC_INDEX_OUT_OF_RANGE:
+        return IndexOutOfRangeError(
+            f"{where} met the index {context.error_value}, which is outside 0…{context.error_limit - 1}; "
+            "check the ids or positions that were passed in"
+        )
+    return RuntimeFailure(f"{where} failed with code {context.error_code}")

@@ -3,7 +3,7 @@
 qcompiler-program      the format's version, first in the file
 program.json           `Header`: versions, signature, plan, digests of all members
 weights.safetensors    one U8 tensor "weights" at a page boundary; its directory stands in program.json
-native/*.so            compiled kernels (run only with trust)
+native/*.so, *.cubin   compiled kernels (run only with trust)
 ir/*, kernels/*        for reading
 """
 
@@ -16,7 +16,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from qcompiler.errors import (
 from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import PLAN_VERSION, Plan, Signature, WeightEntry
 from qcompiler.runtime.archive import MARK, PAGE, Member, Writer, read_members
+from qcompiler.runtime.backends import registry
 from qcompiler.runtime.cache import cache_dir, write_atomically
 from qcompiler.runtime.image import (
     CHUNK,
@@ -46,9 +47,9 @@ from qcompiler.runtime.image import (
     constants_nbytes,
     with_digests,
 )
-from qcompiler.runtime.isa import supported_isas
 from qcompiler.runtime.memory import Bytes
 from qcompiler.runtime.native import emitter_version
+from qcompiler.runtime.placement import choose_devices
 from qcompiler.runtime.progress import note
 from qcompiler.runtime.repack import canonical_directory, to_canonical, to_target
 
@@ -119,7 +120,7 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
         stored, weights = image.plan.weights, image.weights
     else:
         raise ValueError(f"layout={layout!r} is neither 'target' nor 'canonical'")
-    natives = {f"native/{native.isa}.so": native.path.read_bytes() for native in image.native}
+    natives = {_native_file(native.isa): native.path.read_bytes() for native in image.native}
     texts = {name: text.encode() for name, text in image.texts.items()}
     header = Header(
         magic="qcompiler-program",
@@ -128,13 +129,13 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
         plan=image.plan,
         signature=image.signature,
         target=image.target,
-        emitter_version=emitter_version(),
+        emitter_version=emitter_of(image.target.kind),
         layout=layout,
         weights_nbytes=weights.nbytes,
         stored=with_digests(stored, weights),
         native=tuple(
             NativeBuild(
-                file=f"native/{native.isa}.so", isa=native.isa, sha256=_sha256(natives[f"native/{native.isa}.so"]),
+                file=_native_file(native.isa), isa=native.isa, sha256=_sha256(natives[_native_file(native.isa)]),
                 emitter_version=native.emitter_version, compiler=native.compiler,
             )
             for native in image.native
@@ -147,6 +148,20 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
     program = msgspec.json.encode(header, order="deterministic")
     _write(path, program, weights, natives | texts)
     _remember(path, program)
+
+
+def _native_file(isa: str) -> str:
+    """The member that holds a build: a module for a GPU's architecture, a library for the CPU's instruction set."""
+    return f"native/{isa}.{'cubin' if isa.startswith('sm_') else 'so'}"
+
+
+def emitter_of(kind: str) -> str:
+    """The version of this installation's emitter for a target."""
+    if kind == "cpu":
+        return emitter_version()
+    from qcompiler.runtime import nvrtc
+
+    return nvrtc.emitter_version()
 
 
 def _write(path: Path, program: bytes, weights: Bytes, others: dict[str, bytes]) -> None:
@@ -193,9 +208,16 @@ def _sha256(data: bytes | memoryview) -> str:
 
 
 def load_image(
-    path: str | Path, *, verify: Verify = "auto", trust_native: bool | str = False
+    path: str | Path,
+    *,
+    verify: Verify = "auto",
+    trust_native: bool | str = False,
+    device: str | None = None,
+    devices: Sequence[str] | None = None,
 ) -> tuple[ProgramImage, NativeLibrary | None]:
     """A program file as an image whose weights are mapped, and the file's own native build if that is trusted.
+
+    `device` and `devices` say where the program is to run: a build that does not run there is refused.
 
     Raises, in the order of the checks: ForeignFileError, TruncatedFileError, NewerFileError, CorruptFileError (schema,
     digests), FileBoundsError, TrustError, TargetMismatchError. `verify="full"` reads all weights and checks their
@@ -211,7 +233,9 @@ def load_image(
         if verify == "full" or not _remembered(path, program):
             _check_weights(header, weights)
             _remember(path, program)
-        native = _trusted_build(data, members, header, trust_native)
+        native = None
+        if trust_native is not False:
+            native = _trusted_build(data, members, header, trust_native, device, devices)
     except (ForeignFileError, CorruptFileError, NewerFileError, TrustError, TargetMismatchError) as error:
         raise type(error)(f"{path}: {error}") from error
     if header.layout == "canonical":
@@ -357,11 +381,14 @@ def _texts(data: memoryview, members: dict[str, Member], header: Header) -> dict
 
 
 def _trusted_build(
-    data: memoryview, members: dict[str, Member], header: Header, trust: bool | str
-) -> NativeLibrary | None:
-    """The file's own library, written to the user's cache, if the caller trusts it; None without trust."""
-    if trust is False:
-        return None
+    data: memoryview,
+    members: dict[str, Member],
+    header: Header,
+    trust: bool | str,
+    device: str | None,
+    devices: Sequence[str] | None,
+) -> NativeLibrary:
+    """The file's own build that the caller trusts, written to the user's cache."""
     digest = trust.removeprefix("sha256:") if isinstance(trust, str) and trust.startswith("sha256:") else None
     if digest is None and trust is not True:
         raise TrustError(f"trust_native={trust!r} is neither True, False nor 'sha256:<digest of the library>'")
@@ -369,18 +396,29 @@ def _trusted_build(
     if not builds:
         have = ", ".join(f"{build.file} sha256:{build.sha256}" for build in header.native) or "none"
         raise TrustError(f"the file has no native build with {trust if digest else 'any digest'}; it has: {have}")
-    able = supported_isas()
+    where = choose_devices(header.plan, device, devices)[0]
+    able = registry.runs(where)
     fitting = [build for build in builds if build.isa in able]
     if not fitting:
         raise TargetMismatchError(
-            f"the file's native builds need {', '.join(build.isa for build in builds)}, this machine runs "
-            f"{', '.join(able)}; load without trust_native to compile the kernels here"
+            f"the file's native builds need {', '.join(build.isa for build in builds)}, {_machine(where)} runs "
+            f"{', '.join(able) or 'none but its own'}; load without trust_native to compile the kernels here"
         )
     best = max(fitting, key=lambda build: able.index(build.isa))
-    library = cache_dir("trusted") / f"{best.sha256}.so"
+    if header.target.kind == "cuda" and best.emitter_version != emitter_of("cuda"):
+        # How a kernel is launched is derived from the emitter: that of another version may mean another grid.
+        raise TargetMismatchError(
+            f"'{best.file}' was made by the emitter {best.emitter_version}, this one is {emitter_of('cuda')}; load "
+            "without trust_native to compile the kernels here"
+        )
+    library = cache_dir("trusted") / f"{best.sha256}{Path(best.file).suffix}"
     if not library.exists() or _sha256(library.read_bytes()) != best.sha256:
         write_atomically(library, bytes(_member(data, members, best.file)), mode=0o700)
     return NativeLibrary(best.isa, library, best.emitter_version, best.compiler)
+
+
+def _machine(device: str) -> str:
+    return "this machine" if device == "cpu" else device
 
 
 # --- the user's record of files whose weights were checked -----------------------------------------------------------

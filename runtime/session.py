@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qcompiler.errors import ArgumentError, SessionBusyError
-from qcompiler.plan.plan import EntryPoint, Plan
+from qcompiler.errors import ArgumentError, DeviceUnavailableError, SessionBusyError
 from qcompiler.runtime import interop
+from qcompiler.runtime.backends.cpu import NO_CAPTURE
 from qcompiler.runtime.binding import Binding, Shape
-from qcompiler.runtime.executor import Executor, kernel_error, make_executor
+from qcompiler.runtime.executor import Executor, Frame, NativeExecutor, PlanExecutor
 from qcompiler.runtime.interop import Source
-from qcompiler.runtime.memory import Block, align_up
+from qcompiler.runtime.memory import Block, address_of
+from qcompiler.runtime.placement import SessionMemory
+from qcompiler.runtime.streams import Queues
 from qcompiler.runtime.support import Context, parallel_address
 
 if TYPE_CHECKING:
+    from qcompiler.runtime.graph import CapturedGraph
     from qcompiler.runtime.loaded import LoadedProgram
 
 BINDING_LIMIT = 256
@@ -27,24 +30,7 @@ BINDING_LIMIT = 256
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-class Frame:
-    """One entry point's arenas for one session: a C array in the order of `Plan.arenas`, null where it uses none.
-
-    `inputs` and `outputs` are the positions to be set at each call: the verifier sees to it that each argument and each
-    result has an arena of its own.
-    """
-
-    def __init__(self, plan: Plan, entry: EntryPoint, bases: dict[str, int], executor: Executor) -> None:
-        self.executor = executor
-        self.arenas = (ctypes.c_void_p * max(len(plan.arenas), 1))()
-        position = {arena.name: index for index, arena in enumerate(plan.arenas)}
-        for name, address in bases.items():
-            self.arenas[position[name]] = address or None
-        self.inputs = tuple(position[sig.arena] for sig in entry.inputs)
-        self.outputs = tuple(position[sig.arena] for sig in entry.outputs)
-
-
-class Session:
+class Session(ABC):
     """Runs a program. Calls on one session come one after another; a second concurrent one raises SessionBusyError.
 
     States start as the model's buffers were and live as long as the session; `reset()` puts them back.
@@ -53,67 +39,140 @@ class Session:
     def __init__(self, program: LoadedProgram, *, stepwise: bool = False) -> None:
         self.program = program
         self.stepwise = stepwise
-        plan = program.plan
         self._lock = threading.Lock()
-        self._context = make_context(program.num_threads, program.scratch_stride)
-        self._states = {arena.name: Block(arena.nbytes) for arena in plan.arenas if arena.kind == "state"}
-        self._begin_states()
-        shared = program.shared_bases | {name: block.address for name, block in self._states.items()}
-        self._activations, placed = place_activations(plan, plan.entries)
-        self._frames = [
-            Frame(
-                plan, entry, shared | placed[entry.name], make_executor(plan, entry, program.library, stepwise=stepwise)
-            )
-            for entry in plan.entries
-        ]
+        self.memory = SessionMemory(program.plan, program.plan.entries, program.slots)
+        self.queues = Queues(program.plan, program.slots)
+        self._begin_states(fresh=True)
+        self.bases = [program.shared_bases | self.memory.bases(entry) for entry in program.plan.entries]
         self._bindings: dict[tuple[Shape, ...], Binding] = {}
         binder = program.binder
-        self._wanted = tuple(zip(binder.names, binder.dtypes, strict=True))
-        self._result_dtypes = binder.output_dtypes
-        self._result_names = binder.output_names
-        self._apart: tuple[Binding | None, list[int], list[int]] = (None, [], [])
+        self.wanted = tuple(zip(binder.names, binder.dtypes, strict=True))
+        self.result_dtypes = binder.output_dtypes
+        self.result_names = binder.output_names
         _sessions.add(self)
 
-    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
         """The program's results, in the structure the model returned them.
 
-        Arguments are NumPy arrays, torch CPU tensors or DLPack objects; with a torch tensor among them results are
-        torch tensors, else NumPy arrays.  Results are fresh and belong to the caller; with `out=` (an array, or a tree
-        of arrays in the results' structure) they are written there, nothing is allocated, and `out` is returned.
+        Arguments are NumPy arrays, torch tensors, DLPack objects or arrays on the program's device.  Results live where
+        arguments live and are the caller's own: NumPy arrays or torch tensors on the host, else `DeviceArray`s or torch
+        tensors on the device, ready in the order of the caller's stream.  With `out=` (an array, or a tree of arrays in
+        the results' structure) they are written there, nothing is allocated, and `out` is returned.
+
+        `stream` is the caller's stream on a GPU, if it is neither torch's current one nor the default one.
         """
+        self.acquire()
+        try:
+            return self._run(args, kwargs, out, stream)
+        finally:
+            self._lock.release()
+
+    def acquire(self) -> None:
+        """Takes the session. SessionBusyError if another thread is inside."""
         if not self._lock.acquire(blocking=False):
             raise SessionBusyError(
                 "this session is running a call in another thread; give each thread its own: `s = program.session()`"
             )
-        try:
-            return self._run(args, kwargs, out)
-        finally:
-            self._lock.release()
+
+    def release(self) -> None:
+        self._lock.release()
 
     def reset(self) -> None:
         """Puts all states back to what they began as."""
         with self._lock:
-            for block in self._states.values():
-                block.zero()
-            self._begin_states()
+            self._begin_states(fresh=False)
 
-    def _begin_states(self) -> None:
-        """Fills the states that do not begin as zeros."""
-        for name, block in self._states.items():
-            if name in self.program.initial_states:
-                initial = self.program.initial_states[name]
-                block.bytes[: initial.nbytes] = initial
+    def states(self) -> dict[str, Any]:
+        """A copy of the states' bytes on the host, by arena."""
+        with self._lock:
+            found = {name: Block(memory.nbytes) for name, memory in self.memory.states.items()}
+            for name, block in found.items():
+                home = self.queues.homes[self.memory.slot_of[name]]
+                home.backend.download(home.stream, block.address, self.memory.states[name].address, block.nbytes)
+            self.queues.synchronize()
+            return {name: block.bytes for name, block in found.items()}
+
+    def set_states(self, values: dict[str, Any]) -> None:
+        """Overwrites states by arena with the bytes of another session's `states()`."""
+        with self._lock:
+            for name, data in values.items():
+                home = self.queues.homes[self.memory.slot_of[name]]
+                home.backend.upload(home.stream, self.memory.states[name].address, address_of(data), data.nbytes)
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        return tuple(self._states)
+        return tuple(self.memory.states)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    def _begin_states(self, *, fresh: bool) -> None:
+        for name, memory in self.memory.states.items():
+            home = self.queues.homes[self.memory.slot_of[name]]
+            if not (fresh and home.backend.kind == "cpu"):  # fresh pages are zeros already, and come when touched
+                home.backend.zero(home.stream, memory.address, memory.nbytes)
+            initial = self.program.initial_states.get(name)
+            if initial is not None and initial.nbytes:
+                home.backend.upload(home.stream, memory.address, address_of(initial), initial.nbytes)
+
+    @abstractmethod
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any: ...
+
+    @abstractmethod
+    def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
+        """A graph of one call with arguments of these shapes; see `DeviceSession.capture`."""
+
+    def bind(self, shapes: tuple[Shape, ...]) -> Binding:
+        """The entry point and symbols for arguments of these shapes (remembered for the next call)."""
+        binding = self._bindings.get(shapes)
+        if binding is None:
+            binding = self.program.binder.bind(shapes)
+            if len(self._bindings) >= BINDING_LIMIT:
+                self._bindings.pop(next(iter(self._bindings)))
+            self._bindings[shapes] = binding
+        return binding
+
+    def check_apart(self, binding: Binding, outs: Sequence[int], arguments: Sequence[int]) -> None:
+        """ArgumentError if a result would be written over an argument or over another result."""
+        taken = [
+            (start, start + nbytes, f"argument '{name}'")
+            for start, nbytes, (name, _) in zip(arguments, binding.input_nbytes, self.wanted, strict=True)
+        ]
+        for start, nbytes, name in zip(outs, binding.output_nbytes, self.result_names, strict=True):
+            end = start + nbytes
+            for low, high, other in taken:
+                if start < high and low < end:
+                    raise ArgumentError(f"out '{name}' shares memory with {other}")
+            taken.append((start, end, f"out '{name}'"))
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.program!r}{' (stepwise)' if self.stepwise else ''}>"
+
+
+class HostSession(Session):
+    """A session on the CPU: arguments are read and results written where they lie, and a call is done when it returns.
+
+    Natively a call is one function of the compiled program; `stepwise` walks the plan from Python.
+    """
+
+    def __init__(self, program: LoadedProgram, *, stepwise: bool = False) -> None:
+        super().__init__(program, stepwise=stepwise)
+        self._context = make_context(program.num_threads, program.scratch_stride)
+        plan = program.plan
+        self._frames = [Frame(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
+        self._executors: list[Executor] = [
+            PlanExecutor(plan, entry, program.slots, self.queues, frame)
+            if stepwise or program.library is None
+            else NativeExecutor(plan, entry, program.library)
+            for entry, frame in zip(plan.entries, self._frames, strict=True)
+        ]
+        self._apart: tuple[Binding | None, list[int], list[int]] = (None, [], [])
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any:
         program = self.program
+        if stream is not None:
+            raise DeviceUnavailableError("stream= belongs to a GPU; on cpu a call is done when it returns")
         values = program.flatten_inputs(args, kwargs)
-        sources = [interop.read(value, name, dtype) for value, (name, dtype) in zip(values, self._wanted, strict=True)]
+        sources = [interop.read(value, name, dtype) for value, (name, dtype) in zip(values, self.wanted, strict=True)]
         shapes = tuple([source.shape for source in sources])
-        binding = self._bindings.get(shapes) or self._bind(shapes)
+        binding = self._bindings.get(shapes) or self.bind(shapes)
         frame = self._frames[binding.entry]
         arenas = frame.arenas
         for position, source in zip(frame.inputs, sources, strict=True):
@@ -128,50 +187,30 @@ class Session:
         context = self._context
         context.error_code = 0
         context.error_kernel = -1
-        if frame.executor.run(context, arenas, binding):
-            raise kernel_error(context, program.plan)
+        self._executors[binding.entry].run(context, arenas, binding)
         return program.unflatten_outputs(results) if out is None else out
 
-    def _bind(self, shapes: tuple[Shape, ...]) -> Binding:
-        binding = self.program.binder.bind(shapes)
-        if len(self._bindings) >= BINDING_LIMIT:
-            self._bindings.pop(next(iter(self._bindings)))
-        self._bindings[shapes] = binding
-        return binding
+    def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
+        """DeviceUnavailableError: the CPU has no graphs."""
+        raise DeviceUnavailableError(NO_CAPTURE)
 
     def _fresh(self, binding: Binding, use_torch: bool) -> tuple[list[Any], list[int]]:
         new = interop.new_torch if use_torch else interop.new_numpy
-        made = [new(shape, dtype) for shape, dtype in zip(binding.outputs, self._result_dtypes, strict=True)]
+        made = [new(shape, dtype) for shape, dtype in zip(binding.outputs, self.result_dtypes, strict=True)]
         return [result for result, _ in made], [address for _, address in made]
 
     def _targets(self, results: Sequence[Any], binding: Binding, sources: Sequence[Source]) -> list[int]:
         addresses = [
             interop.target(result, name, shape, dtype)
             for result, name, shape, dtype in zip(
-                results, self._result_names, binding.outputs, self._result_dtypes, strict=True
+                results, self.result_names, binding.outputs, self.result_dtypes, strict=True
             )
         ]
         places = (binding, addresses, [source.address for source in sources])
         if places != self._apart:  # the same arrays as in the last call are apart as they were then
-            self._check_apart(binding, addresses, places[2])
+            self.check_apart(binding, addresses, places[2])
             self._apart = places
         return addresses
-
-    def _check_apart(self, binding: Binding, outs: Sequence[int], arguments: Sequence[int]) -> None:
-        """ArgumentError if a result would be written over an argument or over another result."""
-        taken = [
-            (start, start + nbytes, f"argument '{name}'")
-            for start, nbytes, (name, _) in zip(arguments, binding.input_nbytes, self._wanted, strict=True)
-        ]
-        for start, nbytes, name in zip(outs, binding.output_nbytes, self._result_names, strict=True):
-            end = start + nbytes
-            for low, high, other in taken:
-                if start < high and low < end:
-                    raise ArgumentError(f"out '{name}' shares memory with {other}")
-            taken.append((start, end, f"out '{name}'"))
-
-    def __repr__(self) -> str:
-        return f"<Session of {self.program!r}{' (stepwise)' if self.stepwise else ''}>"
 
 
 def make_context(num_threads: int, scratch_stride: int) -> Context:
@@ -186,27 +225,6 @@ def make_context(num_threads: int, scratch_stride: int) -> Context:
     )
     context.scratch_block = scratch
     return context
-
-
-def place_activations(plan: Plan, entries: Sequence[EntryPoint]) -> tuple[Block, dict[str, dict[str, int]]]:
-    """One block for the activation arenas of all entry points: only one of them runs at a time, so they share it.
-
-    Returns the block and, by entry point, its arenas' addresses.
-    """
-    offsets: dict[str, dict[str, int]] = {}
-    total = 0
-    for entry in entries:
-        end = 0
-        offsets[entry.name] = {}
-        for arena in plan.arenas:
-            if arena.kind == "activations" and arena.entry in (entry.name, None):
-                offsets[entry.name][arena.name] = end
-                end += align_up(arena.nbytes, 4096)
-        total = max(total, end)
-    block = Block(total)
-    return block, {
-        entry: {name: block.address + offset for name, offset in arenas.items()} for entry, arenas in offsets.items()
-    }
 
 
 def _release_after_fork() -> None:

@@ -1,6 +1,6 @@
 """Device names: what they mean, whether the device is there, and its backend.
 
-    "cpu"    the processor          "cuda:0"  an NVIDIA GPU          "sim:0"  a simulated one
+"cpu"    the processor          "cuda:0"  an NVIDIA GPU          "sim:0"  a simulated one
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from qcompiler.errors import DeviceUnavailableError
-from qcompiler.kernels.cuda.emit import ARCHS
+from qcompiler.kernels.cuda.emit import ARCHS, arch_number
 from qcompiler.runtime.backends.base import Backend, Kind
 
 SIM_ARCH = "sm_80"
@@ -53,6 +53,29 @@ def architecture(device: str) -> str:
             '(targets=["sm_90a"]), or use device="sim:0", the simulated GPU'
         )
     return device_arch(index)
+
+
+def runs(device: str) -> tuple[str, ...]:
+    """Which builds a device runs, plainest first.
+
+    A cubin runs on its own architecture and on later ones of the same major version; one for "sm_90a" on that alone.
+    The simulated GPU runs no build but its own.
+    """
+    kind, _ = parse(device)
+    if kind == "cpu":
+        from qcompiler.runtime.isa import supported_isas
+
+        return supported_isas()
+    if kind == "sim":
+        return ()
+    own = architecture(device)
+    number = arch_number(own)
+    return tuple(
+        arch
+        for arch in ARCHS
+        if arch == own
+        or (arch[-1].isdigit() and arch_number(arch) // 10 == number // 10 and arch_number(arch) <= number)
+    )
 
 
 def backend(device: str, isa: str) -> Backend:

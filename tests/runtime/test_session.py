@@ -302,11 +302,17 @@ def test_a_session_busy_in_another_thread_is_free_in_a_child(small: Any, run: Lo
 def test_capture_and_other_devices_are_refused_with_a_reason(run: LoadedProgram, tmp_path: Path) -> None:
     with pytest.raises(DeviceUnavailableError, match="capture needs cuda or sim"):
         run.capture()
-    with pytest.raises(DeviceUnavailableError, match="cuda:0"):
-        run.to("cuda:0")
+    for device in ("cuda:0", "sim:1"):
+        with pytest.raises(TargetMismatchError, match=f"compiled for cpu and cannot run on {device}.*device='{device}'"):
+            run.to(device)
+    with pytest.raises(DeviceUnavailableError, match="no device 'tpu'"):
+        run.to("tpu")
     assert run.to("cpu") is run
+    run.save(tmp_path / "x.qca")
     with pytest.raises(DeviceUnavailableError, match="stream"):
         load(tmp_path / "x.qca", stream=3)
+    with pytest.raises(DeviceUnavailableError, match="stream"):
+        run(np.zeros((2, 64), np.float32), stream=3)
 
 
 def test_an_isa_the_machine_lacks_is_refused(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,155 @@
+"""Arguments and results of a program on a GPU: host arrays that are copied there, device arrays used in place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qcompiler.errors import ArgumentShapeError, ArgumentStructureError, DeviceUnavailableError
+from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
+from qcompiler.runtime import dlpack, interop
+from qcompiler.runtime.backends.base import Stream
+from qcompiler.runtime.device_array import DeviceArray
+from qcompiler.runtime.streams import Queue
+
+
+@dataclass(slots=True)
+class Argument:
+    """One argument as memory. `device` is None for host memory; `stream`, where its bytes are ready, None if in the
+    caller's order; `owner` keeps it alive."""
+
+    address: int
+    shape: tuple[int, ...]
+    device: str | None
+    owner: Any
+    is_torch: bool
+    stream: Stream | None = None
+
+
+def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, capturing: bool) -> Argument:
+    """The memory behind an argument of a program on `homes`' devices (by name). Its device is not judged here.
+
+    `capturing`: the caller records a capture, in which a producer must not be asked to wait.
+    """
+    if isinstance(value, DeviceArray):
+        if value.type_name != want:
+            raise interop.wrong_dtype(name, value.type_name, want)
+        return Argument(value.address, value.shape, value.device, value, False, value.stream)
+    if interop.is_torch_tensor(value):
+        return _read_torch(value, name, want)
+    if not isinstance(value, np.ndarray):
+        if hasattr(value, "__dlpack_device__"):
+            kind, index = map(int, value.__dlpack_device__())
+            if kind == dlpack.KDL_CUDA:
+                return _read_dlpack(value, name, want, f"cuda:{index}", homes, capturing)
+            if kind not in (dlpack.KDL_CPU, dlpack.KDL_CUDA_HOST):
+                raise ArgumentStructureError(
+                    f"argument '{name}' is a DLPack object on device ({kind}, {index}), which is neither a CPU nor a "
+                    "CUDA device"
+                )
+        elif hasattr(value, "__cuda_array_interface__"):
+            return _read_interface(value, name, want, homes)
+    source = interop.read(value, name, want)
+    return Argument(source.address, source.shape, None, source.owner, source.is_torch)
+
+
+def _read_torch(value: Any, name: str, want: str) -> Argument:
+    if value.is_cpu:
+        source = interop.read(value, name, want)
+        return Argument(source.address, source.shape, None, source.owner, True)
+    dtype = interop.torch_dtype_name(value.dtype)
+    if dtype != want:
+        raise interop.wrong_dtype(name, dtype or str(value.dtype), want)
+    if not value.is_cuda:
+        raise DeviceUnavailableError(f"argument '{name}' is a torch tensor on {value.device}; pass {name}.cpu()")
+    if not value.is_contiguous() or value.is_neg():
+        value = value.resolve_neg().contiguous()
+    return Argument(value.data_ptr(), tuple(value.shape), f"cuda:{value.get_device()}", value, True)
+
+
+def _read_dlpack(
+    value: Any, name: str, want: str, device: str, homes: Mapping[str, Queue], capturing: bool
+) -> Argument:
+    """A CUDA object of another library. Its producer makes our stream wait for it."""
+    wait = homes[device].stream.handle if device in homes and not capturing else -1
+    capsule = value.__dlpack__(stream=wait)
+    tensor = dlpack.tensor_of(capsule)
+    dtype = interop.dlpack_dtype(tensor, name, want)
+    shape, strides = dlpack.shape_and_strides(tensor)
+    address = (tensor.data or 0) + tensor.byte_offset
+    _require_plain(name, address, dtype, dlpack.is_row_major(shape, strides))
+    return Argument(address, shape, device, (value, capsule), False)
+
+
+def _read_interface(value: Any, name: str, want: str, homes: Mapping[str, Queue]) -> Argument:
+    """An object with `__cuda_array_interface__` only. It does not say which device it is on; the driver may."""
+    interface = value.__cuda_array_interface__
+    dtype = DTYPE_NAMES.get(np.dtype(interface["typestr"]))
+    if dtype != want:
+        raise interop.wrong_dtype(name, dtype or interface["typestr"], want)
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    elements = None if strides is None else tuple(stride // ITEMSIZE[dtype] for stride in strides)
+    address = int(interface["data"][0])
+    _require_plain(name, address, dtype, dlpack.is_row_major(shape, elements))
+    home = next(iter(homes.values()))
+    device = home.backend.device_of(address) or (home.backend.device if home.backend.kind == "cuda" else "cuda")
+    stream = interface.get("stream")
+    ready = home.backend.caller_stream(int(stream)) if stream is not None and home.backend.kind == "cuda" else None
+    return Argument(address, shape, device, value, False, ready)
+
+
+def _require_plain(name: str, address: int, dtype: str, row_major: bool) -> None:
+    if not row_major or address % ITEMSIZE[dtype]:
+        raise ArgumentStructureError(
+            f"argument '{name}' is not row-major in the device's memory; make it contiguous before the call"
+        )
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Target:
+    """Where one result goes: host memory (`device` None) or device memory. `array` is set for a DeviceArray."""
+
+    address: int
+    device: str | None
+    array: DeviceArray | None = None
+
+
+def new_torch(shape: tuple[int, ...], dtype: str, device: str, stream: Stream | None) -> Any:
+    """A fresh torch tensor on `device`, allocated in the order of `stream`, or of torch's current one."""
+    torch = sys.modules["torch"]
+    torch_dtype = getattr(torch, interop.TORCH_NAMES[dtype])
+    if stream is None:
+        return torch.empty(shape, dtype=torch_dtype, device=device)
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, device=device)):
+        return torch.empty(shape, dtype=torch_dtype, device=device)
+
+
+def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> Target:
+    """The memory of one `out=` array; errors if it is not a writable, row-major array of this shape and dtype."""
+    if isinstance(value, DeviceArray):
+        if value.type_name != dtype:
+            raise interop.wrong_out(name, f"dtype {value.type_name}", f"{dtype} ({NUMPY_DTYPES[dtype].name})")
+        _check_shape(name, value.shape, shape)
+        return Target(value.address, value.device, value)
+    if interop.is_torch_tensor(value) and value.is_cuda:
+        got = interop.torch_dtype_name(value.dtype)
+        if got != dtype:
+            raise interop.wrong_out(name, f"dtype {value.dtype}", f"{dtype} ({NUMPY_DTYPES[dtype].name})")
+        _check_shape(name, tuple(value.shape), shape)
+        if not value.is_contiguous() or value.is_neg():
+            raise ArgumentStructureError(f"out '{name}' must be a contiguous tensor")
+        return Target(value.data_ptr(), f"cuda:{value.get_device()}")
+    return Target(interop.target(value, name, shape, dtype), None)
+
+
+def _check_shape(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> None:
+    if got != want:
+        raise ArgumentShapeError(f"out '{name}' has shape {got}, this call's result has {want}")

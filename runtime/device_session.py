@@ -1,0 +1,270 @@
+"""A session on a GPU, real or simulated: its own streams, ordered between what the caller did before and does after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qcompiler.errors import CaptureRuleError, DeviceUnavailableError
+from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.runtime import device_interop, interop
+from qcompiler.runtime.backends.base import CaptureMode, Memory
+from qcompiler.runtime.binding import Binding, element_count
+from qcompiler.runtime.device_array import DeviceArray, Pool
+from qcompiler.runtime.device_interop import Argument, Target
+from qcompiler.runtime.executor import Frame, PlanExecutor
+from qcompiler.runtime.interop import Source
+from qcompiler.runtime.session import Session
+from qcompiler.runtime.streams import Callers, Queue
+
+if TYPE_CHECKING:
+    from qcompiler.runtime.graph import CapturedGraph
+    from qcompiler.runtime.loaded import LoadedProgram
+
+
+@dataclass
+class Call:
+    """One call after everything about it was judged and before anything was touched."""
+
+    arguments: list[Argument]
+    binding: Binding
+    callers: Callers
+    results: Any
+    targets: list[Target]
+
+    @property
+    def reads_back(self) -> bool:
+        """Whether the caller gets host memory, so that the call must wait for its own work."""
+        return any(target.device is None for target in self.targets)
+
+
+class DeviceSession(Session):
+    """A session whose memory lies on a device.
+
+    Host arguments go through buffers of the session; device arguments and results are used in place.  A call returns
+    when its work is submitted, or done where host memory was to be filled.
+    """
+
+    def __init__(self, program: LoadedProgram, *, stepwise: bool = True) -> None:
+        super().__init__(program, stepwise=True)
+        plan = program.plan
+        self.frames = [Frame(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
+        self.executors = [
+            PlanExecutor(plan, entry, program.slots, self.queues, frame)
+            for entry, frame in zip(plan.entries, self.frames, strict=True)
+        ]
+        self.by_device: dict[str, Queue] = {}
+        for home in self.queues.homes.values():
+            self.by_device.setdefault(home.backend.device, home)
+        self._staging: dict[str, Memory] = {}
+        self._pools = {slot: Pool(allocator.allocate) for slot, allocator in self.memory.allocators.items()}
+        self._arenas = {arena.name: arena for arena in plan.arenas}
+        self._in_use: list[Any] = []
+
+    def capture(self, *args: Any, mode: CaptureMode = "thread_local", **kwargs: Any) -> CapturedGraph:
+        """A graph of one call with arguments of these shapes, to be replayed with others.
+
+        The call is run once before it is recorded; states are then as they were before.  `mode` is CUDA's capture mode.
+        CaptureRuleError if the program would have nothing to do, or if the recorded graph is not what the plan says.
+        """
+        from qcompiler.runtime.graph import capture
+
+        self.acquire()
+        try:
+            return capture(self, args, kwargs, mode)
+        finally:
+            self.release()
+
+    # --- a call ---
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any:
+        callers, arguments = self.read(self.program.flatten_inputs(args, kwargs), stream)
+        binding = self.bind(tuple(argument.shape for argument in arguments))
+        call = self.judge(callers, arguments, binding, out)
+        entry = self.program.plan.entries[binding.entry]
+        inputs = [
+            argument.address if argument.device is not None else self._staged(sig.arena)
+            for argument, sig in zip(arguments, entry.inputs, strict=True)
+        ]
+        outputs = [
+            target.address if target.device is not None else self._staged(sig.arena)
+            for target, sig in zip(call.targets, entry.outputs, strict=True)
+        ]
+        self.enter(call)
+        for number, argument in enumerate(arguments):
+            if argument.device is None:
+                self.upload(call, number, inputs[number])
+        self.issue(binding, inputs, outputs)
+        for number, target in enumerate(call.targets):
+            if target.device is None:
+                self.download(call, number, outputs[number])
+        self.leave(call)
+        return self.program.unflatten_outputs(call.results) if out is None else out
+
+    def read(self, values: Sequence[Any], stream: Any) -> tuple[Callers, list[Argument]]:
+        """The caller's streams and the memory behind a call's arguments. Touches neither."""
+        callers = Callers(self.queues, stream if stream is not None else self.program.stream)
+        arguments = [
+            device_interop.read(value, name, dtype, self.by_device, capturing=callers.capturing)
+            for value, (name, dtype) in zip(values, self.wanted, strict=True)
+        ]
+        return callers, arguments
+
+    def judge(self, callers: Callers, arguments: list[Argument], binding: Binding, out: Any) -> Call:
+        """Everything else that can be wrong with a call, before it touches a stream; then its results' memory."""
+        entry = self.program.plan.entries[binding.entry]
+        for argument, sig in zip(arguments, entry.inputs, strict=True):
+            self._check_device(f"argument '{sig.name}'", argument.device, sig.arena)
+        if callers.capturing:
+            self._check_capturable(arguments, out)
+        if out is None:
+            results, targets = self._fresh(binding, arguments, callers)
+        else:
+            results, targets = out, self._targets(self.program.flatten_outputs(out), binding, arguments)
+            if callers.capturing and any(target.device is None for target in targets):
+                raise CaptureRuleError("a host array cannot be filled by a captured call; pass arrays on the device")
+        return Call(arguments, binding, callers, results, targets)
+
+    def _check_device(self, what: str, device: str | None, arena: str) -> None:
+        own = self.queues.homes[self.memory.slot_of[arena]].backend.device
+        if device not in (None, own):
+            raise DeviceUnavailableError(
+                f"{what} is on {device}, but the program takes it on {own}; copy it there, or load the program on "
+                f"{device}"
+            )
+
+    @staticmethod
+    def _check_capturable(arguments: Sequence[Argument], out: Any) -> None:
+        """What a capture of the caller's forbids: bytes that only the first replay would see, and allocations."""
+        if any(argument.device is None for argument in arguments):
+            raise CaptureRuleError(
+                "the caller records a capture, and a host argument would be copied at capture only; pass arrays on the "
+                "device (`run.array(x)`)"
+            )
+        if out is None:
+            raise CaptureRuleError(
+                "the caller records a capture, in which results cannot be allocated; pass `out=` with arrays on the "
+                "device"
+            )
+
+    def enter(self, call: Call) -> None:
+        """The session's streams wait for the caller, and for arguments that became ready elsewhere."""
+        call.callers.enter(self.queues)
+        if call.callers.capturing:
+            self.program.keep(self)  # the caller's graph holds addresses of this session
+            return
+        ours = {id(queue.stream) for queue in self.queues.homes.values()}
+        for argument in call.arguments:
+            if argument.stream is not None and argument.device is not None and id(argument.stream) not in ours:
+                home = self.by_device[argument.device]
+                Queue(home.backend, argument.stream).release([home])
+
+    def issue(self, binding: Binding, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Submits the entry point's steps between the homes."""
+        executor, frame = self.executors[binding.entry], self.frames[binding.entry]
+        frame.set(inputs, outputs)
+        self.queues.fork(executor.queues)
+        executor.run(None, frame.arenas, binding)
+        self.queues.join(executor.queues)
+
+    def leave(self, call: Call) -> None:
+        """The caller's streams wait for the session; host results are there when this returns."""
+        call.callers.leave(self.queues)
+        for target in call.targets:
+            if target.array is not None:
+                target.array.stream = self.by_device[target.array.device].stream
+        # Device memory of this call stays until the next one: its work may still be under way.
+        self._in_use = [*(argument.owner for argument in call.arguments), call.results]
+        if call.reads_back:
+            for home in self.queues.homes.values():
+                home.backend.synchronize(home.stream)
+            self._in_use = []
+
+    # --- bytes ---
+
+    def home_of(self, arena: str) -> Queue:
+        return self.queues.homes[self.memory.slot_of[arena]]
+
+    def upload(self, call: Call, number: int, target: int) -> None:
+        """Argument `number` from the host to device memory."""
+        home = self.home_of(self.program.plan.entries[call.binding.entry].inputs[number].arena)
+        nbytes = call.binding.input_nbytes[number]
+        if nbytes:
+            home.backend.upload(home.stream, target, call.arguments[number].address, nbytes)
+
+    def download(self, call: Call, number: int, source: int) -> None:
+        """Result `number` from device memory to the host array that gets it."""
+        home = self.home_of(self.program.plan.entries[call.binding.entry].outputs[number].arena)
+        nbytes = call.binding.output_nbytes[number]
+        if nbytes:
+            home.backend.download(home.stream, call.targets[number].address, source, nbytes)
+
+    def _staged(self, arena: str) -> int:
+        """The session's own buffer for an argument or a result of an entry point, at its maximum."""
+        if arena not in self._staging:
+            self._staging[arena] = self.memory.allocate(
+                self.memory.slot_of[arena], self._arenas[arena].nbytes, f"staging of {arena}"
+            )
+        return self._staging[arena].address
+
+    # --- results ---
+
+    def _fresh(
+        self, binding: Binding, arguments: Sequence[Argument], callers: Callers
+    ) -> tuple[list[Any], list[Target]]:
+        """New arrays where the arguments are: on the host if all are there, else on the device."""
+        if all(argument.device is None for argument in arguments):
+            use_torch = any(argument.is_torch for argument in arguments)
+            new = interop.new_torch if use_torch else interop.new_numpy
+            made = [new(shape, dtype) for shape, dtype in zip(binding.outputs, self.result_dtypes, strict=True)]
+            return [array for array, _ in made], [Target(address, None) for _, address in made]
+        use_torch = any(argument.is_torch and argument.device is not None for argument in arguments)
+        results: list[Any] = []
+        targets: list[Target] = []
+        entry = self.program.plan.entries[binding.entry]
+        for shape, dtype, sig in zip(binding.outputs, self.result_dtypes, entry.outputs, strict=True):
+            home = self.home_of(sig.arena)
+            if use_torch:
+                tensor = device_interop.new_torch(shape, dtype, home.backend.device, callers.given)
+                results.append(tensor)
+                targets.append(Target(tensor.data_ptr(), home.backend.device))
+            else:
+                array = self.new_array(self.memory.slot_of[sig.arena], shape, dtype)
+                results.append(array)
+                targets.append(Target(array.address, array.device))
+        return results, targets
+
+    def new_array(self, slot: str, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """An array in memory of the session's pool, without defined contents."""
+        home = self.queues.homes[slot]
+        lease = self._pools[slot].take(element_count(shape, {}) * ITEMSIZE[dtype])
+        return DeviceArray(home.backend, lease.memory.address, shape, dtype, home.stream, lease)
+
+    def put(self, source: Source, dtype: str) -> DeviceArray:
+        """A host array's bytes on the first slot's device, ready in the caller's order."""
+        callers = Callers(self.queues, self.program.stream)
+        if callers.capturing:
+            raise CaptureRuleError(
+                "the caller records a capture, in which nothing is uploaded; put arrays there before"
+            )
+        first = self.queues.first
+        array = self.new_array(next(iter(self.queues.homes)), source.shape, dtype)
+        callers.enter(self.queues)
+        if array.nbytes:
+            first.backend.upload(first.stream, array.address, source.address, array.nbytes)
+        callers.leave(self.queues)
+        return array
+
+    def _targets(self, results: Sequence[Any], binding: Binding, arguments: Sequence[Argument]) -> list[Target]:
+        targets = [
+            device_interop.target(result, name, shape, dtype)
+            for result, name, shape, dtype in zip(
+                results, self.result_names, binding.outputs, self.result_dtypes, strict=True
+            )
+        ]
+        entry = self.program.plan.entries[binding.entry]
+        for target, sig in zip(targets, entry.outputs, strict=True):
+            self._check_device(f"out '{sig.name}'", target.device, sig.arena)
+        self.check_apart(binding, [target.address for target in targets], [argument.address for argument in arguments])
+        return targets

@@ -1,0 +1,288 @@
+"""Captured graphs: one call of a session, recorded once and replayed with other inputs.
+
+prepare   static buffers for inputs and outputs, every kernel loaded, one eager run (states are put back after it)
+freeze    from here on an allocation is an error
+record    the plan's steps on the session's streams, between begin_capture and end_capture
+seal      the graph must hold exactly the kernels and copies that the plan's steps say, else it is refused
+replay    inputs into the static buffers, one launch, copies of the outputs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qcompiler.errors import ArgumentShapeError, CaptureRuleError, DeviceError
+from qcompiler.plan.plan import TensorSig
+from qcompiler.runtime.backends.base import CaptureMode, Graph, Memory
+from qcompiler.runtime.binding import Binding, Shape
+from qcompiler.runtime.device_array import DeviceArray
+from qcompiler.runtime.executor import Prepared
+from qcompiler.runtime.streams import order
+
+if TYPE_CHECKING:
+    from qcompiler.runtime.device_interop import Argument
+    from qcompiler.runtime.device_session import Call, DeviceSession
+
+_recording = threading.Lock()
+"""One capture at a time in the process: a second concurrent one can end up in the first, silently."""
+
+
+def capture(session: DeviceSession, args: tuple[Any, ...], kwargs: dict[str, Any], mode: CaptureMode) -> CapturedGraph:
+    """A graph of one call of `session`, which the caller of this holds."""
+    callers, arguments = session.read(session.program.flatten_inputs(args, kwargs), None)
+    if callers.capturing:
+        raise CaptureRuleError(
+            "capture() inside a capture of the caller's; call the program itself with `out=` to become part of it"
+        )
+    binding = session.bind(tuple(argument.shape for argument in arguments))
+    prepared = session.executors[binding.entry].prepare(binding)
+    if not any(prepared.nodes.values()):
+        raise CaptureRuleError(
+            f"entry point '{session.program.plan.entries[binding.entry].name}' has nothing to do on the device for "
+            "arguments of these shapes, so its graph would be empty (a rule of ours: the work must have gone elsewhere)"
+        )
+    buffers = StaticBuffers(session, binding)
+    with _states_kept(session):
+        _warm_up(session, session.judge(callers, arguments, binding, buffers.out_tree()), buffers)
+    session.queues.synchronize()
+    with _recording, _frozen(session):
+        graph = _record(session, binding, buffers, mode)
+    _seal(session, binding, prepared, graph)
+    return CapturedGraph(session, graph, binding, buffers)
+
+
+class StaticBuffers:
+    """A graph's own memory for inputs and outputs, at the sizes it was captured for."""
+
+    def __init__(self, session: DeviceSession, binding: Binding) -> None:
+        entry = session.program.plan.entries[binding.entry]
+        self._session = session
+        self._binding = binding
+        self.inputs = [
+            self._memory(sig, nbytes, "input") for sig, nbytes in zip(entry.inputs, binding.input_nbytes, strict=True)
+        ]
+        self.outputs = [
+            self._memory(sig, nbytes, "output")
+            for sig, nbytes in zip(entry.outputs, binding.output_nbytes, strict=True)
+        ]
+        self.output_slots = [session.memory.slot_of[sig.arena] for sig in entry.outputs]
+
+    def _memory(self, sig: TensorSig, nbytes: int, what: str) -> Memory:
+        slot = self._session.memory.slot_of[sig.arena]
+        return self._session.memory.allocate(slot, nbytes, f"graph {what} {sig.name}")
+
+    def arrays(self, check: Any = None) -> list[DeviceArray]:
+        """The outputs as arrays; `check` is called before each reading."""
+        session, binding = self._session, self._binding
+        return [
+            DeviceArray(
+                session.queues.homes[slot].backend, memory.address, shape, dtype, session.queues.homes[slot].stream,
+                memory, check,
+            )
+            for memory, slot, shape, dtype in zip(
+                self.outputs, self.output_slots, binding.outputs, session.result_dtypes, strict=True
+            )
+        ]  # fmt: skip
+
+    def out_tree(self) -> Any:
+        return self._session.program.unflatten_outputs(self.arrays())
+
+    def fill(self, call: Call) -> None:
+        """The call's arguments into the static inputs, on the homes."""
+        for number, (argument, memory) in enumerate(zip(call.arguments, self.inputs, strict=True)):
+            nbytes = self._binding.input_nbytes[number]
+            if argument.device is None:
+                self._session.upload(call, number, memory.address)
+            elif nbytes:
+                entry = self._session.program.plan.entries[self._binding.entry]
+                home = self._session.home_of(entry.inputs[number].arena)
+                home.backend.copy(home.stream, memory.address, argument.address, nbytes)
+
+    def read_out(self, call: Call) -> None:
+        """The static outputs into the call's results, on the homes."""
+        for number, (target, memory) in enumerate(zip(call.targets, self.outputs, strict=True)):
+            nbytes = self._binding.output_nbytes[number]
+            if target.device is None:
+                self._session.download(call, number, memory.address)
+            elif nbytes:
+                home = self._session.queues.homes[self.output_slots[number]]
+                home.backend.copy(home.stream, target.address, memory.address, nbytes)
+
+    def addresses(self) -> tuple[list[int], list[int]]:
+        return [memory.address for memory in self.inputs], [memory.address for memory in self.outputs]
+
+
+# --- the phases ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _states_kept(session: DeviceSession) -> Iterator[None]:
+    """States are afterwards what they were before."""
+    copies: list[tuple[Any, Memory, Memory]] = []
+    for name, memory in session.memory.states.items():
+        slot = session.memory.slot_of[name]
+        if memory.nbytes:
+            kept = session.memory.allocate(slot, memory.nbytes, f"copy of state {name}")
+            copies.append((session.queues.homes[slot], memory, kept))
+    for home, memory, kept in copies:
+        home.backend.copy(home.stream, kept.address, memory.address, memory.nbytes)
+    try:
+        yield
+    finally:
+        for home, memory, kept in copies:
+            home.backend.copy(home.stream, memory.address, kept.address, memory.nbytes)
+
+
+def _warm_up(session: DeviceSession, call: Call, buffers: StaticBuffers) -> None:
+    session.enter(call)
+    buffers.fill(call)
+    session.issue(call.binding, *buffers.addresses())
+    session.leave(call)
+
+
+@contextlib.contextmanager
+def _frozen(session: DeviceSession) -> Iterator[None]:
+    """No allocation by the session, and no finaliser of anybody's that could free device memory."""
+    collecting = gc.isenabled()
+    gc.disable()
+    session.memory.freeze.frozen = True
+    try:
+        yield
+    finally:
+        session.memory.freeze.frozen = False
+        if collecting:
+            gc.enable()
+
+
+def _record(session: DeviceSession, binding: Binding, buffers: StaticBuffers, mode: CaptureMode) -> Graph:
+    first = session.queues.first
+    homes = session.queues.homes.values()
+    first.backend.begin_capture(first.stream, mode)
+    try:
+        order([first], homes)
+        session.issue(binding, *buffers.addresses())
+        order(homes, [first])
+    except BaseException:
+        # The capture must end whatever happened; that the half of it cannot become a graph is no news then.
+        with contextlib.suppress(DeviceError):
+            first.backend.end_capture(first.stream).close()
+        raise
+    return first.backend.end_capture(first.stream)
+
+
+def _seal(session: DeviceSession, binding: Binding, prepared: Prepared, graph: Graph) -> None:
+    """CaptureRuleError unless the graph holds what the plan's steps say, no more and no less."""
+    wanted = {kind: count for kind, count in prepared.nodes.items() if count}
+    found = {kind: count for kind, count in graph.shape.nodes.items() if count and kind != "empty"}
+    if found == wanted:
+        return
+    graph.close()
+    entry = session.program.plan.entries[binding.entry]
+    raise CaptureRuleError(
+        f"the graph captured of entry point '{entry.name}' holds {_counted(found)}, its steps are {_counted(wanted)}: "
+        "work escaped the capture, or came into it from elsewhere"
+    )
+
+
+def _counted(nodes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind} nodes" for kind, count in sorted(nodes.items())) or "nothing"
+
+
+# --- the graph -------------------------------------------------------------------------------------------------------
+
+
+class CapturedGraph:
+    """One call of a session as a device graph, for arguments of the shapes it was captured with.
+
+    It keeps its session and its own buffers alive.  States go on from replay to replay, and between replays and calls
+    of the same session, as calls alone would have it.
+    """
+
+    def __init__(self, session: DeviceSession, graph: Graph, binding: Binding, buffers: StaticBuffers) -> None:
+        self.session = session
+        self.binding = binding
+        self._graph = graph
+        self._buffers = buffers
+        self._generation = 0
+        entry = session.program.plan.entries[binding.entry]
+        self.entry = entry.name
+        self.shapes: dict[str, Shape] = {sig.name: _shape(sig, binding) for sig in entry.inputs}
+
+    def replay(self, *args: Any, stream: Any = None, out: Any = None, **kwargs: Any) -> Any:
+        """The results for new arguments of the captured shapes: copies, where a call of the session would put them.
+
+        `stream` and `out` as for a call.  ArgumentShapeError names the captured shapes.
+        """
+        session = self.session
+        session.acquire()
+        try:
+            return self._replay(args, kwargs, stream, out)
+        finally:
+            session.release()
+
+    def _replay(self, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any, out: Any) -> Any:
+        session = self.session
+        callers, arguments = session.read(session.program.flatten_inputs(args, kwargs), stream)
+        self._check_shapes(arguments)
+        if callers.capturing:
+            raise CaptureRuleError(
+                "replay() inside a capture of the caller's; call the session itself with `out=` to become part of it"
+            )
+        call = session.judge(callers, arguments, self.binding, out)
+        session.enter(call)
+        self._buffers.fill(call)
+        first, homes = session.queues.first, session.queues.homes.values()
+        order(homes, [first])
+        self._generation += 1
+        self._graph.launch(first.stream)
+        order([first], homes)
+        self._buffers.read_out(call)
+        session.leave(call)
+        return session.program.unflatten_outputs(call.results) if out is None else out
+
+    def _check_shapes(self, arguments: Sequence[Argument]) -> None:
+        for argument, (name, shape) in zip(arguments, self.shapes.items(), strict=True):
+            if tuple(argument.shape) != shape:
+                captured = ", ".join(f"{each} {extents}" for each, extents in self.shapes.items())
+                raise ArgumentShapeError(
+                    f"argument '{name}' has shape {tuple(argument.shape)}, but this graph was captured with "
+                    f"{captured}; capture another graph for other shapes"
+                )
+
+    @property
+    def outputs(self) -> Any:
+        """The static output buffers, in the results' structure. The next replay overwrites them: reading them through
+        what this returned is an error then."""
+        generation = self._generation
+
+        def check() -> None:
+            if self._generation != generation:
+                raise CaptureRuleError(
+                    f"this output is of replay {generation}, and replay {self._generation} has overwritten it; read "
+                    "`g.outputs` again, or keep what `g.replay()` returned"
+                )
+
+        return self.session.program.unflatten_outputs(self._buffers.arrays(check))
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Nodes of the graph by kind."""
+        return dict(self._graph.shape.nodes)
+
+    def close(self) -> None:
+        """Frees the graph; its buffers go with the last reference to it."""
+        self._graph.close()
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
+        return f"<CapturedGraph of {self.entry} for {shapes} on {self.session.program.device}>"
+
+
+def _shape(sig: TensorSig, binding: Binding) -> Shape:
+    from qcompiler.plan.dims import dim
+
+    return tuple(dim(extent).evaluate(binding.symbols) for extent in sig.shape)

@@ -1,0 +1,181 @@
+"""Where a plan's arenas lie: which device serves a slot, what a program shares, what each session has of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, PlanError, TargetMismatchError
+from qcompiler.plan.plan import EntryPoint, Plan
+from qcompiler.runtime.backends import registry
+from qcompiler.runtime.backends.base import Backend, Kernel, Memory
+from qcompiler.runtime.image import NativeLibrary, Target
+from qcompiler.runtime.memory import align_up
+
+PAGE = 4096
+"""Activation arenas of one entry point begin at multiples of it inside their block."""
+
+_RUNS_ON = {"cpu": ("cpu",), "cuda": ("cuda", "sim"), "sim": ("sim",)}
+"""Kinds of devices that serve a slot of a kind: the simulated GPU runs what was compiled for a real one."""
+
+
+@dataclass(frozen=True)
+class SlotDevice:
+    """A device slot of a plan on a real device, with the plan's kernels loaded there."""
+
+    name: str
+    backend: Backend
+    native: NativeLibrary
+    kernels: Mapping[str, Kernel]
+
+
+# --- which device ----------------------------------------------------------------------------------------------------
+
+
+def choose_devices(plan: Plan, device: str | None = None, devices: Sequence[str] | None = None) -> tuple[str, ...]:
+    """A device per slot of the plan.
+
+    `device` serves the first slot and those of the same kind after it the others, unless `devices` names them all.
+    Without both, a CPU program runs on cpu and a CUDA program on cuda:0.  TargetMismatchError for a device that cannot
+    run what the plan was compiled for, DeviceUnavailableError for one that is not there.
+    """
+    kinds = sorted({slot.kind for slot in plan.devices})
+    if len(kinds) != 1:
+        raise PlanError(f"the plan has devices of the kinds {', '.join(kinds) or 'none'}; a program runs on one kind")
+    if devices is not None:
+        if len(devices) != len(plan.devices):
+            raise DeviceUnavailableError(
+                f"devices={tuple(devices)} names {len(devices)}, the program was compiled for {len(plan.devices)}"
+            )
+        if device is not None and registry.parse(device) != registry.parse(devices[0]):
+            raise DeviceUnavailableError(f"device={device!r} is not the first of devices={tuple(devices)}")
+        chosen = [registry.parse(each) for each in devices]
+    else:
+        kind, index = registry.parse(device if device is not None else _default_device(kinds[0]))
+        step = 0 if kind == "cpu" else 1  # there is one CPU
+        chosen = [(kind, index + step * number) for number in range(len(plan.devices))]
+    names = tuple("cpu" if kind == "cpu" and index == 0 else f"{kind}:{index}" for kind, index in chosen)
+    for (kind, _), name in zip(chosen, names, strict=True):
+        if kind not in _RUNS_ON[kinds[0]]:
+            raise _mismatch(kinds[0], name)
+    for name in names:
+        _require(name)
+    return names
+
+
+def _default_device(kind: str) -> str:
+    if kind != "cuda":
+        return {"cpu": "cpu", "sim": "sim:0"}[kind]
+    if registry.is_available("cuda:0"):
+        return "cuda:0"
+    raise DeviceUnavailableError(
+        'the program was compiled for a GPU and this machine has none; device="sim:0" runs it on the simulated GPU, '
+        "slowly and with every access checked"
+    )
+
+
+def _mismatch(kind: str, device: str) -> TargetMismatchError:
+    if kind == "cpu":
+        way_out = f"run it on cpu, or compile the model with device={device!r}"
+    else:
+        way_out = "run it on cuda:N or on sim:N, the simulated GPU, or compile the model with device='cpu'"
+    return TargetMismatchError(f"the program was compiled for {kind} and cannot run on {device}; {way_out}")
+
+
+def _require(device: str) -> None:
+    if registry.is_available(device):
+        return
+    kind, _ = registry.parse(device)
+    way_out = "" if kind == "cpu" else '; device="sim:0" is the simulated GPU'
+    raise DeviceUnavailableError(f"the device {device} is not available on this machine{way_out}")
+
+
+def choose_isa(device: str, target: Target, requested: str | None) -> str:
+    """What to compile kernels for: `requested`, else the device's own.
+
+    The simulated GPU stands in for the architecture that the program was compiled for.
+    """
+    kind, _ = registry.parse(device)
+    if kind == "cpu":
+        from qcompiler.runtime.isa import resolve_isa
+
+        return resolve_isa(requested)
+    if requested is not None:
+        return requested
+    if kind == "sim" and target.kind == "cuda":
+        return target.isa
+    return registry.architecture(device)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+class Freeze:
+    """Whether a capture is being recorded, in which nothing may be allocated."""
+
+    frozen = False
+
+
+class Allocator:
+    """Memory of one device for one session."""
+
+    def __init__(self, backend: Backend, freeze: Freeze) -> None:
+        self._backend = backend
+        self._freeze = freeze
+
+    def allocate(self, nbytes: int, label: str) -> Memory:
+        """CaptureRuleError while frozen."""
+        if self._freeze.frozen:
+            raise CaptureRuleError(
+                f"'{label}' ({nbytes} bytes) would be allocated while a capture is recorded; everything that a graph "
+                "uses is allocated before"
+            )
+        return self._backend.allocate(nbytes, label=label)
+
+
+class SessionMemory:
+    """A session's states and activations, and the allocators of whatever it needs later, by slot.
+
+    Activations of all entry points share one block per device: only one entry point runs at a time.
+    """
+
+    def __init__(self, plan: Plan, entries: Sequence[EntryPoint], slots: Mapping[str, SlotDevice]) -> None:
+        self.freeze = Freeze()
+        self.allocators = {name: Allocator(slot.backend, self.freeze) for name, slot in slots.items()}
+        self.slot_of = {arena.name: arena.device for arena in plan.arenas}
+        is_init = any(entry is plan.init for entry in entries)
+        self.states: dict[str, Memory] = {
+            arena.name: self.allocate(arena.device, arena.nbytes, f"state {arena.name}")
+            for arena in plan.arenas
+            if arena.kind == "state" and not is_init
+        }
+        self._offsets, totals = _activation_offsets(plan, entries)
+        self._blocks = {slot: self.allocate(slot, total, "activations") for slot, total in totals.items()}
+
+    def allocate(self, slot: str, nbytes: int, label: str) -> Memory:
+        """Memory of the slot's device. CaptureRuleError while frozen."""
+        return self.allocators[slot].allocate(nbytes, label)
+
+    def bases(self, entry: EntryPoint) -> dict[str, int]:
+        """Addresses of the arenas that this memory gives to an entry point."""
+        placed = {name: memory.address for name, memory in self.states.items()}
+        for name, offset in self._offsets[entry.name].items():
+            placed[name] = self._blocks[self.slot_of[name]].address + offset
+        return placed
+
+
+def _activation_offsets(plan: Plan, entries: Sequence[EntryPoint]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """By entry point its activation arenas' offsets in their device's block, and the size of each block by slot."""
+    offsets: dict[str, dict[str, int]] = {}
+    totals: dict[str, int] = {}
+    for entry in entries:
+        ends: dict[str, int] = {}
+        offsets[entry.name] = {}
+        for arena in plan.arenas:
+            if arena.kind == "activations" and arena.entry in (entry.name, None):
+                start = ends.get(arena.device, 0)
+                offsets[entry.name][arena.name] = start
+                ends[arena.device] = start + align_up(arena.nbytes, PAGE)
+        for slot, end in ends.items():
+            totals[slot] = max(totals.get(slot, 0), end)
+    return offsets, totals
