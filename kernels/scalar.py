@@ -57,11 +57,11 @@ Rule = str | Callable[[OpContext], str]
 
 def float_literal(value: float, dtype: str) -> str:
     """A C++ literal that is exactly `value` rounded to `dtype` (of type double for f64, else float)."""
-    if dtype in ("bf16", "f16"):
-        narrow = ml_dtypes.bfloat16 if dtype == "bf16" else np.float16
-        value = float(np.float64(value).astype(narrow))
     suffix = "" if dtype == "f64" else "f"
     with np.errstate(over="ignore"):
+        if dtype in ("bf16", "f16"):
+            narrow = ml_dtypes.bfloat16 if dtype == "bf16" else np.float16
+            value = float(np.float64(value).astype(narrow))
         rounded = value if dtype == "f64" else float(np.float32(value))
     if math.isnan(rounded):
         return "(double)NAN" if dtype == "f64" else "NAN"
