@@ -3,7 +3,8 @@
 // qc_linear_few: up to 8 rows of x, where the bytes of the weight set the time. A block has one panel of 16 rows of the
 // weight; its warps take tiles in turn, so that the block as a whole reads its panel front to back; x lies in shared
 // memory, in the order in which a lane wants it. Four tiles are under way per lane (64 bytes, 16 KiB per block of 8
-// warps), the next ones asked for as soon as one is used, across the barriers of x as well.
+// warps), the next ones asked for as soon as one is used, across the barriers of x as well. (Two where CUDA cores multiply
+// more than four rows: arithmetic sets the time then, and the sums need the registers.)
 //
 // Instructions per weight (SASS, the lane's share; M = 1, 16-bit x and w on tensor cores / in fp32 on CUDA cores):
 //   table of pairs   shift, and, 8-byte load per two codes           1.5   | 1.5
@@ -111,8 +112,8 @@ template <int ROWS, bool MMA> struct qc_few_sums {
 };
 
 // The shape of a launch: rows of x per pass, warps, tiles under way per lane, tiles of x (per warp) in shared memory.
-template <class W, class X, int Rows, int Warps, int ChunkTiles, bool Mma> struct qc_few {
-    static constexpr int rows = Rows, warps = Warps, depth = 4;
+template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool Mma> struct qc_few {
+    static constexpr int rows = Rows, warps = Warps, depth = Depth;
     static constexpr bool mma = Mma;
     static constexpr int columns = qc_tile_of<W>::columns;
     static constexpr int chunk = ChunkTiles * Warps * columns;  // columns of x in shared memory

@@ -20,8 +20,8 @@ from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identif
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
 
-DEPTH = 4
-"""Tiles under way per lane, as in linear_fma.cuh: 64 bytes."""
+RING = 4
+"""Most tiles under way per lane: 64 bytes."""
 
 X_BYTES = 32768
 """Shared memory for x with few rows: with the table of pairs, three blocks fit where a multiprocessor has 228 KiB."""
@@ -55,10 +55,12 @@ def _definitions(weight: Weight, finish: Finish) -> str:
 
 @dataclass(frozen=True)
 class Few:
-    """Template arguments of `qc_few`: rows of x per pass, warps, tiles of x per warp in shared memory, tensor cores."""
+    """Template arguments of `qc_few`: rows of x per pass, warps, tiles under way per lane, tiles of x per warp in
+    shared memory, tensor cores."""
 
     rows: int
     warps: int
+    depth: int
     chunk: int
     mma: bool
 
@@ -76,12 +78,12 @@ def few_shape(spec: KernelSpec, weight: Weight, arch: str) -> Few:
     rows = 1 if body.m_class == "1" else most
     mma = uses_mma(spec, weight, arch)
     warps = 1
-    while 2 * warps * DEPTH <= weight.tiles and warps < (16 if weight.panels <= 128 else 8):
+    while 2 * warps * RING <= weight.tiles and warps < (16 if weight.panels <= 128 else 8):
         warps *= 2
     item = 2 if mma else 4
-    ring = warps * weight.tile * DEPTH  # columns of x that one round of all rings reads
+    ring = warps * weight.tile * RING  # columns of x that one round of all rings reads
     rounds = min(max(1, X_BYTES // (rows * item * ring)), max(1, -(-weight.cols // ring)))
-    return Few(rows, warps, DEPTH * rounds, mma)
+    return Few(rows, warps, RING if mma or rows <= RING else RING // 2, RING * rounds, mma)
 
 
 def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
@@ -97,7 +99,8 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     if weight.lookup:
         shared.add("table", "float2", 256 * 16, 8)
         table = "qc_table256{table + threadIdx.x % 16}"
-    kind = f"qc_few<{weight.struct}, {x_type}, {shape.rows}, {shape.warps}, {shape.chunk}, {str(shape.mma).lower()}>"
+    numbers = f"{shape.rows}, {shape.warps}, {shape.depth}, {shape.chunk}"
+    kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}>"
     one_pass = isinstance(body.m, int) and body.m <= shape.rows
     m0 = "0" if one_pass else "m0"
     product = [
@@ -148,7 +151,7 @@ def _kernel(
     engine: str,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
-    text = "\n".join([*head, signature(spec, geometry.threads), *indent(lines), "}\n"])
+    text = "\n".join([*head, signature(spec, geometry.threads, max(1, 512 // geometry.threads)), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
 
 
