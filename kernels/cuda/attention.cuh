@@ -1,6 +1,6 @@
 // Pieces of the attention kernels. Tiles lie in shared memory; what belongs to a thread is an array in registers.
 #pragma once
-#include "device.cuh"
+#include "tile.cuh"
 
 // Whether every row of a matrix with unit stride in its last dim starts at a multiple of 16 bytes.
 template <class T> QC_DEVICE bool qc_rows_aligned(const T* first, int64_t row_stride) {
@@ -17,49 +17,7 @@ QC_DEVICE float qc_row16_sum(float v) {
     return v;
 }
 
-// --- fp32 tiles on the CUDA cores ------------------------------------------------------------------------------------
-
-// tile[r * STRIDE + c] = rows[r][c] as fp32 for ROWS x COLS elements, zeros outside of the live ones. Eight loads are
-// under way before the first is stored.
-template <int ROWS, int COLS, int STRIDE, int THREADS, class T>
-QC_DEVICE void qc_stage_floats(float* tile, const T* rows, int64_t row_stride, int live_rows, int live_cols) {
-    constexpr int BATCH = 8;
-    for (int first = (int)threadIdx.x; first < ROWS * COLS; first += BATCH * THREADS) {
-        float value[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int r = (first + i * THREADS) / COLS, c = (first + i * THREADS) % COLS;
-            value[i] = r < live_rows && c < live_cols ? qc_load(rows + r * row_stride + c) : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int r = (first + i * THREADS) / COLS, c = (first + i * THREADS) % COLS;
-            if (r < ROWS) tile[r * STRIDE + c] = value[i];
-        }
-    }
-}
-
-// score[r][c] += sum_d queries[r][d] * keys[16 c][d] over DEPTH (a multiple of 4) columns: rows of STRIDE floats.
-template <int DEPTH, int STRIDE, int COLUMNS>
-QC_DEVICE void qc_dot_tile(float (&score)[4][COLUMNS], const float* queries, const float* keys) {
-#pragma unroll 2
-    for (int d = 0; d < DEPTH; d += 4) {
-        float4 query[4];
-#pragma unroll
-        for (int r = 0; r < 4; r++) query[r] = *(const float4*)(queries + r * STRIDE + d);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            const float4 key = *(const float4*)(keys + 16 * c * STRIDE + d);
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                score[r][c] = fmaf(query[r].x, key.x, score[r][c]);
-                score[r][c] = fmaf(query[r].y, key.y, score[r][c]);
-                score[r][c] = fmaf(query[r].z, key.z, score[r][c]);
-                score[r][c] = fmaf(query[r].w, key.w, score[r][c]);
-            }
-        }
-    }
-}
+// --- fp32 on the CUDA cores (scores by tile.cuh's qc_dot_tile) ---------------------------------------------------------
 
 // sum[r][g][e] += sum_j weights[r][j] * values[j][64 g + e] over KEYS (a multiple of 4) keys.
 template <int KEYS, int WEIGHT_STRIDE, int VALUE_STRIDE, int GROUPS>

@@ -27,14 +27,20 @@ EMITTER_VERSION = 1
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 """Architectures that programs compile for. CUDA 13's NVRTC has dropped sm_70: CUDA 12's compiles that one."""
 
-TEMPLATES = ("attention", "linear", "loop", "norm", "softmax")
+TEMPLATES = (
+    "attention", "batch_matmul", "embedding", "gather", "index_update", "linear", "loop", "norm", "scan", "softmax",
+)  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
 _HEADERS: dict[str, tuple[str, ...]] = {
-    "attention": ("attention.cuh",),
+    "attention": ("tile.cuh", "attention.cuh"),
+    "batch_matmul": ("tile.cuh",),
+    "embedding": ("lookup.cuh",),
+    "gather": ("lookup.cuh",),
     "linear": ("scalar.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh"),
     "loop": ("scalar.cuh", "loop.cuh"),
     "norm": ("rows.cuh",),
+    "scan": ("scan.cuh",),
     "softmax": ("rows.cuh",),
 }
 """Headers that a template needs beside device.cuh."""

@@ -1,0 +1,41 @@
+"""Gather along one dim as CUDA C++: `take` (one index list for all) and `along` (an index per element).
+
+A thread copies one element.  Negative indices count from the end.  A kernel on the device has nowhere to report an
+index out of range: what it should have fetched becomes `qc_poison` (NaN, or the lowest integer), never a neighbour.
+"""
+
+from __future__ import annotations
+
+from qcompiler.kernels.cuda.geometry import CudaKernel
+from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import product
+from qcompiler.plan.kernel import GatherKernel, KernelSpec
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """One gather for any architecture. KernelSelectionError for packed operands and indices that are no integers."""
+    from qcompiler.kernels.cuda.emit import signature
+
+    del arch
+    body = spec.body
+    assert isinstance(body, GatherKernel)
+    check_plain(spec, ("x", "index", "out"), "index")
+    x, index, out = spec.operands
+    sizes = (body.outer, body.count, body.inner)
+    place = ["i"] if body.mode == "take" else ["o", "i", "n"]
+    length = c_dim(body.length)
+    lines = [
+        f"const int64_t e = (int64_t)blockIdx.x * {THREADS} + threadIdx.x;",
+        f"if (e < {c_dim(product(sizes))}) {{",
+        *indent(unravel("e", ("o", "i", "n"), sizes)),
+        f"    int64_t at = (int64_t){identifier(index.name)}[{offset(index, place)}];",
+        f"    if (at < 0) at += {length};",
+        f"    const bool there = at >= 0 && at < {length};",
+        f"    {identifier(out.name)}[{offset(out, ['o', 'i', 'n'])}] = there "
+        f"? {identifier(x.name)}[{offset(x, ['o', 'at', 'n'])}] : qc_poison({identifier(x.name)});",
+        "}",
+    ]
+    head = header_comment(spec, f"gather ({body.mode}), a thread per element; an index out of range gives poison")
+    text = "\n".join([head, signature(spec, THREADS), *indent(lines), "}\n"])
+    return CudaKernel(text, element_geometry(sizes))

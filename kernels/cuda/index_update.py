@@ -1,0 +1,59 @@
+"""In-place update of rows along one dim as CUDA C++, as `index_copy`: the write of a cache.
+
+A block owns one entry of the index list and a share of its row.  It first looks whether a later entry names the same
+row, and leaves the row to that one: the last of equal indices wins, whatever the order of blocks.  Negative indices
+count from the end; an index out of range writes nothing (a kernel on the device has nowhere to report it).
+"""
+
+from __future__ import annotations
+
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
+from qcompiler.kernels.cuda.places import THREADS, blocks_of, check_plain, offset, unravel
+from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import dim, product
+from qcompiler.plan.kernel import IndexUpdateKernel, KernelSpec
+
+_EACH = 4
+"""Elements per thread."""
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """One update for any architecture. KernelSelectionError for packed operands and indices that are no integers."""
+    from qcompiler.kernels.cuda.emit import signature
+
+    del arch
+    body = spec.body
+    assert isinstance(body, IndexUpdateKernel)
+    check_plain(spec, ("x", "index", "src"), "index")
+    x, index, src = spec.operands
+    row = product((body.outer, body.inner))
+    shares = blocks_of(row, THREADS * _EACH)
+    length, count = c_dim(body.length), c_dim(body.count)
+    lines = [
+        f"const int64_t shares = {c_dim(shares)}, i = blockIdx.x / shares;",
+        f"const int64_t first = blockIdx.x % shares * {THREADS * _EACH} + threadIdx.x;",
+        f"int64_t at = (int64_t){identifier(index.name)}[{offset(index, ['i'])}];",
+        f"if (at < 0) at += {length};",
+        "bool again = false;",
+        f"for (int64_t j = i + 1 + threadIdx.x; j < {count}; j += {THREADS}) {{",
+        f"    int64_t other = (int64_t){identifier(index.name)}[{offset(index, ['j'])}];",
+        f"    if (other < 0) other += {length};",
+        "    again = again || other == at;",
+        "}",
+        "const bool overwritten = __syncthreads_or(again) != 0;",
+        f"if (!overwritten && at >= 0 && at < {length}) {{",
+        "#pragma unroll",
+        f"    for (int part = 0; part < {_EACH}; part++) {{",
+        f"        const int64_t e = first + part * {THREADS};",
+        f"        if (e < {c_dim(row)}) {{",
+        *indent(unravel("e", ("o", "n"), (body.outer, body.inner)), 3),
+        f"            {identifier(x.name)}[{offset(x, ['o', 'at', 'n'])}] = "
+        f"{identifier(src.name)}[{offset(src, ['o', 'i', 'n'])}];",
+        "        }",
+        "    }",
+        "}",
+    ]
+    head = header_comment(spec, "a block per index and share of a row; the last of equal indices wins")
+    text = "\n".join([head, signature(spec, THREADS), *indent(lines), "}\n"])
+    blocks = shares * dim(body.count)
+    return CudaKernel(text, Geometry((blocks.to_dim(), 1, 1), (THREADS, 1, 1)))

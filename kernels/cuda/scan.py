@@ -1,0 +1,117 @@
+"""Cumulative sum along the middle dim as CUDA C++.
+
+f32 and narrower floats accumulate in fp32 (rounded once per element for narrow results), f64 in f64, integers (and
+booleans, into an integer result) modulo 2^64, which wraps in the result's type.
+
+    one column per row (inner = 1)   a block per row: 256 elements at a time, lanes by shuffles, warps in order
+    columns side by side             a thread per column, in order
+
+Both orders are fixed; the first one is not that of a plain loop, so that floats differ from it by rounding.
+"""
+
+from __future__ import annotations
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.places import blocks_of, check_plain, offset
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import dim
+from qcompiler.plan.kernel import KernelSpec, ScanKernel
+
+_FLOATS = {"f64": "double", "f32": "float", "bf16": "float", "f16": "float"}
+_BLOCK = 256
+_COLUMNS = 128
+_AHEAD = 8
+"""Loads of a column that are under way together."""
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """One cumulative sum for any architecture. KernelSelectionError for packed operands and a boolean result."""
+    del arch
+    body = spec.body
+    assert isinstance(body, ScanKernel)
+    check_plain(spec, ("x", "out"))
+    if spec.operands[1].dtype == "i1":
+        raise KernelSelectionError(f"kernel '{spec.name}': a cumulative sum has no boolean result")
+    return _rows(spec, body) if body.inner == 1 else _columns(spec, body)
+
+
+def _kind(spec: KernelSpec) -> str:
+    """What sums are held in."""
+    return _FLOATS.get(spec.operands[1].dtype, "uint64_t")
+
+
+def _value(spec: KernelSpec, row: str, column: str) -> str:
+    x = spec.operands[0]
+    read = f"qc_load({identifier(x.name)} + {offset(x, ['o', row, column])})"
+    kind = _kind(spec)
+    return f"({kind})(int64_t){read}" if kind == "uint64_t" else f"({kind}){read}"
+
+
+def _store(spec: KernelSpec, row: str, column: str, value: str) -> str:
+    out = spec.operands[1]
+    if out.dtype not in _FLOATS:
+        value = f"({STORAGE_TYPES[out.dtype]})({value})"
+    return f"qc_store({identifier(out.name)} + {offset(out, ['o', row, column])}, {value});"
+
+
+def _rows(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
+    from qcompiler.kernels.cuda.emit import signature
+
+    kind, length, warps = _kind(spec), c_dim(body.length), _BLOCK // 32
+    memory = SharedMemory()
+    memory.add("partial", kind, warps, 4 if kind == "float" else 8)
+    lines = [
+        *memory.declarations(),
+        "const int64_t o = blockIdx.x;",
+        "const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;",
+        f"{kind} carry = 0;  // the sum of all elements before `first`",
+        f"for (int64_t first = 0; first < {length}; first += {_BLOCK}) {{",
+        "    const int64_t i = first + threadIdx.x;",
+        f"    const {kind} upto = qc_warp_scan(i < {length} ? {_value(spec, 'i', '0')} : ({kind})0);",
+        "    __syncthreads();  // the sums of the last turn are used",
+        "    if (lane == 31) partial[warp] = upto;",
+        "    __syncthreads();",
+        f"    {kind} before = carry;",
+        "#pragma unroll",
+        f"    for (int w = 0; w < {warps}; w++) {{",
+        "        if (w == warp) before = carry;",
+        "        carry += partial[w];",
+        "    }",
+        f"    if (i < {length}) {_store(spec, 'i', '0', 'before + upto')}",
+        "}",
+    ]
+    head = header_comment(spec, f"running sums, a block of {_BLOCK} threads per row")
+    text = "\n".join([head, signature(spec, _BLOCK), *indent(lines), "}\n"])
+    return CudaKernel(text, Geometry((body.outer, 1, 1), (_BLOCK, 1, 1), memory.nbytes))
+
+
+def _columns(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
+    from qcompiler.kernels.cuda.emit import signature
+
+    kind, length = _kind(spec), c_dim(body.length)
+    blocks = blocks_of(dim(body.inner), _COLUMNS)
+    lines = [
+        f"const int64_t blocks = {c_dim(blocks)}, o = blockIdx.x / blocks;",
+        f"const int64_t n = blockIdx.x % blocks * {_COLUMNS} + threadIdx.x;",
+        f"if (n < {c_dim(body.inner)}) {{",
+        f"    {kind} sum = 0;",
+        f"    for (int64_t first = 0; first < {length}; first += {_AHEAD}) {{",
+        f"        {kind} value[{_AHEAD}];",
+        "#pragma unroll",
+        f"        for (int s = 0; s < {_AHEAD}; s++) {{",
+        "            const int64_t i = first + s;",
+        f"            value[s] = i < {length} ? {_value(spec, 'i', 'n')} : ({kind})0;",
+        "        }",
+        "#pragma unroll",
+        f"        for (int s = 0; s < {_AHEAD}; s++) {{",
+        "            const int64_t i = first + s;",
+        "            sum += value[s];",
+        f"            if (i < {length}) {_store(spec, 'i', 'n', 'sum')}",
+        "        }",
+        "    }",
+        "}",
+    ]
+    head = header_comment(spec, f"running sums in order, a thread per column, {_AHEAD} loads ahead")
+    text = "\n".join([head, signature(spec, _COLUMNS), *indent(lines), "}\n"])
+    return CudaKernel(text, Geometry(((blocks * dim(body.outer)).to_dim(), 1, 1), (_COLUMNS, 1, 1)))
