@@ -99,10 +99,8 @@ def compile_cubin(
 
 def options(arch: str) -> tuple[str, ...]:
     """NVRTC's options, as text: part of the key, and what the worker of sm_70 passes."""
-    unused = ",".join(map(str, UNUSED))
-    return (
-        f"--gpu-architecture={arch}", "--std=c++17", "--fmad=false", f"--diag-suppress={unused}", "--ptxas-options=-v"
-    )  # fmt: skip
+    suppressed = (f"--diag-suppress={number}" for number in UNUSED)
+    return (f"-arch={arch}", "--std=c++17", "--fmad=false", "--ptxas-options=-v", *suppressed)
 
 
 def compiler_version(arch: str) -> str:
@@ -219,15 +217,19 @@ class _RefusedError(Exception):
         self.log = log
 
 
+def program_options(arch: str) -> Any:
+    """`options` as cuda.core takes them."""
+    return _cuda_core().ProgramOptions(
+        name="kernels.cu", arch=arch, std="c++17", fma=False, diag_suppress=list(UNUSED), ptxas_options=["-v"]
+    )
+
+
 def _compile_here(source: str, arch: str) -> tuple[bytes, str]:
     """(cubin, log) by NVRTC in this process."""
     core = _cuda_core()
     log = io.StringIO()
-    chosen = core.ProgramOptions(
-        name="kernels.cu", arch=arch, std="c++17", fma=False, diag_suppress=list(UNUSED), ptxas_options=["-v"]
-    )
     try:
-        program = core.Program(source, "c++", chosen)
+        program = core.Program(source, "c++", program_options(arch))
         try:
             code = program.compile("cubin", logs=log).code
         finally:

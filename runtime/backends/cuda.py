@@ -185,8 +185,8 @@ class CudaBackend(base.Backend):
                 f'compile for it with targets=["{arch_for(capable, self.device)}"]'
             )
         self._number = check(self._driver.cuDeviceGet(index), f"opening {self.device}")
-        self._context = check(self._driver.cuDevicePrimaryCtxRetain(self._number), f"opening {self.device}")
-        self._context_address = int(self._context)
+        self.context = check(self._driver.cuDevicePrimaryCtxRetain(self._number), f"opening {self.device}")
+        self._context_address = int(self.context)
         self._mine = threading.local()
         self._reads_host_pages = self._attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")
         self._upkeep = self.stream("upkeep")
@@ -208,13 +208,13 @@ class CudaBackend(base.Backend):
             return CudaMemory(0, 0, None)
         what = f"allocating {nbytes} bytes on {self.device}" + (f" for {label}" if label else "")
         driver, check = self._driver, self._api.check
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             result = driver.cuMemAlloc(nbytes)
             if int(result[0]) == OUT_OF_MEMORY:
                 free, total = check(driver.cuMemGetInfo(), "asking for the free memory")
                 what += f" ({free} of {total} bytes are free)"
             address = int(check(result, what))
-            memory = CudaMemory(address, nbytes, _freeing(self._api, self._context, address))
+            memory = CudaMemory(address, nbytes, _freeing(self._api, self.context, address))
             self._zero(self._upkeep, address, nbytes)
             check(driver.cuStreamSynchronize(self._upkeep.driver_handle), f"clearing memory of {self.device}")
         return memory
@@ -224,7 +224,7 @@ class CudaBackend(base.Backend):
             return
         on = self._own(stream)
         self._refuse_capturing(on, "an upload from host memory")
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             self._api.check(
                 self._driver.cuMemcpyHtoDAsync(target, source, nbytes, on.driver_handle),
                 f"uploading {nbytes} bytes to {self.device}",
@@ -238,7 +238,7 @@ class CudaBackend(base.Backend):
             return
         on = self._own(stream)
         self._refuse_capturing(on, "a download to host memory")
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             self._api.check(
                 self._driver.cuMemcpyDtoHAsync(target, source, nbytes, on.driver_handle),
                 f"downloading {nbytes} bytes from {self.device}",
@@ -247,7 +247,7 @@ class CudaBackend(base.Backend):
     def copy(self, stream: base.Stream, target: int, source: int, nbytes: int) -> None:
         if nbytes == 0:
             return
-        with self._api.current(self._context):  # unified addresses: the driver knows each one's device
+        with self._api.current(self.context):  # unified addresses: the driver knows each one's device
             self._api.check(
                 self._driver.cuMemcpyAsync(target, source, nbytes, self._own(stream).driver_handle),
                 f"copying {nbytes} bytes on {self.device}",
@@ -255,7 +255,7 @@ class CudaBackend(base.Backend):
 
     def zero(self, stream: base.Stream, target: int, nbytes: int) -> None:
         if nbytes:
-            with self._api.current(self._context):
+            with self._api.current(self.context):
                 self._zero(self._own(stream), target, nbytes)
 
     def _zero(self, stream: CudaStream, target: int, nbytes: int) -> None:
@@ -275,7 +275,7 @@ class CudaBackend(base.Backend):
 
     def stream(self, name: str = "", *, kind: base.StreamKind = "nonblocking") -> CudaStream:
         core = self._api.core
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             options = core.StreamOptions(nonblocking=kind == "nonblocking")
             owner = self._core_device().create_stream(options=options)
         return CudaStream(self._api, self.device, int(owner.handle), owner, name)
@@ -312,7 +312,7 @@ class CudaBackend(base.Backend):
         if handle in (0, LEGACY):
             return self._legacy
         stream = CudaStream(self._api, self.device, handle, owner)
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             answer = self._driver.cuStreamGetCtx(stream.driver_handle)
             context = self._api.check(answer, "asking for a stream's context")
         if int(context) != self._context_address:
@@ -325,7 +325,7 @@ class CudaBackend(base.Backend):
         return stream
 
     def event(self, name: str = "") -> CudaEvent:
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             return CudaEvent(self._api, self.device, self._core_device().create_event(), name)
 
     def _core_device(self) -> Any:
@@ -335,18 +335,18 @@ class CudaBackend(base.Backend):
         return device
 
     def record(self, event: base.Event, stream: base.Stream) -> None:
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             done = self._driver.cuEventRecord(_ours(event).driver_handle, self._own(stream).driver_handle)
             self._api.check(done, "recording an event")
 
     def wait(self, stream: base.Stream, event: base.Event) -> None:
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             done = self._driver.cuStreamWaitEvent(self._own(stream).driver_handle, _ours(event).driver_handle, 0)
             self._api.check(done, "waiting for an event")
 
     def synchronize(self, stream: base.Stream | None = None) -> None:
         driver = self._driver
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             if stream is None:
                 self._api.check(driver.cuCtxSynchronize(), f"waiting for {self.device}")
             else:
@@ -354,7 +354,7 @@ class CudaBackend(base.Backend):
 
     def query(self, what: base.Stream | base.Event) -> bool:
         driver = self._driver
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             if isinstance(what, base.Event):
                 result = driver.cuEventQuery(_ours(what).driver_handle)
             else:
@@ -391,7 +391,7 @@ class CudaBackend(base.Backend):
         if not plan.kernels:
             return {}
         image = ctypes.create_string_buffer(native.path.read_bytes())
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             loaded = self._driver.cuModuleLoadData(ctypes.addressof(image))
             module = self._api.check(loaded, f"loading {native.path} on {self.device}")
             return {spec.name: self._kernel(module, spec, native) for spec in plan.kernels}
@@ -425,7 +425,7 @@ class CudaBackend(base.Backend):
         grid = kernel.grid(symbols)
         if 0 in grid:
             return
-        with self._api.current(self._context), kernel.lock:
+        with self._api.current(self.context), kernel.lock:
             kernel.values[:] = (*operands, *symbols)
             done = self._driver.cuLaunchKernel(
                 kernel.function, *grid, *geometry.block, geometry.shared, on.driver_handle, kernel.parameters, 0
@@ -437,14 +437,14 @@ class CudaBackend(base.Backend):
 
     def begin_capture(self, stream: base.Stream, mode: base.CaptureMode = "thread_local") -> None:
         chosen = getattr(self._driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode.upper()}")
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             done = self._driver.cuStreamBeginCapture(self._own(stream).driver_handle, chosen)
             self._api.check(done, "beginning a capture")
         self._mine.captures = getattr(self._mine, "captures", 0) + 1
 
     def end_capture(self, stream: base.Stream) -> CudaGraph:
         driver, check = self._driver, self._api.check
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             result = driver.cuStreamEndCapture(self._own(stream).driver_handle)
             self._mine.captures = max(0, getattr(self._mine, "captures", 0) - 1)
             graph = check(result, "ending a capture")
@@ -470,12 +470,12 @@ class CudaBackend(base.Backend):
         return base.GraphShape(kinds)
 
     def launch_graph(self, executable: Any, stream: base.Stream) -> None:
-        with self._api.current(self._context):
+        with self._api.current(self.context):
             done = self._driver.cuGraphLaunch(executable, self._own(stream).driver_handle)
             self._api.check(done, "launching a graph")
 
     def destroy_executable(self, executable: Any) -> None:
-        with self._api.current(self._context), self._api.relaxed():
+        with self._api.current(self.context), self._api.relaxed():
             self._api.check(self._driver.cuGraphExecDestroy(executable), "destroying a graph")
 
 

@@ -97,6 +97,11 @@ def test_registers_agree_with_what_the_cubin_says(arch: str) -> None:
     assert {name: each.registers for name, each in cubin.resources.items()} == regcounts(cubin.read())
 
 
+def test_the_key_covers_the_options_that_nvrtc_gets() -> None:
+    given = nvrtc.program_options("sm_80").as_bytes("nvrtc")
+    assert {option.decode() for option in given} == set(nvrtc.options("sm_80"))
+
+
 def test_products_are_not_contracted() -> None:
     plain = 'extern "C" __global__ void qk_a(const float* x, float* y) { y[0] = x[0] * x[1] + x[2]; }'
     fused = 'extern "C" __global__ void qk_a(const float* x, float* y) { y[0] = fmaf(x[0], x[1], x[2]); }'
