@@ -211,8 +211,8 @@ def test_the_device_of_an_address_is_the_drivers_answer(backend: CudaBackend, dr
 def test_parameters_are_pointers_then_symbols(backend: CudaBackend, driver: Any) -> None:
     stream, one = backend.stream(), kernel(threads=96, shared=1 << 16)
     backend.launch(stream, one, [0x7F00_0000_0000, 0x10], [9])
-    backend.launch(stream, one, [0x20, 0x30], [2**40])
-    assert driver.parameters == [[0x7F00_0000_0000, 0x10, 9], [0x20, 0x30, 2**40]]
+    backend.launch(stream, one, [0x20, 0x30], [2**32])
+    assert driver.parameters == [[0x7F00_0000_0000, 0x10, 9], [0x20, 0x30, 2**32]]
     arguments = dict(driver.calls)["cuLaunchKernel"]
     assert arguments[0] == 77
     assert arguments[4:9] == (96, 1, 1, 1 << 16, stream.handle)
