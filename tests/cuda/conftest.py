@@ -11,6 +11,7 @@ runs once on each.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,6 +168,80 @@ class SimModule:
         return results
 
 
+class GpuModule:
+    """Kernels of one compilation on a real GPU. What a simulated one watches is compared afterwards: the red zones
+    around each operand, the inputs, and outputs over two different fillings."""
+
+    ZONE = 256
+
+    def __init__(self, specs: Sequence[KernelSpec], backend: Any) -> None:
+        from qcompiler.plan.plan import Plan
+
+        self.specs = {spec.name: spec for spec in specs}
+        self.backend = backend
+        self.source = emit.emit_module(specs, backend.isa)
+        self.stream = backend.stream("test")
+        plan = Plan(
+            devices=(), streams=(), events=(), arenas=(), buffers=(), kernels=tuple(self.specs.values()), entries=()
+        )
+        self.kernels = backend.load(plan, backend.build(plan))
+
+    def run(
+        self,
+        name: str,
+        operands: Sequence[np.ndarray],
+        symbols: Mapping[str, int] | Sequence[int] = (),
+        *,
+        seed: int = 0,
+        device: int = 0,
+        partial: bool = False,
+    ) -> list[np.ndarray]:
+        """As `SimModule.run`; the order of threads (`seed`) is the hardware's."""
+        del seed, device
+        spec = self.specs[name]
+        access = operand_access(spec, operands)
+        holes = any(span(a)[1] - span(a)[0] != a.nbytes for a in operands if access[id(a)] == "w")
+        first = self._once(spec, operands, named(spec, symbols), 0)
+        if not (partial or holes or 0 in emit.geometry(spec, self.backend.isa).at(named(spec, symbols))):
+            second = self._once(spec, operands, named(spec, symbols), 0xFF)
+            for a, b in zip(first, second, strict=True):
+                assert a.tobytes() == b.tobytes(), f"{name} left a part of its output unwritten"
+        return first
+
+    def _once(
+        self, spec: KernelSpec, arrays: Sequence[np.ndarray], symbols: Mapping[str, int], filling: int
+    ) -> list[np.ndarray]:
+        backend, access = self.backend, operand_access(spec, arrays)
+        before: dict[int, np.ndarray] = {}
+        memories: dict[int, Any] = {}
+        for operand, array in zip(spec.operands, arrays, strict=True):
+            if id(array) not in memories:
+                size = span(array)[1] - span(array)[0]
+                content = np.full(size + 2 * self.ZONE, 0xA5, np.uint8)
+                content[self.ZONE : self.ZONE + size] = filling if access[id(array)] == "w" else raw(array)
+                memories[id(array)] = backend.allocate(content.nbytes, label=operand.name)
+                backend.upload(self.stream, memories[id(array)].address, content.ctypes.data, content.nbytes)
+                before[id(array)] = content
+        pointers = [memories[id(a)].address + self.ZONE + a.ctypes.data - span(a)[0] for a in arrays]
+        backend.launch(self.stream, self.kernels[spec.name], pointers, list(symbols.values()))
+        after = {key: np.zeros_like(content) for key, content in before.items()}
+        for key, content in after.items():
+            backend.download(self.stream, content.ctypes.data, memories[key].address, content.nbytes)
+        backend.synchronize(self.stream)
+        results = []
+        for operand, array in zip(spec.operands, arrays, strict=True):
+            old, new = before[id(array)], after[id(array)]
+            zones = np.r_[0 : self.ZONE, old.size - self.ZONE : old.size]
+            assert (old[zones] == new[zones]).all(), f"{spec.name} wrote outside its operand {operand.name}"
+            if operand.access != "r":
+                results.append(like(array, new[self.ZONE : -self.ZONE]))
+            elif access[id(array)] == "r":
+                assert (old == new).all(), f"{spec.name} changed its input {operand.name}"
+        for memory in memories.values():
+            memory.close()
+        return results
+
+
 def named(spec: KernelSpec, symbols: Mapping[str, int] | Sequence[int]) -> dict[str, int]:
     """Values of a spec's symbols, in their order."""
     if isinstance(symbols, Mapping):
@@ -177,41 +252,65 @@ def named(spec: KernelSpec, symbols: Mapping[str, int] | Sequence[int]) -> dict[
 _MODULES: dict[str, Any] = {}
 
 
+@functools.cache
+def gpu_backend() -> Any:
+    """`cuda:0`, or None where there is no GPU."""
+    from qcompiler.runtime.backends import registry
+
+    if not registry.is_available("cuda:0"):
+        return None
+    return registry.backend("cuda:0", registry.architecture("cuda:0"))
+
+
 def build_module(specs: Sequence[KernelSpec], arch: str = "sm_80", *, checked: bool = True) -> SimModule:
-    """The module of `specs`, compiled once per session."""
-    key = hashlib.sha256("".join([arch, str(checked), *(s.name + s.digest for s in specs)]).encode()).hexdigest()
+    """The module of `specs` for the simulated GPU, compiled once per session."""
+    key = _key("sim", arch, str(checked), specs)
     if key not in _MODULES:
         _MODULES[key] = SimModule(specs, arch, checked)
     module: SimModule = _MODULES[key]
     return module
 
 
-def run_kernel(
-    spec: KernelSpec,
-    operands: Sequence[np.ndarray],
-    symbols: Mapping[str, int] | Sequence[int] = (),
-    *,
-    arch: str = "sm_80",
-    checked: bool = True,
-    seed: int = 0,
-    device: int = 0,
-    partial: bool = False,
-) -> list[np.ndarray]:
-    """One kernel alone, see `SimModule.run`."""
-    module = build_module([spec], arch, checked=checked)
-    return module.run(spec.name, operands, symbols, seed=seed, device=device, partial=partial)
+def build_gpu_module(specs: Sequence[KernelSpec], arch: str = "sm_80", *, checked: bool = True) -> GpuModule:
+    """The module of `specs` for `cuda:0`: compiled for that GPU, whatever `arch` the simulated one stands in for."""
+    del checked
+    key = _key("cuda", arch, "", specs)
+    if key not in _MODULES:
+        _MODULES[key] = GpuModule(specs, gpu_backend())
+    module: GpuModule = _MODULES[key]
+    return module
+
+
+def _key(device: str, arch: str, checked: str, specs: Sequence[KernelSpec]) -> str:
+    parts = [device, arch, checked, *(part for spec in specs for part in (spec.name, spec.digest))]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()
+
+
+@pytest.fixture(scope="session", params=["sim:0", "cuda:0"] if gpu_backend() else ["sim:0"])
+def sim_module(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """``sim_module(specs, arch="sm_80", checked=True)``: a module with ``run(name, operands, symbols, seed=, …)``."""
+    return build_module if request.param == "sim:0" else build_gpu_module
 
 
 @pytest.fixture(scope="session")
-def sim_module() -> Callable[..., SimModule]:
-    """``sim_module(specs, arch="sm_80", checked=True)``."""
-    return build_module
-
-
-@pytest.fixture(scope="session")
-def sim_run() -> Callable[..., list[np.ndarray]]:
+def sim_run(sim_module: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
     """``sim_run(spec, operands, symbols, arch=, checked=, seed=, device=, partial=)``: the arrays it wrote."""
-    return run_kernel
+
+    def run(
+        spec: KernelSpec,
+        operands: Sequence[np.ndarray],
+        symbols: Mapping[str, int] | Sequence[int] = (),
+        *,
+        arch: str = "sm_80",
+        checked: bool = True,
+        **options: Any,
+    ) -> list[np.ndarray]:
+        results: list[np.ndarray] = sim_module([spec], arch, checked=checked).run(
+            spec.name, operands, symbols, **options
+        )
+        return results
+
+    return run
 
 
 # --- NVRTC ------------------------------------------------------------------------------------------------------------

@@ -31,8 +31,11 @@ def shared_cases() -> Any:
 
 scalar = shared_cases()
 Case = scalar.Case
-ULPS = {"math.powf": 4.0, "math.erfc": 4.0, "math.tan": 4.0, "math.atan2": 4.0}
-"""Where CUDA's single-precision function is less exact than 2 ulp (CUDA C++ Programming Guide, table of errors)."""
+ULPS = {
+    "math.powf": 4, "math.erfc": 5, "math.tan": 4, "math.atan2": 4, "math.sinh": 3, "math.asinh": 3, "math.acosh": 4,
+    "math.atanh": 3,
+}  # fmt: skip
+"""Where a function of CUDA's is less exact than 2 ulp (CUDA C++ Programming Guide, "Mathematical Functions")."""
 
 
 def saturate(dtype: DType) -> Any:
@@ -162,7 +165,7 @@ def test_op_matches_numpy(outputs: dict[str, np.ndarray], case: Any) -> None:
         return
     with np.errstate(all="ignore"):
         step = np.spacing(np.abs(want.astype(kept))).astype(np.float64)
-        ulps = max(case.ulps, ULPS.get(case.op, 0.0))
+        ulps = max(case.ulps, ULPS.get(case.op, 0))
         close = (np.abs(got.astype(np.float64) - want) <= ulps * step) | (got == want.astype(kept))
     close |= np.isnan(got) & np.isnan(want)
     assert close.all(), (case.name, inputs[0][~close][:4], got[~close][:4], want[~close][:4])
