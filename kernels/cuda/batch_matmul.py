@@ -53,7 +53,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         *_finish(spec.operands[2]),
     ]
     head = header_comment(spec, f"tiles of {rows} x {_COLUMNS}, {_DEPTH} columns of k at a time, {threads} threads")
-    text = "\n".join([head, signature(spec, threads), *indent(lines), "}\n"])
+    text = "\n".join([head, signature(spec, threads, 1), *indent(lines), "}\n"])
     return CudaKernel(text, Geometry((blocks.to_dim(), 1, 1), (threads, 1, 1), memory.nbytes))
 
 

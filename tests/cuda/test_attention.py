@@ -1,0 +1,318 @@
+"""Attention on the device against float64: several tiles, grouped queries, masks, causality, views, types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.emit import emit_kernel
+from qcompiler.plan.kernel import AttentionKernel, DType, KernelSpec, Operand
+from qcompiler.plan.weights import NUMPY_DTYPES
+
+Array = np.ndarray
+TOLERANCE = {"f32": 2e-6, "bf16": 4e-3, "f16": 6e-4}
+"""Of the result's norm: fp32 throughout, or the rounding of the weights and of the result."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Operands lie as (batch, length, heads, dim); lengths are symbols unless `q_static`."""
+
+    name: str
+    q: int
+    kv: int
+    heads: int = 2
+    kv_heads: int = 2
+    dim: int = 32
+    value_dim: int = 32
+    dtype: DType = "f32"
+    causal: bool = False
+    mask: Literal["none", "bool", "float"] = "none"
+    mask_axes: str = "bqk"  # the axes along which the mask varies; the others have stride 0
+    q_static: bool = False
+    batch: int = 1
+    engine: str = "fma"
+    misaligned: bool = False  # views that begin one element into their buffers
+    slow: bool = False
+
+    @property
+    def spec(self) -> KernelSpec:
+        q_len: int | str = self.q if self.q_static else "t"
+
+        def tensor(name: str, heads: int, length: int | str, dim: int) -> Operand:
+            batch = f"{length}*{heads * dim}" if isinstance(length, str) else length * heads * dim
+            shape = ("b", heads, length, dim)
+            return Operand(
+                name=name, dtype=self.dtype, access="r", shape=shape, strides=(batch, dim, heads * dim, 1)
+            )  # fmt: skip
+
+        operands = [
+            tensor("q", self.heads, q_len, self.dim),
+            tensor("k", self.kv_heads, "s", self.dim),
+            tensor("v", self.kv_heads, "s", self.value_dim),
+        ]
+        if self.mask != "none":
+            down = "s" if "k" in self.mask_axes else 1
+            rows = q_len if "q" in self.mask_axes else 1
+            strides = (
+                f"({down})*({rows})" if "b" in self.mask_axes else 0,
+                0,
+                down if "q" in self.mask_axes else 0,
+                1 if "k" in self.mask_axes else 0,
+            )
+            shape = ("b", self.heads, q_len, "s")
+            dtype: DType = "i1" if self.mask == "bool" else "f32"
+            operands.append(Operand(name="mask", dtype=dtype, access="r", shape=shape, strides=strides))
+        out = tensor("out", self.heads, q_len, self.value_dim)
+        operands.append(Operand(name="out", dtype=self.dtype, access="w", shape=out.shape, strides=out.strides))
+        body = AttentionKernel(
+            batch="b", heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
+            value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
+        )  # fmt: skip
+        return KernelSpec(name=self.name, symbols=("b", "s", "t"), operands=tuple(operands), body=body)
+
+
+def mma(name: str, q: int, kv: int, dtype: DType = "bf16", **others: Any) -> Case:
+    return Case(name, q, kv, dtype=dtype, engine="mma", **others)
+
+
+def few(name: str, q: int, kv: int, **others: Any) -> Case:
+    return Case(name, q, kv, q_static=True, **others)
+
+
+CASES = [
+    Case("plain", 37, 37, batch=2),
+    Case("long", 70, 200),
+    Case("tiny", 1, 1),
+    Case("odd_dims", 19, 45, dim=20, value_dim=27),
+    Case("wide", 9, 70, dim=128, value_dim=64),
+    Case("pieces", 20, 40, dim=200, value_dim=300),
+    Case("grouped", 33, 65, heads=6, kv_heads=2),
+    Case("causal", 70, 70, causal=True),
+    Case("causal_long_keys", 20, 150, causal=True),
+    Case("causal_long_queries", 100, 17, causal=True),
+    Case("bool_mask", 21, 40, mask="bool", batch=2),
+    Case("key_mask", 21, 100, mask="bool", mask_axes="bk", batch=2),
+    Case("float_mask", 21, 40, mask="float", mask_axes="qk", batch=2),
+    Case("row_mask", 21, 40, mask="float", mask_axes="bq", batch=2),
+    Case("masked_causal", 21, 40, mask="float", causal=True),
+    Case("narrow_head", 40, 40, dtype="bf16", dim=40, value_dim=24),
+    few("few_static", 11, 90, dtype="f32"),
+    mma("mma_bf16", 70, 130, dim=64, value_dim=64),
+    mma("mma_f16", 37, 37, dtype="f16", dim=16, value_dim=32, batch=2),
+    mma("mma_causal", 130, 130, dim=128, value_dim=128, causal=True, heads=4, kv_heads=2, batch=1),
+    mma("mma_causal_long_keys", 20, 150, causal=True),
+    mma("mma_bool", 70, 70, mask="bool", batch=2),
+    mma("mma_key_mask", 40, 90, mask="bool", mask_axes="bk", batch=2),
+    mma("mma_float", 40, 70, dtype="f16", mask="float", dim=48, value_dim=80),
+    mma("mma_masked_causal", 40, 70, mask="float", mask_axes="k", causal=True),
+    mma("mma_misaligned", 33, 70, misaligned=True),
+    mma("mma_9", 9, 70, q_static=True),
+    mma("mma_30", 30, 70, q_static=True, mask="bool", mask_axes="q"),
+    few("decode", 1, 300, heads=6, kv_heads=2, batch=2),
+    few("decode_short", 1, 1),
+    few("decode_masked", 1, 70, mask="bool", mask_axes="bk", dtype="bf16", value_dim=40, batch=2),
+    few("decode_odd", 1, 65, dim=20, value_dim=27, mask="float"),
+    few("decode_bf16", 1, 600, dim=128, value_dim=128, heads=4, kv_heads=1, dtype="bf16"),
+    few("decode_many_heads", 1, 50, heads=11, kv_heads=1, dim=64, value_dim=64, dtype="f16"),
+    few("decode_deep", 1, 40, dim=200, value_dim=300, heads=3, kv_heads=1),
+    few("decode_misaligned", 1, 40, dtype="bf16", misaligned=True),
+    few("decode_causal", 1, 40, causal=True),
+    few("three_queries", 3, 100, heads=6, kv_heads=2, mask="bool"),
+    few("three_causal", 3, 40, heads=4, kv_heads=2, causal=True),
+    few("four_causal_masked", 4, 40, causal=True, mask="float", mask_axes="k"),
+    *(
+        Case(f"grid_{dtype}_{dim}_{q}_{kv}", q, kv, dim=dim, value_dim=dim, dtype=dtype, engine=engine, slow=True)
+        for dtype, engine in (("f32", "fma"), ("bf16", "mma"), ("f16", "mma"))
+        for dim in (16, 64, 112)
+        for q in (16, 63, 64, 65)
+        for kv in (1, 15, 64, 129)
+    ),
+]  # fmt: skip
+BY_NAME = {case.name: case for case in CASES}
+QUICK = [case for case in CASES if not case.slow]
+PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def kernels(sim_module: Callable[..., Any]) -> Any:
+    return sim_module([case.spec for case in QUICK])
+
+
+@pytest.fixture(scope="module")
+def run(sim_module: Callable[..., Any]) -> Callable[..., Array]:
+    """``run(case, arrays, seed=0, arch="sm_80")``."""
+
+    def call(case: Case, arrays: list[Array], seed: int = 0, arch: str = "sm_80") -> Array:
+        group = [each.spec for each in CASES if each.slow == case.slow]
+        if arch != "sm_80":
+            group = [each.spec for each in OLD]
+        shape = (case.batch, case.q, case.heads, case.value_dim)
+        operands = [*arrays, heads_first(place(case, np.empty(shape, NUMPY_DTYPES[case.dtype])))]
+        (out,) = sim_module(group, arch).run(case.name, operands, [case.batch, case.kv, case.q], seed=seed)
+        result: Array = out
+        return result
+
+    return call
+
+
+def heads_first(x: Array) -> Array:
+    return x.transpose(0, 2, 1, 3)
+
+
+def place(case: Case, x: Array) -> Array:
+    """`x`, one element into a larger buffer if the case asks for views that start anywhere."""
+    if not case.misaligned:
+        return x
+    flat = np.zeros(x.size + 1, x.dtype)[1:]
+    flat[:] = x.reshape(-1)
+    return flat.reshape(x.shape)
+
+
+def inputs(case: Case) -> list[Array]:
+    """q, k, v as (batch, heads, length, dim) views, and the mask broadcast to (batch, heads, q, kv)."""
+    rng = np.random.default_rng(6)
+    kept = NUMPY_DTYPES[case.dtype]
+    shapes = ((case.q, case.heads, case.dim), (case.kv, case.kv_heads, case.dim),
+              (case.kv, case.kv_heads, case.value_dim))  # fmt: skip
+    arrays = [heads_first(place(case, rng.normal(size=(case.batch, *shape)).astype(kept))) for shape in shapes]
+    if case.mask != "none":
+        sizes = [
+            n if axis in case.mask_axes else 1 for axis, n in zip("bqk", (case.batch, case.q, case.kv), strict=True)
+        ]
+        values = rng.normal(size=(sizes[0], 1, *sizes[1:]))
+        mask = values > -0.3 if case.mask == "bool" else values.astype(np.float32)
+        arrays.append(np.broadcast_to(mask, (case.batch, case.heads, case.q, case.kv)))
+    return arrays
+
+
+def reference(case: Case, arrays: list[Array]) -> Array:
+    q, k, v = (a.astype(np.float64) for a in arrays[:3])
+    k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
+    scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5
+    if case.mask != "none":
+        scores = np.where(arrays[3], scores, -np.inf) if case.mask == "bool" else scores + arrays[3]
+    if case.causal:
+        scores = np.where(np.tril(np.ones((case.q, case.kv), bool)), scores, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    out: Array = np.where(total == 0, 0, weights / np.where(total == 0, 1, total)) @ v
+    return out
+
+
+def error(out: Array, want: Array) -> float:
+    return float(np.linalg.norm(out.astype(np.float64) - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_attention_matches_float64_and_does_not_depend_on_the_order_of_threads(
+    run: Callable[..., Array], case: Case
+) -> None:
+    arrays = inputs(case)
+    out = run(case, arrays)
+    assert error(out, reference(case, arrays)) <= TOLERANCE[case.dtype]
+    assert out.tobytes() == run(case, arrays, seed=1).tobytes()
+
+
+OLD = [
+    mma("old_f16", 40, 70, dtype="f16", dim=64, value_dim=64, causal=True),
+    Case("old_bf16", 40, 70, dtype="bf16", dim=64, value_dim=64),
+]
+
+
+@pytest.mark.parametrize("case", OLD, ids=lambda case: case.name)
+def test_sm_75_multiplies_f16_on_tensor_cores_and_bf16_in_fp32(run: Callable[..., Array], case: Case) -> None:
+    assert emit_kernel(case.spec, "sm_75").engine == case.engine
+    arrays = inputs(case)
+    assert error(run(case, arrays, arch="sm_75"), reference(case, arrays)) <= TOLERANCE[case.dtype]
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_tensor_cores_serve_what_they_can_and_the_note_says_why_not(case: Case) -> None:
+    kernel = emit_kernel(case.spec, "sm_80")
+    assert kernel.engine == case.engine
+    if case.engine == "fma" and not (case.q_static and case.q <= 4):
+        reason = "head_dim is 40" if case.name == "narrow_head" else "not one 16-bit type"
+        assert any(reason in note for note in kernel.notes)
+
+
+@pytest.mark.parametrize("name", ["bool_mask", "mma_bool", "decode_masked", "three_queries"])
+def test_query_that_sees_no_key_gives_zeros(run: Callable[..., Array], name: str) -> None:
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    hidden = np.array(arrays[3][:, :1])
+    hidden[0, :, case.q - 1] = False
+    arrays[3] = np.broadcast_to(hidden, arrays[3].shape) if name != "decode_masked" else hidden_keys(case, hidden)
+    out = run(case, arrays)
+    assert not out[0, :, case.q - 1].astype(np.float32).any()
+    assert error(out, reference(case, arrays)) <= TOLERANCE[case.dtype]
+
+
+def hidden_keys(case: Case, hidden: Array) -> Array:
+    return np.broadcast_to(hidden, (case.batch, case.heads, case.q, case.kv))
+
+
+@pytest.mark.parametrize("name", ["plain", "mma_bf16", "decode"])
+def test_no_keys_at_all_give_zeros(run: Callable[..., Array], name: str) -> None:
+    case = replace(BY_NAME[name], kv=0)
+    assert not run(case, inputs(case)).astype(np.float32).any()
+
+
+@pytest.mark.parametrize("name", ["float_mask", "mma_float", "decode_odd"])
+def test_a_row_masked_by_the_lowest_float_weighs_all_keys_alike(run: Callable[..., Array], name: str) -> None:
+    """As the interpreter: -3.4e38 swallows the scores, so the row's weights are equal; scaling it must not overflow."""
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    lowest = np.array(arrays[3][:1, :1])
+    lowest[:, :, 0] = np.finfo(np.float32).min
+    arrays[3] = np.broadcast_to(lowest, arrays[3].shape)
+    mean = np.repeat(arrays[2].astype(np.float64), case.heads // case.kv_heads, axis=1).mean(2)
+    out = run(case, arrays).astype(np.float64)
+    assert np.abs(out[:, :, 0] - mean).max() <= 4 * TOLERANCE[case.dtype]
+
+
+@pytest.mark.parametrize("name", ["key_mask", "mma_key_mask", "decode_masked"])
+def test_padding_behind_the_mask_cannot_leak(run: Callable[..., Array], name: str) -> None:
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    want = run(case, arrays)
+    hidden = ~arrays[3][:, 0, 0]
+    for batch in range(case.batch):
+        arrays[1][batch][:, hidden[batch]] = 1e30
+    assert run(case, arrays).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", ["causal", "mma_causal"])
+def test_nan_reaches_every_query_that_sees_it_and_no_other(run: Callable[..., Array], name: str) -> None:
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    arrays[1][0, :, 50] = np.nan
+    out = run(case, arrays).astype(np.float32)
+    assert np.isnan(out[0, :, 50:]).all()
+    assert not np.isnan(out[0, :, :50]).any()
+
+
+@pytest.mark.parametrize("name", ["long", "mma_bf16", "decode"])
+def test_large_scores_do_not_overflow(run: Callable[..., Array], name: str) -> None:
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    arrays[0][...] = (arrays[0].astype(np.float32) * 1000).astype(arrays[0].dtype)
+    out = run(case, arrays)
+    assert error(out, reference(case, arrays)) <= 2e-3 if case.dtype == "f32" else 2e-2
+
+
+def test_no_kernel_spills_on_any_architecture(nvrtc: Callable[..., Any], arch: str) -> None:
+    for name, used in nvrtc([case.spec for case in QUICK], arch).items():
+        assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), f"{name} on {arch}"
+
+
+def test_operands_that_no_kernel_reads_are_refused_by_name() -> None:
+    spec = Case("doubles", 5, 5, dtype="f64").spec
+    with pytest.raises(KernelSelectionError, match=r"operand 'q' \(q\) is f64"):
+        emit_kernel(spec, "sm_80")
