@@ -1,8 +1,8 @@
 """Stream capture with CUDA's rules, and the graphs that come of it.
 
 The rules are those of the CUDA C++ Programming Guide ("Creating a Graph Using Stream Capture", "Prohibited and
-Unhandled Operations") and of the driver API's pages on cuStreamBeginCapture, cuStreamEndCapture, cuStreamIsCapturing and
-cuThreadExchangeStreamCaptureMode.  A call that breaks one raises `DeviceError` with CUDA's code and, as CUDA does,
+Unhandled Operations") and of the driver API's pages on cuStreamBeginCapture, cuStreamEndCapture, cuStreamIsCapturing
+and cuThreadExchangeStreamCaptureMode.  A call that breaks one raises `DeviceError` with CUDA's code and, as CUDA does,
 invalidates the captures it met: from then on their streams refuse work (901) until `end` takes them out of capture.
 Rules of our own raise `CaptureRuleError` and leave the capture as it was.
 """

@@ -119,16 +119,6 @@ class AccessMap:
                 kept.append(_Cell(cell.lo, cell.hi, write, reads))
         self._replace(0, len(self._cells), kept)
 
-    def forget(self, lo: int, hi: int) -> None:
-        """Drops the history of bytes whose owner is gone."""
-        kept = [
-            piece
-            for cell in self._cells
-            for piece in (cell._replace(hi=min(cell.hi, lo)), cell._replace(lo=max(cell.lo, hi)))
-            if piece.lo < piece.hi
-        ]
-        self._replace(0, len(self._cells), kept)
-
     def _replace(self, first: int, last: int, cells: Iterable[_Cell]) -> None:
         merged: list[_Cell] = []
         for cell in cells:

@@ -14,7 +14,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from qcompiler.errors import SimulationError
 from qcompiler.runtime.sim.clocks import Access, AccessMap, Clock, Conflict, Stamped, join
@@ -41,17 +41,22 @@ def step_label(text: str) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Allocation:
-    """A piece of device memory and the history of its bytes. `alive` until it is freed."""
+    """A piece of device memory and the history of its bytes. `alive` until it is freed.
+
+    `planned` holds what operations declared, in the order of their submission, so that a missing wait is known before
+    anything runs; `executed` what they were seen to do as well, in the order of execution.
+    """
 
     base: int
     nbytes: int
     label: str
     device: int
     alive: bool = True
-    history: AccessMap = field(default_factory=AccessMap)
+    planned: AccessMap = field(default_factory=AccessMap)
+    executed: AccessMap = field(default_factory=AccessMap)
 
     def __str__(self) -> str:
-        return f"'{self.label or 'memory'}' of sim:{self.device}"
+        return f"'{self.label or 'memory'}' of sim:{self.device}" if self.device >= 0 else self.label
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ class Machine:
         self.engine = engine
         self.lock = threading.RLock()
         self.host: Clock = {HOST: 1}
-        self.host_memory = AccessMap()
+        self._outside = Allocation(0, 0, "host memory", -1)
+        self._touched: set[Allocation] = set()
         self._allocations: dict[int, Allocation] = {}
         self._bases: list[int] = []
         self._freed: list[Allocation] = []
@@ -166,6 +172,7 @@ class Machine:
 
     def _release(self, allocation: Allocation) -> None:
         allocation.alive = False
+        self._touched.discard(allocation)
         users = {op for op in self._pending if allocation in op.work.memory}
         del self._allocations[allocation.base]
         self._bases.remove(allocation.base)
@@ -206,6 +213,7 @@ class Machine:
             blocker.followers.append(op)
         self._pending[op] = None
         self._latest.setdefault(work.device, {})[actor] = op
+        self._check(op, work.accesses, "planned")
         if not blockers:
             self._ready.append(op)
         return op
@@ -218,7 +226,8 @@ class Machine:
         """A host read of [lo, hi), now. SimulationError if a download to these bytes has not been waited for."""
         self._ticks[HOST] = self.host[HOST] = self.host[HOST] + 1
         op = Op(self._numbers, Work("host", what, 0), "the host", HOST, self.host[HOST], dict(self.host))
-        for conflict in self.host_memory.touch(op, lo, hi, writes=False):
+        self._touched.add(self._outside)
+        for conflict in self._outside.planned.touch(op, lo, hi, writes=False):
             raise SimulationError(
                 f"{what} reads host memory that {conflict.other} writes, and the host has not waited for it; "
                 "synchronize its stream first",
@@ -276,10 +285,11 @@ class Machine:
         for latest in self._latest.values():
             for actor in [actor for actor, op in latest.items() if self._is_over(op)]:
                 del latest[actor]
-        for allocation in self._allocations.values():
-            if len(allocation.history):
-                allocation.history.prune(self._is_over)
-        self.host_memory.prune(self._is_over)
+        for allocation in list(self._touched):
+            allocation.planned.prune(self._is_over)
+            allocation.executed.prune(self._is_over)
+            if not len(allocation.planned) + len(allocation.executed):
+                self._touched.discard(allocation)
 
     def _is_over(self, op: Stamped) -> bool:
         return op.tick <= self._floor.get(op.actor, 0)
@@ -288,8 +298,9 @@ class Machine:
         failed = op.is_cancelled
         try:
             if not failed:
-                observed = op.work.action(self._random.getrandbits(31)) if op.work.action is not None else ()
-                self._check(op, observed)
+                self._check(op, op.work.accesses, "executed")
+                if op.work.action is not None:
+                    self._check(op, op.work.action(self._random.getrandbits(31)), "executed")
         except SimulationError as error:
             failed = True
             self._report(SimulationError(f"{op}: {error}", error.finding), op.work.device)
@@ -314,24 +325,22 @@ class Machine:
 
     # --- findings ---
 
-    def _check(self, op: Op, observed: Iterable[Access]) -> None:
-        seen = dict.fromkeys((*op.work.accesses, *observed))
-        for access in seen:
+    def _check(self, op: Op, accesses: Iterable[Access], when: Literal["planned", "executed"]) -> None:
+        for access in dict.fromkeys(accesses):
             allocation = self._find(access.lo, op.work.memory)
-            history = self.host_memory if allocation is None else allocation.history
+            self._touched.add(allocation)
+            history = allocation.planned if when == "planned" else allocation.executed
             for writes in [writes for letter, writes in (("r", False), ("w", True)) if letter in access.kind]:
                 for conflict in history.touch(op, access.lo, access.hi, writes=writes):
                     self._unordered(op, access, writes, conflict, allocation)
 
-    def _find(self, address: int, memory: tuple[Allocation, ...]) -> Allocation | None:
+    def _find(self, address: int, memory: tuple[Allocation, ...]) -> Allocation:
         for allocation in memory:
             if allocation.base <= address < allocation.base + allocation.nbytes:
                 return allocation
-        return None
+        return self._outside
 
-    def _unordered(
-        self, op: Op, access: Access, writes: bool, conflict: Conflict, allocation: Allocation | None
-    ) -> None:
+    def _unordered(self, op: Op, access: Access, writes: bool, conflict: Conflict, allocation: Allocation) -> None:
         other = conflict.other
         assert isinstance(other, Op)
         pair = (min(op.number, other.number), max(op.number, other.number))
@@ -340,9 +349,7 @@ class Machine:
         self._reported.add(pair)
         first, second = (op, other) if op.number < other.number else (other, op)
         deeds = {op: "writes" if writes else "reads", other: "writes" if conflict.wrote else "reads"}
-        base = conflict.lo if allocation is None else allocation.base
-        memory = f"host memory at {base:#x}" if allocation is None else str(allocation)
-        where = f"bytes {conflict.lo - base}…{conflict.hi - base} of {memory}"
+        where = f"bytes {conflict.lo - allocation.base}…{conflict.hi - allocation.base} of {allocation}"
         operand = f" (operand '{access.label}')" if access.label else ""
         message = (
             f"{first} {deeds[first]} and {second} {deeds[second]} {where}{operand}, and nothing orders the two. "
@@ -359,6 +366,7 @@ class Machine:
         found = [finding for finding, devices in self._findings if device in devices]
         if not found:
             return
+        found.sort(key=lambda finding: finding.finding != "unordered-access")  # it may be the cause of the others
         self._findings = [(finding, devices) for finding, devices in self._findings if device not in devices]
         if len(found) == 1:
             raise found[0]
