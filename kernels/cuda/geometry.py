@@ -25,7 +25,7 @@ SHARED_LIMIT: dict[int, int] = {
     100: 232448,
     120: 101376,
 }
-"""Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities), by major*10+minor."""
+"""Bytes of shared memory that a block may have (CUDA C++ Programming Guide, compute capabilities), by arch number."""
 
 
 @dataclass(frozen=True)
