@@ -14,11 +14,14 @@ from qcompiler.runtime.backends.base import Backend, Kind
 SIM_ARCH = "sm_80"
 """What the simulated GPU stands in for unless `QC_SIM_ARCH` names another: asynchronous copies and both mma types."""
 
+_KINDS: dict[str, Kind] = {"cpu": "cpu", "cuda": "cuda", "sim": "sim"}
+
 
 def parse(device: str) -> tuple[Kind, int]:
     """("cuda", 1) of "cuda:1". DeviceUnavailableError for a name that is none."""
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda", "sim") or not (index.isdigit() or device == kind):
+    word, _, index = device.partition(":")
+    kind = _KINDS.get(word)
+    if kind is None or not (index.isdigit() or device == word):
         raise DeviceUnavailableError(f"there is no device {device!r}; there are cpu, cuda:N and sim:N")
     return kind, int(index or 0)
 
