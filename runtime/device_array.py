@@ -27,12 +27,18 @@ class Pool:
 
     def __init__(self, allocate: Callable[[int, str], Memory]) -> None:
         self._allocate = allocate
+        # All of it, free or not: an array that dies in a reference cycle must not take its memory along.
+        self._owned: list[Memory] = []
         self._free: dict[int, list[Memory]] = {}
 
     def take(self, nbytes: int) -> Lease:
+        """Memory for a result of `nbytes`."""
         size = align_up(max(nbytes, 1), GRANULE)
         free = self._free.get(size)
-        return Lease(free.pop() if free else self._allocate(size, "result"), self)
+        if free:
+            return Lease(free.pop(), self)
+        self._owned.append(self._allocate(size, "result"))
+        return Lease(self._owned[-1], self)
 
     def give_back(self, memory: Memory) -> None:
         self._free.setdefault(memory.nbytes, []).append(memory)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qcompiler.errors import ArgumentShapeError, CaptureRuleError, DeviceError
+from qcompiler.errors import ArgumentShapeError, CaptureRuleError, RuntimeFailure
 from qcompiler.plan.plan import TensorSig
 from qcompiler.runtime.backends.base import CaptureMode, Graph, Memory
 from qcompiler.runtime.binding import Binding, Shape
@@ -168,7 +168,7 @@ def _record(session: DeviceSession, binding: Binding, buffers: StaticBuffers, mo
         order(homes, [first])
     except BaseException:
         # The capture must end whatever happened; that the half of it cannot become a graph is no news then.
-        with contextlib.suppress(DeviceError):
+        with contextlib.suppress(RuntimeFailure):
             first.backend.end_capture(first.stream).close()
         raise
     return first.backend.end_capture(first.stream)
