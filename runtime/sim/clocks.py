@@ -87,6 +87,10 @@ class AccessMap:
         if hi <= lo:
             return []
         first = bisect_right(self._starts, lo) - 1
+        if first >= 0 and self._cells[first][:2] == (lo, hi):  # the same view again, as nearly always
+            cell = self._cells[first]
+            self._cells[first] = _after(cell, op, lo, hi, writes)
+            return _conflicts(cell, op, lo, hi, writes)
         if first < 0 or self._cells[first].hi <= lo:
             first += 1
         last = bisect_left(self._starts, hi, first)
