@@ -128,17 +128,23 @@ template <class W> struct qc_entries<W, true> {
 // --- elements -------------------------------------------------------------------------------------------------------------
 
 // Elements of piece `piece` of a tile that begins at column `k0`, before rounding, from its code values. Where blocks
-// straddle rows, every element looks up its own.
+// straddle rows, a piece meets two of them at most (blocks have 16 elements or more).
 template <class W>
 QC_DEVICE void qc_apply_entries(const uint8_t* w, int64_t panel, int64_t k0, int lane, const qc_entries<W>& entries,
                                 int piece, float (&v)[8]) {
     if constexpr (W::straddles) {
+        const int64_t k = qc_min(k0 + 16 * piece, W::cols - 1);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int p = i / 2;
-            const int64_t row = qc_min(panel * 16 + lane / 4 + 8 * (p % 2), W::rows - 1);
-            const int64_t k = qc_min(k0 + 16 * piece + 2 * (lane % 4) + 8 * (p / 2) + i % 2, W::cols - 1);
-            v[i] = W::value(v[i], W::load(w, row, (row * W::cols + k) / W::block));
+        for (int half = 0; half < 2; half++) {
+            const int64_t begin = qc_min(panel * 16 + lane / 4 + 8 * half, W::rows - 1) * W::cols;
+            const int64_t block = (begin + k) / W::block, last = (begin + W::cols - 1) / W::block;
+            const int edge = (int)((block + 1) * W::block - (begin + k));  // columns of the piece in the first block
+            const typename W::entry first = W::load(w, 0, block), second = W::load(w, 0, qc_min(block + 1, last));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float& mine = v[i / 2 * 4 + 2 * half + i % 2];
+                mine = W::value(mine, 2 * (lane % 4) + i / 2 * 8 + i % 2 < edge ? first : second);
+            }
         }
     } else {
         const int b = piece * entries.blocks / entries.pieces;

@@ -218,7 +218,7 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
     sections = {s.name: s for s in layouts.get(LAYOUT).sections(fmt, operand.dtype, rows, cols)}
     decoding, block = split_equation(declaration), declaration.block_size(cols)
     straddles, bits = cols % block != 0, declaration.codes.bits
-    if bits not in (4, 8) or (not straddles and cols > block and block % PIECE):
+    if bits not in (4, 8) or block < (PIECE if straddles else 1) or (not straddles and cols > block and block % PIECE):
         raise KernelSelectionError(f"kernel '{name}': no CUDA kernel decodes {bits}-bit codes in blocks of {block}")
     before, members, lookup = _code_value(name, declaration)
     fields: dict[str, tuple[str, str]] = {}

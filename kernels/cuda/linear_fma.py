@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda.emit import arch_number, signature
-from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.linear import LAYOUT, Finish, Weight, finish_of, linear_body, row_offset, weight_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
@@ -25,6 +25,9 @@ RING = 4
 
 X_BYTES = 32768
 """Shared memory for x with few rows: with the table of pairs, three blocks fit where a multiprocessor has 228 KiB."""
+
+PAIR_TABLE = 256 * 16 * 8
+"""Bytes of the table of pairs of codes, as in linear.cuh."""
 
 FEW_ROWS = 8
 TILED_THREADS = 256
@@ -77,13 +80,14 @@ def few_shape(spec: KernelSpec, weight: Weight, arch: str) -> Few:
     most = FEW_ROWS if isinstance(body.m, str) else min(FEW_ROWS, max(body.m, 1))
     rows = 1 if body.m_class == "1" else most
     mma = uses_mma(spec, weight, arch)
+    depth = RING if mma or rows <= RING else RING // 2
+    row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # of x, for one round of one warp's ring
+    most_warps = 16 if weight.panels <= 128 else 8
     warps = 1
-    while 2 * warps * RING <= weight.tiles and warps < (16 if weight.panels <= 128 else 8):
+    while 2 * warps <= min(most_warps, weight.tiles // RING, X_BYTES // row_bytes):
         warps *= 2
-    item = 2 if mma else 4
-    ring = warps * weight.tile * RING  # columns of x that one round of all rings reads
-    rounds = min(max(1, X_BYTES // (rows * item * ring)), max(1, -(-weight.cols // ring)))
-    return Few(rows, warps, RING if mma or rows <= RING else RING // 2, RING * rounds, mma)
+    rounds = min(X_BYTES // (row_bytes * warps), -(-weight.tiles // (depth * warps)))
+    return Few(rows, warps, depth, depth * max(rounds, 1), mma)
 
 
 def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
@@ -95,10 +99,7 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     staged, item = (x_type, 2) if shape.mma else ("float", 4)
     shared.add("x_tile", staged, shape.rows * pitch, item)
     shared.add("partial", "float", shape.warps * shape.rows * 16, 4)
-    table = "qc_no_table()"
-    if weight.lookup:
-        shared.add("table", "float2", 256 * 16, 8)
-        table = "qc_table256{table + threadIdx.x % 16}"
+    fill, table = _table(shared, weight, SHARED_LIMIT[arch_number(arch)])
     numbers = f"{shape.rows}, {shape.warps}, {shape.depth}, {shape.chunk}"
     kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}>"
     one_pass = isinstance(body.m, int) and body.m <= shape.rows
@@ -121,7 +122,7 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
         product = [head, *indent(product), "    __syncthreads();  // `partial` is read", "}"]
     lines = [
         *shared.declarations(),
-        *([f"qc_fill_table256<{weight.struct}>(table);"] if weight.lookup else []),
+        *fill,
         _bytes(spec),
         *product,
     ]
@@ -134,6 +135,20 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
         f"x at a time; {shared.nbytes} bytes of shared memory"
     )
     return _kernel(spec, weight, finish, geometry, lines, (note,), engine)
+
+
+def _table(shared: SharedMemory, weight: Weight, limit: int) -> tuple[list[str], str]:
+    """(statements that fill the table of code values, the expression of a lane's view of it).
+
+    Pairs of codes where `limit` bytes of shared memory leave room, else single codes.
+    """
+    if not weight.lookup:
+        return [], "qc_no_table()"
+    if shared.nbytes + 128 + PAIR_TABLE <= limit:
+        shared.add("table", "float2", 256 * 16, 8)
+        return [f"qc_fill_table256<{weight.struct}>(table);"], "qc_table256{table + threadIdx.x % 16}"
+    shared.add("table", "float", 16 * 32, 4)
+    return [f"qc_fill_table16<{weight.struct}>(table);"], "qc_table16{table + threadIdx.x % 32}"
 
 
 def _bytes(spec: KernelSpec) -> str:
@@ -151,7 +166,8 @@ def _kernel(
     engine: str,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
-    text = "\n".join([*head, signature(spec, geometry.threads, max(1, 512 // geometry.threads)), *indent(lines), "}\n"])
+    # One block per multiprocessor at least: unless told, ptxas aims at more and spills to get there.
+    text = "\n".join([*head, signature(spec, geometry.threads, 1), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
 
 
@@ -164,10 +180,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
     shared = SharedMemory()
     shared.add("x_step", "float", 32 * (m + 4), 4)
     shared.add("w_step", "float", 32 * (n + 4), 4)
-    table = "qc_no_table()"
-    if weight.lookup:
-        shared.add("table", "float", 16 * 32, 4)
-        table = "qc_table16{table + threadIdx.x % 32}"
+    fill, table = _table(shared, weight, 0)
     name = identifier(spec.operands[1].name)
     if weight.storage == "strided":
         down, right = (c_dim(s) for s in (spec.operands[1].strides or (weight.cols, 1)))
@@ -177,7 +190,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
     rows, columns = m // 16, n // 16
     lines = [
         *shared.declarations(),
-        *([f"qc_fill_table16<{weight.struct}>(table);"] if weight.lookup else []),
+        *fill,
         *([_bytes(spec)] if weight.storage != "strided" else []),
         f"const int64_t m0 = (int64_t)blockIdx.x * {m}, n0 = (int64_t)blockIdx.y * {n};",
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",
