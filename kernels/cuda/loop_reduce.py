@@ -6,8 +6,9 @@ A body of the form ``acc = combine(acc, value)`` may be taken apart (kernels/loo
     block    256 threads share one output: few outputs, or long reductions
     columns  a thread per output along a contiguous parallel loop, eight slices of the reduction beside each other
 
-Any other body (argmax, several accumulators that see each other) runs *in order*, one thread per output.  Which form a
-kernel takes, and the order in which it combines, follow from its spec: results do not depend on scheduling.
+Any other body (argmax, several accumulators that see each other), and what is too short to be shared, runs *in order*,
+one thread per output.  Which form a kernel takes, and the order in which it combines, follow from its spec: results do
+not depend on scheduling.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _WARP = 32
 _WARPS = THREADS // _WARP
 _LONG = 1024  # elements of a reduction that a block shares rather than a warp
 _FEW = 128  # outputs that leave most of a GPU idle when each has one warp
+_SHORT = 8  # elements that one thread folds sooner than a warp
 _NARROW = 8  # columns that are too few for a warp of them
 
 
@@ -66,6 +68,8 @@ def emit(nest: Nest) -> CudaKernel:
     folds = find_folds(nest)
     if folds is None or not nest.reduction:
         return _in_order(nest, "not a plain fold" if folds is None else "nothing to reduce")
+    if _is_short(nest):
+        return _in_order(nest, f"at most {_SHORT} elements each")
     column = _columns_loop(nest)
     if column is not None:
         return _columns(nest, folds, column)
@@ -100,6 +104,11 @@ def _spread_loop(nest: Nest) -> Loop:
         if main is not None and loop.steps[main] == 1:
             return loop
     return max(nest.reduction, key=lambda loop: guess(loop.extent))
+
+
+def _is_short(nest: Nest) -> bool:
+    reduced = product(loop.extent for loop in nest.reduction)
+    return reduced.is_static and reduced.value <= _SHORT
 
 
 def _is_long(nest: Nest) -> bool:

@@ -157,7 +157,7 @@ REDUCTIONS = [*reductions.CASES, *OWN]
 FORMS = {
     "rows": "32 threads per output", "block_of_few": "256 threads per output", "everything": "256 threads per output",
     "columns": "a warp covers 32 outputs", "middle": "a warp covers 32 outputs", "argmax": "in order",
-    "sum_i64": "32 threads per output", "outer_and_last": "32 threads per output",
+    "sum_i64": "32 threads per output", "rows_short": "in order", "outer_and_last": "32 threads per output",
 }  # fmt: skip
 
 
