@@ -86,19 +86,17 @@ class CudaMemory(base.Memory):
 class CudaStream(base.Stream):
     """A stream of one device; `owner` (a cuda.core Stream, or the foreign object) keeps it alive."""
 
-    def __init__(self, found: Api, device: str, handle: int, owner: Any, name: str = "") -> None:
-        self.device = device
+    def __init__(self, backend: CudaBackend, handle: int, owner: Any, name: str = "") -> None:
+        self.device = backend.device
         self.handle = handle
         self.name = name
         self.owner = owner
-        self.driver_handle = found.driver.CUstream(handle)
-        self._api = found
+        self.driver_handle = backend.api.driver.CUstream(handle)
+        self._backend = backend
 
     @property
     def is_capturing(self) -> bool:
-        found = self._api
-        status = found.check(found.driver.cuStreamIsCapturing(self.driver_handle), "asking whether a stream captures")
-        return int(status) != 0
+        return self._backend.is_capturing(self)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.handle
@@ -152,7 +150,7 @@ class CudaGraph(base.Graph):
         self.shape = shape
         self._backend = backend
         self._executable = executable
-        self._finalizer: Any = weakref.finalize(self, backend.destroy_executable, executable)
+        self._finalizer: Any = weakref.finalize(self, backend.destroy_graph, executable)
         self._finalizer.atexit = False
 
     def launch(self, stream: base.Stream) -> None:
@@ -170,14 +168,14 @@ class CudaBackend(base.Backend):
     kind = "cuda"
 
     def __init__(self, index: int, isa: str | None = None, *, found: Api | None = None) -> None:
-        self._api = found or api()
-        self._driver = self._api.driver
+        self.api = found or api()
+        self._driver = self.api.driver
         self.index = index
         self.device = f"cuda:{index}"
-        check = self._api.check
+        check = self.api.check
         check(self._driver.cuInit(0), "starting the CUDA driver")
         self._check_there()
-        capable = capability(self._api, index)
+        capable = capability(self.api, index)
         self.isa = isa or arch_for(capable, self.device)
         if not runs_on(self.isa, capable):
             raise TargetMismatchError(
@@ -187,19 +185,18 @@ class CudaBackend(base.Backend):
         self._number = check(self._driver.cuDeviceGet(index), f"opening {self.device}")
         self.context = check(self._driver.cuDevicePrimaryCtxRetain(self._number), f"opening {self.device}")
         self._context_address = int(self.context)
-        self._mine = threading.local()
         self._reads_host_pages = self._attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")
         self._upkeep = self.stream("upkeep")
-        self._legacy = CudaStream(self._api, self.device, LEGACY, None, "legacy")
+        self._legacy = CudaStream(self, LEGACY, None, "legacy")
 
     def _check_there(self) -> None:
-        there = int(self._api.check(self._driver.cuDeviceGetCount(), "counting devices"))
+        there = int(self.api.check(self._driver.cuDeviceGetCount(), "counting devices"))
         if not 0 <= self.index < there:
             raise DeviceUnavailableError(f"there is no {self.device} on this machine; it has {there} GPUs")
 
     def _attribute(self, name: str) -> bool:
         attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return bool(self._api.check(self._driver.cuDeviceGetAttribute(attribute, self._number), "reading an attribute"))
+        return bool(self.api.check(self._driver.cuDeviceGetAttribute(attribute, self._number), "reading an attribute"))
 
     # --- memory ---
 
@@ -207,14 +204,14 @@ class CudaBackend(base.Backend):
         if nbytes == 0:
             return CudaMemory(0, 0, None)
         what = f"allocating {nbytes} bytes on {self.device}" + (f" for {label}" if label else "")
-        driver, check = self._driver, self._api.check
-        with self._api.current(self.context):
+        driver, check = self._driver, self.api.check
+        with self.api.current(self.context):
             result = driver.cuMemAlloc(nbytes)
             if int(result[0]) == OUT_OF_MEMORY:
                 free, total = check(driver.cuMemGetInfo(), "asking for the free memory")
                 what += f" ({free} of {total} bytes are free)"
             address = int(check(result, what))
-            memory = CudaMemory(address, nbytes, _freeing(self._api, self.context, address))
+            memory = CudaMemory(address, nbytes, _freeing(self.api, self.context, address))
             self._zero(self._upkeep, address, nbytes)
             check(driver.cuStreamSynchronize(self._upkeep.driver_handle), f"clearing memory of {self.device}")
         return memory
@@ -224,22 +221,22 @@ class CudaBackend(base.Backend):
             return
         on = self._own(stream)
         self._refuse_capturing(on, "an upload from host memory")
-        with self._api.current(self.context):
-            self._api.check(
+        with self.api.current(self.context):
+            self.api.check(
                 self._driver.cuMemcpyHtoDAsync(target, source, nbytes, on.driver_handle),
                 f"uploading {nbytes} bytes to {self.device}",
             )
             if self._reads_host_pages or self._pinned(source):
                 # The driver stages pageable memory before it returns, and reads any other when the copy runs.
-                self._api.check(self._driver.cuStreamSynchronize(on.driver_handle), "waiting for an upload")
+                self.api.check(self._driver.cuStreamSynchronize(on.driver_handle), "waiting for an upload")
 
     def download(self, stream: base.Stream, target: int, source: int, nbytes: int) -> None:
         if nbytes == 0:
             return
         on = self._own(stream)
         self._refuse_capturing(on, "a download to host memory")
-        with self._api.current(self.context):
-            self._api.check(
+        with self.api.current(self.context):
+            self.api.check(
                 self._driver.cuMemcpyDtoHAsync(target, source, nbytes, on.driver_handle),
                 f"downloading {nbytes} bytes from {self.device}",
             )
@@ -247,20 +244,20 @@ class CudaBackend(base.Backend):
     def copy(self, stream: base.Stream, target: int, source: int, nbytes: int) -> None:
         if nbytes == 0:
             return
-        with self._api.current(self.context):  # unified addresses: the driver knows each one's device
-            self._api.check(
+        with self.api.current(self.context):  # unified addresses: the driver knows each one's device
+            self.api.check(
                 self._driver.cuMemcpyAsync(target, source, nbytes, self._own(stream).driver_handle),
                 f"copying {nbytes} bytes on {self.device}",
             )
 
     def zero(self, stream: base.Stream, target: int, nbytes: int) -> None:
         if nbytes:
-            with self._api.current(self.context):
+            with self.api.current(self.context):
                 self._zero(self._own(stream), target, nbytes)
 
     def _zero(self, stream: CudaStream, target: int, nbytes: int) -> None:
         done = self._driver.cuMemsetD8Async(target, 0, nbytes, stream.driver_handle)
-        self._api.check(done, f"clearing {nbytes} bytes on {self.device}")
+        self.api.check(done, f"clearing {nbytes} bytes on {self.device}")
 
     def _pinned(self, address: int) -> bool:
         """Whether host memory is known to the driver (page-locked or registered)."""
@@ -274,11 +271,11 @@ class CudaBackend(base.Backend):
     # --- streams and events ---
 
     def stream(self, name: str = "", *, kind: base.StreamKind = "nonblocking") -> CudaStream:
-        core = self._api.core
-        with self._api.current(self.context):
+        core = self.api.core
+        with self.api.current(self.context):
             options = core.StreamOptions(nonblocking=kind == "nonblocking")
             owner = self._core_device().create_stream(options=options)
-        return CudaStream(self._api, self.device, int(owner.handle), owner, name)
+        return CudaStream(self, int(owner.handle), owner, name)
 
     def legacy_stream(self) -> CudaStream:
         return self._legacy
@@ -311,10 +308,10 @@ class CudaBackend(base.Backend):
     def _wrap(self, handle: int, owner: Any) -> CudaStream:
         if handle in (0, LEGACY):
             return self._legacy
-        stream = CudaStream(self._api, self.device, handle, owner)
-        with self._api.current(self.context):
+        stream = CudaStream(self, handle, owner)
+        with self.api.current(self.context):
             answer = self._driver.cuStreamGetCtx(stream.driver_handle)
-            context = self._api.check(answer, "asking for a stream's context")
+            context = self.api.check(answer, "asking for a stream's context")
         if int(context) != self._context_address:
             raise DeviceUnavailableError(f"the stream {handle:#x} is not one of {self.device}'s primary context")
         return stream
@@ -325,49 +322,54 @@ class CudaBackend(base.Backend):
         return stream
 
     def event(self, name: str = "") -> CudaEvent:
-        with self._api.current(self.context):
-            return CudaEvent(self._api, self.device, self._core_device().create_event(), name)
+        with self.api.current(self.context):
+            return CudaEvent(self.api, self.device, self._core_device().create_event(), name)
 
     def _core_device(self) -> Any:
         """cuda.core's Device: one object for each thread, which each thread must initialise."""
-        device = self._api.core.Device(self.index)
+        device = self.api.core.Device(self.index)
         device.set_current()
         return device
 
     def record(self, event: base.Event, stream: base.Stream) -> None:
-        with self._api.current(self.context):
+        with self.api.current(self.context):
             done = self._driver.cuEventRecord(_ours(event).driver_handle, self._own(stream).driver_handle)
-            self._api.check(done, "recording an event")
+            self.api.check(done, "recording an event")
 
     def wait(self, stream: base.Stream, event: base.Event) -> None:
-        with self._api.current(self.context):
+        with self.api.current(self.context):
             done = self._driver.cuStreamWaitEvent(self._own(stream).driver_handle, _ours(event).driver_handle, 0)
-            self._api.check(done, "waiting for an event")
+            self.api.check(done, "waiting for an event")
 
     def synchronize(self, stream: base.Stream | None = None) -> None:
         driver = self._driver
-        with self._api.current(self.context):
+        with self.api.current(self.context):
             if stream is None:
-                self._api.check(driver.cuCtxSynchronize(), f"waiting for {self.device}")
+                self.api.check(driver.cuCtxSynchronize(), f"waiting for {self.device}")
             else:
-                self._api.check(driver.cuStreamSynchronize(self._own(stream).driver_handle), "waiting for a stream")
+                self.api.check(driver.cuStreamSynchronize(self._own(stream).driver_handle), "waiting for a stream")
 
     def query(self, what: base.Stream | base.Event) -> bool:
         driver = self._driver
-        with self._api.current(self.context):
+        with self.api.current(self.context):
             if isinstance(what, base.Event):
                 result = driver.cuEventQuery(_ours(what).driver_handle)
             else:
                 result = driver.cuStreamQuery(self._own(what).driver_handle)
         if int(result[0]) == NOT_READY:
             return False
-        self._api.check(result, "asking whether work is done")
+        self.api.check(result, "asking whether work is done")
         return True
 
     # --- what a caller does beside us ---
 
+    def is_capturing(self, stream: CudaStream) -> bool:
+        with self.api.current(self.context):
+            answer = self._driver.cuStreamIsCapturing(stream.driver_handle)
+            return int(self.api.check(answer, "asking whether a stream captures")) != 0
+
     def captures_here(self) -> bool:
-        if getattr(self._mine, "captures", 0):
+        if any(where == (self.index, threading.get_ident()) for where in tuple(_captures.values())):
             return True
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
@@ -380,7 +382,7 @@ class CudaBackend(base.Backend):
         if int(status) or int(kind) != int(self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE):
             return None
         ordinal = ask(attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
-        return f"cuda:{int(self._api.check(ordinal, 'asking for the device of an address'))}"
+        return f"cuda:{int(self.api.check(ordinal, 'asking for the device of an address'))}"
 
     # --- kernels ---
 
@@ -391,9 +393,9 @@ class CudaBackend(base.Backend):
         if not plan.kernels:
             return {}
         image = ctypes.create_string_buffer(native.path.read_bytes())
-        with self._api.current(self.context):
+        with self.api.current(self.context):
             loaded = self._driver.cuModuleLoadData(ctypes.addressof(image))
-            module = self._api.check(loaded, f"loading {native.path} on {self.device}")
+            module = self.api.check(loaded, f"loading {native.path} on {self.device}")
             return {spec.name: self._kernel(module, spec, native) for spec in plan.kernels}
 
     def _kernel(self, module: Any, spec: KernelSpec, native: NativeLibrary) -> CudaKernel:
@@ -403,12 +405,12 @@ class CudaBackend(base.Backend):
         if int(status):
             raise CompileFailedError(f"the compiled kernels {native.path} lack the function '{name}'")
         if hasattr(driver, "cuFuncLoad"):  # CUDA 12.4: now, not at the first launch, which may be captured
-            self._api.check(driver.cuFuncLoad(function), f"loading the kernel '{spec.name}'")
+            self.api.check(driver.cuFuncLoad(function), f"loading the kernel '{spec.name}'")
         geometry = emit.geometry(spec, native.isa)
         if geometry.shared > SHARED_WITHOUT_ASKING:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             done = driver.cuFuncSetAttribute(function, attribute, geometry.shared)
-            self._api.check(done, f"giving the kernel '{spec.name}' {geometry.shared} bytes of shared memory")
+            self.api.check(done, f"giving the kernel '{spec.name}' {geometry.shared} bytes of shared memory")
         return CudaKernel(spec, function, geometry)
 
     def launch(
@@ -425,40 +427,44 @@ class CudaBackend(base.Backend):
         grid = kernel.grid(symbols)
         if 0 in grid:
             return
-        with self._api.current(self.context), kernel.lock:
+        with self.api.current(self.context), kernel.lock:
             kernel.values[:] = (*operands, *symbols)
             done = self._driver.cuLaunchKernel(
                 kernel.function, *grid, *geometry.block, geometry.shared, on.driver_handle, kernel.parameters, 0
             )
         if int(done[0]):
-            self._api.check(done, f"launching the kernel '{kernel.spec.name}' on a grid of {grid}")
+            self.api.check(done, f"launching the kernel '{kernel.spec.name}' on a grid of {grid}")
 
     # --- graphs ---
 
     def begin_capture(self, stream: base.Stream, mode: base.CaptureMode = "thread_local") -> None:
+        on = self._own(stream)
         chosen = getattr(self._driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode.upper()}")
-        with self._api.current(self.context):
-            done = self._driver.cuStreamBeginCapture(self._own(stream).driver_handle, chosen)
-            self._api.check(done, "beginning a capture")
-        self._mine.captures = getattr(self._mine, "captures", 0) + 1
+        with self.api.current(self.context):
+            self.api.check(self._driver.cuStreamBeginCapture(on.driver_handle, chosen), "beginning a capture")
+        _captures[on.handle] = (self.index, threading.get_ident())
 
     def end_capture(self, stream: base.Stream) -> CudaGraph:
-        driver, check = self._driver, self._api.check
-        with self._api.current(self.context):
-            result = driver.cuStreamEndCapture(self._own(stream).driver_handle)
-            self._mine.captures = max(0, getattr(self._mine, "captures", 0) - 1)
+        on = self._own(stream)
+        driver, check = self._driver, self.api.check
+        with self.api.current(self.context):
+            result = driver.cuStreamEndCapture(on.driver_handle)
+            if on.handle in _captures and not self.is_capturing(on):
+                del _captures[on.handle]
             graph = check(result, "ending a capture")
             if not int(graph):  # the driver says so for a capture that was invalidated
                 raise DeviceError("ending a capture gave no graph", 901, RUNTIME_NAMES[901])
             try:
                 shape = self._shape(graph)
+                if not shape.count:
+                    raise CaptureRuleError("the capture recorded nothing; capture a step that does work")
                 executable = check(driver.cuGraphInstantiate(graph, 0), "instantiating a graph")
             finally:
                 driver.cuGraphDestroy(graph)
         return CudaGraph(self, executable, shape)
 
     def _shape(self, graph: Any) -> base.GraphShape:
-        driver, check = self._driver, self._api.check
+        driver, check = self._driver, self.api.check
         _, count = check(driver.cuGraphGetNodes(graph, 0), "counting a graph's nodes")
         nodes = check(driver.cuGraphGetNodes(graph, count), "listing a graph's nodes")[0] if count else ()
         kinds: dict[str, int] = {}
@@ -470,13 +476,20 @@ class CudaBackend(base.Backend):
         return base.GraphShape(kinds)
 
     def launch_graph(self, executable: Any, stream: base.Stream) -> None:
-        with self._api.current(self.context):
-            done = self._driver.cuGraphLaunch(executable, self._own(stream).driver_handle)
-            self._api.check(done, "launching a graph")
+        on = self._own(stream)
+        if on.is_capturing:
+            raise CaptureRuleError("the stream captures; a graph inside a graph is not supported here")
+        with self.api.current(self.context):
+            done = self._driver.cuGraphLaunch(executable, on.driver_handle)
+            self.api.check(done, "launching a graph")
 
-    def destroy_executable(self, executable: Any) -> None:
-        with self._api.current(self.context), self._api.relaxed():
-            self._api.check(self._driver.cuGraphExecDestroy(executable), "destroying a graph")
+    def destroy_graph(self, executable: Any) -> None:
+        with self.api.current(self.context), self.api.relaxed():
+            self.api.check(self._driver.cuGraphExecDestroy(executable), "destroying a graph")
+
+
+_captures: dict[int, tuple[int, int]] = {}
+"""Streams that we began to capture, by handle: device and thread. The driver does not tell which thread captures."""
 
 
 def _ours(event: base.Event) -> CudaEvent:

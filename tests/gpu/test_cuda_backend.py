@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from qcompiler.errors import (
 from qcompiler.kernels.cuda.emit import ARCHS
 from qcompiler.kernels.cuda.geometry import Geometry
 from qcompiler.plan.kernel import KernelSpec, Operand, SoftmaxKernel
-from qcompiler.runtime.backends import cuda_driver
+from qcompiler.runtime.backends import cuda, cuda_driver
 from qcompiler.runtime.backends.cuda import CudaBackend, CudaKernel
 
 _spec = importlib.util.spec_from_file_location("qcompiler_fake_driver", Path(__file__).with_name("fake_driver.py"))
@@ -39,10 +40,11 @@ def driver() -> Any:
 
 
 @pytest.fixture
-def backend(driver: Any) -> CudaBackend:
+def backend(driver: Any) -> Iterator[CudaBackend]:
     made = CudaBackend(1, found=cuda_driver.Api(driver, fake.FakeCore(driver)))
     driver.calls.clear()
-    return made
+    yield made
+    cuda._captures.clear()
 
 
 def kernel(threads: int = 128, shared: int = 0) -> CudaKernel:
@@ -304,6 +306,40 @@ def test_a_broken_capture_has_ended_all_the_same(backend: CudaBackend, driver: A
     assert caught.value.symbol == "cudaErrorStreamCaptureUnjoined"
     assert not backend.captures_here()
     assert driver.stack == []
+
+
+def test_a_capture_that_cannot_end_here_goes_on(backend: CudaBackend, driver: Any) -> None:
+    stream = backend.stream()
+    backend.begin_capture(stream)
+    driver.fails["cuStreamEndCapture"] = 908
+    driver.capturing = 2
+    with pytest.raises(DeviceError):
+        backend.end_capture(stream)
+    assert backend.captures_here()
+    driver.fails["cuStreamEndCapture"], driver.capturing = 901, 0
+    with pytest.raises(DeviceError):
+        backend.end_capture(stream)
+    assert not backend.captures_here()
+
+
+def test_an_empty_graph_is_refused(backend: CudaBackend, driver: Any) -> None:
+    stream = backend.stream()
+    backend.begin_capture(stream)
+    driver.nodes.clear()
+    with pytest.raises(CaptureRuleError, match="nothing"):
+        backend.end_capture(stream)
+    assert "cuGraphInstantiate" not in driver.names()
+    assert driver.names().count("cuGraphDestroy") == 1
+
+
+def test_a_graph_is_not_launched_inside_a_capture(backend: CudaBackend, driver: Any) -> None:
+    stream = backend.stream()
+    backend.begin_capture(stream)
+    graph = backend.end_capture(stream)
+    driver.capturing = 1
+    with pytest.raises(CaptureRuleError, match="graph inside a graph"):
+        graph.launch(stream)
+    assert "cuGraphLaunch" not in driver.names()
 
 
 def test_an_invalidated_capture_without_a_graph_is_an_error(backend: CudaBackend, driver: Any) -> None:
