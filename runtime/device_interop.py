@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from qcompiler.errors import ArgumentShapeError, ArgumentStructureError, DeviceUnavailableError
+from qcompiler.errors import ArgumentShapeError, ArgumentStructureError, CaptureRuleError, DeviceUnavailableError
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
 from qcompiler.runtime import dlpack, interop
-from qcompiler.runtime.backends.base import Stream
-from qcompiler.runtime.device_array import DeviceArray
-from qcompiler.runtime.streams import Queue
+from qcompiler.runtime.backends.base import Backend, Stream
+from qcompiler.runtime.binding import element_count
+from qcompiler.runtime.device_array import DeviceArray, Pool
+from qcompiler.runtime.streams import Queue, is_capturing, order
 
 
 @dataclass(slots=True)
@@ -108,6 +110,31 @@ def _require_plain(name: str, address: int, dtype: str, row_major: bool) -> None
         raise ArgumentStructureError(
             f"argument '{name}' is not row-major in the device's memory; make it contiguous before the call"
         )
+
+
+class Uploader:
+    """Puts host arrays into a device's memory, on a stream of its own."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._queue = Queue(backend, backend.stream("uploads"))
+        self._pool = Pool(lambda nbytes, label: backend.allocate(nbytes, label=label))
+        self._lock = threading.Lock()
+
+    def put(self, value: Any, dtype: str, given: Any) -> DeviceArray:
+        """A copy of a host array, ready in the order of the caller's stream (`given`, or the current one)."""
+        backend = self._queue.backend
+        source = interop.read(value, "array", dtype)
+        caller = Queue(backend, backend.caller_stream(given))
+        if is_capturing(backend, caller.stream):
+            raise CaptureRuleError("the caller records a capture, in which nothing is uploaded; do it before")
+        with self._lock:
+            lease = self._pool.take(element_count(source.shape, {}) * ITEMSIZE[dtype])
+            array = DeviceArray(backend, lease.memory.address, tuple(source.shape), dtype, self._queue.stream, lease)
+            order([caller], [self._queue])
+            if array.nbytes:
+                backend.upload(self._queue.stream, array.address, source.address, array.nbytes)
+            order([self._queue], [caller])
+        return array
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

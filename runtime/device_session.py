@@ -14,7 +14,6 @@ from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
 from qcompiler.runtime.device_interop import Argument, Target
 from qcompiler.runtime.executor import Frame, PlanExecutor
-from qcompiler.runtime.interop import Source
 from qcompiler.runtime.session import Session
 from qcompiler.runtime.streams import Callers, Queue
 
@@ -240,21 +239,6 @@ class DeviceSession(Session):
         home = self.queues.homes[slot]
         lease = self._pools[slot].take(element_count(shape, {}) * ITEMSIZE[dtype])
         return DeviceArray(home.backend, lease.memory.address, shape, dtype, home.stream, lease)
-
-    def put(self, source: Source, dtype: str) -> DeviceArray:
-        """A host array's bytes on the first slot's device, ready in the caller's order."""
-        callers = Callers(self.queues, self.program.stream)
-        if callers.capturing:
-            raise CaptureRuleError(
-                "the caller records a capture, in which nothing is uploaded; put arrays there before"
-            )
-        first = self.queues.first
-        array = self.new_array(next(iter(self.queues.homes)), source.shape, dtype)
-        callers.enter(self.queues)
-        if array.nbytes:
-            first.backend.upload(first.stream, array.address, source.address, array.nbytes)
-        callers.leave(self.queues)
-        return array
 
     def _targets(self, results: Sequence[Any], binding: Binding, arguments: Sequence[Argument]) -> list[Target]:
         targets = [

@@ -8,7 +8,8 @@ On the CPU both ways call the same kernels with the same addresses, so their res
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -89,6 +90,7 @@ class _Address:
 class _Launch:
     """A launch with its operands' addresses; `moving` are the operands that lie in arguments or results."""
 
+    number: int
     backend: Backend
     stream: Stream
     kernel: Kernel
@@ -107,6 +109,7 @@ class _Launch:
 
 @dataclass(slots=True)
 class _Copy:
+    number: int
     backend: Backend
     stream: Stream
     source: _Address
@@ -119,6 +122,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _Record:
+    number: int
     queue: Queue
     event: Any
 
@@ -128,6 +132,7 @@ class _Record:
 
 @dataclass(slots=True)
 class _Wait:
+    number: int
     queue: Queue
     event: Any
 
@@ -160,11 +165,18 @@ class PlanExecutor:
         self._moving = set(frame.inputs) | set(frame.outputs)
         self._prepared: dict[tuple[int, ...], Prepared] = {}
         self.queues = queues.of_entry(entry)
+        self._label = _sim_label() if any(slot.backend.kind == "sim" for slot in slots.values()) else None
 
     def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
         """Issues every step. On the CPU the work is done then; elsewhere it is under way."""
-        for step in self.prepare(binding).steps:
-            step.issue(context, arenas)
+        steps = self.prepare(binding).steps
+        if self._label is None:
+            for step in steps:
+                step.issue(context, arenas)
+            return
+        for step in steps:
+            with self._label(f"step {step.number} of '{self._entry.name}'"):
+                step.issue(context, arenas)
 
     def prepare(self, binding: Binding) -> Prepared:
         """The entry point resolved for this binding's symbols (kept for the next call)."""
@@ -178,19 +190,19 @@ class PlanExecutor:
 
     def _resolve(self, symbols: dict[str, int]) -> Prepared:
         prepared = Prepared()
-        for step in self._entry.steps:
+        for number, step in enumerate(self._entry.steps):
             queue = self._queues.named[step.stream]
             match step:
                 case Launch():
-                    self._add_launch(prepared, queue, step, step.kernel, symbols)
+                    self._add_launch(prepared, number, queue, step, step.kernel, symbols)
                 case Select():
-                    self._add_launch(prepared, queue, step, chosen_kernel(step, symbols), symbols)
+                    self._add_launch(prepared, number, queue, step, chosen_kernel(step, symbols), symbols)
                 case Copy():
-                    self._add_copy(prepared, queue, step, symbols)
+                    self._add_copy(prepared, number, queue, step, symbols)
                 case Record():
-                    prepared.steps.append(_Record(queue, self._queues.record_event(step.event, queue)))
+                    prepared.steps.append(_Record(number, queue, self._queues.record_event(step.event, queue)))
                 case Wait():
-                    prepared.steps.append(_Wait(queue, self._queues.wait_event(step.event)))
+                    prepared.steps.append(_Wait(number, queue, self._queues.wait_event(step.event)))
                 case LibraryCall():
                     raise PlanError(
                         f"entry point '{self._entry.name}' calls '{step.function}', which {queue.backend.kind} does "
@@ -199,15 +211,22 @@ class PlanExecutor:
         return prepared
 
     def _add_launch(
-        self, prepared: Prepared, queue: Queue, step: Launch | Select, name: str, symbols: dict[str, int]
+        self,
+        prepared: Prepared,
+        number: int,
+        queue: Queue,
+        step: Launch | Select,
+        name: str,
+        symbols: dict[str, int],
     ) -> None:
         kernel = self._slots[self._slot_of[step.stream]].kernels[name]
         if not has_blocks(queue.backend, kernel.spec, symbols):
             return
         addresses = [self._address(view, symbols) for view in step.operands]
-        moving = [(number, address) for number, address in enumerate(addresses) if address.position >= 0]
+        moving = [(place, address) for place, address in enumerate(addresses) if address.position >= 0]
         prepared.steps.append(
             _Launch(
+                number,
                 queue.backend,
                 queue.stream,
                 kernel,
@@ -218,7 +237,7 @@ class PlanExecutor:
         )
         prepared.nodes["kernel"] += 1
 
-    def _add_copy(self, prepared: Prepared, queue: Queue, step: Copy, symbols: dict[str, int]) -> None:
+    def _add_copy(self, prepared: Prepared, number: int, queue: Queue, step: Copy, symbols: dict[str, int]) -> None:
         if step.source.format is None:
             nbytes = element_count(step.source.shape, symbols) * ITEMSIZE[step.source.dtype]
         else:
@@ -226,7 +245,7 @@ class PlanExecutor:
         if not nbytes:
             return
         source, target = self._address(step.source, symbols), self._address(step.target, symbols)
-        prepared.steps.append(_Copy(queue.backend, queue.stream, source, target, nbytes))
+        prepared.steps.append(_Copy(number, queue.backend, queue.stream, source, target, nbytes))
         prepared.nodes["copy"] += 1
 
     def _address(self, view: View, symbols: dict[str, int]) -> _Address:
@@ -240,6 +259,13 @@ class PlanExecutor:
         if base is None and self._arenas[buffer.arena].nbytes:
             raise PlanError(f"entry point '{self._entry.name}' uses the arena '{buffer.arena}' of another one")
         return _Address((base or 0) + buffer.offset + start, -1)
+
+
+def _sim_label() -> Callable[[str], AbstractContextManager[None]]:
+    """How the simulated GPU is told which step of the plan an operation belongs to, for its reports."""
+    from qcompiler.runtime.sim.queue import step_label
+
+    return step_label
 
 
 def has_blocks(backend: Backend, spec: KernelSpec, symbols: Mapping[str, int]) -> bool:

@@ -16,6 +16,7 @@ from qcompiler.runtime import interop
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Memory
 from qcompiler.runtime.binding import Binder, EntryBinder
+from qcompiler.runtime.device_interop import Uploader
 from qcompiler.runtime.executor import Executor, Frame, NativeExecutor, PlanExecutor
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, check_directory, constants_nbytes
 from qcompiler.runtime.memory import Block, Bytes, address_of, align_up
@@ -68,6 +69,7 @@ class LoadedProgram:
         self._shared: dict[str, Memory] = {}
         self.shared_bases = self._place_shared()
         self._kept: list[Session] = []
+        self._uploader = Uploader(next(iter(slots.values())).backend) if self.kind != "cpu" else None
         if plan.init is not None:
             self._run_init(plan.init)
         self._default = self.session()
@@ -136,18 +138,9 @@ class LoadedProgram:
 
         On the CPU that is where it is already: the array itself.
         """
-        if self.kind == "cpu":
+        if self._uploader is None:
             return values
-        from qcompiler.runtime.device_session import DeviceSession
-
-        assert isinstance(self._default, DeviceSession)
-        dtype = _dtype_of(values)
-        source = interop.read(values, "array", dtype)
-        self._default.acquire()
-        try:
-            return self._default.put(source, dtype)
-        finally:
-            self._default.release()
+        return self._uploader.put(values, _dtype_of(values), self.stream)
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
         """The program on another device, with the default session's states: all of it, or an error and nothing.

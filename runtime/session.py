@@ -98,6 +98,7 @@ class Session(ABC):
             for name, data in values.items():
                 home = self.queues.homes[self.memory.slot_of[name]]
                 home.backend.upload(home.stream, self.memory.states[name].address, address_of(data), data.nbytes)
+            self._settle()
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -111,6 +112,12 @@ class Session(ABC):
             initial = self.program.initial_states.get(name)
             if initial is not None and initial.nbytes:
                 home.backend.upload(home.stream, memory.address, address_of(initial), initial.nbytes)
+        self._settle()
+
+    def _settle(self) -> None:
+        """States are there for everybody: for a caller's graph too, which never waits for the session's own streams."""
+        if self.memory.states:
+            self.queues.synchronize()
 
     @abstractmethod
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any: ...

@@ -120,7 +120,7 @@ class Callers:
             self.queues.append(Queue(home.backend, stream))
             if number == 0 and given is not None:
                 self.given = stream
-            capturing = _captures(home.backend, stream)
+            capturing = is_capturing(home.backend, stream)
             self.capturing = self.capturing or capturing
             if home.stream.is_capturing and not capturing:
                 raise CaptureRuleError(
@@ -138,7 +138,8 @@ class Callers:
         order(queues.homes.values(), self.queues)
 
 
-def _captures(backend: Backend, stream: Stream) -> bool:
+def is_capturing(backend: Backend, stream: Stream) -> bool:
+    """Whether a caller records a capture on its stream. DeviceError 906 if it does so beside the legacy stream."""
     legacy = stream.handle == backend.legacy_stream().handle
     try:
         capturing = stream.is_capturing
