@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import SimulationError
-from qcompiler.runtime.sim.device import machine, sim_stream
-from qcompiler.runtime.sim.queue import step_label
+from qcompiler.runtime.sim.clocks import Access
+from qcompiler.runtime.sim.device import machine, sim_device, sim_stream
+from qcompiler.runtime.sim.queue import Work, step_label
 
 
 def finding(rig: Any) -> SimulationError:
@@ -221,6 +222,23 @@ def test_a_download_that_nobody_waited_for_cannot_be_uploaded(sim: Any) -> None:
     sim.backend.synchronize(one)
     sim.backend.upload(two, y.address, host.ctypes.data, host.nbytes)
     assert (sim.read(y, two) == 1).all()
+
+
+def test_accesses_that_nobody_declared_are_compared_as_well(sim: Any, seeds: Any) -> None:
+    """Also when the host has waited for one of the two before the other runs."""
+    device = sim_device(0)
+    for _ in seeds(20):
+        one, two, x = sim.stream("one"), sim.stream("two"), sim.full(1)
+        seen = {"r": Access(x.address, x.address + 4, "r"), "w": Access(x.address, x.address + 4, "w")}
+
+        def work(kind: str, x: Any = x, seen: Any = seen) -> Work:
+            return Work("kernel", f"a kernel that {kind}", 0, (), (x.allocation,), lambda seed: [seen[kind]])
+
+        device.enqueue(one, work("w"))
+        device.enqueue(two, work("r"))
+        with pytest.raises(SimulationError, match=r"a kernel that w .*a kernel that r"):
+            for stream in (one, two):
+                sim.backend.synchronize(stream)
 
 
 def test_correct_programs_are_clean_over_fifty_seeds(sim: Any, other: Any, seeds: Any) -> None:
