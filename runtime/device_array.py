@@ -14,6 +14,7 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime import dlpack
 from qcompiler.runtime.backends.base import Backend, Memory, Stream
 from qcompiler.runtime.memory import address_of, align_up
+from qcompiler.runtime.streams import is_capturing
 
 GRANULE = 512
 """Bytes: results of nearly equal sizes reuse each other's memory."""
@@ -126,7 +127,8 @@ class DeviceArray:
     def numpy(self) -> npt.NDArray[Any]:
         """A copy on the host, after everything that the caller has submitted on its stream so far.
 
-        Raises what the kernels that made it reported.  CaptureRuleError while the caller records a capture.
+        Raises what the kernels that made it reported.  CaptureRuleError, DeviceError 906 while the caller records a
+        capture.
         """
         array = np.empty(self.shape, self.dtype)
         self._follow_caller()
@@ -143,7 +145,7 @@ class DeviceArray:
 
     def _follow_caller(self) -> None:
         caller = self.backend.caller_stream()
-        if caller.is_capturing or self.stream.is_capturing:
+        if is_capturing(self.backend, caller) or self.stream.is_capturing:
             raise CaptureRuleError("a capture is being recorded, in which nothing is read back; end it first")
         self._order(caller, self.stream)
 

@@ -175,7 +175,7 @@ class PlanExecutor:
                 step.issue(context, arenas)
             return
         for step in steps:
-            with self._label(f"step {step.number} of '{self._entry.name}'"):
+            with self._label(f"step {step.number} of {self._entry.name}"):
                 step.issue(context, arenas)
 
     def prepare(self, binding: Binding) -> Prepared:

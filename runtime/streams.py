@@ -139,7 +139,11 @@ class Callers:
 
 
 def is_capturing(backend: Backend, stream: Stream) -> bool:
-    """Whether a caller records a capture on its stream. DeviceError 906 if it does so beside the legacy stream."""
+    """Whether a caller records a capture on its stream.
+
+    If it does so on another one, work on this one would miss the capture, and waiting for it would break the capture:
+    DeviceError 906 where this is the legacy stream, else CaptureRuleError.
+    """
     legacy = stream.handle == backend.legacy_stream().handle
     try:
         capturing = stream.is_capturing
@@ -149,6 +153,11 @@ def is_capturing(backend: Backend, stream: Stream) -> bool:
         raise legacy_capture(backend.device) from error
     if legacy and (capturing or backend.captures_here()):
         raise legacy_capture(backend.device)
+    if not capturing and backend.captures_here():
+        raise CaptureRuleError(
+            f"this thread records a capture on another stream of {backend.device} than the one that this call would go "
+            "to; pass the capturing stream as `stream=`, or end the capture first"
+        )
     return capturing
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -128,10 +129,13 @@ def test_a_session_is_usable_again_after_the_callers_capture(
     small: Any, run: LoadedProgram, backend: Backend, capturing: Callable[[Stream], None]
 ) -> None:
     caller = Caller(small, run, backend.stream("side"))
+    another = backend.stream("another")
     capturing(caller.stream)
     run(caller.x, out=caller.out, stream=caller.stream)
-    with pytest.raises(CaptureRuleError, match="part of a capture that has not ended"):
-        run(caller.x, out=caller.out, stream=backend.stream("another"))
+    with pytest.raises(CaptureRuleError, match="this thread records a capture on another stream"):
+        run(caller.x, out=caller.out, stream=another)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(CaptureRuleError, match="part of a capture that has not ended"):
+        pool.submit(run, caller.x, out=caller.out, stream=another).result()
     backend.end_capture(caller.stream).close()
     caller.fill()
     run(caller.x, out=caller.out, stream=caller.stream)
@@ -174,5 +178,7 @@ def test_what_a_capture_forbids_is_refused_before_anything_is_touched(
     for call, reason in refused:
         with pytest.raises(CaptureRuleError, match=reason):
             call()
+    with pytest.raises(DeviceError, match="906"):
+        caller.result.numpy()
     mine(caller.x, out=caller.out)
     assert backend.end_capture(caller.stream).shape.nodes == NODES
