@@ -100,17 +100,21 @@ def compile_library(
     name: str = "program",
     emitter_version: str = "",
     extra_flags: Sequence[str] = (),
+    link_flags: Sequence[str] | None = None,
     announce: str | None = None,
 ) -> Path:
     """The path of a shared library made from `source`, from the cache if it was compiled before.
 
-    The key covers the source, its emitter's version, the flags, the compiler's version and the target.  `announce` is
-    printed to stderr with the seconds when compiling really happens.  CompileFailedError carries the compiler's output
-    and the path of the source.
+    The key covers the source, its emitter's version, the flags, the compiler's version and the target.  With
+    `link_flags` the library is linked in a second step that sees those and not `extra_flags` (a sanitiser's hooks are
+    wanted then, its library is not).  `announce` is printed to stderr with the seconds when compiling really happens.
+    CompileFailedError carries the compiler's output and the path of the source.
     """
     compiler = find_compiler()
-    flags = (*flags_for(isa), *extra_flags, *_link_flags())
-    key = _digest(source, str(emitter_version), "\0".join(flags), compiler.version, isa, platform.machine())
+    flags = (*flags_for(isa), *extra_flags, *(() if link_flags is not None else _link_flags()))
+    link = None if link_flags is None else ("-shared", "-fPIC", *link_flags, *_link_flags())
+    steps = "\0".join(flags) if link is None else "\0".join((*flags, "--", *link))
+    key = _digest(source, str(emitter_version), steps, compiler.version, isa, platform.machine())
     directory = cache_dir("native")
     library = directory / f"{name}-{key[:32]}.so"
     if library.exists():
@@ -118,30 +122,43 @@ def compile_library(
     with locked(library):
         if not library.exists():
             began = time.monotonic()
-            _compile(compiler, flags, source, library)
+            _compile(compiler, flags, link, source, library)
             if announce:
                 note(f"{announce}: {time.monotonic() - began:.1f} s")
     return library
 
 
-def _compile(compiler: HostCompiler, flags: Sequence[str], source: str, library: Path) -> None:
+def _compile(
+    compiler: HostCompiler, flags: Sequence[str], link: Sequence[str] | None, source: str, library: Path
+) -> None:
     text = library.with_suffix(".cpp")
     write_atomically(text, source.encode())
     descriptor, output = tempfile.mkstemp(dir=library.parent, prefix=".building-", suffix=".so")
     os.close(descriptor)
-    command = [*compiler.command, *flags, "-o", output, str(text)]
+    made = Path(output).with_suffix(".o")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            log = (done.stderr + done.stdout).strip()[:LOG_LIMIT]
-            raise CompileFailedError(
-                f"{compiler.version} refused {text} (exit {done.returncode})\n$ {shlex.join(command)}\n{log}"
-            )
+        if link is None:
+            _run([*compiler.command, *flags, "-o", output, str(text)], compiler, text)
+        else:
+            apart = [flag for flag in flags if flag != "-shared"]
+            _run([*compiler.command, *apart, "-c", "-o", str(made), str(text)], compiler, text)
+            _run([*compiler.command, "-o", output, str(made), *link], compiler, text)
         Path(output).replace(library)
-    except OSError as error:
-        raise CompileFailedError(f"cannot run `{shlex.join(command)}`: {error}") from error
     finally:
         Path(output).unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
+
+
+def _run(command: Sequence[str], compiler: HostCompiler, text: Path) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise CompileFailedError(f"cannot run `{shlex.join(command)}`: {error}") from error
+    if done.returncode:
+        log = (done.stderr + done.stdout).strip()[:LOG_LIMIT]
+        raise CompileFailedError(
+            f"{compiler.version} refused {text} (exit {done.returncode})\n$ {shlex.join(command)}\n{log}"
+        )
 
 
 def _digest(*parts: str) -> str:
