@@ -94,7 +94,8 @@ class Weight:
     `storage`: "codes" (packed) and "values" (plain) lie in cuda_t16_v1, "strided" is plain memory under any strides.
     `struct` names the generated C++ struct that `definitions` define; linear.cuh says what it holds.  `bits` are those
     of one stored element; a tile is 16 rows by `tile` columns, a panel has `tiles` of them.  `lookup` says that codes
-    go through a table in shared memory (`code_value` fills it), else `first` makes numbers of them.
+    go through a table in shared memory (`code_value` fills it), else `first` makes numbers of them.  A lane that
+    prefetches a tile keeps its scales and zero points in `entry_registers`.
     """
 
     storage: Literal["codes", "values", "strided"]
@@ -105,6 +106,7 @@ class Weight:
     struct: str
     definitions: str
     lookup: bool = False
+    entry_registers: int = 0
 
     @property
     def tile(self) -> int:
@@ -251,7 +253,9 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
         "    }",
         "};",
     ]
-    return Weight("codes", operand.dtype, rows, cols, bits, struct, _block(lines), lookup)
+    per_tile = 1 if block >= cols else max(1, tile_columns(bits) // block)
+    registers = 0 if straddles else 2 * len(fields) * per_tile  # of two rows
+    return Weight("codes", operand.dtype, rows, cols, bits, struct, _block(lines), lookup, registers)
 
 
 def _bool(value: bool) -> str:
