@@ -11,7 +11,7 @@ JOBS   ?= 2
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 
-.PHONY: help demo install test test-full lint bench docs clean
+.PHONY: help demo install test test-full lint bench docs gpu-check clean
 
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint       ruff, strict mypy and import-linter on the installed wheel"
 	@echo "make bench      the benchmarks, peers in the same run"
 	@echo "make docs       writes the generated pages of docs/"
+	@echo "make gpu-check  everything that needs a GPU; WHEELS=folder installs from there, OUT=folder gets the JSON"
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on PATH; install Python 3.11 or later (apt install python3 python3-venv)" >&2; exit 1; }
@@ -64,6 +65,12 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m qcompiler.formats.doc > docs/formats.md
+	$(BIN)/python benchmarks/kernel_resources.py > docs/kernels-cuda.md
+
+# Works on a bare CUDA image without network and without the environment above: WHEELS holds what the image lacks.
+CHECK_PYTHON = $(if $(WHEELS),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
+gpu-check:
+	$(CHECK_PYTHON) -P tests/gpu/check.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(OUT),--out $(OUT))
 
 clean:
 	rm -rf build dumps

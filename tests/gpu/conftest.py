@@ -9,6 +9,11 @@ from types import ModuleType
 
 import pytest
 
+from qcompiler.runtime.backends import registry
+
+collect_ignore = [] if registry.is_available("cuda:0") else ["test_conformance_gpu.py"]
+"""What only hardware can run is collected only there (`make gpu-check`); its sim counterpart runs everywhere."""
+
 
 def beside(name: str) -> ModuleType:
     """A module of this folder."""

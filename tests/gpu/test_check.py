@@ -1,0 +1,96 @@
+"""`make gpu-check` itself, as far as it can be seen without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import qcompiler
+from qcompiler.runtime.backends import registry
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("check.py")
+
+
+@pytest.fixture(scope="module")
+def check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("qcompiler_gpu_check", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_gpu_it_says_so_and_succeeds(tmp_path: Path) -> None:
+    if registry.is_available("cuda:0"):
+        pytest.skip("this machine has a GPU; `make gpu-check` itself runs there")
+    # The bare interpreter: nothing but the standard library may be needed to find out.
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(SCRIPT), "--out", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("no GPU: ")
+    assert json.loads((tmp_path / "gpu-check.json").read_text())["gpu"] is None
+
+
+def test_the_assembled_package_is_the_wheel(check: ModuleType, tmp_path: Path) -> None:
+    check.assemble(tmp_path)
+    made = {str(file.relative_to(tmp_path / "qcompiler")) for file in tmp_path.rglob("*") if file.is_file()}
+    package = Path(qcompiler.__file__).parent
+    if (package.parent / "pyproject.toml").exists():
+        pytest.skip("qcompiler is installed editable here; `make test` compares with the wheel")
+    wheel = {
+        str(file.relative_to(package))
+        for file in package.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert made == wheel
+
+
+def test_the_assembled_package_is_importable(check: ModuleType, tmp_path: Path) -> None:
+    check.assemble(tmp_path)
+    code = "import qcompiler.runtime.nvrtc, qcompiler.kernels.cuda.emit, qcompiler; print(qcompiler.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=check.environment(tmp_path), capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()) == tmp_path / "qcompiler" / "__init__.py"
+
+
+def test_a_missing_package_is_named(check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "MISSING", check.MISSING.replace("find_spec(name)", "find_spec(name + '_not_there')"))
+    with pytest.raises(SystemExit, match=r"lacks .*msgspec.*WHEELS"):
+        check.check_packages(check.environment(tmp_path))
+
+
+def test_what_the_sanitizer_runs_exists(check: ModuleType) -> None:
+    for file, chosen in check.SANITIZED.items():
+        assert (ROOT / file).exists(), file
+        assert check.DEVICE_CASES in chosen
+    assert all((ROOT / place).exists() for place in check.SUITES)
+
+
+@pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad", 1), ("dies", 1), ("none", None)])
+def test_a_step_tells_passed_failed_dead_and_absent(check: ModuleType, tmp_path: Path, name: str, code: int) -> None:
+    """The steps run pytest by device names in the tests' ids, in processes that may die."""
+    file = tmp_path / "test_probe.py"
+    body = {"good": "pass", "bad": "assert 1 == 2, 'no'", "dies": "import os; os._exit(3)", "none": "pass"}[name]
+    device = "sim:0" if name == "none" else "cuda:0"
+    file.write_text(
+        f"import pytest\n@pytest.mark.parametrize('d', ['{device}', 'sim:0'])\ndef test_it(d):\n    {body}\n"
+    )
+    (ROOT / "build" / "gpu-reports").mkdir(parents=True, exist_ok=True)
+    step = check.pytest_step("suites", file, check.DEVICE_CASES, dict(check.environment(tmp_path)))
+    if code is None:
+        assert step is None
+        return
+    assert step.ok is (code == 0)
+    assert step.counts.get("passed", 0) == (1 if name == "good" else 0)
+    assert len(step.failures) == (0 if name == "good" else 1)
+    assert step.name in check.table([step])
