@@ -7,7 +7,6 @@ behind it (`runtime/sim`) keeps CUDA's rules for streams, events and captures, a
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,18 +30,14 @@ from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.sim.capture import refuse
 from qcompiler.runtime.sim.clocks import Access
 from qcompiler.runtime.sim.device import DEVICES, SimStream, captures, machine, sim_device, sim_stream
-from qcompiler.runtime.sim.queue import Work
+from qcompiler.runtime.sim.engine import LaunchOptions, LaunchRequest, Range, SimLibrary, checks_wanted, compile_sim
+from qcompiler.runtime.sim.queue import Allocation, Work
 from qcompiler.runtime.sim.ranges import Extent, extent_of
 
-__all__ = ["DEVICES", "SimBackend", "SimKernel", "is_checked", "sim_stream"]
+__all__ = ["DEVICES", "SimBackend", "SimKernel", "sim_stream"]
 
 LAUNCHES_KEPT = 256
 """Values of the symbols for which a kernel remembers its grid and the extents of its operands."""
-
-
-def is_checked() -> bool:
-    """Whether kernels are built with every access observed (QC_SIM_CHECK=0 turns it off)."""
-    return os.environ.get("QC_SIM_CHECK", "1") != "0"
 
 
 class SimKernel(Kernel):
@@ -145,10 +140,8 @@ class SimBackend(Backend):
     # --- kernels ---
 
     def build(self, plan: Plan) -> NativeLibrary:
-        from qcompiler.runtime.sim.engine import compile_sim
-
         source = emit.emit_sim_module(plan.kernels, self.isa)
-        path = compile_sim(source, checked=is_checked(), name="sim")
+        path = compile_sim(source, checked=checks_wanted(), name="sim")
         return NativeLibrary(self.isa, path, str(emit.EMITTER_VERSION), find_compiler().version)
 
     def load(self, plan: Plan, native: NativeLibrary) -> dict[str, Kernel]:
@@ -157,8 +150,8 @@ class SimBackend(Backend):
             library = machine().engine.load(native.path)
             return {spec.name: self._kernel(spec, library) for spec in plan.kernels}
 
-    def _kernel(self, spec: KernelSpec, library: Any) -> SimKernel:
-        return SimKernel(spec, library.function(spec.name), emit.geometry(spec, self.isa), is_checked())
+    def _kernel(self, spec: KernelSpec, library: SimLibrary) -> SimKernel:
+        return SimKernel(spec, library.function(spec.name), emit.geometry(spec, self.isa), library.checked)
 
     def launch(
         self, stream: Stream, kernel: Kernel, operands: Sequence[int], symbols: Sequence[int], context: Any = None
@@ -178,8 +171,6 @@ class SimBackend(Backend):
         operands: Sequence[int],
         symbols: Sequence[int],
     ) -> Work:
-        from qcompiler.runtime.sim.engine import LaunchRequest, Range
-
         spec, engine = kernel.spec, machine().engine
         name = f"kernel '{spec.name}'" + (f" ({spec.serves})" if spec.serves else "")
         memory, ranges, declared = [], [], []
@@ -203,12 +194,12 @@ class SimBackend(Backend):
             shared_bytes=kernel.geometry.shared,
             args=(*operands, *symbols),
             ranges=tuple(ranges),
-            seed=0,
         )
         must_write = all(extent.is_exact for extent in extents)
 
         def run(seed: int) -> list[Access]:
-            report = engine.launch(dataclasses.replace(request, seed=seed))
+            options = LaunchOptions(early_copies=bool(seed & 1))  # a device may land cp.async at once or late
+            report = engine.launch(dataclasses.replace(request, seed=seed, options=options))
             if report.unwritten and must_write:
                 raise SimulationError(
                     f"it left {report.unwritten} bytes of its results unwritten; its grid or block is too small, or "
@@ -219,7 +210,7 @@ class SimBackend(Backend):
 
         return Work("kernel", name, self._device.index, tuple(declared), tuple(dict.fromkeys(memory)), run)
 
-    def _resolve(self, address: int, nbytes: int, what: str) -> Any:
+    def _resolve(self, address: int, nbytes: int, what: str) -> Allocation:
         found = machine().resolve(address, nbytes, what)
         if found.device != self._device.index:
             raise SimulationError(

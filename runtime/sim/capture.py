@@ -20,7 +20,6 @@ from qcompiler.runtime.sim.queue import Work
 
 SYMBOLS = {
     1: "cudaErrorInvalidValue",
-    2: "cudaErrorMemoryAllocation",
     400: "cudaErrorInvalidResourceHandle",
     401: "cudaErrorIllegalState",
     900: "cudaErrorStreamCaptureUnsupported",

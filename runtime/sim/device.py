@@ -20,10 +20,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, OutOfMemoryError, SimulationError
+from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, SimulationError
 from qcompiler.runtime.backends.base import CaptureMode, Event, Graph, GraphShape, Memory, Stream, StreamKind
 from qcompiler.runtime.sim.capture import Capture, Captures, Node, refuse
 from qcompiler.runtime.sim.clocks import Access
+from qcompiler.runtime.sim.engine import engine
 from qcompiler.runtime.sim.queue import Allocation, Machine, Op, Work
 
 DEVICES = 8
@@ -36,8 +37,6 @@ _handles = itertools.count(0x51_0000_0010, 0x10)
 @functools.cache
 def machine() -> Machine:
     """The one queue of this process."""
-    from qcompiler.runtime.sim.engine import engine
-
     return Machine(engine())
 
 
@@ -165,12 +164,7 @@ class SimDevice:
             captures().check_unsafe(f"an allocation of {nbytes} bytes")
             if nbytes == 0:
                 return SimMemory(None, 0)
-            try:
-                base = machine().engine.allocate(self.index, nbytes, label)
-            except MemoryError as error:
-                raise OutOfMemoryError(
-                    f"{self.name} has no room for {nbytes} bytes ('{label}')", 2, "cudaErrorMemoryAllocation"
-                ) from error
+            base = machine().engine.allocate(self.index, nbytes, label)
             allocation = Allocation(base, nbytes, label, self.index)
             machine().adopt(allocation)
             return SimMemory(allocation, nbytes)
@@ -300,6 +294,7 @@ class SimDevice:
             if stream is None:
                 captures().check_device(self.index, f"synchronizing {self.name}")
                 machine().wait(self.index, machine().latest(self.index))
+                machine().engine.check_red_zones(self.index)
                 return
             machine().wait(self.index, self._work_of(stream, "synchronizing"))
 

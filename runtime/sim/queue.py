@@ -14,10 +14,11 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from qcompiler.errors import SimulationError
 from qcompiler.runtime.sim.clocks import Access, AccessMap, Clock, Conflict, Stamped, join
+from qcompiler.runtime.sim.engine import Engine
 
 HOST = 0
 """The actor of all host threads: what one of them waited for is over for each of them."""
@@ -99,7 +100,7 @@ class Op:
 class Machine:
     """All devices' queue, clocks and findings. Every method is safe to call from several threads."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.lock = threading.RLock()
         self.host: Clock = {HOST: 1}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.errors import SimulationError
+from qcompiler.errors import OutOfMemoryError, SimulationError
 from qcompiler.runtime.sim.clocks import Access
 from qcompiler.runtime.sim.device import machine, sim_device, sim_stream
 from qcompiler.runtime.sim.queue import Work, step_label
@@ -318,6 +318,13 @@ def test_an_event_orders_streams_of_two_devices(sim: Any, other: Any, seeds: Any
             assert (other.read(z, far) == 2).all()
         else:
             assert finding(other).finding in ("unordered-access", "uninitialised-read")
+
+
+def test_a_device_without_room_says_so(sim: Any) -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        sim.backend.allocate(1 << 60, label="far too much")
+    assert caught.value.code == 2
+    assert (sim.read(sim.full(1)) == 1).all()
 
 
 def test_freed_memory_is_not_used_again(sim: Any) -> None:
