@@ -1,4 +1,5 @@
 """What each inline-PTX wrapper of kernels/cuda/*.cuh must do: a kernel that calls it, and a NumPy model of the answer.
+Three more checks do the same for intrinsics that kernels use and the simulator imitates.
 
 The same kernels run twice: on the simulated GPU, where the wrappers are kernels/sim/shim.h's twins
 (test_conformance_sim.py), and on hardware, where they are PTX (check.py).  The models are written from the PTX ISA
@@ -122,7 +123,7 @@ def _last_block() -> Case:
         sums = np.array([total.sum(dtype=np.uint32), blocks], np.uint32)
         return wrong or first_difference(counter, np.array([blocks], np.uint32)) or first_difference(out, sums)
 
-    return Case([parts], [*scratch, np.zeros(2, np.uint32)], judge, grid=blocks, block=threads)
+    return Case([parts], [*scratch, np.zeros(2, np.uint32)], judge, grid=blocks, block=threads, shared=4)
 
 
 # --- matrices ---------------------------------------------------------------------------------------------------------
@@ -300,6 +301,91 @@ def _exp2() -> Case:
     return Case([x], [np.zeros(x.size, np.float32)], judge, grid=x.size // 256, block=256)
 
 
+# --- what NVRTC provides and the simulator imitates -------------------------------------------------------------------
+
+
+def _bits() -> Case:
+    rng = random("bits")
+    a, b = (rng.integers(0, 2**32, 1024, np.uint32) for _ in range(2))
+    a[:40], b[:4] = (
+        [0, 2**32 - 1, *(1 << i for i in range(32)), 2**31 - 1, 2**31 + 1, 3, 5, 6, 9],
+        [0, 31, 32, 2**32 - 1],
+    )
+    wide = a.astype(np.uint64) << np.uint64(32) | b
+    bits = np.unpackbits(a.view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
+    any_bit = bits.any(axis=1)
+    selected = np.concatenate([a.view(np.uint8).reshape(-1, 4), b.view(np.uint8).reshape(-1, 4)], axis=1)
+    nibbles = np.stack([b >> np.uint32(4 * i) & np.uint32(15) for i in range(4)], axis=1)
+    taken = np.take_along_axis(selected, (nibbles & 7).astype(np.int64), axis=1)
+    taken = np.where(nibbles & 8, np.where(taken & 0x80, 0xFF, 0), taken).astype(np.uint8)
+    signed = (x.view(np.int8).reshape(-1, 4).astype(np.int64) for x in (a, b))
+    columns = [
+        bits.sum(axis=1),
+        np.where(any_bit, bits[:, ::-1].argmax(axis=1), 32),
+        np.where(any_bit, bits.argmax(axis=1) + 1, 0),
+        np.packbits(bits[:, ::-1], axis=1, bitorder="little").view(np.uint32)[:, 0],
+        np.ascontiguousarray(taken).view(np.uint32)[:, 0],
+        (wide << (b & 31).astype(np.uint64)) >> np.uint64(32) & np.uint64(2**32 - 1),
+        wide >> (b & 31).astype(np.uint64) & np.uint64(2**32 - 1),
+        a.astype(np.uint64) * b >> np.uint64(32),
+        (next(signed) * next(signed)).sum(axis=1) + a.view(np.int32),
+    ]
+    want = np.stack([column.astype(np.int64).astype(np.uint32) for column in columns], axis=1)
+    return Case([a, b], [np.zeros_like(want)], equal(want), grid=4, block=256)
+
+
+def _to_integers() -> Case:
+    rng = random("integers")
+    special = [
+        np.nan,
+        np.inf,
+        -np.inf,
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -1.5,
+        2147483520.0,
+        2147483648.0,
+        -2147483648.0,
+        3e9,
+        -3e9,
+        1e30,
+    ]
+    x = np.concatenate(
+        [special, rng.standard_normal(1024 - len(special)) * 10.0 ** rng.uniform(0, 11, 1024 - len(special))]
+    )
+    x = x.astype(np.float32)
+    low, high = -(2**31), 2**31 - 1
+
+    def saturated(values: Array) -> Array:
+        return np.where(
+            np.isnan(values), 0, np.clip(np.nan_to_num(values.astype(np.float64), posinf=high, neginf=low), low, high)
+        )
+
+    want = np.stack([saturated(np.rint(x)), saturated(np.trunc(x))], axis=1).astype(np.int64).astype(np.int32)
+    return Case([x], [np.zeros_like(want)], equal(want), grid=4, block=256)
+
+
+def _shuffles() -> Case:
+    """One warp: each kind of shuffle over the warp and over quarters of it, and the votes."""
+    x = random("shuffle").integers(0, 2**32, 32, np.uint32)
+    lane = np.arange(32)
+    columns = []
+    for width in (32, 8):
+        begin, end = lane // width * width, lane // width * width + width - 1
+        columns += [
+            x[begin + 5 % width],
+            x[np.where(lane - 3 < begin, lane, lane - 3)],
+            x[np.where(lane + 3 > end, lane, lane + 3)],
+            x[lane ^ 5],
+        ]
+    odd = int(sum(1 << i for i in range(32) if x[i] & 1))
+    columns += [np.full(32, odd), np.full(32, int(odd != 0)), np.full(32, int(odd == 2**32 - 1))]
+    want = np.stack([column.astype(np.uint32) for column in columns], axis=1)
+    return Case([x], [np.zeros_like(want)], equal(want))
+
+
 _INDEX = "    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;\n"
 
 CHECKS: tuple[Check, ...] = (
@@ -406,6 +492,43 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "exp2_fast", ("qc_exp2_fast",), "const float* const x, float* const out",
         _INDEX + "    out[i] = qc_exp2_fast(x[i]);\n", _exp2,
+    ),
+    Check(
+        "bits", (), "const uint32_t* const a, const uint32_t* const b, uint32_t* const out",
+        _INDEX + """    uint32_t* const to = out + 9 * i;
+    to[0] = __popc(a[i]);
+    to[1] = __clz((int)a[i]);
+    to[2] = __ffs((int)a[i]);
+    to[3] = __brev(a[i]);
+    to[4] = __byte_perm(a[i], b[i], b[i]);
+    to[5] = __funnelshift_l(b[i], a[i], b[i]);
+    to[6] = __funnelshift_r(b[i], a[i], b[i]);
+    to[7] = __umulhi(a[i], b[i]);
+    to[8] = (uint32_t)__dp4a((int)a[i], (int)b[i], (int)a[i]);
+""",
+        _bits,
+    ),
+    Check(
+        "to_integers", (), "const float* const x, int32_t* const out",
+        _INDEX + "    out[2 * i] = __float2int_rn(x[i]);\n    out[2 * i + 1] = __float2int_rz(x[i]);\n", _to_integers,
+    ),
+    Check(
+        "shuffles", (), "const uint32_t* const x, uint32_t* const out",
+        """    const uint32_t v = x[threadIdx.x];
+    uint32_t* const to = out + 11 * threadIdx.x;
+    to[0] = __shfl_sync(QC_ALL_LANES, v, 5);
+    to[1] = __shfl_up_sync(QC_ALL_LANES, v, 3);
+    to[2] = __shfl_down_sync(QC_ALL_LANES, v, 3);
+    to[3] = __shfl_xor_sync(QC_ALL_LANES, v, 5);
+    to[4] = __shfl_sync(QC_ALL_LANES, v, 5, 8);
+    to[5] = __shfl_up_sync(QC_ALL_LANES, v, 3, 8);
+    to[6] = __shfl_down_sync(QC_ALL_LANES, v, 3, 8);
+    to[7] = __shfl_xor_sync(QC_ALL_LANES, v, 5, 8);
+    to[8] = __ballot_sync(QC_ALL_LANES, v & 1);
+    to[9] = __any_sync(QC_ALL_LANES, v & 1);
+    to[10] = __all_sync(QC_ALL_LANES, v & 1);
+""",
+        _shuffles,
     ),
 )  # fmt: skip
 

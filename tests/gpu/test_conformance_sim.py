@@ -30,8 +30,14 @@ def test_every_twin_does_what_its_instruction_does(verdicts: dict[str, str | Non
     assert {name: wrong for name, wrong in verdicts.items() if wrong} == {}
 
 
-def test_every_model_notices_a_wrong_answer(conformance: ModuleType) -> None:
-    """A judge that accepts anything would prove nothing: zeros and a flipped bit are refused."""
+def test_every_model_notices_a_wrong_answer(conformance: ModuleType, devices: ModuleType) -> None:
+    """A judge that accepts anything would prove nothing: one flipped bit (of the exponent, in floats) is refused."""
+    sim = devices.SimDevice(conformance.CHECKS, "sm_80")
     for check in conformance.CHECKS:
         case = check.case()
-        assert case.judge([np.zeros_like(out) for out in case.outputs]), check.name
+        right = sim.run(check, case)
+        for number, out in enumerate(right):
+            for place in np.random.default_rng(number).integers(0, out.size, 5):
+                wrong = [each.copy() for each in right]
+                wrong[number].reshape(-1)[place : place + 1].view(np.uint8)[-1] ^= 0x40
+                assert case.judge(wrong), f"{check.name}: output {number}, element {place}"
