@@ -1,0 +1,421 @@
+// Dequantising matrix products on tensor cores: one template for every format, for 9 to 64 rows of x and for many.
+//
+//     out[m, n] = finish(sum_k x[m, k] * decode(w)[n, k])        fp32 accumulation
+//
+// The weight is the A operand of `mma` (16 rows of w are its 16 rows), x is the B operand (8 rows of x, called tokens
+// here, are its 8 columns). Weights lie in cuda_t16_v1, so that the 16 bytes that a lane loads are its fragments: codes
+// become bf16 or f16 in registers and never pass through shared memory. x goes through a ring of shared tiles that
+// cp.async fills; `ldmatrix` turns them into fragments.
+//
+//     block      WARPS_N x WARPS_K warps; TOKENS rows of x by 16 * PANELS * WARPS_N rows of w
+//     chunk      QM_CHUNK columns, which a warp multiplies between two barriers; warp (n, k) has chunks k + i * WARPS_K
+//     x ring     STAGES tiles of TOKENS rows by QM_CHUNK * WARPS_K columns
+//     weights    DEPTH chunks ahead in registers: 16 * PANELS * DEPTH bytes per lane under way for 4-bit codes
+//
+// The WARPS_K partial sums are added in the order of k through shared memory: results do not depend on scheduling.
+//
+// The weight is described by a struct W that the emitter writes from the format's declaration:
+//     element               qc_bf16 or qc_f16: what weights decode to, and the type of x
+//     ROWS, COLS, BITS      n, k; 4, 8 (codes) or 16 (plain values)
+//     BLOCK, FLAT           columns per scale; FLAT: blocks of the row-major stream, which run across rows
+//     TABLE, SIGNED         whether codes index a table; whether they are two's complement
+//     scale_type, ZEROS     storage of a scale; whether there are zero points (uint8_t)
+//     CODES, SCALES, ZERO_POINTS      byte offsets of the sections
+//     row, rows_of(scale, zero)       what a row's block needs for decoding
+//     value(code, row)                the decode equation; `code` is what qm_pair says
+#pragma once
+#include "device.cuh"
+
+// The simulator must see every access of a kernel, and sees those of functions that are inlined.
+#ifdef QC_SIM
+#define QM_LAMBDA __attribute__((always_inline))
+#else
+#define QM_LAMBDA
+#endif
+
+enum {
+    QM_CHUNK = 64,  // columns of a 4-bit tile: 16 bytes per lane, four fragments
+    QM_PAD = 8,     // elements between rows of a shared x tile: 16 bytes make the row stride an odd multiple of 16, and
+                    // eight rows of an ldmatrix fall into different banks
+    QM_SUM_PAD = 4,  // floats between rows of the tile of sums: lanes (g, t) write rows 2t, columns g without conflict
+    QM_PASS = 32,    // tokens whose sums pass through shared memory at a time
+    QM_GRAIN = 32,   // tokens of a tile that are multiplied or left out together (many rows: always the whole tile)
+    QM_GROUP = 8,    // token blocks that follow one another before the next rows of w: they share x and w in L2
+};
+
+// 16 values held by the lanes of each half warp. A lookup is one shuffle, which reads only the low four bits of `code`
+// (width 16). Why a shuffle: with the shift, the product and half a packing conversion it makes 3.5 instructions per
+// weight. A table in shared memory, copied for each lane against bank conflicts, takes one more (an address) and as much
+// of the same pipe; byte permutes cannot give fp32 values in fewer than seven.
+struct qm_table {
+    float entry;
+    QC_DEVICE float operator[](uint32_t code) const { return __shfl_sync(QC_ALL_LANES, entry, (int)code, 16); }
+};
+
+// The two codes of fragment register `p` of a 16 x 16 piece, decoded to one register; `here` and `next` are the state of
+// their blocks (they differ where a block ends between the two). What value() gets for a code c:
+//   TABLE     the word, shifted so that c is its low four bits
+//   4 bits    the float 128 + c: the code is or-ed into the mantissa of the bf16 128
+//   8 bits    the float 2^23 + c (SIGNED: 2^23 + 128 + c): likewise, of the fp32 2^23
+//
+// Instructions per weight: 4-bit codes half a shift, half a lop3 and one move into place, then value() and half a
+// conversion: 2.5 and value(), which is one fma for an fp16 scale. 8-bit codes: one permute, a quarter of an exclusive or
+// and half a conversion: 1.75 and value(), a subtraction and a product.
+template <class W>
+QC_DEVICE uint32_t qm_pair(
+    const W& w, const uint32_t* words, int p, typename W::row here, typename W::row next) {
+    float low, high;
+    if constexpr (W::TABLE) {
+        low = w.value(words[0] >> (4 * p), here);
+        high = w.value(words[0] >> (4 * p + 16), next);
+    } else if constexpr (W::BITS == 4) {
+        const uint32_t codes = (words[0] >> (4 * p) & 0x000f000fu) | 0x43004300u;
+        low = w.value(__uint_as_float(codes << 16), here);
+        high = w.value(__uint_as_float(codes & 0xffff0000u), next);
+    } else {
+        const uint32_t codes = words[p / 2] ^ (W::SIGNED ? 0x80808080u : 0u);
+        const int byte = 2 * (p % 2);
+        low = w.value(__uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7540 + byte)), here);
+        high = w.value(__uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7541 + byte)), next);
+    }
+    return qc_pack(low, high, typename W::element());
+}
+
+// One warp's share of a weight: PANELS panels of 16 rows, one chunk of columns at a time.
+template <class W, int PANELS> struct qm_weight {
+    static constexpr int VECTORS = W::BITS / 4;  // 16-byte loads of a lane per panel and chunk
+    static constexpr int TILE = QM_CHUNK / VECTORS;
+    static constexpr int TILES = (W::COLS + TILE - 1) / TILE;
+    static constexpr int ALL_PANELS = (W::ROWS + 15) / 16;
+    static constexpr bool CODED = W::BITS < 16;
+    static constexpr int BLOCKS = !CODED || W::FLAT ? 1 : W::COLS / W::BLOCK;  // per row
+    // A chunk meets at most two blocks of a row: those of its halves, or those before and after a border.
+    static constexpr int SLOTS = W::FLAT || (BLOCKS > 1 && W::BLOCK < QM_CHUNK) ? 2 : 1;
+    static_assert(!CODED || W::FLAT || BLOCKS <= 1 || W::BLOCK == QM_CHUNK / 2 || W::BLOCK % QM_CHUNK == 0, "blocks");
+    static_assert(!W::FLAT || (W::BLOCK % QM_CHUNK == 0 && (W::BLOCK & (W::BLOCK - 1)) == 0), "flat blocks");
+
+    struct chunk {
+        uint4 words[PANELS][VECTORS];
+        typename W::scale_type scale[PANELS];  // of row half t % 2, slot t / 2: a lane loads one of its quad's four
+        uint8_t zero[PANELS];
+    };
+
+    int lane, panels;      // of this warp that exist: PANELS, fewer at the end of w
+    const uint8_t* words;  // this lane's share of the first panel's first tile
+    const uint8_t* scales;
+    const uint8_t* zeros;  // both at the row whose scale this lane loads, in the first panel's first block
+    int64_t element;       // FLAT: that row's first element
+
+    QC_DEVICE qm_weight(const uint8_t* w, int64_t panel, int lane) : lane(lane) {
+        const int64_t left = ALL_PANELS - panel;
+        panels = left < PANELS ? (int)left : PANELS;
+        words = w + W::CODES + panel * TILES * 512 + lane * 16;
+        const int row = lane / 4 + lane % 2 * 8;
+        const int64_t entry = W::FLAT ? 0 : panel * BLOCKS * 16 + row;
+        scales = w + W::SCALES + entry * sizeof(typename W::scale_type);
+        zeros = w + W::ZERO_POINTS + entry;
+        element = (panel * 16 + row) * W::COLS;
+    }
+
+    QC_DEVICE void load(chunk& c, int index) const {
+#pragma unroll
+        for (int i = 0; i < PANELS; i++) {
+            const bool there = ALL_PANELS % PANELS == 0 || i < panels;
+            const uint8_t* const tiles = words + index * (VECTORS * 512) + (int64_t)i * TILES * 512;
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) {
+                const bool inside = TILES % VECTORS == 0 || index * VECTORS + v < TILES;
+                c.words[i][v] = make_uint4(0, 0, 0, 0);
+                if (there && inside) c.words[i][v] = qc_load_stream_16(tiles + v * 512);
+            }
+            if constexpr (CODED) {
+                c.scale[i] = typename W::scale_type();
+                c.zero[i] = 0;
+                if (there) {
+                    const int64_t entry = scale_entry(i, index);
+                    c.scale[i] = ((const typename W::scale_type*)scales)[entry];
+                    if constexpr (W::ZEROS) c.zero[i] = zeros[entry];
+                }
+            }
+        }
+    }
+
+    // The scale that this lane loads for a chunk of panel `i`, counted from `scales`.
+    QC_DEVICE int64_t scale_entry(int i, int index) const {
+        const int slot = SLOTS == 1 ? 0 : lane / 2 % 2;
+        if constexpr (W::FLAT) {
+            const int64_t last = ((int64_t)W::ROWS * W::COLS - 1) / W::BLOCK;
+            const int64_t block = (element + (int64_t)i * 16 * W::COLS + index * QM_CHUNK) / W::BLOCK + slot;
+            return block < last ? block : last;
+        } else {
+            int block = BLOCKS == 1 ? 0 : SLOTS == 2 ? 2 * index + slot : index / (W::BLOCK / QM_CHUNK);
+            if (SLOTS == 2 && BLOCKS % 2 != 0 && block == BLOCKS) block = BLOCKS - 1;  // half a chunk is padding
+            return block * 16 + (int64_t)i * BLOCKS * 16;
+        }
+    }
+
+    // The state of both rows of panel `i`, for each slot.
+    QC_DEVICE void rows(const chunk& c, int i, typename W::row (&state)[2][SLOTS]) const {
+        const float scale = qc_load(&c.scale[i]);
+        float zero = 0.0f;
+        if constexpr (W::ZEROS) zero = (float)c.zero[i];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int slot = 0; slot < SLOTS; slot++) {
+                const int from = (lane & 28) + half + 2 * slot;
+                float z = 0.0f;
+                if constexpr (W::ZEROS) z = __shfl_sync(QC_ALL_LANES, zero, from);
+                state[half][slot] = W::rows_of(__shfl_sync(QC_ALL_LANES, scale, from), z);
+            }
+        }
+    }
+
+    // Columns of this chunk that lie before the border of a FLAT row.
+    QC_DEVICE int before_border(int i, int half, int index) const {
+        const int first = (int)element + (i * 16 + half * 8 - lane % 2 * 8) * W::COLS + index * QM_CHUNK;
+        return W::BLOCK - (first & (W::BLOCK - 1));  // a power of two: the low bits suffice
+    }
+
+    // The words of panel `i`, VECTORS for each piece.
+    static QC_DEVICE void flatten(const chunk& c, int i, uint32_t (&words)[4 * VECTORS]) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            const uint4 four = c.words[i][v];
+            words[4 * v] = four.x, words[4 * v + 1] = four.y, words[4 * v + 2] = four.z, words[4 * v + 3] = four.w;
+        }
+    }
+
+    // Fragment A of piece `j` (columns 16 j to 16 j + 15) of panel `i`, whose words stand first in `words`; they are
+    // dropped, so that a loop over pieces need not be unrolled to keep them in registers.
+    QC_DEVICE void fragment(const W& w, uint32_t (&words)[4 * VECTORS], int i, int j, int index,
+                            const typename W::row (&state)[2][SLOTS], uint32_t (&a)[4]) const {
+        if constexpr (!CODED) {
+#pragma unroll
+            for (int p = 0; p < 4; p++) a[p] = words[p];
+        } else {
+#pragma unroll
+            for (int p = 0; p < 4; p++) {
+                const int half = p % 2, column = 16 * j + 2 * (lane % 4) + 8 * (p / 2);
+                typename W::row here = state[half][0], next = here;
+                if constexpr (W::FLAT) {
+                    const int border = before_border(i, half, index);
+                    here = column < border ? state[half][0] : state[half][1];
+                    next = column + 1 < border ? state[half][0] : state[half][1];
+                } else if constexpr (SLOTS == 2) {
+                    here = next = j < 2 ? state[half][0] : state[half][1];
+                }
+                a[p] = qm_pair(w, words, p, here, next);
+                if constexpr (W::COLS % 16 != 0) {  // what zero codes stand for is no product's business
+                    const int k = index * QM_CHUNK + column;
+                    if (k >= W::COLS) a[p] = 0;
+                    else if (k + 1 >= W::COLS) a[p] &= 0xffffu;
+                }
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < 3 * VECTORS; q++) words[q] = words[q + VECTORS];
+    }
+};
+
+// Copies of x into the ring: rows first … first + TOKENS of x (zero past m), columns k0 … k0 + COLUMNS (zero past COLS).
+// A thread copies the same 16-byte piece of every ROW_STEPth row.
+template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
+    static constexpr int STRIDE = COLUMNS + QM_PAD, PIECES = COLUMNS / 8, ROW_STEP = THREADS / PIECES;
+    static_assert(THREADS % PIECES == 0 && TOKENS % ROW_STEP == 0, "whole rows of pieces per step");
+
+    const T* from;   // this thread's first piece
+    int64_t step;    // elements between its rows: ROW_STEP rows of x
+    int token;       // its first row
+    int there;       // rows of the tile that exist; used: those that are multiplied at all
+    int used;
+    bool aligned;    // pieces start at multiples of 16 bytes
+
+    QC_DEVICE qm_x(const T* x, int64_t row, int64_t first, int64_t m) {
+        token = (int)threadIdx.x / PIECES;
+        from = x + (first + token) * row + (int)threadIdx.x % PIECES * 8;
+        step = row * ROW_STEP;
+        there = m - first < TOKENS ? (int)(m - first) : TOKENS;
+        used = TOKENS <= QM_GRAIN || TOKENS > 2 * QM_GRAIN || there > QM_GRAIN ? TOKENS : QM_GRAIN;
+        aligned = ((uint64_t)x & 15) == 0 && row % 8 == 0;
+    }
+
+    QC_DEVICE void copy(T* tile, int k0) const {
+        const int piece = (int)threadIdx.x % PIECES * 8, k = k0 + piece;
+        const T* source = from + k0;
+        T* to = tile + token * STRIDE + piece;
+        if (aligned && (COLS % 8 == 0 || k + 8 <= COLS || k >= COLS)) {
+#pragma unroll
+            for (int i = 0; i < TOKENS; i += ROW_STEP) {
+                if (token + i < used) {
+                    const bool inside = token + i < there && k < COLS;
+                    qc_cp_async_16_or_zero(to + i * STRIDE, inside ? source : from, inside);
+                }
+                source += step;
+            }
+        } else {  // element by element: x is a view that starts or steps off 16 bytes, or its rows end inside a piece
+#pragma unroll 1
+            for (int i = 0; token + i < used; i += ROW_STEP) {
+                uint32_t pairs[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const bool inside = token + i < there;
+                    const uint32_t low = inside && k + 2 * e < COLS ? source[2 * e].bits : 0;
+                    const uint32_t high = inside && k + 2 * e + 1 < COLS ? source[2 * e + 1].bits : 0;
+                    pairs[e] = high << 16 | low;
+                }
+                *(uint4*)(to + i * STRIDE) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+                source += step;
+            }
+        }
+    }
+};
+
+// Which block of the output a block of the grid (token blocks, row blocks) computes: QM_GROUP token blocks by all row
+// blocks at a time, so that blocks that run together read few rows of x and few of w.
+QC_DEVICE void qm_block(int64_t& token_block, int64_t& row_block) {
+    const int64_t linear = (int64_t)blockIdx.y * gridDim.x + blockIdx.x;
+    const int64_t per_group = (int64_t)QM_GROUP * gridDim.y, group = linear / per_group;
+    const int64_t left = (int64_t)gridDim.x - group * QM_GROUP, height = left < QM_GROUP ? left : QM_GROUP;
+    token_block = group * QM_GROUP + (linear - group * per_group) % height;
+    row_block = (linear - group * per_group) / height;
+}
+
+// Bytes of shared memory: the ring of x, and afterwards the tile of sums.
+template <int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES> struct qm_shared {
+    static constexpr int RING = STAGES * TOKENS * (QM_CHUNK * WARPS_K + QM_PAD) * 2;
+    static constexpr int PASS = TOKENS < QM_PASS ? TOKENS : QM_PASS;
+    static constexpr int SUMS = WARPS_K * PASS * (16 * PANELS * WARPS_N + QM_SUM_PAD) * 4;
+    static constexpr int BYTES = RING > SUMS ? RING : SUMS;
+};
+
+// One block. `finish(sum, m, n)` stores an element. All threads of the block arrive here.
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Finish>
+QC_DEVICE void qm_linear(
+    const W& w, const uint8_t* bytes, const typename W::element* x, int64_t x_row, int64_t m, void* shared,
+    const Finish& finish) {
+    typedef typename W::element T;
+    constexpr int THREADS = 32 * WARPS_N * WARPS_K, BLOCK_ROWS = 16 * PANELS * WARPS_N;
+    constexpr int COLUMNS = QM_CHUNK * WARPS_K, CHUNKS = (W::COLS + QM_CHUNK - 1) / QM_CHUNK;
+    constexpr int STEPS = (CHUNKS + WARPS_K - 1) / WARPS_K;
+    typedef qm_x<T, TOKENS, COLUMNS, W::COLS, THREADS> Tile;
+    typedef qm_weight<W, PANELS> Weight;
+    constexpr int TILE = TOKENS * Tile::STRIDE;
+    constexpr int PIECES = TOKENS > 64 ? 1 : TOKENS > 32 ? 2 : 4;  // unrolled at a time: the sums take the registers
+    constexpr bool EARLY = PIECES < 4 || DEPTH == 1;  // a chunk's registers are refilled before its words are multiplied
+
+    int64_t token_block, row_block;
+    qm_block(token_block, row_block);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
+    const int64_t m0 = token_block * TOKENS, n0 = row_block * BLOCK_ROWS;
+    const Tile tile(x, x_row, m0, m);
+    const Weight weight(bytes, n0 / 16 + warp_n * PANELS, lane);
+    T* const ring = (T*)shared;
+
+    float sums[PANELS][TOKENS / 8][4];
+#pragma unroll
+    for (int i = 0; i < PANELS; i++)
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[i][j][e] = 0.0f;
+
+    typename Weight::chunk ahead[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++)
+        if (d * WARPS_K + warp_k < CHUNKS) weight.load(ahead[d], d * WARPS_K + warp_k);
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s < STEPS) tile.copy(ring + s * TILE, s * COLUMNS);
+        qc_cp_async_commit();
+    }
+
+    // ldmatrix: lane 8 i + r gives row r of matrix i; matrices 0, 1 are tokens 0 to 7 (columns 0 to 7, 8 to 15), 2 and 3
+    // tokens 8 to 15.
+    const int b_offset = (lane / 16 * 8 + lane % 8) * Tile::STRIDE + lane / 8 % 2 * 8 + warp_k * QM_CHUNK;
+
+    int slot = 0;  // step % STAGES
+#pragma unroll 1
+    for (int base = 0; base < STEPS; base += DEPTH) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            const int step = base + d, index = step * WARPS_K + warp_k;
+            if (STEPS % DEPTH == 0 || step < STEPS) {
+                qc_cp_async_wait<STAGES - 2>();
+                __syncthreads();  // tile `step` is there for every thread, and nobody still reads tile `step - 1`
+                const int refill = slot == 0 ? STAGES - 1 : slot - 1;
+                const int coming = step + STAGES - 1;
+                if (coming < STEPS) tile.copy(ring + refill * TILE, coming * COLUMNS);
+                qc_cp_async_commit();
+                if (CHUNKS % WARPS_K == 0 || index < CHUNKS) {
+                    const T* const b_rows = ring + slot * TILE + b_offset;
+                    typename W::row state[PANELS][2][Weight::SLOTS];
+                    uint32_t words[PANELS][4 * Weight::VECTORS];
+#pragma unroll
+                    for (int i = 0; i < PANELS; i++) {
+                        weight.flatten(ahead[d], i, words[i]);
+                        if constexpr (Weight::CODED) weight.rows(ahead[d], i, state[i]);
+                    }
+                    if (EARLY && index + DEPTH * WARPS_K < CHUNKS) weight.load(ahead[d], index + DEPTH * WARPS_K);
+#pragma unroll(PIECES)
+                    for (int j = 0; j < 4; j++) {
+                        if (W::COLS % QM_CHUNK == 0 || index * QM_CHUNK + 16 * j < W::COLS) {
+                            uint32_t a[PANELS][4];
+#pragma unroll
+                            for (int i = 0; i < PANELS; i++)
+                                weight.fragment(w, words[i], i, j, index, state[i], a[i]);
+#pragma unroll
+                            for (int t = 0; t < TOKENS / 16; t++) {
+                                if (16 * t < QM_GRAIN || TOKENS > 2 * QM_GRAIN || 16 * t < tile.used) {
+                                    uint32_t b[4];
+                                    qc_ldmatrix_x4(b, b_rows + 16 * t * Tile::STRIDE + 16 * j);
+                                    const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+#pragma unroll
+                                    for (int i = 0; i < PANELS; i++) {
+                                        qc_mma_16816(sums[i][2 * t], a[i], first, T());
+                                        qc_mma_16816(sums[i][2 * t + 1], a[i], second, T());
+                                    }
+                                }
+                            }
+                        }
+                    }
+                    if (!EARLY && index + DEPTH * WARPS_K < CHUNKS) weight.load(ahead[d], index + DEPTH * WARPS_K);
+                }
+                slot = slot + 1 == STAGES ? 0 : slot + 1;
+            }
+        }
+    }
+    qc_cp_async_wait<0>();
+
+    // Sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per element.
+    constexpr int PASS = TOKENS < QM_PASS ? TOKENS : QM_PASS, STRIDE = BLOCK_ROWS + QM_SUM_PAD;
+    float* const part = (float*)shared;
+#pragma unroll
+    for (int pass = 0; pass < TOKENS; pass += PASS) {
+        __syncthreads();  // the ring, or the sums of the pass before, have been read
+        if (pass < tile.used) {
+#pragma unroll
+            for (int i = 0; i < PANELS; i++)
+#pragma unroll
+                for (int j = 0; j < PASS / 8; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int token = 8 * j + 2 * (lane % 4) + e % 2;
+                        const int row = (warp_n * PANELS + i) * 16 + lane / 4 + e / 2 * 8;
+                        part[(warp_k * PASS + token) * STRIDE + row] = sums[i][pass / 8 + j][e];
+                    }
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < PASS * BLOCK_ROWS; i += THREADS) {
+            const int token = i / BLOCK_ROWS, row = i % BLOCK_ROWS;
+            if (m0 + pass + token < m && n0 + row < W::ROWS) {
+                float sum = part[token * STRIDE + row];
+#pragma unroll
+                for (int k = 1; k < WARPS_K; k++) sum += part[(k * PASS + token) * STRIDE + row];
+                finish(sum, m0 + pass + token, n0 + row);
+            }
+        }
+    }
+}
