@@ -60,6 +60,15 @@ class Tile:
     def v_row(self) -> int:
         return self.body.value_dim + 8
 
+    @property
+    def min_blocks(self) -> int:
+        """Blocks that a multiprocessor should hold, which bounds registers: 170 for three, 255 for two.
+
+        A thread keeps head_dim / 4 registers of queries, value_dim / 2 of sums, 32 of scores.  Said in any case: left
+        alone, ptxas aims higher and spills on some architectures to get there.
+        """
+        return 3 if self.body.head_dim // 4 + self.body.value_dim // 2 <= 72 else 2
+
     def shared(self, ctype: str) -> SharedMemory:
         memory = SharedMemory()
         memory.add("k_tile", ctype, _KEYS * self.k_row, 2)
@@ -89,7 +98,9 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         "}",
         *_finish(spec, tile),
     ]
-    text = "\n".join([header_comment(spec, *notes), signature(spec, tile.threads), *indent(lines), "}\n"])
+    text = "\n".join(
+        [header_comment(spec, *notes), signature(spec, tile.threads, tile.min_blocks), *indent(lines), "}\n"]
+    )
     return CudaKernel(text, Geometry((blocks.to_dim(), 1, 1), (tile.threads, 1, 1), memory.nbytes), "mma", notes)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.plan.kernel import AttentionKernel, DType, KernelSpec, Operand
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -136,7 +137,13 @@ CASES = [
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 QUICK = [case for case in CASES if not case.slow]
+FEW = ["causal", "mma_causal", "mma_float", "decode_bf16", "pieces"]
+"""What NVRTC compiles for every architecture in the quick suite: each form, in its largest size."""
+MOST = [case.name for case in QUICK if case.name not in FEW]
 PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
+ARCHS = [
+    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for arch in emit.ARCHS
+]
 
 
 @pytest.fixture(scope="module")
@@ -307,8 +314,10 @@ def test_large_scores_do_not_overflow(run: Callable[..., Array], name: str) -> N
     assert error(out, reference(case, arrays)) <= 2e-3 if case.dtype == "f32" else 2e-2
 
 
-def test_no_kernel_spills_on_any_architecture(nvrtc: Callable[..., Any], arch: str) -> None:
-    for name, used in nvrtc([case.spec for case in QUICK], arch).items():
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("names", [FEW, pytest.param(MOST, marks=pytest.mark.slow)], ids=["few", "most"])
+def test_no_kernel_spills_on_any_architecture(nvrtc: Callable[..., Any], arch: str, names: list[str]) -> None:
+    for name, used in nvrtc([BY_NAME[name].spec for name in names], arch).items():
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), f"{name} on {arch}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qcompiler.kernels.cuda import emit
 from qcompiler.plan.kernel import DType, KernelSpec, Operand, SoftmaxKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
@@ -35,6 +36,9 @@ def static(cols: int, strides: tuple[int, int]) -> KernelSpec:
 
 
 SPECS = [*(spec(dtype) for dtype in ("f32", "bf16", "f16")), *(static(*each) for each in STATIC)]
+ARCHS = [
+    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for arch in emit.ARCHS
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +97,7 @@ def test_softmax_of_infinities(kernels: Any, name: str) -> None:
     assert abs(out[4].sum() - 1) < 1e-6
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 def test_no_kernel_spills_on_any_architecture(nvrtc: Callable[..., Any], arch: str) -> None:
     for name, used in nvrtc(SPECS, arch).items():
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), f"{name} on {arch}"
