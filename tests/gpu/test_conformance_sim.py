@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qcompiler.kernels.cuda.emit import ARCHS, arch_number, header
+from qcompiler.runtime import nvrtc
+
 
 @pytest.fixture(scope="module", params=["sm_75", "sm_80"])
 def arch(request: pytest.FixtureRequest) -> str:
@@ -28,6 +31,13 @@ def verdicts(conformance: ModuleType, devices: ModuleType, checks: list[Any], ar
 def test_every_twin_does_what_its_instruction_does(verdicts: dict[str, str | None], checks: list[Any]) -> None:
     assert set(verdicts) == {check.name for check in checks}
     assert {name: wrong for name, wrong in verdicts.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("target", [name for name in ARCHS if name != "sm_70" or nvrtc.sm70_available()])
+def test_every_check_compiles_for_hardware(conformance: ModuleType, target: str) -> None:
+    checks = conformance.checks_for(arch_number(target))
+    cubin = nvrtc.compile_cubin(header("device.cuh") + "".join(check.text for check in checks), target)
+    assert set(cubin.resources) == {f"qk_{check.name}" for check in checks}
 
 
 def test_every_model_notices_a_wrong_answer(conformance: ModuleType, devices: ModuleType) -> None:
