@@ -13,10 +13,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -333,13 +331,3 @@ def arch(request: pytest.FixtureRequest) -> str:
     """Each architecture that programs compile for; sm_70 by CUDA 12's NVRTC."""
     name: str = request.param
     return name
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Compiled kernels are kept for the session only, and shared by its workers."""
-    base = tmp_path_factory.getbasetemp()
-    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda-cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QC_CACHE_DIR", str(path))
-        yield path

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.errors import KernelSelectionError
+from qcompiler.errors import KernelSelectionError, SimulationError
 from qcompiler.kernels.cuda.emit import emit_kernel, geometry
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
@@ -89,6 +89,15 @@ def test_pointwise_kernel_may_run_in_place(kernels: Any) -> None:
     x, y = (np.random.default_rng(i).normal(size=1003).astype(np.float32) for i in range(2))
     (got,) = kernels.run("add_1d", [x, y, x])
     assert got.tobytes() == (x + y).tobytes()
+
+
+def test_harness_notices_what_a_kernel_leaves_out_or_adds(kernels: Any) -> None:
+    """What all other kernel tests rely on: unwritten outputs and writes beside them fail a test."""
+    x = np.ones(1003, np.float32)
+    with pytest.raises(AssertionError, match="unwritten"):
+        kernels.run("add_1d", [x, x.copy(), np.zeros(1004, np.float32)])
+    with pytest.raises((AssertionError, SimulationError), match=r"outside its operand|out-of-bounds|undeclared"):
+        kernels.run("add_1d", [x, x.copy(), np.zeros(1002, np.float32)])
 
 
 def shifted_add(dtype: DType) -> KernelSpec:

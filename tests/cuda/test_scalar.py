@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.emit import emit_module, header
 from qcompiler.kernels.scalar import SCALAR_TABLE
 from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
@@ -36,6 +37,9 @@ ULPS = {
     "math.atanh": 3,
 }  # fmt: skip
 """Where a function of CUDA's is less exact than 2 ulp (CUDA C++ Programming Guide, "Mathematical Functions")."""
+
+
+ARCHS = [pytest.param(a, marks=[] if a in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for a in emit.ARCHS]
 
 
 def saturate(dtype: DType) -> Any:
@@ -218,6 +222,7 @@ def test_constants_arrive_exactly(sim_run: Callable[..., Any]) -> None:
         assert scalar.same_bits(got, want).all(), (op.dtype, op.value, got, want)
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 def test_every_op_compiles_for_every_architecture(nvrtc: Callable[..., Any], arch: str) -> None:
     specs = [batch.spec for batch in BATCHES] + [constants()]
     assert set(nvrtc(specs, arch)) == {spec.name for spec in specs}
