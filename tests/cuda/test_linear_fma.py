@@ -166,7 +166,7 @@ def arguments(case: Case, m: int) -> tuple[list[Array], Array]:
     elif case.epilogue == "residual":
         down, right = (int(d) for d in case.spec.operands[-2].strides)
         content = rng.standard_normal(2 * n + m).astype(dtype)
-        scale = np.lib.stride_tricks.as_strided(content, (m, n), (down * dtype().itemsize, right * dtype().itemsize))
+        scale = np.lib.stride_tricks.as_strided(content, (m, n), (down * content.itemsize, right * content.itemsize))
         expected = expected + r.astype(np.float64) * scale.astype(np.float64)
         operands += [r, scale]
     return [*operands, np.zeros((m, n + 1), dtype)[:, :n]], expected
