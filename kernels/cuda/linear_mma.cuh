@@ -45,22 +45,22 @@ enum {
 
 // 16 values held by the lanes of each half warp. A lookup is one shuffle, which reads only the low four bits of `code`
 // (width 16). Why a shuffle: with the shift, the product and half a packing conversion it makes 3.5 instructions per
-// weight. A table in shared memory, copied for each lane against bank conflicts, takes one more (an address) and as much
-// of the same pipe; byte permutes cannot give fp32 values in fewer than seven.
+// weight. A table in shared memory, one copy per lane against bank conflicts, takes one more (an address) and as much
+// time of the same pipe; byte permutes cannot give fp32 values in fewer than seven.
 struct qm_table {
     float entry;
     QC_DEVICE float operator[](uint32_t code) const { return __shfl_sync(QC_ALL_LANES, entry, (int)code, 16); }
 };
 
-// The two codes of fragment register `p` of a 16 x 16 piece, decoded to one register; `here` and `next` are the state of
-// their blocks (they differ where a block ends between the two). What value() gets for a code c:
+// The two codes of fragment register `p` of a 16 x 16 piece, decoded to one register; `here` and `next` are the states
+// of their blocks (they differ where a block ends between the two). What value() gets for a code c:
 //   TABLE     the word, shifted so that c is its low four bits
 //   4 bits    the float 128 + c: the code is or-ed into the mantissa of the bf16 128
 //   8 bits    the float 2^23 + c (SIGNED: 2^23 + 128 + c): likewise, of the fp32 2^23
 //
-// Instructions per weight: 4-bit codes half a shift, half a lop3 and one move into place, then value() and half a
-// conversion: 2.5 and value(), which is one fma for an fp16 scale. 8-bit codes: one permute, a quarter of an exclusive or
-// and half a conversion: 1.75 and value(), a subtraction and a product.
+// Instructions per weight: 4-bit codes half a shift, half a lop3, one move into place and half a conversion: 2.5 and
+// value(), which is one fma for an fp16 scale. 8-bit codes: one permute, a quarter of an exclusive or and half a
+// conversion: 1.75 and value(), a subtraction and a product.
 template <class W>
 QC_DEVICE uint32_t qm_pair(
     const W& w, const uint32_t* words, int p, typename W::row here, typename W::row next) {
@@ -81,8 +81,8 @@ QC_DEVICE uint32_t qm_pair(
     return qc_pack(low, high, typename W::element());
 }
 
-// One warp's share of a weight: PANELS panels of 16 rows, one chunk of columns at a time.
-template <class W, int PANELS> struct qm_weight {
+// One warp's share of a weight: PANELS panels of 16 rows, one chunk of columns at a time. A block has BLOCK_PANELS.
+template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
     static constexpr int VECTORS = W::BITS / 4;  // 16-byte loads of a lane per panel and chunk
     static constexpr int TILE = QM_CHUNK / VECTORS;
     static constexpr int TILES = (W::COLS + TILE - 1) / TILE;
@@ -120,7 +120,7 @@ template <class W, int PANELS> struct qm_weight {
     QC_DEVICE void load(chunk& c, int index) const {
 #pragma unroll
         for (int i = 0; i < PANELS; i++) {
-            const bool there = ALL_PANELS % PANELS == 0 || i < panels;
+            const bool there = ALL_PANELS % BLOCK_PANELS == 0 || i < panels;
             const uint8_t* const tiles = words + index * (VECTORS * 512) + (int64_t)i * TILES * 512;
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) {
@@ -218,7 +218,7 @@ template <class W, int PANELS> struct qm_weight {
     }
 };
 
-// Copies of x into the ring: rows first … first + TOKENS of x (zero past m), columns k0 … k0 + COLUMNS (zero past COLS).
+// Copies of x into the ring: TOKENS rows of x from `first` on, zero past m; COLUMNS columns from k0 on, zero past COLS.
 // A thread copies the same 16-byte piece of every ROW_STEPth row.
 template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
     static constexpr int STRIDE = COLUMNS + QM_PAD, PIECES = COLUMNS / 8, ROW_STEP = THREADS / PIECES;
@@ -299,10 +299,10 @@ QC_DEVICE void qm_linear(
     constexpr int COLUMNS = QM_CHUNK * WARPS_K, CHUNKS = (W::COLS + QM_CHUNK - 1) / QM_CHUNK;
     constexpr int STEPS = (CHUNKS + WARPS_K - 1) / WARPS_K;
     typedef qm_x<T, TOKENS, COLUMNS, W::COLS, THREADS> Tile;
-    typedef qm_weight<W, PANELS> Weight;
+    typedef qm_weight<W, PANELS, PANELS * WARPS_N> Weight;
     constexpr int TILE = TOKENS * Tile::STRIDE;
     constexpr int PIECES = TOKENS > 64 ? 1 : TOKENS > 32 ? 2 : 4;  // unrolled at a time: the sums take the registers
-    constexpr bool EARLY = PIECES < 4 || DEPTH == 1;  // a chunk's registers are refilled before its words are multiplied
+    constexpr bool EARLY = PIECES < 4 || DEPTH == 1;  // a chunk's registers are refilled before it is multiplied
 
     int64_t token_block, row_block;
     qm_block(token_block, row_block);
@@ -331,8 +331,8 @@ QC_DEVICE void qm_linear(
         qc_cp_async_commit();
     }
 
-    // ldmatrix: lane 8 i + r gives row r of matrix i; matrices 0, 1 are tokens 0 to 7 (columns 0 to 7, 8 to 15), 2 and 3
-    // tokens 8 to 15.
+    // ldmatrix: lane 8 i + r gives row r of matrix i; matrices 0 and 1 are tokens 0 to 7 (columns 0 to 7, 8 to 15),
+    // 2 and 3 tokens 8 to 15.
     const int b_offset = (lane / 16 * 8 + lane % 8) * Tile::STRIDE + lane / 8 % 2 * 8 + warp_k * QM_CHUNK;
 
     int slot = 0;  // step % STAGES
