@@ -43,7 +43,7 @@ def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, captur
             raise interop.wrong_dtype(name, value.type_name, want)
         return Argument(value.address, value.shape, value.device, value, False, value.stream)
     if interop.is_torch_tensor(value):
-        return _read_torch(value, name, want)
+        return _read_torch(value, name, want, homes, capturing)
     if not isinstance(value, np.ndarray):
         if hasattr(value, "__dlpack_device__"):
             kind, index = map(int, value.__dlpack_device__())
@@ -60,7 +60,7 @@ def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, captur
     return Argument(source.address, source.shape, None, source.owner, source.is_torch)
 
 
-def _read_torch(value: Any, name: str, want: str) -> Argument:
+def _read_torch(value: Any, name: str, want: str, homes: Mapping[str, Queue], capturing: bool) -> Argument:
     if value.is_cpu:
         source = interop.read(value, name, want)
         return Argument(source.address, source.shape, None, source.owner, True)
@@ -69,9 +69,12 @@ def _read_torch(value: Any, name: str, want: str) -> Argument:
         raise interop.wrong_dtype(name, dtype or str(value.dtype), want)
     if not value.is_cuda:
         raise DeviceUnavailableError(f"argument '{name}' is a torch tensor on {value.device}; pass {name}.cpu()")
+    device, ready = f"cuda:{value.get_device()}", None
     if not value.is_contiguous() or value.is_neg():
-        value = value.resolve_neg().contiguous()
-    return Argument(value.data_ptr(), tuple(value.shape), f"cuda:{value.get_device()}", value, True)
+        _require_plain(name, 0, dtype, not capturing)
+        value = value.resolve_neg().contiguous()  # by torch, on its current stream
+        ready = homes[device].backend.caller_stream() if device in homes else None
+    return Argument(value.data_ptr(), tuple(value.shape), device, value, True, ready)
 
 
 def _read_dlpack(

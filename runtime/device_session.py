@@ -115,6 +115,10 @@ class DeviceSession(Session):
         entry = self.program.plan.entries[binding.entry]
         for argument, sig in zip(arguments, entry.inputs, strict=True):
             self._check_device(f"argument '{sig.name}'", argument.device, sig.arena)
+            if argument.stream is not None and argument.stream.is_capturing and not callers.capturing:
+                raise CaptureRuleError(
+                    f"argument '{sig.name}' is computed by a capture that has not ended: there are no bytes in it yet"
+                )
         if callers.capturing:
             self._check_capturable(arguments, out)
         if out is None:

@@ -104,7 +104,7 @@ class Queues:
 
 
 class Callers:
-    """The streams that the caller works on, one per device slot, and whether the caller records a capture on them."""
+    """The streams that the caller works on, one per device slot, or the one on which it records a capture."""
 
     def __init__(self, queues: Queues, given: Any = None) -> None:
         """`given` is the caller's `stream=`, for the first slot's device.
@@ -117,16 +117,18 @@ class Callers:
         self.capturing = False
         for number, home in enumerate(queues.homes.values()):
             stream = home.backend.caller_stream(given if number == 0 else None)
-            self.queues.append(Queue(home.backend, stream))
-            if number == 0 and given is not None:
-                self.given = stream
             capturing = is_capturing(home.backend, stream)
-            self.capturing = self.capturing or capturing
-            if home.stream.is_capturing and not capturing:
-                raise CaptureRuleError(
-                    "this session is part of a capture that has not ended; end it first, or use another session "
-                    "(`program.session()`)"
-                )
+            self.queues.append(Queue(home.backend, stream))
+            if number == 0:
+                self.given = stream if given is not None else None
+                self.capturing = capturing
+                if capturing:  # a capture is joined through one stream; those of other devices are not part of it
+                    return
+        if any(home.stream.is_capturing for home in queues.homes.values()):
+            raise CaptureRuleError(
+                "this session is part of a capture that has not ended; end it first, or use another session "
+                "(`program.session()`)"
+            )
 
     def enter(self, queues: Queues) -> None:
         """The homes wait for the caller."""

@@ -105,6 +105,22 @@ def test_two_devices_are_captured_as_one_graph(hop: ProgramImage) -> None:
         assert np.array_equal(graph.replay(k * x), 2 * (k * x + 1))
 
 
+def test_two_devices_join_a_callers_capture(hop: ProgramImage) -> None:
+    run = LoadedProgram.from_image(hop, "sim:0")
+    backend = run.slots["near"].backend
+    side = backend.stream("side")
+    x, y, z = (run.array(np.full(9, value, np.float32)) for value in (5, 0, 0))
+    backend.synchronize(backend.legacy_stream())
+    backend.begin_capture(side)
+    run(x, out=y, stream=side)
+    run(y, out=z, stream=side)
+    graph = backend.end_capture(side)
+    assert graph.shape.nodes == {"kernel": 4, "copy": 4}
+    graph.launch(side)
+    backend.synchronize(side)
+    assert z.numpy().tolist() == [2 * (2 * (5 + 1) + 1)] * 9
+
+
 def test_device_lists_that_do_not_fit_are_refused(hop: ProgramImage, small: Any) -> None:
     with pytest.raises(DeviceUnavailableError, match="names 1, the program was compiled for 2"):
         LoadedProgram.from_image(hop, devices=("sim:0",))

@@ -303,7 +303,9 @@ def test_capture_and_other_devices_are_refused_with_a_reason(run: LoadedProgram,
     with pytest.raises(DeviceUnavailableError, match="capture needs cuda or sim"):
         run.capture()
     for device in ("cuda:0", "sim:1"):
-        with pytest.raises(TargetMismatchError, match=f"compiled for cpu and cannot run on {device}.*device='{device}'"):
+        with pytest.raises(
+            TargetMismatchError, match=f"compiled for cpu and cannot run on {device}.*device='{device}'"
+        ):
             run.to(device)
     with pytest.raises(DeviceUnavailableError, match="no device 'tpu'"):
         run.to("tpu")
