@@ -148,7 +148,9 @@ _rigs: dict[str, Rig] = {}
 
 def rig_of(device: str) -> Rig:
     if device not in _rigs:
-        _rigs[device] = Rig(registry.backend(device, registry.architecture(device)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("QC_SIM_CHECK", "1")
+            _rigs[device] = Rig(registry.backend(device, registry.architecture(device)))
     return _rigs[device]
 
 

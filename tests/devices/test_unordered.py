@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
 from qcompiler.errors import OutOfMemoryError, SimulationError
+from qcompiler.runtime.backends.sim import SimKernel
 from qcompiler.runtime.sim.clocks import Access
 from qcompiler.runtime.sim.device import machine, sim_device, sim_stream
 from qcompiler.runtime.sim.queue import Work, step_label
@@ -28,6 +30,29 @@ def test_a_missing_wait_is_found_under_every_seed_even_where_the_numbers_are_rig
         assert finding(sim).finding == "unordered-access"
         right += bool((sim.read(z) == 4).all())
     assert 0 < right < 20  # both orders happened
+
+
+def test_a_seed_decides_the_order(sim: Any, seeds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, orders = sim_device(0), []
+
+    def run() -> list[str]:
+        order: list[str] = []
+        streams = {name: sim.stream(name) for name in "abc"}
+        for turn in range(4):
+            for name, stream in streams.items():
+                text = f"{name}{turn}"
+                work = Work("kernel", text, 0, action=lambda seed, text=text: order.append(text) or ())
+                device.enqueue(stream, work)
+        sim.backend.synchronize()
+        assert all(sorted(x for x in order if x[0] == name) == [x for x in order if x[0] == name] for name in "abc")
+        return order
+
+    for _ in seeds(5):
+        orders.append(run())
+    assert len({tuple(order) for order in orders}) > 1
+    monkeypatch.setenv("QC_SIM_SEED", "3")
+    machine().reseed()
+    assert run() == orders[3]
 
 
 def test_the_report_names_both_operations_the_memory_and_the_wait(sim: Any) -> None:
@@ -379,6 +404,20 @@ def test_an_operand_that_reaches_past_its_memory_is_refused(sim: Any) -> None:
 # --- a kernel that fails ---------------------------------------------------------------------------------------------
 
 
+def test_the_unchecked_build_sees_schedules_but_no_accesses(monkeypatch: pytest.MonkeyPatch, sim: Any) -> None:
+    monkeypatch.setenv("QC_SIM_CHECK", "0")
+    fast = type(sim)(type(sim.backend)(0))
+    one, two, x, y, z = fast.stream("one"), fast.stream("two"), fast.full(1), fast.empty("y"), fast.empty("z")
+    fast.double(one, x, y)
+    fast.copy(one, z, y)
+    assert (fast.read(z, one) == 2).all()
+    fast.double(one, z, y)
+    fast.double(two, y, x)
+    assert finding(fast).finding == "unordered-access"
+    fast.double(one, fast.empty("raw"), y)
+    fast.backend.synchronize()
+
+
 def test_a_failed_kernel_is_reported_once_and_what_follows_it_is_dropped(sim: Any) -> None:
     stream, beside, y, z = sim.stream("failing"), sim.stream("beside"), sim.empty("y"), sim.empty("z")
     raw, x = sim.empty("raw"), sim.full(1)
@@ -393,6 +432,18 @@ def test_a_failed_kernel_is_reported_once_and_what_follows_it_is_dropped(sim: An
     assert (sim.read(ok, beside) == 2).all()
     sim.double(stream, x, y)
     assert (sim.read(y, stream) == 2).all()
+
+
+def test_a_grid_that_is_too_small_leaves_results_unwritten(sim: Any) -> None:
+    kernel, stream, count = sim.kernels["double_it"], sim.stream(), 8 * sim.n
+    x, y = sim.empty("x", count), sim.empty("y", count)
+    sim.backend.zero(stream, x.address, x.nbytes)
+    small = dataclasses.replace(kernel.geometry, grid=(1, 1, 1))
+    broken = SimKernel(kernel.spec, kernel.function, small, checked=True)
+    sim.backend.launch(stream, broken, [x.address, y.address], [count])
+    with pytest.raises(SimulationError, match="bytes of its results unwritten") as caught:
+        sim.backend.synchronize(stream)
+    assert caught.value.finding == "unwritten-output"
 
 
 def test_copying_what_nothing_wrote_is_reported(sim: Any) -> None:
