@@ -78,7 +78,7 @@ class LlamaBlock(nn.Module):
         self.key = nn.Linear(hidden, kv_heads * self.dim, bias=False)
         self.value = nn.Linear(hidden, kv_heads * self.dim, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
-        self.mlp = GatedMlp(hidden)
+        self.mlp = GatedMlp(hidden, 96)
         self.register_buffer("frequencies", 1.0 / 10000 ** (torch.arange(0, self.dim, 2) / self.dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
