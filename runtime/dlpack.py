@@ -82,15 +82,17 @@ _handed_out: dict[int, tuple[Any, ...]] = {}
 """What each exported tensor needs to stay alive, by the address of its DLManagedTensor."""
 
 
-@_Deleter
 def _forget(address: int) -> None:
     _handed_out.pop(address, None)
 
 
-@_Destructor
 def _drop(capsule: int) -> None:
     if _is_valid(capsule, _NAME):  # else a consumer took it, renamed it, and calls the deleter itself
         _handed_out.pop(_pointer_of(capsule, _NAME) or 0, None)
+
+
+_deleter = _Deleter(_forget)
+_destructor = _Destructor(_drop)
 
 
 def capsule_of(address: int, shape: tuple[int, ...], dtype: str, device: tuple[int, int], owner: Any) -> Any:
@@ -103,7 +105,7 @@ def capsule_of(address: int, shape: tuple[int, ...], dtype: str, device: tuple[i
     managed.tensor.ndim = len(shape)
     managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = code, bits, 1
     managed.tensor.shape = ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = _forget
+    managed.deleter = _deleter
     key = ctypes.addressof(managed)
     _handed_out[key] = (managed, extents, owner)
-    return _new_capsule(key, _NAME, _drop)
+    return _new_capsule(key, _NAME, _destructor)
