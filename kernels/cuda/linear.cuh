@@ -40,20 +40,41 @@ template <class W, int Bit> QC_DEVICE float qc_code_number(uint32_t word) {
 }
 
 // Tables of code values in shared memory. Codes are random, so that lanes would meet in one bank: every lane reads a
-// replica in banks of its own.
+// replica in banks of its own. `lane` is the byte offset of that replica; entries are 128 bytes apart, so that an address
+// is one shift and one and-or away from the word.
 struct qc_no_table {};
-// One code: 16 entries, 32 replicas (2 KiB). at = table + lane.
-struct qc_table16 { const float* at; };
+struct qc_table16 {  // one code: 16 entries, 32 replicas (2 KiB)
+    float* entries;
+    uint32_t lane;
+};
 // Two codes of a byte at once, (low nibble, high nibble): 256 entries, 16 replicas (32 KiB), since the 8-byte loads of a
-// half warp are one access of all 32 banks. at = table + lane % 16.
-struct qc_table256 { const float2* at; };
+// half warp are one access of all 32 banks.
+struct qc_table256 {
+    float2* entries;
+    uint32_t lane;
+};
+QC_DEVICE qc_table16 qc_singles(float* entries) { return {entries, threadIdx.x % 32 * 4}; }
+QC_DEVICE qc_table256 qc_pairs(float2* entries) { return {entries, threadIdx.x % 16 * 8}; }
 
-template <class W> QC_DEVICE void qc_fill_table16(float* table) {  // by the whole block; a barrier must follow
-    for (int i = threadIdx.x; i < 16 * 32; i += blockDim.x) table[i] = W::code_value(i / 32);
+// By the whole block; a barrier must follow.
+template <class W> QC_DEVICE void qc_fill(qc_no_table) {}
+template <class W> QC_DEVICE void qc_fill(qc_table16 table) {
+    for (int i = threadIdx.x; i < 16 * 32; i += blockDim.x) table.entries[i] = W::code_value(i / 32);
 }
-template <class W> QC_DEVICE void qc_fill_table256(float2* table) {
+template <class W> QC_DEVICE void qc_fill(qc_table256 table) {
     for (int i = threadIdx.x; i < 256 * 16; i += blockDim.x)
-        table[i] = make_float2(W::code_value(i / 16 % 16), W::code_value(i / 256));
+        table.entries[i] = make_float2(W::code_value(i / 16 % 16), W::code_value(i / 256));
+}
+
+// The `Bits` bits of a word from bit Bit on, times 128.
+template <int Bits, int Bit> QC_DEVICE uint32_t qc_code_offset(uint32_t word) {
+    return (Bit > 7 ? word >> (Bit > 7 ? Bit - 7 : 0) : word << (Bit > 7 ? 0 : 7 - Bit)) & ((1u << Bits) - 1) << 7;
+}
+template <int Nibble> QC_DEVICE float qc_look_up(uint32_t word, qc_table16 table) {
+    return *(const float*)((const char*)table.entries + (qc_code_offset<4, 4 * Nibble>(word) | table.lane));
+}
+template <int Byte> QC_DEVICE float2 qc_look_up(uint32_t word, qc_table256 table) {
+    return *(const float2*)((const char*)table.entries + (qc_code_offset<8, 8 * Byte>(word) | table.lane));
 }
 
 // Code values of a piece. 4 bits: its word; nibble p + 4h is element 2p + h.
@@ -65,17 +86,16 @@ template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_no_table, flo
     v[5] = qc_code_number<W, 12>(upper), v[7] = qc_code_number<W, 16>(upper);
 }
 template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_table16 table, float (&v)[8]) {
-#pragma unroll
-    for (int p = 0; p < 4; p++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) v[2 * p + h] = table.at[(word >> 4 * (p + 4 * h) & 15) * 32];
+    v[0] = qc_look_up<0>(word, table), v[2] = qc_look_up<1>(word, table);
+    v[4] = qc_look_up<2>(word, table), v[6] = qc_look_up<3>(word, table);
+    v[1] = qc_look_up<4>(word, table), v[3] = qc_look_up<5>(word, table);
+    v[5] = qc_look_up<6>(word, table), v[7] = qc_look_up<7>(word, table);
 }
 template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_table256 table, float (&v)[8]) {
-#pragma unroll
-    for (int byte = 0; byte < 4; byte++) {
-        const float2 two = table.at[(word >> 8 * byte & 255) * 16];  // pairs p and p + 1, p = 2 (byte % 2), h = byte / 2
-        v[4 * (byte % 2) + byte / 2] = two.x, v[4 * (byte % 2) + 2 + byte / 2] = two.y;
-    }
+    const float2 a = qc_look_up<0>(word, table), b = qc_look_up<1>(word, table);
+    const float2 c = qc_look_up<2>(word, table), d = qc_look_up<3>(word, table);
+    v[0] = a.x, v[2] = a.y, v[4] = b.x, v[6] = b.y;
+    v[1] = c.x, v[3] = c.y, v[5] = d.x, v[7] = d.y;
 }
 // 8 bits: its two words; element i is byte i.
 template <class W> QC_DEVICE void qc_code_values(uint32_t low, uint32_t high, float (&v)[8]) {
@@ -119,7 +139,7 @@ template <class W> struct qc_entries<W, true> {
         if constexpr (!W::straddles) load_block(w, panel, k, g, 0);
     }
     QC_DEVICE void load_block(const uint8_t* w, int64_t panel, int64_t k, int g, int b) {
-        const int64_t block = qc_min(k, W::cols - 1) / W::block;
+        const int64_t block = (uint32_t)qc_min(k, W::cols - 1) / (uint32_t)W::block;
         of[b][0] = W::load(w, panel * 16 + g, block);
         of[b][1] = W::load(w, panel * 16 + g + 8, block);
     }

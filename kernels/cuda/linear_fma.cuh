@@ -186,10 +186,10 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
 }
 
 // Sums of `live` (at most S::rows) rows of x with panel `panel`: partial[warp][row of x][row of the panel]. A barrier must
-// follow; the table (if any) may be filled just before, the barrier for it is here.
+// follow. The table is filled on the `first` pass, while the first tiles are under way.
 template <class W, class S, class Shared, class Table>
 QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int64_t live, int64_t panel,
-                             Shared* x_tile, Table table, float* partial) {
+                             Shared* x_tile, Table table, bool first, float* partial) {
     constexpr int steps = (int)((W::tiles + S::warps - 1) / S::warps), chunk_steps = S::chunk / (S::warps * S::columns);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     qc_lane_tile<W> ring[S::depth];
@@ -198,6 +198,7 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
         const int64_t index = s * S::warps + warp;
         if (index < W::tiles) ring[s].load(w, panel, index, lane);
     }
+    if (first) qc_fill<W>(table);
     qc_few_sums<S::rows, S::mma> sums;
     sums.clear();
     for (int step = 0; step < steps; step += S::depth) {

@@ -99,16 +99,17 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     staged, item = (x_type, 2) if shape.mma else ("float", 4)
     shared.add("x_tile", staged, shape.rows * pitch, item)
     shared.add("partial", "float", shape.warps * shape.rows * 16, 4)
-    fill, table = _table(shared, weight, SHARED_LIMIT[arch_number(arch)])
+    table = _table(shared, weight, SHARED_LIMIT[arch_number(arch)])
     numbers = f"{shape.rows}, {shape.warps}, {shape.depth}, {shape.chunk}"
     kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}>"
     one_pass = isinstance(body.m, int) and body.m <= shape.rows
-    m0 = "0" if one_pass else "m0"
+    m0, first = ("0", "true") if one_pass else ("m0", f"m0 == (int64_t)blockIdx.y * {shape.rows}")
     product = [
         f"qc_linear_few<{weight.struct}, {kind}>(",
         f"        {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)} + {row_offset(x, m0)}, "
         f"{c_dim(x.strides[0])},",
-        f"        qc_min({shape.rows}, {c_dim(body.m)} - {m0}), blockIdx.x, x_tile, {table}, partial);",
+        f"        qc_min({shape.rows}, {c_dim(body.m)} - {m0}), blockIdx.x, x_tile, {table},",
+        f"        {first}, partial);",
         "__syncthreads();",
         f"for (int i = threadIdx.x; i < {16 * shape.rows}; i += {threads}) {{",
         "    float sum = 0.0f;",
@@ -122,7 +123,6 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
         product = [head, *indent(product), "    __syncthreads();  // `partial` is read", "}"]
     lines = [
         *shared.declarations(),
-        *fill,
         _bytes(spec),
         *product,
     ]
@@ -137,18 +137,18 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     return _kernel(spec, weight, finish, geometry, lines, (note,), engine)
 
 
-def _table(shared: SharedMemory, weight: Weight, limit: int) -> tuple[list[str], str]:
-    """(statements that fill the table of code values, the expression of a lane's view of it).
+def _table(shared: SharedMemory, weight: Weight, limit: int) -> str:
+    """The expression of a lane's view of the table of code values.
 
     Pairs of codes where `limit` bytes of shared memory leave room, else single codes.
     """
     if not weight.lookup:
-        return [], "qc_no_table()"
+        return "qc_no_table()"
     if shared.nbytes + 128 + PAIR_TABLE <= limit:
         shared.add("table", "float2", 256 * 16, 8)
-        return [f"qc_fill_table256<{weight.struct}>(table);"], "qc_table256{table + threadIdx.x % 16}"
+        return "qc_pairs(table)"
     shared.add("table", "float", 16 * 32, 4)
-    return [f"qc_fill_table16<{weight.struct}>(table);"], "qc_table16{table + threadIdx.x % 32}"
+    return "qc_singles(table)"
 
 
 def _bytes(spec: KernelSpec) -> str:
@@ -181,7 +181,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
     shared = SharedMemory()
     shared.add("x_step", "float", 32 * (m + 4), 4)
     shared.add("w_step", "float", 32 * (n + 4), 4)
-    fill, table = _table(shared, weight, 0)
+    table = _table(shared, weight, 0)
     name = identifier(spec.operands[1].name)
     if weight.storage == "strided":
         down, right = (c_dim(s) for s in (spec.operands[1].strides or (weight.cols, 1)))
@@ -191,7 +191,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
     rows, columns = m // 16, n // 16
     lines = [
         *shared.declarations(),
-        *fill,
+        *([f"qc_fill<{weight.struct}>({table});"] if weight.lookup else []),
         *([_bytes(spec)] if weight.storage != "strided" else []),
         f"const int64_t m0 = (int64_t)blockIdx.x * {m}, n0 = (int64_t)blockIdx.y * {n};",
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",

@@ -395,9 +395,14 @@ def check_resources(nvrtc: Callable[..., Any], made: Sequence[Case], arch: str) 
         assert used.registers <= 224, (name, arch, used.registers)
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120"])
 def test_no_kernel_spills(nvrtc: Callable[..., Any], arch: str) -> None:
-    made = [case for case in cases("bf16", "bf16", ("nf4",), arch) if case.body.m_class in CLASSES[:2]]
-    made += cases("f32", "f32", ("int4_zeros32",), arch)[1:3]
+    made = [
+        make_case("few_1", "nf4", "1", "bf16", "bf16", "none", has_bias=False),
+        make_case("few_8", "nf4", "2-8", "f16", "f16", "gelu", has_bias=True),
+        make_case("few_8_fma", "int4_zeros32", "2-8", "f32", "f32", "residual", has_bias=True),
+        make_case("tiled", "nf4_flat", "large", "f32", "f32", "gelu", has_bias=True),
+    ]
     check_resources(nvrtc, made, arch)
 
 
