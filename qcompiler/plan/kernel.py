@@ -177,7 +177,7 @@ class SoftmaxKernel(Strict, frozen=True, tag="softmax"):
 class EmbeddingKernel(Strict, frozen=True, tag="embedding"):
     """``out[i, :] = decode(table)[ids[i], :]``; operands ids (count), table (rows, cols) plain or packed, out.
 
-    An id outside [0, rows) is an error that the kernel reports through the context.
+    An id outside [0, rows) is an error that the kernel reports through the context; on CUDA it gives a row of NaN.
     """
 
     count: Dim
@@ -188,7 +188,8 @@ class EmbeddingKernel(Strict, frozen=True, tag="embedding"):
 class GatherKernel(Strict, frozen=True, tag="gather"):
     """`take`: ``out[o, i, n] = x[o, index[i], n]``; `along`: ``out[o, i, n] = x[o, index[o, i, n], n]``.
 
-    Operands x (outer, length, inner), index, out. Negative indices count from the end; those out of range are reported.
+    Operands x (outer, length, inner), index, out. Negative indices count from the end; those out of range are reported
+    (on CUDA: they give NaN, or the lowest integer).
     """
 
     mode: Literal["take", "along"]
