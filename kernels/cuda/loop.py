@@ -88,7 +88,7 @@ def _flat(nest: Nest) -> CudaKernel:
         arrays = []
     stores = [group.store(nest.inputs + i, nest.parallel, result) for i, result in enumerate(results)]
     work = [*loads, *arrays, *group.each(body), *stores]
-    walk = [*outer, group.walk]
+    walk = [*outer, *group.walk]
     units = product(loop.extent for loop in walk)
     threads = min(THREADS, 32 * up(units, 32).value or 32) if units.is_static else THREADS
     position = needed([*variables("unit", walk, kind), *group.alignment(), *group.declarations(kind)], work)

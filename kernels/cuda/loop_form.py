@@ -124,12 +124,14 @@ class Group:
         return _multiple(self.loop.extent, self.width)
 
     @property
-    def walk(self) -> Loop:
-        """The loop over groups, as a loop of the walk: same variable, `units` iterations."""
-        return Loop(self.loop.name if self.width == 1 else "group", self.units, (), None)
+    def walk(self) -> list[Loop]:
+        """The loop over groups: the loop itself for single elements, none where one group covers it."""
+        if self.width == 1:
+            return [self.loop]
+        return [] if self.units == 1 else [Loop("group", self.units, (), None)]
 
     def limits(self) -> list[str]:
-        return [] if self.width == 1 else [f"const int64_t group_end = {c_dim(self.units)};"]
+        return [f"const int64_t group_end = {c_dim(self.units)};"] if self.width > 1 else []
 
     def declarations(self, kind: str) -> list[str]:
         """The loop's variable from `group`, how many elements there are, and whether wide accesses are allowed."""
@@ -139,7 +141,7 @@ class Group:
         count = f"{self.width}" if self.even else f"(int)qc_min({self.width}, {self.loop.limit} - {name})"
         full = "aligned" if self.even else f"aligned && n == {self.width}"
         return [
-            f"const {kind} {name} = group * {self.width};",
+            f"const {kind} {name} = {f'group * {self.width}' if self.walk else '0'};",
             f"const int n = {count};",
             f"const bool whole = {full};",
         ]

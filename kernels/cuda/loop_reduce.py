@@ -56,7 +56,7 @@ class _Plan:
     @property
     def walk(self) -> list[Loop]:
         """The loops over units of the reduction."""
-        return [*self._around, self.group.walk]
+        return [*self._around, *self.group.walk]
 
     @property
     def _around(self) -> list[Loop]:
