@@ -46,6 +46,28 @@ _LOST = range(700, 720)
 """A kernel's fault destroys the context: every later call of the process repeats the error."""
 
 
+class Current:
+    """See `Api.current`. A class, since a generator would take as long as the launch that it is around."""
+
+    __slots__ = ("_api", "_context", "_pushed")
+
+    def __init__(self, found: Api, context: Any) -> None:
+        self._api = found
+        self._context = context
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        driver = self._api.driver
+        error, present = driver.cuCtxGetCurrent()
+        if int(error) or int(present) != int(self._context):
+            self._api.check(driver.cuCtxPushCurrent(self._context), "making the device current")
+            self._pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            self._api.driver.cuCtxPopCurrent()
+
+
 @dataclass(frozen=True)
 class Api:
     """`driver` is cuda.bindings.driver, `core` cuda.core."""
@@ -67,19 +89,9 @@ class Api:
         lost = "; an earlier kernel failed, and the process must be restarted" if code in _LOST else ""
         return DeviceError(f"{doing} failed{lost}", code, symbol)
 
-    @contextmanager
-    def current(self, context: Any) -> Iterator[None]:
+    def current(self, context: Any) -> Current:
         """`context` is the thread's current one inside, whatever it was before and is again afterwards."""
-        driver = self.driver
-        error, present = driver.cuCtxGetCurrent()
-        if not int(error) and int(present) == int(context):
-            yield
-            return
-        self.check(driver.cuCtxPushCurrent(context), "making the device current")
-        try:
-            yield
-        finally:
-            driver.cuCtxPopCurrent()
+        return Current(self, context)
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
