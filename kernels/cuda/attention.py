@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda import attention_decode, attention_mma
 from qcompiler.kernels.cuda.attention_operands import body_of, check, head_pointers, masked, roles, stride
+from qcompiler.kernels.cuda.emit import arch_number, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, indent
@@ -82,13 +82,11 @@ class Tile:
             tile = Tile(body, queries, keys)
             if tile.shared().nbytes <= SHARED_LIMIT[number] * 3 // 5 and (queries < 2 * wanted or queries == 16):
                 return tile
-        return Tile(body, *_TILES[-1])
+        return Tile(body, *_TILES[-1])  # 26 KiB at most
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """The kernel for `arch`. KernelSelectionError for operands that `AttentionKernel` does not allow."""
-    from qcompiler.kernels.cuda.emit import arch_number
-
     check(spec)
     if attention_decode.fits(body_of(spec)):
         return attention_decode.emit(spec, arch)
@@ -99,15 +97,9 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 
 def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:
-    from qcompiler.kernels.cuda.emit import signature
-
     body = body_of(spec)
     tile = Tile.of(body, number)
     memory = tile.shared()
-    if memory.nbytes > SHARED_LIMIT[number]:
-        raise KernelSelectionError(
-            f"kernel '{spec.name}': tiles of {memory.nbytes} bytes exceed the {SHARED_LIMIT[number]} of sm_{number}"
-        )
     blocks = (dim(body.q_len) + (tile.queries - 1)) // tile.queries * body.heads * dim(body.batch) * tile.value_blocks
     geometry = Geometry((blocks.to_dim(), 1, 1), (tile.threads, 1, 1), memory.nbytes)
     notes = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda.attention_operands import body_of, head_pointers, masked, operand, stride
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, indent
@@ -95,8 +96,6 @@ class Share:
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """The kernel, the same for every architecture."""
-    from qcompiler.kernels.cuda.emit import signature
-
     del arch
     body = body_of(spec)
     share = Share.of(spec)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda.attention_operands import body_of, head_pointers, masked, operand, roles, stride
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent
@@ -78,8 +79,6 @@ class Tile:
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """The kernel, for a spec that `refuses` has nothing against."""
-    from qcompiler.kernels.cuda.emit import signature
-
     del arch
     body = body_of(spec)
     few = isinstance(body.q_len, int) and body.q_len <= 32

@@ -7,6 +7,7 @@ and 4 columns, 16 apart.  Tiles are staged along whichever dim has unit stride.
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.places import blocks_of, offset, unravel
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
@@ -21,8 +22,6 @@ _FLOATS = ("f32", "bf16", "f16")
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """One batched product for any architecture. KernelSelectionError for operands that are not plain floats."""
-    from qcompiler.kernels.cuda.emit import signature
-
     del arch
     body = spec.body
     assert isinstance(body, BatchMatmulKernel)

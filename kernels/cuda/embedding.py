@@ -11,6 +11,7 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.base import Field, Format, Section
 from qcompiler.kernels import layouts
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
 from qcompiler.kernels.cuda.places import offset
 from qcompiler.kernels.layouts.cuda import tile_columns
@@ -27,8 +28,6 @@ _ENTRIES = {("f", 4): "float", ("f", 2): "qc_f16", ("u", 1): "uint8_t", ("i", 1)
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """One embedding for any architecture. KernelSelectionError for operands that no reader fits."""
-    from qcompiler.kernels.cuda.emit import signature
-
     del arch
     body = spec.body
     assert isinstance(body, EmbeddingKernel)

@@ -6,6 +6,7 @@ index out of range: what it should have fetched becomes `qc_poison` (NaN, or the
 
 from __future__ import annotations
 
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
@@ -15,8 +16,6 @@ from qcompiler.plan.kernel import GatherKernel, KernelSpec
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """One gather for any architecture. KernelSelectionError for packed operands and indices that are no integers."""
-    from qcompiler.kernels.cuda.emit import signature
-
     del arch
     body = spec.body
     assert isinstance(body, GatherKernel)

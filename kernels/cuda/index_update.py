@@ -7,6 +7,7 @@ count from the end; an index out of range writes nothing (a kernel on the device
 
 from __future__ import annotations
 
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
 from qcompiler.kernels.cuda.places import THREADS, blocks_of, check_plain, offset, unravel
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
@@ -19,8 +20,6 @@ _EACH = 4
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """One update for any architecture. KernelSelectionError for packed operands and indices that are no integers."""
-    from qcompiler.kernels.cuda.emit import signature
-
     del arch
     body = spec.body
     assert isinstance(body, IndexUpdateKernel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.rows import RowWalk, check_floats, element
 from qcompiler.kernels.scalar import float_literal
@@ -12,8 +13,6 @@ from qcompiler.plan.kernel import KernelSpec, NormKernel, Operand
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """One norm for any architecture. KernelSelectionError for operands that are not plain floats."""
-    from qcompiler.kernels.cuda.emit import signature
-
     del arch
     body = spec.body
     assert isinstance(body, NormKernel)

@@ -12,6 +12,7 @@ Both orders are fixed; the first one is not that of a plain loop, so that floats
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.places import blocks_of, check_plain, offset
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
@@ -56,8 +57,6 @@ def _store(spec: KernelSpec, row: str, column: str, value: str) -> str:
 
 
 def _rows(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
-    from qcompiler.kernels.cuda.emit import signature
-
     kind, length, warps = _kind(spec), c_dim(body.length), _BLOCK // 32
     memory = SharedMemory()
     memory.add("partial", kind, warps, 4 if kind == "float" else 8)
@@ -87,8 +86,6 @@ def _rows(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
 
 
 def _columns(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
-    from qcompiler.kernels.cuda.emit import signature
-
     kind, length = _kind(spec), c_dim(body.length)
     blocks = blocks_of(dim(body.inner), _COLUMNS)
     lines = [

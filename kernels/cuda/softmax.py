@@ -7,6 +7,7 @@ gives NaN, as torch does; the maximum passes NaN over, and the sum then spreads 
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.rows import RowWalk, check_floats, element
 from qcompiler.kernels.text import header_comment, identifier, indent
@@ -15,8 +16,6 @@ from qcompiler.plan.kernel import KernelSpec, SoftmaxKernel
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """One softmax for any architecture. KernelSelectionError for operands that are not plain floats."""
-    from qcompiler.kernels.cuda.emit import signature
-
     del arch
     body = spec.body
     assert isinstance(body, SoftmaxKernel)
