@@ -143,13 +143,13 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
                                 const Shared* x, Table table, qc_few_sums<S::rows, S::mma>& sums) {
     const int g = lane / 4, t = lane % 4;
     if constexpr (S::mma) {
+        // Column g of B is row g of x. Lanes beyond the last row read that row again: their columns of D go nowhere.
+        const Shared* const mine = x + (g < S::rows ? g : S::rows - 1) * S::pitch + 4 * t;
 #pragma unroll
         for (int piece = 0; piece < tile.pieces; piece++) {
-            uint32_t a[4], b[2] = {0, 0};
-            if (g < S::rows) {
-                const uint2 two = *(const uint2*)(x + g * S::pitch + 16 * piece + 4 * t);
-                b[0] = two.x, b[1] = two.y;
-            }
+            const uint2 two = *(const uint2*)(mine + 16 * piece);
+            const uint32_t b[2] = {two.x, two.y};
+            uint32_t a[4];
             tile.fragment(w, panel, k0, lane, piece, table, a);
             qc_mma_16816(sums.of[0], a, b, typename W::type());
         }
