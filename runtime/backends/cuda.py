@@ -428,7 +428,7 @@ class CudaBackend(base.Backend):
         if 0 in grid:
             return
         with self.api.current(self.context), kernel.lock:
-            kernel.values[:] = (*operands, *symbols)
+            kernel.values[:] = [*operands, *symbols]
             done = self._driver.cuLaunchKernel(
                 kernel.function, *grid, *geometry.block, geometry.shared, on.driver_handle, kernel.parameters, 0
             )
