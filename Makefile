@@ -65,7 +65,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m qcompiler.formats.doc > docs/formats.md
-	$(BIN)/python benchmarks/kernel_resources.py > docs/kernels-cuda.md
+	$(BIN)/python benchmarks/kernel_resources.py > docs/kernel-resources.md
 
 # Works on a bare CUDA image without network and without the environment above: WHEELS holds what the image lacks.
 CHECK_PYTHON = $(if $(WHEELS),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))

@@ -1,7 +1,7 @@
 """Every kernel of the slice compiles for every architecture, and linears keep all their numbers in registers.
 
 Each architecture compiles a share of the kernels in one module, so that together they cover the list; the whole product
-is marked slow.  `make docs` prints the same kernels' table into docs/kernels-cuda.md.
+is marked slow.  `make docs` prints the same kernels' table into docs/kernel-resources.md.
 """
 
 from __future__ import annotations
