@@ -123,28 +123,29 @@ template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool
     static_assert(ChunkTiles % depth == 0 && chunk % 16 == 0, "whole rings, whole pieces");
 };
 
+// `live` rows of x from column k0 on. Tensor cores read the last of them again for those that are not there; CUDA cores
+// find the first one in their place. Neither result is stored.
 template <class W, class S, class Shared>
-QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int64_t live, int64_t k0, Shared* to) {
+QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, int64_t k0, Shared* to) {
     constexpr int64_t padded = (W::tiles * S::columns + 15) / 16 * 16;
-    const int pieces = (int)qc_min(S::chunk, padded - k0) / 16;
-    for (int i = threadIdx.x; i < S::rows * pieces; i += 32 * S::warps) {
+    const int pieces = (int)qc_min(S::chunk, padded - k0) / 16, rows = S::mma ? live : S::rows;
+    for (int i = threadIdx.x; i < rows * pieces; i += 32 * S::warps) {
         const int r = i / pieces, piece = i % pieces;
         const typename S::x_type* const row = x + (r < live ? r : 0) * x_row;
-        const int64_t cols = r < live ? W::cols : 0;  // rows of x that are not there are zero
         Shared* const at = to + r * S::pitch + 16 * piece;
-        if constexpr (S::mma) qc_stage_piece(row, k0 + 16 * piece, cols, at);
-        else qc_stage_piece_f32<S::columns == 8>(row, k0 + 16 * piece, cols, at);
+        if constexpr (S::mma) qc_stage_piece(row, k0 + 16 * piece, W::cols, at);
+        else qc_stage_piece_f32<S::columns == 8>(row, k0 + 16 * piece, W::cols, at);
     }
 }
 
 // One tile times the rows of x that lie at `x` (the tile's first column).
 template <class W, class S, class Shared, class Table>
 QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, int64_t panel, int64_t k0, int lane,
-                                const Shared* x, Table table, qc_few_sums<S::rows, S::mma>& sums) {
+                                int live, const Shared* x, Table table, qc_few_sums<S::rows, S::mma>& sums) {
     const int g = lane / 4, t = lane % 4;
     if constexpr (S::mma) {
-        // Column g of B is row g of x. Lanes beyond the last row read that row again: their columns of D go nowhere.
-        const Shared* const mine = x + (g < S::rows ? g : S::rows - 1) * S::pitch + 4 * t;
+        // Column g of B is row g of x. Columns of D that stand for no row go nowhere.
+        const Shared* const mine = x + (g < live ? g : live - 1) * S::pitch + 4 * t;
 #pragma unroll
         for (int piece = 0; piece < tile.pieces; piece++) {
             const uint2 two = *(const uint2*)(mine + 16 * piece);
@@ -188,7 +189,7 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
 // Sums of `live` (at most S::rows) rows of x with panel `panel`: partial[warp][row of x][row of the panel]. A barrier must
 // follow. The table is filled on the `first` pass, while the first tiles are under way.
 template <class W, class S, class Shared, class Table>
-QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int64_t live, int64_t panel,
+QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int live, int64_t panel,
                              Shared* x_tile, Table table, bool first, float* partial) {
     constexpr int steps = (int)((W::tiles + S::warps - 1) / S::warps), chunk_steps = S::chunk / (S::warps * S::columns);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -213,7 +214,7 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
             const int64_t index = (int64_t)(step + s) * S::warps + warp, next = index + S::depth * S::warps;
             if (index < W::tiles) {
                 const Shared* const at = x_tile + ((inside + s) * S::warps + warp) * S::columns;
-                qc_multiply_tile<W, S>(ring[s], w, panel, index * S::columns, lane, at, table, sums);
+                qc_multiply_tile<W, S>(ring[s], w, panel, index * S::columns, lane, live, at, table, sums);
             }
             if (next < W::tiles) ring[s].load(w, panel, next, lane);
         }

@@ -104,11 +104,12 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}>"
     one_pass = isinstance(body.m, int) and body.m <= shape.rows
     m0, first = ("0", "true") if one_pass else ("m0", f"m0 == (int64_t)blockIdx.y * {shape.rows}")
+    live = str(body.m) if one_pass else f"(int)qc_min({shape.rows}, {c_dim(body.m)} - m0)"
     product = [
         f"qc_linear_few<{weight.struct}, {kind}>(",
         f"        {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)} + {row_offset(x, m0)}, "
         f"{c_dim(x.strides[0])},",
-        f"        qc_min({shape.rows}, {c_dim(body.m)} - {m0}), blockIdx.x, x_tile, {table},",
+        f"        {live}, blockIdx.x, x_tile, {table},",
         f"        {first}, partial);",
         "__syncthreads();",
         f"for (int i = threadIdx.x; i < {16 * shape.rows}; i += {threads}) {{",
