@@ -2,7 +2,7 @@
 
 `small`: two streams, an event between them, a state, an init table, a packed weight, a select, two entry points:
 
-    s0: h = linear(x, w) + bias    s0: n = calls so far (a state), raw = x    s1, after h: y = relu(h) + table[None, :]
+    s0: h = linear(x, w) + bias; n = calls so far (a state)    s1: raw = x; after h: y = relu(h) + table[None, :]
 
 `double`: y = 2 x over 0 to 64 values.    `total`: a + b.    `hop`: 2 (x + 1), the product on a second device.
 """
@@ -188,12 +188,12 @@ def small_entry(name: str, low: int, high: int) -> EntryPoint:
         ),
         steps=(
             first,
+            Copy(stream="s1", source=view(f"{name}.x", "b", K), target=view(f"{name}.raw", "b", K)),
             Record(stream="s0", event="h"),
             Wait(stream="s1", event="h"),
             Launch(kernel="relu_add", stream="s1", operands=relu),
             Launch(kernel="count", stream="s0", operands=(view("calls", 4), view("calls", 4))),
             Copy(stream="s0", source=view("calls", 4), target=view(f"{name}.n", 4)),
-            Copy(stream="s0", source=view(f"{name}.x", "b", K), target=view(f"{name}.raw", "b", K)),
         ),
     )
 
