@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/kernel_resources.py [--arch sm_90a …] [--part linear …] [--json out.json]
 
-Prints a page of Markdown (`make docs` writes it to docs/kernel-resources.md). Needs NVRTC and no GPU; sm_70 appears where
-CUDA 12's NVRTC is installed. tests/cuda/test_resources.py compiles the same kernels.
+Prints a page of Markdown (`make docs` writes it to docs/kernel-resources.md). Needs NVRTC and no GPU; sm_70 appears
+where CUDA 12's NVRTC is installed. tests/cuda/test_resources.py compiles the same kernels.
 """
 
 from __future__ import annotations
