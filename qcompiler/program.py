@@ -12,6 +12,7 @@ from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
 from qcompiler.ledger import Ledger
+from qcompiler.runtime.backends.base import CaptureMode
 from qcompiler.runtime.backends.registry import is_available
 from qcompiler.runtime.image import ProgramImage, Target, build_image
 from qcompiler.runtime.loaded import LoadedProgram
@@ -50,20 +51,32 @@ class Program:
 
     # --- running (as qc.load) ---
 
-    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-        """The model's result for these arguments, in fresh memory owned by the caller (or in `out`)."""
-        return self.run(*args, out=out, **kwargs)
+    def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
+        """The model's result for these arguments, in fresh memory owned by the caller (or in `out`).
 
-    def session(self) -> Any:
+        Results live where arguments live.  On a GPU work begins behind what `stream` (by default the caller's current
+        one) has been given, and that stream waits for it.
+        """
+        return self.run(*args, out=out, stream=stream, **kwargs)
+
+    def array(self, values: Any) -> Any:
+        """A host array on the program's device."""
+        return self.run.array(values)
+
+    def session(self, *, stepwise: bool | None = None) -> Any:
         """A session of its own: activations and states that no other call shares."""
-        return self.run.session()
+        return self.run.session(stepwise=stepwise)
 
-    def capture(self, *args: Any, **kwargs: Any) -> Any:
+    def reset(self) -> None:
+        """Puts the states back to what the model's buffers held."""
+        self.run.reset()
+
+    def capture(self, *args: Any, mode: CaptureMode = "thread_local", **kwargs: Any) -> Any:
         """A captured graph for arguments of these shapes; DeviceUnavailableError on the CPU, which has none."""
-        return self.run.capture(*args, **kwargs)
+        return self.run.capture(*args, mode=mode, **kwargs)
 
     def to(self, device: str) -> LoadedProgram:
-        """The program on another device."""
+        """The program on another device: all of it, or an error and nothing."""
         return self.run.to(device)
 
     @property
