@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,31 @@ def test_what_the_sanitizer_runs_exists(check: ModuleType) -> None:
     for file, chosen in check.SANITIZED.items():
         assert (ROOT / file).exists(), file
         assert check.DEVICE_CASES in chosen
-    assert all((ROOT / place).exists() for place in check.SUITES)
+    assert all((ROOT / place).exists() for place in (*check.SUITES, *check.EXPECTED))
+
+
+def test_an_expected_file_without_cases_is_a_failure(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "test_empty.py"
+    file.write_text("def test_it():\n    pass\n")
+    monkeypatch.setattr(check, "EXPECTED", (str(file),))
+    (ROOT / "build" / "gpu-reports").mkdir(parents=True, exist_ok=True)
+    step = check.pytest_step("suites", file, check.DEVICE_CASES, dict(check.environment(tmp_path)))
+    assert not step.ok
+    assert "no test matches" in step.failures[0]
+
+
+def test_the_selections_of_the_sanitizer_select_something(check: ModuleType) -> None:
+    """With the simulated device in place of the GPU: the words of the expressions are in the tests' names."""
+    files = [file for file in check.SANITIZED if not file.endswith("_gpu.py")]
+    command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--collect-only", "-q"]
+    done = subprocess.run([*command, *(str(ROOT / file) for file in files)], capture_output=True, text=True, check=True)
+    for file in files:
+        chosen = check.SANITIZED[file].replace(check.DEVICE_CASES, "sim:0")
+        words = re.sub(r"[^\s()]+", lambda m: m[0] if m[0] in ("and", "or", "not") else f"({m[0]!r} in name)", chosen)
+        names = [line for line in done.stdout.splitlines() if line.startswith(file)]
+        assert any(eval(words, {"name": name.partition("::")[2]}) for name in names), f"{file} -k {chosen!r}"
 
 
 @pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad", 1), ("dies", 1), ("none", None)])
