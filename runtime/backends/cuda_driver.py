@@ -121,14 +121,11 @@ def api() -> Api:
 
 
 def device_count() -> int:
-    """How many GPUs there are; 0 where there is no driver. DeviceUnavailableError for a driver that does not start."""
-    try:
-        found = api()
-    except MissingDependencyError:
-        if _driver_installed():
-            raise
-        return 0
-    return _count(found)
+    """How many GPUs there are; 0 where there is no driver.
+
+    DeviceUnavailableError for a driver that does not start, MissingDependencyError for one without its bindings.
+    """
+    return _count(api()) if _driver_installed() else 0
 
 
 def _count(found: Api) -> int:

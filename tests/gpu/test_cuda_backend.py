@@ -17,6 +17,7 @@ from qcompiler.errors import (
     CaptureRuleError,
     DeviceError,
     DeviceUnavailableError,
+    MissingDependencyError,
     OutOfMemoryError,
     TargetMismatchError,
 )
@@ -126,6 +127,21 @@ def test_no_driver_is_no_gpu() -> None:
     assert cuda_driver._count(cuda_driver.Api(SimpleNamespace(cuInit=lambda _: (100,)), None)) == 0
     with pytest.raises(DeviceUnavailableError, match="cudaErrorSystemDriverMismatch"):
         cuda_driver._count(cuda_driver.Api(SimpleNamespace(cuInit=lambda _: (803,)), None))
+
+
+def test_a_machine_without_a_driver_imports_no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_driver_installed", lambda: False)
+    monkeypatch.setattr(cuda_driver, "api", lambda: pytest.fail("imported cuda.core"))
+    assert cuda_driver.device_count() == 0
+
+
+def test_a_driver_without_bindings_is_no_missing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_driver_installed", lambda: True)
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    cuda_driver.api.cache_clear()
+    with pytest.raises(MissingDependencyError, match=r"qcompiler\[cuda\]"):
+        cuda_driver.device_count()
+    cuda_driver.api.cache_clear()
 
 
 # --- the current device -----------------------------------------------------------------------------------------------
