@@ -39,7 +39,6 @@ enum {
                     // eight rows of an ldmatrix fall into different banks
     QM_SUM_PAD = 4,  // floats between rows of the tile of sums: lanes (g, t) write rows 2t, columns g without conflict
     QM_PASS = 32,    // tokens whose sums pass through shared memory at a time
-    QM_GRAIN = 32,   // tokens of a tile that are multiplied or left out together (many rows: always the whole tile)
     QM_GROUP = 8,    // token blocks that follow one another before the next rows of w: they share x and w in L2
 };
 
@@ -227,8 +226,8 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
     const T* from;   // this thread's first piece
     int64_t step;    // elements between its rows: ROW_STEP rows of x
     int token;       // its first row
-    int there;       // rows of the tile that exist; used: those that are multiplied at all
-    int used;
+    int there;       // rows of the tile that exist
+    int used;        // rows that are multiplied: of 64 only 16 or 32 where m is small, else all
     bool aligned;    // pieces start at multiples of 16 bytes
 
     QC_DEVICE qm_x(const T* x, int64_t row, int64_t first, int64_t m) {
@@ -236,7 +235,7 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
         from = x + (first + token) * row + (int)threadIdx.x % PIECES * 8;
         step = row * ROW_STEP;
         there = m - first < TOKENS ? (int)(m - first) : TOKENS;
-        used = TOKENS <= QM_GRAIN || TOKENS > 2 * QM_GRAIN || there > QM_GRAIN ? TOKENS : QM_GRAIN;
+        used = TOKENS != 64 || there > 32 ? TOKENS : there > 16 ? 32 : 16;
         aligned = ((uint64_t)x & 15) == 0 && row % 8 == 0;
     }
 
@@ -281,6 +280,22 @@ QC_DEVICE void qm_block(int64_t& token_block, int64_t& row_block) {
     row_block = (linear - group * per_group) / height;
 }
 
+// One piece: the first 16 * COUNT tokens of the tile at `rows` (this lane's row for ldmatrix), times every panel.
+template <int COUNT, int STRIDE, int PANELS, int TILES, class T>
+QC_DEVICE void qm_multiply(float (&sums)[PANELS][TILES][4], const uint32_t (&a)[PANELS][4], const T* rows, T tag) {
+#pragma unroll
+    for (int t = 0; t < COUNT && 2 * t < TILES; t++) {
+        uint32_t b[4];
+        qc_ldmatrix_x4(b, rows + 16 * t * STRIDE);
+        const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+#pragma unroll
+        for (int i = 0; i < PANELS; i++) {
+            qc_mma_16816(sums[i][2 * t], a[i], first, tag);
+            qc_mma_16816(sums[i][2 * t + 1], a[i], second, tag);
+        }
+    }
+}
+
 // Bytes of shared memory: the ring of x, and afterwards the tile of sums.
 template <int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES> struct qm_shared {
     static constexpr int RING = STAGES * TOKENS * (QM_CHUNK * WARPS_K + QM_PAD) * 2;
@@ -301,8 +316,7 @@ QC_DEVICE void qm_linear(
     typedef qm_x<T, TOKENS, COLUMNS, W::COLS, THREADS> Tile;
     typedef qm_weight<W, PANELS, PANELS * WARPS_N> Weight;
     constexpr int TILE = TOKENS * Tile::STRIDE;
-    constexpr int PIECES = TOKENS > 64 ? 1 : TOKENS > 32 ? 2 : 4;  // unrolled at a time: the sums take the registers
-    constexpr bool EARLY = PIECES < 4 || DEPTH == 1;  // a chunk's registers are refilled before it is multiplied
+    constexpr int PIECES = TOKENS > 64 ? 1 : 2;  // unrolled at a time: more of them take more registers
 
     int64_t token_block, row_block;
     qm_block(token_block, row_block);
@@ -357,7 +371,7 @@ QC_DEVICE void qm_linear(
                         weight.flatten(ahead[d], i, words[i]);
                         if constexpr (Weight::CODED) weight.rows(ahead[d], i, state[i]);
                     }
-                    if (EARLY && index + DEPTH * WARPS_K < CHUNKS) weight.load(ahead[d], index + DEPTH * WARPS_K);
+                    if (index + DEPTH * WARPS_K < CHUNKS) weight.load(ahead[d], index + DEPTH * WARPS_K);
 #pragma unroll(PIECES)
                     for (int j = 0; j < 4; j++) {
                         if (W::COLS % QM_CHUNK == 0 || index * QM_CHUNK + 16 * j < W::COLS) {
@@ -365,22 +379,12 @@ QC_DEVICE void qm_linear(
 #pragma unroll
                             for (int i = 0; i < PANELS; i++)
                                 weight.fragment(w, words[i], i, j, index, state[i], a[i]);
-#pragma unroll
-                            for (int t = 0; t < TOKENS / 16; t++) {
-                                if (16 * t < QM_GRAIN || TOKENS > 2 * QM_GRAIN || 16 * t < tile.used) {
-                                    uint32_t b[4];
-                                    qc_ldmatrix_x4(b, b_rows + 16 * t * Tile::STRIDE + 16 * j);
-                                    const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
-#pragma unroll
-                                    for (int i = 0; i < PANELS; i++) {
-                                        qc_mma_16816(sums[i][2 * t], a[i], first, T());
-                                        qc_mma_16816(sums[i][2 * t + 1], a[i], second, T());
-                                    }
-                                }
-                            }
+                            const T* const b_piece = b_rows + 16 * j;
+                            if (TOKENS != 64 || tile.used == 64) qm_multiply<TOKENS / 16, Tile::STRIDE>(sums, a, b_piece, T());
+                            else if (tile.used == 32) qm_multiply<2, Tile::STRIDE>(sums, a, b_piece, T());
+                            else qm_multiply<1, Tile::STRIDE>(sums, a, b_piece, T());
                         }
                     }
-                    if (!EARLY && index + DEPTH * WARPS_K < CHUNKS) weight.load(ahead[d], index + DEPTH * WARPS_K);
                 }
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }

@@ -22,6 +22,7 @@ from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry
 from qcompiler.kernels.cuda.linear import LAYOUT, code_values, finish_of, linear_body, split_equation
 from qcompiler.kernels.layouts.panels import LANES as PANEL
+from qcompiler.kernels.layouts.panels import straddles
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec, LinearKernel
@@ -64,13 +65,15 @@ class Tile:
         sums = self.warps_k * min(self.tokens, PASS) * (self.rows + SUM_PAD) * 4
         return max(ring, sums)
 
-    def resident(self, limit: int) -> int:
+    def resident(self, limit: int, *, straddles: bool) -> int:
         """Blocks that a multiprocessor should hold at once, which bounds registers; `limit`: its shared memory.
 
-        Two where the rings fit. Said in any case: left alone, ptxas aims at more blocks than there is shared memory
+        Two where the rings fit and 65536 registers suffice: not for 256 threads with more than 16 tokens, nor where
+        blocks straddle rows.  One is said as well: left alone, ptxas aims at more blocks than there is shared memory
         for, and spills on sm_75 to get there.
         """
-        return min(2, limit // self.shared)
+        small = self.threads <= 128 or (self.tokens <= 16 and not straddles)
+        return 2 if small and 2 * self.shared <= limit else 1
 
     @property
     def arguments(self) -> str:
@@ -81,7 +84,7 @@ class Tile:
 FEW: dict[int, tuple[Tile, ...]] = {
     16: (Tile(16, 1, 8, 2, 3, 3), Tile(16, 1, 4, 2, 3, 3)),
     32: (Tile(32, 1, 8, 2, 3, 3), Tile(32, 1, 4, 2, 3, 3)),
-    64: (Tile(64, 2, 4, 1, 3, 3), Tile(64, 2, 2, 1, 3, 3)),
+    64: (Tile(64, 1, 8, 2, 2, 3), Tile(64, 2, 4, 1, 3, 3), Tile(64, 2, 2, 1, 3, 3)),
 }
 """Tiles of class "9-64" by tokens; the first whose ring fits the architecture's shared memory is taken.
 
@@ -250,6 +253,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     fmt = None if w.format is None else formats.get(w.format.name, **w.format.params)
     limit = SHARED_LIMIT[arch_number(arch)]
     tile = tile_of(body, 16 if fmt is None else fmt.declaration.codes.bits, limit)
+    straddling = fmt is not None and straddles(fmt, body.k)
     weight, table = weight_struct(spec, fmt)
     finish = finish_of(spec)
     geometry = Geometry((_blocks(body.m, tile.tokens), -(-body.n // tile.rows), 1), (tile.threads, 1, 1), tile.shared)
@@ -269,7 +273,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"qm_linear<{struct}, {tile.arguments}, {tile.depth}>(",
         f"    tiles, {where}, {c_dim(x.strides[0])}, {c_dim(body.m)}, shared, finish);",
     ]
-    head = signature(spec, tile.threads, tile.resident(limit))
+    head = signature(spec, tile.threads, tile.resident(limit, straddles=straddling))
     text = "\n".join([header_comment(spec, note), weight + finish.definition + head, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, "mma", (note,))
 
