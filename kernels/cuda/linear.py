@@ -23,7 +23,7 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
 from qcompiler.formats.base import Declaration, Section
-from qcompiler.formats.equation import Equation
+from qcompiler.formats.equation import Equation, Float32
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.layouts.cuda import tile_columns
@@ -178,7 +178,7 @@ def split_equation(declaration: Declaration) -> Decoding:
     return Decoding(Equation(ast.unparse(parts[0])), Equation(ast.unparse(rest)))
 
 
-def code_values(declaration: Declaration) -> np.ndarray:
+def code_values(declaration: Declaration) -> Float32:
     """What each code stands for before scale and zero point: float32, one entry per code, as its unsigned bits."""
     codes = np.arange(1 << declaration.codes.bits, dtype=np.uint8).view(declaration.codes.dtype)
     values = split_equation(declaration).of_code.evaluate({declaration.codes.name: codes}, declaration.table_array)

@@ -167,7 +167,7 @@ def _kernel(
     engine: str,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
-    # Two blocks per multiprocessor at least, or one: unless told, ptxas aims at more and spills to get there.
+    # Unless told how many blocks a multiprocessor should hold, ptxas aims at more and spills to get there.
     blocks = 2 if geometry.threads <= 256 and weight.entry_registers <= 4 else 1
     text = "\n".join([*head, signature(spec, geometry.threads, blocks), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)

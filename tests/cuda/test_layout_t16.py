@@ -127,10 +127,9 @@ def test_what_lies_outside_the_matrix_is_zero(fmt: Format, rows: int) -> None:
     codes = np.array([[code_at(at["codes"], bits, r, k) for k in range(cols)] for r in range(-(-rows // 16) * 16)])
     assert (codes[:rows] == (1 << bits) - 1).all()
     assert not codes[rows:].any()
-    total = sum(int(np.bitwise_count(w)) for w in at["codes"].reshape(-1)) if hasattr(np, "bitwise_count") else None
-    assert total in (None, rows * cols * bits)
+    assert np.unpackbits(at["codes"].view(np.uint8)).sum() == rows * cols * bits
 
 
 def test_a_dtype_without_tiles_is_refused() -> None:
-    with pytest.raises(LayoutError, match="cuda_t16_v1.*f32, bf16 and f16 values; got i64"):
+    with pytest.raises(LayoutError, match=r"cuda_t16_v1.*f32, bf16 and f16 values; got i64"):
         T16.sections(None, "i64", 4, 4)

@@ -390,9 +390,11 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
 
 
 def check_resources(nvrtc: Callable[..., Any], made: Sequence[Case], arch: str) -> None:
-    for name, used in nvrtc([case.spec for case in made], arch).items():
+    specs = {case.spec.name: case.spec for case in made}
+    for name, used in nvrtc(list(specs.values()), arch).items():
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), (name, arch, used)
-        assert used.registers <= 224, (name, arch, used.registers)
+        threads = emit_kernel(specs[name], arch).geometry.threads
+        assert used.registers * threads <= 65536, (name, arch, used.registers, threads)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120"])
