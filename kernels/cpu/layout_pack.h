@@ -1,4 +1,4 @@
-// The layout cpu_p16_v1 in C++: the same bytes as kernels/layouts.py, section by section.
+// The layout cpu_p16_v1 in C++: the same bytes as kernels/layouts/cpu.py, section by section.
 //
 // Rows are taken in panels of 16 (one row per lane); lanes past the last row and codes past the last column are zero
 // bytes. Every function works on panels [begin, end), so that threads can share a tensor; no two panels touch the same

@@ -127,7 +127,7 @@ class FormatAttr(ParametrizedAttribute):
 
 @irdl_attr_definition
 class LayoutAttr(ParametrizedAttribute):
-    """`#qc.layout<"canonical">`: how a packed tensor's bytes are arranged (kernels/layouts.py)."""
+    """`#qc.layout<"canonical">`: how a packed tensor's bytes are arranged (kernels/layouts)."""
 
     name = "qc.layout"
     layout_name: StringAttr
