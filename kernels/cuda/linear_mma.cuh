@@ -172,8 +172,9 @@ template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
 
     // Columns of this chunk that lie before the border of a FLAT row.
     QC_DEVICE int before_border(int i, int half, int index) const {
-        const int first = (int)element + (i * 16 + half * 8 - lane % 2 * 8) * W::COLS + index * QM_CHUNK;
-        return W::BLOCK - (first & (W::BLOCK - 1));  // a power of two: the low bits suffice
+        const uint32_t rows = (uint32_t)(i * 16 + half * 8 - lane % 2 * 8);
+        const uint32_t first = (uint32_t)element + rows * (uint32_t)W::COLS + (uint32_t)(index * QM_CHUNK);
+        return W::BLOCK - (int)(first & (W::BLOCK - 1));  // a power of two: the low bits suffice
     }
 
     // The words of panel `i`, VECTORS for each piece.
@@ -271,13 +272,16 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
 };
 
 // Which block of the output a block of the grid (token blocks, row blocks) computes: QM_GROUP token blocks by all row
-// blocks at a time, so that blocks that run together read few rows of x and few of w.
-QC_DEVICE void qm_block(int64_t& token_block, int64_t& row_block) {
-    const int64_t linear = (int64_t)blockIdx.y * gridDim.x + blockIdx.x;
-    const int64_t per_group = (int64_t)QM_GROUP * gridDim.y, group = linear / per_group;
-    const int64_t left = (int64_t)gridDim.x - group * QM_GROUP, height = left < QM_GROUP ? left : QM_GROUP;
-    token_block = group * QM_GROUP + (linear - group * per_group) % height;
-    row_block = (linear - group * per_group) / height;
+// blocks at a time, so that blocks that run together read few rows of x and few of w. Grids of 2^31 blocks and more go
+// as they are numbered, so that 32-bit divisions do.
+QC_DEVICE void qm_block(uint32_t& token_block, uint32_t& row_block) {
+    token_block = blockIdx.x, row_block = blockIdx.y;
+    if (gridDim.x == 1 || (uint64_t)gridDim.x * gridDim.y >= 1u << 31) return;
+    const uint32_t linear = blockIdx.y * gridDim.x + blockIdx.x, per_group = QM_GROUP * gridDim.y;
+    const uint32_t group = linear / per_group, within = linear - group * per_group;
+    const uint32_t left = gridDim.x - group * QM_GROUP, height = left < QM_GROUP ? left : QM_GROUP;
+    row_block = within / height;
+    token_block = group * QM_GROUP + (within - row_block * height);
 }
 
 // One piece: the first 16 * COUNT tokens of the tile at `rows` (this lane's row for ldmatrix), times every panel.
@@ -304,6 +308,45 @@ template <int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES> struct q
     static constexpr int BYTES = RING > SUMS ? RING : SUMS;
 };
 
+// The block's sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per element,
+// so that `finish` reads and writes along rows of the result. Parts are added in the order of warp_k.
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, class Finish>
+QC_DEVICE void qm_finish(
+    const float (&sums)[PANELS][TOKENS / 8][4], float* part, int64_t m0, int64_t n0, int64_t m, int used,
+    const Finish& finish) {
+    constexpr int PASS = TOKENS < QM_PASS ? TOKENS : QM_PASS, BLOCK_ROWS = 16 * PANELS * WARPS_N;
+    constexpr int STRIDE = BLOCK_ROWS + QM_SUM_PAD, THREADS = 32 * WARPS_N * WARPS_K;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
+#pragma unroll
+    for (int pass = 0; pass < TOKENS; pass += PASS) {
+        __syncthreads();  // the ring, or the sums of the pass before, have been read
+        if (pass < used) {
+#pragma unroll
+            for (int i = 0; i < PANELS; i++)
+#pragma unroll
+                for (int j = 0; j < PASS / 8; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int token = 8 * j + 2 * (lane % 4) + e % 2;
+                        const int row = (warp_n * PANELS + i) * 16 + lane / 4 + e / 2 * 8;
+                        part[(warp_k * PASS + token) * STRIDE + row] = sums[i][pass / 8 + j][e];
+                    }
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < PASS * BLOCK_ROWS; i += THREADS) {
+            const int token = i / BLOCK_ROWS, row = i % BLOCK_ROWS;
+            if (m0 + pass + token < m && n0 + row < W::ROWS) {
+                float sum = part[token * STRIDE + row];
+#pragma unroll
+                for (int k = 1; k < WARPS_K; k++) sum += part[(k * PASS + token) * STRIDE + row];
+                finish(sum, m0 + pass + token, n0 + row);
+            }
+        }
+    }
+}
+
 // One block. `finish(sum, m, n)` stores an element. All threads of the block arrive here.
 template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Finish>
 QC_DEVICE void qm_linear(
@@ -318,11 +361,11 @@ QC_DEVICE void qm_linear(
     constexpr int TILE = TOKENS * Tile::STRIDE;
     constexpr int PIECES = TOKENS > 64 ? 1 : 2;  // unrolled at a time: more of them take more registers
 
-    int64_t token_block, row_block;
+    uint32_t token_block, row_block;
     qm_block(token_block, row_block);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
-    const int64_t m0 = token_block * TOKENS, n0 = row_block * BLOCK_ROWS;
+    const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * BLOCK_ROWS;
     const Tile tile(x, x_row, m0, m);
     const Weight weight(bytes, n0 / 16 + warp_n * PANELS, lane);
     T* const ring = (T*)shared;
@@ -380,9 +423,12 @@ QC_DEVICE void qm_linear(
                             for (int i = 0; i < PANELS; i++)
                                 weight.fragment(w, words[i], i, j, index, state[i], a[i]);
                             const T* const b_piece = b_rows + 16 * j;
-                            if (TOKENS != 64 || tile.used == 64) qm_multiply<TOKENS / 16, Tile::STRIDE>(sums, a, b_piece, T());
-                            else if (tile.used == 32) qm_multiply<2, Tile::STRIDE>(sums, a, b_piece, T());
-                            else qm_multiply<1, Tile::STRIDE>(sums, a, b_piece, T());
+                            if (TOKENS != 64 || tile.used == 64)
+                                qm_multiply<TOKENS / 16, Tile::STRIDE>(sums, a, b_piece, T());
+                            else if (tile.used == 32)
+                                qm_multiply<2, Tile::STRIDE>(sums, a, b_piece, T());
+                            else
+                                qm_multiply<1, Tile::STRIDE>(sums, a, b_piece, T());
                         }
                     }
                 }
@@ -390,36 +436,5 @@ QC_DEVICE void qm_linear(
             }
         }
     }
-    qc_cp_async_wait<0>();
-
-    // Sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per element.
-    constexpr int PASS = TOKENS < QM_PASS ? TOKENS : QM_PASS, STRIDE = BLOCK_ROWS + QM_SUM_PAD;
-    float* const part = (float*)shared;
-#pragma unroll
-    for (int pass = 0; pass < TOKENS; pass += PASS) {
-        __syncthreads();  // the ring, or the sums of the pass before, have been read
-        if (pass < tile.used) {
-#pragma unroll
-            for (int i = 0; i < PANELS; i++)
-#pragma unroll
-                for (int j = 0; j < PASS / 8; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const int token = 8 * j + 2 * (lane % 4) + e % 2;
-                        const int row = (warp_n * PANELS + i) * 16 + lane / 4 + e / 2 * 8;
-                        part[(warp_k * PASS + token) * STRIDE + row] = sums[i][pass / 8 + j][e];
-                    }
-        }
-        __syncthreads();
-#pragma unroll 1
-        for (int i = (int)threadIdx.x; i < PASS * BLOCK_ROWS; i += THREADS) {
-            const int token = i / BLOCK_ROWS, row = i % BLOCK_ROWS;
-            if (m0 + pass + token < m && n0 + row < W::ROWS) {
-                float sum = part[token * STRIDE + row];
-#pragma unroll
-                for (int k = 1; k < WARPS_K; k++) sum += part[(k * PASS + token) * STRIDE + row];
-                finish(sum, m0 + pass + token, n0 + row);
-            }
-        }
-    }
+    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS>(sums, (float*)shared, m0, n0, m, tile.used, finish);
 }

@@ -227,6 +227,13 @@ def test_large_tile_of_128_by_128(sim_module: Callable[..., Any]) -> None:
     run_all(sim_module, cases, "sm_80", {"large": (129,)})
 
 
+def test_groups_of_blocks_cover_every_element(sim_module: Callable[..., Any]) -> None:
+    """More token blocks than a group holds, the last group not full, several row blocks."""
+    case = make_case("int4_64", (130, 64), "bf16", "large")
+    assert emit.geometry(case.spec, "sm_80").at({"s": 600})[:2] == (10, 3)
+    check(sim_module([case.spec], "sm_80"), case, 600)
+
+
 def test_f16_on_sm_75_copies_without_async_and_multiplies_in_halves(sim_module: Callable[..., Any]) -> None:
     cases = [make_case("nf4", (33, 320), "f16", "9-64"), make_case("zeros_32", (70, 160), "f16", "large")]
     run_all(sim_module, cases, "sm_75", {"9-64": (33,), "large": (70,)})
