@@ -1,0 +1,97 @@
+"""Random models (`random_models`) on the CPU and on a GPU, the simulated one at least.
+
+The two answers and the eager oracle's are held against the model in float64 with the weights that the program decodes,
+and captured graphs against eager calls, to the bit. `QC_SIM_ARCH` and `QC_SIM_SEED` choose what the simulated GPU
+stands in for and the order in which it runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import qcompiler as qc
+from qcompiler import formats
+from qcompiler.kernels import layouts
+from qcompiler.runtime.backends import registry
+
+_spec = importlib.util.spec_from_file_location(
+    "qcompiler_test_random_models", Path(__file__).with_name("random_models.py")
+)
+assert _spec is not None and _spec.loader is not None
+random_models = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = random_models
+_spec.loader.exec_module(random_models)
+
+DEVICES = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
+QUICK = (0, 1, 2, 3)
+SEEDS = [*QUICK, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 160))]
+SIZES = [(1, 1), (2, 4), (1, 17), (3, 43)]
+"""b x s: 1, 8, 17 and 129 rows, on both sides of the borders between row classes."""
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
+"""What a program may be off by beside its oracle's own error: about eight roundings of the dtype at unit size."""
+
+
+def exact_model(case: Any, program: qc.Program) -> torch.nn.Module:
+    """The model in float64 with the weights that the program decodes to (each rounded to the model's dtype)."""
+    model = copy.deepcopy(case.model)
+    for entry in program.plan.weights:
+        if entry.format is None:
+            continue
+        fmt = formats.get(entry.format.name, **entry.format.params)
+        stored = program.image.weights[entry.offset : entry.offset + entry.nbytes]
+        canonical = layouts.get(entry.layout).unpack(fmt, entry.dtype, *entry.shape, stored)
+        values = torch.from_numpy(fmt.decode(formats.from_bytes(fmt, *entry.shape, canonical)))
+        for parameter in entry.parameters:
+            with torch.no_grad():
+                target = model.get_parameter(parameter)
+                target.copy_(values.to(target.dtype))
+    return model.double()
+
+
+def assert_close(what: str, ours: torch.Tensor, oracle: torch.Tensor, exact: torch.Tensor) -> None:
+    assert ours.dtype == oracle.dtype and ours.shape == oracle.shape, what
+    assert bool(ours.isfinite().all()) == bool(oracle.isfinite().all()), f"{what} is not finite"
+    size = float(exact.norm()) + 0.3 * exact.numel() ** 0.5
+    error, allowed = float((ours.double() - exact).norm()), float((oracle.double() - exact).norm())
+    assert error <= 1.5 * allowed + ROUNDING[oracle.dtype] * size, (
+        f"{what}: {error / size:.2e}, oracle {allowed / size:.2e}"
+    )
+
+
+def in_double(args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(each.double() if each.is_floating_point() else each for each in args)
+
+
+def check(case: Any, devices: list[str], sizes: list[tuple[int, int]]) -> None:
+    """Compiles for each device, compares at each size, and replays the graph of the last one with fresh inputs."""
+    example = case.inputs(case.b[0], case.s[0], 0)
+    exact = None
+    for device in devices:
+        program = qc.qcompile(case.model, example, quant=case.quant, dynamic_shapes=case.dynamic_shapes, device=device)
+        exact = exact or exact_model(case, program)
+        for b, s in case.sizes(sizes):
+            args = case.inputs(b, s, 1)
+            with torch.no_grad():
+                expected, truth = program.oracle(*args), exact(*in_double(args))
+            results = program(*args)
+            for number, triple in enumerate(zip(results, expected, truth, strict=True)):
+                assert_close(f"output {number} of {device} at {b}x{s} of {case}", *triple)
+        if device == "cpu":
+            continue
+        graph = program.capture(*case.inputs(b, s, 2))
+        for seed in (3, 4):
+            args = case.inputs(b, s, seed)
+            for replayed, eager in zip(graph.replay(*args), program(*args), strict=True):
+                assert torch.equal(replayed, eager), f"a replay on {device} is not the eager call of {case}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_model_on_cpu_and_gpu_equals_its_oracle_and_its_replays(seed: int) -> None:
+    check(random_models.random_case(seed), ["cpu", *DEVICES], SIZES)
