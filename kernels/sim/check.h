@@ -205,7 +205,7 @@ template <Kind kind> inline void check_split(Shadow& shadow, uint64_t word, uint
     }
     for (uint64_t i = first; i < last; ++i) {
         if (a.shared && is_read(kind) && bytes[i].written < fresh)
-            report(a, "uninitialised-read", "no thread of the block has written it");
+            report(a, "uninitialised-read", "no thread of the block has written it so far");
         check_cell<kind>(bytes[i], a, mine, fresh);
     }
     if (!is_read(kind) && last - first == 4) {  // one history again
@@ -223,7 +223,7 @@ template <Kind kind> inline void check_cells(Shadow& shadow, const Access& a, St
         Cell& c = shadow.words[word];
         if (last - first == 4 && !c.split) {
             if (a.shared && is_read(kind) && c.written < fresh)
-                report(a, "uninitialised-read", "no thread of the block has written it");
+                report(a, "uninitialised-read", "no thread of the block has written it so far");
             check_cell<kind>(c, a, mine, fresh);
         } else {
             check_split<kind>(shadow, word, first, last, a, mine, fresh);

@@ -131,7 +131,7 @@ inline void start_block(Block& b, uint64_t number) {
     for (int w = 0; w < b.warps; ++w) {
         Warp& warp = b.warp[w];
         const int lanes = std::min(WARP, b.threads - w * WARP);
-        warp.alive = warp.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
+        warp.born = warp.alive = warp.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
         warp.spinning = warp.at_barrier = warp.waiting = 0;
         warp.ordered_time = 0;
         warp.partial = false;

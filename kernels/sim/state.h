@@ -104,7 +104,7 @@ struct Thread {
 };
 
 struct Warp {
-    uint32_t alive, ready, spinning, at_barrier, waiting;  // lanes
+    uint32_t born, alive, ready, spinning, at_barrier, waiting;  // lanes
     uint32_t ordered_time;    // all lanes have met since every access stamped before this time
     bool partial;             // some lanes have met without the others: `met` counts
     uint32_t met[WARP][WARP]; // met[a][b]: accesses of lane b before this time come before what lane a does now

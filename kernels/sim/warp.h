@@ -119,7 +119,8 @@ inline void mismatch(const Thread* t, const Arrival& mine, const Thread* other, 
 
 void perform(Warp& w, uint32_t lanes);
 
-// True when everyone that the mask names is here. An exited lane is not waited for, as on the device.
+// True when everyone that the mask names is here. Lanes that a partial warp never had are not waited for, nor at
+// __syncwarp lanes that have returned; a value from such a lane would be undefined, so nothing else may name one.
 inline bool complete(Warp& w, int lane) {
     const uint32_t needed = w.arrivals[lane].mask & w.alive;
     return (w.waiting & needed) == needed;
@@ -149,6 +150,11 @@ inline void arrive(Collective kind, int line, uint32_t mask, void* data, uint64_
         add_site(name_of(t), 0, line);
         fail("shuffle-mask", "%s (lane %d) calls %s with the mask 0x%08x, which does not name it", name_of(t), t->lane,
              name_of_collective(kind), mask);
+    }
+    if (const uint32_t gone = mask & w.born & ~w.alive; gone && kind != SYNCWARP) {
+        add_site(name_of(t), 0, line);
+        fail("shuffle-mask", "%s calls %s with the mask 0x%08x, but lane %d has returned from the kernel", name_of(t),
+             name_of_collective(kind), mask, __builtin_ctz(gone));
     }
     const uint32_t others = w.waiting & mask;
     for (uint32_t rest = others; rest; rest &= rest - 1) {
@@ -324,10 +330,11 @@ inline void exit_thread() {
     t->warp->alive &= ~(1u << t->lane);
     for (uint32_t rest = t->warp->waiting; rest; rest &= rest - 1) {
         const Arrival& a = t->warp->arrivals[__builtin_ctz(rest)];
-        if (a.kind != LDMATRIX && a.kind != MMA) continue;
-        add_site("the warp waits", 0, a.line);
-        fail("shuffle-mask", "%s returned from the kernel while lanes of its warp wait for it at %s on line %d", name_of(t),
-             name_of_collective(a.kind), a.line);
+        if (a.kind == SYNCWARP || !(a.mask >> t->lane & 1)) continue;
+        const int waiter = (int)(t->warp - b.warp) * WARP + __builtin_ctz(rest);
+        add_site(text("%s waits at %s, mask 0x%08x", name_of(b.number, waiter), name_of_collective(a.kind), a.mask), 0, a.line);
+        fail("shuffle-mask", "%s returned from the kernel while %s waits for it at %s with mask 0x%08x on line %d", name_of(t),
+             name_of_thread(waiter), name_of_collective(a.kind), a.mask, a.line);
     }
     release_waiting(*t->warp);
     wait();
