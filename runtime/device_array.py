@@ -12,48 +12,66 @@ from qcompiler.errors import CaptureRuleError, DeviceUnavailableError
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime import dlpack
-from qcompiler.runtime.backends.base import Backend, Memory, Stream
-from qcompiler.runtime.memory import address_of, align_up
-from qcompiler.runtime.streams import is_capturing
+from qcompiler.runtime.backends.base import Backend, Event, Memory, Stream
+from qcompiler.runtime.memory import address_of, align_up, kept_if_it_fails
+from qcompiler.runtime.streams import Queue, is_capturing
 
 GRANULE = 512
-"""Bytes: results of nearly equal sizes reuse each other's memory."""
+"""Bytes: the least that a result takes."""
 
 
 class Pool:
-    """Result memory of one session and device: what a dropped array leaves is the next result's.
+    """Memory for the arrays of one queue: what a dropped array leaves is a later one's.
 
-    Reuse is in the order of the session's stream, which waits for the caller's at each call.
+    The queue waits for its caller at each call, so an array's memory is reused for callers on the same stream only, as
+    what they did with the array is over then; the queue also waits for other sessions that used it.
     """
 
-    def __init__(self, allocate: Callable[[int, str], Memory]) -> None:
+    def __init__(self, queue: Queue, allocate: Callable[[int, str], Memory]) -> None:
+        self._queue = queue
         self._allocate = allocate
         # All of it, free or not: an array that dies in a reference cycle must not take its memory along.
         self._owned: list[Memory] = []
-        self._free: dict[int, list[Memory]] = {}
+        self._free: dict[tuple[int, int], list[tuple[Memory, list[Event]]]] = {}
 
-    def take(self, nbytes: int) -> Lease:
-        """Memory for a result of `nbytes`."""
-        size = align_up(max(nbytes, 1), GRANULE)
-        free = self._free.get(size)
+    def take(self, nbytes: int, caller: Stream) -> Lease:
+        """Memory for an array of `nbytes` that is handed out in the order of `caller`."""
+        size = size_class(nbytes)
+        free = self._free.get((size, caller.handle))
         if free:
-            return Lease(free.pop(), self)
+            memory, uses = free.pop()
+            for event in uses:
+                self._queue.backend.wait(self._queue.stream, event)
+            return Lease(memory, self, caller.handle)
         self._owned.append(self._allocate(size, "result"))
-        return Lease(self._owned[-1], self)
+        return Lease(self._owned[-1], self, caller.handle)
 
-    def give_back(self, memory: Memory) -> None:
-        self._free.setdefault(memory.nbytes, []).append(memory)
+    def give_back(self, memory: Memory, caller: int, uses: list[Event]) -> None:
+        self._free.setdefault((memory.nbytes, caller), []).append((memory, uses))
+
+
+def size_class(nbytes: int) -> int:
+    """`nbytes` rounded up by at most a quarter, to one of four sizes per power of two: arrays of ever other sizes
+    share memory, and a pool holds a few times the largest of them."""
+    step = max(GRANULE, 1 << max(nbytes.bit_length() - 3, 0))
+    return align_up(max(nbytes, 1), step)
 
 
 class Lease:
-    """Memory of a pool, returned to it when the last array on it is gone."""
+    """Memory of a pool, returned to it when the last array on it is gone. `caller` is its caller's stream's handle."""
 
-    def __init__(self, memory: Memory, pool: Pool) -> None:
+    def __init__(self, memory: Memory, pool: Pool, caller: int) -> None:
         self.memory = memory
-        self._pool = pool
+        self.pool = pool
+        self._caller = caller
+        self._uses: dict[int, Event] = {}
+
+    def use(self, event: Event) -> None:
+        """Somebody else than the pool's queue uses the memory until `event`."""
+        self._uses[id(event)] = event
 
     def __del__(self) -> None:
-        self._pool.give_back(self.memory)
+        self.pool.give_back(self.memory, self._caller, list(self._uses.values()))
 
 
 class DeviceArray:
@@ -83,6 +101,11 @@ class DeviceArray:
         self._check = check
 
     # --- what it is ---
+
+    @property
+    def lease(self) -> Lease | None:
+        """The pool's memory that it lies in, if it does."""
+        return self._owner if isinstance(self._owner, Lease) else None
 
     @property
     def address(self) -> int:
@@ -132,9 +155,10 @@ class DeviceArray:
         """
         array = np.empty(self.shape, self.dtype)
         self._follow_caller()
-        if array.nbytes:
-            self.backend.download(self.stream, address_of(array), self.address, array.nbytes)
-        self.backend.synchronize(self.stream)
+        with kept_if_it_fails(array):
+            if array.nbytes:
+                self.backend.download(self.stream, address_of(array), self.address, array.nbytes)
+            self.backend.synchronize(self.stream)
         return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:

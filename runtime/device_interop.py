@@ -10,13 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from qcompiler.errors import ArgumentShapeError, ArgumentStructureError, CaptureRuleError, DeviceUnavailableError
+from qcompiler.errors import (
+    ArgumentDtypeError,
+    ArgumentShapeError,
+    ArgumentStructureError,
+    CaptureRuleError,
+    DeviceUnavailableError,
+)
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
 from qcompiler.runtime import dlpack, interop
 from qcompiler.runtime.backends.base import Backend, Stream
 from qcompiler.runtime.binding import element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
+from qcompiler.runtime.forking import free_after_fork
 from qcompiler.runtime.streams import Queue, is_capturing, order
 
 
@@ -120,24 +127,52 @@ class Uploader:
 
     def __init__(self, backend: Backend) -> None:
         self._queue = Queue(backend, backend.stream("uploads"))
-        self._pool = Pool(lambda nbytes, label: backend.allocate(nbytes, label=label))
+        self._pool = Pool(self._queue, lambda nbytes, label: backend.allocate(nbytes, label=label))
         self._lock = threading.Lock()
+        free_after_fork(self)
 
-    def put(self, value: Any, dtype: str, given: Any) -> DeviceArray:
+    def put(self, value: Any, given: Any) -> DeviceArray:
         """A copy of a host array, ready in the order of the caller's stream (`given`, or the current one)."""
         backend = self._queue.backend
+        _require_host(value, backend.device)
+        dtype = _dtype_of(value)
         source = interop.read(value, "array", dtype)
         caller = Queue(backend, backend.caller_stream(given))
         if is_capturing(backend, caller.stream):
             raise CaptureRuleError("the caller records a capture, in which nothing is uploaded; do it before")
         with self._lock:
-            lease = self._pool.take(element_count(source.shape, {}) * ITEMSIZE[dtype])
+            lease = self._pool.take(element_count(source.shape, {}) * ITEMSIZE[dtype], caller.stream)
             array = DeviceArray(backend, lease.memory.address, tuple(source.shape), dtype, self._queue.stream, lease)
             order([caller], [self._queue])
             if array.nbytes:
                 backend.upload(self._queue.stream, array.address, source.address, array.nbytes)
             order([self._queue], [caller])
         return array
+
+
+def _dtype_of(values: Any) -> str:
+    """Our name of an array's dtype. ArgumentDtypeError for one that programs do not have."""
+    if interop.is_torch_tensor(values):
+        name = interop.torch_dtype_name(values.dtype)
+    else:
+        name = DTYPE_NAMES.get(np.asarray(values).dtype)
+    if name is None:
+        raise ArgumentDtypeError(
+            f"an array of {getattr(values, 'dtype', type(values).__name__)} has no place in a program"
+        )
+    return name
+
+
+def _require_host(value: Any, device: str) -> None:
+    """DeviceUnavailableError for an array that is on a device already."""
+    if isinstance(value, DeviceArray):
+        where = value.device
+    elif interop.is_torch_tensor(value) and not value.is_cpu:
+        where = str(value.device)
+    else:
+        return
+    way_out = "pass it to the program as it is" if where == device else "copy it to the host first"
+    raise DeviceUnavailableError(f"array() copies host arrays to {device}, and this one is on {where}; {way_out}")
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qcompiler.errors import CaptureRuleError, DeviceUnavailableError
+from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.runtime import device_interop, interop
-from qcompiler.runtime.backends.base import CaptureMode, Memory
+from qcompiler.runtime.backends.base import CaptureMode, Event, Memory
 from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
 from qcompiler.runtime.device_interop import Argument, Target
 from qcompiler.runtime.executor import Frame, PlanExecutor
+from qcompiler.runtime.memory import kept_if_it_fails
 from qcompiler.runtime.session import Session
 from qcompiler.runtime.streams import Callers, Queue
 
@@ -57,21 +59,28 @@ class DeviceSession(Session):
         for home in self.queues.homes.values():
             self.by_device.setdefault(home.backend.device, home)
         self._staging: dict[str, Memory] = {}
-        self._pools = {slot: Pool(allocator.allocate) for slot, allocator in self.memory.allocators.items()}
+        self._pools = {
+            slot: Pool(self.queues.homes[slot], allocator.allocate)
+            for slot, allocator in self.memory.allocators.items()
+        }
+        self._used: dict[str, Event] = {}
         self._arenas = {arena.name: arena for arena in plan.arenas}
         self._in_use: list[Any] = []
 
-    def capture(self, *args: Any, mode: CaptureMode = "thread_local", **kwargs: Any) -> CapturedGraph:
+    def capture(
+        self, *args: Any, mode: CaptureMode = "thread_local", stream: Any = None, **kwargs: Any
+    ) -> CapturedGraph:
         """A graph of one call with arguments of these shapes, to be replayed with others.
 
-        The call is run once before it is recorded; states are then as they were before.  `mode` is CUDA's capture mode.
+        The call is run once before it is recorded, in the order of the caller's `stream`; states are then as they were
+        before.  `mode` is CUDA's capture mode.
         CaptureRuleError if the program would have nothing to do, or if the recorded graph is not what the plan says.
         """
         from qcompiler.runtime.graph import capture
 
         self.acquire()
         try:
-            return capture(self, args, kwargs, mode)
+            return capture(self, args, kwargs, mode, stream)
         finally:
             self.release()
 
@@ -90,15 +99,16 @@ class DeviceSession(Session):
             target.address if target.device is not None else self._staged(sig.arena)
             for target, sig in zip(call.targets, entry.outputs, strict=True)
         ]
-        self.enter(call)
-        for number, argument in enumerate(arguments):
-            if argument.device is None:
-                self.upload(call, number, inputs[number])
-        self.issue(binding, inputs, outputs)
-        for number, target in enumerate(call.targets):
-            if target.device is None:
-                self.download(call, number, outputs[number])
-        self.leave(call)
+        with self.settled(call):
+            self.enter(call)
+            for number, argument in enumerate(arguments):
+                if argument.device is None:
+                    self.upload(call, number, inputs[number])
+            self.issue(binding, inputs, outputs)
+            for number, target in enumerate(call.targets):
+                if target.device is None:
+                    self.download(call, number, outputs[number])
+            self.leave(call)
         return self.program.unflatten_outputs(call.results) if out is None else out
 
     def read(self, values: Sequence[Any], stream: Any) -> tuple[Callers, list[Argument]]:
@@ -151,6 +161,21 @@ class DeviceSession(Session):
                 "device"
             )
 
+    @contextlib.contextmanager
+    def settled(self, call: Call) -> Iterator[None]:
+        """Around the work of a call: if it fails midway, what is under way is waited for, so that no later work meets
+        it and nobody's memory goes while the device uses it."""
+        try:
+            yield
+        except BaseException as error:
+            if not call.callers.capturing:  # else nothing runs: the capture has the first part of the call
+                try:
+                    with kept_if_it_fails(call):
+                        self.queues.synchronize()
+                except RuntimeFailure as second:
+                    error.add_note(f"Waiting for the part of the call that was under way failed, too: {second}")
+            raise
+
     def enter(self, call: Call) -> None:
         """The session's streams wait for the caller, and for arguments that became ready elsewhere."""
         call.callers.enter(self.queues)
@@ -177,12 +202,30 @@ class DeviceSession(Session):
         for target in call.targets:
             if target.array is not None:
                 target.array.stream = self.by_device[target.array.device].stream
+        if not call.callers.capturing:
+            self._note_uses(call)
         # Device memory of this call stays until the next one: its work may still be under way.
         self._in_use = [*(argument.owner for argument in call.arguments), call.results]
         if call.reads_back:
             for home in self.queues.homes.values():
                 home.backend.synchronize(home.stream)
             self._in_use = []
+
+    def _note_uses(self, call: Call) -> None:
+        """Other pools reuse the memory of this call's arrays after the call only."""
+        arrays = [argument.owner for argument in call.arguments if isinstance(argument.owner, DeviceArray)]
+        arrays += [target.array for target in call.targets if target.array is not None]
+        recorded: set[str] = set()
+        for array in arrays:
+            if array.lease is None or array.lease.pool in self._pools.values():
+                continue
+            home = self.by_device[array.device]
+            if array.device not in self._used:
+                self._used[array.device] = home.backend.event("used")
+            if array.device not in recorded:
+                home.backend.record(self._used[array.device], home.stream)
+                recorded.add(array.device)
+            array.lease.use(self._used[array.device])
 
     # --- bytes ---
 
@@ -233,15 +276,16 @@ class DeviceSession(Session):
                 results.append(tensor)
                 targets.append(Target(tensor.data_ptr(), home.backend.device))
             else:
-                array = self.new_array(self.memory.slot_of[sig.arena], shape, dtype)
+                array = self.new_array(self.memory.slot_of[sig.arena], shape, dtype, callers)
                 results.append(array)
                 targets.append(Target(array.address, array.device))
         return results, targets
 
-    def new_array(self, slot: str, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+    def new_array(self, slot: str, shape: tuple[int, ...], dtype: str, callers: Callers) -> DeviceArray:
         """An array in memory of the session's pool, without defined contents."""
         home = self.queues.homes[slot]
-        lease = self._pools[slot].take(element_count(shape, {}) * ITEMSIZE[dtype])
+        caller = callers.queues[list(self.queues.homes).index(slot)]
+        lease = self._pools[slot].take(element_count(shape, {}) * ITEMSIZE[dtype], caller.stream)
         return DeviceArray(home.backend, lease.memory.address, shape, dtype, home.stream, lease)
 
     def _targets(self, results: Sequence[Any], binding: Binding, arguments: Sequence[Argument]) -> list[Target]:

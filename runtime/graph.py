@@ -11,29 +11,59 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qcompiler.errors import ArgumentShapeError, CaptureRuleError, RuntimeFailure
+from qcompiler.errors import ArgumentError, ArgumentShapeError, CaptureRuleError, RuntimeFailure
 from qcompiler.plan.plan import TensorSig
 from qcompiler.runtime.backends.base import CaptureMode, Graph, Memory
 from qcompiler.runtime.binding import Binding, Shape
 from qcompiler.runtime.device_array import DeviceArray
 from qcompiler.runtime.executor import Prepared
+from qcompiler.runtime.forking import free_after_fork
 from qcompiler.runtime.streams import order
 
 if TYPE_CHECKING:
     from qcompiler.runtime.device_interop import Argument
     from qcompiler.runtime.device_session import Call, DeviceSession
 
-_recording = threading.Lock()
-"""One capture at a time in the process: a second concurrent one can end up in the first, silently."""
+
+class _Recording:
+    """One capture at a time in the process: a second concurrent one can end up in the first, silently."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._resting = False
+        free_after_fork(self)
+        os.register_at_fork(after_in_child=self._wake_collector)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """The garbage collector rests meanwhile, so that no finaliser of anybody's frees device memory."""
+        with self._lock:
+            self._resting = gc.isenabled()
+            gc.disable()
+            try:
+                yield
+            finally:
+                self._wake_collector()
+
+    def _wake_collector(self) -> None:
+        if self._resting:
+            gc.enable()
+        self._resting = False
 
 
-def capture(session: DeviceSession, args: tuple[Any, ...], kwargs: dict[str, Any], mode: CaptureMode) -> CapturedGraph:
+_recording = _Recording()
+
+
+def capture(
+    session: DeviceSession, args: tuple[Any, ...], kwargs: dict[str, Any], mode: CaptureMode, stream: Any
+) -> CapturedGraph:
     """A graph of one call of `session`, which the caller of this holds."""
-    callers, arguments = session.read(session.program.flatten_inputs(args, kwargs), None)
+    callers, arguments = session.read(session.program.flatten_inputs(args, kwargs), stream)
     if callers.capturing:
         raise CaptureRuleError(
             "capture() inside a capture of the caller's; call the program itself with `out=` to become part of it"
@@ -49,7 +79,7 @@ def capture(session: DeviceSession, args: tuple[Any, ...], kwargs: dict[str, Any
     with _states_kept(session):
         _warm_up(session, session.judge(callers, arguments, binding, buffers.out_tree()), buffers)
     session.queues.synchronize()
-    with _recording, _frozen(session):
+    with _recording.alone(), _frozen(session):
         graph = _record(session, binding, buffers, mode)
     _seal(session, binding, prepared, graph)
     return CapturedGraph(session, graph, binding, buffers)
@@ -138,24 +168,21 @@ def _states_kept(session: DeviceSession) -> Iterator[None]:
 
 
 def _warm_up(session: DeviceSession, call: Call, buffers: StaticBuffers) -> None:
-    session.enter(call)
-    buffers.fill(call)
-    session.issue(call.binding, *buffers.addresses())
-    session.leave(call)
+    with session.settled(call):
+        session.enter(call)
+        buffers.fill(call)
+        session.issue(call.binding, *buffers.addresses())
+        session.leave(call)
 
 
 @contextlib.contextmanager
 def _frozen(session: DeviceSession) -> Iterator[None]:
-    """No allocation by the session, and no finaliser of anybody's that could free device memory."""
-    collecting = gc.isenabled()
-    gc.disable()
+    """No allocation by the session."""
     session.memory.freeze.frozen = True
     try:
         yield
     finally:
         session.memory.freeze.frozen = False
-        if collecting:
-            gc.enable()
 
 
 def _record(session: DeviceSession, binding: Binding, buffers: StaticBuffers, mode: CaptureMode) -> Graph:
@@ -233,15 +260,19 @@ class CapturedGraph:
                 "replay() inside a capture of the caller's; call the session itself with `out=` to become part of it"
             )
         call = session.judge(callers, arguments, self.binding, out)
-        session.enter(call)
-        self._buffers.fill(call)
+        own = {memory.address for memory in self._buffers.outputs if memory.nbytes}
+        if any(target.address in own for target in call.targets):
+            raise ArgumentError("out= is one of the graph's own outputs; leave it out and read `g.outputs` afterwards")
         first, homes = session.queues.first, session.queues.homes.values()
-        order(homes, [first])
-        self._generation += 1
-        self._graph.launch(first.stream)
-        order([first], homes)
-        self._buffers.read_out(call)
-        session.leave(call)
+        with session.settled(call):
+            session.enter(call)
+            self._buffers.fill(call)
+            order(homes, [first])
+            self._generation += 1
+            self._graph.launch(first.stream)
+            order([first], homes)
+            self._buffers.read_out(call)
+            session.leave(call)
         return session.program.unflatten_outputs(call.results) if out is None else out
 
     def _check_shapes(self, arguments: Sequence[Argument]) -> None:

@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from qcompiler.errors import ArgumentDtypeError, ArgumentError, DeviceUnavailableError, PlanError
+from qcompiler.errors import ArgumentError, DeviceUnavailableError, PlanError
 from qcompiler.plan.plan import EntryPoint, Plan, Signature, initial_weight
 from qcompiler.plan.verify import verify_plan
-from qcompiler.plan.weights import DTYPE_NAMES
-from qcompiler.runtime import interop
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Memory
 from qcompiler.runtime.binding import Binder, EntryBinder
@@ -128,8 +124,9 @@ class LoadedProgram:
     def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
         """A device graph of the default session's call with arguments of these shapes; `replay` runs it with others.
 
-        `mode="global"` records in CUDA's global capture mode instead of the thread's.  DeviceUnavailableError on cpu,
-        which has no graphs; CaptureRuleError, DeviceError if a rule of captures is broken.
+        `stream` is the caller's, as for a call; `mode="global"` records in CUDA's global capture mode instead of the
+        thread's.  DeviceUnavailableError on cpu, which has no graphs; CaptureRuleError, DeviceError if a rule of
+        captures is broken.
         """
         return self._default.capture(*args, **kwargs)
 
@@ -140,7 +137,7 @@ class LoadedProgram:
         """
         if self._uploader is None:
             return values
-        return self._uploader.put(values, _dtype_of(values), self.stream)
+        return self._uploader.put(values, self.stream)
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
         """The program on another device, with the default session's states: all of it, or an error and nothing.
@@ -324,16 +321,3 @@ def _aligned(weights: Bytes) -> Bytes:
     block = Block(weights.nbytes)
     block.bytes[:] = weights
     return block.bytes
-
-
-def _dtype_of(values: Any) -> str:
-    """Our name of an array's dtype. ArgumentDtypeError for one that programs do not have."""
-    if interop.is_torch_tensor(values):
-        name = interop.torch_dtype_name(values.dtype)
-    else:
-        name = DTYPE_NAMES.get(np.asarray(values).dtype)
-    if name is None:
-        raise ArgumentDtypeError(
-            f"an array of {getattr(values, 'dtype', type(values).__name__)} has no place in a program"
-        )
-    return name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,20 @@ class Block:
 
     def zero(self) -> None:
         self.bytes[:] = 0
+
+
+_left_to_devices: list[Any] = []
+
+
+@contextlib.contextmanager
+def kept_if_it_fails(*owners: Any) -> Iterator[None]:
+    """Around the transfers of host memory and the wait for them: if that fails, nobody knows when the device is done
+    with the memory, and so it is never freed."""
+    try:
+        yield
+    except BaseException:
+        _left_to_devices.append(owners)
+        raise
 
 
 def address_of(array: npt.NDArray[np.generic]) -> int:

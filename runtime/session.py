@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qcompiler.errors import ArgumentError, DeviceUnavailableError, SessionBusyError
+from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
 from qcompiler.runtime import interop
 from qcompiler.runtime.backends.cpu import NO_CAPTURE
 from qcompiler.runtime.binding import Binding, Shape
 from qcompiler.runtime.executor import Executor, Frame, NativeExecutor, PlanExecutor
+from qcompiler.runtime.forking import free_after_fork
 from qcompiler.runtime.interop import Source
-from qcompiler.runtime.memory import Block, address_of
+from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails
 from qcompiler.runtime.placement import SessionMemory
-from qcompiler.runtime.streams import Queues
+from qcompiler.runtime.streams import Callers, Queues
 from qcompiler.runtime.support import Context, parallel_address
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 BINDING_LIMIT = 256
 """Sizes of arguments remembered per session."""
-
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Session(ABC):
@@ -49,7 +46,7 @@ class Session(ABC):
         self.wanted = tuple(zip(binder.names, binder.dtypes, strict=True))
         self.result_dtypes = binder.output_dtypes
         self.result_names = binder.output_names
-        _sessions.add(self)
+        free_after_fork(self)
 
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
         """The program's results, in the structure the model returned them.
@@ -78,27 +75,35 @@ class Session(ABC):
         self._lock.release()
 
     def reset(self) -> None:
-        """Puts all states back to what they began as."""
+        """Puts all states back to what they began as. CaptureRuleError while the caller records a capture."""
         with self._lock:
+            self._require_no_capture("reset")
             self._begin_states(fresh=False)
 
     def states(self) -> dict[str, Any]:
-        """A copy of the states' bytes on the host, by arena."""
+        """A copy of the states' bytes on the host, by arena. CaptureRuleError while the caller records a capture."""
         with self._lock:
+            self._require_no_capture("read")
             found = {name: Block(memory.nbytes) for name, memory in self.memory.states.items()}
-            for name, block in found.items():
-                home = self.queues.homes[self.memory.slot_of[name]]
-                home.backend.download(home.stream, block.address, self.memory.states[name].address, block.nbytes)
-            self.queues.synchronize()
+            with kept_if_it_fails(found):
+                for name, block in found.items():
+                    home = self.queues.homes[self.memory.slot_of[name]]
+                    home.backend.download(home.stream, block.address, self.memory.states[name].address, block.nbytes)
+                self.queues.synchronize()
             return {name: block.bytes for name, block in found.items()}
 
     def set_states(self, values: dict[str, Any]) -> None:
-        """Overwrites states by arena with the bytes of another session's `states()`."""
+        """Overwrites states by arena with the bytes of another session's `states()`; CaptureRuleError as there."""
         with self._lock:
+            self._require_no_capture("written")
             for name, data in values.items():
                 home = self.queues.homes[self.memory.slot_of[name]]
                 home.backend.upload(home.stream, self.memory.states[name].address, address_of(data), data.nbytes)
             self._settle()
+
+    def _require_no_capture(self, deed: str) -> None:
+        if self.program.kind != "cpu" and Callers(self.queues, self.program.stream).capturing:
+            raise CaptureRuleError(f"the caller records a capture, in which states are not {deed}; end it first")
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -232,12 +237,3 @@ def make_context(num_threads: int, scratch_stride: int) -> Context:
     )
     context.scratch_block = scratch
     return context
-
-
-def _release_after_fork() -> None:
-    """In a child no other thread is left that could still be inside a session."""
-    for session in list(_sessions):
-        session._lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_release_after_fork)

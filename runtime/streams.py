@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qcompiler.errors import CaptureRuleError, DeviceError, PlanError
+from qcompiler.errors import CaptureRuleError, DeviceError, PlanError, RuntimeFailure
 from qcompiler.plan.plan import EntryPoint, Plan
 from qcompiler.runtime.backends.base import Backend, Event, Stream
 from qcompiler.runtime.placement import SlotDevice
@@ -95,9 +95,15 @@ class Queues:
         order([*self.homes.values(), *queues], self.homes.values())
 
     def synchronize(self) -> None:
-        """Until all of it is done; raises what kernels reported."""
+        """Until all of it is done, also where part of it failed; raises the first that kernels reported."""
+        errors: list[RuntimeFailure] = []
         for queue in {id(queue): queue for queue in (*self.named.values(), *self.homes.values())}.values():
-            queue.backend.synchronize(queue.stream)
+            try:
+                queue.backend.synchronize(queue.stream)
+            except RuntimeFailure as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 # --- the caller's streams --------------------------------------------------------------------------------------------

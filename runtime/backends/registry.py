@@ -21,7 +21,7 @@ def parse(device: str) -> tuple[Kind, int]:
     """("cuda", 1) of "cuda:1". DeviceUnavailableError for a name that is none."""
     word, _, index = device.partition(":")
     kind = _KINDS.get(word)
-    if kind is None or not (index.isdigit() or device == word):
+    if kind is None or not (index.isdecimal() or device == word):
         raise DeviceUnavailableError(f"there is no device {device!r}; there are cpu, cuda:N and sim:N")
     return kind, int(index or 0)
 

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -36,8 +37,10 @@ _handles = itertools.count(0x51_0000_0010, 0x10)
 
 @functools.cache
 def machine() -> Machine:
-    """The one queue of this process."""
-    return Machine(engine())
+    """The one queue of this process. A fork waits until no other thread is inside, so that the child's is whole."""
+    made = Machine(engine())
+    os.register_at_fork(before=made.lock.acquire, after_in_parent=made.lock.release, after_in_child=made.lock.release)
+    return made
 
 
 @functools.cache
