@@ -60,8 +60,8 @@ def float64_model(case: Any, program: qc.Program) -> torch.nn.Module:
         for parameter in entry.parameters:
             target = model.get_parameter(parameter)
             values = torch.from_numpy(decoded)
-            if target.shape != values.shape:
-                values = values.T  # transformers' Conv1D stores (in, out)
+            if type(model.get_submodule(parameter.rpartition(".")[0])).__name__ == "Conv1D":
+                values = values.T  # stored (in, out), and the shape does not tell where it is square
             with torch.no_grad():
                 target.copy_(values.to(target.dtype))
     return model.double()
