@@ -142,15 +142,15 @@ class RandomModel(nn.Module):
     def layer(self, module: nn.Module) -> int:
         self._scaled(module)
         self.layers.append(module)
-        number = len(self.layers) - 1
-        if self.needs_groups and isinstance(module, nn.Linear) and module.in_features % 32:
-            self.unquantised.append(f"layers.{number}")
-        return number
+        return len(self.layers) - 1
 
     def linear(self, x: int, n: int) -> int:
         """x @ w.T (+ bias), of its own layer."""
         number = self.layer(nn.Linear(self.shape(x)[-1], n, bias=self.chance(0.5)))
-        return self.add(f"linear{n}", lambda m, x: m.layers[number](x), x)
+        y = self.add(f"linear{n}", lambda m, x: m.layers[number](x), x)
+        if y != x and self.needs_groups and self.shape(x)[-1] % 32:
+            self.unquantised.append(f"layers.{number}")
+        return y
 
     # --- steps: one method each ---
 
