@@ -139,6 +139,8 @@ def compile_target(device: str, targets: Sequence[str] | None) -> Target:
     is named; TargetMismatchError for a target that the device cannot run, and for more than one.
     """
     kind, _ = registry.parse(device)
+    if kind != "cuda":  # a GPU may be elsewhere
+        registry.require(device)
     if targets and len(targets) > 1:
         raise TargetMismatchError(
             "this release stores one native build; give one target, or save with layout='canonical'"

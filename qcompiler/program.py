@@ -76,8 +76,10 @@ class Program:
         return self.run.capture(*args, mode=mode, **kwargs)
 
     def to(self, device: str) -> LoadedProgram:
-        """The program on another device: all of it, or an error and nothing."""
-        return self.run.to(device)
+        """The program on another device: all of it, or an error and nothing. Its own need not be here."""
+        if self._loaded is None:
+            return LoadedProgram.from_image(self.image, device)
+        return self._loaded.to(device)
 
     @property
     def run(self) -> LoadedProgram:

@@ -59,7 +59,7 @@ def choose_devices(plan: Plan, device: str | None = None, devices: Sequence[str]
         if kind not in _RUNS_ON[kinds[0]]:
             raise _mismatch(kinds[0], name)
     for name in names:
-        _require(name)
+        registry.require(name)
     return names
 
 
@@ -80,14 +80,6 @@ def _mismatch(kind: str, device: str) -> TargetMismatchError:
     else:
         way_out = "run it on cuda:N or on sim:N, the simulated GPU, or compile the model with device='cpu'"
     return TargetMismatchError(f"the program was compiled for {kind} and cannot run on {device}; {way_out}")
-
-
-def _require(device: str) -> None:
-    if registry.is_available(device):
-        return
-    kind, _ = registry.parse(device)
-    way_out = "" if kind == "cpu" else '; device="sim:0" is the simulated GPU'
-    raise DeviceUnavailableError(f"the device {device} is not available on this machine{way_out}")
 
 
 def choose_isa(device: str, target: Target, requested: str | None) -> str:

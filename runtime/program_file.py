@@ -392,10 +392,12 @@ def _trusted_build(
     digest = trust.removeprefix("sha256:") if isinstance(trust, str) and trust.startswith("sha256:") else None
     if digest is None and trust is not True:
         raise TrustError(f"trust_native={trust!r} is neither True, False nor 'sha256:<digest of the library>'")
+    if not header.native:
+        raise TrustError("the file holds no native build to trust; load it without trust_native")
     builds = [build for build in header.native if digest in (None, build.sha256)]
     if not builds:
-        have = ", ".join(f"{build.file} sha256:{build.sha256}" for build in header.native) or "none"
-        raise TrustError(f"the file has no native build with {trust if digest else 'any digest'}; it has: {have}")
+        have = ", ".join(f"{build.file} sha256:{build.sha256}" for build in header.native)
+        raise TrustError(f"the file has no native build with {trust}; it has: {have}")
     where = choose_devices(header.plan, device, devices)[0]
     able = registry.runs(where)
     fitting = [build for build in builds if build.isa in able]

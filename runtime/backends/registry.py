@@ -40,6 +40,15 @@ def is_available(device: str) -> bool:
     return index < device_count()
 
 
+def require(device: str) -> None:
+    """DeviceUnavailableError unless programs can run there now."""
+    if is_available(device):
+        return
+    way_out = {"cpu": "there is one cpu", "cuda": 'device="sim:0" is the simulated GPU', "sim": "the last one is sim:7"}
+    kind, _ = parse(device)
+    raise DeviceUnavailableError(f"the device {device} is not available on this machine; {way_out[kind]}")
+
+
 def architecture(device: str) -> str:
     """The architecture that programs for a GPU are compiled for. DeviceUnavailableError for a GPU that is not there."""
     kind, index = parse(device)
