@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 import qcompiler as qc
+from qcompiler.runtime.backends import registry
+
+GPUS = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
 
 
 class States(nn.Module):
@@ -41,14 +45,24 @@ class States(nn.Module):
         }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def compiled() -> tuple[nn.Module, qc.Program]:
+@cache
+def compiled_for(device: str) -> tuple[nn.Module, qc.Program]:
     torch.manual_seed(0)
     model = States().eval()
     x = torch.randn(3, 4)
     return copy.deepcopy(model), qc.qcompile(
-        model, (x,), dynamic_shapes={"x": {0: ("n", 1, 6)}}, verify_each="numerics"
+        model, (x,), dynamic_shapes={"x": {0: ("n", 1, 6)}}, verify_each="numerics", device=device
     )
+
+
+@pytest.fixture(params=["cpu", *GPUS])
+def compiled(request: pytest.FixtureRequest) -> tuple[nn.Module, qc.Program]:
+    return compiled_for(request.param)
+
+
+@pytest.fixture(params=GPUS)
+def on_gpu(request: pytest.FixtureRequest) -> tuple[nn.Module, qc.Program]:
+    return compiled_for(request.param)
 
 
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -78,7 +92,26 @@ def test_a_saved_program_begins_with_the_buffers_of_the_model(compiled: Any, tmp
     x = torch.randn(2, 4)
     for layout in ("target", "canonical"):
         program.save(tmp_path / "states.qca", layout=layout)
-        assert_same(qc.load(tmp_path / "states.qca")(x), copy.deepcopy(model)(x))
+        loaded = qc.load(tmp_path / "states.qca", device=program.device)
+        assert_same(loaded(x), copy.deepcopy(model)(x))
+
+
+def test_states_go_on_between_calls_and_graphs_of_several_shapes(on_gpu: Any) -> None:
+    model, program = copy.deepcopy(on_gpu[0]), on_gpu[1]
+    session = program.run.session()
+    graphs = {rows: session.capture(torch.randn(rows, 4)) for rows in (2, 5)}
+    for rows in (2, 5, 5, 3, 2, 6, 5):
+        x = torch.randn(rows, 4)
+        result = graphs[rows].replay(x) if rows in graphs else session(x)
+        assert_same(result, copy.deepcopy(model(x)))
+
+
+def test_states_move_to_another_device(on_gpu: Any) -> None:
+    model, program = copy.deepcopy(on_gpu[0]), on_gpu[1]
+    program.run.reset()
+    x = torch.randn(2, 4)
+    assert_same(program(x), copy.deepcopy(model(x)))
+    assert_same(program.to("sim:1")(x), copy.deepcopy(model(x)))
 
 
 def test_compiling_leaves_the_model_as_it_was() -> None:
