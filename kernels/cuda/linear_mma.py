@@ -154,8 +154,8 @@ def decoder_of(fmt: Format) -> Decoder:
         if bits != 4:
             raise KernelSelectionError(f"no tensor-core kernel looks up {bits}-bit codes ('{d.decode.text}')")
         looked_up = rest.replace("(float)(code)", "table[code]")
-        value = f"QC_DEVICE float value(uint32_t code, const row& r) const {{ return {looked_up}; }}"
-        return Decoder(True, False, (*members, value, *_table(fmt, values)))
+        lookup = f"QC_DEVICE float value(uint32_t code, const row& r) const {{ return {looked_up}; }}"
+        return Decoder(True, False, (*members, lookup, *_table(fmt, values)))
     # A code arrives as the float 128 + code or 2^23 + code (linear_mma.cuh, qm_pair); one exact subtraction undoes both
     # that and the equation's own constant.
     bias = (128 if bits == 4 else 1 << 23) - first

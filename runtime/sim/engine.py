@@ -322,10 +322,7 @@ def engine() -> Engine:
 
 
 def _merged(report: _CReport) -> tuple[tuple[int, int, str], ...]:
-    found = sorted(
-        (int(i.written), int(i.low), int(i.high))
-        for i in report.intervals[: report.interval_count]  # type: ignore[misc]
-    )
+    found = sorted((int(i.written), int(i.low), int(i.high)) for i in report.intervals[: report.interval_count])
     merged: list[tuple[int, int, int]] = []
     for written, low, high in found:
         if merged and merged[-1][0] == written and low <= merged[-1][2]:
