@@ -188,17 +188,18 @@ def _frozen(session: DeviceSession) -> Iterator[None]:
 def _record(session: DeviceSession, binding: Binding, buffers: StaticBuffers, mode: CaptureMode) -> Graph:
     first = session.queues.first
     homes = session.queues.homes.values()
-    first.backend.begin_capture(first.stream, mode)
     try:
+        first.backend.begin_capture(first.stream, mode)
         order([first], homes)
         session.issue(binding, *buffers.addresses())
         order(homes, [first])
+        return first.backend.end_capture(first.stream)
     except BaseException:
-        # The capture must end whatever happened; that the half of it cannot become a graph is no news then.
-        with contextlib.suppress(RuntimeFailure):
-            first.backend.end_capture(first.stream).close()
+        if first.stream.is_capturing:
+            # The capture must end whatever happened; that the half of it cannot become a graph is no news then.
+            with contextlib.suppress(RuntimeFailure):
+                first.backend.end_capture(first.stream).close()
         raise
-    return first.backend.end_capture(first.stream)
 
 
 def _seal(session: DeviceSession, binding: Binding, prepared: Prepared, graph: Graph) -> None:

@@ -189,6 +189,31 @@ def test_an_exception_between_fork_and_join_ends_the_capture(
     assert usable(small, session, same)
 
 
+@pytest.mark.parametrize(
+    ("method", "before"), [("begin_capture", False), ("end_capture", True), ("end_capture", False)]
+)
+def test_an_interrupt_at_either_end_of_a_capture_ends_it(
+    small: Any, run: LoadedProgram, same: Same, monkeypatch: pytest.MonkeyPatch, method: str, before: bool
+) -> None:
+    session = run.session()
+    backend = session.queues.first.backend
+    original = getattr(backend, method)
+    left = [1]
+
+    def interrupted(*args: Any) -> Any:
+        result = None if before and left else original(*args)
+        if left:
+            left.pop()
+            raise KeyboardInterrupt("at the end of it")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.capture(small.x(3))
+    assert usable(small, session, same)
+
+
 def test_an_allocation_while_recording_is_refused(
     small: Any, run: LoadedProgram, same: Same, monkeypatch: pytest.MonkeyPatch
 ) -> None:
