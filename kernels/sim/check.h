@@ -12,11 +12,6 @@ namespace qs {
 enum Kind { READ, WRITE, ATOMIC, ATOMIC_READ, ASYNC };
 constexpr bool is_read(Kind kind) { return kind == READ || kind == ATOMIC_READ; }
 
-inline Stamp stamp_now() {
-    const Thread* t = S.thread;
-    return t->block->first | (Stamp)t->block->time << TIME_SHIFT | (Stamp)t->id << 1;
-}
-
 // --- describing -------------------------------------------------------------------------------------------------------------
 
 inline const char* describe_global(uintptr_t at, uint64_t size) {
@@ -201,7 +196,7 @@ template <Kind kind> inline void check_split(Shadow& shadow, uint64_t word, uint
             bytes[i] = c;
             bytes[i].split = 0;
         }
-        c.split = 1;
+        c.split = SPLIT;
     }
     for (uint64_t i = first; i < last; ++i) {
         if (a.shared && is_read(kind) && bytes[i].written < fresh)
@@ -216,7 +211,7 @@ template <Kind kind> inline void check_split(Shadow& shadow, uint64_t word, uint
 }
 
 template <Kind kind> inline void check_cells(Shadow& shadow, const Access& a, Stamp fresh) {
-    const Stamp mine = stamp_now();
+    const Stamp mine = S.stamp;
     const uint64_t begin = a.at - shadow.base, end = begin + a.size;
     for (uint64_t word = begin / 4; word * 4 < end; ++word) {
         const uint64_t first = word * 4 < begin ? begin - word * 4 : 0, last = std::min<uint64_t>(4, end - word * 4);
@@ -245,7 +240,40 @@ inline void watch(const Access& a) {
         S.seen.push_back({a.pc, a.line, S.thread->id, S.thread->block->number, !is_read(a.kind)});
 }
 
-template <Kind kind> inline void access_shared(const Access& a) {
+// The common case of shared memory, without a report to prepare: whole words (or bytes of split ones) that this block wrote
+// before its last barrier, or the thread itself. False: nothing is decided; the whole check follows and may repeat this.
+template <Kind kind> __attribute__((always_inline)) inline bool plainly_right(uintptr_t at, uint64_t size) {
+    const Block& b = *S.block;
+    const Stamp mine = S.stamp;
+    const uint64_t offset = at - S.shared_base;
+    Cell* c = &b.shadow.words[offset >> 2];
+    uint64_t count = size / 4;
+    if (size < 4) {
+        if (c->split != SPLIT || !c->range) return false;
+        c = &b.shadow.bytes[offset];
+        count = size;
+    } else if (size > 16) {
+        return false;
+    }
+    const Stamp since = b.ordered - b.first;
+    for (uint64_t i = 0; i < count; ++i, ++c) {
+        if (c->pending || (size >= 4 && (c->split || !c->range))) return false;
+        const bool mine_before = c->written >= b.first && ((c->written ^ mine) & (1023 << 1 | 1)) == 0;
+        if (kind == READ) {
+            if (c->written - b.first >= since && !mine_before) return false;
+            if (c->read < b.ordered) c->readers = ONE_THREAD, c->read_lanes = 1u << S.thread->lane;
+            else if (c->read != mine && c->readers != ONE_BLOCK) return false;
+            c->read = mine;
+        } else {
+            if (c->written >= b.ordered && !mine_before) return false;
+            if (c->read >= b.ordered && (c->readers != ONE_THREAD || ((c->read ^ mine) & (1023 << 1)))) return false;
+            c->written = mine, c->read = 0, c->readers = ONE_THREAD;
+        }
+    }
+    return true;
+}
+
+template <Kind kind> __attribute__((noinline)) void access_shared(const Access& a) {
     Block& b = *S.block;
     const Cell& c = b.shadow.words[(a.at - S.shared_base) >> 2];
     if (!c.range) report(a, "out-of-bounds", "no range of shared memory is there");
@@ -314,15 +342,25 @@ template <Kind kind> __attribute__((noinline)) void access_elsewhere(const Acces
     access_global<kind>(r, a);
 }
 
+template <Kind kind> __attribute__((noinline)) void access_specially(const Access& a, bool aligned) {
+    if (aligned && (a.at & (a.size - 1)))
+        report(a, "misaligned", text("the address is no multiple of %llu", (unsigned long long)a.size));
+    watch(a);
+    if (a.shared) access_shared<kind>(a);
+    else access_elsewhere<kind>(a);
+}
+
 template <Kind kind> __attribute__((always_inline)) inline void access(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
     if (at - S.stack_base < STACK_BYTES) return;
     ++S.accesses;
     if (--S.budget < 0) slice();
     const bool shared = at - S.shared_base < S.shared_bytes;
     const Access a = {at, size, kind, pc, line, shared};
-    if (aligned && (at & (size - 1))) report(a, "misaligned", text("the address is no multiple of %llu", (unsigned long long)size));
-    if (S.watched) watch(a);
-    if (shared) return access_shared<kind>(a);
+    if ((aligned && (at & (size - 1))) || S.watched) return access_specially<kind>(a, aligned);
+    if (shared) {
+        if ((kind == READ || kind == WRITE) && aligned && plainly_right<kind>(at, size)) return;
+        return access_shared<kind>(a);
+    }
     Range* r = (is_read(kind) ? S.read_cache : S.write_cache)[at >> 12 & 63];
     if (r && at - r->low < r->size && size <= r->size - (at - r->low)) {
         if (is_read(kind) && r->plain) return mark(r->read_bits, r->bits_base, at, size);

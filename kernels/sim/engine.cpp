@@ -97,7 +97,7 @@ QS_API void qs_cp_async_commit(int) { ++S.thread->group; }
 QS_API void qs_cp_async_wait(int, int groups) {
     Thread* t = S.thread;
     size_t kept = 0;
-    const Stamp mine = stamp_now();
+    const Stamp mine = S.stamp;
     for (AsyncCopy& copy : t->copies) {
         if (copy.group + (uint32_t)groups >= t->group) {
             t->copies[kept++] = copy;

@@ -32,12 +32,14 @@ inline uint32_t thread_of(Stamp s) { return (uint32_t)(s >> 1) & 1023; }
 
 enum Readers : uint8_t { ONE_THREAD, ONE_WARP, ONE_BLOCK, MANY_BLOCKS };
 
+enum : uint8_t { WHOLE, SPLIT, RANGE_END };
+
 struct Cell {
     Stamp written;        // the last write
     Stamp read;           // the latest read since; 0 for none
     uint32_t read_lanes;  // for ONE_WARP: which lanes have read
     uint8_t readers;
-    uint8_t split;        // the four byte cells hold the histories
+    uint8_t split;        // SPLIT: the four byte cells hold the histories; RANGE_END: likewise, and a range ends in the word
     uint8_t pending;      // a cp.async writes here and no wait has covered it
     uint8_t range;        // shared memory: index of the declared range + 1, 0 for red zones
 };

@@ -11,6 +11,7 @@ namespace qs {
 inline void enter(Thread* t) {
     S.thread = t;
     S.stack_base = (uintptr_t)t->stack;
+    S.stamp = t->block->first | (Stamp)t->block->time << TIME_SHIFT | (Stamp)t->id << 1;
     t->block->current_warp = (int)(t->warp - t->block->warp);
 }
 
@@ -132,7 +133,7 @@ inline void start_block(Block& b, uint64_t number) {
         Warp& warp = b.warp[w];
         const int lanes = std::min(WARP, b.threads - w * WARP);
         warp.born = warp.alive = warp.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
-        warp.spinning = warp.at_barrier = warp.waiting = 0;
+        warp.spinning = warp.at_barrier = warp.waiting = warp.group = 0;
         warp.ordered_time = 0;
         warp.partial = false;
     }

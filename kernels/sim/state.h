@@ -108,6 +108,8 @@ struct Warp {
     uint32_t ordered_time;    // all lanes have met since every access stamped before this time
     bool partial;             // some lanes have met without the others: `met` counts
     uint32_t met[WARP][WARP]; // met[a][b]: accesses of lane b before this time come before what lane a does now
+    uint32_t group;           // waiting lanes known to agree with each other; `leader` is one of them
+    int leader;
     Arrival arrivals[WARP];
 };
 
@@ -162,6 +164,7 @@ struct State {
     uintptr_t shared_base = 0, stack_base = 0;
     uint64_t shared_bytes = 0;
     Stamp launch_first = 0;
+    Stamp stamp = 0;  // of what the running thread does now
     uint64_t accesses = 0;
     int64_t budget = 0;
     uint64_t random = 1;

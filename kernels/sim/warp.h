@@ -37,9 +37,13 @@ inline void* shared_range(int line, const char* name, int64_t offset, int64_t co
     }
     b.ranges.push_back({name, offset, bytes, (uintptr_t)b.shared + start});
     memset(b.shared + start, 0xff, (size_t)bytes);
-    if (S.checked)
-        for (uint64_t w = start / 4; w < (start + (uint64_t)bytes + 3) / 4; ++w)
+    if (S.checked) {
+        const uint64_t end = start + (uint64_t)bytes;
+        for (uint64_t w = start / 4; w < (end + 3) / 4; ++w) {
             b.shadow.words[w].range = (uint8_t)b.ranges.size();
+            b.shadow.words[w].split = (w + 1) * 4 > end || w * 4 < start ? RANGE_END : WHOLE;
+        }
+    }
     b.shared_used = start + (uint64_t)bytes;
     return b.shared + start;
 }
@@ -47,6 +51,7 @@ inline void* shared_range(int line, const char* name, int64_t offset, int64_t co
 // --- barrier ----------------------------------------------------------------------------------------------------------------
 
 inline void advance_time(Block& b) {
+    S.stamp += (Stamp)1 << TIME_SHIFT;
     if (++b.time >= TIME_LIMIT - 1) fail("timeout", "%s synchronised more than two million times", name_of_block(b.number));
 }
 
@@ -134,9 +139,22 @@ inline void release_waiting(Warp& w) {
         if (!(w.waiting >> lane & 1) || !complete(w, lane)) continue;
         const uint32_t lanes = w.arrivals[lane].mask & w.alive;
         perform(w, lanes);
-        w.waiting &= ~lanes;
+        w.waiting &= ~lanes, w.group &= ~lanes;
         make_ready(&w, lanes);
         note_progress();
+    }
+}
+
+// Whoever waits for this lane while this lane waits for them must do the same.
+inline void compare_with_waiting(const Warp& w, const Thread* t, uint32_t others) {
+    const Arrival& mine = w.arrivals[t->lane];
+    for (uint32_t rest = others; rest; rest &= rest - 1) {
+        const int lane = __builtin_ctz(rest);
+        const Arrival& theirs = w.arrivals[lane];
+        if (!(theirs.mask >> t->lane & 1)) continue;  // busy with a group of its own; it may come here next
+        const bool same_place = mine.kind == SYNCWARP || theirs.line == mine.line;
+        if (theirs.mask != mine.mask || theirs.kind != mine.kind || theirs.detail != mine.detail || !same_place)
+            mismatch(t, mine, &t->block->thread[(&w - t->block->warp) * WARP + lane], theirs);
     }
 }
 
@@ -156,16 +174,16 @@ inline void arrive(Collective kind, int line, uint32_t mask, void* data, uint64_
         fail("shuffle-mask", "%s calls %s with the mask 0x%08x, but lane %d has returned from the kernel", name_of(t),
              name_of_collective(kind), mask, __builtin_ctz(gone));
     }
-    const uint32_t others = w.waiting & mask;
-    for (uint32_t rest = others; rest; rest &= rest - 1) {
-        const int lane = __builtin_ctz(rest);
-        const Arrival& theirs = w.arrivals[lane];
-        if (!(theirs.mask >> t->lane & 1)) continue;  // busy with a group of its own; it may come here next
-        const bool same_place = kind == SYNCWARP || theirs.line == line;
-        if (theirs.mask != mask || theirs.kind != kind || theirs.detail != detail || !same_place)
-            mismatch(t, mine, &t->block->thread[(&w - t->block->warp) * WARP + lane], theirs);
+    const uint32_t me = 1u << t->lane, others = w.waiting & mask;
+    const Arrival& known = w.arrivals[w.leader];
+    if (others && !(others & ~w.group) && known.mask == mask && known.kind == kind && known.detail == detail &&
+        (known.line == line || kind == SYNCWARP)) {
+        w.group |= me;
+    } else {
+        compare_with_waiting(w, t, others);
+        w.group = me, w.leader = t->lane;
     }
-    w.waiting |= 1u << t->lane;
+    w.waiting |= me;
     t->waiting_line = line;
     if (!complete(w, t->lane)) {
         wait();
@@ -174,9 +192,9 @@ inline void arrive(Collective kind, int line, uint32_t mask, void* data, uint64_
     note_progress();
     const uint32_t lanes = mask & w.alive;
     perform(w, lanes);
-    w.waiting &= ~lanes;
+    w.waiting &= ~lanes, w.group &= ~lanes;
     if (next_random() & 1) {
-        make_ready(&w, lanes & ~(1u << t->lane));
+        make_ready(&w, lanes & ~me);
     } else {
         make_ready(&w, lanes);
         wait();
