@@ -177,16 +177,19 @@ class DeviceSession(Session):
             raise
 
     def enter(self, call: Call) -> None:
-        """The session's streams wait for the caller, and for arguments that became ready elsewhere."""
+        """The session's streams wait for the caller, and for arguments and `out=` that became ready elsewhere."""
         call.callers.enter(self.queues)
         if call.callers.capturing:
             self.program.keep(self)  # the caller's graph holds addresses of this session
             return
         ours = {id(queue.stream) for queue in self.queues.homes.values()}
-        for argument in call.arguments:
-            if argument.stream is not None and argument.device is not None and id(argument.stream) not in ours:
-                home = self.by_device[argument.device]
-                Queue(home.backend, argument.stream).release([home])
+        places = [(argument.device, argument.stream) for argument in call.arguments]
+        places += [(target.device, target.array.stream) for target in call.targets if target.array is not None]
+        for device, stream in places:
+            if stream is not None and device is not None and id(stream) not in ours:
+                ours.add(id(stream))
+                home = self.by_device[device]
+                Queue(home.backend, stream).release([home])
 
     def issue(self, binding: Binding, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Submits the entry point's steps between the homes."""

@@ -76,6 +76,13 @@ def test_results_of_ever_other_sizes_share_memory() -> None:
     assert len({size_class(n) for n in range(1, 1 << 20)}) < 60
 
 
+def test_out_that_is_still_written_elsewhere_is_waited_for(small: Any, run: LoadedProgram, backend: Backend) -> None:
+    x = small.x(3)
+    out = run(x, out=small.outputs(3, run), stream=backend.stream("a"))
+    run.session()(small.x(3, 4), out=out, stream=backend.stream("b"))
+    assert np.array_equal(out["raw"].numpy(), small.x(3, 4))
+
+
 # --- states and captures ---------------------------------------------------------------------------------------------
 
 
