@@ -17,7 +17,7 @@ FOLDERS = {
     "kernels": "qcompiler/kernels",
     "runtime": "qcompiler/runtime",
 }
-DATA = (".h", ".cpp", ".typed")
+DATA = (".h", ".cpp", ".cuh", ".typed")
 
 
 def repository_files() -> set[str]:
