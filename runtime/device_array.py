@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -74,12 +75,25 @@ class Lease:
         self.pool.give_back(self.memory, self._caller, list(self._uses.values()))
 
 
+_reading: weakref.WeakKeyDictionary[Backend, Queue] = weakref.WeakKeyDictionary()
+
+
+def _reading_queue(backend: Backend) -> Queue:
+    """The queue on which a backend's arrays are copied to the host."""
+    if backend not in _reading:
+        _reading[backend] = Queue(backend, backend.stream("reads"))
+    return _reading[backend]
+
+
 class DeviceArray:
     """A row-major array on a device.
 
     `shape`, `dtype` (NumPy's; bfloat16 is ml_dtypes'), `device` ("cuda:0", "sim:1"), `nbytes`, `address`.  It is ready
     in the order of the caller's stream; `numpy()` waits for it and copies it to the host.  On CUDA other libraries read
     it in place through DLPack or `__cuda_array_interface__`.
+
+    `stream` is where it is written.  Others wait for the event `ready` and leave that stream alone: its owner may be
+    recording a capture on it.  Without `ready` it is written by a capture of a caller's.
     """
 
     def __init__(
@@ -90,12 +104,14 @@ class DeviceArray:
         dtype: str,
         stream: Stream,
         owner: Any,
+        ready: Event | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         self.backend = backend
         self.shape = shape
         self.type_name = dtype
         self.stream = stream
+        self.ready = ready
         self._address = address
         self._owner = owner
         self._check = check
@@ -153,12 +169,17 @@ class DeviceArray:
         Raises what the kernels that made it reported.  CaptureRuleError, DeviceError 906 while the caller records a
         capture.
         """
+        caller = self.backend.caller_stream()
+        if is_capturing(self.backend, caller) or self.is_captured:
+            raise CaptureRuleError("a capture is being recorded, in which nothing is read back; end it first")
         array = np.empty(self.shape, self.dtype)
-        self._follow_caller()
+        reads = _reading_queue(self.backend)
+        Queue(self.backend, caller).release([reads])
+        self._release(reads.stream)
         with kept_if_it_fails(array):
             if array.nbytes:
-                self.backend.download(self.stream, address_of(array), self.address, array.nbytes)
-            self.backend.synchronize(self.stream)
+                self.backend.download(reads.stream, address_of(array), self.address, array.nbytes)
+            self.backend.synchronize(reads.stream)
         return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -167,17 +188,15 @@ class DeviceArray:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
-    def _follow_caller(self) -> None:
-        caller = self.backend.caller_stream()
-        if is_capturing(self.backend, caller) or self.stream.is_capturing:
-            raise CaptureRuleError("a capture is being recorded, in which nothing is read back; end it first")
-        self._order(caller, self.stream)
+    @property
+    def is_captured(self) -> bool:
+        """Whether it is written by a capture that has not ended, so that there are no bytes in it yet."""
+        return self.ready is None and self.stream.is_capturing
 
-    def _order(self, before: Stream, after: Stream) -> None:
-        if before is not after:
-            event = self.backend.event("read")
-            self.backend.record(event, before)
-            self.backend.wait(after, event)
+    def _release(self, reader: Stream) -> None:
+        """What the reader does from now on comes after the array is ready."""
+        if self.ready is not None:
+            self.backend.wait(reader, self.ready)
 
     # --- other libraries ---
 
@@ -192,7 +211,7 @@ class DeviceArray:
             raise BufferError(f"an array on {self.device} is handed out in place only; copy it with .numpy()")
         if stream != -1:
             consumer = self.backend.legacy_stream() if stream is None else self.backend.caller_stream(int(stream))
-            self._order(self.stream, consumer)
+            self._release(consumer)
         return dlpack.capsule_of(self.address, self.shape, self.type_name, device, self)
 
     @property

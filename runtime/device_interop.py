@@ -20,7 +20,7 @@ from qcompiler.errors import (
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
 from qcompiler.runtime import dlpack, interop
-from qcompiler.runtime.backends.base import Backend, Stream
+from qcompiler.runtime.backends.base import Backend, Event, Stream
 from qcompiler.runtime.binding import element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
 from qcompiler.runtime.forking import free_after_fork
@@ -29,8 +29,10 @@ from qcompiler.runtime.streams import Queue, is_capturing, order
 
 @dataclass(slots=True)
 class Argument:
-    """One argument as memory. `device` is None for host memory; `stream`, where its bytes are ready, None if in the
-    caller's order; `owner` keeps it alive."""
+    """One argument as memory. `device` is None for host memory; `owner` keeps it alive.
+
+    Its bytes are there after the event `ready`, or after what `stream` has been given, or else in the caller's order.
+    """
 
     address: int
     shape: tuple[int, ...]
@@ -38,6 +40,7 @@ class Argument:
     owner: Any
     is_torch: bool
     stream: Stream | None = None
+    ready: Event | None = None
 
 
 def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, capturing: bool) -> Argument:
@@ -48,7 +51,11 @@ def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, captur
     if isinstance(value, DeviceArray):
         if value.type_name != want:
             raise interop.wrong_dtype(name, value.type_name, want)
-        return Argument(value.address, value.shape, value.device, value, False, value.stream)
+        if value.is_captured and not capturing:
+            raise CaptureRuleError(
+                f"argument '{name}' is computed by a capture that has not ended: there are no bytes in it yet"
+            )
+        return Argument(value.address, value.shape, value.device, value, False, ready=value.ready)
     if interop.is_torch_tensor(value):
         return _read_torch(value, name, want, homes, capturing)
     if not isinstance(value, np.ndarray):
@@ -128,6 +135,7 @@ class Uploader:
     def __init__(self, backend: Backend) -> None:
         self._queue = Queue(backend, backend.stream("uploads"))
         self._pool = Pool(self._queue, lambda nbytes, label: backend.allocate(nbytes, label=label))
+        self._ready = backend.event("uploaded")
         self._lock = threading.Lock()
         free_after_fork(self)
 
@@ -142,10 +150,13 @@ class Uploader:
             raise CaptureRuleError("the caller records a capture, in which nothing is uploaded; do it before")
         with self._lock:
             lease = self._pool.take(element_count(source.shape, {}) * ITEMSIZE[dtype], caller.stream)
-            array = DeviceArray(backend, lease.memory.address, tuple(source.shape), dtype, self._queue.stream, lease)
+            array = DeviceArray(
+                backend, lease.memory.address, tuple(source.shape), dtype, self._queue.stream, lease, self._ready
+            )
             order([caller], [self._queue])
             if array.nbytes:
                 backend.upload(self._queue.stream, array.address, source.address, array.nbytes)
+            backend.record(self._ready, self._queue.stream)
             order([self._queue], [caller])
         return array
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.runtime import device_interop, interop
-from qcompiler.runtime.backends.base import CaptureMode, Event, Memory
+from qcompiler.runtime.backends.base import CaptureMode, Memory
 from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
 from qcompiler.runtime.device_interop import Argument, Target
@@ -63,7 +63,8 @@ class DeviceSession(Session):
             slot: Pool(self.queues.homes[slot], allocator.allocate)
             for slot, allocator in self.memory.allocators.items()
         }
-        self._used: dict[str, Event] = {}
+        # Recorded by each call as it leaves: never inside a capture, so that others may wait for them at any time.
+        self.done = {device: home.backend.event("done") for device, home in self.by_device.items()}
         self._arenas = {arena.name: arena for arena in plan.arenas}
         self._in_use: list[Any] = []
 
@@ -125,10 +126,6 @@ class DeviceSession(Session):
         entry = self.program.plan.entries[binding.entry]
         for argument, sig in zip(arguments, entry.inputs, strict=True):
             self._check_device(f"argument '{sig.name}'", argument.device, sig.arena)
-            if argument.stream is not None and argument.stream.is_capturing and not callers.capturing:
-                raise CaptureRuleError(
-                    f"argument '{sig.name}' is computed by a capture that has not ended: there are no bytes in it yet"
-                )
         if callers.capturing:
             self._check_capturable(arguments, out)
         if out is None:
@@ -182,14 +179,17 @@ class DeviceSession(Session):
         if call.callers.capturing:
             self.program.keep(self)  # the caller's graph holds addresses of this session
             return
-        ours = {id(queue.stream) for queue in self.queues.homes.values()}
-        places = [(argument.device, argument.stream) for argument in call.arguments]
-        places += [(target.device, target.array.stream) for target in call.targets if target.array is not None]
-        for device, stream in places:
-            if stream is not None and device is not None and id(stream) not in ours:
-                ours.add(id(stream))
-                home = self.by_device[device]
-                Queue(home.backend, stream).release([home])
+        for argument in call.arguments:
+            if argument.stream is not None and argument.device is not None:
+                home = self.by_device[argument.device]
+                Queue(home.backend, argument.stream).release([home])
+        waited = set(self.done.values())
+        ready = [(argument.device, argument.ready) for argument in call.arguments]
+        ready += [(target.device, target.array.ready) for target in call.targets if target.array is not None]
+        for device, event in ready:
+            if device is not None and event is not None and event not in waited:
+                waited.add(event)
+                self.by_device[device].backend.wait(self.by_device[device].stream, event)
 
     def issue(self, binding: Binding, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Submits the entry point's steps between the homes."""
@@ -202,11 +202,10 @@ class DeviceSession(Session):
     def leave(self, call: Call) -> None:
         """The caller's streams wait for the session; host results are there when this returns."""
         call.callers.leave(self.queues)
-        for target in call.targets:
-            if target.array is not None:
-                target.array.stream = self.by_device[target.array.device].stream
         if not call.callers.capturing:
-            self._note_uses(call)
+            for device, home in self.by_device.items():
+                home.backend.record(self.done[device], home.stream)
+        self._mark_arrays(call)
         # Device memory of this call stays until the next one: its work may still be under way.
         self._in_use = [*(argument.owner for argument in call.arguments), call.results]
         if call.reads_back:
@@ -214,21 +213,17 @@ class DeviceSession(Session):
                 home.backend.synchronize(home.stream)
             self._in_use = []
 
-    def _note_uses(self, call: Call) -> None:
-        """Other pools reuse the memory of this call's arrays after the call only."""
-        arrays = [argument.owner for argument in call.arguments if isinstance(argument.owner, DeviceArray)]
-        arrays += [target.array for target in call.targets if target.array is not None]
-        recorded: set[str] = set()
-        for array in arrays:
-            if array.lease is None or array.lease.pool in self._pools.values():
-                continue
-            home = self.by_device[array.device]
-            if array.device not in self._used:
-                self._used[array.device] = home.backend.event("used")
-            if array.device not in recorded:
-                home.backend.record(self._used[array.device], home.stream)
-                recorded.add(array.device)
-            array.lease.use(self._used[array.device])
+    def _mark_arrays(self, call: Call) -> None:
+        """The results are ready after this call, and other pools reuse the memory of its arrays after it only."""
+        written = [target.array for target in call.targets if target.array is not None]
+        for array in written:
+            array.stream = self.by_device[array.device].stream
+            array.ready = None if call.callers.capturing else self.done[array.device]
+        if call.callers.capturing:
+            return
+        for array in [*written, *(each.owner for each in call.arguments if isinstance(each.owner, DeviceArray))]:
+            if array.lease is not None and array.lease.pool not in self._pools.values():
+                array.lease.use(self.done[array.device])
 
     # --- bytes ---
 
@@ -289,7 +284,8 @@ class DeviceSession(Session):
         home = self.queues.homes[slot]
         caller = callers.queues[list(self.queues.homes).index(slot)]
         lease = self._pools[slot].take(element_count(shape, {}) * ITEMSIZE[dtype], caller.stream)
-        return DeviceArray(home.backend, lease.memory.address, shape, dtype, home.stream, lease)
+        ready = self.done[home.backend.device]
+        return DeviceArray(home.backend, lease.memory.address, shape, dtype, home.stream, lease, ready)
 
     def _targets(self, results: Sequence[Any], binding: Binding, arguments: Sequence[Argument]) -> list[Target]:
         targets = [

@@ -108,10 +108,11 @@ class StaticBuffers:
     def arrays(self, check: Any = None) -> list[DeviceArray]:
         """The outputs as arrays; `check` is called before each reading."""
         session, binding = self._session, self._binding
+        homes, done = session.queues.homes, session.done
         return [
             DeviceArray(
-                session.queues.homes[slot].backend, memory.address, shape, dtype, session.queues.homes[slot].stream,
-                memory, check,
+                homes[slot].backend, memory.address, shape, dtype, homes[slot].stream, memory,
+                done[homes[slot].backend.device], check,
             )
             for memory, slot, shape, dtype in zip(
                 self.outputs, self.output_slots, binding.outputs, session.result_dtypes, strict=True

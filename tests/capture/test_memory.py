@@ -104,6 +104,34 @@ def test_states_are_left_alone_while_the_caller_captures(
     assert float(session(x)["n"].numpy()[0]) == 11
 
 
+def test_results_are_read_while_their_session_is_captured_elsewhere(
+    small: Any, run: LoadedProgram, same: Callable[[Any, Any], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads them waits for an event and keeps off the streams that capture."""
+    session, other = run.session(), run.session()
+    raw = session(run.array(small.x(3)))["raw"]
+    out = small.outputs(3, run) | {"raw": session(run.array(small.x(3)))["raw"]}
+    original, here = PlanExecutor.run, threading.get_ident()
+    read: list[Any] = []
+
+    def use() -> None:
+        read.extend([raw.numpy(), other(raw)["raw"].numpy(), other(small.x(3, 2), out=out)["raw"].numpy()])
+
+    def record(self: Any, context: Any, arenas: Any, binding: Any) -> None:
+        if session.memory.freeze.frozen and threading.get_ident() == here:
+            thread = threading.Thread(target=use)
+            thread.start()
+            thread.join()
+        original(self, context, arenas, binding)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlanExecutor, "run", record)
+        graph = session.capture(small.x(3))
+    assert [each.tobytes() for each in read] == [small.x(3, seed).tobytes() for seed in (1, 1, 2)]
+    session.reset()
+    assert same(graph.replay(small.x(3, 4)), run.session()(small.x(3, 4)))
+
+
 def test_capture_follows_the_callers_stream(small: Any, run: LoadedProgram, backend: Backend) -> None:
     stream = backend.stream("a")
     x, fresh = run.array(small.x(3)), run.array(small.x(3, 2))
