@@ -2,8 +2,9 @@
 
     python3 tests/gpu/check.py [--wheels DIR] [--out DIR] [--part suites sanitizer bench] [--jobs N]
 
-Needs Python >= 3.11 with NumPy, torch, pytest, cuda-core and cuda-bindings; what else qcompiler needs comes from the
-environment, or as wheels from a folder. The package itself is assembled into build/gpu-site from the source tree.
+Needs Python >= 3.11 with NumPy, torch, pytest, hypothesis, cuda-core and cuda-bindings; what else qcompiler needs
+comes from the environment, or as wheels from a folder. The package itself is assembled into build/gpu-site from the
+source tree.
 
 1. suites     the tests that have a `cuda:0` case: wrappers against their models, kernels, streams, capture, models
 2. sanitizer  compute-sanitizer's memcheck, racecheck, synccheck and initcheck on a selection, if it is on PATH
@@ -34,7 +35,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("suites", "sanitizer", "bench")
-SUITES = ("tests/gpu", "tests/devices", "tests/capture", "tests/cuda", "tests/models/test_gpu_blocks.py")
+SUITES = (
+    "tests/gpu", "tests/devices", "tests/capture", "tests/cuda", "tests/models/test_gpu_blocks.py",
+    "tests/models/test_gpu_random.py", "tests/models/test_states.py",
+)  # fmt: skip
 DEVICE_CASES = "cuda:0"
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZED = {
@@ -50,7 +54,10 @@ SANITIZED = {
 EXPECTED = (*SANITIZED, "tests/devices/test_capture_rules.py", "tests/capture/test_sessions.py")
 """Files that are known to have cases for a GPU: one that has none any more is a failure, not a shorter table."""
 
-REQUIRED = ("numpy", "torch", "pytest", "cuda-core", "cuda-bindings", "ml_dtypes", "msgspec", "safetensors", "xdsl")
+REQUIRED = (
+    "numpy", "torch", "pytest", "hypothesis", "cuda-core", "cuda-bindings", "ml_dtypes", "msgspec", "safetensors",
+    "xdsl",
+)  # fmt: skip
 SANITIZER_ERROR = 99
 NOTHING_SELECTED = 5  # pytest's exit code
 
@@ -170,7 +177,7 @@ for name in sys.argv[1:]:
 def check_packages(env: dict[str, str]) -> None:
     """SystemExit that names what cannot be imported."""
     modules = ["numpy", "torch", "pytest", "cuda.core", "cuda.bindings.driver", "ml_dtypes", "msgspec", "safetensors"]
-    command = [sys.executable, "-c", MISSING, *modules, "xdsl", "rich"]
+    command = [sys.executable, "-c", MISSING, *modules, "xdsl", "rich", "hypothesis"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     if missing := done.stdout.split():
         raise SystemExit(

@@ -77,6 +77,22 @@ def test_what_the_sanitizer_runs_exists(check: ModuleType) -> None:
     assert all((ROOT / place).exists() for place in (*check.SUITES, *check.EXPECTED))
 
 
+ELSEWHERE = {
+    "tests/models/test_gpu_models.py": "needs transformers, which a bare image lacks; slow, for `make test-full`",
+}
+
+
+def test_every_file_with_cases_for_a_gpu_is_in_the_suites(check: ModuleType) -> None:
+    """A parameter `cuda:0` exists where there is a GPU; each test that has one must run in the check."""
+    parameter = re.compile(r"""\["cuda:0"\] if|params=\["cuda:0"\]|"sim:0", "cuda:0"\] if""")
+    chosen = {str(file.relative_to(ROOT)) for file in check.files_of(check.SUITES)}
+    found = {
+        str(file.relative_to(ROOT)) for file in ROOT.glob("tests/**/test_*.py") if parameter.search(file.read_text())
+    }
+    assert "tests/models/test_gpu_blocks.py" in found
+    assert found - chosen == set(ELSEWHERE)
+
+
 def test_an_expected_file_without_cases_is_a_failure(
     check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

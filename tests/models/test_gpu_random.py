@@ -31,7 +31,11 @@ _spec.loader.exec_module(random_models)
 
 DEVICES = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
 QUICK = (0, 1, 2, 3)
-SEEDS = [*QUICK, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 160))]
+SEEDS = [
+    *(pytest.param(seed, id="-".join([*DEVICES, str(seed)])) for seed in QUICK),
+    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 160)),
+]
+"""The quick ones name the devices: `make gpu-check` chooses tests by that."""
 SIZES = [(1, 1), (2, 4), (1, 17), (3, 43)]
 """b x s: 1, 8, 17 and 129 rows, on both sides of the borders between row classes."""
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
