@@ -172,7 +172,7 @@ template <Kind kind> inline void check_cell(Cell& c, const Access& a, Stamp mine
         } else if (c.read < b.ordered || (c.readers == ONE_THREAD && thread_of(c.read) == (uint32_t)S.thread->id)) {
             c.read = mine, c.readers = ONE_THREAD, c.read_lanes = lane;
         } else if (c.readers != ONE_BLOCK && (int)thread_of(c.read) / WARP == S.thread->id / WARP) {
-            if (time_of(c.read) < S.thread->warp->ordered_time) c.readers = ONE_THREAD, c.read_lanes = lane;
+            if (readers_ordered(c)) c.readers = ONE_THREAD, c.read_lanes = lane;
             else c.readers = ONE_WARP, c.read_lanes |= lane;
             c.read = mine;
         } else {
@@ -229,8 +229,12 @@ template <Kind kind> inline void check_cells(Shadow& shadow, const Access& a, St
 // --- where an access lies -------------------------------------------------------------------------------------------------------
 
 inline void mark(uint64_t* bits, uintptr_t base, uintptr_t at, uint64_t size) {
+    if (__builtin_expect(size > 64, false)) {
+        mark(bits, base, at + 64, size - 64);
+        size = 64;
+    }
     const uint64_t i = at - base, from = i & 63;
-    const uint64_t ones = size >= 64 ? ~0ull : (1ull << size) - 1;
+    const uint64_t ones = size == 64 ? ~0ull : (1ull << size) - 1;
     bits[i >> 6] |= ones << from;
     if (from + size > 64) bits[(i >> 6) + 1] |= ones >> (64 - from);
 }
@@ -261,8 +265,15 @@ template <Kind kind> __attribute__((always_inline)) inline bool plainly_right(ui
         const bool mine_before = c->written >= b.first && ((c->written ^ mine) & (1023 << 1 | 1)) == 0;
         if (kind == READ) {
             if (c->written - b.first >= since && !mine_before) return false;
-            if (c->read < b.ordered) c->readers = ONE_THREAD, c->read_lanes = 1u << S.thread->lane;
-            else if (c->read != mine && c->readers != ONE_BLOCK) return false;
+            const uint32_t lane = 1u << S.thread->lane;
+            if (c->read < b.ordered) {
+                c->readers = ONE_THREAD, c->read_lanes = lane;
+            } else if (c->read != mine && c->readers != ONE_BLOCK) {
+                const Warp& w = *S.thread->warp;
+                if (w.partial || ((c->read ^ mine) & (992 << 1))) return false;
+                if (time_of(c->read) < w.ordered_time) c->readers = ONE_THREAD, c->read_lanes = lane;
+                else c->readers = ONE_WARP, c->read_lanes |= lane;
+            }
             c->read = mine;
         } else {
             if (c->written >= b.ordered && !mine_before) return false;

@@ -41,6 +41,10 @@ QS_API uint32_t qs_vote(int line, uint32_t mask, int predicate) {
     return (uint32_t)data;
 }
 
+template <Kind kind> __attribute__((noinline)) static void access_at(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
+    access<kind>(at, size, pc, line, aligned);
+}
+
 static bool in_shared(const void* p) { return (uintptr_t)p - S.shared_base < S.shared_bytes; }
 
 static void need_shared(const char* what, const void* p, int line) {
@@ -60,7 +64,7 @@ QS_API void qs_ldmatrix(int line, uint32_t* r, const void* row, int matrices, in
     whole_warp("ldmatrix", line);
     if (S.thread->lane < 8 * matrices) {
         need_shared("ldmatrix", row, line);
-        if (S.checked) access<READ>((uintptr_t)row, 16, 0, line, true);
+        if (S.checked) access_at<READ>((uintptr_t)row, 16, 0, line, true);
     }
     MatrixData data = {r, (const char*)row};
     arrive(LDMATRIX, line, ~0u, &data, (uint64_t)matrices | (uint64_t)transposed << 3);
@@ -84,8 +88,8 @@ QS_API void qs_cp_async(int line, void* shared, const void* global, int there) {
             add_site(name_of(t), 0, line);
             fail("out-of-bounds", "cp.async in %s reads from shared memory", name_of(t));
         }
-        if (there) access<READ>((uintptr_t)global, 16, 0, line, true);
-        access<ASYNC>((uintptr_t)shared, 16, 0, line, true);
+        if (there) access_at<READ>((uintptr_t)global, 16, 0, line, true);
+        access_at<ASYNC>((uintptr_t)shared, 16, 0, line, true);
     }
     t->copies.push_back({(char*)shared, (const char*)global, (bool)there, t->group, line});
     if (S.launch.early_copies && (next_random() & 1)) {  // a device may copy at once, or at the wait, or between
@@ -177,9 +181,9 @@ QS_API uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t comp
     const uintptr_t at = (uintptr_t)address;
     const bool reads = operation != 1, writes = operation != 0;
     if (S.checked) {
-        if (reads && writes) access<ATOMIC_READ>(at, (uint64_t)size, QS_PC, line, true);
-        if (writes) access<ATOMIC>(at, (uint64_t)size, QS_PC, line, true);
-        else access<ATOMIC_READ>(at, (uint64_t)size, QS_PC, line, true);
+        if (reads && writes) access_at<ATOMIC_READ>(at, (uint64_t)size, QS_PC, line, true);
+        if (writes) access_at<ATOMIC>(at, (uint64_t)size, QS_PC, line, true);
+        else access_at<ATOMIC_READ>(at, (uint64_t)size, QS_PC, line, true);
     }
     if (S.checked && !in_shared(address)) {
         if (order & 2) {  // release: a fence and the store
@@ -223,40 +227,42 @@ QS_API void qs_trap(int line) {
 }
 QS_API void qs_copy(int line, void* to, const void* from, size_t bytes) {
     if (S.checked && bytes) {
-        access<READ>((uintptr_t)from, bytes, QS_PC, line, false);
-        access<WRITE>((uintptr_t)to, bytes, QS_PC, line, false);
+        access_at<READ>((uintptr_t)from, bytes, QS_PC, line, false);
+        access_at<WRITE>((uintptr_t)to, bytes, QS_PC, line, false);
     }
     memcpy(to, from, bytes);
 }
 QS_API void qs_fill(int line, void* to, int value, size_t bytes) {
-    if (S.checked && bytes) access<WRITE>((uintptr_t)to, bytes, QS_PC, line, false);
+    if (S.checked && bytes) access_at<WRITE>((uintptr_t)to, bytes, QS_PC, line, false);
     memset(to, value, bytes);
 }
 
 // --- the hooks that -fsanitize=thread places before each load and store ------------------------------------------------------------
 
-#define QS_HOOKS(size)                                                                                                    \
-    QS_API void __tsan_read##size(void* p) { access<READ>((uintptr_t)p, size, QS_PC, 0, true); }                                \
-    QS_API void __tsan_write##size(void* p) { access<WRITE>((uintptr_t)p, size, QS_PC, 0, true); }                              \
-    QS_API void __tsan_unaligned_read##size(void* p) { access<READ>((uintptr_t)p, size, QS_PC, 0, false); }                     \
-    QS_API void __tsan_unaligned_write##size(void* p) { access<WRITE>((uintptr_t)p, size, QS_PC, 0, false); }                   \
-    QS_API void __tsan_volatile_read##size(void* p) { volatile_read((uintptr_t)p, size, QS_PC); }                               \
-    QS_API void __tsan_volatile_write##size(void* p) { access<ATOMIC>((uintptr_t)p, size, QS_PC, 0, true); }                    \
-    QS_API void __tsan_unaligned_volatile_read##size(void* p) { volatile_read((uintptr_t)p, size, QS_PC); }                     \
-    QS_API void __tsan_unaligned_volatile_write##size(void* p) { access<ATOMIC>((uintptr_t)p, size, QS_PC, 0, false); }         \
-    QS_API void __tsan_read##size##_pc(void* p, void* pc) { access<READ>((uintptr_t)p, size, (uint64_t)pc, 0, true); }          \
-    QS_API void __tsan_write##size##_pc(void* p, void* pc) { access<WRITE>((uintptr_t)p, size, (uint64_t)pc, 0, true); }        \
-    QS_API void __tsan_read_write##size(void* p) {                                                                              \
-        access<READ>((uintptr_t)p, size, QS_PC, 0, true);                                                                       \
-        access<WRITE>((uintptr_t)p, size, QS_PC, 0, true);                                                                      \
-    }
+template <Kind kind> static void rarely(uintptr_t at, uint64_t size, uint64_t pc, bool aligned) {
+    access_at<kind>(at, size, pc, 0, aligned);
+}
 
-static void volatile_read(uintptr_t at, uint64_t size, uint64_t pc) {
-    access<ATOMIC_READ>(at, size, pc, 0, true);
+static void volatile_read(uintptr_t at, uint64_t size, uint64_t pc, bool aligned) {
+    rarely<ATOMIC_READ>(at, size, pc, aligned);
     if (at - S.stack_base < STACK_BYTES) return;
     if (S.thread->polled == at) poll(0);
     S.thread->polled = at;
 }
+
+#define QS_HOOKS(size)                                                                                                \
+    QS_API void __tsan_read##size(void* p) { access<READ>((uintptr_t)p, size, QS_PC, 0, true); }                      \
+    QS_API void __tsan_write##size(void* p) { access<WRITE>((uintptr_t)p, size, QS_PC, 0, true); }                    \
+    QS_API void __tsan_unaligned_read##size(void* p) { rarely<READ>((uintptr_t)p, size, QS_PC, false); }              \
+    QS_API void __tsan_unaligned_write##size(void* p) { rarely<WRITE>((uintptr_t)p, size, QS_PC, false); }            \
+    QS_API void __tsan_volatile_read##size(void* p) { volatile_read((uintptr_t)p, size, QS_PC, true); }               \
+    QS_API void __tsan_volatile_write##size(void* p) { rarely<ATOMIC>((uintptr_t)p, size, QS_PC, true); }             \
+    QS_API void __tsan_unaligned_volatile_read##size(void* p) { volatile_read((uintptr_t)p, size, QS_PC, false); }    \
+    QS_API void __tsan_unaligned_volatile_write##size(void* p) { rarely<ATOMIC>((uintptr_t)p, size, QS_PC, false); }  \
+    QS_API void __tsan_read_write##size(void* p) {                                                                    \
+        rarely<READ>((uintptr_t)p, size, QS_PC, true);                                                                \
+        rarely<WRITE>((uintptr_t)p, size, QS_PC, true);                                                               \
+    }
 
 QS_HOOKS(1)
 QS_HOOKS(2)
@@ -264,10 +270,10 @@ QS_HOOKS(4)
 QS_HOOKS(8)
 QS_HOOKS(16)
 QS_API void __tsan_read_range(void* p, size_t size) {
-    if (size) access<READ>((uintptr_t)p, size, QS_PC, 0, false);
+    if (size) rarely<READ>((uintptr_t)p, size, QS_PC, false);
 }
 QS_API void __tsan_write_range(void* p, size_t size) {
-    if (size) access<WRITE>((uintptr_t)p, size, QS_PC, 0, false);
+    if (size) rarely<WRITE>((uintptr_t)p, size, QS_PC, false);
 }
 QS_API void __tsan_init() {}
 QS_API void __tsan_func_entry(void*) {}
@@ -277,8 +283,8 @@ QS_API void __tsan_vptr_read(void**) {}
 QS_API void* __tsan_memcpy(void* to, const void* from, size_t n) { return qs_copy(0, to, from, n), to; }
 QS_API void* __tsan_memmove(void* to, const void* from, size_t n) {
     if (S.checked && n) {
-        access<READ>((uintptr_t)from, n, QS_PC, 0, false);
-        access<WRITE>((uintptr_t)to, n, QS_PC, 0, false);
+        rarely<READ>((uintptr_t)from, n, QS_PC, false);
+        rarely<WRITE>((uintptr_t)to, n, QS_PC, false);
     }
     return memmove(to, from, n);
 }
