@@ -109,9 +109,9 @@ class RandomModel(nn.Module):
         return bool(self.rng.random() < p)
 
     def recent(self) -> int:
-        """A value, mostly one of the last."""
-        back = min(int(self.rng.geometric(0.6)), len(self.probes) - self.first)
-        return len(self.probes) - back
+        """A value with dimensions, mostly one of the last."""
+        fit = [i for i in range(self.first, len(self.probes)) if self.probes[i].ndim]
+        return fit[-min(int(self.rng.geometric(0.6)), len(fit))]
 
     def shape(self, i: int) -> tuple[int, ...]:
         return tuple(self.probes[i].shape)
