@@ -47,7 +47,7 @@ class DeviceSession(Session):
     when its work is submitted, or done where host memory was to be filled.
     """
 
-    def __init__(self, program: LoadedProgram, *, stepwise: bool = True) -> None:
+    def __init__(self, program: LoadedProgram) -> None:
         super().__init__(program, stepwise=True)
         plan = program.plan
         self.frames = [Frame(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from qcompiler.errors import ArgumentError, DeviceUnavailableError, PlanError
+from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, PlanError
 from qcompiler.plan.plan import EntryPoint, Plan, Signature, initial_weight
 from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime.backends import registry
@@ -110,9 +110,16 @@ class LoadedProgram:
         return self._default(*args, out=out, stream=stream, **kwargs)
 
     def session(self, *, stepwise: bool | None = None) -> Session:
-        """A new session with its own activations and states; sessions may run at the same time."""
+        """A new session with its own activations and states; sessions may run at the same time.
+
+        CaptureRuleError while this thread records a capture.
+        """
         if self.kind == "cpu":
             return HostSession(self, stepwise=self.stepwise if stepwise is None else stepwise)
+        if any(slot.backend.captures_here() for slot in self.slots.values()):
+            raise CaptureRuleError(
+                "this thread records a capture, in which no session's memory can be allocated; make the session before"
+            )
         from qcompiler.runtime.device_session import DeviceSession
 
         return DeviceSession(self)
@@ -142,7 +149,8 @@ class LoadedProgram:
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
         """The program on another device, with the default session's states: all of it, or an error and nothing.
 
-        Itself where it runs there already.  This one stays usable until it is dropped.
+        Itself where it runs there already.  This one stays usable until it is dropped, and its graphs run here; a
+        `stream` that it was loaded with belongs to this device and is not taken along.
         """
         if choose_devices(self.plan, device, devices) == self.devices:
             return self

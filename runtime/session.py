@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
 from qcompiler.runtime import interop
 from qcompiler.runtime.backends.cpu import NO_CAPTURE
@@ -93,7 +95,18 @@ class Session(ABC):
             return {name: block.bytes for name, block in found.items()}
 
     def set_states(self, values: dict[str, Any]) -> None:
-        """Overwrites states by arena with the bytes of another session's `states()`; CaptureRuleError as there."""
+        """Overwrites states by arena with the bytes of another session's `states()`: all of them, or an error and none.
+
+        ArgumentError for a state that the program does not have or that has another size; CaptureRuleError as there.
+        """
+        for name, data in values.items():
+            wanted = self.memory.states[name].nbytes if name in self.memory.states else None
+            if (data.dtype, data.nbytes, data.flags.c_contiguous) != (np.uint8, wanted, True):
+                has = ", ".join(f"{each} ({memory.nbytes})" for each, memory in self.memory.states.items())
+                raise ArgumentError(
+                    f"the state '{name}' of {data.nbytes} bytes is none of this program's; its states (bytes) are "
+                    f"{has or 'none'}, each a contiguous array of uint8"
+                )
         with self._lock:
             self._require_no_capture("written")
             for name, data in values.items():

@@ -174,6 +174,7 @@ def test_what_a_capture_forbids_is_refused_before_anything_is_touched(
         (lambda: mine.capture(caller.x), r"capture\(\) inside a capture"),
         (lambda: graph.replay(caller.x, out=caller.out), r"replay\(\) inside a capture"),
         (lambda: mine.array(small.x(3)), "nothing is uploaded"),
+        (mine.session, "make the session before"),
     ]
     for call, reason in refused:
         with pytest.raises(CaptureRuleError, match=reason):

@@ -138,6 +138,16 @@ def test_states_begin_as_stored_belong_to_the_session_and_can_be_reset(small: An
     assert float(a(x)["n"][0]) == 11
 
 
+def test_states_of_another_program_are_refused_and_nothing_is_written(run: LoadedProgram) -> None:
+    session = run.session()
+    before = session.states()
+    good = np.zeros(64, np.uint8)
+    for name, bad in (("calls", np.zeros(400, np.uint8)), ("calls", np.zeros(16, np.float32)), ("cache", good)):
+        with pytest.raises(ArgumentError, match=rf"the state '{name}' .* its states \(bytes\) are calls \(64\)"):
+            session.set_states({"calls": good} | {name: bad})
+    assert np.array_equal(session.states()["calls"], before["calls"])
+
+
 def test_all_entry_points_see_one_state(small: Any, run: LoadedProgram) -> None:
     assert [float(run(small.x(batch))["n"][0]) for batch in (1, 5, 1, 12)] == [11, 12, 13, 14]
 
