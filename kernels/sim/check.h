@@ -54,7 +54,7 @@ inline const char* describe_shared(uintptr_t at) {
                 (long long)best->size);
 }
 
-inline const char* verb(Kind kind) { return is_read(kind) ? "reads" : kind == ATOMIC ? "updates" : kind == ASYNC ? "copies to" : "writes"; }
+inline const char* verb(Kind kind) { return is_read(kind) ? "reads" : kind == ATOMIC ? "updates" : kind == ASYNC ? "copies" : "writes"; }
 
 // --- order --------------------------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ struct Access {
     add_site(text("%s %s", name_of(S.thread), verb(a.kind)), a.pc, a.line);
     if (!strcmp(finding, "race")) add_watched_sites();
     S.watched = a.at, S.watched_size = a.size;
-    fail(finding, "%s %s %s (%llu bytes): %s", name_of(S.thread), verb(a.kind), where, (unsigned long long)a.size, detail);
+    fail(finding, "%s %s %llu bytes at %s: %s", name_of(S.thread), verb(a.kind), (unsigned long long)a.size, where, detail);
 }
 
 [[noreturn]] __attribute__((noinline)) inline void report_race(const Access& a, Stamp other, const char* did, bool several) {
@@ -364,7 +364,7 @@ template <Kind kind> __attribute__((noinline)) void access_specially(const Acces
 template <Kind kind> __attribute__((always_inline)) inline void access(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
     if (at - S.stack_base < STACK_BYTES) return;
     ++S.accesses;
-    if (--S.budget < 0) slice();
+    if (--S.budget < 0) slice(pc, line);
     const bool shared = at - S.shared_base < S.shared_bytes;
     const Access a = {at, size, kind, pc, line, shared};
     if ((aligned && (at & (size - 1))) || S.watched) return access_specially<kind>(a, aligned);

@@ -212,7 +212,7 @@ QS_API uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t comp
     if (writes && operation != 5) note_progress();
     const bool polls = operation == 0 || (operation == 5 && old != compare);
     if (polls) {
-        if (t->polled == at) poll(line);
+        if (t->polled == at) poll(line, 0);
         t->polled = at;
     } else {
         if (operation == 5) note_progress();
@@ -220,7 +220,7 @@ QS_API uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t comp
     }
     return old;
 }
-QS_API void qs_pause(int line) { poll(line); }
+QS_API void qs_pause(int line) { poll(line, 0); }
 QS_API void qs_trap(int line) {
     add_site(name_of(S.thread), 0, line);
     fail("trap", "%s reached __trap()", name_of(S.thread));
@@ -246,7 +246,7 @@ template <Kind kind> static void rarely(uintptr_t at, uint64_t size, uint64_t pc
 static void volatile_read(uintptr_t at, uint64_t size, uint64_t pc, bool aligned) {
     rarely<ATOMIC_READ>(at, size, pc, aligned);
     if (at - S.stack_base < STACK_BYTES) return;
-    if (S.thread->polled == at) poll(0);
+    if (S.thread->polled == at) poll(0, pc);
     S.thread->polled = at;
 }
 

@@ -57,9 +57,9 @@ inline void wait() {
 inline void note_progress() { ++S.progress; }
 
 // The thread found nothing yet where it polls.
-inline void poll(int line) {
+inline void poll(int line, uint64_t pc) {
     Thread* t = S.thread;
-    t->waiting_line = line;
+    t->waiting_line = line, t->waiting_pc = pc;
     t->warp->spinning |= 1u << t->lane;
     wait();
 }
@@ -82,12 +82,12 @@ inline bool check_time() {
 }
 
 // Now and then from the access hooks: a thread that loops over plain memory lets others run, and the clock is read.
-inline void slice() {
+inline void slice(uint64_t pc, int line) {
     S.budget = 1 << 18;
     if (S.failed) return;
     Thread* t = S.thread;
     if (!check_time()) {
-        add_site("running then", 0, 0);
+        add_site(text("%s runs", name_of(t)), pc, line);
         switch_fiber(&t->fiber, &S.main);
     }
     make_ready(t->warp, 1u << t->lane);
@@ -185,7 +185,7 @@ inline void explain_spin(uint64_t started, uint64_t total) {
         if (!slot->resident) continue;
         for (int i = 0; i < slot->threads && named < 2; ++i)
             if (slot->thread[i].warp->spinning >> slot->thread[i].lane & 1) {
-                add_site(text("polled by %s", name_of(&slot->thread[i])), 0, slot->thread[i].waiting_line);
+                add_site(text("%s polls", name_of(&slot->thread[i])), slot->thread[i].waiting_pc, slot->thread[i].waiting_line);
                 ++named;
                 break;
             }

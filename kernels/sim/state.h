@@ -97,6 +97,7 @@ struct Thread {
     char* stack;
     uintptr_t polled;  // the address it last polled
     int waiting_line;  // of the barrier, collective or poll it is at
+    uint64_t waiting_pc;
     int barrier_result;
     uint32_t group;    // cp.async groups committed
     std::vector<AsyncCopy> copies;

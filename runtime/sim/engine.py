@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import shutil
 import subprocess
 import threading
@@ -22,7 +23,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from qcompiler.errors import OutOfMemoryError, RuntimeFailure, SimulationError
+from qcompiler.errors import DeviceUnavailableError, OutOfMemoryError, RuntimeFailure, SimulationError
 from qcompiler.runtime.compiler import compile_library, find_compiler
 from qcompiler.runtime.isa import host_isa
 
@@ -147,6 +148,8 @@ def _engine_source() -> str:
 def engine_library() -> Path:
     """The engine's shared library, compiled once per machine. `QC_SIM_FIBERS=ucontext` makes it switch threads by
     swapcontext, as it does on processors that its own switch was not written for."""
+    if platform.system() != "Linux":
+        raise DeviceUnavailableError(f"the simulated GPU runs on Linux; this is {platform.system()}")
     fibers = os.environ.get("QC_SIM_FIBERS", "own")
     if fibers not in ("own", "ucontext"):
         raise RuntimeFailure(f"QC_SIM_FIBERS={fibers!r}: it is 'own' or 'ucontext'")
@@ -365,8 +368,8 @@ def _places(function: int, address: int, line: int) -> Iterator[str]:
     elif address:
         path, offset = _module_of(address)
         if path is not None:
-            for source, number in _source_lines(path, offset):
-                yield _quoted(source, number)
+            quoted = [_quoted(source, number) for source, number in _source_lines(path, offset)]
+            yield from (each for each in quoted if ": QS_VECTOR_" not in each)  # the shim's copy of a vector
 
 
 def _quoted(source: Path, line: int) -> str:
@@ -376,7 +379,7 @@ def _quoted(source: Path, line: int) -> str:
 
 
 def _source_lines(library: Path, offset: int) -> list[tuple[Path, int]]:
-    """Where the instruction at `offset` comes from, by addr2line; frames inside the shim are left out."""
+    """Where the instruction at `offset` comes from, innermost frame first, by addr2line."""
     program = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     if program is None:
         return []

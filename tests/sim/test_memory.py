@@ -27,16 +27,16 @@ def test_addresses_tell_their_device(sim: Engine) -> None:
     assert sim.allocation_of(a) is None and sim.device_of(a) == 3
 
 
-def test_freed_memory_comes_back_zeroed_and_uninitialised(sim: Engine) -> None:
-    for size in (100, 100_000):
-        first = sim.allocate(8, size)
-        ctypes.memset(first, 7, size)
-        sim.mark_initialised(first, size)
-        sim.free(first)
-        second = sim.allocate(8, size)
-        assert second == first  # the space is used again
-        assert ctypes.string_at(second, size) == bytes(size) and not sim.is_initialised(second, size)
-        sim.free(second)
+@pytest.mark.parametrize(("device", "size"), [(8, 100), (9, 100_000)])
+def test_freed_memory_comes_back_zeroed_and_uninitialised(sim: Engine, device: int, size: int) -> None:
+    first = sim.allocate(device, size)
+    ctypes.memset(first, 7, size)
+    sim.mark_initialised(first, size)
+    sim.free(first)
+    second = sim.allocate(device, size)
+    assert second == first  # the space is used again
+    assert ctypes.string_at(second, size) == bytes(size) and not sim.is_initialised(second, size)
+    sim.free(second)
 
 
 def test_neighbours_merge_when_freed(sim: Engine) -> None:

@@ -277,7 +277,7 @@ def test_one_past_an_allocation(twins: Twins) -> None:
     message = cuda.finds("out-of-bounds", "bad", x=("r", floats(50)), y=("w", floats(50)), n=50)
     assert "0 bytes past the end of operand 'x' (it has 200)" in message and "y[i] = x[i]" in message
     message = cuda.finds("out-of-bounds", "bad", x=("r", floats(51)), y=("w", floats(50)), n=50)
-    assert "writes 0 bytes past the end of operand 'y'" in message
+    assert "writes 4 bytes at 0 bytes past the end of operand 'y'" in message
     cuda.run("good", x=("r", floats(50)), y=("w", floats(50)), n=50)
 
 
@@ -555,7 +555,9 @@ def test_a_spin_on_a_volatile_flag_is_found_too(compile_cuda: Twins) -> None:
         while (*flag == (int)blockDim.x - 1) { }
     }""")
     cuda.run("wait", block=32, flag=("rw", np.full(1, 31, np.int32)))
-    cuda.finds("timeout", "wait", block=2, options=LaunchOptions(spin_limit=0.1), flag=("rw", np.full(1, 1, np.int32)))
+    options = LaunchOptions(spin_limit=0.1)
+    message = cuda.finds("timeout", "wait", block=2, options=options, flag=("rw", np.full(1, 1, np.int32)))
+    assert "while (*flag ==" in message
 
 
 def test_a_loop_that_never_ends_meets_the_time_limit(compile_cuda: Twins) -> None:
@@ -564,7 +566,7 @@ def test_a_loop_that_never_ends_meets_the_time_limit(compile_cuda: Twins) -> Non
     }""")
     options = LaunchOptions(time_limit=0.2)
     message = cuda.finds("timeout", "loop", block=1, options=options, y=("rw", floats(8)), n=8)
-    assert "longer than its limit of 0.2 s" in message
+    assert "longer than its limit of 0.2 s" in message and "y[i] = i;" in message
 
 
 # --- the checks themselves --------------------------------------------------------------------------------------------
