@@ -1,18 +1,23 @@
 """The backend of NVIDIA GPUs: `cuda:N` through cuda.core and the driver.
 
+Devices, streams, events, buffers (of a memory resource of ours), kernels and graphs are cuda.core's.  The driver is
+called on their handles for the rest: launches, which fill one block of parameters per kernel where `cuda.core.launch`
+makes new ones from its arguments; copies and clearing by address; records, waits and queries, whose statuses are wanted
+as codes; the limit on shared memory, since `Kernel.attributes` only reads.
+
 Works in the device's primary context, which it makes current around each call and puts back: a caller's current device
-neither matters nor changes.  Memory is plain (`cuMemAlloc`), not from a stream-ordered pool: what a pool hands out
-during a capture would become a node of the graph.  Kernels are loaded with their plan, since a first lazy load inside a
-capture breaks it.
+neither matters nor changes.  Kernels are loaded with their plan, since a first lazy load inside a capture breaks it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from qcompiler.errors import (
@@ -28,10 +33,10 @@ from qcompiler.kernels.cuda.geometry import Geometry
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime import nvrtc
-from qcompiler.runtime.backends import base
+from qcompiler.runtime.backends import base, cuda_graphs
 from qcompiler.runtime.backends.cuda_driver import (
+    NOT_FOUND,
     NOT_READY,
-    OUT_OF_MEMORY,
     RUNTIME_NAMES,
     Api,
     api,
@@ -41,6 +46,7 @@ from qcompiler.runtime.backends.cuda_driver import (
     device_count,
     runs_on,
 )
+from qcompiler.runtime.backends.cuda_memory import CudaMemory, memory_resource
 from qcompiler.runtime.image import NativeLibrary
 
 __all__ = [
@@ -63,36 +69,25 @@ SHARED_WITHOUT_ASKING = 48 << 10
 GRIDS_KEPT = 256
 """Grids that a kernel remembers: evaluating dimension expressions costs more than a launch."""
 
-NODE_NAMES = {"KERNEL": "kernel", "MEMCPY": "copy", "MEMSET": "zero", "EMPTY": "empty"}
-"""Kinds of graph nodes under the plan's words; others keep CUDA's in lower case."""
-
-
-class CudaMemory(base.Memory):
-    """A `cuMemAlloc` range. Freed by `close` or with the object, not at the process' end (the driver does that)."""
-
-    def __init__(self, address: int, nbytes: int, free: Callable[[], None] | None) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self._finalizer: Any = None
-        if free is not None:
-            self._finalizer = weakref.finalize(self, free)
-            self._finalizer.atexit = False
-
-    def close(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
-
 
 class CudaStream(base.Stream):
-    """A stream of one device; `owner` (a cuda.core Stream, or the foreign object) keeps it alive."""
+    """A stream of one device. `owner` keeps it alive: a cuda.core Stream for ours (`core`), else the foreign object."""
 
-    def __init__(self, backend: CudaBackend, handle: int, owner: Any, name: str = "") -> None:
+    def __init__(self, backend: CudaBackend, handle: int, owner: Any, name: str = "", *, core: Any = None) -> None:
         self.device = backend.device
         self.handle = handle
         self.name = name
         self.owner = owner
         self.driver_handle = backend.api.driver.CUstream(handle)
         self._backend = backend
+        self._core = core
+
+    @property
+    def core(self) -> Any:
+        """The stream as cuda.core's."""
+        if self._core is None:
+            self._core = self._backend.api.core.Stream.from_handle(self.handle)
+        return self._core
 
     @property
     def is_capturing(self) -> bool:
@@ -144,19 +139,19 @@ class CudaKernel(base.Kernel):
 
 
 class CudaGraph(base.Graph):
-    """An instantiated graph."""
+    """An instantiated graph: a cuda.core Graph."""
 
-    def __init__(self, backend: CudaBackend, executable: Any, shape: base.GraphShape) -> None:
+    def __init__(self, backend: CudaBackend, graph: Any, shape: base.GraphShape) -> None:
         self.shape = shape
         self._backend = backend
-        self._executable = executable
-        self._finalizer: Any = weakref.finalize(self, backend.destroy_graph, executable)
+        self._graph = graph
+        self._finalizer: Any = weakref.finalize(self, cuda_graphs.closing(backend.api, backend.context, graph))
         self._finalizer.atexit = False
 
     def launch(self, stream: base.Stream) -> None:
         if not self._finalizer.alive:
             raise DeviceError("launching a graph that was closed", 400, RUNTIME_NAMES[400])
-        self._backend.launch_graph(self._executable, stream)
+        self._backend.launch_graph(self._graph, stream)
 
     def close(self) -> None:
         self._finalizer()
@@ -185,6 +180,7 @@ class CudaBackend(base.Backend):
         self._number = check(self._driver.cuDeviceGet(index), f"opening {self.device}")
         self.context = check(self._driver.cuDevicePrimaryCtxRetain(self._number), f"opening {self.device}")
         self._context_address = int(self.context)
+        self._resource = memory_resource(self.api, self.context, index)
         self._reads_host_pages = self._attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")
         self._upkeep = self.stream("upkeep")
         self._legacy = CudaStream(self, LEGACY, None, "legacy")
@@ -202,18 +198,12 @@ class CudaBackend(base.Backend):
 
     def allocate(self, nbytes: int, *, label: str = "") -> CudaMemory:
         if nbytes == 0:
-            return CudaMemory(0, 0, None)
-        what = f"allocating {nbytes} bytes on {self.device}" + (f" for {label}" if label else "")
-        driver, check = self._driver, self.api.check
+            return CudaMemory(None, 0)
+        memory = CudaMemory(self._resource.allocate(nbytes, label=label), nbytes)
         with self.api.current(self.context):
-            result = driver.cuMemAlloc(nbytes)
-            if int(result[0]) == OUT_OF_MEMORY:
-                free, total = check(driver.cuMemGetInfo(), "asking for the free memory")
-                what += f" ({free} of {total} bytes are free)"
-            address = int(check(result, what))
-            memory = CudaMemory(address, nbytes, _freeing(self.api, self.context, address))
-            self._zero(self._upkeep, address, nbytes)
-            check(driver.cuStreamSynchronize(self._upkeep.driver_handle), f"clearing memory of {self.device}")
+            self._zero(self._upkeep, memory.address, nbytes)
+            done = self._driver.cuStreamSynchronize(self._upkeep.driver_handle)
+            self.api.check(done, f"clearing memory of {self.device}")
         return memory
 
     def upload(self, stream: base.Stream, target: int, source: int, nbytes: int) -> None:
@@ -271,11 +261,10 @@ class CudaBackend(base.Backend):
     # --- streams and events ---
 
     def stream(self, name: str = "", *, kind: base.StreamKind = "nonblocking") -> CudaStream:
-        core = self.api.core
-        with self.api.current(self.context):
-            options = core.StreamOptions(nonblocking=kind == "nonblocking")
+        with self.api.current(self.context), self.api.translated(f"creating a stream of {self.device}"):
+            options = self.api.core.StreamOptions(nonblocking=kind == "nonblocking")
             owner = self._core_device().create_stream(options=options)
-        return CudaStream(self, int(owner.handle), owner, name)
+        return CudaStream(self, int(owner.handle), owner, name, core=owner)
 
     def legacy_stream(self) -> CudaStream:
         return self._legacy
@@ -322,7 +311,7 @@ class CudaBackend(base.Backend):
         return stream
 
     def event(self, name: str = "") -> CudaEvent:
-        with self.api.current(self.context):
+        with self.api.current(self.context), self.api.translated(f"creating an event of {self.device}"):
             return CudaEvent(self.api, self.device, self._core_device().create_event(), name)
 
     def _core_device(self) -> Any:
@@ -369,7 +358,7 @@ class CudaBackend(base.Backend):
             return int(self.api.check(answer, "asking whether a stream captures")) != 0
 
     def captures_here(self) -> bool:
-        if any(where == (self.index, threading.get_ident()) for where in tuple(_captures.values())):
+        if cuda_graphs.captures_here(self.index):
             return True
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
@@ -392,18 +381,31 @@ class CudaBackend(base.Backend):
     def load(self, plan: Plan, native: NativeLibrary) -> dict[str, base.Kernel]:
         if not plan.kernels:
             return {}
-        image = ctypes.create_string_buffer(native.path.read_bytes())
         with self.api.current(self.context):
-            loaded = self._driver.cuModuleLoadData(ctypes.addressof(image))
-            module = self.api.check(loaded, f"loading {native.path} on {self.device}")
-            return {spec.name: self._kernel(module, spec, native) for spec in plan.kernels}
+            code = self._library(native.path)
+            return {spec.name: self._kernel(code, spec, native) for spec in plan.kernels}
 
-    def _kernel(self, module: Any, spec: KernelSpec, native: NativeLibrary) -> CudaKernel:
+    def _library(self, path: Path) -> Any:
+        """A cubin as cuda.core's ObjectCode, which loads it for all devices when a kernel is asked for."""
+        image = path.read_bytes()
+        digest = hashlib.sha256(image).digest()
+        if digest not in self.api.libraries:
+            self.api.libraries[digest] = self.api.core.ObjectCode.from_cubin(image, name=path.stem)
+        return self.api.libraries[digest]
+
+    def _kernel(self, code: Any, spec: KernelSpec, native: NativeLibrary) -> CudaKernel:
         driver = self._driver
         name = nvrtc.kernel_symbol(spec.name)
-        status, function = driver.cuModuleGetFunction(module, name.encode())
-        if int(status):
-            raise CompileFailedError(f"the compiled kernels {native.path} lack the function '{name}'")
+        try:
+            with self.api.translated(f"loading {native.path} on {self.device}"):
+                kernel = code.get_kernel(name)
+        except DeviceError as error:
+            if error.code != NOT_FOUND:
+                raise
+            raise CompileFailedError(f"the compiled kernels {native.path} lack the function '{name}'") from error
+        # A CUkernel belongs to no context; its function in this one launches faster and can be loaded now.
+        found = driver.cuKernelGetFunction(kernel.handle)
+        function = self.api.check(found, f"loading the kernel '{spec.name}'")
         if hasattr(driver, "cuFuncLoad"):  # CUDA 12.4: now, not at the first launch, which may be captured
             self.api.check(driver.cuFuncLoad(function), f"loading the kernel '{spec.name}'")
         geometry = emit.geometry(spec, native.isa)
@@ -438,71 +440,23 @@ class CudaBackend(base.Backend):
     # --- graphs ---
 
     def begin_capture(self, stream: base.Stream, mode: base.CaptureMode = "thread_local") -> None:
-        on = self._own(stream)
-        chosen = getattr(self._driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode.upper()}")
         with self.api.current(self.context):
-            self.api.check(self._driver.cuStreamBeginCapture(on.driver_handle, chosen), "beginning a capture")
-        _captures[on.handle] = (self.index, threading.get_ident())
+            cuda_graphs.begin(self.api, self.index, self._own(stream).core, mode)
 
     def end_capture(self, stream: base.Stream) -> CudaGraph:
-        on = self._own(stream)
-        driver, check = self._driver, self.api.check
         with self.api.current(self.context):
-            result = driver.cuStreamEndCapture(on.driver_handle)
-            if on.handle in _captures and not self.is_capturing(on):
-                del _captures[on.handle]
-            graph = check(result, "ending a capture")
-            if not int(graph):  # the driver says so for a capture that was invalidated
-                raise DeviceError("ending a capture gave no graph", 901, RUNTIME_NAMES[901])
-            try:
-                shape = self._shape(graph)
-                if not shape.count:
-                    raise CaptureRuleError("the capture recorded nothing; capture a step that does work")
-                executable = check(driver.cuGraphInstantiate(graph, 0), "instantiating a graph")
-            finally:
-                driver.cuGraphDestroy(graph)
-        return CudaGraph(self, executable, shape)
+            graph, shape = cuda_graphs.end(self.api, self._own(stream).core)
+        return CudaGraph(self, graph, shape)
 
-    def _shape(self, graph: Any) -> base.GraphShape:
-        driver, check = self._driver, self.api.check
-        _, count = check(driver.cuGraphGetNodes(graph, 0), "counting a graph's nodes")
-        nodes = check(driver.cuGraphGetNodes(graph, count), "listing a graph's nodes")[0] if count else ()
-        kinds: dict[str, int] = {}
-        for node in nodes:
-            kind = check(driver.cuGraphNodeGetType(node), "reading a node's kind")
-            word = str(kind.name).removeprefix("CU_GRAPH_NODE_TYPE_")
-            name = NODE_NAMES.get(word, word.lower())
-            kinds[name] = kinds.get(name, 0) + 1
-        return base.GraphShape(kinds)
-
-    def launch_graph(self, executable: Any, stream: base.Stream) -> None:
+    def launch_graph(self, graph: Any, stream: base.Stream) -> None:
         on = self._own(stream)
         if on.is_capturing:
             raise CaptureRuleError("the stream captures; a graph inside a graph is not supported here")
-        with self.api.current(self.context):
-            done = self._driver.cuGraphLaunch(executable, on.driver_handle)
-            self.api.check(done, "launching a graph")
-
-    def destroy_graph(self, executable: Any) -> None:
-        with self.api.current(self.context), self.api.relaxed():
-            self.api.check(self._driver.cuGraphExecDestroy(executable), "destroying a graph")
-
-
-_captures: dict[int, tuple[int, int]] = {}
-"""Streams that we began to capture, by handle: device and thread. The driver does not tell which thread captures."""
+        with self.api.current(self.context), self.api.translated("launching a graph"):
+            graph.launch(on.core)
 
 
 def _ours(event: base.Event) -> CudaEvent:
     if not isinstance(event, CudaEvent):
         raise DeviceError(f"an event of {event.device} was used on a GPU", 400, RUNTIME_NAMES[400])
     return event
-
-
-def _freeing(found: Api, context: Any, address: int) -> Callable[[], None]:
-    """How a range is freed: from whatever thread drops it, even one that captures just then."""
-
-    def free() -> None:
-        with found.current(context), found.relaxed():
-            found.check(found.driver.cuMemFree(address), "freeing memory")
-
-    return free

@@ -1,8 +1,8 @@
 """What the cuda backend asks of the driver: modules, errors by their runtime-API names, and which device is current.
 
-cuda.core gives devices, streams and events; where it has no call for what the backend interface needs (capture on an
-existing stream by events, in a given mode, with its nodes counted; plain allocations; asynchronous copies from host
-memory) the same handles go to cuda.bindings' driver.
+cuda.core gives devices, streams, events, buffers, kernels and graphs; where it has no call for what the backend
+interface needs (copies by address, launches from a block of parameters, whether a stream captures), the same handles go
+to cuda.bindings' driver.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ import functools
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from qcompiler.errors import DeviceError, DeviceUnavailableError, MissingDependencyError, OutOfMemoryError
+from qcompiler.errors import (
+    DeviceError,
+    DeviceUnavailableError,
+    MissingDependencyError,
+    OutOfMemoryError,
+    QCompilerError,
+)
 from qcompiler.kernels.cuda.emit import ARCHS, arch_number
 
 INSTALL = "pip install 'qcompiler[cuda]'"
@@ -23,6 +29,8 @@ INSTALL = "pip install 'qcompiler[cuda]'"
 OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 NOT_READY = 600
+NOT_FOUND = 500
+UNKNOWN = 999
 
 RUNTIME_NAMES: dict[int, str] = {
     1: "cudaErrorInvalidValue", 2: "cudaErrorMemoryAllocation", 3: "cudaErrorInitializationError",
@@ -70,10 +78,15 @@ class Current:
 
 @dataclass(frozen=True)
 class Api:
-    """`driver` is cuda.bindings.driver, `core` cuda.core."""
+    """`driver` is cuda.bindings.driver, `core` cuda.core.
+
+    `libraries` are the loaded cubins by the digest of their bytes. They stay: cuda.core unloads what is dropped, but a
+    graph may hold kernels of a program that is gone, and a thread that captures must not unload any.
+    """
 
     driver: Any
     core: Any
+    libraries: dict[bytes, Any] = field(default_factory=dict)
 
     def check(self, result: tuple[Any, ...], doing: str) -> Any:
         """The values behind a driver call's status: None, one, or a tuple. DeviceError if it failed."""
@@ -88,6 +101,24 @@ class Api:
             return OutOfMemoryError(f"{doing} failed: the device has no memory left", code, symbol)
         lost = "; an earlier kernel failed, and the process must be restarted" if code in _LOST else ""
         return DeviceError(f"{doing} failed{lost}", code, symbol)
+
+    @contextmanager
+    def translated(self, doing: str) -> Iterator[None]:
+        """Inside, what cuda.core raises becomes a DeviceError with the driver's code.
+
+        Its CUDAError has no code, only a text that begins with the status' name ("CUDA_ERROR_NOT_FOUND: …").
+        """
+        try:
+            yield
+        except QCompilerError:
+            raise
+        except Exception as error:
+            if not isinstance(error, RuntimeError) and type(error).__name__ != "CUDAError":
+                raise
+            name, _, rest = str(error).partition(":")
+            status = getattr(self.driver.CUresult, name.strip(), None)
+            code = int(rest) if name == "UNEXPECTED ERROR CODE" else int(status or UNKNOWN)
+            raise self.error(code, status, doing if code != UNKNOWN else f"{doing} ({error})") from error
 
     def current(self, context: Any) -> Current:
         """`context` is the thread's current one inside, whatever it was before and is again afterwards."""

@@ -34,11 +34,25 @@ class Attributes:
         return name
 
 
+class Results:
+    """CUresult by name: "CUDA_ERROR_904" is 904. As in the bindings, there is nothing under other names."""
+
+    def __getattr__(self, name: str) -> int:
+        if not name.startswith("CUDA_ERROR_"):
+            raise AttributeError(name)
+        return int(name.removeprefix("CUDA_ERROR_"))
+
+
+class CUDAError(Exception):
+    """cuda.core's, known by its name."""
+
+
 class FakeDriver:
     """`calls` are (name, arguments); `fails[name]` is the status that a function gives."""
 
     CUstream = CUevent = Handle
     CUstreamCaptureMode = Mode
+    CUresult = Results()
     CUdevice_attribute = CUpointer_attribute = CUfunction_attribute = Attributes()
     CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_DEVICE=2)
     PRIMARY = 0x1000
@@ -56,8 +70,8 @@ class FakeDriver:
         self.pinned = False
         self.answers: dict[str, tuple[Any, ...]] = {
             "cuInit": (), "cuDeviceGetCount": (2,), "cuDeviceGet": (7,), "cuDevicePrimaryCtxRetain": (self.PRIMARY,),
-            "cuMemAlloc": (0x7000,), "cuMemGetInfo": (123, 456), "cuModuleLoadData": (31,),
-            "cuModuleGetFunction": (32,), "cuStreamEndCapture": (41,), "cuGraphInstantiate": (42,),
+            "cuMemAlloc": (0x7000,), "cuMemGetInfo": (123, 456), "cuKernelGetFunction": (32,),
+            "cuGraphInstantiateWithParams": (42,),
         }  # fmt: skip
 
     def names(self) -> list[str]:
@@ -71,6 +85,8 @@ class FakeDriver:
             self.calls.append((name, arguments))
             self.modes_seen[name] = self.mode
             if status := self.fails.get(name, OK):
+                if name == "cuStreamEndCapture" and status != 908:
+                    self.capturing = 0
                 return (status, None)
             own = getattr(self, f"_{name}", None)
             return (OK, *(own(*arguments) if own else self.answers.get(name, ())))
@@ -103,6 +119,17 @@ class FakeDriver:
     def _cuStreamIsCapturing(self, stream: int) -> tuple[int]:
         return (self.capturing,)
 
+    def _cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:
+        return (self.capturing, 1, 41, [], [], 0)
+
+    def _cuStreamBeginCapture(self, stream: int, mode: Mode) -> tuple[()]:
+        self.capturing = 1
+        return ()
+
+    def _cuStreamEndCapture(self, stream: int) -> tuple[int]:
+        self.capturing = 0
+        return (41,)
+
     def _cuGraphGetNodes(self, graph: int, count: int) -> tuple[Any, int]:
         return list(range(count)), len(self.nodes)
 
@@ -116,21 +143,113 @@ class FakeDriver:
 
 
 class FakeCore:
-    """cuda.core: devices that make streams and events."""
+    """cuda.core: devices that make streams and events, buffers, kernels, graphs."""
+
+    class MemoryResource:
+        pass
 
     def __init__(self, driver: FakeDriver) -> None:
         self.driver = driver
         self.made = 0x2000
+        self.builders: list[FakeBuilder] = []
+        self.Stream = SimpleNamespace(from_handle=lambda handle: FakeStream(self, Handle(handle)))
+        self.Buffer = SimpleNamespace(from_handle=FakeBuffer)
+        self.ObjectCode = SimpleNamespace(from_cubin=lambda image, name: FakeCode(self, image))
 
     def StreamOptions(self, *, nonblocking: bool) -> bool:
         return nonblocking
 
     def Device(self, index: int) -> Any:
-        return SimpleNamespace(set_current=self._current, create_stream=self._make, create_event=self._make)
+        return SimpleNamespace(
+            set_current=self._current,
+            create_stream=lambda options: FakeStream(self, self._make()),
+            create_event=lambda: SimpleNamespace(handle=self._make()),
+        )
 
     def _current(self) -> None:
         assert self.driver.stack[-1] == FakeDriver.PRIMARY, "cuda.core would change the caller's current context"
 
-    def _make(self, options: Any = None) -> Any:
+    def _make(self) -> Handle:
         self.made += 1
-        return SimpleNamespace(handle=Handle(self.made), options=options)
+        return Handle(self.made)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """As cuda.core calls: in the right context, and with an exception that has no code."""
+        self._current()
+        status, *values = getattr(self.driver, name)(*arguments)
+        if status:
+            raise CUDAError(f"CUDA_ERROR_{status}: what it means")
+        return values[0] if values else None
+
+
+class FakeBuffer:
+    def __init__(self, handle: int, size: int, mr: Any) -> None:
+        self.handle, self.size, self.resource = handle, size, mr
+
+    def close(self) -> None:
+        resource, self.resource = self.resource, None
+        if resource is not None:
+            resource.deallocate(self.handle, self.size, stream="the default stream")
+
+    __del__ = close
+
+
+class FakeStream:
+    def __init__(self, core: FakeCore, handle: Handle) -> None:
+        self.core, self.handle = core, handle
+
+    def create_graph_builder(self) -> FakeBuilder:
+        self.core.builders.append(FakeBuilder(self))
+        return self.core.builders[-1]
+
+
+class FakeBuilder:
+    """As cuda.core 1.2.2's: ends no invalidated capture, and must not be closed or dropped after a failure."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        self.stream, self.core, self.state = stream, stream.core, "new"
+
+    def begin_building(self, mode: str) -> None:
+        self.core.call("cuStreamBeginCapture", self.stream.handle, Mode[f"CU_STREAM_CAPTURE_MODE_{mode.upper()}"])
+        self.state = "capturing"
+
+    def end_building(self) -> None:
+        if self.core.driver.capturing != 1:
+            raise RuntimeError("Build process encountered an error and has been invalidated.")
+        self.core.call("cuStreamEndCapture", self.stream.handle)
+        self.state = "ended"
+
+    def complete(self) -> FakeGraph:
+        assert self.state == "ended"
+        return FakeGraph(self.core, self.core.call("cuGraphInstantiateWithParams", 41))
+
+    def close(self) -> None:
+        assert self.state == "ended", "the driver has destroyed the graph"
+        self.state = "closed"
+        self.core.call("cuGraphDestroy", 41)
+
+
+class FakeGraph:
+    def __init__(self, core: FakeCore, handle: int) -> None:
+        self.core, self.handle = core, handle
+
+    def launch(self, stream: FakeStream) -> None:
+        self.core.call("cuGraphLaunch", self.handle, stream.handle)
+
+    def close(self) -> None:
+        self.core.call("cuGraphExecDestroy", self.handle)
+
+
+class FakeCode:
+    """A cubin of one kernel, `qk_soft`."""
+
+    def __init__(self, core: FakeCore, image: bytes) -> None:
+        self.core = core
+        core.driver.calls.append(("from_cubin", (image,)))
+
+    def get_kernel(self, name: str) -> Any:
+        if self.core.driver.fails.get("cuLibraryLoadData"):
+            raise CUDAError("CUDA_ERROR_200: no cubin")
+        if name != "qk_soft":
+            raise CUDAError("CUDA_ERROR_500: no such function")
+        return SimpleNamespace(handle=31)

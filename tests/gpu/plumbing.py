@@ -10,14 +10,25 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from qcompiler.errors import DeviceError, OutOfMemoryError
+from qcompiler.errors import CaptureRuleError, DeviceError, OutOfMemoryError
 from qcompiler.plan.plan import Plan, from_json
 from qcompiler.runtime.backends import registry
+from qcompiler.runtime.backends.base import CaptureMode
 from qcompiler.runtime.backends.cuda import CudaBackend
+from qcompiler.runtime.backends.cuda_driver import RUNTIME_NAMES
+
+STUB = ctypes.CDLL("libcuda.so.1")
+STUB.stub_calls.restype = ctypes.c_char_p
+
+
+def calls() -> list[str]:
+    """The stub's functions called since the last question: for loading, captures and graphs."""
+    return STUB.stub_calls().decode().split()
 
 
 def devices() -> CudaBackend:
@@ -32,6 +43,10 @@ def devices() -> CudaBackend:
 def memory(backend: CudaBackend) -> None:
     stream, one, two = backend.stream("s"), backend.allocate(1000), backend.allocate(1000)
     assert one.address % 256 == 0
+    resource = one.buffer.memory_resource
+    assert isinstance(resource, backend.api.core.MemoryResource)
+    assert (resource.device_id, resource.is_device_accessible, resource.is_host_accessible) == (0, True, False)
+    assert (one.buffer.size, one.buffer.device_id) == (1000, 0)
     given, back = np.arange(250, dtype=np.float32), np.ones(250, np.float32)
     backend.download(stream, back.ctypes.data, one.address, 1000)
     assert not back.any(), "fresh memory is cleared"
@@ -42,9 +57,12 @@ def memory(backend: CudaBackend) -> None:
     backend.synchronize(stream)
     assert np.array_equal(back, given)
     assert backend.device_of(given.ctypes.data) is None
+    one.close()
+    one.close()
     del one, two
     gc.collect()
-    assert ctypes.CDLL("libcuda.so.1").stub_live_allocations() == 0, "dropped memory is freed, as in a capture"
+    assert STUB.stub_live_allocations() == 0, "memory is freed, closed or dropped, as in a capture"
+    del resource
     try:
         backend.allocate(1 << 40, label="weights")
     except OutOfMemoryError as error:
@@ -66,7 +84,13 @@ def queues(backend: CudaBackend) -> None:
 
 
 def launches(backend: CudaBackend, plan: Plan) -> None:
+    calls()
     kernels = backend.load(plan, backend.build(plan))
+    assert calls() == ["cuLibraryLoadData", "cuFuncLoad"]
+    again = CudaBackend(0)
+    assert again.load(plan, again.build(plan)).keys() == kernels.keys()
+    gc.collect()
+    assert calls() == ["cuFuncLoad"], "a cubin is loaded once, and stays"
     spec, stream = plan.kernels[0], backend.stream("s")
     log = Path(os.environ["STUB_LAUNCHES"])
     backend.launch(stream, kernels[spec.name], [0x7F0000001000, 0x10], [7, 3])
@@ -83,14 +107,89 @@ def launches(backend: CudaBackend, plan: Plan) -> None:
     graph = backend.end_capture(stream)
     assert graph.shape.nodes == {"kernel": 1, "copy": 1, "zero": 1}, graph.shape
     graph.launch(stream)
+    graph.launch(backend.legacy_stream())
+    graph.launch(backend.caller_stream(stream.handle))
     graph.close()
-    for wrong, code in ((backend.legacy_stream(), 900), (stream, 401)):
-        try:
-            (backend.begin_capture if code == 900 else backend.end_capture)(wrong)
-        except DeviceError as error:
-            assert error.code == code
-        else:
-            raise AssertionError(f"{code} was expected")
+    graph.close()
+    assert STUB.stub_live_graphs() == 0
+
+
+def refused(code: int, call: Callable[..., object], *arguments: object) -> None:
+    try:
+        call(*arguments)
+    except DeviceError as error:
+        assert (error.code, error.symbol) == (code, RUNTIME_NAMES[code]), error
+    else:
+        raise AssertionError(f"{code} was expected")
+
+
+def captures(backend: CudaBackend) -> None:
+    """Forks and joins by events, in every mode; captures that break, which have ended and left nothing behind."""
+    main, side = backend.stream("main"), backend.stream("side")
+    fork, join = backend.event("fork"), backend.event("join")
+    modes: list[CaptureMode] = ["global", "thread_local", "relaxed"]
+
+    def forked(mode: CaptureMode = "thread_local", joined: bool = True) -> None:
+        backend.begin_capture(main, mode)
+        assert STUB.stub_mode(ctypes.c_void_p(main.handle)) == modes.index(mode)
+        backend.record(fork, main)
+        backend.wait(side, fork)
+        assert side.is_capturing
+        backend.zero(side, 0x1000, 8)
+        backend.zero(main, 0x2000, 8)
+        backend.record(join, side)
+        if joined:
+            backend.wait(main, join)
+
+    for mode in modes:
+        forked(mode)
+        graph = backend.end_capture(main)
+        assert graph.shape.nodes == {"zero": 2}
+        assert not main.is_capturing
+        assert not side.is_capturing
+        del graph
+        gc.collect()
+        assert STUB.stub_live_graphs() == 0, "a dropped graph is destroyed"
+
+    def invalidated() -> None:
+        forked()
+        STUB.stub_invalidate(ctypes.c_void_p(main.handle))
+
+    for code, broken in ((901, invalidated), (904, lambda: forked(joined=False))):
+        broken()
+        calls()
+        refused(code, backend.end_capture, main)
+        assert calls().count("cuStreamEndCapture") == 1
+        assert not main.is_capturing
+        assert not backend.captures_here()
+        backend.begin_capture(main)  # what is left of the broken one must not end this
+        gc.collect()
+        assert main.is_capturing
+        backend.zero(main, 0x1000, 8)
+        backend.end_capture(main).close()
+        assert STUB.stub_live_graphs() == 0
+
+    forked()
+    elsewhere = threading.Thread(target=refused, args=(908, backend.end_capture, main))
+    elsewhere.start()
+    elsewhere.join()
+    assert backend.captures_here(), "another thread cannot end it"
+    refused(401, backend.begin_capture, main)
+    STUB.stub_instantiate(2)
+    refused(2, backend.end_capture, main)
+    STUB.stub_instantiate(0)
+    assert STUB.stub_live_graphs() == 0
+    assert not main.is_capturing
+
+    refused(900, backend.begin_capture, backend.legacy_stream())
+    refused(401, backend.end_capture, main)
+    backend.begin_capture(main)
+    try:
+        backend.end_capture(main)
+    except CaptureRuleError:
+        assert STUB.stub_live_graphs() == 0
+    else:
+        raise AssertionError("an empty graph was made")
 
 
 def threads(backend: CudaBackend) -> None:
@@ -114,7 +213,7 @@ def threads(backend: CudaBackend) -> None:
 def main() -> None:
     plan = from_json(Path(sys.argv[1]).read_bytes())
     backend = devices()
-    for step in (memory, queues, threads):
+    for step in (memory, queues, threads, captures):
         step(backend)
     launches(backend, plan)
     _, current = backend.api.driver.cuCtxGetCurrent()

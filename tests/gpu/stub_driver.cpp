@@ -1,13 +1,17 @@
 // A libcuda.so.1 of host memory, on which the real cuda.bindings and cuda.core run: memory is the host's, streams are done
 // at once, kernels are noted (one line per launch in the file STUB_LAUNCHES) and not run. What needs a current context
-// fails without one, as in the driver. test_plumbing.py runs the cuda backend on it.
+// fails without one, as in the driver. A capture spreads by events and ends as the driver's do: 901 invalidated, 904
+// unjoined, 908 in another thread. test_plumbing.py runs the cuda backend on it.
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
+#include <string>
 #include <vector>
 
 typedef int Status;
@@ -15,18 +19,45 @@ typedef void* Handle;
 typedef unsigned long long Pointer;
 
 static const Handle PRIMARY = (Handle)0x1111000, LEGACY = (Handle)1;
-enum { OK = 0, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, ILLEGAL_STATE = 401, NOT_FOUND = 500,
-       CAPTURE_UNSUPPORTED = 900 };
-enum { KERNEL = 0, MEMCPY = 1, MEMSET = 2, NOT_CAPTURING = -1 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, ILLEGAL_STATE = 401,
+       NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNJOINED = 904,
+       CAPTURE_WRONG_THREAD = 908 };
+static const std::map<Status, const char*> NAMES = {
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"}, {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"}, {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+    {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+    {CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
+    {CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"}};
+enum { KERNEL = 0, MEMCPY = 1, MEMSET = 2 };
 
-struct Stream { unsigned flags = 0; bool capturing = false; std::vector<int> nodes; };
+typedef std::vector<int> Graph;
+struct Capture {
+    Handle origin;
+    int mode;
+    pthread_t thread;
+    Graph* graph = new Graph;
+    bool invalid = false;
+};
+struct Stream { unsigned flags = 0; Capture* capture = nullptr; bool joined = true; };
+struct Event { Capture* capture = nullptr; Handle stream = nullptr; };
 static std::map<Handle, Stream> streams;
+static std::map<Handle, Event> events;
+static std::set<Handle> graphs, executables;  // what lives: a call on anything else, or a second destroy, aborts
+static Status instantiating = OK;
+static std::string calls;
 static thread_local std::vector<Handle> contexts;
 static thread_local int capture_mode = 0;
 static uintptr_t last_handle = 0x500000;
 static long live_allocations = 0;
 
 static Handle fresh() { return (Handle)(last_handle += 64); }
+static void must_live(const std::set<Handle>& all, Handle one, const char* who) {
+    if (all.count(one)) return;
+    fprintf(stderr, "stub: %s of something that is gone\n", who);
+    abort();
+}
+#define CALLED calls += std::string(__func__) + " "
 #define NEEDS_CONTEXT if (contexts.empty()) return INVALID_CONTEXT
 
 extern "C" {
@@ -71,9 +102,20 @@ Status cuStreamGetCtx(Handle, Handle* context) { return *context = PRIMARY, OK; 
 Status cuStreamGetDevice(Handle, int* device) { return *device = 0, OK; }
 Status cuStreamSynchronize(Handle) { NEEDS_CONTEXT; return OK; }
 Status cuStreamQuery(Handle) { NEEDS_CONTEXT; return OK; }
-Status cuStreamWaitEvent(Handle, Handle, unsigned) { NEEDS_CONTEXT; return OK; }
+Status cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
+    NEEDS_CONTEXT;
+    const Event& at = events[event];
+    if (!at.capture) return OK;
+    Stream& waits = streams[stream];
+    if (!waits.capture) waits.capture = at.capture, waits.joined = false;  // a fork
+    else streams[at.stream].joined = true;
+    return OK;
+}
 Status cuEventCreate(Handle* event, unsigned) { NEEDS_CONTEXT; return *event = fresh(), OK; }
-Status cuEventRecord(Handle, Handle) { NEEDS_CONTEXT; return OK; }
+Status cuEventRecord(Handle event, Handle stream) {
+    NEEDS_CONTEXT;
+    return events[event] = {streams[stream].capture, stream}, OK;
+}
 Status cuEventQuery(Handle) { return OK; }
 Status cuEventSynchronize(Handle) { return OK; }
 Status cuEventDestroy_v2(Handle) { return OK; }
@@ -96,8 +138,10 @@ long stub_live_allocations() { return live_allocations; }
 Status cuMemGetInfo_v2(size_t* free_bytes, size_t* total) { return *free_bytes = 100, *total = 200, OK; }
 Status cuPointerGetAttribute(void*, int, Pointer) { return 1; }  // pageable host memory
 static bool captured(Handle stream, int node) {
-    if (!streams[stream].capturing) return false;
-    return streams[stream].nodes.push_back(node), true;
+    Stream& on = streams[stream];
+    if (!on.capture) return false;
+    on.joined = stream == on.capture->origin;
+    return on.capture->graph->push_back(node), true;
 }
 Status cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t bytes, Handle) {
     NEEDS_CONTEXT;
@@ -119,16 +163,21 @@ Status cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Handle str
 }
 
 // --- kernels ---
-Status cuModuleLoadData(Handle* module, const void* image) {
-    NEEDS_CONTEXT;
-    return *module = fresh(), memcmp(image, "\177ELF", 4) ? 200 : OK;
+Status cuLibraryLoadData(Handle* library, const void* image, void*, void*, unsigned, void*, void*, unsigned) {
+    CALLED;
+    return *library = fresh(), memcmp(image, "\177ELF", 4) ? 200 : OK;
 }
+Status cuLibraryUnload(Handle) { return CALLED, OK; }
 static std::map<Handle, Handle> functions;  // function -> its name's copy
-Status cuModuleGetFunction(Handle* function, Handle, const char* name) {
+Status cuLibraryGetKernel(Handle* kernel, Handle, const char* name) {
     if (strncmp(name, "qk_", 3)) return NOT_FOUND;
-    return *function = fresh(), functions[*function] = strdup(name), OK;
+    return *kernel = fresh(), functions[*kernel] = strdup(name), OK;
 }
-Status cuFuncLoad(Handle) { return OK; }
+Status cuKernelGetFunction(Handle* function, Handle kernel) {
+    NEEDS_CONTEXT;
+    return *function = fresh(), functions[*function] = functions[kernel], OK;
+}
+Status cuFuncLoad(Handle) { return CALLED, OK; }
 Status cuFuncSetAttribute(Handle, int attribute, int bytes) { return attribute == 8 && bytes > 49152 ? OK : 1; }
 Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                       unsigned shared, Handle stream, void** parameters, void** extra) {
@@ -144,40 +193,104 @@ Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, un
 }
 
 // --- graphs ---
+static int status_of(Handle stream) {
+    const Capture* capture = streams[stream].capture;
+    return !capture ? 0 : capture->invalid ? 2 : 1;
+}
 Status cuStreamIsCapturing(Handle stream, int* status) {
     if (stream == LEGACY) NEEDS_CONTEXT;
-    return *status = streams[stream].capturing, OK;
+    return *status = status_of(stream), OK;
 }
-Status cuStreamBeginCapture_v2(Handle stream, int) {
+Status cuStreamGetCaptureInfo_v3(Handle stream, int* status, uint64_t* id, Handle* graph, Handle**, void**, size_t* count) {
+    CALLED;
+    *status = status_of(stream);
+    if (id) *id = 1;
+    if (graph) *graph = *status == 1 ? streams[stream].capture->graph : nullptr;
+    if (count) *count = 0;
+    return OK;
+}
+Status cuStreamBeginCapture_v2(Handle stream, int mode) {
+    CALLED;
     NEEDS_CONTEXT;
     if (stream == LEGACY) return CAPTURE_UNSUPPORTED;
-    return streams[stream].capturing = true, streams[stream].nodes.clear(), OK;
+    if (streams[stream].capture) return ILLEGAL_STATE;
+    Capture* made = new Capture{stream, mode, pthread_self()};
+    graphs.insert(made->graph);
+    return streams[stream].capture = made, OK;
 }
 Status cuStreamEndCapture(Handle stream, Handle* graph) {
+    CALLED;
     NEEDS_CONTEXT;
-    *graph = nullptr;
-    if (!streams[stream].capturing) return ILLEGAL_STATE;
-    streams[stream].capturing = false;
-    return *graph = new std::vector<int>(streams[stream].nodes), OK;
+    if (graph) *graph = nullptr;
+    Capture* ends = streams[stream].capture;
+    if (!ends) return ILLEGAL_STATE;
+    if (ends->mode != 2 && !pthread_equal(ends->thread, pthread_self())) return CAPTURE_WRONG_THREAD;
+    Status status = ends->invalid ? CAPTURE_INVALIDATED : OK;
+    for (auto& [_, other] : streams) {
+        if (other.capture != ends) continue;
+        if (!other.joined && !status) status = CAPTURE_UNJOINED;
+        other.capture = nullptr, other.joined = true;
+    }
+    for (auto& [_, event] : events)
+        if (event.capture == ends) event.capture = nullptr;
+    if (status) graphs.erase(ends->graph), delete ends->graph;
+    else if (graph) *graph = ends->graph;
+    return delete ends, status;
+}
+void stub_invalidate(Handle stream) {
+    streams[stream].capture->invalid = true;
+}
+int stub_mode(Handle stream) { return streams[stream].capture->mode; }
+void stub_instantiate(Status status) { instantiating = status; }
+long stub_live_graphs() { return graphs.size() + executables.size(); }
+const char* stub_calls() {
+    static std::string said;
+    return said = calls, calls.clear(), said.c_str();
 }
 Status cuThreadExchangeStreamCaptureMode(int* mode) {
     const int before = capture_mode;
     return capture_mode = *mode, *mode = before, OK;
 }
 Status cuGraphGetNodes(Handle graph, Handle* nodes, size_t* count) {
-    auto& all = *(std::vector<int>*)graph;
+    CALLED;
+    must_live(graphs, graph, __func__);
+    Graph& all = *(Graph*)graph;
     if (!nodes) return *count = all.size(), OK;
-    for (size_t i = 0; i < *count; ++i) nodes[i] = &all[i];
-    return OK;
+    for (size_t i = 0; i < *count && i < all.size(); ++i) nodes[i] = &all[i];
+    return *count = all.size(), OK;
 }
 Status cuGraphNodeGetType(Handle node, int* type) { return *type = *(int*)node, OK; }
-Status cuGraphInstantiateWithFlags(Handle* executable, Handle, unsigned long long) { return *executable = fresh(), OK; }
-Status cuGraphDestroy(Handle graph) { return delete (std::vector<int>*)graph, OK; }
-Status cuGraphExecDestroy(Handle) { return OK; }
-Status cuGraphLaunch(Handle, Handle) { NEEDS_CONTEXT; return OK; }
+Status cuGraphInstantiateWithParams(Handle* executable, Handle graph, void*) {
+    CALLED;
+    must_live(graphs, graph, __func__);
+    if (instantiating) return instantiating;
+    return executables.insert(*executable = fresh()), OK;
+}
+Status cuGraphDestroy(Handle graph) {
+    CALLED;
+    must_live(graphs, graph, __func__);
+    return graphs.erase(graph), delete (Graph*)graph, OK;
+}
+Status cuGraphExecDestroy(Handle executable) {
+    CALLED;
+    must_live(executables, executable, __func__);
+    return executables.erase(executable), OK;
+}
+Status cuGraphLaunch(Handle executable, Handle) {
+    NEEDS_CONTEXT;
+    return must_live(executables, executable, __func__), OK;
+}
+Status cuUserObjectCreate(Handle* object, void*, void*, unsigned, unsigned) { return *object = fresh(), OK; }
+Status cuUserObjectRelease(Handle, unsigned) { return OK; }
+Status cuGraphRetainUserObject(Handle, Handle, unsigned, unsigned) { return OK; }
+Status cuGraphReleaseUserObject(Handle, Handle, unsigned) { return OK; }
 
 // --- how the bindings find all this ---
-Status cuGetErrorName(Status, const char** text) { return *text = "STUB", OK; }
+Status cuGetErrorName(Status status, const char** text) {
+    const auto found = NAMES.find(status);
+    if (found == NAMES.end()) return INVALID_VALUE;
+    return *text = found->second, OK;
+}
 Status cuGetErrorString(Status, const char** text) { return *text = "the stub refuses", OK; }
 Status cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* found) {
     Dl_info self;
@@ -185,7 +298,7 @@ Status cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int
     Handle library = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     char versioned[256];
     *function = nullptr;
-    for (const char* suffix : {"_v2", "", "WithFlags"}) {
+    for (const char* suffix : {"_v3", "_v2", ""}) {
         snprintf(versioned, sizeof versioned, "%s%s", name, suffix);
         if ((*function = dlsym(library, versioned))) break;
     }

@@ -5,27 +5,33 @@ from __future__ import annotations
 import gc
 import importlib.util
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from qcompiler.errors import (
     ArgumentError,
     CaptureRuleError,
+    CompileFailedError,
     DeviceError,
     DeviceUnavailableError,
     MissingDependencyError,
     OutOfMemoryError,
     TargetMismatchError,
 )
+from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.emit import ARCHS
 from qcompiler.kernels.cuda.geometry import Geometry
 from qcompiler.plan.kernel import KernelSpec, Operand, SoftmaxKernel
-from qcompiler.runtime.backends import cuda, cuda_driver
+from qcompiler.plan.plan import Plan
+from qcompiler.runtime.backends import cuda_driver, cuda_graphs
 from qcompiler.runtime.backends.cuda import CudaBackend, CudaKernel
+from qcompiler.runtime.image import NativeLibrary
 
 _spec = importlib.util.spec_from_file_location("qcompiler_fake_driver", Path(__file__).with_name("fake_driver.py"))
 assert _spec is not None
@@ -45,7 +51,7 @@ def backend(driver: Any) -> Iterator[CudaBackend]:
     made = CudaBackend(1, found=cuda_driver.Api(driver, fake.FakeCore(driver)))
     driver.calls.clear()
     yield made
-    cuda._captures.clear()
+    cuda_graphs._captures.clear()
 
 
 def kernel(threads: int = 128, shared: int = 0) -> CudaKernel:
@@ -90,6 +96,33 @@ def test_an_unknown_status_keeps_the_drivers_name(backend: CudaBackend, driver: 
     with pytest.raises(DeviceError) as caught:
         backend.synchronize(backend.stream())
     assert caught.value.code == 916
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("CUDA_ERROR_904: explained", 904), ("UNEXPECTED ERROR CODE: 917", 917), ("something else", 999)],
+)
+def test_errors_of_cuda_core_get_their_code_from_the_text(backend: CudaBackend, text: str, code: int) -> None:
+    says = "testing" if code != 999 else "something else"
+    with pytest.raises(DeviceError, match=says) as caught, backend.api.translated("testing"):
+        raise fake.CUDAError(text)
+    assert caught.value.code == code
+
+
+def test_other_errors_stay_what_they_are(backend: CudaBackend) -> None:
+    for error in (ValueError("a bug"), CaptureRuleError("a rule")):
+        with pytest.raises(type(error)), backend.api.translated("testing"):
+            raise error
+
+
+def test_streams_that_cannot_be_made_say_so(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise fake.CUDAError("CUDA_ERROR_2: no memory")
+
+    monkeypatch.setattr(backend.api.core, "_make", fails)
+    for make, what in ((backend.stream, "a stream"), (backend.event, "an event")):
+        with pytest.raises(OutOfMemoryError, match=f"{what} of cuda:1"):
+            make()
 
 
 # --- architectures ----------------------------------------------------------------------------------------------------
@@ -223,6 +256,47 @@ def test_the_device_of_an_address_is_the_drivers_answer(backend: CudaBackend, dr
     assert backend.device_of(0x7000) is None
 
 
+# --- kernels ---
+
+
+def native(folder: Path) -> NativeLibrary:
+    (folder / "kernels.cubin").write_bytes(b"a cubin")
+    return NativeLibrary("sm_90a", folder / "kernels.cubin", "1")
+
+
+def plan(name: str = "soft") -> Plan:
+    spec = msgspec.structs.replace(kernel().spec, name=name)
+    return Plan(devices=(), streams=(), events=(), arenas=(), buffers=(), kernels=(spec,), entries=())
+
+
+def test_kernels_are_loaded_at_once_and_a_cubin_once(backend: CudaBackend, driver: Any, tmp_path: Path) -> None:
+    assert backend.load(plan(), native(tmp_path))["soft"].spec.name == "soft"
+    assert driver.names().count("cuFuncLoad") == 1
+    backend.load(plan(), native(tmp_path))
+    assert driver.names().count("cuFuncLoad") == 2
+    assert driver.names().count("from_cubin") == 1
+
+
+def test_a_kernel_with_much_shared_memory_gets_its_limit_raised(
+    backend: CudaBackend, driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shared, raised in ((48 << 10, 0), (100 << 10, 1)):
+        monkeypatch.setattr(emit, "geometry", lambda spec, isa, shared=shared: Geometry((1, 1, 1), (32, 1, 1), shared))
+        backend.load(plan(), native(tmp_path))
+        assert driver.names().count("cuFuncSetAttribute") == raised
+    assert dict(driver.calls)["cuFuncSetAttribute"][-1] == 100 << 10
+
+
+def test_a_cubin_that_lacks_a_kernel_or_does_not_load_is_told_apart(
+    backend: CudaBackend, driver: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(CompileFailedError, match="'qk_hard'"):
+        backend.load(plan("hard"), native(tmp_path))
+    driver.fails["cuLibraryLoadData"] = 200
+    with pytest.raises(DeviceError, match=r"cudaErrorInvalidKernelImage.*kernels\.cubin on cuda:1"):
+        backend.load(plan(), native(tmp_path))
+
+
 # --- launches ---------------------------------------------------------------------------------------------------------
 
 
@@ -344,7 +418,7 @@ def test_an_empty_graph_is_refused(backend: CudaBackend, driver: Any) -> None:
     driver.nodes.clear()
     with pytest.raises(CaptureRuleError, match="nothing"):
         backend.end_capture(stream)
-    assert "cuGraphInstantiate" not in driver.names()
+    assert "cuGraphInstantiateWithParams" not in driver.names()
     assert driver.names().count("cuGraphDestroy") == 1
 
 
@@ -358,19 +432,63 @@ def test_a_graph_is_not_launched_inside_a_capture(backend: CudaBackend, driver: 
     assert "cuGraphLaunch" not in driver.names()
 
 
-def test_an_invalidated_capture_without_a_graph_is_an_error(backend: CudaBackend, driver: Any) -> None:
+@pytest.mark.parametrize("status", [901, 0])
+def test_an_invalidated_capture_ends_with_its_code(backend: CudaBackend, driver: Any, status: int) -> None:
     stream = backend.stream()
     backend.begin_capture(stream)
-    driver.answers["cuStreamEndCapture"] = (0,)
+    driver.capturing = 2
+    driver.fails["cuStreamEndCapture"] = status
     with pytest.raises(DeviceError) as caught:
         backend.end_capture(stream)
     assert caught.value.code == 901
+    assert driver.names().count("cuStreamEndCapture") == 1
+    assert not backend.captures_here()
+
+
+@pytest.mark.parametrize("status", [901, 904])
+def test_the_builder_of_a_broken_capture_is_never_released(backend: CudaBackend, driver: Any, status: int) -> None:
+    stream = backend.stream()
+    backend.begin_capture(stream)
+    builder = weakref.ref(backend.api.core.builders.pop())
+    driver.fails["cuStreamEndCapture"] = status
+    with pytest.raises(DeviceError):
+        backend.end_capture(stream)
+    gc.collect()
+    assert builder() is not None
+    assert "cuGraphDestroy" not in driver.names()
+
+
+def test_a_capture_that_somebody_else_ended_does_not_end_the_next(backend: CudaBackend, driver: Any) -> None:
+    stream = backend.stream()
+    backend.begin_capture(stream)
+    first = weakref.ref(backend.api.core.builders.pop())
+    driver.capturing = 0
+    backend.begin_capture(stream)
+    gc.collect()
+    assert first() is not None
+    assert backend.end_capture(stream).shape.count == 3
+
+
+def test_a_stream_without_a_capture_of_ours_cannot_end_one(backend: CudaBackend, driver: Any) -> None:
+    driver.capturing = 1
+    with pytest.raises(DeviceError) as caught:
+        backend.end_capture(backend.stream())
+    assert caught.value.code == 401
+    assert "cuStreamEndCapture" not in driver.names()
+
+
+def test_a_foreign_stream_is_captured_through_cuda_core(backend: CudaBackend, driver: Any) -> None:
+    stream = backend.caller_stream(0x55)
+    backend.begin_capture(stream)
+    backend.end_capture(stream).launch(backend.legacy_stream())
+    begun, launched = (dict(driver.calls)[name] for name in ("cuStreamBeginCapture", "cuGraphLaunch"))
+    assert (begun[0], launched[1]) == (0x55, 1)
 
 
 def test_a_graph_that_cannot_be_instantiated_leaves_nothing(backend: CudaBackend, driver: Any) -> None:
     stream = backend.stream()
     backend.begin_capture(stream)
-    driver.fails["cuGraphInstantiate"] = 2
+    driver.fails["cuGraphInstantiateWithParams"] = 2
     with pytest.raises(OutOfMemoryError):
         backend.end_capture(stream)
     assert driver.names()[-2:] == ["cuGraphDestroy", "cuCtxPopCurrent"]
