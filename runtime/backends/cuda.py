@@ -390,7 +390,7 @@ class CudaBackend(base.Backend):
         image = path.read_bytes()
         digest = hashlib.sha256(image).digest()
         if digest not in self.api.libraries:
-            self.api.libraries[digest] = self.api.core.ObjectCode.from_cubin(image, name=path.stem)
+            self.api.libraries[digest] = self.api.core.ObjectCode.from_cubin(image)
         return self.api.libraries[digest]
 
     def _kernel(self, code: Any, spec: KernelSpec, native: NativeLibrary) -> CudaKernel:
@@ -404,7 +404,8 @@ class CudaBackend(base.Backend):
                 raise
             raise CompileFailedError(f"the compiled kernels {native.path} lack the function '{name}'") from error
         # A CUkernel belongs to no context; its function in this one launches faster and can be loaded now.
-        found = driver.cuKernelGetFunction(kernel.handle)
+        handle = kernel.handle if hasattr(kernel, "handle") else kernel._handle  # the second in early versions
+        found = driver.cuKernelGetFunction(handle)
         function = self.api.check(found, f"loading the kernel '{spec.name}'")
         if hasattr(driver, "cuFuncLoad"):  # CUDA 12.4: now, not at the first launch, which may be captured
             self.api.check(driver.cuFuncLoad(function), f"loading the kernel '{spec.name}'")

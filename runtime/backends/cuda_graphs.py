@@ -90,10 +90,11 @@ def _end(found: Api, builder: Any, handle: Any) -> base.GraphShape:
     if status != CAPTURING:
         found.check(found.driver.cuStreamEndCapture(handle), "ending a capture")
         raise DeviceError("ending a capture gave no graph", 901, RUNTIME_NAMES[901])
-    shape = _shape(found, graph)
-    with found.translated("ending a capture"):
-        builder.end_building()
-    return shape
+    try:
+        return _shape(found, graph)
+    finally:
+        with found.translated("ending a capture"):
+            builder.end_building()
 
 
 def _status(found: Api, handle: Any) -> tuple[int, Any]:

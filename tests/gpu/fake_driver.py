@@ -154,7 +154,7 @@ class FakeCore:
         self.builders: list[FakeBuilder] = []
         self.Stream = SimpleNamespace(from_handle=lambda handle: FakeStream(self, Handle(handle)))
         self.Buffer = SimpleNamespace(from_handle=FakeBuffer)
-        self.ObjectCode = SimpleNamespace(from_cubin=lambda image, name: FakeCode(self, image))
+        self.ObjectCode = SimpleNamespace(from_cubin=lambda image: FakeCode(self, image))
 
     def StreamOptions(self, *, nonblocking: bool) -> bool:
         return nonblocking

@@ -398,6 +398,16 @@ def test_a_broken_capture_has_ended_all_the_same(backend: CudaBackend, driver: A
     assert driver.stack == []
 
 
+def test_a_capture_whose_nodes_cannot_be_counted_ends(backend: CudaBackend, driver: Any) -> None:
+    stream = backend.stream()
+    backend.begin_capture(stream)
+    driver.fails["cuGraphGetNodes"] = 1
+    with pytest.raises(DeviceError, match="counting"):
+        backend.end_capture(stream)
+    assert driver.names().count("cuStreamEndCapture") == 1
+    assert not backend.captures_here()
+
+
 def test_a_capture_that_cannot_end_here_goes_on(backend: CudaBackend, driver: Any) -> None:
     stream = backend.stream()
     backend.begin_capture(stream)
