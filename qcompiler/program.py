@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from qcompiler.errors import QCompilerError
+from qcompiler.errors import MissingDependencyError, QCompilerError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
@@ -16,7 +16,9 @@ from qcompiler.runtime.backends.base import CaptureMode
 from qcompiler.runtime.backends.registry import is_available
 from qcompiler.runtime.image import ProgramImage, Target, build_image
 from qcompiler.runtime.loaded import LoadedProgram
+from qcompiler.runtime.nvrtc import build_module
 from qcompiler.runtime.program_file import save_image
+from qcompiler.runtime.progress import note
 
 if TYPE_CHECKING:
     from qcompiler.frontends.importer import ImportResult
@@ -115,9 +117,20 @@ class Program:
     # --- saving ---
 
     def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> None:
-        """Writes a .qca file; `layout="canonical"` is the portable form, repacked when it is loaded."""
-        native = layout == "target" and self._loaded is not None
-        save_image(self.run.image_with_native() if native else self.image, path, layout=layout)
+        """Writes a .qca file, with its native build; `layout="canonical"` is the portable form, repacked at load.
+
+        For a GPU that is not here, too: its cubin is compiled by NVRTC, or left out with a note where that is missing.
+        """
+        save_image(self._image_with_native() if layout == "target" else self.image, path, layout=layout)
+
+    def _image_with_native(self) -> ProgramImage:
+        if self._loaded is not None:
+            return self._loaded.image_with_native()
+        try:
+            return self.image.with_native(build_module(self.plan, self.image.target.isa))
+        except MissingDependencyError as error:
+            note(f"the file gets no cubin, its kernels will be compiled where it is loaded: {error}")
+            return self.image
 
 
 def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:

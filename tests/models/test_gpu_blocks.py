@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,28 @@ def test_a_program_for_a_gpu_that_is_not_here_is_made_and_saved(tmp_path):
     with pytest.raises(qc.errors.DeviceUnavailableError, match="cuda:7"):
         program(*args)
     program.save(tmp_path / "mlp.qca")
+    with zipfile.ZipFile(tmp_path / "mlp.qca") as file:
+        assert "native/sm_90a.cubin" in file.namelist()
     loaded = qc.load(tmp_path / "mlp.qca", device="sim:0")
     with torch.no_grad():
         expected = program.oracle(*args)
     assert (loaded(*args) - expected).norm() <= 2e-6 * expected.norm()
+
+
+def test_a_file_without_a_cubin_says_so(tmp_path, monkeypatch, capsys):
+    model = blocks.scaled(blocks.Mlp())
+    args = inputs(model, 2, 7, torch.float32, 0)
+    program = qc.qcompile(model, args, quant="nf4", device="cuda:7", targets=["sm_90a"])
+
+    def missing(plan, arch):
+        raise qc.errors.MissingDependencyError("pip install 'qcompiler[cuda]'")
+
+    monkeypatch.setattr("qcompiler.program.build_module", missing)
+    monkeypatch.delenv("QC_QUIET", raising=False)
+    program.save(tmp_path / "mlp.qca")
+    assert "no cubin" in capsys.readouterr().err
+    with zipfile.ZipFile(tmp_path / "mlp.qca") as file:
+        assert not any(name.startswith("native/") for name in file.namelist())
 
 
 def test_the_report_names_kernel_engine_grid_and_the_reason():
