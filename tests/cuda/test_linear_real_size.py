@@ -1,8 +1,7 @@
-"""A quantised linear of a real size is simulated, with every access checked, while somebody waits for a test."""
+"""A quantised linear of a real size, every access checked. benchmarks/linear_sim.py says what that takes."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,6 @@ from qcompiler.kernels.cuda import linear
 from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
 
 SIZE = 512
-LIMIT = 2.0
-"""Seconds of one launch; the slowest, 128 rows on CUDA cores, takes a tenth to a fifth of it."""
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
 BOUNDS = {"f32": 2e-6, "bf16": 3e-3}
 
@@ -35,7 +32,7 @@ def nf4_linear(m_class: Any, dtype: Any) -> KernelSpec:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_512_x_512_nf4_linear_is_checked_in_two_seconds(sim_module: Callable[..., Any], dtype: str) -> None:
+def test_a_512_x_512_nf4_linear_is_right_in_every_row_class(sim_module: Callable[..., Any], dtype: str) -> None:
     rng = np.random.default_rng(0)
     fmt = formats.get("nf4", block=64)
     packed = fmt.encode(rng.standard_normal((SIZE, SIZE)).astype(np.float32))
@@ -46,9 +43,6 @@ def test_a_512_x_512_nf4_linear_is_checked_in_two_seconds(sim_module: Callable[.
     module = sim_module(list(specs.values()), "sm_80")
     for m_class, m in rows.items():
         x = rng.standard_normal((m, SIZE)).astype(DTYPES[dtype])
-        began = time.perf_counter()
         (y,) = module.run(specs[m_class].name, [x, data, np.zeros((m, SIZE), x.dtype)], {"m": m})
-        seconds = time.perf_counter() - began
-        assert seconds < LIMIT, f"{m} rows of {dtype}: {seconds:.2f} s"
         expected = x.astype(np.float64) @ values.T
         assert np.linalg.norm(y.astype(np.float64) - expected) <= BOUNDS[dtype] * np.linalg.norm(expected)
