@@ -94,9 +94,7 @@ def parameters(spec: KernelSpec) -> list[tuple[str, str]]:
     return [*pointers, *(("int64_t", symbol(name)) for name in spec.symbols)]
 
 
-def signature(
-    spec: KernelSpec, threads: int, min_blocks: int | None = None, names: Sequence[str] | None = None
-) -> str:
+def signature(spec: KernelSpec, threads: int, min_blocks: int | None = None, names: Sequence[str] | None = None) -> str:
     """The head of a kernel's definition, up to and including the opening brace. `names` are the operands' C++ names."""
     bounds = f"{threads}" if min_blocks is None else f"{threads}, {min_blocks}"
     own = [name for _, name in parameters(spec)]
