@@ -19,8 +19,8 @@ from torch.nn import functional
 from qcompiler.config import QuantConfig
 
 B, S = 7, 13
-WIDTHS = (1, 3, 8, 16, 17, 24, 31, 32, 33, 48, 64, 66, 96, 100, 128, 160)  # no multiples of B or S
-LARGEST = 40_000
+WIDTHS = (1, 3, 8, 16, 17, 24, 31, 32, 33, 48, 64, 66, 96, 100, 128, 160, 288, 401, 512)  # no multiples of B or S
+LARGEST = 50_000
 """Elements of a value at B x S; what would be larger is not made."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMATS = (None, "nf4", "int4", "int8")
