@@ -217,7 +217,7 @@ struct ProductData {
 inline void perform_syncwarp(Warp& w, uint32_t lanes) {
     Block& b = *S.block;
     advance_time(b);
-    if (lanes == w.alive) {
+    if (lanes == w.born) {  // lanes that have returned met nobody here
         w.ordered_time = b.time;
         return;
     }

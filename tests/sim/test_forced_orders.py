@@ -1,7 +1,7 @@
-"""Bugs that can be seen from one side only, since something forces the order of execution without ordering memory.
+"""Bugs of which one order of execution alone is possible: something forces it, and orders no memory.
 
-Elsewhere a race shows itself as a read that follows a write or as a write that follows a read, whichever happens
-first; here it is always the latter.
+Elsewhere a missing barrier shows itself as a read that follows a write or as a write that follows a read, whichever
+happens first, and one check would cover for the other.
 """
 
 from __future__ import annotations
@@ -122,3 +122,49 @@ def test_a_barrier_that_is_reached_after_others_have_returned(twins: Twins) -> N
         assert "is at a barrier, but thread" in message
         assert "has returned from the kernel" in message
         assert cuda.run("good", **more)[0][0] == 32
+
+
+def test_a_syncwarp_of_the_readers_alone_does_not_order_the_writers(twins: Twins) -> None:
+    cuda = twins(
+        """KERNEL(float* y) {
+            QC_SHARED(float, tile, 0, 32);
+            const int t = threadIdx.x;
+            const uint32_t mine = t < 16 ? 0x0000ffffu : 0xffff0000u;
+            tile[t] = t;
+            __syncwarp();
+            if (t >= 16) tile[t] = 2 * t;
+            const int nothing = __shfl_sync(0xffffffffu, 0, 0);  // the upper half writes before the lower one reads
+            __syncwarp(@@);
+            y[t] = t < 16 ? tile[t + 16] : nothing;
+        }""",
+        bad="mine",
+        good="0xffffffffu",
+    )
+    for seed in SEEDS:
+        more: dict[str, Any] = {"shared": 128, "seed": seed, "y": ("w", floats(32))}
+        assert "wrote the same byte; no __syncwarp and no barrier" in cuda.finds("race", "bad", **more)
+        np.testing.assert_array_equal(cuda.run("good", **more)[0], np.where(floats(32) < 16, 2 * floats(32) + 32, 0))
+
+
+def test_a_relaxed_read_of_a_released_flag_acquires_nothing_without_a_fence(twins: Twins) -> None:
+    cuda = twins(
+        """KERNEL(uint32_t* flag, float* x, float* y) {
+            if (blockIdx.x == 0) {
+                *x = 5;
+                qc_store_release(flag, 1u);
+            } else {
+                while (atomicCAS(flag, 1u, 1u) != 1u) { }
+                @@
+                *y = *x;
+            }
+        }""",
+        bad="",
+        good="__threadfence();",
+    )
+    for seed in SEEDS:
+        more: dict[str, Any] = {
+            "grid": 2, "block": 1, "seed": seed, "flag": ("rw", np.zeros(1, np.uint32)), "x": ("rw", floats(1)),
+            "y": ("w", floats(1)),
+        }  # fmt: skip
+        assert "wrote the same byte; nothing orders the two blocks" in cuda.finds("race", "bad", **more)
+        assert cuda.run("good", **more)[-1][0] == 5
