@@ -60,19 +60,24 @@ static void need_shared(const char* what, const void* p, int line) {
     }
 }
 
-QS_API void qs_ldmatrix(int line, uint32_t* r, const void* row, int matrices, int transposed) {
+struct qs_fragment { uint32_t r[4]; };
+struct qs_sum { float d[4]; };
+QS_API qs_fragment qs_ldmatrix(int line, const void* row, int matrices, int transposed) {
     whole_warp("ldmatrix", line);
     if (S.thread->lane < 8 * matrices) {
         need_shared("ldmatrix", row, line);
         if (S.checked) access_at<READ>((uintptr_t)row, 16, 0, line, true);
     }
-    MatrixData data = {r, (const char*)row};
+    MatrixData data = {(const char*)row, {0, 0, 0, 0}};
     arrive(LDMATRIX, line, ~0u, &data, (uint64_t)matrices | (uint64_t)transposed << 3);
+    return {{data.r[0], data.r[1], data.r[2], data.r[3]}};
 }
-QS_API void qs_mma(int line, float* d, const uint32_t* a, const uint32_t* b, int bf16) {
+QS_API qs_sum qs_mma(int line, int bf16, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, float d0,
+                     float d1, float d2, float d3) {
     whole_warp("mma", line);
-    ProductData data = {d, a, b};
+    ProductData data = {{a0, a1, a2, a3}, {b0, b1}, {d0, d1, d2, d3}};
     arrive(MMA, line, ~0u, &data, (uint64_t)bf16);
+    return {{data.d[0], data.d[1], data.d[2], data.d[3]}};
 }
 
 QS_API void qs_cp_async(int line, void* shared, const void* global, int there) {

@@ -32,8 +32,12 @@ uint32_t qs_activemask();
 void qs_cp_async(int line, void* shared, const void* global, int there);
 void qs_cp_async_commit(int line);
 void qs_cp_async_wait(int line, int groups);
-void qs_ldmatrix(int line, uint32_t* r, const void* row, int matrices, int transposed);
-void qs_mma(int line, float* d, const uint32_t* a, const uint32_t* b, int bf16);
+// By value: an array whose address left the kernel would count as memory in every access.
+struct qs_fragment { uint32_t r[4]; };
+struct qs_sum { float d[4]; };
+qs_fragment qs_ldmatrix(int line, const void* row, int matrices, int transposed);
+qs_sum qs_mma(int line, int bf16, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, float d0, float d1,
+              float d2, float d3);
 // `size` bytes at `address`; `order` 0 relaxed, 1 acquire, 2 release, 3 both. Each gives the old value.
 uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t compare, int operation, int size, int order);
 void qs_fence(int line, int device_wide);
@@ -329,36 +333,25 @@ QS_INLINE void qc_cp_async_commit() {}
 template <int N> QS_INLINE void qc_cp_async_wait() {}
 #endif
 
-// Arrays travel through temporaries: an array whose address leaves the kernel would count as memory in every access.
-QS_INLINE void qs_ldmatrix_4(int line, uint32_t (&r)[4], const void* row, int transposed) {
-    uint32_t got[4];
-    qs_ldmatrix(line, got, row, 4, transposed);
-    for (int i = 0; i < 4; ++i) r[i] = got[i];
+template <int N> QS_INLINE void qs_ldmatrix_at(int line, uint32_t (&r)[N], const void* row, int transposed) {
+    const qs_fragment got = qs_ldmatrix(line, row, N, transposed);
+    for (int i = 0; i < N; ++i) r[i] = got.r[i];
 }
-QS_INLINE void qs_ldmatrix_2(int line, uint32_t (&r)[2], const void* row) {
-    uint32_t got[2];
-    qs_ldmatrix(line, got, row, 2, 0);
-    for (int i = 0; i < 2; ++i) r[i] = got[i];
-}
-#define qc_ldmatrix_x4(r, row) qs_ldmatrix_4(__LINE__, r, row, 0)
-#define qc_ldmatrix_x4_trans(r, row) qs_ldmatrix_4(__LINE__, r, row, 1)
-#define qc_ldmatrix_x2(r, row) qs_ldmatrix_2(__LINE__, r, row)
+#define qc_ldmatrix_x4(r, row) qs_ldmatrix_at<4>(__LINE__, r, row, 0)
+#define qc_ldmatrix_x4_trans(r, row) qs_ldmatrix_at<4>(__LINE__, r, row, 1)
+#define qc_ldmatrix_x2(r, row) qs_ldmatrix_at<2>(__LINE__, r, row, 0)
 
 struct qc_f16;
 struct qc_bf16;
-QS_INLINE void qs_mma_at(int line, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int bf16) {
-    float sum[4] = {d[0], d[1], d[2], d[3]};
-    const uint32_t left[4] = {a[0], a[1], a[2], a[3]}, right[2] = {b[0], b[1]};
-    qs_mma(line, sum, left, right, bf16);
-    for (int i = 0; i < 4; ++i) d[i] = sum[i];
-}
 template <class Tag> struct qs_is_bf16;
 template <> struct qs_is_bf16<qc_f16> { enum { value = 0 }; };
 #if __CUDA_ARCH__ >= 800
 template <> struct qs_is_bf16<qc_bf16> { enum { value = 1 }; };
 #endif
-template <class Tag> QS_INLINE void qs_mma_tagged(int line, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Tag) {
-    qs_mma_at(line, d, a, b, qs_is_bf16<Tag>::value);
+template <class Tag>
+QS_INLINE void qs_mma_tagged(int line, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Tag) {
+    const qs_sum sum = qs_mma(line, qs_is_bf16<Tag>::value, a[0], a[1], a[2], a[3], b[0], b[1], d[0], d[1], d[2], d[3]);
+    for (int i = 0; i < 4; ++i) d[i] = sum.d[i];
 }
 #define qc_mma_16816(...) qs_mma_tagged(__LINE__, __VA_ARGS__)
 

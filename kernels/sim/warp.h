@@ -206,13 +206,20 @@ struct ShuffleData {
     int operand, failed_source;
 };
 struct MatrixData {
-    uint32_t* r;
     const char* row;
+    uint32_t r[4];
 };
 struct ProductData {
-    float* d;
-    const uint32_t *a, *b;
+    uint32_t a[4], b[2];
+    float d[4];
 };
+
+template <class To, class From> To as(From v) {
+    static_assert(sizeof(To) == sizeof(From), "");
+    To to;
+    memcpy(&to, &v, sizeof to);
+    return to;
+}
 
 inline void perform_syncwarp(Warp& w, uint32_t lanes) {
     Block& b = *S.block;
@@ -276,40 +283,50 @@ inline void perform_ldmatrix(Warp& w) {
     }
 }
 
-inline float widen(uint32_t bits, bool bf16) {
-    uint32_t u;
+// 16-bit floats to fp32, exactly.
+inline void widen(const uint16_t* from, float* to, int count, bool bf16) {
+    uint32_t bits[256];
     if (bf16) {
-        u = bits << 16;
+        for (int i = 0; i < count; ++i) bits[i] = (uint32_t)from[i] << 16;
     } else {
-        const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
-        const uint32_t scaled = rest << 13, magic = 0x77800000u;  // 2^112
-        float f, s;
-        memcpy(&f, &scaled, 4), memcpy(&s, &magic, 4);
-        f *= s;
-        memcpy(&u, &f, 4);
-        u = rest >= 0x7c00u ? 0x7f800000u | scaled : u;
-        u |= sign;
+        for (int i = 0; i < count; ++i) {
+            const uint32_t rest = from[i] & 0x7fffu, shifted = rest << 13;
+            const float scaled = as<float>(shifted) * as<float>(0x77800000u);  // * 2^112: subnormals come right
+            bits[i] = (rest >= 0x7c00u ? 0x7f800000u | shifted : as<uint32_t>(scaled)) | (from[i] & 0x8000u) << 16;
+        }
     }
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
+    memcpy(to, bits, sizeof(float) * (size_t)count);
 }
 
-inline void perform_mma(Warp& w) {  // products added in the order of the depth, each with one rounding
+// Sums in the order of the depth. The products are exact in fp32, so that this is what fused additions give as well.
+inline void perform_mma(Warp& w) {
+    typedef float Row __attribute__((vector_size(32)));
     const bool bf16 = w.arrivals[0].detail & 1;
+    uint16_t a16[16][16], b16[16][8];
     float a[16][16], b[16][8], d[16][8];
     for (int lane = 0; lane < WARP; ++lane) {
         const ProductData& p = *(ProductData*)w.arrivals[lane].data;
         const int g = lane / 4, t = lane % 4 * 2;
-        for (int i = 0; i < 4; ++i)
-            for (int h = 0; h < 2; ++h) a[g + i % 2 * 8][t + i / 2 * 8 + h] = widen(p.a[i] >> (16 * h) & 0xffff, bf16);
-        for (int i = 0; i < 2; ++i)
-            for (int h = 0; h < 2; ++h) b[t + 8 * i + h][g] = widen(p.b[i] >> (16 * h) & 0xffff, bf16);
-        for (int i = 0; i < 4; ++i) d[g + i / 2 * 8][t + i % 2] = p.d[i];
+        for (int i = 0; i < 4; ++i) {
+            a16[g + i % 2 * 8][t + i / 2 * 8] = (uint16_t)p.a[i];
+            a16[g + i % 2 * 8][t + i / 2 * 8 + 1] = (uint16_t)(p.a[i] >> 16);
+            d[g + i / 2 * 8][t + i % 2] = p.d[i];
+        }
+        for (int i = 0; i < 2; ++i) {
+            b16[t + 8 * i][g] = (uint16_t)p.b[i];
+            b16[t + 8 * i + 1][g] = (uint16_t)(p.b[i] >> 16);
+        }
     }
-    for (int i = 0; i < 16; ++i)
-        for (int k = 0; k < 16; ++k)
-            for (int j = 0; j < 8; ++j) d[i][j] = __builtin_fmaf(a[i][k], b[k][j], d[i][j]);
+    widen(a16[0], a[0], 256, bf16);
+    widen(b16[0], b[0], 128, bf16);
+    Row columns[16];
+    memcpy(columns, b, sizeof columns);
+    for (int i = 0; i < 16; ++i) {
+        Row sum;
+        memcpy(&sum, d[i], sizeof sum);
+        for (int k = 0; k < 16; ++k) sum += a[i][k] * columns[k];
+        memcpy(d[i], &sum, sizeof sum);
+    }
     for (int lane = 0; lane < WARP; ++lane)
         for (int i = 0; i < 4; ++i)
             ((ProductData*)w.arrivals[lane].data)->d[i] = d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];

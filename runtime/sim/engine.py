@@ -156,7 +156,7 @@ def engine_library() -> Path:
     define = ("-DQS_UCONTEXT",) if fibers == "ucontext" else ()
     return compile_library(
         _engine_source(), host_isa(), name="sim-engine",
-        extra_flags=("-O2", "-fvisibility=hidden", "-fno-exceptions", *define),
+        extra_flags=("-fvisibility=hidden", "-fno-exceptions", *define),
         announce="compiled the engine of the simulated GPU",
     )  # fmt: skip
 
