@@ -118,10 +118,6 @@ class Session(ABC):
         if self.program.kind != "cpu" and Callers(self.queues, self.program.stream).capturing:
             raise CaptureRuleError(f"the caller records a capture, in which states are not {deed}; end it first")
 
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return tuple(self.memory.states)
-
     def _begin_states(self, *, fresh: bool) -> None:
         for name, memory in self.memory.states.items():
             home = self.queues.homes[self.memory.slot_of[name]]

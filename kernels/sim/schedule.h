@@ -4,6 +4,8 @@
 // other thread of the block can run; then further blocks become resident, up to the launch's limit, so that a grid may
 // wait for itself as on a device. If all resident threads poll for long, the launch has a finding.
 #pragma once
+#include <numeric>
+
 #include "state.h"
 
 namespace qs {
@@ -83,7 +85,8 @@ inline bool check_time() {
 
 // Now and then from the access hooks: a thread that loops over plain memory lets others run, and the clock is read.
 inline void slice(uint64_t pc, int line) {
-    S.budget = 1 << 18;
+    S.slice_at = S.accesses + SLICE;
+    if (S.pause_at) S.pause_at = S.slice_at;
     if (S.failed) return;
     Thread* t = S.thread;
     if (!check_time()) {
@@ -192,59 +195,63 @@ inline void explain_spin(uint64_t started, uint64_t total) {
     }
 }
 
+// Blocks of a grid in a drawn order: steps of a length that has no factor in common with their number.
+struct BlockOrder {
+    uint64_t total, step, at;
+    explicit BlockOrder(uint64_t blocks) : total(blocks), step(1), at(next_random() % blocks) {
+        if (total >= 3) step = next_random() % total;
+        while (step == 0 || std::gcd(step, total) != 1) ++step;
+    }
+    uint64_t next() { return at = (at + step) % total; }
+};
+
+// A slot for one more resident block; null where the launch has as many as it may.
+inline Block* vacant_slot() {
+    const size_t limit = (size_t)S.launch.resident_blocks;
+    for (size_t i = 0; i < std::min(S.slots.size(), limit); ++i)
+        if (!S.slots[i]->resident) return S.slots[i].get();
+    if (S.slots.size() >= limit) return nullptr;
+    S.slots.push_back(std::make_unique<Block>());
+    return S.slots.back().get();
+}
+
+// All resident blocks poll: they look again.
+inline void poll_again() {
+    for (auto& slot : S.slots) {
+        if (!slot->resident) continue;
+        S.block = slot.get();
+        for (int w = 0; w < slot->warps; ++w) {
+            make_ready(&slot->warp[w], slot->warp[w].spinning);
+            slot->warp[w].spinning = 0;
+        }
+    }
+}
+
 // Runs all blocks, in an order that depends on the seed.
 inline void run_grid() {
     const uint64_t total = (uint64_t)S.launch.grid[0] * S.launch.grid[1] * S.launch.grid[2];
-    uint64_t step = total < 3 ? 1 : next_random() % total, at = next_random() % total;
-    const auto gcd = [](uint64_t a, uint64_t b) {
-        while (b) {
-            const uint64_t r = a % b;
-            a = b, b = r;
-        }
-        return a;
-    };
-    while (step == 0 || gcd(step, total) != 1) ++step;
+    const int threads = (int)(S.launch.block[0] * S.launch.block[1] * S.launch.block[2]);
+    BlockOrder order(total);
     uint64_t started = 0, finished = 0, last_progress = 0;
     size_t turn = 0;
     while (finished < total && !S.failed) {
         Block* chosen = nullptr;
-        Block* vacant = nullptr;
         for (size_t i = 0; i < S.slots.size() && !chosen; ++i) {
             Block& b = *S.slots[(turn + i) % S.slots.size()];
             if (b.resident && any_ready(b)) chosen = &b, turn = (turn + i) % S.slots.size();
         }
-        if (!chosen && started < total) {
-            for (size_t i = 0; i < std::min(S.slots.size(), (size_t)S.launch.resident_blocks) && !vacant; ++i)
-                if (!S.slots[i]->resident) vacant = S.slots[i].get();
-            if (!vacant && S.slots.size() < (size_t)S.launch.resident_blocks) {
-                S.slots.push_back(std::make_unique<Block>());
-                vacant = S.slots.back().get();
-            }
-            if (vacant) {
-                const int threads = (int)(S.launch.block[0] * S.launch.block[1] * S.launch.block[2]);
-                if (!prepare_slot(*vacant, threads, S.launch.shared_bytes)) {
-                    record("bad-launch", "the host has no memory for one more resident block");
-                    return;
-                }
-                at = (at + step) % total;
-                ++started;
-                start_block(*vacant, at);
-                chosen = vacant;
-            }
+        if (!chosen && started < total && (chosen = vacant_slot())) {
+            if (!prepare_slot(*chosen, threads, S.launch.shared_bytes))
+                return record("bad-launch", "the host has no memory for one more resident block");
+            ++started;
+            start_block(*chosen, order.next());
         }
-        if (!chosen) {  // all resident blocks poll: again from the start
+        if (!chosen) {
             const double t = now();
             if (S.progress != last_progress) last_progress = S.progress, S.progressed = t;
             if (t - S.progressed > S.launch.spin_limit) return explain_spin(started, total);
             if (!check_time()) return;
-            for (auto& slot : S.slots) {
-                if (!slot->resident) continue;
-                S.block = slot.get();
-                for (int w = 0; w < slot->warps; ++w) {
-                    make_ready(&slot->warp[w], slot->warp[w].spinning);
-                    slot->warp[w].spinning = 0;
-                }
-            }
+            poll_again();
             turn = (turn + 1) % S.slots.size();
             continue;
         }
@@ -256,8 +263,7 @@ inline void run_grid() {
             ++finished;
             note_progress();
         } else if (!any_ready(*chosen) && !any_spinning(*chosen)) {
-            explain_stuck(*chosen);
-            return;
+            return explain_stuck(*chosen);
         }
     }
 }
