@@ -260,6 +260,8 @@ class RandomModel(nn.Module):
         start, step = int(self.rng.integers(0, size // 2)), self.pick((1, 1, 2, 3))
         stop = int(self.rng.integers(start + 1, size + 1))
         cut = (*(slice(None),) * axis, slice(start, stop, step))
+        if not is_static(len(range(start, stop, step))):
+            return
         self.add(f"slice{axis}", lambda m, x: x[cut], x)
 
     def make_concat(self, x: int) -> None:
@@ -276,7 +278,7 @@ class RandomModel(nn.Module):
         y = self.pick(others)
         if self.chance(0.3) and self.shape(y) == shape:
             self.add(f"stack{axis}", lambda m, x, y: torch.stack((x, y), axis), x, y)
-        else:
+        elif is_static(shape[axis] + self.shape(y)[axis]) == is_static(shape[axis]):
             self.add(f"cat{axis}", lambda m, x, y: torch.cat((x, y), axis), x, y)
 
     def make_split(self, x: int) -> None:

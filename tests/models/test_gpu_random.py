@@ -64,9 +64,9 @@ def assert_close(what: str, ours: torch.Tensor, oracle: torch.Tensor, exact: tor
     assert bool(ours.isfinite().all()) == bool(oracle.isfinite().all()), f"{what} is not finite"
     size = float(exact.norm()) + 0.3 * exact.numel() ** 0.5
     error, allowed = float((ours.double() - exact).norm()), float((oracle.double() - exact).norm())
-    assert error <= 1.5 * allowed + ROUNDING[oracle.dtype] * size, (
-        f"{what}: {error / size:.2e}, oracle {allowed / size:.2e}"
-    )
+    few = 1 + 4 / max(exact.numel(), 1) ** 0.5  # a single number may be off by much more, or less, than is usual
+    limit = few * (1.5 * allowed + ROUNDING[oracle.dtype] * size)
+    assert error <= limit, f"{what}: off by {error / size:.2e}, the oracle by {allowed / size:.2e}"
 
 
 def in_double(args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
