@@ -130,7 +130,7 @@ struct Access {
     const Block& b = *S.block;
     const char* who = "a thread of another block";
     if (serial_of(other) == b.serial) {
-        who = several ? text("threads of the block, among them %s,", name_of_thread((int)thread_of(other))) : name_of_thread((int)thread_of(other));
+        who = several ? "several threads of the block" : name_of_thread((int)thread_of(other));
     } else {
         for (const auto& slot : S.slots)
             if (slot->serial == serial_of(other)) who = name_of(slot->number, (int)thread_of(other));
@@ -260,15 +260,28 @@ template <Kind kind> __attribute__((always_inline)) inline bool plainly_right(ui
         return false;
     }
     const Stamp since = b.ordered - b.first;
+    if (kind == READ && size >= 4) {  // most often the block has read all of it since the barrier: nothing to note either
+        uint64_t other = 0;
+        for (uint64_t i = 0; i < count; ++i) {
+            uint64_t rest;
+            memcpy(&rest, &c[i].read_lanes, 8);
+            other |= (c[i].written ^ b.first) | (c[i].read ^ b.ordered) | ((rest ^ (uint64_t)ONE_BLOCK << 32) & ~(0xffull << 56));
+        }
+        if (!other) return true;
+    }
     for (uint64_t i = 0; i < count; ++i, ++c) {
         if (c->pending || (size >= 4 && (c->split || !c->range))) return false;
         const bool mine_before = c->written >= b.first && ((c->written ^ mine) & (1023 << 1 | 1)) == 0;
         if (kind == READ) {
-            if (c->written - b.first >= since && !mine_before) return false;
+            if (c->written - b.first < since) c->written = b.first;  // before the barrier: by whom no longer matters
+            else if (!mine_before) return false;
             const uint32_t lane = 1u << S.thread->lane;
             if (c->read < b.ordered) {
                 c->readers = ONE_THREAD, c->read_lanes = lane;
-            } else if (c->read != mine && c->readers != ONE_BLOCK) {
+            } else if (c->readers == ONE_BLOCK) {
+                c->read = b.ordered, c->read_lanes = 0;  // since the barrier: by whom no longer matters
+                continue;
+            } else if (c->read != mine) {
                 const Warp& w = *S.thread->warp;
                 if (w.partial || ((c->read ^ mine) & (992 << 1))) return false;
                 if (time_of(c->read) < w.ordered_time) c->readers = ONE_THREAD, c->read_lanes = lane;
@@ -353,31 +366,32 @@ template <Kind kind> __attribute__((noinline)) void access_elsewhere(const Acces
     access_global<kind>(r, a);
 }
 
-template <Kind kind> __attribute__((noinline)) void access_specially(const Access& a, bool aligned) {
-    if (aligned && (a.at & (a.size - 1)))
-        report(a, "misaligned", text("the address is no multiple of %llu", (unsigned long long)a.size));
-    watch(a);
-    if (a.shared) access_shared<kind>(a);
-    else access_elsewhere<kind>(a);
-}
-
-template <Kind kind> __attribute__((always_inline)) inline void access(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
-    if (at - S.stack_base < STACK_BYTES) return;
-    ++S.accesses;
-    if (--S.budget < 0) slice(pc, line);
+// Everything that the short path of `access` leaves: the whole check, with its reports.
+template <Kind kind> __attribute__((noinline)) void access_slowly(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
+    if (S.accesses >= S.slice_at) slice(pc, line);
     const bool shared = at - S.shared_base < S.shared_bytes;
     const Access a = {at, size, kind, pc, line, shared};
-    if ((aligned && (at & (size - 1))) || S.watched) return access_specially<kind>(a, aligned);
-    if (shared) {
-        if ((kind == READ || kind == WRITE) && aligned && plainly_right<kind>(at, size)) return;
-        return access_shared<kind>(a);
-    }
+    if (aligned && (at & (size - 1))) report(a, "misaligned", text("the address is no multiple of %llu", (unsigned long long)size));
+    if (S.watched) watch(a);
+    if (shared) return access_shared<kind>(a);
     Range* r = (is_read(kind) ? S.read_cache : S.write_cache)[at >> 12 & 63];
-    if (r && at - r->low < r->size && size <= r->size - (at - r->low)) {
-        if (is_read(kind) && r->plain) return mark(r->read_bits, r->bits_base, at, size);
-        return access_global<kind>(r, a);
-    }
+    if (r && at - r->low < r->size && size <= r->size - (at - r->low)) return access_global<kind>(r, a);
     access_elsewhere<kind>(a);
+}
+
+// Before each load and store. Most end here: locals, shared memory that is plainly right, operands that are only read.
+template <Kind kind>
+__attribute__((always_inline)) inline void access(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
+    if (at - S.stack_base < STACK_BYTES) return;
+    if (++S.accesses >= S.pause_at || (at & (size - 1))) return access_slowly<kind>(at, size, pc, line, aligned);
+    if (at - S.shared_base < S.shared_bytes) {
+        if ((kind == READ || kind == WRITE) && plainly_right<kind>(at, size)) return;
+    } else if (is_read(kind)) {
+        Range* r = S.read_cache[at >> 12 & 63];
+        if (r && r->plain && at - r->low < r->size && size <= r->size - (at - r->low))
+            return mark(r->read_bits, r->bits_base, at, size);
+    }
+    access_slowly<kind>(at, size, pc, line, aligned);
 }
 
 }  // namespace qs

@@ -213,7 +213,7 @@ inline void run_once(QsReport* report) {
     S.random = (l.seed + 1) * 0x9e3779b97f4a7c15ull | 1;
     for (int i = 0; i < 4; ++i) next_random();
     S.launch_first = (Stamp)S.next_serial << SERIAL_SHIFT;
-    S.accesses = 0, S.budget = 1 << 18, S.progress = 0;
+    S.accesses = 0, S.slice_at = SLICE, S.pause_at = S.watched ? 0 : SLICE, S.progress = 0;
     memset(S.read_cache, 0, sizeof S.read_cache), memset(S.write_cache, 0, sizeof S.write_cache);
     S.released.clear();
     for (auto& slot : S.slots) {

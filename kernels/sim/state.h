@@ -50,6 +50,7 @@ struct QsReport {
 namespace qs {
 
 constexpr int WARP = 32, MAX_THREADS = 1024, MAX_WARPS = 32;
+constexpr uint64_t SLICE = 1 << 18;  // accesses
 
 // What a thread has learnt by acquiring: of a block, every access up to a time; of single threads, likewise.
 struct Knowledge {
@@ -167,7 +168,8 @@ struct State {
     Stamp launch_first = 0;
     Stamp stamp = 0;  // of what the running thread does now
     uint64_t accesses = 0;
-    int64_t budget = 0;
+    uint64_t slice_at = 0;  // of `accesses`: when other threads get their turn
+    uint64_t pause_at = 0;  // the same; 0 while an address is watched: no access takes the short path then
     uint64_t random = 1;
     Range* read_cache[64];
     Range* write_cache[64];
