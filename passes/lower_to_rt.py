@@ -180,7 +180,7 @@ class EntryLowering:
         device = _device(op, self.default_device)
         arena = self.program.arena(f"constants.{device_name(device)}", device, "constants")
         suffix = "" if device == self.default_device else f".{device_name(device)}"
-        buffer = self.program.buffer(f"w.{op.key}{suffix}", arena, tensor.data.nbytes, weight=op.key)
+        buffer = self.program.buffer(f"w.{op.key}{suffix}", arena, tensor.nbytes, weight=op.key)
         if tensor.format is None and tensor.layout == "canonical":
             return contiguous(buffer, tensor.dtype, tensor.shape)
         return View(buffer=buffer, dtype=tensor.dtype, shape=tensor.shape, format=tensor.format, layout=tensor.layout)
@@ -195,7 +195,7 @@ class EntryLowering:
         weights, initial = self.program.context.weights, initial_weight(arena)
         if initial in weights:
             constants = self.program.arena(f"constants.{device_name(device)}", device, "constants")
-            self.program.buffer(f"w.{initial}", constants, weights[initial].data.nbytes, weight=initial)
+            self.program.buffer(f"w.{initial}", constants, weights[initial].nbytes, weight=initial)
         return contiguous(self.program.buffer(f"s.{key}", arena, self.nbytes(shape, dtype)), dtype, shape)
 
     def contiguous_copy(self, view: View, op: Operation) -> View:

@@ -89,7 +89,7 @@ def _constant_offsets(schedule: Schedule, context: QCContext) -> dict[str, int]:
     for tensor in context.weights:
         if tensor.key in used:
             offsets[tensor.key] = end = _aligned(end, LONG_LIVED_ALIGNMENT)
-            end += int(tensor.data.nbytes)
+            end += tensor.nbytes
     missing = sorted(used - offsets.keys())
     if missing:
         raise PassError(f"a buffer holds the weight '{missing[0]}', which the weight store does not have", stage=STAGE)

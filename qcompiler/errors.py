@@ -39,6 +39,10 @@ class PromiseError(QCompilerError):
     """The recipe promised a number of bits per weight that the compiled weights exceed."""
 
 
+class WeightsError(QCompilerError):
+    """Values of weights are missing, or those in a file do not fit the model's parameters."""
+
+
 # --- frontends -------------------------------------------------------------------------------------------------------
 
 

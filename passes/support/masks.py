@@ -38,8 +38,9 @@ def evaluate_at_maximum(value: SSAValue, ranges: Mapping[str, Range], context: Q
     built = ConeBuilder(block, ranges).build(value)
     if built is None or int(np.prod(built.shape)) > MAX_ELEMENTS:
         return None
-    if any(isinstance(op, qc.ConstOp) and op.key not in context.weights for op in block.ops):
-        return None  # reads a result of @init
+    constants = [op for op in block.ops if isinstance(op, qc.ConstOp)]
+    if any(op.key not in context.weights or not context.weights[op.key].valued for op in constants):
+        return None  # reads a result of @init, or a weight whose values are not there
     block.add_op(func.ReturnOp(built.value))
     module = ModuleOp([func.FuncOp("main", ([], [built.value.type]), Region(block))])
     return run(module, context.weights, [])[0]

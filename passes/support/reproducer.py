@@ -47,7 +47,7 @@ def write_reproducer(repeat: Callable[[], tuple[ModuleOp, QCContext]], start: Mo
 
 def write_context(ctx: QCContext, path: Path) -> None:
     """The context's weight directory, target, devices and buckets as one file."""
-    kept = {t.key: t.data for t in ctx.weights if t.format is None and t.data.nbytes <= LARGEST_KEPT}
+    kept = {t.key: t.data for t in ctx.weights if t.valued and t.format is None and t.nbytes <= LARGEST_KEPT}
     facts = {
         "target": [ctx.target.kind, ctx.target.isa],
         "devices": list(ctx.devices),
@@ -85,7 +85,7 @@ def _facts(tensor: StoredTensor) -> dict[str, Any]:
         "key": tensor.key,
         "dtype": tensor.dtype,
         "shape": tensor.shape,
-        "nbytes": int(tensor.data.nbytes),
+        "nbytes": tensor.nbytes,
         "format": None if tensor.format is None else [tensor.format.name, tensor.format.params],
         "layout": tensor.layout,
         "parameters": tensor.parameters,

@@ -154,7 +154,7 @@ class Tracer:
         if op.key not in self._context.weights:
             return None
         stored = self._context.weights[op.key]
-        if stored.format is not None or any(size != 1 for size in stored.shape):
+        if not stored.valued or stored.format is not None or any(size != 1 for size in stored.shape):
             return None
         return Node("constant", number=float(stored.array().reshape(())))
 

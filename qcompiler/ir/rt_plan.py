@@ -91,7 +91,7 @@ def weight_entries(schedule: Schedule, weights: Iterable[StoredTensor]) -> tuple
             dtype=tensor.dtype,
             shape=tensor.shape,
             offset=offsets[tensor.key],
-            nbytes=int(tensor.data.nbytes),
+            nbytes=tensor.nbytes,
             format=tensor.format,
             layout=tensor.layout,
             parameters=tensor.parameters,

@@ -1,15 +1,19 @@
-"""The weight store: every constant of a program by key, as bytes, shared by reference and never inlined in the IR."""
+"""The weight store: every constant of a program by key, as bytes, shared by reference and never inlined in the IR.
+
+Bytes may be an array (often of a mapped file), or `Lazy`: made each time they are read, or known by their number only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.errors import PlanError
+from qcompiler.errors import PlanError, WeightsError
 from qcompiler.plan.kernel import DType, FormatRef
 
 Bytes = npt.NDArray[np.uint8]
@@ -22,6 +26,36 @@ NUMPY_DTYPES: dict[str, np.dtype] = {
 DTYPE_NAMES: dict[np.dtype, DType] = {v: k for k, v in NUMPY_DTYPES.items()}  # type: ignore[misc]
 
 
+class Lazy(Protocol):
+    """Bytes that are not held: `nbytes` of them come into being at each `read`."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def valued(self) -> bool:
+        """Whether `read` gives anything."""
+
+    def read(self) -> Bytes: ...
+
+
+@dataclass(frozen=True)
+class NoBytes:
+    """The size of a weight whose values are not there (`weights="none"`)."""
+
+    nbytes: int
+    valued: bool = field(default=False, init=False)
+
+    def read(self) -> Bytes:
+        raise WeightsError(NO_VALUES)
+
+
+NO_VALUES = (
+    'the program was compiled with weights="none": it has a plan and sizes, but no values to run with or to save. '
+    "Compile it with weights=<folder of safetensors>, or from a model that holds its values"
+)
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """One constant: `data` are its bytes in `layout` (read-only); `dtype` is what values are, or decode to.
@@ -32,10 +66,24 @@ class StoredTensor:
     key: str
     dtype: DType
     shape: tuple[int, ...]
-    data: Bytes = field(repr=False)
+    source: Bytes | Lazy = field(repr=False)
     format: FormatRef | None = None
     layout: str = "canonical"
     parameters: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> Bytes:
+        """The bytes. WeightsError if the program was compiled without values."""
+        return self.source if isinstance(self.source, np.ndarray) else self.source.read()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.source.nbytes)
+
+    @property
+    def valued(self) -> bool:
+        """False where only the size is known."""
+        return isinstance(self.source, np.ndarray) or self.source.valued
 
     def array(self) -> npt.NDArray[np.generic]:
         """The values of a plain tensor in its canonical layout; PlanError for a packed one."""
@@ -61,6 +109,11 @@ class WeightStore:
             raise PlanError(f"constant '{key}' has dtype {values.dtype}, which programs cannot store")
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         self.add(StoredTensor(key, DTYPE_NAMES[values.dtype], values.shape, flat, parameters=parameters))
+
+    @property
+    def valued(self) -> bool:
+        """Whether every tensor has its bytes."""
+        return all(tensor.valued for tensor in self)
 
     def replace(self, tensor: StoredTensor) -> None:
         if tensor.key not in self._tensors:
