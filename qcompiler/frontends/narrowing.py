@@ -65,11 +65,19 @@ class Probe:
     kwargs: dict[str, Any]
 
 
-def probe(model: nn.Module, program: ExportedProgram, symbols: Symbols, probes: Sequence[Probe], why: Why) -> None:
+def probe(
+    model: nn.Module,
+    program: ExportedProgram,
+    symbols: Symbols,
+    probes: Sequence[Probe],
+    why: Why,
+    held: Sequence[object] = (),
+) -> None:
     """Runs the model and its graph on each probe; NarrowedDimError where they differ in value, or in shape from what
     the graph's symbolic shapes say.
 
-    Buffers that a run changes are put back.  Models on fake or meta tensors have no numbers and are not probed.
+    Buffers that a run changes are put back, and those tensors in `held` that the model has without registering them.
+    Models on fake or meta tensors have no numbers and are not probed.
     """
     tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_meta or isinstance(t, torch._subclasses.FakeTensor) for t in tensors):
@@ -78,7 +86,7 @@ def probe(model: nn.Module, program: ExportedProgram, symbols: Symbols, probes: 
     mutated = len(program.graph_signature.buffers_to_mutate)
     results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]
     for each in probes:
-        with torch.no_grad(), _restored(model):
+        with torch.no_grad(), _restored(model, held):
             expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
         try:
             with torch.no_grad(), _restored(graph):
@@ -128,15 +136,17 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
+def _restored(module: nn.Module, held: Sequence[object] = ()) -> Iterator[None]:
+    """Buffers keep their names, of which a module may have put another tensor under one; `held` are tensors alone."""
     saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    tensors = [(each, each.detach().clone()) for each in held if isinstance(each, torch.Tensor)]
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if not torch.equal(buffer, saved[name]):
-                    buffer.copy_(saved[name])
+            for now, before in [*((b, saved[name]) for name, b in module.named_buffers()), *tensors]:
+                if not torch.equal(now, before):
+                    now.copy_(before)
 
 
 # --- whose line ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind
 
 from qcompiler.errors import (
     ArgumentError,
@@ -28,6 +28,7 @@ from qcompiler.errors import (
 from qcompiler.frontends import dynamic, narrowing
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
+from qcompiler.frontends.state import PythonNumbers, declare_states, refuse_written_arguments
 from qcompiler.frontends.symbols import Symbols
 from qcompiler.plan.dims import Range
 
@@ -73,7 +74,7 @@ def export_model(
             raise ArgumentError(
                 "an ExportedProgram brings its own dynamic shapes; export the model again to change them"
             )
-        exported = _decompose(model, keep)
+        exported = _decompose(declare_states(model), keep)
         _refuse(exported)
         exported.ranges = _ranges_of(exported)
     else:
@@ -99,8 +100,12 @@ def _export_module(
             )
 
     why = narrowing.blame(trace, inputs.sizes, inputs.ranges)
+    numbers = PythonNumbers(model)
     try:
-        program = trace()
+        with numbers.watched():
+            program = trace()
+        numbers.refuse_if_they_matter(program, trace)
+        program = declare_states(program, model)
     except QCompilerError:
         raise
     except Exception as error:  # whatever the model's own code raises under tracing
@@ -114,7 +119,8 @@ def _export_module(
     if missing:
         raise NarrowedDimError(f"the model fixes the size of {', '.join(sorted(missing))}" + why(sorted(missing)))
     probes = _probes(model, args, kwargs, dynamic_shapes, inputs)
-    narrowing.probe(model, exported.program, exported.symbols, probes, why)
+    narrowing.probe(model, exported.program, exported.symbols, probes, why, list(program.constants.values()))
+    numbers.put_back()
     return exported
 
 
@@ -199,7 +205,7 @@ def _refuse(exported: Exported) -> None:
     """Before the model is run at other sizes: what is refused anyway shall not be reported as a narrowed range."""
     _refuse_side_effects(exported.program)
     _refuse_data_dependence(exported)
-    _refuse_mutated_inputs(exported.program)
+    _refuse_kinds(exported.program)
 
 
 def _refuse_side_effects(program: ExportedProgram) -> None:
@@ -231,15 +237,8 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
-def _refuse_mutated_inputs(program: ExportedProgram) -> None:
-    for spec in program.graph_signature.output_specs:
-        if spec.kind == OutputKind.USER_INPUT_MUTATION:
-            raise ExportError(
-                f"the model writes into its argument '{spec.target}' in place; return the new value, or hold it in a "
-                "registered buffer"
-            )
-        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION):
-            raise ExportError(f"the exported program has a result of kind {spec.kind.name}, which is not supported")
+def _refuse_kinds(program: ExportedProgram) -> None:
+    refuse_written_arguments(program)
     for input_spec in program.graph_signature.input_specs:
         if input_spec.kind in (InputKind.TOKEN, InputKind.CUSTOM_OBJ):
             raise ExportError(f"the exported program takes a {input_spec.kind.name}, which is not supported")
