@@ -106,51 +106,6 @@ def _addmm(s: Scope, node: fx.Node, a: Args) -> Result:
     return s.pointwise([out, added], body, compute=opmath(dtype), result=dtype, shape=s.shape(node))
 
 
-# --- attention -------------------------------------------------------------------------------------------------------
-
-
-@lowers(aten.scaled_dot_product_attention.default)
-def _attention(s: Scope, node: fx.Node, a: Args) -> Result:
-    if a["dropout_p"]:
-        raise s.unsupported(node, f"dropout_p={a['dropout_p']}; call model.eval() before compiling")
-    q, k, v = (_four(s, s.value(a[name])) for name in ("query", "key", "value"))
-    heads, kv_heads = shape_of(q.type)[1], shape_of(k.type)[1]
-    if heads != kv_heads and not a["enable_gqa"]:
-        raise s.unsupported(node, f"{heads} query heads and {kv_heads} key heads without enable_gqa")
-    depth = shape_of(q.type)[-1]
-    if not isinstance(depth, int):
-        raise s.unsupported(node, f"a head size '{depth}' that is not fixed")
-    mask = s.value(a["attn_mask"]) if a.get("attn_mask") is not None else None
-    if mask is not None:
-        mask = _mask(s, mask, s.shape(a["query"]), tensor_dtype(q.type))
-    scale = a["scale"] if a.get("scale") is not None else 1 / pymath.sqrt(depth)
-    out = (*shape_of(q.type)[:3], shape_of(v.type)[-1])
-    type_ = types.tensor(out, s.dtype(node))
-    op = qc.AttentionOp(q, k, v, mask, type_, scale=float(scale), causal=bool(a["is_causal"]))
-    return s.reshape(s.insert(op), s.shape(node))
-
-
-def _four(s: Scope, value: V) -> V:
-    """(batch, heads, length, size): leading dims beyond two fold into the batch, missing ones are 1."""
-    shape = shape_of(value.type)
-    if len(shape) <= 4:
-        return s.reshape(value, [*([1] * (4 - len(shape))), *shape])
-    return s.reshape(value, [product(shape[:-3]).to_dim(), *shape[-3:]])
-
-
-def _mask(s: Scope, mask: V, query: Shape, dtype: DType) -> V:
-    """Rank 4, broadcastable; float masks in the query's type."""
-    shape = shape_of(mask.type)
-    if len(query) > 4 and len(shape) > 4:
-        mask = s.broadcast(mask, [*query[: len(query) - 3], *shape[-3:]])
-        mask = _four(s, mask)
-    elif len(query) == 3 and len(shape) == 3:  # _four puts the one batch dim of rank 3 on the heads
-        mask = s.reshape(mask, [1, *shape])
-    else:
-        mask = s.reshape(mask, [*([1] * (4 - len(shape))), *shape])
-    return mask if tensor_dtype(mask.type) == "i1" else s.cast(mask, dtype)
-
-
 # --- norms and softmax -----------------------------------------------------------------------------------------------
 
 

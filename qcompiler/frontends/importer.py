@@ -27,7 +27,14 @@ from xdsl.ir import Block, Region, SSAValue
 
 from qcompiler.config import parse_format
 from qcompiler.errors import DimError, ExportError, FrontendError, UnsupportedOperatorError
-from qcompiler.frontends import aten_index, aten_nn, aten_pointwise, aten_views, signature  # noqa: F401  (they register)
+from qcompiler.frontends import (  # noqa: F401  (they register)
+    aten_attention,
+    aten_index,
+    aten_nn,
+    aten_pointwise,
+    aten_views,
+    signature,
+)
 from qcompiler.frontends.insert_qdq import PACKED, Quantized
 from qcompiler.frontends.places import describe
 from qcompiler.frontends.scope import BUILDERS, Result, Scope, bind

@@ -232,6 +232,22 @@ def test_grouped_query_attention_equals_torch(check: Any) -> None:
     check(model, _floats(2, 6, 5, 8), _floats(2, 2, 5, 8, seed=1), _floats(2, 2, 5, 8, seed=2))
 
 
+@pytest.mark.parametrize(("q", "k", "v", "mask"), [
+    ((2, 4), (2, 1), (2, 1), ()),  # multi-query: one key head
+    ((2, 4), (1, 4), (1, 1), (2, 1)),  # keys and values of the whole batch
+    ((1, 1), (2, 4), (2, 4), (4,)),
+    ((3, 2, 4), (2, 1), (1, 2, 1), (2, 4)),  # more batch dims, in front
+], ids=str)  # fmt: skip
+def test_attention_broadcasts_batch_and_heads_as_torch_does(q: Any, k: Any, v: Any, mask: Any, check: Any) -> None:
+    operands = _floats(*q, 5, 8), _floats(*k, 7, 8, seed=1), _floats(*v, 7, 8, seed=2), _floats(*mask, 5, 7, seed=4)
+    check(_Attention(), *operands)
+
+
+def test_attention_of_rank_3_has_a_dynamic_batch(check: Any) -> None:
+    dims = ({0: ("b", 1, 8)},) * 3
+    check(_Attention(), *(_floats(3, n, 8, seed=n) for n in (5, 7, 7)), dynamic=dims)
+
+
 @pytest.mark.parametrize("layer", [
     nn.Linear(6, 4), nn.Linear(6, 4, bias=False), nn.LayerNorm(6), nn.RMSNorm(6), nn.BatchNorm1d(6),
     nn.LayerNorm((5, 6)), nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), nn.GroupNorm(2, 6),
