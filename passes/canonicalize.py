@@ -31,6 +31,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.linalg.ops import BroadcastOp, GenericOp, TransposeOp, YieldOp
 from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir.affine import AffineDimExpr
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
@@ -209,7 +210,8 @@ def _drop_unread_inputs(op: GenericOp) -> GenericOp:
     maps = [attribute.data for attribute in op.indexing_maps]
     count = len(op.inputs)
     kept = [i for i in range(count) if op.body.block.args[i].first_use is not None]
-    covered = {dim for i in [*kept, *range(count, len(maps))] for dim in maps[i].used_dims()}
+    sizing = [expr for i in [*kept, *range(count, len(maps))] for expr in maps[i].results]
+    covered = {expr.position for expr in sizing if isinstance(expr, AffineDimExpr)}  # 2 * d0 + d1 sizes neither loop
     if len(kept) == count or len(covered) < maps[0].num_dims:
         return op
     for i in reversed(range(count)):

@@ -86,7 +86,9 @@ def in_step(source: ops.GenericOp, consumer: ops.GenericOp, index: Index) -> boo
 
 
 def _repeats(consumer: ops.GenericOp, index: Index) -> bool:
-    """Whether an element at `index` is read in more than one iteration."""
+    """Whether an element at `index` is read in more than one iteration; a sum of loop dims (windows) counts as such."""
+    if any(len(expr.used_dims()) > 1 for expr in index):
+        return True
     used = {position for expr in index for position in expr.used_dims()}
     return any(size != 1 for n, size in enumerate(loops.loop_extents(consumer)) if n not in used)
 

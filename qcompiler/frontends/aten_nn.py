@@ -161,30 +161,52 @@ def _batch_norm(s: Scope, node: fx.Node, a: Args) -> Result:
 @lowers(aten.native_group_norm.default)
 def _group_norm(s: Scope, node: fx.Node, a: Args) -> Result:
     """Layer norm over each group of channels, then weight and bias per channel; statistics in fp32."""
-    x, groups, eps = s.value(a["input"]), int(a["group"]), float(a["eps"])
+    x, groups = s.value(a["input"]), int(a["group"])
     shape, dtype = shape_of(x.type), tensor_dtype(x.type)
     compute = opmath(dtype)
     sizes: list[Dim] = [product([shape[1]]).divide_exact(groups).to_dim(), *shape[2:]]
     grouped = s.reshape(x, [shape[0], groups, *sizes])
-    axes = tuple(range(2, 2 + len(sizes)))
-    full = shape_of(grouped.type)
-    mean = _divide_by_count(s, s.reduce(grouped, axes, "add", compute=compute), sizes, 0, compute)
+    out = s.reshape(_standardised(s, grouped, tuple(range(2, 2 + len(sizes))), float(a["eps"]), compute), shape)
+    return (s.cast(_affine_per_channel(s, out, a, compute), dtype), None, None)
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def _instance_norm(s: Scope, node: fx.Node, a: Args) -> Result:
+    """Batch norm with the statistics of its input: what torch makes of an instance norm, over (1, n * c, …)."""
+    x = s.value(a["input"])
+    shape, dtype = shape_of(x.type), tensor_dtype(x.type)
+    compute = opmath(dtype)
+    axes = tuple(i for i in range(len(shape)) if i != 1)
+    out = _standardised(s, x, axes, float(a["eps"]), compute)
+    return (s.cast(_affine_per_channel(s, out, a, compute), dtype), None, None)
+
+
+def _standardised(s: Scope, x: V, axes: tuple[int, ...], eps: float, compute: DType) -> V:
+    """(x - mean) / sqrt(var + eps) over `axes`, in `compute`: two passes, the biased variance."""
+    shape = shape_of(x.type)
+    sizes = [shape[i] for i in axes]
+    mean = _divide_by_count(s, s.reduce(x, axes, "add", compute=compute), sizes, 0, compute)
     centred = s.pointwise(
-        [grouped, s.keep_axes(mean, full, axes)], lambda m, p, q: m.sub(p, q), compute=compute, result=compute
+        [x, s.keep_axes(mean, shape, axes)], lambda m, p, q: m.sub(p, q), compute=compute, result=compute
     )
     squares = s.reduce(centred, axes, "add", compute=compute, term=lambda m, v: m.mul(v, v))
-    var = s.keep_axes(_divide_by_count(s, squares, sizes, 0, compute), full, axes)
+    var = s.keep_axes(_divide_by_count(s, squares, sizes, 0, compute), shape, axes)
 
     def scale(m: Scalars, value: V, variance: V) -> V:
         return m.div(value, m.call("sqrt", m.add(variance, m.const(eps))))
 
-    out = s.reshape(s.pointwise([centred, var], scale, compute=compute, result=compute), shape)
+    return s.pointwise([centred, var], scale, compute=compute, result=compute)
+
+
+def _affine_per_channel(s: Scope, x: V, a: Args, compute: DType) -> V:
+    """x * weight + bias, whichever are given, with one entry for each channel (dim 1)."""
+    shape = shape_of(x.type)
     spread = [1, shape[1], *([1] * (len(shape) - 2))]
     for name in [n for n in ("weight", "bias") if a.get(n) is not None]:
         affine = s.reshape(s.value(a[name]), spread)
         step = Scalars.mul if name == "weight" else Scalars.add
-        out = s.pointwise([out, affine], lambda m, p, q, f=step: f(m, p, q), compute=compute, result=compute)
-    return (s.cast(out, dtype), None, None)
+        x = s.pointwise([x, affine], lambda m, p, q, f=step: f(m, p, q), compute=compute, result=compute)
+    return x
 
 
 @lowers(aten._softmax.default, aten.softmax.int)

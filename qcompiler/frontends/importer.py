@@ -32,6 +32,8 @@ from qcompiler.frontends import (  # noqa: F401  (they register)
     aten_index,
     aten_nn,
     aten_pointwise,
+    aten_pool,
+    aten_resize,
     aten_views,
     signature,
 )

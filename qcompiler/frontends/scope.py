@@ -115,6 +115,11 @@ class Scope:
         last = build.extract_slice(self.builder, counted, [(expr + (shift - 1)).to_dim()], [1])
         return build.reshape(self.builder, last, [])
 
+    def extent(self, size: Dim) -> SSAValue | int:
+        """A size to compute with: the number, or a rank-0 i64 tensor if it is symbolic."""
+        expr = dim(size)
+        return expr.value if expr.is_static else self.symbolic(size)
+
     def iota(self, size: Dim, body: Callable[[Scalars, SSAValue], SSAValue], dtype: DType = "i64") -> SSAValue:
         """A rank-1 tensor of `body(index)`; `dtype` is what the body computes and yields."""
 
@@ -199,7 +204,7 @@ class Scope:
         def body(inner: Builder, arguments: Sequence[SSAValue]) -> SSAValue:
             math = Scalars(inner, compute)
             element = cast(inner, arguments[0], compute)
-            return _combine(math, kind, term(math, element) if term is not None else element, arguments[1])
+            return combine(math, kind, term(math, element) if term is not None else element, arguments[1])
 
         iterators: list[build.Iterator] = ["parallel"] * len(kept)
         iterators += ["reduction"] * (len(shape) - len(kept))
@@ -235,7 +240,8 @@ class Scope:
         return self.transpose(value, order)
 
 
-def _combine(math: Scalars, kind: build.Reduction, element: SSAValue, accumulator: SSAValue) -> SSAValue:
+def combine(math: Scalars, kind: build.Reduction, element: SSAValue, accumulator: SSAValue) -> SSAValue:
+    """One step of a reduction."""
     match kind:
         case "add":
             return math.add(accumulator, element)
@@ -294,5 +300,5 @@ def normalize_axes(axes: Any, rank: int) -> tuple[int, ...]:
 
 __all__ = [
     "BUILDERS", "FLOATS", "Args", "BuildFn", "Number", "Result", "Scope", "Shape", "bind", "broadcast_shapes",
-    "is_tensor", "lowers", "normalize_axes", "overload",
+    "combine", "is_tensor", "lowers", "normalize_axes", "overload",
 ]  # fmt: skip
