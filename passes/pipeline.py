@@ -61,6 +61,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("canonicalize"),
     _stage("cse"),
     _stage("dce"),
+    _stage("lower-conv2d"),
     _stage("fold-views"),
     _stage("raise-idioms"),
     _stage("specialize"),

@@ -51,6 +51,15 @@ def slice_of(op: tensor.ExtractSliceOp) -> tuple[tuple[Dim, ...], tuple[Dim, ...
     return offsets, shape_of(op.result.type), tuple(steps)
 
 
+def inserted_at(op: tensor.InsertSliceOp) -> tuple[tuple[Dim, ...], tuple[int, ...]] | None:
+    """(offsets, steps) of an insert_slice of equal ranks, likewise."""
+    offsets = _mixed(op.static_offsets.get_values(), op.offsets)
+    steps = tuple(int(s) for s in op.static_strides.get_values())
+    if offsets is None or op.strides or rank_of(op.source) != rank_of(op.dest):
+        return None
+    return offsets, steps
+
+
 def _mixed(static: Sequence[int | float], dynamic: Sequence[SSAValue]) -> tuple[Dim, ...] | None:
     rest = iter(dynamic)
     entries: list[Dim] = []

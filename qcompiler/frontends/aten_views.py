@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from xdsl.dialects import tensor
-from xdsl.dialects.builtin import DenseArrayBase, i64
 from xdsl.ir import SSAValue
 
 from qcompiler.errors import NarrowedDimError
 from qcompiler.frontends.places import describe
 from qcompiler.frontends.scalars import Scalars
 from qcompiler.frontends.scope import Args, Result, Scope, Shape, lowers, normalize_axes
-from qcompiler.ir import build, types
+from qcompiler.ir import build
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import DType
@@ -162,20 +160,7 @@ def _stack(s: Scope, node: fx.Node, a: Args) -> Result:
 
 def insert_slice(s: Scope, part: SSAValue, into: SSAValue, offsets: list[Dim], steps: list[int]) -> SSAValue:
     """`into` with `part` written at `offsets`."""
-    sizes = shape_of(part.type)
-    entries = [build.dim_value(s.builder, o) for o in offsets], [build.dim_value(s.builder, n) for n in sizes]
-    dynamic = [[e for e in group if isinstance(e, SSAValue)] for group in entries]
-    static = [[e if isinstance(e, int) else types.DYNAMIC for e in group] for group in entries]
-    op = tensor.InsertSliceOp.build(
-        operands=[part, into, dynamic[0], dynamic[1], []],
-        result_types=[into.type],
-        properties={
-            "static_offsets": DenseArrayBase.from_list(i64, static[0]),
-            "static_sizes": DenseArrayBase.from_list(i64, static[1]),
-            "static_strides": DenseArrayBase.from_list(i64, steps),
-        },
-    )
-    return s.insert(op)
+    return build.insert_slice(s.builder, part, into, offsets, steps)
 
 
 @lowers(aten.slice_scatter.default, aten.select_scatter.default)

@@ -291,6 +291,30 @@ def extract_slice(
     return builder.insert(op).result
 
 
+def insert_slice(
+    builder: Builder,
+    part: SSAValue,
+    into: SSAValue,
+    offsets: Sequence[Dim],
+    steps: Sequence[int] | None = None,
+) -> SSAValue:
+    """`into` with `part` written at `offsets`, every `step`-th entry along each axis."""
+    sizes = shape_of(part.type)
+    entries = [dim_value(builder, o) for o in offsets], [dim_value(builder, n) for n in sizes]
+    dynamic = [[e for e in group if isinstance(e, SSAValue)] for group in entries]
+    static = [[e if isinstance(e, int) else types.DYNAMIC for e in group] for group in entries]
+    op = tensor.InsertSliceOp.build(
+        operands=[part, into, dynamic[0], dynamic[1], []],
+        result_types=[into.type],
+        properties={
+            "static_offsets": DenseArrayBase.from_list(i64, static[0]),
+            "static_sizes": DenseArrayBase.from_list(i64, static[1]),
+            "static_strides": DenseArrayBase.from_list(i64, list(steps) if steps is not None else [1] * len(sizes)),
+        },
+    )
+    return builder.insert(op).result
+
+
 def concat(builder: Builder, values: Sequence[SSAValue], axis: int) -> SSAValue:
     """Joins tensors of equal rank along `axis`."""
     if len(values) == 1:

@@ -370,7 +370,7 @@ class Conv2dOp(QCOp):
     def verify_op(self) -> None:
         x, w, groups = shape_of(self.x.type), shape_of(self.w.type), self.groups.value.data
         self.expect(len(x) == len(w) == 4, f"x and w need rank 4, not {len(x)} and {len(w)}")
-        strides, padding, dilation = (self._numbers(p) for p in (self.strides, self.padding, self.dilation))
+        strides, padding, dilation = (self.numbers(p) for p in (self.strides, self.padding, self.dilation))
         self.expect(len(strides) == len(dilation) == 2, "strides and dilation need 2 entries")
         self.expect(len(padding) == 4, "padding needs 4 entries")
         self.expect(min(*strides, *dilation) >= 1, "strides and dilation must be positive")
@@ -389,7 +389,8 @@ class Conv2dOp(QCOp):
             self.expect_shape(self.bias, (w[0],), "bias")
 
     @staticmethod
-    def _numbers(values: DenseArrayBase[I64]) -> tuple[int, ...]:
+    def numbers(values: DenseArrayBase[I64]) -> tuple[int, ...]:
+        """The entries of `strides`, `padding` or `dilation`."""
         return tuple(int(v) for v in values.get_values())
 
 
@@ -398,7 +399,8 @@ class AttentionOp(QCOp):
     """`softmax(q kᵀ * scale + mask) v` on (B, H, S, D), (B, Hkv, T, D), (B, Hkv, T, Dv); H % Hkv == 0.
 
     A boolean mask keeps where true, a float mask is added; mask dims are equal to (B, H, S, T) or 1.  `causal`: query i
-    sees keys j <= i.  A row that sees no key gives zeros.
+    sees keys j <= i.  `window`: query i sees keys j > i - window.  `softcap`: scaled scores x become
+    softcap * tanh(x / softcap), before any mask.  A row that sees no key gives zeros.
     """
 
     name = "qc.attention"
@@ -408,6 +410,8 @@ class AttentionOp(QCOp):
     mask = opt_operand_def(TensorType)
     scale = prop_def(FloatAttr)
     causal = opt_prop_def(UnitAttr)
+    window = opt_prop_def(IntegerAttr)
+    softcap = opt_prop_def(FloatAttr)
     result = result_def(TensorType)
     traits = traits_def(Pure())
 
@@ -421,10 +425,17 @@ class AttentionOp(QCOp):
         *,
         scale: float,
         causal: bool = False,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
         super().__init__(
             operands=[q, k, v, [mask] if mask is not None else []],
-            properties={"scale": FloatAttr(scale, f64), "causal": UnitAttr() if causal else None},
+            properties={
+                "scale": FloatAttr(scale, f64),
+                "causal": UnitAttr() if causal else None,
+                "window": None if window is None else IntegerAttr(window, i64),
+                "softcap": None if softcap is None else FloatAttr(softcap, f64),
+            },
             result_types=[type_],
         )
 
@@ -439,6 +450,18 @@ class AttentionOp(QCOp):
             mask, full = shape_of(self.mask.type), (q[0], q[1], q[2], k[2])
             fits = len(mask) == 4 and all(m in (f, 1) for m, f in zip(mask, full, strict=True))
             self.expect(fits, f"mask of shape {mask} does not broadcast to {full}")
+        self.expect(self.keys_back is None or self.keys_back >= 1, "a window shows at least one key")
+        self.expect(self.cap is None or self.cap > 0, "softcap must be positive")
+
+    @property
+    def keys_back(self) -> int | None:
+        """`window` as a number."""
+        return None if self.window is None else self.window.value.data
+
+    @property
+    def cap(self) -> float | None:
+        """`softcap` as a number."""
+        return None if self.softcap is None else self.softcap.value.data
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------

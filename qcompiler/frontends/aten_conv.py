@@ -1,0 +1,62 @@
+"""Convolutions of ATen.
+
+    aten.convolution on (b, c, h, w)     qc.conv2d
+    aten.convolution on (b, c, length)   qc.conv2d of height 1, between two reshapes
+
+What stands in the graph has been prepared by `fold-conv` (batch norms after a convolution are part of its weight,
+transposed convolutions are plain ones) and by `insert-qdq` (how the weight is stored).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+from xdsl.ir import SSAValue
+
+from qcompiler.frontends.scope import Args, Result, Scope, lowers
+from qcompiler.ir import qc, types
+from qcompiler.ir.types import shape_of
+from qcompiler.plan.dims import Dim
+
+aten = torch.ops.aten
+V = SSAValue
+
+
+@lowers(aten.convolution.default)
+def _convolution(s: Scope, node: fx.Node, a: Args) -> Result:
+    if a["transposed"]:
+        raise s.unsupported(node, "a transposed convolution whose weight is not a parameter of the model")
+    x, w = s.value(a["input"]), s.value(a["weight"])
+    bias = s.value(a["bias"]) if a.get("bias") is not None else None
+    count = len(shape_of(w.type)) - 2
+    if count not in (1, 2):
+        raise s.unsupported(node, f"a convolution over {count} dimensions; there are kernels for one and two")
+    if not all(isinstance(size, int) for size in shape_of(w.type)):
+        raise s.unsupported(node, f"a weight of shape {shape_of(w.type)} that is not fixed")
+    padding = _two(a["padding"], count, 0)
+    out: Sequence[Dim] = s.shape(node)
+    op = qc.Conv2dOp(
+        _image(s, x, count),
+        _image(s, w, count),
+        bias,
+        types.tensor([*out[:2], *([1] * (2 - count)), *out[2:]], s.dtype(node)),
+        strides=_two(a["stride"], count, 1),
+        padding=[*padding, *padding],
+        dilation=_two(a["dilation"], count, 1),
+        groups=int(a["groups"]),
+    )
+    return s.reshape(s.insert(op), out)
+
+
+def _two(numbers: Sequence[int], count: int, missing: int) -> list[int]:
+    """torch's list of one number for all dims, or one for each, as two; `missing` for the height of a conv1d."""
+    full = [int(n) for n in numbers] * (count if len(numbers) == 1 else 1)
+    return [missing] * (2 - count) + full
+
+
+def _image(s: Scope, value: V, count: int) -> V:
+    """(…, length) as (…, 1, length)."""
+    shape = shape_of(value.type)
+    return value if count == 2 else s.reshape(value, [*shape[:2], 1, *shape[2:]])

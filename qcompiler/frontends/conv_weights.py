@@ -1,0 +1,125 @@
+"""How insert-qdq stores the weights of convolutions: as the matrices that their products read, in every format.
+
+    conv2d, conv1d       (O, C, kh, kw)      stored (O, kh*kw*C)           a column is a tap, then a channel
+    g groups             (O, C/g, kh, kw)    stored (g, kh*kw*C/g, O/g)    one matrix for each group
+    one channel a group  (O, 1, kh, kw)      stored (kh, kw, 1, O)         a row for each tap
+
+Channels come last because activations lie so: what a window reads along a row of the image is then one run of memory,
+and the values that share a block of a format belong to neighbouring channels of one tap.  The graph sees the weight as
+it was, through a view and a permutation, so it still runs in eager torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+GROUPED = "weight of a grouped convolution: its kernels read plain numbers"
+"""The reason in the ledger."""
+
+
+@dataclass(frozen=True)
+class ConvWeight:
+    """A weight of shape (O, C/groups, *kernel) that only convolutions with `groups` groups read."""
+
+    shape: tuple[int, ...]
+    groups: int
+
+    @property
+    def depthwise(self) -> bool:
+        """One input channel for each group."""
+        return self.groups > 1 and self.shape[1] == 1
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it is stored as one matrix, which any format encodes."""
+        return self.groups == 1
+
+    @property
+    def columns(self) -> int:
+        """Products summed for one element of the result."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        out, depth, *kernel = self.shape
+        if self.groups == 1:
+            return (out, self.columns)
+        return (*kernel, 1, out) if depth == 1 else (self.groups, self.columns, out // self.groups)
+
+    def stored(self, weight: torch.Tensor) -> torch.Tensor:
+        """The values as they are stored, row-major."""
+        rank = weight.ndim
+        if self.groups == 1:
+            moved = weight.permute(0, *range(2, rank), 1)
+        elif self.depthwise:
+            moved = weight.permute(*range(2, rank), 1, 0)
+        else:
+            split = weight.reshape(self.groups, self.shape[0] // self.groups, *self.shape[1:])
+            moved = split.permute(0, *range(3, rank + 1), 2, 1)
+        return moved.reshape(self.stored_shape).contiguous()
+
+    def steps(self) -> list[tuple[Any, list[int]]]:
+        """The ATen operators, each with its one argument, that turn what is stored into the weight again."""
+        out, depth, *kernel = self.shape
+        rank = len(self.shape)
+        if self.groups == 1:
+            return [(aten.view.default, [out, *kernel, depth]), (aten.permute.default, _last_to_second(rank))]
+        if self.depthwise:
+            return [(aten.permute.default, [rank - 1, rank - 2, *range(rank - 2)])]
+        wide = [self.groups, *kernel, depth, out // self.groups]
+        order = [0, rank, rank - 1, *range(1, rank - 1)]
+        return [(aten.view.default, wide), (aten.permute.default, order), (aten.reshape.default, list(self.shape))]
+
+
+def _last_to_second(rank: int) -> list[int]:
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def conv_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ConvWeight | None:
+    """How a tensor with these placeholders is used, if only convolutions of one kind use it, as their weight."""
+    users = [(node, user) for node in nodes for user in node.users]
+    if tensor.ndim not in (3, 4) or not users:
+        return None
+    groups: set[int] = set()
+    for node, user in users:
+        if (
+            user.target is not aten.convolution.default
+            or user.args[1] is not node
+            or node in (user.args[0], user.args[2])
+        ):
+            return None
+        if user.args[6]:  # transposed: fold-conv has rewritten those it knows
+            return None
+        groups.add(int(user.args[8]))  # type: ignore[arg-type]
+    return ConvWeight(tuple(tensor.shape), groups.pop()) if len(groups) == 1 else None
+
+
+def restore(graph: fx.Graph, weight: ConvWeight, placeholders: Sequence[fx.Node], path: str) -> None:
+    """Puts the steps back to the weight between each placeholder and the convolutions that read it.
+
+    The placeholders' own values become those of the stored tensor.
+    """
+    last = next(n for n in reversed(graph.nodes) if n.op == "placeholder")
+    for placeholder in placeholders:
+        before = placeholder.meta["val"]
+        value = placeholder.meta["val"] = weight.stored(before)
+        node = placeholder
+        users = list(placeholder.users)
+        for target, argument in weight.steps():
+            with graph.inserting_after(last):
+                node = last = graph.call_function(target, (node, argument))
+            value = target(value, argument)
+            node.meta["val"] = value
+            node.meta["nn_module_stack"] = {"": (path, "")}
+        for user in users:
+            user.replace_input_with(placeholder, node)
+
+
+__all__ = ["GROUPED", "ConvWeight", "conv_weight", "restore"]
