@@ -29,6 +29,7 @@ from qcompiler.config import parse_format
 from qcompiler.errors import DimError, ExportError, FrontendError, UnsupportedOperatorError
 from qcompiler.frontends import (  # noqa: F401  (they register)
     aten_attention,
+    aten_conv,
     aten_index,
     aten_nn,
     aten_pointwise,
