@@ -31,17 +31,21 @@ class LinearQuery:
     format: FormatRef | None
     constant_weight: bool
     kind: str
-    isa: str
+    isas: tuple[str, ...]
+    """The instruction sets, or architectures, that the one plan must serve."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel for M in `m` (inclusive; None: no upper end). `refuses` returns the reason it cannot serve, or None."""
+    """A kernel for M in `m` (inclusive; None: no upper end).
+
+    `refuses` returns the reason it cannot serve an op on an instruction set, or None.
+    """
 
     name: str
     m_class: MClass
     m: tuple[int, int | None]
-    refuses: Callable[[LinearQuery], str | None]
+    refuses: Callable[[LinearQuery, str], str | None]
 
 
 @dataclass(frozen=True)
@@ -61,17 +65,17 @@ class Choice:
     rejected: tuple[tuple[str, str], ...]
 
 
-def _refuses_types(query: LinearQuery) -> str | None:
+def _refuses_types(query: LinearQuery, isa: str) -> str | None:
     for what, dtype in (("x", query.x_dtype), ("the result", query.out_dtype)):
         if dtype not in FLOATS:
             return f"{what} is {dtype}; it takes {', '.join(FLOATS)}"
     return None
 
 
-def _refuses_gemv(query: LinearQuery) -> str | None:
+def _refuses_gemv(query: LinearQuery, isa: str) -> str | None:
     if query.m != (1, 1):
         return f"M is in {list(query.m)}, it needs M = 1 by the entry point's ranges"
-    return _refuses_types(query)
+    return _refuses_types(query, isa)
 
 
 LINEAR_CPU: tuple[Candidate, ...] = (
@@ -97,7 +101,10 @@ LINEAR: dict[str, tuple[tuple[Candidate, ...], str]] = {
 
 
 def choose_linear(query: LinearQuery) -> Choice:
-    """The kernels that together cover the query's range of M; KernelSelectionError with every reason if none do."""
+    """The kernels that together cover the query's range of M; KernelSelectionError with every reason if none do.
+
+    A kernel that one of the query's instruction sets cannot run is passed over for all: they share the plan.
+    """
     low, high = query.m
     rejected: list[tuple[str, str]] = []
     cases: list[Case] = []
@@ -105,7 +112,7 @@ def choose_linear(query: LinearQuery) -> Choice:
     candidates, weight_layout = LINEAR[query.kind]
     for candidate in candidates:
         first, last = candidate.m
-        reason = candidate.refuses(query)
+        reason = _refusal(candidate, query)
         if reason is None and (covered >= high or (last is not None and last <= covered)):
             reason = f"M in [{low}, {min(covered, high)}] is already served"
         if reason is None and first > high:
@@ -120,6 +127,14 @@ def choose_linear(query: LinearQuery) -> Choice:
         raise KernelSelectionError(f"no linear kernel covers M in [{low}, {high}] ({reasons})")
     layout = weight_layout if query.constant_weight else None
     return Choice(tuple(cases), layout, tuple(rejected))
+
+
+def _refusal(candidate: Candidate, query: LinearQuery) -> str | None:
+    """Why a candidate cannot serve on all of the query's instruction sets."""
+    reasons = {isa: reason for isa in query.isas if (reason := candidate.refuses(query, isa)) is not None}
+    if len(set(reasons.values())) == 1 and len(reasons) == len(query.isas):
+        return next(iter(reasons.values()))
+    return "; ".join(f"on {isa}: {reason}" for isa, reason in reasons.items()) or None
 
 
 def templates(kind: str) -> tuple[str, ...]:

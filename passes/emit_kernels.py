@@ -21,7 +21,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import rt
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.rt_plan import plan_from_rt
-from qcompiler.kernels.cpu.emit import emit_program
+from qcompiler.kernels.cpu.emit import emit_kernel, emit_program
 from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.passes.lowering.specs import spec_of
 from qcompiler.plan.kernel import KernelSpec
@@ -46,19 +46,32 @@ class EmitKernelsPass(ModulePass):
 
 
 def _source(plan: Plan, context: QCContext) -> str:
-    """The program's kernels as text for the target; KernelSelectionError for a kind of target without an emitter."""
+    """The program's kernels as text for the target; KernelSelectionError for a kind of target without an emitter.
+
+    They are emitted for its other instruction sets, too, so that one which cannot have them is named now and not when
+    the program is saved.
+    """
     kind, isa = context.target.kind, context.target.isa
     if kind == "cpu":
+        for other in context.target.others:
+            for spec in plan.kernels:
+                emit_kernel(spec, other)
         return emit_program(plan, isa)
     if kind != "cuda":
         raise KernelSelectionError(f"there is no emitter for target '{kind}'; there are emitters for cpu and cuda")
-    for spec in plan.kernels:
-        kernel = cuda.emit_kernel(spec, isa)
-        launch = kernel.geometry
-        grid, block = ("x".join(str(extent) for extent in extents) for extents in (launch.grid, launch.block))
-        what = f"{spec.name}: {kernel.engine}, grid {grid}, block {block}, {launch.shared} bytes shared"
-        context.report.add("emit-kernels", spec.serves, what, "; ".join(kernel.notes))
+    for each in context.target.isas:
+        for spec in plan.kernels:
+            _report_launch(spec, each, context)
     return cuda.emit_module(plan.kernels, isa)
+
+
+def _report_launch(spec: KernelSpec, arch: str, context: QCContext) -> None:
+    kernel = cuda.emit_kernel(spec, arch)
+    launch = kernel.geometry
+    grid, block = ("x".join(str(extent) for extent in extents) for extents in (launch.grid, launch.block))
+    where = f" on {arch}" if context.target.others else ""
+    what = f"{spec.name}{where}: {kernel.engine}, grid {grid}, block {block}, {launch.shared} bytes shared"
+    context.report.add("emit-kernels", spec.serves, what, "; ".join(kernel.notes))
 
 
 def kernel_specs(module: ModuleOp) -> dict[str, KernelSpec]:

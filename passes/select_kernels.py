@@ -72,6 +72,9 @@ class SelectKernelsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
+        if context.target.others:
+            what = f"one plan for {', '.join(context.target.isas)}"
+            context.report.add(self.name, "", what, "its kernels are those that each of these can run")
         for function in op.body.block.ops:
             if not isinstance(function, FuncOp):
                 continue
@@ -117,7 +120,7 @@ def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -
         format=op.w.type.format.ref if isinstance(op.w.type, QTensorType) else None,
         constant_weight=isinstance(op.w.owner, ConstOp) and op.w.owner.key in context.weights,
         kind=context.target.kind,
-        isa=context.target.isa,
+        isas=context.target.isas,
     )
     choice = choose_linear(query)
     op.attributes[CASES] = ArrayAttr([StringAttr(_case_text(case)) for case in choice.cases])

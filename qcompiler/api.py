@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,12 +22,13 @@ from qcompiler.ir.text import print_module
 from qcompiler.kernels.cuda.emit import ARCHS
 from qcompiler.program import Program, make_image
 from qcompiler.runtime.backends import registry
-from qcompiler.runtime.isa import resolve_isa
+from qcompiler.runtime.isa import buildable_isas, resolve_isa, runnable_isas
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from qcompiler.config import QuantConfig
+    from qcompiler.frontends.weight_source import WeightSource
 
 Buckets = Sequence[tuple[str, Mapping[str, tuple[int, int]]]]
 
@@ -45,6 +47,8 @@ def qcompile(
     dump_ir: str | Path | None = None,
     verify_each: Literal["ir", "numerics"] | None = None,
     buckets: Buckets | None = None,
+    weights: str | Path | WeightSource | None = None,
+    workdir: str | Path | None = None,
 ) -> Program:
     """Quantises a PyTorch model and compiles it to a program.
 
@@ -52,11 +56,19 @@ def qcompile(
     `quant` is a format's name ("nf4", "int8", "int4"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
     dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is what torch.export takes.
     `device` is where the program runs: "cpu", "cuda:0", or "sim:0", the simulated GPU; by default where the model's
-    parameters are.  `targets` holds one instruction set ("x86-64-v4") or GPU architecture ("sm_90a"); the default is
-    the device's own.  With a target named, a program for a GPU compiles on a machine without one, to be saved there.
+    parameters are.  `targets` holds instruction sets (["x86-64-v3", "x86-64-v4"]) or GPU architectures (["sm_80",
+    "sm_90a"]); `save` stores a native build for each, and the program runs the best one that the device can.  The
+    default is the device's own.  With targets named, a program compiles on a machine that cannot run it, to be saved
+    there.
     `dump_ir` (or QC_DUMP_IR) is a folder that gets the text of every stage.  `verify_each="numerics"` runs the program
     after every pass and names the pass that changed the answer.  `buckets` are entry points to specialise for,
-    `[("decode", {"s": (1, 1)})]`.  `calibrate` and `fallback` are refused in this release.
+    `[("decode", {"s": (1, 1)})]`.
+
+    `weights` is where values come from: None (the model's own parameters), or "none" (nowhere: the program has a plan,
+    IR, sizes and a report, and refuses to run and to be saved).  With either of the latter the model may have been
+    built under `qc.empty_weights()`, in which case its parameters take no memory.
+
+    `calibrate` and `fallback` are refused in this release.
 
     Raises subclasses of `QCompilerError`, each naming the module path, the op and the way out.
     """
@@ -69,6 +81,9 @@ def qcompile(
         )
     if verify_each not in (None, "ir", "numerics"):
         raise ArgumentError(f"verify_each={verify_each!r}: choose 'ir', 'numerics' or None")
+    source = weight_source(weights)
+    if not source.valued and verify_each == "numerics":
+        raise ArgumentError('verify_each="numerics" runs the program, which weights="none" leaves without values')
     device = device if device is not None else _home(model)
     target = compile_target(device, targets)
 
@@ -76,7 +91,7 @@ def qcompile(
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
     dumps = StageDumps(directory or None)
-    imported = import_torch(model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes)
+    imported = import_torch(model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source)
     for name, text in imported.texts.items():
         stage = name.partition("-")[2]
         dumps.add(stage, text, imported.seconds[stage], "txt")
@@ -84,13 +99,15 @@ def qcompile(
 
     devices = ("cpu",) if target.kind == "cpu" else ("cuda:0",)  # a program for one GPU; the loader says which
     context = QCContext.default(weights=imported.weights, target=target, devices=devices)
+    for note in imported.quantized.exported.notes:
+        context.report.add("export", "", note.what, note.why)
     if buckets is not None:
         context.options["buckets"] = list(buckets)
     samples = imported.sample_inputs() if verify_each == "numerics" else None
     run_stages(imported.module, context, dumps, verify_each, samples, imported.states)
     image = make_image(context, imported, dumps)
     choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
-    return Program(image, dumps, choices, imported, device)
+    return Program(image, dumps, choices, imported, device, targets=target.isas if targets else ())
 
 
 def run_stages(
@@ -121,10 +138,23 @@ def run_stages(
     )
 
 
+def weight_source(weights: str | Path | WeightSource | None) -> WeightSource:
+    """What `weights=` names: the module itself, nowhere, or a source. ArgumentError for anything else."""
+    from qcompiler.frontends.weight_source import ModuleWeights, NoValues
+
+    if weights is None:
+        return ModuleWeights()
+    if weights == "none":
+        return NoValues()
+    if isinstance(weights, str | Path):
+        raise ArgumentError(f"weights={str(weights)!r}: give None or 'none'")
+    return weights
+
+
 def _home(model: Any) -> str:
     """The device of a model's parameters: "cpu" without any. DeviceUnavailableError where they are spread."""
     parameters = getattr(model, "parameters", None)
-    found = sorted({str(each.device) for each in parameters()}) if callable(parameters) else []
+    found = sorted({str(p.device) for p in parameters() if not p.is_meta}) if callable(parameters) else []
     if len(found) > 1:
         raise DeviceUnavailableError(
             f"the model's parameters are on {' and '.join(found)}; move them to one device, or name it with `device=`"
@@ -133,23 +163,54 @@ def _home(model: Any) -> str:
 
 
 def compile_target(device: str, targets: Sequence[str] | None) -> Target:
-    """What to compile for: the one target named, or the device's own.
+    """What to compile for: the targets named, the best one that the device runs first; else the device's own.
 
     DeviceUnavailableError for a device that this release does not know, or for a GPU that is not there while no target
-    is named; TargetMismatchError for a target that the device cannot run, and for more than one.
+    is named; TargetMismatchError for targets of another kind than the device, and for those that nothing here builds.
     """
     kind, _ = registry.parse(device)
     if kind != "cuda":  # a GPU may be elsewhere
         registry.require(device)
-    if targets and len(targets) > 1:
+    names = _target_names(targets)
+    gpus = [name for name in names if name in ARCHS]
+    if gpus and len(gpus) < len(names):
         raise TargetMismatchError(
-            "this release stores one native build; give one target, or save with layout='canonical'"
+            f"targets={list(names)} mixes GPU architectures and instruction sets; a program has one plan, and that is "
+            "for a CPU or for GPUs: compile twice, with device='cpu' and with device='cuda:0'"
         )
-    wanted = targets[0] if targets else None
     if kind == "cpu":
-        return Target("cpu", resolve_isa(wanted))
-    if wanted is None:
-        wanted = registry.architecture(device)
-    if wanted not in ARCHS:
-        raise TargetMismatchError(f"{wanted!r} is no GPU architecture to compile for; choose one of {', '.join(ARCHS)}")
-    return Target("cuda", wanted)
+        return _cpu_target(names)
+    if not names:
+        return Target("cuda", registry.architecture(device))
+    if unknown := [name for name in names if name not in ARCHS]:
+        raise TargetMismatchError(
+            f"{unknown[0]!r} is no GPU architecture to compile for; choose from {', '.join(ARCHS)}"
+        )
+    return _ordered("cuda", names, registry.runs(device) if registry.is_available(device) else ())
+
+
+def _target_names(targets: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(targets, str):
+        raise ArgumentError(f"targets={targets!r} is one name; give a list of them, targets=[{targets!r}]")
+    return tuple(dict.fromkeys(targets or ()))
+
+
+def _cpu_target(names: tuple[str, ...]) -> Target:
+    if not names:
+        return Target("cpu", resolve_isa(None))
+    for name in names:
+        if name in ARCHS:
+            raise TargetMismatchError(f"the target {name!r} is a GPU's; compile for it with device='cuda:0'")
+        if name not in buildable_isas():
+            raise TargetMismatchError(
+                f"nothing on this machine ({platform.machine()}) builds for {name!r}; choose from "
+                f"{', '.join(buildable_isas())}. A machine of another kind compiles the kernels when it loads a file, "
+                "and needs a C++ compiler for that"
+            )
+    return _ordered("cpu", names, runnable_isas())
+
+
+def _ordered(kind: str, names: tuple[str, ...], able: Sequence[str]) -> Target:
+    """The best of the names that can run (`able` is plainest first) in front; the order given where none can."""
+    first = max(names, key=lambda name: able.index(name) if name in able else -1)
+    return Target(kind, first, tuple(name for name in names if name != first))

@@ -48,7 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--device", default=None, help="cpu, cuda:0 or sim:0 (the simulated GPU); default: the model's"
     )
-    command.add_argument("--target", default=None, help="x86-64, x86-64-v3, x86-64-v4; for GPUs sm_80, sm_90a, …")
+    command.add_argument(
+        "--targets", "--target", default=None, metavar="NAME,…",
+        help="what to store native builds for: x86-64,x86-64-v3,x86-64-v4, or sm_80,sm_90a,…; default: this machine",
+    )  # fmt: skip
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
     command.add_argument("--dump-ir", type=Path, default=None)
     command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
@@ -97,14 +100,19 @@ def _parser() -> argparse.ArgumentParser:
 def _add_loading(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default=None, help="cpu, cuda:0 or sim:0; default: what the program was made for")
     command.add_argument("--num-threads", type=int, default=None)
-    command.add_argument("--trust-native", default=None, help="'yes' or sha256:… to run native code from the file")
+    command.add_argument(
+        "--trust-native",
+        default=None,
+        help="'yes', or sha256:… (several with commas), to run native code from the file",
+    )
     command.add_argument("--verify", choices=("auto", "full"), default="auto")
 
 
 def _load(options: argparse.Namespace) -> Any:
     from qcompiler import runtime
 
-    trust: bool | str = options.trust_native == "yes" or options.trust_native or False
+    trusted = options.trust_native
+    trust = trusted == "yes" or (trusted.split(",") if trusted else False)
     return runtime.load(
         options.program,
         device=options.device,
@@ -128,14 +136,16 @@ def _compile(options: argparse.Namespace) -> None:
         quant=options.quant,
         dynamic_shapes=dynamic_shapes,
         device=options.device,
-        targets=[options.target] if options.target else None,
+        targets=options.targets.split(",") if options.targets else None,
         dump_ir=options.dump_ir,
         verify_each=options.verify_each,
     )
-    program.save(options.output, layout=options.layout)
+    builds = program.save(options.output, layout=options.layout)
     print(program.ledger.totals(), file=sys.stderr)
     if options.timing:
         print(program.timing())
+    for isa, digest in builds.items():
+        print(f"native build for {isa}: {digest}", file=sys.stderr)
     print(f"wrote {options.output} ({options.output.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from qcompiler.errors import MissingDependencyError, QCompilerError
+from qcompiler.errors import MissingDependencyError, QCompilerError, TargetMismatchError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
 from qcompiler.ledger import Ledger
 from qcompiler.runtime.backends.base import CaptureMode
-from qcompiler.runtime.backends.registry import is_available
+from qcompiler.runtime.backends.registry import is_available, runs
 from qcompiler.runtime.image import ProgramImage, Target, build_image
 from qcompiler.runtime.loaded import LoadedProgram
+from qcompiler.runtime.native import build_native
 from qcompiler.runtime.nvrtc import build_module
 from qcompiler.runtime.program_file import save_image
 from qcompiler.runtime.progress import note
@@ -40,16 +42,20 @@ class Program:
         choices: Sequence[Choice],
         imported: ImportResult,
         device: str = "cpu",
+        *,
+        targets: Sequence[str] = (),
     ) -> None:
         self.image = image
         self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
-        self.oracle: Callable[..., Any] = imported.quantized.module
+        self._quantized = imported.quantized
         self._dumps = dumps
         self._choices = tuple(choices)
         self.device = device
+        self.targets = tuple(targets)
+        """What `save` stores builds for; empty where it is the machine's own choice."""
         self._loaded: LoadedProgram | None = None
-        if is_available(device):
-            self._loaded = LoadedProgram.from_image(image, device)
+        if image.valued and is_available(device) and self._misfit() is None:
+            self._loaded = self._load()
 
     # --- running (as qc.load) ---
 
@@ -85,10 +91,33 @@ class Program:
 
     @property
     def run(self) -> LoadedProgram:
-        """The loaded program behind this one. DeviceUnavailableError if it was compiled for a GPU that is not here."""
+        """The loaded program behind this one. DeviceUnavailableError if it was compiled for a GPU that is not here,
+        TargetMismatchError if none of its targets runs here, WeightsError if it has no values."""
+        self.image.require_values()
         if self._loaded is None:
-            self._loaded = LoadedProgram.from_image(self.image, self.device)
+            if is_available(self.device) and (why := self._misfit()) is not None:
+                raise TargetMismatchError(why)
+            self._loaded = self._load()
         return self._loaded
+
+    def _load(self) -> LoadedProgram:
+        isa = self.image.target.isa if self.targets else None
+        return LoadedProgram.from_image(self.image, self.device, isa=isa)
+
+    def _misfit(self) -> str | None:
+        """Why the device runs none of the targets that the caller named."""
+        if not self.targets or self.device.startswith("sim") or self.image.target.isa in runs(self.device):
+            return None
+        return (
+            f"the program was compiled for {', '.join(self.targets)}, and {self.device} runs "
+            f"{', '.join(runs(self.device))}; save() stores its builds for other machines, and without `targets` it is "
+            "compiled for this one"
+        )
+
+    @functools.cached_property
+    def oracle(self) -> Callable[..., Any]:
+        """The model with its quantised weights in eager torch: what the program's results are compared with."""
+        return self._quantized.module
 
     @property
     def plan(self) -> Plan:
@@ -116,18 +145,23 @@ class Program:
 
     # --- saving ---
 
-    def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> None:
-        """Writes a .qca file, with its native build; `layout="canonical"` is the portable form, repacked at load.
+    def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> dict[str, str]:
+        """Writes a .qca file with a native build for each of `targets`, or else for the machine that it runs on.
 
-        For a GPU that is not here, too: its cubin is compiled by NVRTC, or left out with a note where that is missing.
+        Returns the builds' digests, ``{"x86-64-v4": "sha256:…"}``: what `qc.load(trust_native=)` takes.  For a GPU that
+        is not here, too: its cubin is compiled by NVRTC, or left out with a note where that is missing.
+        `layout="canonical"` is the portable form, repacked at load; it has no builds but those that `targets` names.
         """
-        save_image(self._image_with_native() if layout == "target" else self.image, path, layout=layout)
+        self.image.require_values()
+        with_builds = layout == "target" or bool(self.targets)
+        return save_image(self._image_with_native() if with_builds else self.image, path, layout=layout)
 
     def _image_with_native(self) -> ProgramImage:
-        if self._loaded is not None:
+        if self._loaded is not None and not self.targets:
             return self._loaded.image_with_native()
+        build = build_native if self.image.target.kind == "cpu" else build_module
         try:
-            return self.image.with_native(build_module(self.plan, self.image.target.isa))
+            return self.image.with_native(*(build(self.plan, isa) for isa in self.targets or (self.image.target.isa,)))
         except MissingDependencyError as error:
             note(f"the file gets no cubin, its kernels will be compiled where it is loaded: {error}")
             return self.image

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from qcompiler.errors import CompilerMissingError, MissingDependencyError
+from qcompiler.runtime.builds import Trust
 from qcompiler.runtime.device_array import DeviceArray
 from qcompiler.runtime.graph import CapturedGraph
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, Target, build_image
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.loaded import LoadedProgram
-from qcompiler.runtime.program_file import Verify, load_image, save_image
+from qcompiler.runtime.program_file import Verify, load_image, offers, save_image
 from qcompiler.runtime.session import Session
 
 __all__ = [
@@ -40,15 +42,16 @@ def load(
     devices: Sequence[str] | None = None,
     stream: Any = None,
     num_threads: int | None = None,
-    trust_native: bool | str = False,
+    trust_native: Trust = False,
     verify: Verify = "auto",
     stepwise: bool = False,
 ) -> LoadedProgram:
     """Loads a `.qca` file and makes it ready to run on `device`: "cpu", "cuda:1", or "sim:0", the simulated GPU.
 
     Its weights are mapped. Its kernels come from the user's own cache, or are emitted again from the plan and compiled;
-    the native build inside the file runs only with `trust_native=True` or `"sha256:<its digest>"`.  `verify="full"`
-    checks all weights' digests, `"auto"` does so unless the file is known and unchanged since.
+    a native build inside the file runs only with `trust_native=True`, `"sha256:<its digest>"`, or several digests: the
+    best of the trusted builds that this machine runs, and no compiler is needed.  `verify="full"` checks all weights'
+    digests, `"auto"` does so unless the file is known and unchanged since.
 
     Without `device` a program runs on what it was compiled for: cpu, or cuda:0.  A program for several devices takes
     those after `device`, or the ones that `devices` names.  `stream` is the stream on which the caller works at every
@@ -59,6 +62,9 @@ def load(
     not safe, DeviceUnavailableError, CompilerMissingError, CompileFailedError.
     """
     image, native = load_image(path, verify=verify, trust_native=trust_native, device=device, devices=devices)
-    return LoadedProgram.from_image(
-        image, device, devices=devices, stream=stream, num_threads=num_threads, native=native, stepwise=stepwise
-    )
+    try:
+        return LoadedProgram.from_image(
+            image, device, devices=devices, stream=stream, num_threads=num_threads, native=native, stepwise=stepwise
+        )
+    except (CompilerMissingError, MissingDependencyError) as error:
+        raise type(error)(f"{path}: {error}{offers(path, device, devices)}") from error

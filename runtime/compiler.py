@@ -83,7 +83,9 @@ def _version(command: tuple[str, ...]) -> str:
 
 def flags_for(isa: str) -> tuple[str, ...]:
     """Flags that decide the bits of kernels: no contraction of a*b+c (fused only where the source says so)."""
-    march = () if isa == "generic" else (f"-march={isa}",)
+    # A compiler's own default may be above the baseline (that of some distributions is): it is named for generic code.
+    baseline = ("-march=x86-64",) if platform.machine() in ("x86_64", "AMD64") else ()
+    march = baseline if isa == "generic" else (f"-march={isa}",)
     wide = ("-mprefer-vector-width=512",) if isa == "x86-64-v4" else ()
     return ("-std=c++17", "-O3", *march, *wide, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from qcompiler import __version__
-from qcompiler.errors import FileBoundsError, PlanError
+from qcompiler.errors import FileBoundsError, PlanError, WeightsError
 from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import Plan, Signature, WeightEntry
-from qcompiler.plan.weights import WeightStore
+from qcompiler.plan.weights import NO_VALUES, WeightStore
 from qcompiler.runtime.memory import Block, Bytes
 
 CHUNK = 16 << 20
@@ -30,12 +31,18 @@ class Target(Strict, frozen=True):
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """A compiled build of the plan: where it lies and what it needs. A `.so` for cpu and sim, a `.cubin` for cuda."""
+    """A compiled build of the plan: where it lies and what it needs. A `.so` for cpu and sim, a `.cubin` for cuda.
+
+    A build from a program file brings its own figures: the bytes of scratch per thread, since another version may have
+    emitted it, and the library of the thread pool, for a machine without a compiler.
+    """
 
     isa: str
     path: Path
     emitter_version: str
     compiler: str = ""
+    scratch: int | None = None
+    pool: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,12 @@ class ProgramImage:
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     native: tuple[NativeLibrary, ...] = ()
     qcompiler: str = __version__
+    valued: bool = True
+
+    def require_values(self) -> None:
+        """WeightsError for a program that was compiled without values."""
+        if not self.valued:
+            raise WeightsError(NO_VALUES)
 
     def with_native(self, *native: NativeLibrary) -> ProgramImage:
         return replace(self, native=native)
@@ -65,16 +78,20 @@ class ProgramImage:
 def build_image(plan: Plan, signature: Signature, store: WeightStore, **details: Any) -> ProgramImage:
     """An image whose constants arena holds the store's tensors at the offsets of `plan.weights`.
 
+    Without values in the store the image has no bytes, and can neither run nor be saved.
     `details` are further fields of `ProgramImage`.  PlanError if a tensor is missing or has another size or layout than
     its entry.
     """
-    block = Block(constants_nbytes(plan))
-    check_directory(plan.weights, block.nbytes)
+    nbytes = constants_nbytes(plan)
+    check_directory(plan.weights, nbytes)
+    if not store.valued:
+        return ProgramImage(plan, signature, np.zeros(0, np.uint8), valued=False, **details)
+    block = Block(nbytes)
     for entry in plan.weights:
         tensor = store[entry.name]
-        if (tensor.layout, tensor.format, tensor.data.nbytes) != (entry.layout, entry.format, entry.nbytes):
+        if (tensor.layout, tensor.format, tensor.nbytes) != (entry.layout, entry.format, entry.nbytes):
             raise PlanError(
-                f"weight '{entry.name}' is {tensor.data.nbytes} bytes of {tensor.format} in layout {tensor.layout!r}, "
+                f"weight '{entry.name}' is {tensor.nbytes} bytes of {tensor.format} in layout {tensor.layout!r}, "
                 f"the plan expects {entry.nbytes} bytes of {entry.format} in layout {entry.layout!r}"
             )
         block.bytes[entry.offset : entry.offset + entry.nbytes] = tensor.data

@@ -10,12 +10,13 @@ import os
 import platform
 from pathlib import Path
 
-from qcompiler.errors import TargetMismatchError
+from qcompiler.errors import CompilerMissingError, TargetMismatchError
 
 X86_LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4")
 
-# /proc/cpuinfo's names for what the psABI levels add ("abm" is lzcnt).
-_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
+# /proc/cpuinfo's names for what the psABI levels add ("abm" is lzcnt, "pni" SSE3). Level 2 has no kernels of its own.
+_V2 = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
+_V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 _V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
@@ -28,7 +29,10 @@ def supported_isas() -> tuple[str, ...]:
     if flags is None:  # no Linux, or /proc is hidden: ask the processor itself
         from qcompiler.runtime.support import support
 
-        return X86_LEVELS[: max(1, support().qc_host_level() - 1)]
+        try:
+            return X86_LEVELS[: max(1, support().qc_host_level() - 1)]
+        except CompilerMissingError:  # nobody to ask: what every x86-64 processor runs
+            return X86_LEVELS[:1]
     return X86_LEVELS[: level_of(flags)]
 
 
@@ -54,6 +58,20 @@ def level_of(flags: frozenset[str]) -> int:
 def host_isa() -> str:
     """The best instruction set of this machine, or what `QC_ISA` asks for."""
     return resolve_isa(None)
+
+
+def runnable_isas() -> tuple[str, ...]:
+    """The builds that run here, plainest first: up to what `QC_ISA` asks for, if it is set.
+
+    `generic` code has no instructions beyond those that every processor of the machine's kind has.
+    """
+    have = ("generic", *(isa for isa in supported_isas() if isa != "generic"))
+    return have[: have.index(resolve_isa(None)) + 1]
+
+
+def buildable_isas() -> tuple[str, ...]:
+    """What the compiler of this machine is asked to build for, whether or not the processor runs it."""
+    return ("generic", *X86_LEVELS) if platform.machine() in ("x86_64", "AMD64") else ("generic",)
 
 
 def resolve_isa(requested: str | None) -> str:

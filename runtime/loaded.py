@@ -15,13 +15,14 @@ from qcompiler.runtime.binding import Binder, EntryBinder
 from qcompiler.runtime.device_interop import Uploader
 from qcompiler.runtime.executor import Executor, Frame, NativeExecutor, PlanExecutor
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, check_directory, constants_nbytes
-from qcompiler.runtime.memory import Block, Bytes, address_of, align_up
-from qcompiler.runtime.native import Library
+from qcompiler.runtime.memory import Block, Bytes, address_of
+from qcompiler.runtime.native import Library, scratch_stride
 from qcompiler.runtime.placement import SessionMemory, SlotDevice, choose_devices, choose_isa
 from qcompiler.runtime.plan_bodies import check_bodies
 from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.session import HostSession, Session, make_context
 from qcompiler.runtime.streams import Queues
+from qcompiler.runtime.support import support
 from qcompiler.runtime.threads import resolve_num_threads
 from qcompiler.runtime.tree import check_signature, input_flattener, output_flattener, unflattener
 
@@ -54,8 +55,10 @@ class LoadedProgram:
         self.num_threads = resolve_num_threads(num_threads) if self.kind == "cpu" else 0
         self.stepwise = stepwise or self.kind != "cpu"
         self.native = next(iter(slots.values())).native
+        if self.kind == "cpu":
+            support(self.native.pool)
         self.library = Library(self.native) if self.kind == "cpu" else None
-        self.scratch_stride = _scratch_stride(plan, self.native.isa) if self.kind == "cpu" else 0
+        self.scratch_stride = _scratch_stride(plan, self.native) if self.kind == "cpu" else 0
         self.binder = Binder(plan)
         self.flatten_inputs = input_flattener(image.signature.inputs)
         self.flatten_outputs = output_flattener(image.signature.outputs, len(plan.entries[0].outputs))
@@ -233,11 +236,14 @@ class LoadedProgram:
         """The image with this machine's build, for `save_image`. What the simulated GPU runs is no build for a GPU."""
         return self.image if self.kind == "sim" else self.image.with_native(self.native)
 
-    def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> None:
-        """Writes the program, with its native build, to a `.qca` file."""
+    def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> dict[str, str]:
+        """Writes the program, with the native build that runs here, to a `.qca` file.
+
+        Returns the build's digest under its instruction set, ``{"x86-64-v4": "sha256:…"}``.
+        """
         from qcompiler.runtime.program_file import save_image
 
-        save_image(self.image_with_native(), path, layout=layout)
+        return save_image(self.image_with_native(), path, layout=layout)
 
     def __repr__(self) -> str:
         entries = ", ".join(entry.name for entry in self.entries)
@@ -288,6 +294,7 @@ class LoadedProgram:
 def check_image(image: ProgramImage) -> None:
     """All that must hold before a plan's kernels may run: its text, its schedule, its bounds, its signature."""
     plan = image.plan
+    image.require_values()
     check_plan_text(plan)
     verify_plan(plan)
     check_bodies(plan)
@@ -315,11 +322,9 @@ def _initial_states(plan: Plan, weights: Bytes) -> dict[str, Bytes]:
     return found
 
 
-def _scratch_stride(plan: Plan, isa: str) -> int:
-    """Bytes of scratch per thread: what the neediest kernel asks for, to full cache lines."""
-    from qcompiler.kernels.cpu import emit
-
-    return align_up(max((emit.scratch_bytes(spec, isa) for spec in plan.kernels), default=0), 64)
+def _scratch_stride(plan: Plan, native: NativeLibrary) -> int:
+    """Bytes of scratch per thread: a build from a file says itself what it needs."""
+    return scratch_stride(plan, native.isa) if native.scratch is None else native.scratch
 
 
 def _aligned(weights: Bytes) -> Bytes:

@@ -19,6 +19,7 @@ from qcompiler.plan.plan import Plan, to_json
 from qcompiler.runtime.cache import cache_dir, write_atomically
 from qcompiler.runtime.compiler import compile_library, find_compiler, flags_for
 from qcompiler.runtime.image import NativeLibrary
+from qcompiler.runtime.memory import align_up
 from qcompiler.runtime.support import Context
 
 QC_INDEX_OUT_OF_RANGE = 1
@@ -67,6 +68,13 @@ def build_native(plan: Plan, isa: str) -> NativeLibrary:
     )
     write_atomically(record, json.dumps({"library": path.name, "compiler": compiler.version}).encode())
     return NativeLibrary(isa, path, emitter_version(), compiler.version)
+
+
+def scratch_stride(plan: Plan, isa: str) -> int:
+    """Bytes of scratch per thread: what the neediest kernel of the plan asks for, to full cache lines."""
+    from qcompiler.kernels.cpu import emit
+
+    return align_up(max((emit.scratch_bytes(spec, isa) for spec in plan.kernels), default=0), 64)
 
 
 def _read_record(record: Path, isa: str) -> NativeLibrary | None:

@@ -36,6 +36,7 @@ from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import PLAN_VERSION, Plan, Signature, WeightEntry
 from qcompiler.runtime.archive import MARK, PAGE, Member, Writer, read_members
 from qcompiler.runtime.backends import registry
+from qcompiler.runtime.builds import Build, Trust, member_name, pack_build, runnable, trusted_build, unpack_build
 from qcompiler.runtime.cache import cache_dir, write_atomically
 from qcompiler.runtime.image import (
     CHUNK,
@@ -107,11 +108,13 @@ class _Versions(msgspec.Struct):
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "target") -> None:
+def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "target") -> dict[str, str]:
     """Writes a program file: streamed to a temporary file beside it, renamed when complete.
 
     `layout="canonical"` stores weights in their formats' canonical bytes, for other targets; the plan stays as it is.
+    Returns the digests of the native builds it holds, ``{"x86-64-v4": "sha256:…"}``: what `trust_native` takes.
     """
+    image.require_values()
     path = Path(path)
     if layout == "canonical":
         stored = canonical_directory(image.plan.weights)
@@ -120,7 +123,8 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
         stored, weights = image.plan.weights, image.weights
     else:
         raise ValueError(f"layout={layout!r} is neither 'target' nor 'canonical'")
-    natives = {_native_file(native.isa): native.path.read_bytes() for native in image.native}
+    plan_text = msgspec.json.encode(image.plan, order="deterministic")
+    natives = {member_name(native.isa): pack_build(native, image.plan, plan_text) for native in image.native}
     texts = {name: text.encode() for name, text in image.texts.items()}
     header = Header(
         magic="qcompiler-program",
@@ -135,7 +139,7 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
         stored=with_digests(stored, weights),
         native=tuple(
             NativeBuild(
-                file=_native_file(native.isa), isa=native.isa, sha256=_sha256(natives[_native_file(native.isa)]),
+                file=member_name(native.isa), isa=native.isa, sha256=_sha256(natives[member_name(native.isa)]),
                 emitter_version=native.emitter_version, compiler=native.compiler,
             )
             for native in image.native
@@ -148,11 +152,7 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
     program = msgspec.json.encode(header, order="deterministic")
     _write(path, program, weights, natives | texts)
     _remember(path, program)
-
-
-def _native_file(isa: str) -> str:
-    """The member that holds a build: a module for a GPU's architecture, a library for the CPU's instruction set."""
-    return f"native/{isa}.{'cubin' if isa.startswith('sm_') else 'so'}"
+    return {build.isa: f"sha256:{build.sha256}" for build in header.native}
 
 
 def emitter_of(kind: str) -> str:
@@ -211,7 +211,7 @@ def load_image(
     path: str | Path,
     *,
     verify: Verify = "auto",
-    trust_native: bool | str = False,
+    trust_native: Trust = False,
     device: str | None = None,
     devices: Sequence[str] | None = None,
 ) -> tuple[ProgramImage, NativeLibrary | None]:
@@ -235,7 +235,11 @@ def load_image(
             _remember(path, program)
         native = None
         if trust_native is not False:
-            native = _trusted_build(data, members, header, trust_native, device, devices)
+            where = choose_devices(header.plan, device, devices)[0]
+            builds = _builds(data, members, header)
+            native = trusted_build(
+                builds, trust_native, lambda: _plan_text(program), where, lambda: emitter_of("cuda")
+            )  # fmt: skip
     except (ForeignFileError, CorruptFileError, NewerFileError, TrustError, TargetMismatchError) as error:
         raise type(error)(f"{path}: {error}") from error
     if header.layout == "canonical":
@@ -377,50 +381,46 @@ def _texts(data: memoryview, members: dict[str, Member], header: Header) -> dict
     return {item.file: bytes(_member(data, members, item.file)).decode("utf-8", "replace") for item in header.texts}
 
 
-# --- trust -----------------------------------------------------------------------------------------------------------
+# --- native builds ---------------------------------------------------------------------------------------------------
 
 
-def _trusted_build(
-    data: memoryview,
-    members: dict[str, Member],
-    header: Header,
-    trust: bool | str,
-    device: str | None,
-    devices: Sequence[str] | None,
-) -> NativeLibrary:
-    """The file's own build that the caller trusts, written to the user's cache."""
-    digest = trust.removeprefix("sha256:") if isinstance(trust, str) and trust.startswith("sha256:") else None
-    if digest is None and trust is not True:
-        raise TrustError(f"trust_native={trust!r} is neither True, False nor 'sha256:<digest of the library>'")
-    if not header.native:
-        raise TrustError("the file holds no native build to trust; load it without trust_native")
-    builds = [build for build in header.native if digest in (None, build.sha256)]
-    if not builds:
-        have = ", ".join(f"{build.file} sha256:{build.sha256}" for build in header.native)
-        raise TrustError(f"the file has no native build with {trust}; it has: {have}")
-    where = choose_devices(header.plan, device, devices)[0]
-    able = registry.runs(where)
-    fitting = [build for build in builds if build.isa in able]
-    if not fitting:
-        raise TargetMismatchError(
-            f"the file's native builds need {', '.join(build.isa for build in builds)}, {_machine(where)} runs "
-            f"{', '.join(able) or 'none but its own'}; load without trust_native to compile the kernels here"
+def _builds(data: memoryview, members: dict[str, Member], header: Header) -> list[Build]:
+    """The file's native builds, as they describe themselves. CorruptFileError if program.json says otherwise."""
+    builds = [unpack_build(item.file, item.sha256, _member(data, members, item.file)) for item in header.native]
+    for item, build in zip(header.native, builds, strict=True):
+        said, own = (item.isa, item.emitter_version, item.compiler), build.note
+        if said != (own.isa, own.emitter_version, own.compiler) or own.kind != header.target.kind:
+            raise CorruptFileError(f"'{item.file}' is for {own.kind} {own.isa}, program.json says otherwise")
+    return builds
+
+
+class _PlanText(msgspec.Struct):
+    """The plan's own text inside program.json, which its builds name by digest."""
+
+    plan: msgspec.Raw
+
+
+def _plan_text(program: bytes) -> bytes:
+    return bytes(msgspec.json.decode(program, type=_PlanText).plan)
+
+
+def offers(path: str | Path, device: str | None = None, devices: Sequence[str] | None = None) -> str:
+    """What a machine without a compiler can do with a program file, as the end of an error message."""
+    data = _map(Path(path))
+    members = read_members(data)
+    header, _, _ = _checked_members(data, members)
+    builds, where = _builds(data, members, header), choose_devices(header.plan, device, devices)[0]
+    if fitting := runnable(builds, where, lambda: emitter_of("cuda")):
+        best = fitting[0]
+        return (
+            f"; or run the build for {best.note.isa} that the file brings: if you trust those who made it, load with "
+            f"trust_native='sha256:{best.sha256}'"
         )
-    best = max(fitting, key=lambda build: able.index(build.isa))
-    if header.target.kind == "cuda" and best.emitter_version != emitter_of("cuda"):
-        # How a kernel is launched is derived from the emitter: that of another version may mean another grid.
-        raise TargetMismatchError(
-            f"'{best.file}' was made by the emitter {best.emitter_version}, this one is {emitter_of('cuda')}; load "
-            "without trust_native to compile the kernels here"
-        )
-    library = cache_dir("trusted") / f"{best.sha256}{Path(best.file).suffix}"
-    if not library.exists() or _sha256(library.read_bytes()) != best.sha256:
-        write_atomically(library, bytes(_member(data, members, best.file)), mode=0o700)
-    return NativeLibrary(best.isa, library, best.emitter_version, best.compiler)
-
-
-def _machine(device: str) -> str:
-    return "this machine" if device == "cpu" else device
+    have = ", ".join(build.note.isa for build in builds)
+    return (
+        f"; or have it saved with a build that runs here, by qcompile(targets=[…]) where there is a compiler: this "
+        f"machine runs {', '.join(registry.runs(where)) or 'none'}, the file brings {have or 'none'}"
+    )
 
 
 # --- the user's record of files whose weights were checked -----------------------------------------------------------

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import functools
+import hashlib
+import json
 import os
+import re
+import threading
 from importlib import resources
+from pathlib import Path
 
-from qcompiler.errors import ArgumentError
-from qcompiler.runtime.compiler import compile_library
+from qcompiler.errors import ArgumentError, CompileFailedError, CompilerMissingError
+from qcompiler.runtime.cache import cache_dir, write_atomically
+from qcompiler.runtime.compiler import compile_library, flags_for
 
 DEFAULT_SPIN_US = 50
 """How long an idle worker waits before it sleeps: regions of one call follow each other faster than this."""
@@ -31,14 +37,55 @@ class Context(ctypes.Structure):
     )
 
 
-@functools.cache
-def support() -> ctypes.CDLL:
-    """The loaded library (never unloaded: its workers run in it)."""
+_FLAGS = ("-pthread",)
+_NAME = re.compile(r"qcpool-[0-9a-f]{32}\.so\Z")
+_loaded: list[ctypes.CDLL] = []
+_loading = threading.Lock()
+
+
+def support(trusted: Path | None = None) -> ctypes.CDLL:
+    """The loaded library (never unloaded: its workers run in it), one per process.
+
+    It is the user's own, from the cache or compiled.  Only where there is neither, nor a compiler, `trusted` serves:
+    the one that came with a trusted build.  CompilerMissingError without it.
+    """
+    with _loading:
+        if not _loaded:
+            try:
+                path = support_library()
+            except CompilerMissingError:
+                if trusted is None:
+                    raise
+                path = trusted
+            _loaded.append(_open(path))
+    return _loaded[0]
+
+
+def support_library() -> Path:
+    """The compiled library's file. One that was compiled before needs no compiler."""
+    source, isa = _source(), "x86-64" if os.uname().machine == "x86_64" else "generic"
+    key = hashlib.sha256(json.dumps([source, isa, os.uname().machine, flags_for(isa), _FLAGS]).encode()).hexdigest()
+    record = cache_dir("plans") / f"pool-{key}"
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # no record yet, or a damaged one: compiling writes it anew
+        name = record.read_text()
+        if _NAME.match(name) and (known := cache_dir("native") / name).exists():
+            return known
+    path = compile_library(source, isa, name="qcpool", extra_flags=_FLAGS)
+    write_atomically(record, path.name.encode())
+    return path
+
+
+def _source() -> str:
     abi = resources.files("qcompiler.kernels.cpu").joinpath("abi.h").read_text()
     pool = resources.files("qcompiler.runtime").joinpath("pool.cpp").read_text()
-    source = pool.replace('#include "abi.h"\n', abi.replace("#pragma once\n", ""), 1)
-    isa = "x86-64" if os.uname().machine == "x86_64" else "generic"
-    library = ctypes.CDLL(str(compile_library(source, isa, name="qcpool", extra_flags=("-pthread",))))
+    return pool.replace('#include "abi.h"\n', abi.replace("#pragma once\n", ""), 1)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompileFailedError(f"cannot load the thread pool {path}: {error}") from error
     library.qc_pool_parallel.restype = None
     library.qc_pool_set_spin.argtypes = (ctypes.c_int64,)
     library.qc_pool_set_spin.restype = None

@@ -49,7 +49,7 @@ def write_context(ctx: QCContext, path: Path) -> None:
     """The context's weight directory, target, devices and buckets as one file."""
     kept = {t.key: t.data for t in ctx.weights if t.valued and t.format is None and t.nbytes <= LARGEST_KEPT}
     facts = {
-        "target": [ctx.target.kind, ctx.target.isa],
+        "target": [ctx.target.kind, *ctx.target.isas],
         "devices": list(ctx.devices),
         "device_map": ctx.device_map,
         "buckets": ctx.options.get("buckets"),
@@ -71,7 +71,7 @@ def read_context(path: Path) -> QCContext:
         store.add(_tensor(weight, kept))
     ctx = QCContext.default(
         weights=store,
-        target=Target(*facts["target"]),
+        target=Target(facts["target"][0], facts["target"][1], tuple(facts["target"][2:])),
         devices=tuple(facts["devices"]),
         device_map=facts["device_map"],
     )

@@ -22,10 +22,19 @@ from qcompiler.plan.weights import WeightStore
 @dataclass(frozen=True)
 class Target:
     """What code is made for. `isa` is x86-64, x86-64-v3, x86-64-v4 or generic for kind "cpu"; for kind "cuda" (a GPU or
-    the simulated one) an architecture such as sm_90a."""
+    the simulated one) an architecture such as sm_90a.
+
+    `others` are further ones of the kind that the same plan must serve: each gets a build of its own.
+    """
 
     kind: str = "cpu"
     isa: str = "x86-64-v4"
+    others: tuple[str, ...] = ()
+
+    @property
+    def isas(self) -> tuple[str, ...]:
+        """All that the plan must serve, `isa` first."""
+        return (self.isa, *self.others)
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ def runs(device: str) -> tuple[str, ...]:
     """
     kind, _ = parse(device)
     if kind == "cpu":
-        from qcompiler.runtime.isa import supported_isas
+        from qcompiler.runtime.isa import runnable_isas
 
-        return supported_isas()
+        return runnable_isas()
     if kind == "sim":
         return ()
     own = architecture(device)

@@ -45,7 +45,7 @@ def test_a_program_for_an_absent_gpu_goes_to_the_simulated_one(tmp_path: Path) -
     with pytest.raises(TargetMismatchError, match="device='cpu'"):
         program.to("cpu")
     program.save(tmp_path / "gpu.qca")
-    with pytest.raises(TargetMismatchError, match="need sm_90a, sim:0 runs none but its own"):
+    with pytest.raises(TargetMismatchError, match="needs sm_90a, sim:0 runs none but its own"):
         qc.load(tmp_path / "gpu.qca", device="sim:0", trust_native=True)
     simulated.save(tmp_path / "simulated.qca")
     with pytest.raises(TrustError, match="holds no native build to trust; load it without trust_native"):

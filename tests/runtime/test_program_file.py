@@ -373,9 +373,18 @@ def test_trust_in_a_file_without_native_code_is_an_error(file: Path) -> None:
         load_image(file, trust_native=True)
 
 
-def test_native_code_for_another_machine(with_native: Path) -> None:
+def test_native_code_for_another_machine(small: Any, tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    library.write_bytes(b"\x7fELF of rv64")
+    save_image(small.image.with_native(NativeLibrary("rv64", library, "1", scratch=0)), tmp_path / "p.qca")
+    with pytest.raises(TargetMismatchError, match=r"needs rv64, this machine runs .*Load without trust_native"):
+        load_image(tmp_path / "p.qca", trust_native=True)
+
+
+def test_a_listing_that_calls_a_build_another_instruction_set_is_refused(with_native: Path) -> None:
+    """What a build needs stands in the build, whose digest is trusted, and not in program.json."""
     edit_header(with_native, lambda header: header["native"][0].update(isa="rv64"))
-    with pytest.raises(TargetMismatchError, match=r"rv64.*load without trust_native"):
+    with pytest.raises(CorruptFileError, match=r"program\.json says otherwise"):
         load_image(with_native, trust_native=True)
 
 
