@@ -1,7 +1,8 @@
-"""Convolutions of ATen.
+"""Convolutions and batch norm of ATen.
 
     aten.convolution on (b, c, h, w)     qc.conv2d
     aten.convolution on (b, c, length)   qc.conv2d of height 1, between two reshapes
+    batch_norm                           x * scale + shift, both made from constants and so at load time
 
 What stands in the graph has been prepared by `fold-conv` (batch norms after a convolution are part of its weight,
 transposed convolutions are plain ones) and by `insert-qdq` (how the weight is stored).
@@ -15,9 +16,10 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
+from qcompiler.frontends.scalars import Scalars, opmath
 from qcompiler.frontends.scope import Args, Result, Scope, lowers
 from qcompiler.ir import qc, types
-from qcompiler.ir.types import shape_of
+from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim
 
 aten = torch.ops.aten
@@ -60,3 +62,32 @@ def _image(s: Scope, value: V, count: int) -> V:
     """(…, length) as (…, 1, length)."""
     shape = shape_of(value.type)
     return value if count == 2 else s.reshape(value, [*shape[:2], 1, *shape[2:]])
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm(s: Scope, node: fx.Node, a: Args) -> Result:
+    """x * scale + shift over channels (dim 1), in fp32 and rounded once.
+
+    scale = weight / sqrt(var + eps) and shift = bias - mean * scale, as torch's CPU kernel does it.
+    """
+    x = s.value(a["input"])
+    shape, dtype, eps = shape_of(x.type), tensor_dtype(x.type), float(a["eps"])
+    compute = opmath(dtype)
+    mean, var = s.value(a["running_mean"]), s.value(a["running_var"])
+    weight, bias = (s.value(a[n]) if a.get(n) is not None else None for n in ("weight", "bias"))
+
+    def scale_of(m: Scalars, variance: V, *factor: V) -> V:
+        inverse = m.div(m.const(1), m.call("sqrt", m.add(variance, m.const(eps))))
+        return m.mul(inverse, factor[0]) if factor else inverse
+
+    def shift_of(m: Scalars, average: V, factor: V, *added: V) -> V:
+        moved = m.mul(average, factor)
+        return m.sub(added[0], moved) if added else m.sub(m.const(0), moved)
+
+    scale = s.pointwise([var, *([weight] if weight is not None else [])], scale_of, compute=compute, result=compute)
+    given = [mean, scale, *([bias] if bias is not None else [])]
+    shift = s.pointwise(given, shift_of, compute=compute, result=compute)
+    spread = [1, shape[1], *([1] * (len(shape) - 2))]
+    affine = [s.reshape(v, spread) for v in (scale, shift)]
+    out = s.pointwise([x, *affine], lambda m, v, f, t: m.add(m.mul(v, f), t), compute=compute, result=dtype)
+    return (out, None, None)

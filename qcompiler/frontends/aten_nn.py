@@ -139,25 +139,6 @@ def _norm_operands(s: Scope, a: Args) -> tuple[V, V | None, V | None, Shape]:
     return flat, same[0], same[1], shape
 
 
-@lowers(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm(s: Scope, node: fx.Node, a: Args) -> Result:
-    """(x - mean) / sqrt(var + eps) * weight + bias with the running statistics, channels on dim 1."""
-    x = s.value(a["input"])
-    shape, dtype, eps = shape_of(x.type), tensor_dtype(x.type), float(a["eps"])
-    names = [n for n in ("weight", "bias") if a.get(n) is not None]
-    spread = [1, shape[1], *([1] * (len(shape) - 2))]
-    extra = [s.reshape(s.value(a[n]), spread) for n in ("running_mean", "running_var", *names)]
-
-    def body(m: Scalars, value: V, mean: V, var: V, *affine: V) -> V:
-        scale = m.div(m.const(1), m.call("sqrt", m.add(var, m.const(eps))))
-        out = m.mul(m.sub(value, mean), scale)
-        given = dict(zip(names, affine, strict=True))
-        out = m.mul(out, given["weight"]) if "weight" in given else out
-        return m.add(out, given["bias"]) if "bias" in given else out
-
-    return (s.pointwise([x, *extra], body, compute=opmath(dtype), result=dtype), None, None)
-
-
 @lowers(aten.native_group_norm.default)
 def _group_norm(s: Scope, node: fx.Node, a: Args) -> Result:
     """Layer norm over each group of channels, then weight and bias per channel; statistics in fp32."""
