@@ -1,0 +1,387 @@
+"""Many graphs as one program, so that one export and one run of the host's compiler serve them all.
+
+Answers are compared one by one (`Failure.component` says which):
+
+    export      the rewritten program in eager torch (weights quantised) against the graph's statements in eager torch
+    import      the reference interpreter on the imported module
+    passes      the same after fuse-elementwise, the last pass at the tensor level
+    schedule    the interpreter of schedules on poisoned memory, after plan-memory
+    native      the compiled kernels, one function
+    stepwise    the same plan walked step by step: every bit of native
+    file        saved and loaded: every bit of native
+    mlir        upstream MLIR on what the passes made
+    sim         the CUDA kernels on the simulated GPU
+
+An exception stands for all graphs of the program; `isolate` finds those that raise it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graphfuzz.compare import difference
+from graphfuzz.graphs import Graph, build_module
+from graphfuzz.shadow import Meaningless, Trial, run_graph
+from qcompiler.config import QuantConfig, Rule
+from qcompiler.errors import QCompilerError
+from qcompiler.frontends.importer import ImportResult
+from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch_values import to_numpy
+from qcompiler.ir.context import QCContext, Target
+from qcompiler.ir.interpreter import Interpreter
+from qcompiler.passes.emit_kernels import PLAN
+from qcompiler.passes.pipeline import run_pipeline
+from qcompiler.passes.support.answers import answers
+from qcompiler.runtime import compiler, native
+from qcompiler.runtime.image import Target as ImageTarget
+from qcompiler.runtime.image import build_image
+from qcompiler.runtime.isa import resolve_isa
+from qcompiler.runtime.loaded import LoadedProgram
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong with which graph of a batch; `graph` is None for an exception that names none."""
+
+    graph: int | None
+    component: str
+    detail: str
+
+    @property
+    def kind(self) -> str:
+        """What a shrunk graph has to keep: the component, and the exception's class if it was one."""
+        first = self.detail.partition(":")[0]
+        return f"{self.component}: {first}" if self.graph is None or first.endswith("Error") else self.component
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a batch is held against beside export, import, passes and native."""
+
+    schedule: bool = False
+    stepwise: bool = False
+    file: bool = False
+    mlir: bool = False
+    sim: bool = False
+    verify_each: bool = False
+    """Run the interpreter around every pass, and hold each to what it promises."""
+    native: bool = True
+    optimise: str = "-O1"
+    """-O3 is what users get; it takes the host's compiler three times as long, and the numbers are the same."""
+    isa: str | None = None
+
+
+@dataclass
+class Report:
+    failures: list[Failure] = field(default_factory=list)
+    set_aside: int = 0
+    """Graphs whose quantised weights made a comparison meaningless."""
+    operators: dict[str, int] = field(default_factory=dict)
+    """Calls of each ATen operator in the exported program."""
+    compared: dict[str, int] = field(default_factory=dict)
+    """Tensors compared, by component."""
+
+
+class Batch(torch.nn.Module):
+    """Graphs side by side: their inputs one after another, a tuple of their results each."""
+
+    def __init__(self, graphs: Sequence[Graph]) -> None:
+        super().__init__()
+        self.counts = [len(graph.inputs) for graph in graphs]
+        self.parts = torch.nn.ModuleList(build_module(graph) for graph in graphs)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], ...]:
+        results, first = [], 0
+        for part, count in zip(self.parts, self.counts, strict=True):
+            results.append(part(*inputs[first : first + count]))
+            first += count
+        return tuple(results)
+
+
+@dataclass
+class _Wanted:
+    """Answers of one set of sizes: flat inputs, and for each output its graph, name, value and tolerance."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[tuple[int, str, torch.Tensor, torch.Tensor | None] | None]
+
+    @property
+    def arrays(self) -> list[Any]:
+        return [to_numpy(value) for value in self.inputs]
+
+
+def check(graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks | None = None) -> Report:
+    """Compiles the graphs as one program and compares. Failures that are exceptions name no graph."""
+    checks = checks or Checks()
+    report = Report()
+    run = _Run(graphs, sizes, checks, report)
+    for component, step in (("export", run.export), ("passes", run.pipeline), ("native", run.natively), ("mlir", run.mlir),
+                            ("sim", run.simulated)):  # fmt: skip
+        try:
+            with warnings_off():
+                step()
+        except Exception as error:
+            report.failures.append(Failure(None, run.component or component, _words(error)))
+            break
+    return report
+
+
+def _words(error: Exception) -> str:
+    text = f"{type(error).__name__}: {str(error)[:1500]}"
+    if isinstance(error, QCompilerError):
+        return text
+    return text + "\n" + "".join(traceback.format_tb(error.__traceback__)[-4:])
+
+
+class _Run:
+    def __init__(self, graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks, report: Report) -> None:
+        self.graphs, self.sizes, self.checks, self.report = graphs, sizes, checks, report
+        self.component = "generator"
+        self.model = Batch(graphs).eval()
+        self.wanted: list[_Wanted] = []
+
+    # --- export and import ---
+
+    def export(self) -> None:
+        self.component = "export"
+        plain = [run_graph(graph, self.sizes[1], 1) for graph in self.graphs]
+        example = [trial.eager[leaf.name] for graph, trial in zip(self.graphs, plain, strict=True) for leaf in graph.inputs]
+        specs = tuple(spec for graph in self.graphs for spec in graph.dynamic_shapes())
+        dynamic = (specs,) if any(specs) else None
+        self.imported = import_torch(self.model, tuple(example), quant=self._recipe(), dynamic_shapes=dynamic)
+        for node in self.imported.quantized.exported.graph.nodes:
+            if node.op == "call_function":
+                name = str(node.target)
+                self.report.operators[name] = self.report.operators.get(name, 0) + 1
+        self._prepare()
+        for wanted in self.wanted:
+            results = self.imported.quantized.module(*wanted.inputs)
+            self._compare([value for part in results for value in part], wanted)
+        self.component = "import"
+        interpreter = Interpreter(self.imported.module, self.imported.weights)
+        for wanted in self.wanted:
+            self._compare(interpreter.run(wanted.arrays), wanted)
+
+    def _recipe(self) -> QuantConfig | None:
+        rules = [Rule(f"parts.{i}.{attribute}", fmt) for i, graph in enumerate(self.graphs) for attribute, fmt in graph.quant]
+        return QuantConfig("float", rules=tuple(rules)) if rules else None
+
+    def _prepare(self) -> None:
+        for index, symbols in enumerate(self.sizes):
+            inputs: list[torch.Tensor] = []
+            outputs: list[tuple[int, str, torch.Tensor, torch.Tensor | None] | None] = []
+            for number, graph in enumerate(self.graphs):
+                trial = self._trial(number, graph, symbols, index)
+                inputs += [trial.eager[leaf.name] for leaf in graph.inputs]
+                for name in graph.outputs:
+                    known = name in trial.eager
+                    outputs.append((number, name, trial.eager[name], trial.tolerance(name)) if known else None)
+            self.wanted.append(_Wanted(inputs, outputs))
+
+    def _trial(self, number: int, graph: Graph, symbols: Sizes, index: int) -> Trial:
+        def weights(attribute: str) -> torch.Tensor | None:
+            return self._decoded(f"parts.{number}.{attribute}") if attribute in dict(graph.quant) else None
+
+        try:
+            return run_graph(graph, symbols, index, weights)
+        except Meaningless:
+            if not graph.quant:
+                raise
+            self.report.set_aside += 1
+            trial = Trial(symbols, index)
+            for leaf in graph.inputs:
+                trial.leaf(leaf)
+            return trial
+
+    def _decoded(self, key: str) -> torch.Tensor | None:
+        """A quantised weight as the rewritten program decodes it, by torch's own operator."""
+        from qcompiler.config import format_text
+
+        if key not in self.imported.weights or self.imported.weights[key].format is None:
+            return None
+        stored = self.imported.weights[key]
+        assert stored.format is not None
+        packed = torch.from_numpy(np.array(stored.data))
+        dtype = self.model.get_parameter(key).dtype
+        decoded: torch.Tensor = torch.ops.qc.dequantize(packed, format_text(stored.format), list(stored.shape), dtype)
+        return decoded
+
+    # --- passes ---
+
+    def pipeline(self) -> None:
+        self.component = "passes"
+        target = Target("cpu", resolve_isa(self.checks.isa))
+        self.context = QCContext.default(weights=self.imported.weights.copy(), target=target, devices=("cpu",))
+        self.module = self.imported.module.clone()
+        samples = self.wanted[2].arrays if self.checks.verify_each else None
+        run_pipeline(
+            self.module, self.context, on_stage=self._after_stage, sample_inputs=samples,
+            verify_each="numerics" if self.checks.verify_each else None,
+        )  # fmt: skip
+
+    def _after_stage(self, name: str, module: Any, _seconds: float) -> None:
+        if name == "fuse-elementwise":
+            self.fused = module.clone() if self.checks.mlir else None
+            interpreter = Interpreter(module, self.context.weights)
+            for wanted in self.wanted:
+                self._compare(interpreter.run(wanted.arrays), wanted)
+        if name == "plan-memory" and self.checks.schedule:
+            self.component = "schedule"
+            wanted = self.wanted[2]
+            for results in answers(module, self.context, wanted.arrays, {}).values():
+                self._compare(results, wanted)
+        self.component = "passes"
+
+    # --- running ---
+
+    def natively(self) -> None:
+        if not self.checks.native:
+            return
+        self.component = "native"
+        plan = self.context.options[PLAN]
+        isa = self.context.target.isa
+        image = build_image(plan, self.imported.signature, self.context.weights, target=ImageTarget(kind="cpu", isa=isa))
+        with quick_compiler(self.checks.optimise):
+            program = LoadedProgram.from_image(image, "cpu", isa=isa)
+            session, steps = program.session(), program.session(stepwise=True)
+            given = [self._flat(session(*wanted.inputs)) for wanted in self.wanted]
+            for results, wanted in zip(given, self.wanted, strict=True):
+                self._compare(results, wanted)
+            if self.checks.stepwise:
+                self.component = "stepwise"
+                for results, wanted in zip(given, self.wanted, strict=True):
+                    self._same_bits(self._flat(steps(*wanted.inputs)), results)
+            if self.checks.file:
+                self.component = "file"
+                self._through_a_file(program, given)
+
+    def _through_a_file(self, program: LoadedProgram, given: list[list[torch.Tensor]]) -> None:
+        from qcompiler.runtime import load
+        from qcompiler.runtime.program_file import save_image
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "fuzz.qca"
+            save_image(program.image_with_native(), path)
+            loaded = load(path, trust_native=True)
+            for results, wanted in zip(given, self.wanted, strict=True):
+                self._same_bits(self._flat(loaded(*wanted.inputs)), results)
+
+    def mlir(self) -> None:
+        if not self.checks.mlir:
+            return
+        self.component = "mlir"
+        from qcompiler.ir.mlir_oracle import run_with_mlir
+        from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
+
+        LowerQcToLinalgPass().apply(self.context, self.fused)
+        self.fused.verify()
+        wanted = self.wanted[2]
+        self._compare(run_with_mlir(self.fused, self.imported.weights, wanted.arrays), wanted)
+
+    def simulated(self) -> None:
+        if not self.checks.sim:
+            return
+        self.component = "sim"
+        context = QCContext.default(weights=self.imported.weights.copy(), target=Target("cuda", "sm_80"), devices=("cuda:0",))
+        module = self.imported.module.clone()
+        run_pipeline(module, context)
+        plan = context.options[PLAN]
+        image = build_image(plan, self.imported.signature, context.weights, target=ImageTarget(kind="cuda", isa="sm_80"))
+        program = LoadedProgram.from_image(image, "sim:0")
+        for wanted in self.wanted[1:]:
+            self._compare(self._flat(program(*wanted.inputs)), wanted)
+
+    # --- comparing ---
+
+    @staticmethod
+    def _flat(results: Any) -> list[torch.Tensor]:
+        return [value for part in results for value in part]
+
+    def _compare(self, results: Sequence[Any], wanted: _Wanted) -> None:
+        assert len(results) == len(wanted.outputs), f"{len(results)} results, not {len(wanted.outputs)}"
+        known = {failure.graph for failure in self.report.failures}
+        for got, want in zip(results, wanted.outputs, strict=True):
+            if want is None or want[0] in known:
+                continue
+            number, name, value, tolerance = want
+            self.report.compared[self.component] = self.report.compared.get(self.component, 0) + 1
+            found = difference(got, value, tolerance)
+            if found is not None:
+                self.report.failures.append(Failure(number, self.component, f"{name} {found}"))
+                known.add(number)
+
+    def _same_bits(self, results: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
+        numbers = [number for number, graph in enumerate(self.graphs) for _ in graph.outputs]
+        for number, got, want in zip(numbers, results, wanted, strict=True):
+            self.report.compared[self.component] = self.report.compared.get(self.component, 0) + 1
+            if to_numpy(got).tobytes() != to_numpy(want).tobytes():
+                self.report.failures.append(Failure(number, self.component, "other bits than native"))
+
+
+@contextlib.contextmanager
+def quick_compiler(level: str) -> Iterator[None]:
+    """The host's compiler at another level of optimisation; libraries of each level have keys of their own."""
+    plain = compiler.flags_for
+
+    def flags(isa: str) -> tuple[str, ...]:
+        return tuple(level if flag == "-O3" else flag for flag in plain(isa))
+
+    places: list[tuple[Any, Any]] = [(place, place.flags_for) for place in (compiler, native)]
+    for place, _ in places:
+        place.flags_for = flags
+    try:
+        yield
+    finally:
+        for place, old in places:
+            place.flags_for = old
+
+
+@contextlib.contextmanager
+def warnings_off() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def isolate(graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks, report: Report) -> list[tuple[int, Failure]]:
+    """Every failing graph of a batch with its failure; exceptions are traced by halving the batch."""
+    found = [(failure.graph, failure) for failure in report.failures if failure.graph is not None]
+    if any(failure.graph is None for failure in report.failures):
+        known = {number for number, _ in found}
+        found += _halve([i for i in range(len(graphs)) if i not in known], graphs, sizes, checks)
+    return found
+
+
+def _halve(
+    numbers: list[int], graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks
+) -> list[tuple[int, Failure]]:
+    if not numbers:
+        return []
+    report = check([graphs[i] for i in numbers], sizes, checks)
+    found = [(numbers[f.graph], f) for f in report.failures if f.graph is not None]
+    raised = [f for f in report.failures if f.graph is None]
+    if not raised:
+        return found
+    if len(numbers) == 1:
+        return [*found, (numbers[0], raised[0])]
+    done = {number for number, _ in found}
+    rest = [i for i in numbers if i not in done]
+    middle = (len(rest) + 1) // 2
+    return found + [hit for part in (rest[:middle], rest[middle:]) for hit in _halve(part, graphs, sizes, checks)]
+
+
+Check = Callable[[Sequence[Graph], Sequence[Sizes], Checks], Report]
+__all__ = ["Batch", "Check", "Checks", "Failure", "ImportResult", "Report", "check", "isolate", "quick_compiler"]
