@@ -131,6 +131,10 @@ def _(body: BatchMatmulKernel, operands: int) -> list[Role]:
 def _(body: AttentionKernel, operands: int) -> list[Role]:
     if body.kv_heads < 1 or body.heads % body.kv_heads:
         raise PlanError(f"an attention kernel has {body.heads} heads over {body.kv_heads} heads of keys and values")
+    if body.window is not None and not 1 <= body.window < 1 << 31:
+        raise PlanError(f"an attention kernel has a window of {body.window} keys; it must be from 1 to 2**31 - 1")
+    if body.softcap is not None and not 0 < body.softcap < math.inf:
+        raise PlanError(f"an attention kernel has softcap {body.softcap}; it must be positive and finite")
     b, h, kv = body.batch, body.heads, body.kv_heads
     mask: list[Role] = [((b, h, body.q_len, body.kv_len), "r")] if body.mask != "none" else []
     return [

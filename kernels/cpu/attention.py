@@ -3,8 +3,8 @@
 A task owns up to `QUERY_BLOCK` queries of one head.  For each block of `KEY_BLOCK` keys it packs the keys transposed
 into scratch (16 keys per vector), then takes `rows` queries at a time: scores by a register tile of fused
 multiply-adds, running maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018),
-and the product with the values by a second register tile.  Scratch is bounded whatever the lengths; causal blocks that
-no query of the task sees are skipped.  `attention_decode` serves a single query.
+and the product with the values by a second register tile.  Scratch is bounded whatever the lengths; blocks of keys that
+no query of the task sees (after it, or behind the window) are skipped.  `attention_decode` serves a single query.
 """
 
 from __future__ import annotations
@@ -174,6 +174,7 @@ def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
             sections.append(f"float* const {name} = (float*)scratch + {offset};")
         offset += size
     seen = "qc_min(kv_len, q0 + q_count)" if body.causal else "kv_len"
+    first = "0" if body.window is None else f"qc_max(0, q0 + 1 - {body.window})"
     return [
         *(pointer(o, i, name, "call->op") for i, (name, o) in enumerate(zip(names, spec.operands, strict=True))),
         f"const int64_t q_len = {c_dim(body.q_len)}, kv_len = {c_dim(body.kv_len)}, blocks = {blocks};",
@@ -185,8 +186,8 @@ def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
         *sections,
         f"for (int64_t i = 0; i < {geometry.query_block}; i++) top[i] = -INFINITY, total[i] = 0.0f;",
         f"memset(sums, 0, sizeof(float) * {geometry.query_block * geometry.value_columns});",
-        f"const int64_t seen = {seen};  // keys that some query of this task sees",
-        f"for (int64_t k0 = 0; k0 < seen; k0 += {geometry.key_block}) {{",
+        f"const int64_t seen = {seen};  // the end of the keys that some query of this task sees",
+        f"for (int64_t k0 = {first}; k0 < seen; k0 += {geometry.key_block}) {{",
         *indent(_key_block(spec, geometry)),
         "}",
         *_finish(spec, geometry),

@@ -34,6 +34,12 @@ def score_lines(spec: KernelSpec, address: str, query: str, key: str) -> list[st
     body = spec.body
     assert isinstance(body, AttentionKernel)
     lines = [f"vf s = vload({address}) * vset({float_literal(body.scale, 'f32')});"]
+    if body.softcap is not None:
+        cap = f"vset({float_literal(body.softcap, 'f32')})"
+        lines.append(f"s = {cap} * vtanh(s / {cap});")
+    if body.window is not None:  # the lanes whose key is too far back
+        lines.append(f"s = vsel(vfirst((int)qc_max(0, qc_min(16, {query} + 1 - {body.window} - ({key})))), "
+                     "vset(-INFINITY), s);")
     if body.mask == "none":
         return lines
     mask = operand(spec, "mask")

@@ -16,7 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda import attention_decode, attention_mma
-from qcompiler.kernels.cuda.attention_operands import body_of, check, head_pointers, masked, roles, stride
+from qcompiler.kernels.cuda.attention_operands import (
+    body_of,
+    capped,
+    check,
+    first_key,
+    head_pointers,
+    hidden,
+    masked,
+    roles,
+    stride,
+)
 from qcompiler.kernels.cuda.emit import arch_number, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.scalar import float_literal
@@ -110,7 +120,7 @@ def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:
         *memory.declarations(),
         *_place(spec, tile),
         *_stage_queries(spec, tile, when=tile.pieces == 1),
-        f"for (int64_t k0 = 0; k0 < seen; k0 += {tile.keys}) {{",
+        f"for (int64_t k0 = {first_key(spec, 'q0', tile.keys)}; k0 < seen; k0 += {tile.keys}) {{",
         *indent(_keys(spec, tile)),
         "}",
         *_finish(spec, tile),
@@ -204,16 +214,17 @@ def _softmax(spec: KernelSpec, tile: Tile) -> list[str]:
     """Scores of query `r` to weights, and its earlier sums faded to the new maximum."""
     body, columns = tile.body, tile.keys // _LANES
     rule = masked(spec, "qc_min(i, q_len - 1)", "j")
-    hidden = "j >= seen || j > i" if body.causal else "j >= seen"
+    unseen = hidden(spec, "i", "j", "j >= seen")
+    score = f"score[r][c] * {float_literal(body.scale, 'f32')}"
     return [
         "const int64_t i = q0 + first + r;",
         "float best = top[r];",
         "#pragma unroll",
         f"for (int c = 0; c < {columns}; c++) {{",
         f"    const int64_t j = k0 + lane + {_LANES} * c;",
-        f"    float s = score[r][c] * {float_literal(body.scale, 'f32')};",
-        *(indent([f"if ({hidden}) {{", "    s = -INFINITY;", "} else {", *indent(rule), "}"])
-          if rule else [f"    if ({hidden}) s = -INFINITY;"]),
+        f"    float s = {capped(spec, score)};",
+        *(indent([f"if ({unseen}) {{", "    s = -INFINITY;", "} else {", *indent(rule), "}"])
+          if rule else [f"    if ({unseen}) s = -INFINITY;"]),
         "    score[r][c] = s;",
         "    best = fmaxf(best, s);",
         "}",

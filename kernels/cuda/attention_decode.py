@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qcompiler.kernels.cuda.attention_operands import body_of, head_pointers, masked, operand, stride
+from qcompiler.kernels.cuda.attention_operands import body_of, capped, head_pointers, hidden, masked, operand, stride
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.scalar import float_literal
@@ -229,15 +229,16 @@ def _scores(spec: KernelSpec, share: Share) -> list[str]:
 def _softmax(spec: KernelSpec, share: Share) -> list[str]:
     """One lane per key: scores to weights in place, sums faded to the new maximum."""
     body = body_of(spec)
-    needs_row = body.causal or body.mask != "none"
-    hidden = "lane >= count || k0 + lane > i" if body.causal else "lane >= count"
+    needs_row = body.causal or body.window is not None or body.mask != "none"
+    unseen = hidden(spec, "i", "k0 + lane", "lane >= count")
+    score = f"mine[r * {_STRIP} + lane] * {float_literal(body.scale, 'f32')}"
     rule = masked(spec, "i", "(k0 + lane)")
     lines = [
         *(_row(spec, share, "r") if needs_row else []),
         *(head_pointers(spec, ("mask",)) if rule else []),
         "float s = -INFINITY;",
-        f"if (!({hidden})) {{",
-        f"    s = mine[r * {_STRIP} + lane] * {float_literal(body.scale, 'f32')};",
+        f"if (!({unseen})) {{",
+        f"    s = {capped(spec, score)};",
         *indent(rule),
         "}",
         "const float best = fmaxf(top[r], qc_warp_max(s));",
@@ -252,11 +253,12 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
         f"    for (int e = 0; e < {share.v_width}; e++) sum[r][g][e] *= fade;",
         "}",
     ]
-    if body.causal and body.mask == "none" and body.q_len == 1:
+    reads_row = body.causal or body.window is not None
+    if reads_row and body.mask == "none" and body.q_len == 1:
         lines[0] = "const int64_t i = 0;"
     elif needs_row and not rule:
         lines.insert(1, "(void)h;")
-    elif needs_row and not body.causal and operand(spec, "mask").strides[2] == 0:
+    elif needs_row and not reads_row and operand(spec, "mask").strides[2] == 0:
         lines.insert(1, "(void)i;")
     return ["#pragma unroll", f"for (int r = 0; r < {share.rows}; r++) {{", *indent(lines), "}", "__syncwarp();"]
 

@@ -11,7 +11,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qcompiler.kernels.cuda.attention_operands import body_of, head_pointers, masked, operand, roles, stride
+from qcompiler.kernels.cuda.attention_operands import (
+    body_of,
+    capped,
+    first_key,
+    head_pointers,
+    hidden,
+    masked,
+    operand,
+    roles,
+    stride,
+)
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.scalar import float_literal
@@ -92,7 +102,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     lines = [
         *memory.declarations(),
         *_place(spec, tile),
-        f"for (int64_t k0 = 0; k0 < seen; k0 += {_KEYS}) {{",
+        f"for (int64_t k0 = {first_key(spec, 'q0', _KEYS)}; k0 < seen; k0 += {_KEYS}) {{",
         *indent(_keys(spec, tile)),
         "}",
         *_finish(spec, tile),
@@ -117,7 +127,7 @@ def _stage(spec: KernelSpec, tile: Tile, role: str, start: str) -> list[str]:
 def _place(spec: KernelSpec, tile: Tile) -> list[str]:
     body = tile.body
     seen = f"qc_min({c_dim(body.kv_len)}, q0 + {tile.queries})" if body.causal else c_dim(body.kv_len)
-    steps = body.head_dim // 16
+    steps, start = body.head_dim // 16, first_key(spec, "q0", _KEYS)
     return [
         "const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;",
         f"const int64_t q_len = {c_dim(body.q_len)}, blocks = (q_len + {tile.queries - 1}) / {tile.queries};",
@@ -133,8 +143,8 @@ def _place(spec: KernelSpec, tile: Tile) -> list[str]:
         f"qc_load_fragments(queries, q_head + first * {stride(spec, 'q')}, {stride(spec, 'q')}, q_len - first, lane);",
         "float top[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of queries first + lane / 4 and that + 8",
         f"float sum[{body.value_dim // 8}][4] = {{}};",
-        "if (seen > 0) {",
-        *indent(_stage(spec, tile, "k", "0")),
+        *(["if (seen > 0) {"] if body.window is None else [f"const int64_t start = {start};", "if (start < seen) {"]),
+        *indent(_stage(spec, tile, "k", "0" if body.window is None else "start")),
         "}",
     ]
 
@@ -169,18 +179,17 @@ def _in_log2(spec: KernelSpec) -> bool:
 def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
     """Scores scaled, and -inf where a query does not see a key; whole tiles without masks need no test."""
     body = tile.body
-    factor = body.scale * _LOG2E if _in_log2(spec) else body.scale
-    scaled = f"score[n][e] * {float_literal(factor, 'f32')}"
+    scaled = _scaled(spec)
     rule = masked(spec, "qc_min(i, q_len - 1)", "j")
-    hidden = "j >= seen || j > i" if body.causal else "j >= seen"
+    unseen = hidden(spec, "i", "j", "j >= seen")
     number = "const int64_t i = first + lane / 4 + e / 2 * 8, j = k0 + 8 * n + lane % 4 * 2 + e % 2;"
-    if not body.causal and not rule:
+    if not body.causal and body.window is None and not rule:
         number = "const int64_t j = k0 + 8 * n + lane % 4 * 2 + e % 2;"
     if rule:
         lines = [
             number,
             f"float s = {scaled};",
-            f"if ({hidden}) {{",
+            f"if ({unseen}) {{",
             "    s = -INFINITY;",
             "} else {",
             *indent(rule),
@@ -189,12 +198,23 @@ def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
         ]
         return _fragments(lines)
     limit = "qc_min(seen, first + 1)" if body.causal else "seen"
+    behind = "" if body.window is None else f" || k0 <= first + 15 - {body.window}"
     return [
         *_fragments([f"score[n][e] = {scaled};"]),
-        f"if (k0 + {_KEYS} > {limit}) {{",
-        *indent(_fragments([number, f"if ({hidden}) score[n][e] = -INFINITY;"])),
+        f"if (k0 + {_KEYS} > {limit}{behind}) {{",
+        *indent(_fragments([number, f"if ({unseen}) score[n][e] = -INFINITY;"])),
         "}",
     ]
+
+
+def _scaled(spec: KernelSpec) -> str:
+    """A score scaled and capped, in units of log 2 where `_in_log2`."""
+    body = body_of(spec)
+    if body.softcap is None:
+        factor = body.scale * _LOG2E if _in_log2(spec) else body.scale
+        return f"score[n][e] * {float_literal(factor, 'f32')}"
+    score = capped(spec, f"score[n][e] * {float_literal(body.scale, 'f32')}")
+    return f"{score} * {float_literal(_LOG2E, 'f32')}" if _in_log2(spec) else score
 
 
 def _fragments(lines: list[str]) -> list[str]:

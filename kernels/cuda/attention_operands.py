@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, identifier
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
 
@@ -60,6 +61,32 @@ def head_pointers(spec: KernelSpec, wanted: Sequence[str], head: str = "h", pref
         ]
         lines.append(f"const auto {prefix}{role}_head = {' + '.join([identifier(each.name), *terms])};")
     return lines
+
+
+def capped(spec: KernelSpec, score: str) -> str:
+    """The scaled score, soft-capped where the spec says so."""
+    cap = body_of(spec).softcap
+    if cap is None:
+        return score
+    literal = float_literal(cap, "f32")
+    return f"{literal} * tanhf(({score}) / {literal})"
+
+
+def first_key(spec: KernelSpec, query: str, tile: int) -> str:
+    """Where the keys that query number `query` and later ones see begin, as a multiple of `tile`."""
+    window = body_of(spec).window
+    return "0" if window is None else f"qc_max(0, {query} + 1 - {window}) / {tile} * {tile}"
+
+
+def hidden(spec: KernelSpec, query: str, key: str, beyond: str) -> str:
+    """The condition under which a query does not see a key, masks aside; `beyond`: the key is past the last one."""
+    body = body_of(spec)
+    terms = [beyond]
+    if body.causal:
+        terms.append(f"{key} > {query}")
+    if body.window is not None:
+        terms.append(f"{key} <= {query} - {body.window}")
+    return " || ".join(terms)
 
 
 def masked(spec: KernelSpec, query: str, key: str, head: str = "mask_head") -> list[str]:

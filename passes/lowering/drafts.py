@@ -167,11 +167,9 @@ def _attention(op: Operation, places: Places) -> Draft:
         mask = result.add("mask", "r", views.spread(view, full))
     out = places.result(op.result, shape_of(op.result.type))
     result.add("out", "w", out)
-    result.body.add_op(
-        qc.AttentionOp(
-            q, k, v, mask, tensor(out.shape, out.dtype), scale=op.scale.value.data, causal=op.causal is not None
-        )
-    )
+    made = qc.AttentionOp(q, k, v, mask, tensor(out.shape, out.dtype), scale=op.scale.value.data)
+    made.properties.update(op.properties)
+    result.body.add_op(made)
     return result
 
 

@@ -88,6 +88,8 @@ def _attention(op: Operation, operands: Operands, serves: str) -> KernelBody:
         scale=op.scale.value.data,
         causal=op.causal is not None,
         mask="none" if not masks else "bool" if masks[0] == "i1" else "float",
+        window=op.keys_back,
+        softcap=op.cap,
     )
 
 

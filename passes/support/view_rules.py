@@ -194,8 +194,8 @@ def _fold_into_attention(op: Operation) -> SSAValue | None:
     if mask is None and k is op.k:
         return None
     new_mask = mask if mask is not None else op.mask
-    scale, causal = op.scale.value.data, op.causal is not None
-    made = qc.AttentionOp(op.q, k, v, new_mask, op.result.type, scale=scale, causal=causal)
+    made = qc.AttentionOp(op.q, k, v, new_mask, op.result.type, scale=op.scale.value.data)
+    made.properties.update(op.properties)
     set_path(made, path_of(op))
     loops.insert_before(op, made)
     return made.result

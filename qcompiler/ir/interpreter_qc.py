@@ -159,12 +159,16 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], _frame: Frame) -> 
     repeat = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, repeat, axis=1) if repeat > 1 else x for x in (k, v))
     scores = np.matmul(q, k.swapaxes(-1, -2)) * acc.type(op.scale.value.data)
+    if op.cap is not None:
+        scores = acc.type(op.cap) * np.tanh(scores / acc.type(op.cap))
     if op.mask is not None:
         mask = operands[3]
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(acc, copy=False)
+    rows, columns = np.ogrid[: q.shape[2], : k.shape[2]]
     if op.causal is not None:
-        seen = np.arange(k.shape[2])[None, :] <= np.arange(q.shape[2])[:, None]
-        scores = np.where(seen, scores, -np.inf)
+        scores = np.where(columns <= rows, scores, -np.inf)
+    if op.keys_back is not None:
+        scores = np.where(columns > rows - op.keys_back, scores, -np.inf)
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isneginf(peak), 0, peak)).astype(acc, copy=False)
     total = weights.sum(axis=-1, keepdims=True, dtype=acc)

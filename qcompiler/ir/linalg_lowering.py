@@ -229,17 +229,17 @@ def _attention(op: qc.AttentionOp, lowering: Lowering) -> Sequence[SSAValue]:
 
     def masked(i: Builder, s: Scalars) -> SSAValue:
         score = i.insert(arith.MulfOp(s[0], build.scalar(i, op.scale.value.data, acc))).result
+        if op.cap is not None:
+            cap = build.scalar(i, op.cap, acc)
+            capped = i.insert(math.TanhOp(i.insert(arith.DivfOp(score, cap)).result)).result
+            score = i.insert(arith.MulfOp(cap, capped)).result
         lowest = build.scalar(i, float("-inf"), acc)
         if masks:
             if isinstance(s[1].type, IntegerType):
                 score = i.insert(arith.SelectOp(s[1], score, lowest)).result
             else:
                 score = i.insert(arith.AddfOp(score, _convert(i, s[1], acc))).result
-        if op.causal is not None:
-            row, column = (i.insert(IndexOp(axis)).result for axis in (2, 3))
-            seen = i.insert(arith.CmpiOp(column, row, "sle")).result
-            score = i.insert(arith.SelectOp(seen, score, lowest)).result
-        return score
+        return _visible(i, op, score, lowest)
 
     scores = build.pointwise(b, [scores, *masks], full, acc, masked)
     weights = _softmax_over(b, scores, 3, empty_rows=True)
@@ -247,6 +247,19 @@ def _attention(op: qc.AttentionOp, lowering: Lowering) -> Sequence[SSAValue]:
     out = (q[0], q[1], q[2], v[3])
     total = _contract(b, [weights, op.v], [_dims(0, 1, 2, 4), (d0, head, d4, d3)], out, acc)
     return [_rounded(b, total, tensor_dtype(op.result.type))]
+
+
+def _visible(i: Builder, op: qc.AttentionOp, score: SSAValue, hidden: SSAValue) -> SSAValue:
+    """`score`, or `hidden` where the query does not see the key."""
+    if op.causal is not None:
+        row, column = (i.insert(IndexOp(axis)).result for axis in (2, 3))
+        score = i.insert(arith.SelectOp(i.insert(arith.CmpiOp(column, row, "sle")).result, score, hidden)).result
+    if op.keys_back is not None:
+        row, column = (i.insert(IndexOp(axis)).result for axis in (2, 3))
+        ahead = i.insert(arith.AddiOp(column, build.index_constant(i, op.keys_back))).result
+        near = i.insert(arith.CmpiOp(ahead, row, "sgt")).result
+        score = i.insert(arith.SelectOp(near, score, hidden)).result
+    return score
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------

@@ -136,8 +136,9 @@ class AttentionKernel(Strict, frozen=True, tag="attention"):
     """``softmax(q kᵀ * scale + mask) v`` per head; operands q, k, v, [mask], out as (batch, heads, length, dim).
 
     k and v may have fewer heads (heads % kv_heads == 0: grouped queries).  A boolean mask keeps where true; a float
-    mask is added; mask strides of 0 broadcast.  `causal`: query i sees keys j <= i (torch's top-left alignment).  A row
-    that sees no key gives zeros.  The last dim of q, k, v, out has unit stride.
+    mask is added; mask strides of 0 broadcast.  `causal`: query i sees keys j <= i (torch's top-left alignment).
+    `window`: query i sees keys j > i - window.  `softcap`: scaled scores x become softcap * tanh(x / softcap), before
+    any mask.  A row that sees no key gives zeros.  The last dim of q, k, v, out has unit stride.
     """
 
     batch: Dim
@@ -150,6 +151,8 @@ class AttentionKernel(Strict, frozen=True, tag="attention"):
     scale: float
     causal: bool
     mask: Literal["none", "bool", "float"]
+    window: int | None = None
+    softcap: float | None = None
 
 
 class NormKernel(Strict, frozen=True, tag="norm"):

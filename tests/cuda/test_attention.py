@@ -38,6 +38,8 @@ class Case:
     q_static: bool = False
     batch: int = 1
     engine: str = "fma"
+    window: int | None = None
+    softcap: float | None = None
     misaligned: bool = False  # views that begin one element into their buffers
     slow: bool = False
 
@@ -74,6 +76,7 @@ class Case:
         body = AttentionKernel(
             batch="b", heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
+            window=self.window, softcap=self.softcap,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("b", "s", "t"), operands=tuple(operands), body=body)
 
@@ -102,6 +105,8 @@ CASES = [
     Case("float_mask", 21, 40, mask="float", mask_axes="qk", batch=2),
     Case("row_mask", 21, 40, mask="float", mask_axes="bq", batch=2),
     Case("masked_causal", 21, 40, mask="float", causal=True),
+    Case("window", 150, 150, causal=True, window=20),
+    Case("window_softcap_mask", 70, 90, window=33, softcap=2.0, mask="bool", mask_axes="bk", heads=4, kv_heads=2),
     Case("narrow_head", 40, 40, dtype="bf16", dim=40, value_dim=24),
     few("few_static", 11, 90, dtype="f32"),
     mma("mma_bf16", 70, 130, dim=64, value_dim=64),
@@ -112,6 +117,10 @@ CASES = [
     mma("mma_key_mask", 40, 90, mask="bool", mask_axes="bk", batch=2),
     mma("mma_float", 40, 70, dtype="f16", mask="float", dim=48, value_dim=80),
     mma("mma_masked_causal", 40, 70, mask="float", mask_axes="k", causal=True),
+    mma("mma_window", 200, 200, causal=True, window=70),
+    mma("mma_window_of_one", 40, 40, causal=True, window=1, softcap=1.5),
+    mma("mma_window_past_the_keys", 150, 17, window=20),
+    mma("mma_softcap", 70, 70, softcap=2.0, mask="float", window=9),
     mma("mma_misaligned", 33, 70, misaligned=True),
     mma("mma_9", 9, 70, q_static=True),
     mma("mma_30", 30, 70, q_static=True, mask="bool", mask_axes="q"),
@@ -124,6 +133,8 @@ CASES = [
     few("decode_deep", 1, 40, dim=200, value_dim=300, heads=3, kv_heads=1),
     few("decode_misaligned", 1, 40, dtype="bf16", misaligned=True),
     few("decode_causal", 1, 40, causal=True),
+    few("decode_softcap", 1, 70, softcap=1.5, window=3),
+    few("three_window", 3, 40, window=2, softcap=1.5, causal=True),
     few("three_queries", 3, 100, heads=6, kv_heads=2, mask="bool"),
     few("three_causal", 3, 40, heads=4, kv_heads=2, causal=True),
     few("four_causal_masked", 4, 40, causal=True, mask="float", mask_axes="k"),
@@ -202,10 +213,15 @@ def reference(case: Case, arrays: list[Array]) -> Array:
     q, k, v = (a.astype(np.float64) for a in arrays[:3])
     k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5
+    if case.softcap is not None:
+        scores = case.softcap * np.tanh(scores / case.softcap)
     if case.mask != "none":
         scores = np.where(arrays[3], scores, -np.inf) if case.mask == "bool" else scores + arrays[3]
     if case.causal:
         scores = np.where(np.tril(np.ones((case.q, case.kv), bool)), scores, -np.inf)
+    if case.window is not None:
+        far = np.arange(case.kv)[None] <= np.arange(case.q)[:, None] - case.window
+        scores = np.where(far, -np.inf, scores)
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))
     total = weights.sum(-1, keepdims=True)

@@ -151,6 +151,20 @@ def test_attention_with_grouped_heads(module_of: ModuleOf, rng: np.random.Genera
     close(one(module_of, make, [q, k, v, *extra]), wanted, 1e-6)
 
 
+def test_attention_with_a_window_and_a_softcap(module_of: ModuleOf, rng: np.random.Generator) -> None:
+    q, k, v = (rng.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (10, 7, 7))
+
+    def make(q: Any, k: Any, v: Any) -> qc.AttentionOp:
+        return qc.AttentionOp(q, k, v, None, T((1, 2, 10, 8), "f32"), scale=0.3, window=3, softcap=1.5)
+
+    got = one(module_of, make, [q, k, v])
+    scores = 1.5 * torch.tanh(torch.from_numpy(q) @ torch.from_numpy(k).mT * 0.3 / 1.5)
+    near = torch.arange(7)[None] > torch.arange(10)[:, None] - 3
+    weights = scores.masked_fill(~near, -torch.inf)[:, :, :-1].softmax(-1)  # the last query sees key 7 on: none
+    np.testing.assert_allclose(got[:, :, :-1], (weights @ torch.from_numpy(v)).numpy(), rtol=1e-5, atol=1e-6)
+    assert not got[:, :, -1].any()
+
+
 def test_attention_row_without_keys_gives_zeros(module_of: ModuleOf, rng: np.random.Generator) -> None:
     q, k, v = f32(rng, 1, 1, 3, 4), f32(rng, 1, 1, 3, 4), f32(rng, 1, 1, 3, 4)
     keep = np.array([[True] * 3, [False] * 3, [True] * 3])[None, None]

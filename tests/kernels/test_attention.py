@@ -30,6 +30,8 @@ class Case:
     mask_axes: str = "bqk"  # the axes along which the mask varies; the others have stride 0
     decode: bool = False
     batch: int = 2
+    window: int | None = None
+    softcap: float | None = None
 
     @property
     def spec(self) -> KernelSpec:
@@ -65,6 +67,7 @@ class Case:
         body = AttentionKernel(
             batch=self.batch, heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
+            window=self.window, softcap=self.softcap,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("s", "t"), operands=tuple(operands), body=body)
 
@@ -84,10 +87,16 @@ CASES = [
     Case("key_mask", 21, 300, mask="bool", mask_axes="bk"),
     Case("float_mask", 21, 40, mask="float", mask_axes="qk"),
     Case("row_mask", 21, 40, mask="float", mask_axes="bq"),
+    Case("window", 300, 300, causal=True, window=20, batch=1),
+    Case("window_of_one", 40, 40, causal=True, window=1, batch=1),
+    Case("window_both_sides", 300, 17, window=270, batch=1),
+    Case("softcap", 37, 45, softcap=1.5, heads=6, kv_heads=2),
+    Case("softcap_window_mask", 150, 150, softcap=2.0, window=33, causal=True, mask="bool", mask_axes="bk"),
     Case("bf16", 40, 40, dtype="bf16"),
     Case("f16_causal", 40, 40, dtype="f16", causal=True),
     Case("decode", 1, 100, decode=True, heads=6, kv_heads=2),
     Case("decode_masked", 1, 70, decode=True, mask="bool", mask_axes="bk", dtype="bf16", value_dim=40),
+    Case("decode_softcap", 1, 70, decode=True, softcap=1.5, window=3),
     Case("decode_odd", 1, 65, decode=True, dim=20, value_dim=27, mask="float"),
 ]
 BY_NAME = {case.name: case for case in CASES}
@@ -119,6 +128,8 @@ def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
     q, k, v = (a.astype(np.float64).transpose(0, 2, 1, 3) for a in arrays[:3])
     k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5
+    if case.softcap is not None:
+        scores = case.softcap * np.tanh(scores / case.softcap)
     if case.mask != "none":
         mask = arrays[3][:, None]
         if "k" not in case.mask_axes:
@@ -127,6 +138,9 @@ def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
         scores = np.where(mask, scores, -np.inf) if case.mask == "bool" else scores + mask
     if case.causal:
         scores = np.where(np.tril(np.ones((case.q, case.kv), bool)), scores, -np.inf)
+    if case.window is not None:
+        far = np.arange(case.kv)[None] <= np.arange(case.q)[:, None] - case.window
+        scores = np.where(far, -np.inf, scores)
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))
     total = weights.sum(-1, keepdims=True)

@@ -138,15 +138,16 @@ def test_norms_and_softmax(dtype: DType, numpy: Any) -> None:
 
 @pytest.mark.parametrize("mask", ["none", "bool", "float"])
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("limits", [{}, {"window": 3, "softcap": 1.5}], ids=["", "window and softcap"])
 @pytest.mark.parametrize(("dtype", "numpy"), DTYPES)
-def test_attention(mask: str, causal: bool, dtype: DType, numpy: Any) -> None:
+def test_attention(mask: str, causal: bool, limits: dict[str, Any], dtype: DType, numpy: Any) -> None:
     q, kv = (("b", 4, "s", 8), dtype), (("b", 2, "t", 8), dtype)
     masks: dict[str, list[Any]] = {
         "none": [], "bool": [(("b", 1, 1, "t"), "i1")], "float": [((1, 1, "s", "t"), "f32")],
     }  # fmt: skip
 
     def make(q: Any, k: Any, v: Any, m: Any = None) -> qc.AttentionOp:
-        return qc.AttentionOp(q, k, v, m, T(("b", 4, "s", 8), dtype), scale=0.3, causal=causal)
+        return qc.AttentionOp(q, k, v, m, T(("b", 4, "s", 8), dtype), scale=0.3, causal=causal, **limits)
 
     keep = rng.random((2, 1, 1, 7)) > 0.4
     keep[1] = False  # a batch entry that sees no key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,3 +128,113 @@ def mlp() -> Case:
 
 
 ZOO: dict[str, Callable[[], Case]] = {"minilm": minilm, "bert": bert, "gpt2": gpt2, "mlp": mlp}
+
+
+# --- text models of transformers -------------------------------------------------------------------------------------
+
+VOCABULARY, LONGEST, WINDOW = 199, 61, 5
+"""Tokens, the longest sequence, and the keys that a sliding window shows: fewer than LENGTH."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A small text model: class and configuration of transformers, and by how much its weights are scaled.
+
+    `attention` is the implementation that a user gets by default, `others` are those it can be asked for as well.
+    """
+
+    model: str
+    config: str
+    options: Mapping[str, Any]
+    factor: float = 4.0
+    attention: str = "sdpa"
+    others: tuple[str, ...] = ("eager",)
+
+    def build(self, attention: str | None = None, **options: Any) -> nn.Module:
+        import transformers
+
+        torch.manual_seed(0)
+        config = getattr(transformers, self.config)(**{**self.options, **options})
+        config.use_cache = False
+        model = getattr(transformers, self.model)(config)
+        model.set_attn_implementation(attention or self.attention)
+        return scaled(model, self.factor)
+
+    def case(self, *, masked: bool = False, positions: bool = False, attention: str | None = None) -> Case:
+        """Batch from 1 to 8 and sequence from 1 to LONGEST; with padding on the right and with positions if asked."""
+        dims = {0: ("b", 1, 8), 1: ("s", 1, LONGEST)}
+        example = tokens(5, 7, masked, positions)
+        return Case(self.build(attention), example, tokens(BATCH, LENGTH, masked, positions),
+                    dict.fromkeys(example, dims))  # fmt: skip
+
+
+def tokens(batch: int, length: int, masked: bool, positions: bool = False) -> dict[str, torch.Tensor]:
+    """Token ids without the padding token (0, 1); every second row is padded to half if `masked`."""
+    generator = torch.Generator().manual_seed(batch * 100 + length)
+    inputs = {"input_ids": torch.randint(2, VOCABULARY, (batch, length), generator=generator)}
+    if masked:
+        mask = torch.ones(batch, length, dtype=torch.int64)
+        mask[1::2, (length + 1) // 2 :] = 0
+        inputs["attention_mask"] = mask
+    if positions:
+        inputs["position_ids"] = torch.arange(length).repeat(batch, 1) + torch.arange(batch)[:, None] % 2
+    return inputs
+
+
+_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "vocab_size": VOCABULARY}  # fmt: skip
+_LLAMA = {**_SIZES, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+_FALCON = {k: v for k, v in _SIZES.items() if k != "intermediate_size"}
+_GEMMA = {**_LLAMA, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_BERT = {**_SIZES, "max_position_embeddings": 64}
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+             "short_factor": [1.0 + 0.1 * n for n in range(6)], "long_factor": [2.0 + 0.5 * n for n in range(6)],
+             "original_max_position_embeddings": 128}  # fmt: skip
+
+DECODERS: dict[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", "LlamaConfig", _LLAMA),
+    "mistral": Architecture("MistralForCausalLM", "MistralConfig", {**_LLAMA, "sliding_window": WINDOW}),
+    "qwen2": Architecture("Qwen2ForCausalLM", "Qwen2Config", {k: v for k, v in _LLAMA.items() if k != "head_dim"}),
+    "qwen3": Architecture("Qwen3ForCausalLM", "Qwen3Config", _LLAMA),
+    "gemma2": Architecture("Gemma2ForCausalLM", "Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 5.0},
+                           attention="eager", others=("sdpa",)),
+    "gemma3": Architecture("Gemma3ForCausalLM", "Gemma3TextConfig", _GEMMA),
+    "phi3": Architecture("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": WINDOW}),
+    "phi3-longrope": Architecture("Phi3ForCausalLM", "Phi3Config", {
+        **_LLAMA, "rope_parameters": _LONGROPE, "max_position_embeddings": 256,
+        "original_max_position_embeddings": 128}),
+    "opt": Architecture("OPTForCausalLM", "OPTConfig", {
+        "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY,
+        "word_embed_proj_dim": 64, "max_position_embeddings": 64}),
+    "neox": Architecture("GPTNeoXForCausalLM", "GPTNeoXConfig", _SIZES),
+    "falcon": Architecture("FalconForCausalLM", "FalconConfig", _FALCON),
+    "falcon-new": Architecture("FalconForCausalLM", "FalconConfig", {
+        **_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-alibi": Architecture("FalconForCausalLM", "FalconConfig", {
+        **_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+}  # fmt: skip
+
+ENCODERS: dict[str, Architecture] = {
+    "roberta": Architecture("RobertaModel", "RobertaConfig", _BERT),
+    "xlm-roberta": Architecture("XLMRobertaModel", "XLMRobertaConfig", _BERT),
+    "distilbert": Architecture("DistilBertModel", "DistilBertConfig", {
+        "dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64}),
+    "electra": Architecture("ElectraModel", "ElectraConfig", {**_BERT, "embedding_size": 32}),
+    "albert": Architecture("AlbertModel", "AlbertConfig", {**_BERT, "embedding_size": 32}),
+    "deberta-v2": Architecture("DebertaV2Model", "DebertaV2Config", {
+        **_BERT, "relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False, "type_vocab_size": 0},
+        attention="eager", others=()),
+    "mpnet": Architecture("MPNetModel", "MPNetConfig", _BERT, attention="eager", others=()),
+    "modernbert": Architecture("ModernBertModel", "ModernBertConfig", {
+        **_BERT, "pad_token_id": 0, "local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2}),
+    "t5": Architecture("T5EncoderModel", "T5Config", {
+        "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY,
+        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}),
+    "t5-gated": Architecture("T5EncoderModel", "T5Config", {
+        "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY,
+        "feed_forward_proj": "gated-gelu"}),
+    "clip-text": Architecture("CLIPTextModel", "CLIPTextConfig", {
+        **_BERT, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}),
+}  # fmt: skip

@@ -33,3 +33,15 @@
 // CHECK: does not broadcast to
 %q, %k, %v, %m = "test.op"() : () -> (tensor<?x4x?x8xf32, #qc.dims<["b", 4, "s", 8]>>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "t", 6]>>, tensor<1x1x1x7xi1>)
 %0 = qc.attention %q, %k, %v mask(%m) {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+
+// -----
+
+// CHECK: a window shows at least one key
+%q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, causal, window = 0} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: softcap must be positive
+%q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, softcap = 0.0} : tensor<1x4x5x8xf32>

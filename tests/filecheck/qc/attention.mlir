@@ -5,3 +5,5 @@
 %0 = qc.attention %q, %k, %v mask(%m) {scale = 0.125} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 // CHECK-NEXT: qc.attention %q, %k, %v {scale = 1.000000e+00, causal} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 %1 = qc.attention %q, %k, %v {scale = 1.0, causal} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+// CHECK-NEXT: qc.attention %q, %k, %v {scale = 1.000000e+00, causal, window = 8, softcap = 5.000000e+01} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+%2 = qc.attention %q, %k, %v {scale = 1.0, causal, window = 8, softcap = 50.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
