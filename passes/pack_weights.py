@@ -7,6 +7,9 @@
 
 One layout per weight and target: all row classes and the embedding gather of a tied weight read the same bytes.  A
 plain (float) matrix is packed too; its tensor type says nothing of that, the weight store and the plan do.
+
+The pass decides and counts bytes; they are rearranged when they are read, which is once, into their place in the
+program's image.  So no second copy of a model's weights exists in between.
 """
 
 from __future__ import annotations
@@ -54,8 +57,7 @@ class PackWeightsPass(ModulePass):
                 if isinstance(old, QTensorType):
                     new = QTensorType.of(old.shape, old.dtype, old.format.ref, layout)
                     Rewriter.replace_value_with_new_type(const.result, new)
-            size = context.weights[key].data.nbytes
-            why = f"from {before.layout}, {before.data.nbytes} to {size} bytes"
+            why = f"from {before.layout}, {before.nbytes} to {context.weights[key].nbytes} bytes"
             context.report.add("pack-weights", key, layout, why)
         for each in op.walk():
             each.attributes.pop(WANTED_LAYOUT, None)
@@ -84,12 +86,31 @@ def _reads_weight(use: Use) -> bool:
     return isinstance(use.operation, LinearOp | EmbeddingOp) and use.index == 1
 
 
+@dataclass(frozen=True)
+class Repacked:
+    """The bytes of a weight in another layout, made anew from the canonical ones at each `read`."""
+
+    tensor: StoredTensor
+    layout: str
+
+    @property
+    def nbytes(self) -> int:
+        rows, cols = self.tensor.shape
+        return layouts.get(self.layout).nbytes(_format(self.tensor.format), self.tensor.dtype, rows, cols)
+
+    @property
+    def valued(self) -> bool:
+        return self.tensor.valued
+
+    def read(self) -> Bytes:
+        tensor, (rows, cols) = self.tensor, self.tensor.shape
+        canonical = unpack(tensor.format, tensor.layout, tensor.dtype, tensor.shape, tensor.data)
+        return layouts.get(self.layout).pack(_format(tensor.format), tensor.dtype, rows, cols, canonical)
+
+
 def pack(tensor: StoredTensor, layout: str) -> StoredTensor:
-    """The same weight in another layout, through the canonical bytes."""
-    rows, cols = tensor.shape
-    canonical = unpack(tensor.format, tensor.layout, tensor.dtype, tensor.shape, tensor.data)
-    data = layouts.get(layout).pack(_format(tensor.format), tensor.dtype, rows, cols, canonical)
-    return replace(tensor, data=data, layout=layout)
+    """The same weight in another layout."""
+    return replace(tensor, source=Repacked(tensor, layout), layout=layout)
 
 
 def unpack(ref: FormatRef | None, layout: str, dtype: DType, shape: tuple[int, ...], data: Bytes) -> Bytes:

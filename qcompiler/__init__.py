@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from qcompiler.api import qcompile as qcompile
     from qcompiler.config import QuantConfig as QuantConfig
     from qcompiler.config import Rule as Rule
+    from qcompiler.frontends.empty_weights import empty_weights as empty_weights
     from qcompiler.program import Program as Program
     from qcompiler.runtime import load as load
 
@@ -33,11 +34,12 @@ _EXPORTS = {
     "Program": "qcompiler.program",
     "QuantConfig": "qcompiler.config",
     "Rule": "qcompiler.config",
+    "empty_weights": "qcompiler.frontends.empty_weights",
     "load": "qcompiler.runtime",
 }
 _MODULES = ("errors", "formats")
 
-__all__ = ["Program", "QCompilerError", "QuantConfig", "Rule", "errors", "formats", "load", "qcompile"]
+__all__ = ["Program", "QCompilerError", "QuantConfig", "Rule", "empty_weights", "errors", "formats", "load", "qcompile"]
 
 
 def __getattr__(name: str) -> Any:

@@ -38,6 +38,7 @@ from qcompiler.frontends import (  # noqa: F401  (they register)
     aten_views,
     signature,
 )
+from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.insert_qdq import PACKED, Quantized
 from qcompiler.frontends.places import describe
 from qcompiler.frontends.scope import BUILDERS, Result, Scope, bind
@@ -48,7 +49,7 @@ from qcompiler.ledger import Ledger
 from qcompiler.plan.dims import Dim, Range
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.plan import Signature, initial_weight
-from qcompiler.plan.weights import StoredTensor, WeightStore
+from qcompiler.plan.weights import NoBytes, StoredTensor, WeightStore
 
 Fallback = Literal["torch"] | None
 
@@ -187,7 +188,14 @@ class _Importer:
             op: qc.StateOp | qc.ConstOp = qc.StateOp(target, type_)
         else:
             row = next((r for r in self.quantized.ledger if target in r.parameters), None)
-            self.weights.add_array(target, to_numpy(tensor), row.parameters if row is not None else (target,))
+            parameters = row.parameters if row is not None else (target,)
+            if is_empty(tensor):
+                nbytes, dtype = tensor.numel() * tensor.element_size(), dtype_name(tensor.dtype)
+                self.weights.add(
+                    StoredTensor(target, dtype, tuple(tensor.shape), NoBytes(nbytes), parameters=parameters)
+                )
+            else:
+                self.weights.add_array(target, to_numpy(tensor), parameters)
             op = qc.ConstOp(target, type_)
         set_path(op, target)
         self.block.add_op(op)

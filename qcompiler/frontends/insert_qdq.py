@@ -5,7 +5,9 @@
              linear = aten.linear(x, dequantize, p_q_bias)
 
 A matrix that is used as `x @ W` only (GPT-2's Conv1D: addmm with W as (in, out)) is stored transposed and its uses
-become `aten.linear`, quantised or not: one pattern for everything after.  Tied weights (one storage) are encoded once.
+become `aten.linear`, quantised or not: one pattern for everything after.  The weight of a convolution is stored as the
+matrix that its product reads (conv_weights.py), batch norms behind it included (fold_batch_norm.py).  Tied weights (one
+storage) are encoded once.
 
 The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of everything that follows.
 """
@@ -13,7 +15,7 @@ The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -22,35 +24,48 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
 from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
-from qcompiler.errors import FormatShapeError, FormatValueError
+from qcompiler.errors import FormatShapeError, FormatValueError, WeightsError
+from qcompiler.formats import Format
 from qcompiler.frontends import torch_ops
+from qcompiler.frontends.conv_weights import GROUPED, ConvWeight, conv_weight, restore
+from qcompiler.frontends.empty_weights import is_empty
+from qcompiler.frontends.fold_batch_norm import fold_batch_norms
 from qcompiler.frontends.places import readable
 from qcompiler.frontends.torch_export import Exported
-from qcompiler.frontends.torch_values import to_numpy
+from qcompiler.frontends.weight_source import ModuleWeights, WeightSource
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import DType
-from qcompiler.plan.weights import StoredTensor, WeightStore
+from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
 
 aten = torch.ops.aten
 PACKED = "_packed"
 """A packed weight's buffer is called as its parameter, with this at the end."""
 
-Kind = Literal["linear", "embedding"]
+Kind = Literal["linear", "embedding", "conv"]
 _FLOATS: dict[torch.dtype, DType] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
 @dataclass
 class Quantized:
-    """The rewritten program, its packed weights (keyed by their first parameter path), and the ledger."""
+    """The rewritten program, its packed weights (keyed by their first parameter path), and the ledger.
+
+    `valued` is False for a program whose weights have sizes, but no values.
+    """
 
     exported: Exported
     weights: WeightStore
     ledger: Ledger
+    valued: bool = True
 
     @property
     def module(self) -> Callable[..., Any]:
-        """The program as a callable of the model's own arguments, in eager torch: the accuracy oracle."""
+        """The program as a callable of the model's own arguments, in eager torch: the accuracy oracle.
+
+        WeightsError without values.
+        """
+        if not self.valued:
+            raise WeightsError(NO_VALUES)
         module: Callable[..., Any] = self.exported.program.module(check_guards=False)
         return module
 
@@ -68,6 +83,7 @@ class _Weight:
     nodes: list[fx.Node]
     tensor: torch.Tensor
     transposed: bool = False
+    conv: ConvWeight | None = None
     kinds: set[Kind] = field(default_factory=set)
 
     @property
@@ -75,20 +91,23 @@ class _Weight:
         return [user for node in self.nodes for user in node.users]
 
 
-def insert_qdq(exported: Exported, quant: QuantConfig | str | None = None) -> Quantized:
-    """Rewrites `exported` (taken over, not copied) by the recipe.
+def insert_qdq(
+    exported: Exported, quant: QuantConfig | str | None = None, source: WeightSource | None = None
+) -> Quantized:
+    """Rewrites `exported` (taken over, not copied) by the recipe, with values from `source` (default: its own).
 
     Errors: RecipeError for a rule that matches nothing, FormatShapeError and FormatValueError naming the parameter,
-    PromiseError if the recipe's promise is missed.
+    WeightsError where the source lacks values, PromiseError if the recipe's promise is missed.
     """
     recipe = QuantConfig.of(quant)
-    return _Rewriter(exported, recipe).run()
+    return _Rewriter(exported, recipe, source if source is not None else ModuleWeights()).run()
 
 
 class _Rewriter:
-    def __init__(self, exported: Exported, recipe: QuantConfig) -> None:
-        self.exported, self.recipe = exported, recipe
-        self.program = exported.program
+    def __init__(self, exported: Exported, recipe: QuantConfig, source: WeightSource) -> None:
+        self.exported, self.recipe, self.source = exported, recipe, source
+        self.exported, self.folded = fold_batch_norms(exported)
+        self.program = self.exported.program
         self.graph = self.program.graph
         self.state = dict(self.program.state_dict)
         self.constants = dict(self.program.constants)
@@ -109,8 +128,8 @@ class _Rewriter:
         self.program.graph_module.recompile()
         ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe))
         ledger.check_promise()
-        exported = Exported(self._program(), self.exported.symbols, self.exported.ranges)
-        return Quantized(exported, self.weights, ledger)
+        exported = replace(self.exported, program=self._program())
+        return Quantized(exported, self.weights, ledger, self.source.valued)
 
     # --- what there is ---
 
@@ -137,16 +156,20 @@ class _Rewriter:
         spec = weight.specs[0]
         if not weight.users:
             return self._drop(weight)
+        shape = tuple(weight.tensor.shape)
         if weight.transposed:
             self._transpose(weight)
+        if weight.conv is not None:
+            self._arrange(weight, weight.conv)
         name, why = None, _why_kept(weight)
         if weight.kinds:
-            kind: Kind = "embedding" if "embedding" in weight.kinds else "linear"
-            name, why = self.recipe.choose(weight.targets, kind)
+            kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
+            name, why = self._choose(weight, kind)
         after = weight.tensor.numel() * weight.tensor.element_size()
         if name is not None:
             after = self._quantize(weight, name)
-        shape = tuple(reversed(weight.tensor.shape)) if weight.transposed else tuple(weight.tensor.shape)
+        elif spec.kind == InputKind.PARAMETER:
+            self._keep(weight)
         counts = spec.kind == InputKind.PARAMETER and weight.tensor.ndim >= 2
         stored = format_text(parse_format(name)) if name is not None else ""
         self._row(weight, shape, stored, why, after, counts)
@@ -165,7 +188,27 @@ class _Rewriter:
             self.specs.remove(spec)
             self.state.pop(str(spec.target), None)
             self.constants.pop(str(spec.target), None)
-        self._row(weight, tuple(weight.tensor.shape), "", "not used by the graph", 0, False)
+        into = self.folded.get(weight.targets[0])
+        why = "not used by the graph" if into is None else f"folded into {into}"
+        self._row(weight, tuple(weight.tensor.shape), "", why, 0, False)
+
+    def _choose(self, weight: _Weight, kind: Kind) -> tuple[str | None, str]:
+        """The recipe's format; a convolution whose columns its blocks do not divide takes int8 per row."""
+        name, why = self.recipe.choose(weight.targets, kind)
+        if kind != "conv" or name is None or why:
+            return name, why
+        try:
+            resolve_format(name).nbytes(*weight.tensor.shape)
+        except FormatShapeError:
+            return "int8", f"{format_text(parse_format(name))} does not divide its {weight.tensor.shape[1]} columns"
+        return name, why
+
+    def _arrange(self, weight: _Weight, conv: ConvWeight) -> None:
+        """Stores a convolution's weight as its kernels read it; the graph gets it back through views."""
+        weight.tensor = conv.stored(weight.tensor.detach())
+        for target in weight.targets:
+            self.state[target] = torch.nn.Parameter(weight.tensor, requires_grad=False)
+        restore(self.graph, conv, weight.nodes, weight.targets[0].rpartition(".")[0])
 
     def _transpose(self, weight: _Weight) -> None:
         """(in, out) to (out, in), and `x @ W (+ b)` to `linear(x, W, b)`."""
@@ -176,12 +219,25 @@ class _Rewriter:
             for user in list(node.users):
                 _replace(self.graph, user, *_as_linear(user, node))
 
-    def _quantize(self, weight: _Weight, name: str) -> int:
-        """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""
-        fmt, ref, key = resolve_format(name), parse_format(name), weight.targets[0]
+    def _keep(self, weight: _Weight) -> None:
+        """A parameter stays as it is; without values, the program holds a fake in its place."""
+        if self.source.valued:
+            if is_empty(weight.tensor):
+                self.source.read(weight.targets, weight.tensor)
+            return
+        for target, node in zip(weight.targets, weight.nodes, strict=True):
+            with node.meta["val"].fake_mode:
+                fake = torch.empty(weight.tensor.shape, dtype=weight.tensor.dtype)
+                self.state[target] = torch.nn.Parameter(fake, requires_grad=False)
+
+    def _encode(self, weight: _Weight, fmt: Format) -> Bytes | NoBytes:
+        """The canonical bytes of a matrix, or their number."""
         rows, cols = weight.tensor.shape
+        key = weight.targets[0]
         try:
-            packed = fmt.encode(to_numpy(weight.tensor))
+            if not self.source.valued:
+                return NoBytes(fmt.nbytes(rows, cols))
+            return fmt.encode(self.source.read(weight.targets, weight.tensor)).data
         except FormatShapeError as error:
             module = key.rpartition(".")[0]
             raise FormatShapeError(
@@ -190,8 +246,14 @@ class _Rewriter:
             ) from error
         except FormatValueError as error:
             raise FormatValueError(f"parameter '{key}' ({rows} x {cols}): {error}") from error
+
+    def _quantize(self, weight: _Weight, name: str) -> int:
+        """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""
+        ref, key = parse_format(name), weight.targets[0]
+        rows, cols = weight.tensor.shape
+        packed = self._encode(weight, resolve_format(name))
         dtype = _FLOATS[weight.tensor.dtype]
-        self.weights.add(StoredTensor(key, dtype, (rows, cols), packed.data, ref, "canonical", tuple(weight.targets)))
+        self.weights.add(StoredTensor(key, dtype, (rows, cols), packed, ref, "canonical", tuple(weight.targets)))
         first, value = weight.nodes[0], weight.nodes[0].meta["val"]
         last = next(n for n in reversed(self.graph.nodes) if n.op == "placeholder")
         with self.graph.inserting_after(last):
@@ -203,9 +265,9 @@ class _Rewriter:
         for other in weight.nodes:
             other.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
         with value.fake_mode:
-            first.meta["val"] = torch.empty(packed.data.size, dtype=torch.uint8)
-        self._repoint(weight, torch.from_numpy(packed.data))
-        return int(packed.data.size)
+            first.meta["val"] = torch.empty(packed.nbytes, dtype=torch.uint8)
+        self._repoint(weight, first.meta["val"] if isinstance(packed, NoBytes) else torch.from_numpy(packed))
+        return packed.nbytes
 
     def _repoint(self, weight: _Weight, packed: torch.Tensor) -> None:
         target = weight.targets[0] + PACKED
@@ -252,14 +314,19 @@ class _Rewriter:
 
 
 def _storage_key(tensor: torch.Tensor) -> Any:
-    if tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor):
-        return id(tensor)
-    return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+    storage = tensor.untyped_storage()
+    place = storage._cdata if is_empty(tensor) else storage.data_ptr()  # a fake's storage has no address
+    return (place, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _kinds(weight: _Weight) -> set[Kind]:
-    """What the graph uses a float matrix for; sets `transposed` where all uses are `x @ W`."""
-    if weight.tensor.ndim != 2 or weight.tensor.dtype not in _FLOATS or weight.specs[0].kind != InputKind.PARAMETER:
+    """What the graph uses a float matrix for; sets `transposed` where all uses are `x @ W`, `conv` for convolutions."""
+    if weight.tensor.dtype not in _FLOATS or weight.specs[0].kind != InputKind.PARAMETER:
+        return set()
+    weight.conv = conv_weight(weight.tensor, weight.nodes)
+    if weight.conv is not None and weight.conv.quantizes:
+        return {"conv"}
+    if weight.tensor.ndim != 2:
         return set()
     kinds: set[Kind] = set()
     products = 0
@@ -325,7 +392,7 @@ def _why_kept(weight: _Weight) -> str:
         return "fewer than two dimensions"
     if weight.tensor.dtype not in _FLOATS:
         return "formats store float32, bfloat16 and float16"
-    return "not the weight of a linear or an embedding"
+    return GROUPED if weight.conv is not None else "not the weight of a linear, a convolution or an embedding"
 
 
 def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:

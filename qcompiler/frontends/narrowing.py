@@ -21,6 +21,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from qcompiler.errors import NarrowedDimError
+from qcompiler.frontends import empty_weights
 from qcompiler.frontends.places import line_of_frame
 from qcompiler.frontends.symbols import Symbols
 from qcompiler.plan.dims import Range, dim
@@ -56,6 +57,14 @@ Why = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
+class Note:
+    """Something about the export that a user should know, and why: it goes into the program's report."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Probe:
     """One call at sizes unlike the traced ones: what differs, all sizes by symbol, and the arguments."""
 
@@ -72,19 +81,18 @@ def probe(
     probes: Sequence[Probe],
     why: Why,
     held: Sequence[object] = (),
-) -> None:
+) -> tuple[Note, ...]:
     """Runs the model and its graph on each probe; NarrowedDimError where they differ in value, or in shape from what
-    the graph's symbolic shapes say.
+    the graph's symbolic shapes say.  Returns what could not be checked.
 
     Buffers that a run changes are put back, and those tensors in `held` that the model has without registering them.
-    Models on fake or meta tensors have no numbers and are not probed.
+    A model without values is run for its shapes only.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(t.is_meta or isinstance(t, torch._subclasses.FakeTensor) for t in tensors):
-        return
-    graph = program.module(check_guards=False)
     mutated = len(program.graph_signature.buffers_to_mutate)
     results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]
+    if empty_weights.has_empty_parameters(model):
+        return tuple(_probe_shapes(model, results, symbols, each, why) for each in probes)
+    graph = program.module(check_guards=False)
     for each in probes:
         with torch.no_grad(), _restored(model, held):
             expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
@@ -102,6 +110,23 @@ def probe(
                 f"at {_text(each.sizes)} the model takes another path than the one that was traced: its results differ "
                 "from the graph's" + why(list(each.sizes))
             )
+    return ()
+
+
+def _probe_shapes(model: nn.Module, results: Sequence[Any], symbols: Symbols, each: Probe, why: Why) -> Note:
+    """The same for a model without values, whose graph could be of another path with results of the same shapes."""
+    what = f"at {_text(each.sizes)} the model's values were not compared with those of its graph"
+    found = empty_weights.result_shapes(model, each.args, each.kwargs)
+    if isinstance(found, str):
+        return Note(what, f"its parameters hold no values, nor were shapes compared: {found}")
+    stated = [_stated_shape(leaf, symbols, each.bindings) for leaf in results]
+    shapes = [tuple(f.shape) if isinstance(f, torch.Tensor) else None for f in found]
+    if len(stated) != len(shapes) or any(s not in (None, f) for s, f in zip(stated, shapes, strict=True)):
+        raise NarrowedDimError(
+            f"at {_text(each.sizes)} the model takes another path than the one that was traced: its results have other "
+            "shapes than the graph's" + why(list(each.sizes))
+        )
+    return Note(what, "its parameters hold no values; the shapes of the results agree")
 
 
 def _text(sizes: Mapping[str, int]) -> str:

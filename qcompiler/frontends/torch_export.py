@@ -25,7 +25,7 @@ from qcompiler.errors import (
     UnboundedDimError,
     UnsupportedOperatorError,
 )
-from qcompiler.frontends import dynamic, narrowing
+from qcompiler.frontends import dynamic, empty_weights, narrowing
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
 from qcompiler.frontends.state import PythonNumbers, declare_states, refuse_written_arguments
@@ -37,11 +37,12 @@ KeepOps = frozenset[Any]
 
 @dataclass
 class Exported:
-    """A decomposed program, the user's name of each torch symbol, and each symbol's range."""
+    """A decomposed program, the user's name of each torch symbol, each symbol's range, and what to report of it."""
 
     program: ExportedProgram
     symbols: Symbols
     ranges: dict[str, Range] = field(default_factory=dict)
+    notes: tuple[narrowing.Note, ...] = ()
 
     @property
     def graph(self) -> fx.Graph:
@@ -95,9 +96,7 @@ def _export_module(
     def trace() -> ExportedProgram:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(
-                model, inputs.args, inputs.kwargs, dynamic_shapes=inputs.dynamic_shapes, strict=False
-            )
+            return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 
     why = narrowing.blame(trace, inputs.sizes, inputs.ranges)
     numbers = PythonNumbers(model)
@@ -119,7 +118,8 @@ def _export_module(
     if missing:
         raise NarrowedDimError(f"the model fixes the size of {', '.join(sorted(missing))}" + why(sorted(missing)))
     probes = _probes(model, args, kwargs, dynamic_shapes, inputs)
-    narrowing.probe(model, exported.program, exported.symbols, probes, why, list(program.constants.values()))
+    held = list(program.constants.values())
+    exported.notes = narrowing.probe(model, exported.program, exported.symbols, probes, why, held)
     numbers.put_back()
     return exported
 

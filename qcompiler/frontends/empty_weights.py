@@ -1,0 +1,157 @@
+"""Models whose parameters hold no values: how they are built, exported, and run for their shapes.
+
+    with qc.empty_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+Parameters become fake tensors (shape, dtype, device) the moment they are registered: an initialisation then works on
+fakes, which takes neither memory nor time.  Buffers, such as the frequencies of a rotary embedding, are computed as
+ever: a program stores them.
+
+The meta device would be the obvious other way, but torch.export then writes device='meta' into the graph wherever a
+model asks a parameter for its device.  Models that come on it are exported all the same: their parameters are replaced,
+too, by fakes on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from qcompiler.errors import WeightsError
+
+_building = threading.local()
+"""`modes`: the fake modes of the `empty_weights()` blocks that a thread is in."""
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and a dtype, but no values."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+@contextlib.contextmanager
+def empty_weights() -> Iterator[None]:
+    """Modules that this thread builds inside get parameters without values, in no time and no memory.
+
+    Set the dtype while building (`from_config(config, dtype=torch.bfloat16)`, `torch.set_default_dtype`).  Compile such
+    a model with `weights=<folder of safetensors>`, or with `weights="none"` to see plan, sizes and report only.  What a
+    constructor computes and registers as a buffer holds its values; a tensor that it computes *before* it becomes a
+    parameter is computed, and then dropped.
+    """
+    _install()
+    modes: list[FakeTensorMode] = _building.__dict__.setdefault("modes", [])
+    modes.append(FakeTensorMode(allow_non_fake_inputs=True))
+    try:
+        yield
+    finally:
+        modes.pop()
+
+
+@functools.cache
+def _install() -> None:
+    """Once and for all: outside of a block, and in other threads, the function does what it did before."""
+    register = nn.Module.register_parameter
+
+    @functools.wraps(register)
+    def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        modes = getattr(_building, "modes", ())
+        if modes and param is not None and not is_empty(param):
+            param = _fake(param, modes[-1])
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]
+
+
+def _fake(like: torch.Tensor, mode: FakeTensorMode) -> nn.Parameter:
+    """A parameter of the mode with the shape, strides and dtype of another; on the CPU if that is on no device."""
+    device = "cpu" if like.is_meta else like.device
+    with mode:
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+        return nn.Parameter(made, requires_grad=False)
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+def has_empty_parameters(model: nn.Module) -> bool:
+    """Whether some parameter of the model holds no values."""
+    return any(is_empty(p) for p in model.parameters())
+
+
+def export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None
+) -> ExportedProgram:
+    """torch.export, non-strict, for models with and without values.
+
+    Fake tensors of two modes do not mix, and torch.export makes a mode for each trace: parameters without values are
+    replaced meanwhile by fakes of the trace's own.  WeightsError for a buffer without values.
+    """
+    if not has_empty_parameters(model):
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    _refuse_empty_buffers(model)
+    mode = FakeTensorMode(
+        shape_env=ShapeEnv(tracked_fakes=[], trace_asserts=True), allow_non_fake_inputs=True, export=True
+    )
+    with _stand_ins(model, mode), tracing(TracingContext(mode)):
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+
+
+def _refuse_empty_buffers(model: nn.Module) -> None:
+    empty = [name for name, buffer in model.named_buffers() if is_empty(buffer)]
+    if empty:
+        raise WeightsError(
+            f"{len(empty)} buffers hold no values ({', '.join(empty[:5])}): a program stores what a model computes "
+            "when it is built. Build it under `with qc.empty_weights():`, not on the meta device or in a fake mode"
+        )
+
+
+@contextlib.contextmanager
+def _stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """Meanwhile all parameters without values are fakes of `mode`; tied ones stay one."""
+    made: dict[int, nn.Parameter] = {}
+    replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and is_empty(parameter):
+                replaced.append((module, name, parameter))
+                made.setdefault(id(parameter), _fake(parameter, mode))
+    try:
+        for module, name, parameter in replaced:
+            module._parameters[name] = made[id(parameter)]
+        yield
+    finally:
+        for module, name, parameter in replaced:
+            module._parameters[name] = parameter
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def result_shapes(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | str:
+    """The leaves of a call's result as fakes; or why there are none: the model asks for the values of a tensor."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with _stand_ins(model, mode), mode, torch.no_grad():
+        fakes = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (tuple(args), dict(kwargs)))
+        try:
+            result = model(*fakes[0], **fakes[1])
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            return f"the model asks for values ({error})"
+        return [leaf for leaf in pytree.tree_leaves(result) if leaf is not None]
+
+
+__all__ = ["empty_weights", "export", "has_empty_parameters", "is_empty", "result_shapes"]
