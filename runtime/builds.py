@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import platform
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,8 +32,8 @@ from qcompiler.runtime.support import support_library
 
 MAGIC = b"qcbuild1"
 
-Trust = bool | str | Collection[str]
-"""`True`, ``"sha256:<digest>"``, or several such digests."""
+Trust = bool | str | Collection[str] | Mapping[str, str]
+"""`True`, ``"sha256:<digest>"``, several such digests, or what `save` returned: digests by instruction set."""
 
 
 class NativeNote(Strict, frozen=True):
@@ -156,7 +156,7 @@ def _trusted(builds: Sequence[Build], trust: Trust) -> list[Build]:
     if trust is True:
         wanted = None
     else:
-        texts = [trust] if isinstance(trust, str) else [] if isinstance(trust, bool) else list(trust)
+        texts = _digests(trust)
         wanted = [
             text.removeprefix("sha256:") for text in texts if isinstance(text, str) and text.startswith("sha256:")
         ]
@@ -171,6 +171,14 @@ def _trusted(builds: Sequence[Build], trust: Trust) -> list[Build]:
         have = ", ".join(f"{build.file} sha256:{build.sha256}" for build in builds)
         raise TrustError(f"the file has no native build with {trust}; it has: {have}")
     return found
+
+
+def _digests(trust: Trust) -> list[str]:
+    if isinstance(trust, bool):
+        return []
+    if isinstance(trust, str):
+        return [trust]
+    return list(trust.values() if isinstance(trust, Mapping) else trust)
 
 
 def _refusal(build: Build, device: str, able: Sequence[str], emitter: Callable[[], str]) -> str | None:
