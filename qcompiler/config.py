@@ -65,9 +65,9 @@ _PRESETS: dict[str, tuple[str | None, str | None, float | None]] = {
 class QuantConfig:
     """A recipe. `preset` is "float", "nf4", "int8" or "int4", optionally with parameters ("nf4:block=128").
 
-    `linear` and `embedding` are format texts, or None to keep that kind of weight as it is.  `rules` may be given as a
-    mapping pattern -> format.  `promise_bits` is the most bits per weight that the compiled model may take (see
-    `Ledger.bits_per_weight`); None makes no promise.
+    `linear` (which decides for convolutions, too) and `embedding` are format texts, or None to keep that kind of weight
+    as it is.  `rules` may be given as a mapping pattern -> format.  `promise_bits` is the most bits per weight that the
+    compiled model may take (see `Ledger.bits_per_weight`); None makes no promise.
     """
 
     preset: str = "nf4"
@@ -109,12 +109,12 @@ class QuantConfig:
         assert isinstance(self.rules, tuple)
         return tuple(rule for rule in self.rules if isinstance(rule, Rule))
 
-    def choose(self, parameters: Sequence[str], kind: Literal["linear", "embedding"]) -> tuple[str | None, str]:
+    def choose(self, parameters: Sequence[str], kind: Literal["linear", "embedding", "conv"]) -> tuple[str | None, str]:
         """The format text (None: keep) for a weight with these paths, and the rule's text ("" for the default)."""
         for rule in self.all_rules:
             if any(rule.matches(p) for p in parameters):
                 return rule.format, rule.text
-        default = self.linear if kind == "linear" else self.embedding
+        default = self.embedding if kind == "embedding" else self.linear
         assert not isinstance(default, _Unset)
         return default, "" if default else f"recipe '{self.preset}' keeps {kind} weights"
 
@@ -125,8 +125,8 @@ class QuantConfig:
                 continue
             if any(fnmatch.fnmatchcase(m, rule.pattern) for m in modules):
                 raise RecipeError(
-                    f"rule '{rule.pattern}' matches modules that hold no weight of a linear or an embedding; "
-                    f"weights are: {_few(weights)}"
+                    f"rule '{rule.pattern}' matches modules that hold no weight of a linear, a convolution or an "
+                    f"embedding; weights are: {_few(weights)}"
                 )
             known = sorted({p.rpartition(".")[0] for p in weights} | set(modules))
             near = difflib.get_close_matches(rule.pattern.strip("*."), [k for k in known if k], n=3, cutoff=0.4)

@@ -1,7 +1,7 @@
 """Images as they lie in memory: channels last.
 
-A convolution leaves its result as (b, h, w, c) seen through a transpose to (b, c, h, w).  Whatever reads that element by
-element can write its own result the same way; then the transpose moves behind it, and meets the one in front of the
+A convolution leaves its result as (b, h, w, c) seen through a transpose to (b, c, h, w).  Whatever reads that element
+by element can write its own result the same way; then the transpose moves behind it, and meets the one in front of the
 next convolution.  Views cost nothing, so only the order in which results are stored changes.
 
     %1 = linalg.transpose %y [0, 3, 1, 2]                 %2 = linalg.generic ins(%y) {…} -> (b, h, w, c)
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 def to_last(rank: int) -> tuple[int, ...]:
-    """(b, c…, h, w) as (b, h, w, c…): entry i is the axis that stands at place i."""
-    return (0, rank - 2, rank - 1, *range(1, rank - 2))
+    """(b, c…, h, w) as (b, h, w, c…), (b, c, length) as (b, length, c): entry i is the axis that goes to place i."""
+    return (0, 2, 1) if rank == 3 else (0, rank - 2, rank - 1, *range(1, rank - 2))
 
 
 def to_first(rank: int) -> tuple[int, ...]:
-    """(b, h, w, c…) as (b, c…, h, w)."""
-    return (0, *range(3, rank), 1, 2)
+    """(b, h, w, c…) as (b, c…, h, w), and (b, length, c) as (b, c, length)."""
+    return (0, 2, 1) if rank == 3 else (0, *range(3, rank), 1, 2)
 
 
 def stored(value: SSAValue) -> SSAValue | None:
@@ -47,7 +47,7 @@ def stored(value: SSAValue) -> SSAValue | None:
     if not isinstance(op, ops.TransposeOp):
         return None
     permutation = views.permutation_of(op)
-    return op.inputs[0] if len(permutation) >= 4 and permutation == to_first(len(permutation)) else None
+    return op.inputs[0] if len(permutation) >= 3 and permutation == to_first(len(permutation)) else None
 
 
 def channels_last(builder: Builder, value: SSAValue) -> SSAValue:
@@ -59,15 +59,25 @@ def channels_last(builder: Builder, value: SSAValue) -> SSAValue:
 def keep_channels_last(block: Block) -> None:
     """Moves such transposes behind everything in `block` that can store its result channels last."""
     for op in list(block.ops):
-        rule = _RULES.get(type(op))
-        if rule is None or op.parent is None:
+        if op.parent is None or _cancels(op):
             continue
-        made = rule(op)
+        rule = _RULES.get(type(op))
+        made = rule(op) if rule is not None else None
         if made is not None:
             builder = _before(op)
             first = build.transpose(builder, made, to_first(views.rank_of(made)))
             op.results[0].replace_all_uses_with(first)
             loops.erase_if_dead(op)
+
+
+def _cancels(op: Operation) -> bool:
+    """Takes out a transpose that undoes the one it reads, so that what it gives does not count as channels first."""
+    source = stored(op.inputs[0]) if isinstance(op, ops.TransposeOp) else None
+    if source is None or views.permutation_of(op) != to_last(views.rank_of(source)):  # type: ignore[arg-type]
+        return False
+    op.results[0].replace_all_uses_with(source)
+    loops.erase_if_dead(op)
+    return True
 
 
 def _before(op: Operation) -> Builder:
@@ -86,10 +96,11 @@ def _generic(op: Operation) -> SSAValue | None:
     """A nest that runs through such a view and its own result channel by channel."""
     assert isinstance(op, ops.GenericOp)
     out = loops.output_index(op)
-    if len(op.res) != 1 or len(out) < 4 or len(set(out)) != len(out):
+    spatial = 1 if len(out) == 3 else 2
+    if len(op.res) != 1 or len(out) < 3 or len(set(out)) != len(out):
         return None
     in_step = (
-        len(index) == len(out) and index[0] == out[0] and index[1:-2] == out[1:-2]
+        len(index) == len(out) and index[:-spatial] == out[:-spatial]
         for value, index in loops.inputs_of(op)
         if stored(value) is not None
     )
@@ -161,16 +172,21 @@ def _gather(op: Operation) -> SSAValue | None:
 
 
 def _reshape(op: Operation) -> SSAValue | None:
-    """Channels split into groups or joined again; a repetition of rows and columns."""
+    """Channels split into groups or joined again, rows and columns as one length; a repetition of both."""
     assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
     repeat = producer(op.src)
     if isinstance(repeat, ops.BroadcastOp):
         return _repeated(op, repeat)
     source, groups = stored(op.src), views.groups_of(op)
-    rank = views.rank_of(op.result)
-    if source is None or rank < 4 or any(len(groups[i]) != 1 for i in (0, -2, -1)):
+    if source is None or not (_splits_channels(op) or groups == ((0,), (1,), (2, 3))):
         return None
     return build.reshape(_before(op), source, _moved(shape_of(op.result.type)))
+
+
+def _splits_channels(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp) -> bool:
+    """Whether batch, rows and columns stay as they are."""
+    groups = views.groups_of(op)
+    return min(views.rank_of(op.src), views.rank_of(op.result)) >= 4 and all(len(groups[i]) == 1 for i in (0, -2, -1))
 
 
 def _repeated(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp, repeat: ops.BroadcastOp) -> SSAValue | None:

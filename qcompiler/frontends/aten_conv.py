@@ -1,7 +1,7 @@
 """Convolutions and batch norm of ATen.
 
     aten.convolution on (b, c, h, w)     qc.conv2d
-    aten.convolution on (b, c, length)   qc.conv2d of height 1, between two reshapes
+    aten.convolution on (b, c, length)   qc.conv2d of height 1, between views
     batch_norm                           x * scale + shift, both made from constants and so at load time
 
 What stands in the graph has been prepared by `fold-conv` (batch norms after a convolution are part of its weight,
@@ -49,7 +49,11 @@ def _convolution(s: Scope, node: fx.Node, a: Args) -> Result:
         dilation=_two(a["dilation"], count, 1),
         groups=int(a["groups"]),
     )
-    return s.reshape(s.insert(op), out)
+    result = s.insert(op)
+    if count == 2:
+        return result
+    last = s.reshape(s.transpose(result, [0, 2, 3, 1]), [out[0], out[2], out[1]])
+    return s.transpose(last, [0, 2, 1])
 
 
 def _two(numbers: Sequence[int], count: int, missing: int) -> list[int]:
@@ -59,9 +63,12 @@ def _two(numbers: Sequence[int], count: int, missing: int) -> list[int]:
 
 
 def _image(s: Scope, value: V, count: int) -> V:
-    """(…, length) as (…, 1, length)."""
-    shape = shape_of(value.type)
-    return value if count == 2 else s.reshape(value, [*shape[:2], 1, *shape[2:]])
+    """(b, c, length) as (b, c, 1, length), by way of (b, 1, length, c): the order in which all of them are stored."""
+    if count == 2:
+        return value
+    b, c, length = shape_of(value.type)
+    last = s.reshape(s.transpose(value, [0, 2, 1]), [b, 1, length, c])
+    return s.transpose(last, [0, 3, 1, 2])
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)

@@ -80,7 +80,7 @@ def test_the_ledger_lists_every_tensor_with_its_bytes_or_its_reason() -> None:
         n for n, _ in model.named_buffers()
     }
     rows = {row.parameters[0]: row for row in ledger}
-    assert rows["gate"].reason == "not the weight of a linear or an embedding" and rows["gate"].counts
+    assert rows["gate"].reason == "not the weight of a linear, a convolution or an embedding" and rows["gate"].counts
     assert rows["norm.weight"].reason == "fewer than two dimensions" and not rows["norm.weight"].counts
     assert rows["offset"].reason == "buffer"
     assert rows["unused.weight"].reason == "not used by the graph" and rows["unused.weight"].bytes_after == 0
@@ -159,7 +159,7 @@ def test_a_missed_promise_is_an_error() -> None:
             return self.linear(x) + self.table.sum(0)
 
     exported = export_model(Wide(), (torch.randn(3, 64),))
-    with pytest.raises(PromiseError, match=r"table at 32\.00 bits \(not the weight of a linear or an embedding\)"):
+    with pytest.raises(PromiseError, match=r"table at 32\.00 bits \(not the weight of a linear, a convolution or an embedding\)"):
         insert_qdq(exported, "nf4")
 
 

@@ -1,0 +1,192 @@
+"""Batch norms become part of the convolution (or linear) in front of them, before its weight is encoded.
+
+    before  c = aten.convolution(x, p_conv_weight, None, …)
+            n = aten._native_batch_norm_legit_no_training(c, p_bn_weight, p_bn_bias, b_mean, b_var, 0.1, 1e-05)
+            y = n[0]
+    after   y = aten.convolution(x, p_conv_weight, p_conv_bias, …)     weight * s,  (bias - mean) * s + bn_bias
+                                                                       with s = bn_weight / sqrt(var + eps)
+
+The first step of insert-qdq.  Values are computed in fp64 and rounded once to the weight's type.  A batch norm stays
+where its convolution's result has another reader, where the weight is shared, where its statistics are not constants of
+the program, or where the module holds no values (they are read later); import makes it a scale and a shift then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
+
+from qcompiler.frontends.empty_weights import is_empty
+from qcompiler.frontends.torch_export import Exported
+
+aten = torch.ops.aten
+_STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def fold_batch_norms(exported: Exported) -> tuple[Exported, dict[str, str]]:
+    """The program without the batch norms that fold, and for each tensor that became part of another its path.
+
+    The graph is taken over, not copied.
+    """
+    folder = _Folder(exported.program)
+    for node in list(exported.program.graph.nodes):
+        if node.target is aten._native_batch_norm_legit_no_training.default:
+            folder.fold(node)
+    if not folder.folded:
+        return exported, {}
+    return replace(exported, program=folder.rebuilt()), folder.folded
+
+
+class _Folder:
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program, self.graph = program, program.graph
+        self.specs = list(program.graph_signature.input_specs)
+        self.state = dict(program.state_dict)
+        self.nodes = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
+        mutated = set(program.graph_signature.buffers_to_mutate.values())
+        self.stored = {
+            self.nodes[spec.arg.name]: str(spec.target)
+            for spec in self.specs
+            if spec.kind in _STORED and spec.target not in mutated
+        }
+        self.folded: dict[str, str] = {}
+
+    def fold(self, norm: fx.Node) -> None:
+        """Folds one batch norm, if everything it needs is constant and nothing else reads what would change."""
+        product, *given = norm.args[:5]
+        eps = float(norm.args[6])  # type: ignore[arg-type]
+        parts = [None if node is None else self._value(node) for node in given]
+        if not isinstance(product, fx.Node) or any(
+            v is None for v, n in zip(parts, given, strict=True) if n is not None
+        ):
+            return
+        if not self._alone(product, norm):
+            return
+        weight, bias = product.args[1], _bias(product)
+        old = None if bias is None else self._value(bias)
+        if bias is not None and old is None:
+            return
+        factor, shift = _affine(parts, old, eps)
+        values = self._value(weight)
+        assert isinstance(weight, fx.Node) and values is not None
+        spread = factor.reshape(-1, *[1] * (values.ndim - 1))
+        self._set(weight, (values.double() * spread).to(values.dtype))
+        self._give_bias(product, weight, shift.to(values.dtype))
+        self._remove(norm, product, given)
+
+    def _value(self, node: Any) -> torch.Tensor | None:
+        """The values of a constant of the program; None for anything else, and for a tensor without values."""
+        target = self.stored.get(node)
+        found = None if target is None else self.state.get(target, self.program.constants.get(target))
+        return found.detach() if isinstance(found, torch.Tensor) and not is_empty(found) else None
+
+    def _alone(self, product: fx.Node, norm: fx.Node) -> bool:
+        """A product whose only reader is the norm, with an output channel for each row of a weight of its own."""
+        if product.target is aten.convolution.default:
+            if product.args[6]:
+                return False
+        elif product.target is not aten.linear.default or product.meta["val"].ndim != 2:
+            return False
+        weight = product.args[1]
+        if list(product.users) != [norm] or not isinstance(weight, fx.Node) or weight not in self.stored:
+            return False
+        if product.meta["val"].dtype != weight.meta["val"].dtype or weight.meta["val"].ndim < 2:
+            return False
+        if any(user.op != "call_function" or user.args[1:] != (0,) for user in norm.users):  # [0]: the result
+            return False
+        return list(weight.users) == [product] and not self._tied(weight)
+
+    def _tied(self, node: fx.Node) -> bool:
+        """Whether another tensor of the program shares this one's memory."""
+        mine = self._value(node)
+        if mine is None:
+            return True
+        cell = mine.untyped_storage()._cdata
+        others = (self._value(n) for n in self.stored if n is not node and n.users)
+        return any(v is not None and v.untyped_storage()._cdata == cell for v in others)
+
+    # --- rewriting ---
+
+    def _set(self, node: fx.Node, value: torch.Tensor) -> None:
+        target = self.stored[node]
+        self.state[target] = torch.nn.Parameter(value, requires_grad=False)
+
+    def _give_bias(self, product: fx.Node, weight: fx.Node, value: torch.Tensor) -> None:
+        """A bias of its own for a product: the one it has if nothing else reads that, else a new parameter."""
+        bias = _bias(product)
+        if bias is not None and len(bias.users) == 1 and not self._tied(bias):
+            return self._set(bias, value)
+        module = self.stored[weight].rpartition(".")[0]
+        target = f"{module}.bias" if module else "bias"
+        while target in self.state:
+            target += "_folded"
+        with self.graph.inserting_after(weight):
+            made = self.graph.placeholder(f"{weight.name}_bias")
+        made.meta["val"] = weight.meta["val"].new_empty(value.shape)
+        place = next(i for i, spec in enumerate(self.specs) if spec.arg.name == weight.name)
+        self.specs.insert(place + 1, InputSpec(InputKind.PARAMETER, TensorArgument(made.name), target))
+        self.stored[made] = target
+        self._set(made, value)
+        product.args = (*product.args[:2], made, *product.args[3:])
+        return None
+
+    def _remove(self, norm: fx.Node, product: fx.Node, given: list[Any]) -> None:
+        path = self.stored[product.args[1]]  # type: ignore[index]
+        for user in list(norm.users):
+            user.replace_all_uses_with(product)
+            self.graph.erase_node(user)
+        self.graph.erase_node(norm)
+        self.folded |= {self.stored[n]: path for n in given if n is not None and not n.users}
+
+    def rebuilt(self) -> ExportedProgram:
+        """A program of the graph as it is now."""
+        old = self.program
+        self.graph.lint()
+        old.graph_module.recompile()
+        return ExportedProgram(
+            root=old.graph_module,
+            graph=self.graph,
+            graph_signature=ExportGraphSignature(self.specs, _outputs(old)),
+            state_dict=self.state,
+            range_constraints=old.range_constraints,
+            module_call_graph=old.module_call_graph,
+            example_inputs=old.example_inputs,
+            constants=old.constants,
+            verifiers=[old.verifier],
+        )
+
+
+def _outputs(program: ExportedProgram) -> list[Any]:
+    """The output specs under the names that are returned now."""
+    returned = program.graph.output_node().args[0]
+    assert isinstance(returned, tuple | list)
+    specs = []
+    for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):
+        named = isinstance(node, fx.Node) and isinstance(spec.arg, TensorArgument)
+        specs.append(replace(spec, arg=TensorArgument(node.name)) if named else spec)  # type: ignore[union-attr]
+    return specs
+
+
+def _bias(product: fx.Node) -> fx.Node | None:
+    bias = product.args[2] if len(product.args) > 2 else None
+    return bias if isinstance(bias, fx.Node) else None
+
+
+def _affine(
+    parts: list[torch.Tensor | None], bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(s, t) of the batch norm as `x * s + t`, a bias of the product in front included, in fp64."""
+    weight, shift, mean, var = (None if v is None else v.double() for v in parts)
+    assert mean is not None and var is not None
+    factor = 1 / torch.sqrt(var + eps)
+    factor = factor if weight is None else factor * weight
+    centre = -mean if bias is None else bias.double() - mean
+    return factor, centre * factor if shift is None else centre * factor + shift
+
+
+__all__ = ["fold_batch_norms"]
