@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, ClassVar, Literal
@@ -33,6 +34,9 @@ _DTYPES: dict[tuple[Kind, int], np.dtype[Any]] = {
     ("uint", 8): np.dtype("u1"), ("int", 8): np.dtype("i1"), ("f16", 16): np.dtype("<f2"), ("f32", 32): np.dtype("<f4"),
 }  # fmt: skip
 _WEIGHT_DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
+
+THREAD_SHARE = 1 << 21
+"""Elements from which on another thread is worth its start."""
 
 TILE = 1 << 16
 """Elements that an encoder or decoder handles at a time: 256 KiB of fp32, so that a tile stays in a core's L2 cache."""
@@ -231,7 +235,7 @@ class Parameter:
 class Format(ABC):
     """A storage format with its parameters fixed. Equal name and params means equal format.
 
-    Subclasses give `name`, `parameters`, `declare` and `_encode_into`; instances come from `qcompiler.formats.get`.
+    Subclasses give `name`, `parameters`, `declare` and `_encode_tile`; instances come from `qcompiler.formats.get`.
     """
 
     name: ClassVar[str]
@@ -257,8 +261,12 @@ class Format(ABC):
         """The format's page of data, for `self.params`."""
 
     @abstractmethod
-    def _encode_into(self, weights: Weights, packed: PackedTensor) -> None:
-        """Fills the sections of a zeroed tensor from checked, C-contiguous weights of its shape."""
+    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Float32) -> None:
+        """Encodes the elements [start, start + tile.size) of the flattened matrix into their place in `packed`.
+
+        `tile` holds their fp32 values.  A tile begins with a block; only the matrix's last one may end inside of one.
+        Tiles are encoded in any order and at the same time; `weights`, the C-contiguous matrix, is for messages.
+        """
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and (self.name, self.params) == (other.name, other.params)
@@ -311,8 +319,12 @@ class Format(ABC):
 
     # --- encode and decode ---
 
-    def encode(self, weights: Weights) -> PackedTensor:
+    def encode(self, weights: Weights, *, out: Bytes | None = None, threads: int = 1) -> PackedTensor:
         """Quantises a matrix (rows, cols) of float32, float16, bfloat16 or float64 (rounded to float32 first).
+
+        `out` are zeroed bytes to write into (uint8, `nbytes(rows, cols)` of them), of a mapped file for instance.
+        Beside the result this takes a few tiles of memory per thread, and a copy of weights that are not C-contiguous.
+        The bytes do not depend on `threads`.
 
         FormatShapeError for a shape that does not fit, FormatValueError for another dtype, for NaN and infinity, and
         for a scale that its storage cannot hold; the message names the row and the column.
@@ -324,9 +336,26 @@ class Format(ABC):
             names = ", ".join(t.name for t in _WEIGHT_DTYPES)
             raise FormatValueError(f"{self} encodes weights of {names}; got {weights.dtype}")
         rows, cols = weights.shape
-        packed = self.allocate(rows, cols)
-        self._encode_into(np.ascontiguousarray(weights), packed)
+        packed = self.allocate(rows, cols) if out is None else PackedTensor(self, rows, cols, out)
+        weights = np.ascontiguousarray(weights)
+        flat, block = weights.reshape(-1), self.declaration.block_size(cols)
+        count = min(threads, -(-flat.size // THREAD_SHARE))
+        if count < 2:
+            self._encode_range(weights, packed, flat, 0, flat.size)
+            return packed
+        share = -(-flat.size // (count * block)) * block
+        with ThreadPoolExecutor(count) as pool:  # NumPy lets go of the interpreter lock in its loops
+            work = [
+                pool.submit(self._encode_range, weights, packed, flat, first, min(first + share, flat.size))
+                for first in range(0, flat.size, share)
+            ]
+        for each in work:
+            each.result()  # of several errors the one that is met first in the matrix
         return packed
+
+    def _encode_range(self, weights: Weights, packed: PackedTensor, flat: Weights, first: int, end: int) -> None:
+        for start, tile in float32_tiles(flat[first:end], self.declaration.block_size(packed.cols)):
+            self._encode_tile(weights, packed, first + start, tile)
 
     def allocate(self, rows: int, cols: int) -> PackedTensor:
         """A tensor of zero bytes, to be filled section by section."""

@@ -16,7 +16,6 @@ from qcompiler.formats.base import (
     PackedTensor,
     Parameter,
     Weights,
-    float32_tiles,
     refuse_nonfinite,
 )
 from qcompiler.formats.equation import Equation, Float32
@@ -82,33 +81,32 @@ class Int4(Format):
             f"{self} needs K to be a multiple of its group, and K = {cols} is not; {way_out}; nf4 and int8 take any K"
         )
 
-    def _encode_into(self, weights: Weights, packed: PackedTensor) -> None:
+    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Float32) -> None:
         group = int(self.params["group"])
         codes = packed.section("codes").reshape(-1)
         scales = packed.section("scales").reshape(-1)
-        for start, tile in float32_tiles(weights.reshape(-1), group):
-            groups = tile.reshape(-1, group)
-            low, high = groups.min(axis=1), groups.max(axis=1)
-            if not (np.isfinite(low).all() and np.isfinite(high).all()):
-                refuse_nonfinite(self, weights, tile, start)
-            first = start // group
-            where = slice(first, first + len(groups))
-            if self.params["symmetric"]:
-                # float64 cannot overflow here, and rounding it to fp16 is the one rounding that matters.
-                exact = np.where(-low >= high, low, high).astype(np.float64) / -8
-                scale = self._store_scales(exact, packed, first, scales[where])
-                zero = np.full(len(groups), 8, np.float32)
-            else:
-                low, high = np.minimum(low, 0), np.maximum(high, 0)
-                exact = (high.astype(np.float64) - low) / 15
-                scale = self._store_scales(exact, packed, first, scales[where])
-                zero = np.clip(np.rint(-low / scale), 0, 15)
-                packed.section("zeros").reshape(-1)[where] = zero.astype(np.uint8)
-            quotient = groups / scale[:, None]
-            np.rint(quotient, out=quotient)
-            quotient += zero[:, None]
-            np.clip(quotient, 0, 15, out=quotient)
-            codes[start // 2 : (start + tile.size) // 2] = _pack(quotient.astype(np.uint8).reshape(-1))
+        groups = tile.reshape(-1, group)
+        low, high = groups.min(axis=1), groups.max(axis=1)
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            refuse_nonfinite(self, weights, tile, start)
+        first = start // group
+        where = slice(first, first + len(groups))
+        if self.params["symmetric"]:
+            # float64 cannot overflow here, and rounding it to fp16 is the one rounding that matters.
+            exact = np.where(-low >= high, low, high).astype(np.float64) / -8
+            scale = self._store_scales(exact, packed, first, scales[where])
+            zero = np.full(len(groups), 8, np.float32)
+        else:
+            low, high = np.minimum(low, 0), np.maximum(high, 0)
+            exact = (high.astype(np.float64) - low) / 15
+            scale = self._store_scales(exact, packed, first, scales[where])
+            zero = np.clip(np.rint(-low / scale), 0, 15)
+            packed.section("zeros").reshape(-1)[where] = zero.astype(np.uint8)
+        quotient = groups / scale[:, None]
+        np.rint(quotient, out=quotient)
+        quotient += zero[:, None]
+        np.clip(quotient, 0, 15, out=quotient)
+        codes[start // 2 : (start + tile.size) // 2] = _pack(quotient.astype(np.uint8).reshape(-1))
 
     def _store_scales(
         self, exact: npt.NDArray[np.float64], packed: PackedTensor, first: int, out: npt.NDArray[np.float16]

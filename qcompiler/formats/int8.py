@@ -14,10 +14,9 @@ from qcompiler.formats.base import (
     PackedTensor,
     Parameter,
     Weights,
-    float32_tiles,
     refuse_nonfinite,
 )
-from qcompiler.formats.equation import Equation
+from qcompiler.formats.equation import Equation, Float32
 
 _FLOAT32_MAX = np.finfo(np.float32).max
 LARGEST_SCALE = np.nextafter(_FLOAT32_MAX / np.float32(127), np.float32(0))
@@ -48,20 +47,19 @@ class Int8(Format):
             reference="per-channel symmetric int8 as in torch.ao and ONNX QuantizeLinear, with range ±127",
         )
 
-    def _encode_into(self, weights: Weights, packed: PackedTensor) -> None:
+    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Float32) -> None:
         cols = packed.cols
         codes, scales = packed.section("codes"), packed.section("scales")
-        for start, tile in float32_tiles(weights.reshape(-1), cols):
-            rows = tile.reshape(-1, cols)
-            absmax = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # half the traffic of max(abs(rows))
-            if not np.isfinite(absmax).all():
-                refuse_nonfinite(self, weights, tile, start)
-            scale = np.minimum(absmax / np.float32(127), LARGEST_SCALE)
-            scale[scale == 0] = 1
-            quotient = rows / scale[:, None]
-            np.rint(quotient, out=quotient)
-            # A denormal scale is coarse and the largest is clamped, so that |w / scale| can pass 127.
-            np.clip(quotient, -127, 127, out=quotient)
-            first = start // cols
-            codes[first : first + len(rows)] = quotient.astype(np.int8)
-            scales[first : first + len(rows), 0] = scale
+        rows = tile.reshape(-1, cols)
+        absmax = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # half the traffic of max(abs(rows))
+        if not np.isfinite(absmax).all():
+            refuse_nonfinite(self, weights, tile, start)
+        scale = np.minimum(absmax / np.float32(127), LARGEST_SCALE)
+        scale[scale == 0] = 1
+        quotient = rows / scale[:, None]
+        np.rint(quotient, out=quotient)
+        # A denormal scale is coarse and the largest is clamped, so that |w / scale| can pass 127.
+        np.clip(quotient, -127, 127, out=quotient)
+        first = start // cols
+        codes[first : first + len(rows)] = quotient.astype(np.int8)
+        scales[first : first + len(rows), 0] = scale

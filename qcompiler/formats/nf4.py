@@ -15,7 +15,6 @@ from qcompiler.formats.base import (
     PackedTensor,
     Parameter,
     Weights,
-    float32_tiles,
     refuse_nonfinite,
 )
 from qcompiler.formats.equation import Equation, Float32
@@ -70,28 +69,26 @@ class NF4(Format):
             reference="bitsandbytes 0.50, backends/default/ops.py, quantize_4bit on CPU",
         )
 
-    def _encode_into(self, weights: Weights, packed: PackedTensor) -> None:
+    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Float32) -> None:
         block = int(self.params["block"])
-        flat = weights.reshape(-1)
         codes, absmax = packed.section("codes"), packed.section("absmax")
-        full = flat.size - flat.size % block
-        for start, tile in float32_tiles(flat[:full], block):
-            blocks = tile.reshape(-1, block)
-            largest = np.abs(blocks).max(axis=1)
-            if not np.isfinite(largest).all():
-                refuse_nonfinite(self, weights, tile, start)
-            absmax[start // block : start // block + largest.size] = largest
-            inverse = np.float32(1) / np.maximum(largest, SMALLEST_ABSMAX)
-            packed_tile = _pack(_nearest(blocks * inverse[:, None]).reshape(-1))
-            codes[start // 2 : start // 2 + packed_tile.size] = packed_tile
-        if full < flat.size:
-            _, tail = next(float32_tiles(flat[full:], block))
+        full = tile.size - tile.size % block
+        blocks = tile[:full].reshape(-1, block)
+        largest = np.abs(blocks).max(axis=1, initial=0)
+        if not np.isfinite(largest).all():
+            refuse_nonfinite(self, weights, tile, start)
+        absmax[start // block : start // block + largest.size] = largest
+        inverse = np.float32(1) / np.maximum(largest, SMALLEST_ABSMAX)
+        packed_tile = _pack(_nearest(blocks * inverse[:, None]).reshape(-1))
+        codes[start // 2 : start // 2 + packed_tile.size] = packed_tile
+        if full < tile.size:
+            tail = tile[full:]
             if not np.isfinite(tail).all():
-                refuse_nonfinite(self, weights, tail, full)
+                refuse_nonfinite(self, weights, tail, start + full)
             absmax[-1] = np.maximum(np.abs(tail).max(), SMALLEST_ABSMAX)
             tail_codes = np.full(tail.size + tail.size % 2, ZERO_CODE, np.uint8)
             tail_codes[: tail.size] = _nearest(tail / absmax[-1])
-            codes[full // 2 :] = _pack(tail_codes)
+            codes[(start + full) // 2 :] = _pack(tail_codes)
 
 
 def _nearest(scaled: Float32) -> npt.NDArray[np.uint8]:

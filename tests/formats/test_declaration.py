@@ -129,6 +129,37 @@ def test_encoding_takes_at_most_the_output_and_a_few_tiles(fmt: Format) -> None:
 
 
 @pytest.mark.parametrize("fmt", ALL, ids=IDS)
+@pytest.mark.parametrize("shape", [(33, 128), (7, 384), (129, 256)])
+def test_bytes_do_not_depend_on_threads_nor_on_whose_memory_they_are_written_to(
+    fmt: Format, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qcompiler.formats.base.THREAD_SHARE", 256)
+    weights = np.random.default_rng(0).standard_normal(shape).astype(ml_dtypes.bfloat16)
+    out = np.zeros(fmt.nbytes(*shape) + 64, np.uint8)[64:]
+    packed = fmt.encode(weights, out=out, threads=5)
+    assert packed.data is out
+    assert packed.to_bytes() == fmt.encode(weights).to_bytes()
+
+
+def test_a_short_last_block_is_encoded_alike_by_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qcompiler.formats.base.THREAD_SHARE", 64)
+    weights = np.random.default_rng(0).standard_normal((37, 31)).astype(np.float32)
+    for threads in (2, 3, 8):
+        assert (
+            formats.get("nf4").encode(weights, threads=threads).to_bytes()
+            == formats.get("nf4").encode(weights).to_bytes()
+        )
+
+
+def test_of_several_bad_values_the_first_is_named_whatever_thread_met_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qcompiler.formats.base.THREAD_SHARE", 256)
+    weights = np.ones((64, 128), np.float32)
+    weights[20, 3] = weights[50, 7] = np.nan
+    with pytest.raises(FormatValueError, match="row 20, column 3"):
+        formats.get("int8").encode(weights, threads=4)
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=IDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [(0, 0), (1500, 77), (1999, 127)])
 def test_a_value_that_is_not_finite_is_named_by_row_and_column(fmt: Format, bad: float, place: tuple[int, int]) -> None:
@@ -238,7 +269,7 @@ class Interleaved(Format):
             reference="",
         )
 
-    def _encode_into(self, weights: Weights, packed: PackedTensor) -> None:
+    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Any) -> None:
         raise NotImplementedError
 
 
