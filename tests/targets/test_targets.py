@@ -100,8 +100,6 @@ def test_a_file_holds_a_build_for_each_target_under_the_digest_that_save_returns
             assert f"sha256:{listed[name]['sha256']}" == saved.digests[name]
             assert archive.getinfo(f"native/{name}.so").file_size > 20_000
             assert listed[name]["emitter"] and listed[name]["compiler"] == find_compiler().version
-                "compiler"
-            ]
 
 
 def test_inspect_shows_every_build_and_its_digest(saved: Saved, capsys: pytest.CaptureFixture[str]) -> None:
