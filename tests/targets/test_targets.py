@@ -30,6 +30,7 @@ from qcompiler.inspect.files import describe
 from qcompiler.kernels import select
 from qcompiler.runtime import builds, isa
 from qcompiler.runtime.backends import registry
+from qcompiler.runtime.compiler import find_compiler
 from qcompiler.runtime.program_file import load_image
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="builds of several x86-64 levels")
