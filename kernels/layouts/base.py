@@ -42,9 +42,15 @@ class Layout(ABC):
         known = ", ".join(s.name for s in sections)
         raise LayoutError(f"{fmt or dtype} in layout '{self.name}' has no section {name!r}; it has {known}")
 
-    @abstractmethod
     def pack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes) -> Bytes:
         """Canonical bytes (uint8, 1-D) to this layout's. LayoutError when their number is wrong."""
+        out = np.zeros(self.nbytes(fmt, dtype, rows, cols), np.uint8)
+        self.pack_into(fmt, dtype, rows, cols, canonical, out)
+        return out
+
+    @abstractmethod
+    def pack_into(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes, out: Bytes) -> None:
+        """The same into zeroed bytes, of a mapped file for instance; beside them it takes a few MiB."""
 
     @abstractmethod
     def unpack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, packed: Bytes) -> Bytes:
@@ -82,6 +88,10 @@ class Canonical(Layout):
     def pack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes) -> Bytes:
         views(canonical, self.sections(fmt, dtype, rows, cols))
         return canonical
+
+    def pack_into(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes, out: Bytes) -> None:
+        views(canonical, self.sections(fmt, dtype, rows, cols))
+        out[...] = canonical
 
     def unpack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, packed: Bytes) -> Bytes:
         views(packed, self.sections(fmt, dtype, rows, cols))

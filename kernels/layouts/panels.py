@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 
 LANES = 16
 """Rows per panel: the fp32 lanes of one AVX-512 register, two of AVX2, four of NEON; the rows of one `mma` operand."""
+
+RUN = 1 << 21
+"""Bytes that are rearranged at a time."""
 
 WORD = np.dtype("<u4")
 
@@ -74,22 +78,32 @@ class PanelLayout(Layout):
                 parts.append((packed_name(fmt, field, cols), canonical.dtype, (panels, per_row, LANES)))
         return place_sections(parts, ALIGNMENT)
 
-    def pack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes) -> Bytes:
+    def pack_into(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes, out: Bytes) -> None:
         source = views(canonical, CANONICAL.sections(fmt, dtype, rows, cols))
-        data, out = zeros(self.sections(fmt, dtype, rows, cols))
+        targets = views(out, self.sections(fmt, dtype, rows, cols))
         if fmt is None:
-            self._pack_values(source["values"], out["values"])
-            return data
+            values = source["values"]
+            for first, last in _runs(rows, values.itemsize * cols):
+                part = slice(first // LANES, -(-last // LANES))
+                self._pack_values(values[first:last], targets["values"][part])
+            return
         for name, items in source.items():
             field = field_of(fmt, name)
-            target = out[packed_name(fmt, field, cols)]
+            target = targets[packed_name(fmt, field, cols)]
             if field.covers == 1:
-                self._pack_codes(field.bits, bytes_of_codes(field, items, rows, cols), target)
+                self._pack_rows_of_codes(field, items, rows, cols, target)
             elif straddles(fmt, cols):
                 target[...] = items
             else:
                 to_panels(items.reshape(rows, -1), target)
-        return data
+
+    def _pack_rows_of_codes(self, field: Field, codes: Items, rows: int, cols: int, out: Items) -> None:
+        """Sixteen rows of codes, or a multiple, fill whole bytes whatever their length."""
+        raw = codes.reshape(-1).view(np.uint8)
+        for first, last in _runs(rows, cols):
+            part = raw[first * cols * field.bits // 8 : -(-last * cols * field.bits // 8)]
+            panels = slice(first // LANES, -(-last // LANES))
+            self._pack_codes(field.bits, bytes_of_codes(field, part, last - first, cols), out[panels])
 
     def unpack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, packed: Bytes) -> Bytes:
         source = views(packed, self.sections(fmt, dtype, rows, cols))
@@ -108,6 +122,13 @@ class PanelLayout(Layout):
             else:
                 target[...] = from_panels(items, rows).reshape(target.shape)
         return data
+
+
+def _runs(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that fill whole panels, of about `RUN` bytes: what is made in between stays small."""
+    step = LANES * max(1, RUN // (LANES * max(row_bytes, 1)))
+    for first in range(0, rows, step):
+        yield first, min(first + step, rows)
 
 
 def field_of(fmt: Format, section: str) -> Field:

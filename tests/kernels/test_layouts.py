@@ -47,6 +47,24 @@ def shapes_for(fmt: Format | None) -> st.SearchStrategy[tuple[int, int]]:
     return st.tuples(st.integers(1, 50), cols)
 
 
+@pytest.mark.parametrize("layout", ["cpu_p16_v1", "cuda_t16_v1"])
+@pytest.mark.parametrize("kind", [*ANY_K, GROUPED[1], *PLAIN], ids=str)
+def test_bytes_do_not_depend_on_how_many_rows_are_rearranged_at_a_time(
+    layout: str, kind: Format | DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fmt, dtype = (kind, "f32") if isinstance(kind, Format) else (None, kind)
+    for rows, cols in [(50, 96), (33, 95), (16, 64), (5, 31)]:
+        if fmt is not None and fmt.name == "int4" and cols % 32:
+            continue
+        canonical = canonical_bytes(fmt, dtype, rows, cols)
+        at_once = layouts.get(layout).pack(fmt, dtype, rows, cols, canonical)
+        monkeypatch.setattr("qcompiler.kernels.layouts.panels.RUN", 1)
+        out = np.zeros(at_once.size, np.uint8)
+        layouts.get(layout).pack_into(fmt, dtype, rows, cols, canonical, out)
+        monkeypatch.undo()
+        np.testing.assert_array_equal(out, at_once)
+
+
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), kind=st.sampled_from((*ANY_K, *GROUPED, *PLAIN)))
 def test_unpack_of_pack_gives_the_canonical_bytes(data: st.DataObject, kind: Format | DType) -> None:
