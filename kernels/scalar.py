@@ -346,3 +346,25 @@ def scalar_statements(
 ) -> Statements:
     """One element: `inputs` are expressions of `VALUE_TYPES`, `indices` the loop variables for linalg.index."""
     return write_statements(program, inputs, indices, prefix, _SCALAR_FORM)
+
+
+# --- folds of kernels that are no loops -------------------------------------------------------------------------------
+
+
+def fold_text(fold: str, dtype: str, before: str, value: str) -> str:
+    """``before`` folded with ``value`` as C++ text, in the value type of `dtype`; integers wrap, NaN wins."""
+    kind = VALUE_TYPES[dtype]
+    if fold == "none":
+        return value
+    if dtype in FLOATS:
+        text = {"add": "{0} + {1}", "mul": "{0} * {1}", "max": "qc_maximum({0}, {1})", "min": "qc_minimum({0}, {1})"}
+    elif dtype == "i1":
+        text = {"add": "{0} | {1}", "mul": "{0} & {1}", "max": "{0} | {1}", "min": "{0} & {1}"}
+    else:
+        text = {
+            "add": f"qc_add<{kind}>({{0}}, {{1}})", "mul": f"qc_mul<{kind}>({{0}}, {{1}})",
+            "max": "{0} < {1} ? {1} : {0}", "min": "{1} < {0} ? {1} : {0}",
+        }  # fmt: skip
+    if fold not in text:
+        raise KernelSelectionError(f"'{fold}' does not fold values of type {dtype}")
+    return text[fold].format(before, value)

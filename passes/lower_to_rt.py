@@ -232,6 +232,12 @@ class EntryLowering:
         self.placer.define(op.result, old)
         return old
 
+    def copied_result(self, op: Operation, source: SSAValue) -> View:
+        """Room for an op's result that begins as a copy of `source`."""
+        view = self.result(op.results[0], shape_of(op.results[0].type))
+        self._launch(copy_draft(self.placer.view(source), view, path_of(op)))
+        return view
+
     # --- ops ---
 
     def _lower(self, op: Operation) -> None:

@@ -21,6 +21,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import path_of, ranges_of
 from qcompiler.ir.qc import (
+    ArgmaxOp,
     AttentionOp,
     BatchMatmulOp,
     ConstOp,
@@ -33,9 +34,12 @@ from qcompiler.ir.qc import (
     LayerNormOp,
     LinearOp,
     RmsNormOp,
+    ScatterOp,
     SoftmaxOp,
+    SortOp,
     StateOp,
     StateUpdateOp,
+    TopkOp,
 )
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.kernels.select import FLOATS, Case, LinearQuery, choose_linear, templates
@@ -55,6 +59,10 @@ TEMPLATES: dict[type[Operation], str] = {
     GatherOp: "gather",
     IndexUpdateOp: "index_update",
     CumsumOp: "scan",
+    ScatterOp: "scatter",
+    SortOp: "order",
+    TopkOp: "order",
+    ArgmaxOp: "argmax",
 }
 """The template that serves each `qc` op. linalg.generic has the loop template; views and sizes need none."""
 

@@ -18,6 +18,7 @@ from qcompiler.plan.dims import Dim, Expr, Range, dim
 from qcompiler.plan.kernel import (
     Access,
     AffineAccess,
+    ArgmaxKernel,
     AttentionKernel,
     BatchMatmulKernel,
     EmbeddingKernel,
@@ -29,7 +30,9 @@ from qcompiler.plan.kernel import (
     LoopKernel,
     NormKernel,
     Operand,
+    OrderKernel,
     ScanKernel,
+    ScatterKernel,
     SoftmaxKernel,
 )
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, WeightEntry
@@ -182,6 +185,23 @@ def _(body: IndexUpdateKernel, operands: int) -> list[Role]:
 def _(body: ScanKernel, operands: int) -> list[Role]:
     full = (body.outer, body.length, body.inner)
     return [(full, "r"), (full, "w")]
+
+
+@_roles.register
+def _(body: ScatterKernel, operands: int) -> list[Role]:
+    picked = (body.outer, body.count, body.inner)
+    return [(picked, "r"), (picked, "r"), ((body.outer, body.length, body.inner), "rw")]
+
+
+@_roles.register
+def _(body: OrderKernel, operands: int) -> list[Role]:
+    picked = (body.outer, body.count, body.inner)
+    return [((body.outer, body.length, body.inner), "r"), (picked, "w"), (picked, "w")]
+
+
+@_roles.register
+def _(body: ArgmaxKernel, operands: int) -> list[Role]:
+    return [((body.outer, body.length, body.inner), "r"), ((body.outer, body.inner), "w")]
 
 
 # --- loops -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from types import ModuleType
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu import (
+    argmax,
     attention,
     batch_matmul,
     embedding,
@@ -22,7 +23,9 @@ from qcompiler.kernels.cpu import (
     linear,
     loop,
     norm,
+    order,
     scan,
+    scatter,
     softmax,
 )
 from qcompiler.plan.kernel import KernelSpec
@@ -39,6 +42,7 @@ these changes."""
 ISAS = ("x86-64", "x86-64-v3", "x86-64-v4", "generic")
 
 _TEMPLATES: dict[str, ModuleType] = {
+    "argmax": argmax,
     "attention": attention,
     "batch_matmul": batch_matmul,
     "embedding": embedding,
@@ -47,7 +51,9 @@ _TEMPLATES: dict[str, ModuleType] = {
     "linear": linear,
     "loop": loop,
     "norm": norm,
+    "order": order,
     "scan": scan,
+    "scatter": scatter,
     "softmax": softmax,
 }
 """One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
@@ -56,7 +62,7 @@ TEMPLATES = tuple(_TEMPLATES)
 
 _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": ("gemm.h",), "batch_matmul": ("gemm.h",), "embedding": ("gemm.h", "lookup.h"),
-    "attention": ("attention.h",),
+    "attention": ("attention.h",), "order": ("order.h",), "argmax": ("order.h",),
 }  # fmt: skip
 """Headers that a template needs beside the common ones."""
 

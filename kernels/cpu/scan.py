@@ -1,4 +1,4 @@
-"""Cumulative sum along the middle dim, in order.
+"""Running folds along the middle dim, in order: sums, products, extremes, log-sum-exp.
 
 f32 and narrower floats accumulate in fp32 (rounded once per element for narrow results), f64 in f64, integers (and
 booleans, into an integer result) in the result's type, wrapping.
@@ -6,8 +6,10 @@ booleans, into an integer result) in the result's type, wrapping.
 
 from __future__ import annotations
 
+from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu.gather import offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.scalar import fold_text
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, indent
 from qcompiler.plan.kernel import KernelSpec, ScanKernel
 
@@ -19,18 +21,31 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     return 0
 
 
+def _logaddexp(kind: str) -> str:
+    """log(exp(sum) + exp(value)) from the larger one; equal infinities are themselves, NaN wins."""
+    if kind not in ("float", "double"):
+        raise KernelSelectionError(f"logaddexp does not fold values of type {kind}")
+    exp, log1p = ("qc_exp", "qc_log1p") if kind == "float" else ("exp", "log1p")
+    top, low = "qc_maximum(sum[n], value)", "qc_minimum(sum[n], value)"
+    return f"{top} == {low} && !(fabs({top}) < INFINITY) ? {top} : {top} + {log1p}({exp}({low} - {top}))"
+
+
 def emit(spec: KernelSpec, isa: str) -> str:
     """Items are (outer, block of inner) pairs; each walks the length in order."""
     body = spec.body
     assert isinstance(body, ScanKernel)
     x, out = spec.operands
     kind = VALUE_TYPES[out.dtype]
-    integer = out.dtype not in ("f64", "f32", "bf16", "f16")
     blocks = f"qc_floordiv({c_dim(body.inner)} + {BLOCK - 1}, {BLOCK})"
     items = f"{c_dim(body.outer)} * {blocks}"
     cost = f"2 * {c_dim(body.length)} * qc_min({BLOCK}, {c_dim(body.inner)})"
     value = f"({kind})qc_load(x + {offset(x, ['o', 'i', 'first + n'])})"
-    add = f"qc_add<{kind}>(sum[n], {value})" if integer else f"sum[n] + {value}"
+    fold = _logaddexp(kind) if body.fold == "logaddexp" else fold_text(body.fold, out.dtype, "sum[n]", "value")
+    step = [
+        f"const {kind} value = {value};",
+        f"sum[n] = i == 0 ? value : ({kind})({fold});",
+        f"qc_store(out + {offset(out, ['o', 'i', 'first + n'])}, sum[n]);",
+    ]
     task = [
         pointer(x, 0, "x", "call->op"),
         pointer(out, 1, "out", "call->op"),
@@ -42,12 +57,12 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"    {kind} sum[{BLOCK}] = {{}};",
         f"    for (int64_t i = 0; i < {c_dim(body.length)}; i++)",
         "        for (int64_t n = 0; n < count; n++) {",
-        *indent([f"sum[n] = {add};", f"qc_store(out + {offset(out, ['o', 'i', 'first + n'])}, sum[n]);"], 3),
+        *indent(step, 3),
         "        }",
         "}",
     ]
     launch = [
         f"qc_run(ctx, op, sym, qc_tasks({items}, {cost}), qk_{spec.name}_task);",
     ]
-    head = header_comment(spec, "running sums, in order")
+    head = header_comment(spec, f"running folds ({body.fold}), in order")
     return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])

@@ -28,7 +28,8 @@ ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_12
 """Architectures that programs compile for. CUDA 13's NVRTC has dropped sm_70: CUDA 12's compiles that one."""
 
 TEMPLATES = (
-    "attention", "batch_matmul", "embedding", "gather", "index_update", "linear", "loop", "norm", "scan", "softmax",
+    "argmax", "attention", "batch_matmul", "embedding", "gather", "index_update", "linear", "loop", "norm", "order",
+    "scan", "scatter", "softmax",
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
@@ -40,7 +41,8 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": ("scalar.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh"),
     "loop": ("scalar.cuh", "loop.cuh"),
     "norm": ("rows.cuh",),
-    "scan": ("scan.cuh",),
+    "scan": ("scalar.cuh", "scan.cuh"),
+    "scatter": ("scalar.cuh",),
     "softmax": ("rows.cuh",),
 }
 """Headers that a template needs beside device.cuh."""

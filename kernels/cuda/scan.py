@@ -1,10 +1,10 @@
-"""Cumulative sum along the middle dim as CUDA C++.
+"""Running folds along the middle dim as CUDA C++: sums, products, extremes, log-sum-exp.
 
 f32 and narrower floats accumulate in fp32 (rounded once per element for narrow results), f64 in f64, integers (and
 booleans, into an integer result) modulo 2^64, which wraps in the result's type.
 
     one column per row (inner = 1)   a block per row: 256 elements at a time, lanes by shuffles, warps in order
-    columns side by side             a thread per column, in order
+    columns side by side             a thread per column, in order; folds other than sums always
 
 Both orders are fixed; the first one is not that of a plain loop, so that floats differ from it by rounding.
 """
@@ -14,9 +14,11 @@ from __future__ import annotations
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.places import blocks_of, check_plain, offset
-from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
-from qcompiler.plan.dims import dim
+from qcompiler.kernels.cuda.places import THREADS, blocks_of, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.scatter import store
+from qcompiler.kernels.scalar import fold_text
+from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import KernelSpec, ScanKernel
 
 _FLOATS = {"f64": "double", "f32": "float", "bf16": "float", "f16": "float"}
@@ -34,6 +36,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     check_plain(spec, ("x", "out"))
     if spec.operands[1].dtype == "i1":
         raise KernelSelectionError(f"kernel '{spec.name}': a cumulative sum has no boolean result")
+    if body.fold != "add":
+        return _folded(spec, body)
     return _rows(spec, body) if body.inner == 1 else _columns(spec, body)
 
 
@@ -112,3 +116,34 @@ def _columns(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
     head = header_comment(spec, f"running sums in order, a thread per column, {_AHEAD} loads ahead")
     text = "\n".join([head, signature(spec, _COLUMNS), *indent(lines), "}\n"])
     return CudaKernel(text, Geometry(((blocks * dim(body.outer)).to_dim(), 1, 1), (_COLUMNS, 1, 1)))
+
+
+def _folded(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
+    """Any fold, a thread per column, in order."""
+    x, out = spec.operands
+    kind, sizes = VALUE_TYPES[out.dtype], (body.outer, body.inner)
+    fold = _logaddexp(spec, kind) if body.fold == "logaddexp" else fold_text(body.fold, out.dtype, "sum", "value")
+    lines = [
+        f"const int64_t e = (int64_t)blockIdx.x * {THREADS} + threadIdx.x;",
+        f"if (e < {c_dim(product(sizes))}) {{",
+        *indent(unravel("e", ("o", "n"), sizes)),
+        f"    {kind} sum = 0;",
+        f"    for (int64_t i = 0; i < {c_dim(body.length)}; i++) {{",
+        f"        const {kind} value = ({kind})qc_load({identifier(x.name)} + {offset(x, ['o', 'i', 'n'])});",
+        f"        sum = i == 0 ? value : ({kind})({fold});",
+        f"        {store(f'{identifier(out.name)} + ' + offset(out, ['o', 'i', 'n']), out.dtype, 'sum')}",
+        "    }",
+        "}",
+    ]
+    head = header_comment(spec, f"running folds ({body.fold}) in order, a thread per column")
+    text = "\n".join([head, signature(spec, THREADS), *indent(lines), "}\n"])
+    return CudaKernel(text, element_geometry(sizes))
+
+
+def _logaddexp(spec: KernelSpec, kind: str) -> str:
+    """log(exp(sum) + exp(value)) from the larger one; equal infinities are themselves, NaN wins."""
+    if kind not in ("float", "double"):
+        raise KernelSelectionError(f"kernel '{spec.name}': logaddexp does not fold values of type {kind}")
+    exp, log1p = ("expf", "log1pf") if kind == "float" else ("exp", "log1p")
+    top, low = "qc_maximum(sum, value)", "qc_minimum(sum, value)"
+    return f"{top} == {low} && !(fabs({top}) < INFINITY) ? {top} : {top} + {log1p}({exp}({low} - {top}))"

@@ -36,6 +36,7 @@ class Places(Protocol):
     def contiguous_copy(self, view: View, op: Operation) -> View: ...
     def result(self, value: SSAValue, shape: Sequence[Dim]) -> View: ...
     def state_to_update(self, op: qc.IndexUpdateOp) -> View: ...
+    def copied_result(self, op: Operation, source: SSAValue) -> View: ...
 
 
 @dataclass
@@ -265,7 +266,62 @@ def _cumsum(op: Operation, places: Places) -> Draft:
     out = views.collapse(places.result(op.result, shape_of(op.result.type)), groups)
     assert out is not None
     result.add("out", "w", out)
-    result.body.add_op(qc.CumsumOp(x, tensor(out.shape, out.dtype), axis=1))
+    result.body.add_op(qc.CumsumOp(x, tensor(out.shape, out.dtype), axis=1, reduce=op.fold))
+    return result
+
+
+def _scatter(op: Operation, places: Places) -> Draft:
+    """The result begins as a copy of x, into which the kernel writes."""
+    assert isinstance(op, qc.ScatterOp)
+    result = Draft("scatter", path_of(op))
+    shape, axis = shape_of(op.x.type), op.axis.value.data
+    count = shape_of(op.index.type)[axis]
+    wanted = (*shape[:axis], count, *shape[axis + 1 :])
+    if shape_of(op.index.type) != wanted or shape_of(op.src.type) != wanted:
+        raise KernelSelectionError(
+            f"qc.scatter at '{path_of(op)}' writes a part of x only (index {shape_of(op.index.type)}, x {shape}); "
+            "cut x to the index's shape first and insert the result"
+        )
+    groups = _axis_groups(len(shape), axis)
+    index = result.add("index", "r", _collapsed(places.view(op.index), groups, op, places))
+    src = result.add("src", "r", _collapsed(places.view(op.src), groups, op, places))
+    target = views.collapse(places.copied_result(op, op.x), groups)
+    assert target is not None
+    out = result.add("out", "rw", target)
+    type_ = tensor(target.shape, target.dtype)
+    result.body.add_op(qc.ScatterOp(out, index, src, type_, axis=1, reduce=op.reduce.data))
+    return result
+
+
+def _order(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.SortOp | qc.TopkOp)
+    result = Draft("sort" if isinstance(op, qc.SortOp) else "topk", path_of(op))
+    groups = _axis_groups(len(shape_of(op.x.type)), op.axis.value.data)
+    x = result.add("x", "r", _collapsed(places.view(op.x), groups, op, places))
+    kinds = []
+    for name, value in (("values", op.values), ("indices", op.indices)):
+        out = views.collapse(places.result(value, shape_of(value.type)), groups)
+        assert out is not None
+        result.add(name, "w", out)
+        kinds.append(tensor(out.shape, out.dtype))
+    if isinstance(op, qc.SortOp):
+        made: Operation = qc.SortOp(x, kinds, axis=1, descending=bool(op.descending.value.data))
+    else:
+        made = qc.TopkOp(x, kinds, k=op.k.value.data, axis=1)
+    result.body.add_op(made)
+    return result
+
+
+def _argmax(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.ArgmaxOp)
+    result = Draft("argmax", path_of(op))
+    rank, axis = len(shape_of(op.x.type)), op.axis.value.data
+    x = result.add("x", "r", _collapsed(places.view(op.x), _axis_groups(rank, axis), op, places))
+    groups: list[Sequence[int]] = [tuple(range(axis)), tuple(range(axis, rank - 1))]
+    out = views.collapse(places.result(op.result, shape_of(op.result.type)), groups)
+    assert out is not None
+    result.add("out", "w", out)
+    result.body.add_op(qc.ArgmaxOp(x, tensor(out.shape, out.dtype), axis=1))
     return result
 
 
@@ -349,6 +405,10 @@ RULES: dict[type[Operation], Callable[[Operation, Places], Draft]] = {
     qc.GatherOp: _gather,
     qc.IndexUpdateOp: _index_update,
     qc.CumsumOp: _cumsum,
+    qc.ScatterOp: _scatter,
+    qc.SortOp: _order,
+    qc.TopkOp: _order,
+    qc.ArgmaxOp: _argmax,
     GenericOp: _generic,
     FillOp: _fill,
 }

@@ -19,6 +19,7 @@ from qcompiler.passes.lowering.scalar_body import constant_text, program_of
 from qcompiler.plan.dims import Dim, Expr, dim
 from qcompiler.plan.kernel import (
     AffineAccess,
+    ArgmaxKernel,
     AttentionKernel,
     BatchMatmulKernel,
     EmbeddingKernel,
@@ -30,8 +31,10 @@ from qcompiler.plan.kernel import (
     LoopKernel,
     NormKernel,
     Operand,
+    OrderKernel,
     ScalarProgram,
     ScanKernel,
+    ScatterKernel,
     SoftmaxKernel,
 )
 
@@ -134,8 +137,34 @@ def _index_update(op: Operation, operands: Operands, serves: str) -> KernelBody:
 
 
 def _cumsum(op: Operation, operands: Operands, serves: str) -> KernelBody:
+    assert isinstance(op, qc.CumsumOp)
     x = _named(operands, "x")
-    return ScanKernel(outer=x.shape[0], length=x.shape[1], inner=x.shape[2])
+    return ScanKernel(outer=x.shape[0], length=x.shape[1], inner=x.shape[2], fold=op.fold)  # type: ignore[arg-type]
+
+
+def _scatter(op: Operation, operands: Operands, serves: str) -> KernelBody:
+    assert isinstance(op, qc.ScatterOp)
+    out, src = _named(operands, "out"), _named(operands, "src")
+    return ScatterKernel(
+        outer=out.shape[0],
+        length=out.shape[1],
+        count=src.shape[1],
+        inner=out.shape[2],
+        fold=op.reduce.data,  # type: ignore[arg-type]
+    )
+
+
+def _order(op: Operation, operands: Operands, serves: str) -> KernelBody:
+    assert isinstance(op, qc.SortOp | qc.TopkOp)
+    x, values = _named(operands, "x"), _named(operands, "values")
+    descending = isinstance(op, qc.TopkOp) or bool(op.descending.value.data)
+    outer, length, inner = x.shape
+    return OrderKernel(outer=outer, length=length, count=values.shape[1], inner=inner, descending=descending)
+
+
+def _argmax(op: Operation, operands: Operands, serves: str) -> KernelBody:
+    x = _named(operands, "x")
+    return ArgmaxKernel(outer=x.shape[0], length=x.shape[1], inner=x.shape[2])
 
 
 # --- loops -----------------------------------------------------------------------------------------------------------
@@ -231,5 +260,9 @@ BODIES: dict[type[Operation], Callable[[Operation, Operands, str], KernelBody]] 
     qc.GatherOp: _gather,
     qc.IndexUpdateOp: _index_update,
     qc.CumsumOp: _cumsum,
+    qc.ScatterOp: _scatter,
+    qc.SortOp: _order,
+    qc.TopkOp: _order,
+    qc.ArgmaxOp: _argmax,
     GenericOp: _loop,
 }

@@ -253,22 +253,31 @@ def _gather(op: qc.GatherOp, operands: Sequence[Array], _frame: Frame) -> list[A
     return [np.take_along_axis(x, index, axis=axis)]
 
 
+_FOLDS: dict[str, np.ufunc] = {
+    "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp,
+}  # fmt: skip
+
+
 @rule(qc.ScatterOp)
 def _scatter(op: qc.ScatterOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    """One step for each entry along the axis: equal indices meet in order, and each step rounds."""
     x, raw, src = operands
-    axis = op.axis.value.data
-    index = _checked(op, raw, x.shape[axis], from_end=False)
-    at: list[Array] = list(np.indices(index.shape, sparse=True))
-    at[axis] = index
+    axis, dtype = op.axis.value.data, tensor_dtype(op.result.type)
+    index = _checked(op, raw, x.shape[axis], from_end=True)
     values = src[tuple(slice(0, n) for n in index.shape)]
-    if op.reduce.data == "none":
-        out = np.array(x)
-        out[tuple(at)] = values
-        return [out]
-    acc = accumulator(x)
-    out = np.array(x, acc)
-    np.add.at(out, tuple(at), values.astype(acc, copy=False))
-    return [round_to(out, tensor_dtype(op.result.type))]
+    out = np.array(x)
+    for i in range(index.shape[axis]):
+        step = tuple(slice(i, i + 1) if n == axis else slice(None) for n in range(index.ndim))
+        at: list[Array] = list(np.indices(index[step].shape, sparse=True))
+        at[axis] = index[step]
+        if op.reduce.data == "none":
+            out[tuple(at)] = values[step]
+        else:
+            acc = np.dtype(np.bool_) if dtype == "i1" else accumulator(x) if x.dtype.kind not in "iu" else x.dtype
+            before, after = (v.astype(acc, copy=False) for v in (out[tuple(at)], values[step]))
+            with np.errstate(over="ignore"):
+                out[tuple(at)] = round_to(_FOLDS[op.reduce.data](before, after), dtype)
+    return [out]
 
 
 @rule(qc.IndexUpdateOp)
@@ -287,7 +296,9 @@ def _cumsum(op: qc.CumsumOp, operands: Sequence[Array], _frame: Frame) -> list[A
     dtype = tensor_dtype(op.result.type)
     result = round_to(np.empty(0), dtype).dtype
     acc = result if result.kind in "iu" else accumulator(operands[0])
-    return [round_to(np.cumsum(operands[0].astype(acc, copy=False), axis=op.axis.value.data, dtype=acc), dtype)]
+    values = operands[0].astype(acc, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return [round_to(_FOLDS[op.fold].accumulate(values, axis=op.axis.value.data, dtype=acc), dtype)]
 
 
 def _order(x: Array, axis: int, *, descending: bool) -> Array:

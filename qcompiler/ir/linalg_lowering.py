@@ -383,7 +383,11 @@ def _gather(op: qc.GatherOp, lowering: Lowering) -> Sequence[SSAValue]:
 
 
 def _cumsum(op: qc.CumsumOp, lowering: Lowering) -> Sequence[SSAValue]:
-    """Sum over j of x[j] where j <= i: quadratic, and plain."""
+    """Sum over j of x[j] where j <= i: quadratic, and plain. QCompilerError for any other fold."""
+    if op.fold != "add":
+        raise QCompilerError(
+            f"{op.name} at '{path_of(op) or '?'}' folds by '{op.fold}'; only sums are lowered to linalg"
+        )
     b, axis, shape = lowering.builder, op.axis.value.data, shape_of(op.x.type)
     dtype, rank = tensor_dtype(op.result.type), len(shape)
     whole = dtype.startswith("i")

@@ -13,6 +13,9 @@ from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim
 
+SCATTERS = ("none", "add", "mul", "max", "min")
+SCANS = ("add", "mul", "max", "min", "logaddexp")
+
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +97,11 @@ class GatherOp(QCOp):
 
 @irdl_op_definition
 class ScatterOp(QCOp):
-    """`out = x; out[…, index[…], …] = src` (or `+=`) along `axis`, as torch.scatter with `reduce` "none" | "add"."""
+    """`out = x; out[…, index[…], …] = src` along `axis`, in the order of the index (the last of equal ones stays).
+
+    `reduce` other than "none" folds instead of replacing: "add", "mul", "max", "min" (NaN wins), each step rounded to
+    x's type.  `index` may be smaller than x along the other dims.  Negative indices count from the end.
+    """
 
     name = "qc.scatter"
     x = operand_def(TensorType)
@@ -113,12 +120,14 @@ class ScatterOp(QCOp):
 
     def verify_op(self) -> None:
         x, index, src = (shape_of(v.type) for v in (self.x, self.index, self.src))
-        self.expect(self.reduce.data in ("none", "add"), f'reduce must be "none" or "add", not "{self.reduce.data}"')
+        self.expect(self.reduce.data in SCATTERS, f"reduce must be one of {SCATTERS}, not '{self.reduce.data}'")
         self.expect(len(x) == len(index) == len(src), f"ranks {len(x)}, {len(index)} and {len(src)} must be equal")
         self.expect_axis(self.axis.value.data, x)
-        for i, s in zip(index, src, strict=True):
-            inside = not (isinstance(i, int) and isinstance(s, int)) or i <= s
-            self.expect(inside, f"index of shape {index} is larger than src of shape {src}")
+        for other, name in ((src, "src"), (x, "x")):
+            for n, (i, s) in enumerate(zip(index, other, strict=True)):
+                free = name == "x" and n == self.axis.value.data
+                inside = free or not (isinstance(i, int) and isinstance(s, int)) or i <= s
+                self.expect(inside, f"index of shape {index} is larger than {name} of shape {other}")
         _expect_index(self, self.index)
         self.expect(tensor_dtype(self.x.type) == tensor_dtype(self.src.type), "x and src differ in element type")
         self.expect(self.result.type == self.x.type, "the result must have x's type")
@@ -155,18 +164,26 @@ class IndexUpdateOp(QCOp):
 
 @irdl_op_definition
 class CumsumOp(QCOp):
-    """Inclusive running sum along `axis`."""
+    """Inclusive running sum along `axis`, or another fold: `reduce` = "mul", "max", "min" (NaN wins), "logaddexp"."""
 
     name = "qc.cumsum"
     x = operand_def(TensorType)
     axis = prop_def(IntegerAttr)
+    reduce = opt_prop_def(StringAttr)
     result = result_def(TensorType)
     traits = traits_def(Pure())
 
-    def __init__(self, x: SSAValue, type_: Attribute, *, axis: int) -> None:
-        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
+    def __init__(self, x: SSAValue, type_: Attribute, *, axis: int, reduce: str = "add") -> None:
+        properties = {"axis": IntegerAttr(axis, i64), "reduce": None if reduce == "add" else StringAttr(reduce)}
+        super().__init__(operands=[x], properties=properties, result_types=[type_])
+
+    @property
+    def fold(self) -> str:
+        """What is folded: one of `SCANS`."""
+        return "add" if self.reduce is None else self.reduce.data
 
     def verify_op(self) -> None:
+        self.expect(self.fold in SCANS, f"reduce must be one of {SCANS}, not '{self.fold}'")
         self.expect_axis(self.axis.value.data, shape_of(self.x.type))
         self.expect_shape(self.result, shape_of(self.x.type))
 

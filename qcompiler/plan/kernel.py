@@ -212,7 +212,47 @@ class IndexUpdateKernel(Strict, frozen=True, tag="index_update"):
 
 
 class ScanKernel(Strict, frozen=True, tag="scan"):
-    """Cumulative sum along the middle dim of (outer, length, inner); operands x, out."""
+    """Running sum (or another fold) along the middle dim of (outer, length, inner); operands x, out."""
+
+    outer: Dim
+    length: Dim
+    inner: Dim
+    fold: Literal["add", "mul", "max", "min", "logaddexp"] = "add"
+
+
+class ScatterKernel(Strict, frozen=True, tag="scatter"):
+    """In place ``out[o, index[o, i, n], n] = src[o, i, n]``, or folded into what stands there, i in ascending order.
+
+    Operands index (outer, count, inner), src (outer, count, inner), out (rw; outer, length, inner).  Negative indices
+    count from the end; those out of range are reported (on CUDA: they write nothing).  Each fold rounds to out's type.
+    """
+
+    outer: Dim
+    length: Dim
+    count: Dim
+    inner: Dim
+    fold: Literal["none", "add", "mul", "max", "min"]
+
+
+class OrderKernel(Strict, frozen=True, tag="order"):
+    """The first `count` entries along the middle dim in sorted order: sort (count = length) and top-k.
+
+    Operands x (outer, length, inner), values and indices (i64), both (outer, count, inner).  NaN counts as the largest
+    value; equal values keep their order.
+    """
+
+    outer: Dim
+    length: Dim
+    count: Dim
+    inner: Dim
+    descending: bool
+
+
+class ArgmaxKernel(Strict, frozen=True, tag="argmax"):
+    """The position of the first maximum along the middle dim; operands x (outer, length, inner), out (outer, inner).
+
+    The first NaN counts as the maximum.
+    """
 
     outer: Dim
     length: Dim
@@ -221,7 +261,7 @@ class ScanKernel(Strict, frozen=True, tag="scan"):
 
 KernelBody = (
     LoopKernel | LinearKernel | BatchMatmulKernel | AttentionKernel | NormKernel | SoftmaxKernel | EmbeddingKernel
-    | GatherKernel | IndexUpdateKernel | ScanKernel
+    | GatherKernel | IndexUpdateKernel | ScanKernel | ScatterKernel | OrderKernel | ArgmaxKernel
 )  # fmt: skip
 
 

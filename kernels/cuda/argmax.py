@@ -1,0 +1,44 @@
+"""The position of the first maximum along the middle dim as CUDA C++; the first NaN counts as the maximum.
+
+A thread per column, in order.
+"""
+
+from __future__ import annotations
+
+from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.geometry import CudaKernel
+from qcompiler.kernels.cuda.order import precedes
+from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import product
+from qcompiler.plan.kernel import ArgmaxKernel, KernelSpec
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """One argmax for any architecture. KernelSelectionError for packed operands."""
+    del arch
+    body = spec.body
+    assert isinstance(body, ArgmaxKernel)
+    check_plain(spec, ("x", "out"))
+    x, out = spec.operands
+    sizes = (body.outer, body.inner)
+    name = identifier(x.name)
+    lines = [
+        f"const int64_t e = (int64_t)blockIdx.x * {THREADS} + threadIdx.x;",
+        f"if (e < {c_dim(product(sizes))}) {{",
+        *indent(unravel("e", ("o", "n"), sizes)),
+        "    int64_t at = 0;",
+        f"    auto best = qc_load({name} + {offset(x, ['o', '0', 'n'])});",
+        f"    for (int64_t i = 1; i < {c_dim(body.length)}; i++) {{",
+        f"        const auto value = qc_load({name} + {offset(x, ['o', 'i', 'n'])});",
+        f"        if ({precedes('greater', 'value', 'best', 'i', 'at')}) {{",
+        "            best = value;",
+        "            at = i;",
+        "        }",
+        "    }",
+        f"    {identifier(out.name)}[{offset(out, ['o', 'n'])}] = at;",
+        "}",
+    ]
+    head = header_comment(spec, "a thread per column, in order")
+    text = "\n".join([head, signature(spec, THREADS), *indent(lines), "}\n"])
+    return CudaKernel(text, element_geometry(sizes))

@@ -1,0 +1,149 @@
+"""Sort, top-k, argmax, scatter and running folds on the device: ties, NaN, equal indices, indices out of range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.emit import emit_kernel
+from qcompiler.plan.kernel import ArgmaxKernel, DType, KernelSpec, Operand, OrderKernel, ScanKernel, ScatterKernel
+from qcompiler.plan.weights import NUMPY_DTYPES
+
+O, L, C, I = 2, 13, 7, 5  # outer, length, count, inner  # noqa: E741
+
+
+def tensor(name: str, dtype: DType, access: str, *shape: int) -> Operand:
+    strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    return Operand(name=name, dtype=dtype, access=access, shape=shape, strides=strides)  # type: ignore[arg-type]
+
+
+def spec(name: str, body: Any, *operands: Operand) -> KernelSpec:
+    return KernelSpec(name=name, symbols=(), operands=operands, body=body)
+
+
+def order(name: str, dtype: DType, count: int, *, descending: bool) -> KernelSpec:
+    body = OrderKernel(outer=O, length=L, count=count, inner=I, descending=descending)
+    values, indices = tensor("values", dtype, "w", O, count, I), tensor("indices", "i64", "w", O, count, I)
+    return spec(name, body, tensor("x", dtype, "r", O, L, I), values, indices)
+
+
+def scatter(name: str, dtype: DType, fold: str) -> KernelSpec:
+    body = ScatterKernel(outer=O, length=L, count=C, inner=I, fold=fold)  # type: ignore[arg-type]
+    index, src = tensor("index", "i64", "r", O, C, I), tensor("src", dtype, "r", O, C, I)
+    return spec(name, body, index, src, tensor("out", dtype, "rw", O, L, I))
+
+
+def scan(name: str, dtype: DType, fold: str) -> KernelSpec:
+    body = ScanKernel(outer=O, length=L, inner=I, fold=fold)  # type: ignore[arg-type]
+    return spec(name, body, tensor("x", dtype, "r", O, L, I), tensor("out", dtype, "w", O, L, I))
+
+
+ORDERS = [
+    order("sort_f32", "f32", L, descending=False), order("sort_bf16", "bf16", L, descending=True),
+    order("topk_i64", "i64", 3, descending=True),
+]  # fmt: skip
+ARGMAX = spec(
+    "argmax",
+    ArgmaxKernel(outer=O, length=L, inner=I),
+    tensor("x", "f32", "r", O, L, I),
+    tensor("out", "i64", "w", O, I),
+)
+SCATTERS = [
+    *(scatter(f"scatter_{fold}_f32", "f32", fold) for fold in ("none", "add", "mul", "max", "min")),
+    scatter("scatter_add_bf16", "bf16", "add"), scatter("scatter_add_i1", "i1", "add"),
+    scatter("scatter_max_i32", "i32", "max"),
+]  # fmt: skip
+SCANS = [
+    *(scan(f"scan_{fold}_f32", "f32", fold) for fold in ("mul", "max", "min", "logaddexp")),
+    scan("scan_mul_i64", "i64", "mul"), scan("scan_max_bf16", "bf16", "max"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels(sim_module: Callable[..., Any]) -> Any:
+    return sim_module([*ORDERS, ARGMAX, *SCATTERS, *SCANS])
+
+
+def data(dtype: str, *shape: int, seed: int = 9) -> np.ndarray:
+    """Few different values, so that many are equal; floats with NaN and infinities among them."""
+    rng = np.random.default_rng(seed)
+    if dtype == "i1":
+        return rng.random(shape) > 0.5
+    values = rng.integers(-4, 5, shape).astype(NUMPY_DTYPES[dtype])
+    if dtype in ("f32", "bf16"):
+        values[rng.random(shape) < 0.05] = np.nan
+        values[rng.random(shape) < 0.05] = np.inf
+    return values
+
+
+def wanted_order(x: np.ndarray, *, descending: bool) -> np.ndarray:
+    out = np.empty(x.shape, np.int64)
+    sign = -1 if descending else 1
+    for o, n in np.ndindex(x.shape[0], x.shape[2]):
+        row = x[o, :, n].astype(np.float64)
+        keys = [(sign, 0.0) if np.isnan(v) else (0, sign * v) for v in row]
+        out[o, :, n] = sorted(range(len(keys)), key=keys.__getitem__)
+    return out
+
+
+@pytest.mark.parametrize("each", ORDERS, ids=lambda each: each.name)
+def test_orders_are_stable_with_nan_the_largest(each: KernelSpec, kernels: Any) -> None:
+    assert isinstance(each.body, OrderKernel)
+    x, shape = data(each.operands[0].dtype, O, L, I), each.operands[1].shape
+    values, indices = kernels.run(each.name, [x, np.zeros(shape, x.dtype), np.zeros(shape, np.int64)], ())
+    wanted = wanted_order(x, descending=each.body.descending)[:, : int(each.body.count)]
+    assert np.array_equal(indices, wanted)
+    assert values.tobytes() == np.take_along_axis(x, wanted, 1).tobytes()
+
+
+def test_argmax_is_the_first_maximum_and_the_first_nan(kernels: Any) -> None:
+    x = data("f32", O, L, I)
+    (out,) = kernels.run("argmax", [x, np.zeros((O, I), np.int64)], ())
+    assert np.array_equal(out, np.argmax(x, axis=1))
+
+
+_STEP: dict[str, Callable[[Any, Any], Any]] = {
+    "none": lambda a, b: b, "add": lambda a, b: a + b, "mul": lambda a, b: a * b, "max": np.maximum, "min": np.minimum,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("each", SCATTERS, ids=lambda each: each.name)
+def test_equal_indices_meet_in_order_and_bad_ones_write_nothing(each: KernelSpec, kernels: Any) -> None:
+    assert isinstance(each.body, ScatterKernel)
+    dtype = each.operands[2].dtype
+    x, src = data(dtype, O, L, I), data(dtype, O, C, I, seed=4)
+    index = np.random.default_rng(2).integers(-L, L, (O, C, I))
+    index[0, 1, :2] = L, -L - 1
+    wanted = np.array(x)
+    with np.errstate(all="ignore"):
+        for o, i, n in np.ndindex(O, C, I):
+            if -L <= index[o, i, n] < L:
+                at = (o, int(index[o, i, n]), n)
+                wanted[at] = _STEP[each.body.fold](wanted[at], src[o, i, n])
+    (out,) = kernels.run(each.name, [index, src, np.array(x)], ())
+    assert np.array_equal(out.astype(np.float64), wanted.astype(np.float64), equal_nan=True)
+
+
+@pytest.mark.parametrize("each", SCANS, ids=lambda each: each.name)
+def test_running_folds_equal_numpy(each: KernelSpec, kernels: Any) -> None:
+    assert isinstance(each.body, ScanKernel)
+    x = data(each.operands[0].dtype, O, L, I)
+    (out,) = kernels.run(each.name, [x, np.zeros_like(x)], ())
+    folds = {"mul": np.multiply, "max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp}
+    with np.errstate(all="ignore"):
+        wide = x if x.dtype.kind == "i" else x.astype(np.float64)
+        wanted = folds[each.body.fold].accumulate(wide, axis=1)
+    np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=4e-6)
+
+
+def test_one_kernel_of_each_kind_compiles_for_a_gpu(nvrtc: Callable[..., Any]) -> None:
+    assert len(nvrtc([ORDERS[1], ARGMAX, SCATTERS[5], SCANS[3]], "sm_90a")) == 4
+
+
+def test_a_fold_that_has_no_meaning_is_refused() -> None:
+    with pytest.raises(KernelSelectionError, match="logaddexp"):
+        emit_kernel(scan("scan", "i64", "logaddexp"), "sm_80")
