@@ -105,7 +105,8 @@ def _weight_matrix(value: SSAValue) -> SSAValue | None:
         else:
             return None
         rank = views.rank_of(value)
-    return value if rank == 2 and _is_weight(value) else None
+    fixed = all(isinstance(size, int) for size in shape_of(value.type))  # what @init computes may be cut to a symbol
+    return value if rank == 2 and fixed and _is_weight(value) else None
 
 
 def _is_weight(value: SSAValue) -> bool:
