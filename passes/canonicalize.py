@@ -27,6 +27,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
     ModuleOp,
+    Signedness,
     i64,
 )
 from xdsl.dialects.linalg.ops import BroadcastOp, GenericOp, TransposeOp, YieldOp
@@ -198,6 +199,8 @@ def _fold_constants(op: Operation) -> SSAValue | None:
     type_ = op.results[0].type
     if value is None or not isinstance(type_, AnyFloat | IntegerType | IndexType):
         return None
+    if isinstance(type_, IntegerType) and type_.signedness.data != Signedness.SIGNLESS:
+        return None  # a ui8: arith has no constants of that type, only the bitcast of one
     attribute = FloatAttr(float(value), type_) if isinstance(type_, AnyFloat) else IntegerAttr(int(value), type_)
     return _builder(op).insert(arith.ConstantOp(attribute)).result
 
