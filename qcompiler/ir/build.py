@@ -79,7 +79,10 @@ def dynamic_sizes(builder: Builder, shape: Sequence[Dim]) -> list[SSAValue]:
 
 
 def scalar(builder: Builder, value: float | int | bool, dtype: DType) -> SSAValue:
-    """An `arith.constant` of a scalar type."""
+    """An `arith.constant` of a scalar type; for ui8, which arith has no constants of, the bitcast of an i8."""
+    if dtype == "ui8":
+        byte = scalar(builder, int(value) - 256 * (int(value) > 127), "i8")
+        return builder.insert(arith.BitcastOp(byte, ELEMENT_TYPES["ui8"])).results[0]
     element = ELEMENT_TYPES[dtype]
     if isinstance(element, IntegerType):
         return builder.insert(arith.ConstantOp(IntegerAttr(int(value), element))).result
@@ -98,7 +101,9 @@ def empty(builder: Builder, shape: Sequence[Dim], dtype: DType) -> SSAValue:
 
 
 def fill(builder: Builder, value: float | int | bool | SSAValue, shape: Sequence[Dim], dtype: DType) -> SSAValue:
-    """A tensor holding one value everywhere (`linalg.fill` of a `tensor.empty`)."""
+    """A tensor holding one value everywhere (`linalg.fill` of a `tensor.empty`; a loop for ui8, see `scalar`)."""
+    if dtype == "ui8" and not isinstance(value, SSAValue):
+        return pointwise(builder, [], shape, dtype, lambda inner, _: scalar(inner, value, "ui8"))
     item = value if isinstance(value, SSAValue) else scalar(builder, value, dtype)
     out = empty(builder, shape, dtype)
     return _insert(builder, FillOp([item], [out], [out.type]))
