@@ -1,7 +1,8 @@
 """Attention from `softmax(q kᵀ * scale + mask) v`, written as two batched matmuls around a softmax.
 
 The matmuls may be of rank 3 over joined batch and heads, the scale a product or a quotient, the mask added or selected
-by; casts around the softmax are dropped, since `qc.attention` keeps scores in fp32.
+by, the scaled scores soft-capped (`c * tanh(x / c)`); casts around the softmax are dropped, since `qc.attention` keeps
+scores in fp32.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ DROPPED = -1e4  # what a masked score is at most: exp of it beside any kept scor
 
 @dataclass(frozen=True)
 class _Scores:
-    """`matmul * scale`, plus a float mask or where a boolean one is true (`index` over the softmax's dims)."""
+    """`matmul * scale`, soft-capped, plus a float mask or where a boolean one is true (`index` over the softmax's
+    dims)."""
 
     matmul: qc.BatchMatmulOp
     scale: float = 1.0
+    softcap: float | None = None
     mask: tuple[SSAValue, Index] | None = None
 
 
@@ -72,7 +75,7 @@ def _build(op: qc.BatchMatmulOp, scores: _Scores, full: tuple[Dim, Dim, Dim, Dim
     k = build.reshape(builder, k, (batch, heads, keys, depth))
     v = build.reshape(builder, op.b, (batch, heads, keys, width))
     type_ = tensor_type((batch, heads, queries, width), tensor_dtype(op.result.type))
-    made = qc.AttentionOp(q, k, v, mask, type_, scale=scores.scale)
+    made = qc.AttentionOp(q, k, v, mask, type_, scale=scores.scale, softcap=scores.softcap)
     builder.insert(made)
     return build.reshape(builder, made.result, shape_of(op.result.type))
 
@@ -112,7 +115,7 @@ def _scores(node: Node, tracer: Tracer) -> _Scores | None:
             return _Scores(matmul)
     found = tracer.head(node)
     if found.op in ("arith.mulf", "arith.divf"):
-        return _scaled(found, tracer)
+        return _capped(found, tracer) or _scaled(found, tracer)
     if found.op == "arith.addf":
         for inner, other in tracer.either(found, "arith.addf"):
             scores = _scores(inner, tracer)
@@ -128,12 +131,25 @@ def _scores(node: Node, tracer: Tracer) -> _Scores | None:
     return None
 
 
+def _capped(found: Node, tracer: Tracer) -> _Scores | None:
+    """`c * tanh(scores / c)`."""
+    for inner, other in tracer.either(found, "arith.mulf"):
+        cap, tanh = tracer.constant(other), tracer.head(inner)
+        if cap is None or cap <= 0 or tanh.op != "math.tanh":
+            continue
+        scores = _scores(tanh.args[0], tracer)
+        # the quotient was read as a part of the scale
+        if scores is not None and scores.mask is None and scores.softcap is None:
+            return replace(scores, scale=scores.scale * cap, softcap=cap)
+    return None
+
+
 def _scaled(found: Node, tracer: Tracer) -> _Scores | None:
     left, right = found.args
     factor, inner = tracer.constant(right), left
     if factor is None and found.op == "arith.mulf":
         factor, inner = tracer.constant(left), right
     scores = _scores(inner, tracer) if factor else None
-    if scores is None or factor is None or scores.mask is not None:
+    if scores is None or factor is None or scores.mask is not None or scores.softcap is not None:
         return None
     return replace(scores, scale=scores.scale * factor if found.op == "arith.mulf" else scores.scale / factor)

@@ -7,12 +7,13 @@ smaller size, whose masks are its upper left corners.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from xdsl.dialects import arith, func
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Region, SSAValue
 
@@ -24,11 +25,31 @@ from qcompiler.ir.types import shape_of
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.cones import ConeBuilder
 from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.mask_proof import CAUSAL, DROPS, constraints
+from qcompiler.passes.support.mask_proof import CAUSAL, DROPS, Linear, constraints
 from qcompiler.passes.support.trace import Tracer
-from qcompiler.plan.dims import Range
+from qcompiler.plan.dims import Dim, Range, dim
 
-Verdict = Literal["keeps all", "causal", "other"]
+
+@dataclass(frozen=True)
+class Band:
+    """What a mask keeps: every key, or keys j <= query i (`causal`), or keys j > i - `window`, or both."""
+
+    causal: bool = False
+    window: int | None = None
+
+    def __str__(self) -> str:
+        parts = ["j <= i"] * self.causal + ([f"j > i - {self.window}"] if self.window is not None else [])
+        return f"keeps keys {' and '.join(parts)} of query i" if parts else "keeps everything"
+
+    @staticmethod
+    def of(constraints: set[Linear]) -> Band | None:
+        """None for constraints that are no band."""
+        windows = [1 - c for a, b, c in constraints if (a, b) == (1, -1)]
+        if any(each != CAUSAL and each[:2] != (1, -1) for each in constraints) or min(windows, default=1) < 1:
+            return None
+        return Band(CAUSAL in constraints, min(windows, default=None))
+
+
 MAX_ELEMENTS = 1 << 26  # a causal mask of 8192 x 8192; larger ones are left to hoisting
 
 
@@ -46,19 +67,27 @@ def evaluate_at_maximum(value: SSAValue, ranges: Mapping[str, Range], context: Q
     return run(module, context.weights, [])[0]
 
 
-def judge(mask: npt.NDArray[Any], query_repeats: bool, key_repeats: bool) -> Verdict:
-    """What a (…, S, T) mask keeps: everything, keys j <= query i, or something else.
+def judge(mask: npt.NDArray[Any], query_repeats: bool, key_repeats: bool) -> Band | None:
+    """What a (…, S, T) mask keeps: everything, a band, or something else (None).
 
     A boolean mask keeps where true.  A float mask keeps where it adds 0 and drops where it adds what no score survives.
     """
     kept, dropped = (mask, ~mask) if mask.dtype == np.bool_ else _keeps(mask)
     if kept.all():
-        return "keeps all"
-    if query_repeats or key_repeats:
-        return "other"
+        return Band()
+    if query_repeats or key_repeats or not mask.size:
+        return None
     queries, keys = np.ogrid[: mask.shape[-2], : mask.shape[-1]]
+    first = kept.reshape(-1, *mask.shape[-2:])[0]
     lower = keys <= queries
-    return "causal" if bool((kept == lower).all() and (dropped == ~lower).all()) else "other"
+    # the window is read off the last row that lies above a corner of the mask, and then compared everywhere
+    row = min(mask.shape[-2], mask.shape[-1]) - 1
+    window = int(first[row, : row + 1].sum())
+    near = keys > queries - window
+    for band, wanted in ((Band(True), lower), (Band(True, window), lower & near), (Band(False, window), near)):
+        if (band.window is None or band.window >= 1) and bool((kept == wanted).all() and (dropped == ~wanted).all()):
+            return band
+    return None
 
 
 def _keeps(mask: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -75,48 +104,59 @@ class MaskReader:
         self._ranges = ranges_of(function)
         self._context = context
         self._tracer = Tracer(context)
-        self._verdicts: dict[SSAValue, Verdict] = {}
+        self._bands: dict[SSAValue, Band | None] = {}
 
-    def verdict(self, mask: SSAValue) -> Verdict:
-        """What a rank-4 mask operand keeps; "other" where it depends on inputs."""
-        if mask not in self._verdicts:
-            self._verdicts[mask] = self._proven(mask) or self._computed(mask)
-        return self._verdicts[mask]
+    def band(self, mask: SSAValue) -> Band | None:
+        """What a rank-4 mask operand keeps; None where that is no band, or depends on inputs."""
+        if mask not in self._bands:
+            self._bands[mask] = self._proven(mask) or self._computed(mask)
+        return self._bands[mask]
 
-    def _proven(self, mask: SSAValue) -> Verdict | None:
+    def longest(self, size: Dim) -> int:
+        """The most that a dim can be."""
+        return dim(size).bounds(self._ranges)[1]
+
+    def _proven(self, mask: SSAValue) -> Band | None:
         found = constraints(mask, self._tracer)
-        if found is None or found - {CAUSAL}:
-            return None
-        return "causal" if found else "keeps all"
+        return None if found is None else Band.of(found)
 
-    def _computed(self, mask: SSAValue) -> Verdict:
+    def _computed(self, mask: SSAValue) -> Band | None:
         values = evaluate_at_maximum(mask, self._ranges, self._context)
         if values is None:
-            return "other"
+            return None
         shape = shape_of(mask.type)
         repeats = [size == 1 and wanted != 1 for size, wanted in zip(values.shape, shape, strict=True)]
         return judge(values, repeats[-2], repeats[-1])
 
 
 def simplify_mask(op: qc.AttentionOp, reader: MaskReader, context: QCContext, stage: str) -> bool:
-    """Drops a mask that keeps everything; replaces a causal one, alone or in a conjunction, by the `causal` flag."""
+    """Drops a mask that keeps everything; replaces a band, alone or in a conjunction, by `causal` and `window`."""
     if op.mask is None:
         return False
-    verdict = reader.verdict(op.mask)
-    if verdict == "keeps all":
-        _set_mask(op, None)
-        context.report.add(stage, path_of(op), "the mask is dropped", "it keeps everything")
-        return True
-    if verdict == "causal":
-        _set_mask(op, None)
+    band = reader.band(op.mask)
+    if band is None:
+        return _split_conjunction(op, reader, context, stage)
+    _set_mask(op, None)
+    _restrict(op, band)
+    context.report.add(stage, path_of(op), f"the mask {_effect(band)}", f"it {band}")
+    return True
+
+
+def _restrict(op: qc.AttentionOp, band: Band) -> None:
+    """What the flags show, within the band."""
+    if band.causal:
         op.properties["causal"] = UnitAttr()
-        context.report.add(stage, path_of(op), "the mask becomes the flag `causal`", "it keeps keys j <= query i")
-        return True
-    return _split_conjunction(op, reader, context, stage)
+    if band.window is not None:
+        op.properties["window"] = IntegerAttr(min(band.window, op.keys_back or band.window), i64)
+
+
+def _effect(band: Band) -> str:
+    flags = ["`causal`"] * band.causal + ["`window`"] * (band.window is not None)
+    return f"becomes the flag {' and '.join(flags)}" if flags else "is dropped"
 
 
 def _split_conjunction(op: qc.AttentionOp, reader: MaskReader, context: QCContext, stage: str) -> bool:
-    """`mask = a & b` with a constant, of which the flag `causal` or nothing remains."""
+    """`mask = a & b` where one part is a band, of which flags or nothing remain."""
     assert op.mask is not None
     conjunction = loops.producer(op.mask)
     if not isinstance(conjunction, ops.GenericOp) or not _is_conjunction(conjunction):
@@ -125,18 +165,14 @@ def _split_conjunction(op: qc.AttentionOp, reader: MaskReader, context: QCContex
     for (value, index), (other, other_index) in (inputs, reversed(inputs)):
         part = _as_mask(op, conjunction, value, index)
         rest = _as_mask(op, conjunction, other, other_index)
-        verdict = reader.verdict(part) if part is not None and rest is not None else "other"
-        if verdict == "other" or rest is None:
+        band = reader.band(part) if part is not None and rest is not None else None
+        if band is None or rest is None:
             continue
         _set_mask(op, rest)
-        if verdict == "causal":
-            op.properties["causal"] = UnitAttr()
-        context.report.add(stage, path_of(op), f"a part of the mask {_EFFECT[verdict]}", f"that part {verdict}")
+        _restrict(op, band)
+        context.report.add(stage, path_of(op), f"a part of the mask {_effect(band)}", f"that part {band}")
         return True
     return False
-
-
-_EFFECT: dict[Verdict, str] = {"keeps all": "is dropped", "causal": "becomes the flag `causal`", "other": ""}
 
 
 def _is_conjunction(op: ops.GenericOp) -> bool:
@@ -175,8 +211,12 @@ def remove_useless_masks(function: func.FuncOp, context: QCContext) -> None:
             continue
         while simplify_mask(op, reader, context, "hoist-constant-masks"):
             pass  # a conjunction loses one part at a time
-        one_key = shape_of(op.k.type)[2] == 1
-        if op.causal is not None and one_key:
+        queries, keys = shape_of(op.q.type)[2], shape_of(op.k.type)[2]
+        if op.keys_back is not None and reader.longest(queries) <= op.keys_back:
+            del op.properties["window"]
+            why = f"no query is further than {op.keys_back} from the first key"
+            context.report.add("hoist-constant-masks", path_of(op), "the flag `window` is dropped", why)
+        if op.causal is not None and keys == 1:
             del op.properties["causal"]
             why = "there is one key, which every query sees"
             context.report.add("hoist-constant-masks", path_of(op), "the flag `causal` is dropped", why)

@@ -15,7 +15,7 @@ from xdsl.ir import Operation, SSAValue
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import init_func, main_func, set_ranges
 from qcompiler.ir.types import ELEMENT_TYPES
-from qcompiler.passes.support.masks import judge
+from qcompiler.passes.support.masks import Band, judge
 
 Q = (2, 2, "s", 4)
 
@@ -57,22 +57,56 @@ def test_causal_mask_becomes_the_flag(make: Any) -> None:
     assert found(make).causal is not None and found(make).mask is None
 
 
-@pytest.mark.parametrize("predicate", ["slt", "sge", "eq"])
+@pytest.mark.parametrize("predicate", ["slt", "ne", "sgt"])
 def test_other_comparisons_are_not_causal(make: Any, predicate: str) -> None:
     attention(make, grid(make, compare(predicate)))
     make.run(["raise-idioms"], inputs())
-    assert found(make).causal is None and found(make).mask is not None
+    assert found(make).causal is None and found(make).keys_back is None and found(make).mask is not None
 
 
-def test_sliding_window_is_not_causal(make: Any) -> None:
+def test_a_window_that_shows_keys_to_come_is_not_causal(make: Any) -> None:
+    attention(make, grid(make, compare("sge")))
+    make.run(["raise-idioms"], inputs())
+    assert found(make).causal is None and found(make).keys_back == 1 and found(make).mask is None
+
+
+def test_sliding_window_becomes_the_flags(make: Any) -> None:
     def window(inner: Builder, i: SSAValue, j: SSAValue) -> Operation:
         far = inner.insert(arith.SubiOp(i, build.scalar(inner, 8, "i64"))).result
         near = inner.insert(arith.CmpiOp(j, far, "sgt")).result
         return inner.insert(arith.AndIOp(near, inner.insert(arith.CmpiOp(j, i, "sle")).result))
 
     attention(make, grid(make, window))  # equal to causal for s <= 8; the range goes to 32
+    make.run(["raise-idioms"], inputs(11))
+    assert found(make).causal is not None and found(make).keys_back == 8 and found(make).mask is None
+
+
+@pytest.mark.parametrize(("longest", "kept"), [(8, False), (9, True)])
+def test_a_window_that_no_query_outgrows_is_dropped(make: Any, longest: int, kept: bool) -> None:
+    x = make.arg(Q)
+    make.finish(make.op(qc.AttentionOp(x, x, x, None, x.type, scale=0.5, window=8)))
+    set_ranges(main_func(make.module), {"s": (1, longest)})
+    make.run(["hoist-constant-masks"], inputs(longest))
+    assert (found(make).keys_back == 8) == kept
+
+
+@pytest.mark.parametrize("window", [3, 40])
+def test_stored_band_read_through_a_slice_is_a_window(make: Any, window: int) -> None:
+    band = np.tril(np.ones((64, 64), bool)) & ~np.tril(np.ones((64, 64), bool), -window)
+    table = make.const(values=band[None, None])
+    attention(make, build.extract_slice(make.builder, table, [0] * 4, (1, 1, "s", "s")))
     make.run(["raise-idioms"], inputs())
-    assert found(make).causal is None
+    assert found(make).causal is not None and found(make).mask is None
+    assert found(make).keys_back == (window if window < 32 else None), "up to 32 queries, a window of 40 shows all"
+
+
+def test_a_stripe_with_a_hole_stays_a_mask(make: Any) -> None:
+    band = np.tril(np.ones((64, 64), bool))
+    band[20, 3] = False
+    table = make.const(values=band[None, None])
+    attention(make, build.extract_slice(make.builder, table, [0] * 4, (1, 1, "s", "s")))
+    make.run(["raise-idioms"], inputs())
+    assert found(make).causal is None and found(make).mask is not None
 
 
 @pytest.mark.parametrize(("dropped", "causal"), [(-3.4e38, True), (float("-inf"), True), (-4.0, False)])
@@ -138,7 +172,7 @@ def test_judge_tells_a_triangle_with_one_wrong_bit(dtype: Any) -> None:
         if flip is not None:
             mask[flip] ^= True
         given = mask if dtype == np.bool_ else np.where(mask, 0, -np.inf).astype(np.float32)
-        assert judge(given, False, False) == ("causal" if flip is None else "other")
+        assert judge(given, False, False) == (Band(causal=True) if flip is None else None)
 
 
 def test_causal_mask_too_large_to_compute_is_proven_from_its_expression(make: Any) -> None:
