@@ -26,13 +26,12 @@ from qcompiler.errors import (
     UnsupportedOperatorError,
 )
 from qcompiler.frontends import dynamic, empty_weights, narrowing
+from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
 from qcompiler.frontends.state import PythonNumbers, declare_states, refuse_written_arguments
 from qcompiler.frontends.symbols import Symbols
 from qcompiler.plan.dims import Range
-
-KeepOps = frozenset[Any]
 
 
 @dataclass
@@ -189,13 +188,7 @@ def _decompose(program: ExportedProgram, keep: KeepOps | None) -> Exported:
         from qcompiler.frontends.importer import BUILDERS
 
         keep = frozenset(BUILDERS)
-    table = torch.export.default_decompositions()
-    for op in list(table):
-        if op in keep:
-            del table[op]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return Exported(program.run_decompositions(table), Symbols())
+    return Exported(decompose(program, keep), Symbols())
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
