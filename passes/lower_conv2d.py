@@ -1,11 +1,12 @@
 """lower-conv2d: convolutions become matrix products over the windows of an image whose channels come last.
 
-    %y = qc.conv2d %x, %w, %b                             %p = tensor.insert_slice %x' into (zeros)
-                                                     ->   %c = linalg.generic: %p[b, s*i + k, s*j + l, c]
-                                                          %y = qc.linear %c, %w', %b      (b, h, w, kh*kw*c) rows
+    %y = qc.conv2d %x, %w, %b                             %t = linalg.transpose %x [0, 2, 3, 1]
+                                                     ->   %c = qc.windows %t                 (b, h, w, kh*kw*c)
+                                                          %l = qc.linear %c, %w', %b         (b, h, w, out)
+                                                          %y = linalg.transpose %l [0, 3, 1, 2]
 
 Everything that linears have is there for convolutions: packed weights in every format, epilogues, kernels for few and
-many rows.  Windows of one element, and windows that do not overlap, need no copy of their own.  Groups become one
+many rows.  Windows of one element are a slice, windows that tile the image a view.  Groups become one
 `qc.batch_matmul`; where each group is one channel, a loop over the taps.  Results stay channels last as far as their
 readers allow (support/channels_last.py), so that one convolution feeds the next without a copy.
 """
@@ -21,17 +22,19 @@ from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
-from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
+from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import functions, path_of
+from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.channels_last import channels_last, keep_channels_last, to_first
 from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.plan.dims import Dim, dim, product
+from qcompiler.passes.support.windows import copy_nest, padded, reads
+from qcompiler.plan.dims import Dim, product
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class LowerConv2dPass(ModulePass):
 
 
 class _Conv:
-    """One convolution: sizes of its windows, and the ops that replace it, made in front of it."""
+    """One convolution, and the ops that replace it, made in front of it."""
 
     def __init__(self, op: qc.Conv2dOp) -> None:
         self.op = op
@@ -62,8 +65,8 @@ class _Conv:
         self.groups = op.groups.value.data
         self.batch, self.channels, *self.size = shape_of(op.result.type)
         self.depth, *self.kernel = (int(n) for n in shape_of(op.w.type)[1:])
-        self.strides, self.dilation = op.numbers(op.strides), op.numbers(op.dilation)
-        self.x = self._windowed(channels_last(self.builder, op.x))
+        self.columns = self.kernel[0] * self.kernel[1] * self.depth
+        self.x = channels_last(self.builder, op.x)
 
     def lower(self) -> SSAValue:
         if self.groups == 1:
@@ -72,74 +75,29 @@ class _Conv:
             out = self._biased(self._depthwise() if self.depth == 1 else self._grouped())
         return build.transpose(self.builder, out, to_first(4))
 
-    def _windowed(self, x: SSAValue) -> SSAValue:
-        """The image (b, h, w, c) with its border of zeros, cut to what the windows reach."""
-        top, left, bottom, right = self.op.numbers(self.op.padding)
-        b, h, w, c = shape_of(x.type)
-        if top or left or bottom or right:
-            sizes: list[Dim] = [b, (dim(h) + top + bottom).to_dim(), (dim(w) + left + right).to_dim(), c]
-            zeros = build.fill(self.builder, 0, sizes, tensor_dtype(x.type))
-            x = build.insert_slice(self.builder, x, zeros, [0, top, left, 0])
-        reach = [
-            ((dim(n) - 1) * s + ((k - 1) * d + 1)).to_dim()
-            for n, s, k, d in zip(self.size, self.strides, self.kernel, self.dilation, strict=True)
-        ]
-        return build.extract_slice(self.builder, x, [0, 0, 0, 0], [b, *reach, c])
-
     # --- one group: a linear ---
 
     def _linear(self) -> SSAValue:
         w = build.transpose(self.builder, self.op.w, (0, 2, 3, 1))
-        w = build.reshape(self.builder, w, [self.channels, self._columns()])
+        w = build.reshape(self.builder, w, [self.channels, self.columns])
         type_ = tensor([self.batch, *self.size, self.channels], self.dtype)
-        linear = qc.LinearOp(self._rows(), w, self.op.bias, type_)
-        return self.builder.insert(linear).result
-
-    def _columns(self) -> int:
-        return self.kernel[0] * self.kernel[1] * self.depth
+        return self.builder.insert(qc.LinearOp(self._rows(), w, self.op.bias, type_)).result
 
     def _rows(self) -> SSAValue:
         """(b, h, w, kh*kw*c): what each window sees."""
-        (kh, kw), b = self.kernel, self.builder
-        shape = [self.batch, *self.size, self._columns()]
-        if (kh, kw) == (1, 1):
-            steps = [1, *self.strides, 1]
-            return build.extract_slice(b, self.x, [0, 0, 0, 0], [self.batch, *self.size, self.depth], steps)
-        if tuple(self.kernel) == self.strides and self.dilation == (1, 1):  # the windows tile the image
+        (kh, kw), b, op = self.kernel, self.builder, self.op
+        strides, dilation, padding = numbers(op.strides), numbers(op.dilation), numbers(op.padding)
+        shape = [self.batch, *self.size, self.columns]
+        if (kh, kw) == (1, 1) and not any(padding):
+            return build.extract_slice(b, self.x, [0, 0, 0, 0], shape, [1, *strides, 1])
+        if (kh, kw) == strides and dilation == (1, 1) and not any(padding):  # the windows tile the image
+            image = padded(b, self.x, op, self.size, self.kernel)
             split = [self.batch, self.size[0], kh, self.size[1], kw, self.depth]
-            tiles = build.transpose(b, build.reshape(b, self.x, split), (0, 1, 3, 2, 4, 5))
+            tiles = build.transpose(b, build.reshape(b, image, split), (0, 1, 3, 2, 4, 5))
             return build.reshape(b, tiles, shape)
-        taps = [self.batch, *self.size, kh, kw, self.depth]
-        copied = self._nest([self.x], [self._reads(0, 1, 2, 3, 4, (5,))], taps, tensor_dtype(self.x.type))
-        return build.reshape(b, copied, shape)
-
-    def _reads(self, b: int, i: int, j: int, k: int, m: int, channels: Sequence[int]) -> list[AffineExpr]:
-        """Where the image is read in loops over its batch, a window's row and column, a tap's, and channels."""
-
-        def place(axis: int, window: int, tap: int) -> AffineExpr:
-            step, reach = self.strides[axis], self.dilation[axis]
-            first: AffineExpr = AffineDimExpr(window) if step == 1 else AffineDimExpr(window) * step
-            if self.kernel[axis] == 1:
-                return first
-            return first + (AffineDimExpr(tap) if reach == 1 else AffineDimExpr(tap) * reach)
-
-        return [AffineDimExpr(b), place(0, i, k), place(1, j, m), *(AffineDimExpr(c) for c in channels)]
-
-    def _nest(
-        self, inputs: Sequence[SSAValue], reads: Sequence[Sequence[AffineExpr]], shape: Sequence[Dim], dtype: str
-    ) -> SSAValue:
-        """A copy: loops over `shape`."""
-        rank = len(shape)
-        maps = [*(AffineMap(rank, 0, tuple(r)) for r in reads), AffineMap.identity(rank)]
-        return build.generic(
-            self.builder,
-            inputs,
-            maps,
-            shape,
-            dtype,
-            ["parallel"] * rank,
-            lambda _b, xs: xs[0],  # type: ignore[arg-type]
-        )
+        type_ = tensor(shape, tensor_dtype(self.x.type))
+        windows = qc.WindowsOp(self.x, type_, kernel=self.kernel, strides=strides, padding=padding, dilation=dilation)
+        return b.insert(windows).result
 
     # --- groups ---
 
@@ -147,15 +105,14 @@ class _Conv:
         """(g, M, K) @ (g, K, N), and back to (b, h, w, g*N)."""
         b, groups = self.builder, self.groups
         wide = int(self.channels) // groups
-        image = shape_of(self.x.type)
-        x = build.reshape(b, self.x, [*image[:3], groups, self.depth])
-        taps = [groups, self.batch, *self.size, *self.kernel, self.depth]
-        reads = self._reads(1, 2, 3, 4, 5, (0, 6))
-        copied = self._nest([x], [reads], taps, tensor_dtype(x.type))
+        x = padded(b, self.x, self.op, self.size, self.kernel)
+        x = build.reshape(b, x, [*shape_of(x.type)[:3], groups, self.depth])
+        taps: list[Dim] = [groups, self.batch, *self.size, *self.kernel, self.depth]
+        copied = copy_nest(b, x, reads(self.op, self.kernel, (1, 2, 3, 4, 5), (0, 6)), taps)
         rows = product([self.batch, *self.size]).to_dim()
-        left = build.reshape(b, copied, [groups, rows, self._columns()])
+        left = build.reshape(b, copied, [groups, rows, self.columns])
         w = build.reshape(b, self.op.w, [groups, wide, self.depth, *self.kernel])
-        w = build.reshape(b, build.transpose(b, w, (0, 3, 4, 2, 1)), [groups, self._columns(), wide])
+        w = build.reshape(b, build.transpose(b, w, (0, 3, 4, 2, 1)), [groups, self.columns, wide])
         matmul = qc.BatchMatmulOp(left, w, tensor([groups, rows, wide], self.dtype))
         out = build.transpose(b, b.insert(matmul).result, (1, 0, 2))
         return build.reshape(b, out, [self.batch, *self.size, self.channels])
@@ -163,25 +120,23 @@ class _Conv:
     def _depthwise(self) -> SSAValue:
         """Sums over the taps in fp32; channel c makes the results c*n … c*n + n - 1."""
         b, many = self.builder, int(self.channels) // self.groups
+        x = padded(b, self.x, self.op, self.size, self.kernel)
         w = build.transpose(b, self.op.w, (2, 3, 1, 0))
         w = build.reshape(b, w, [*self.kernel, self.groups, many])
-        shape = [self.batch, *self.size, self.groups, many]
-        out = [AffineDimExpr(n) for n in range(5)]
+        shape: list[Dim] = [self.batch, *self.size, self.groups, many]
         maps = [
-            AffineMap(7, 0, tuple(self._reads(0, 1, 2, 5, 6, (3,)))),
+            AffineMap(7, 0, tuple(reads(self.op, self.kernel, (0, 1, 2, 5, 6), (3,)))),
             AffineMap(7, 0, tuple(AffineDimExpr(n) for n in (5, 6, 3, 4))),
-            AffineMap(7, 0, tuple(out)),
+            AffineMap(7, 0, tuple(AffineDimExpr(n) for n in range(5))),
         ]
 
         def body(inner: Builder, scalars: Sequence[SSAValue]) -> SSAValue:
-            x, tap = (_wide(inner, v) for v in scalars[:2])
-            return inner.insert(arith.AddfOp(scalars[2], inner.insert(arith.MulfOp(x, tap)).result)).result
+            seen, tap = (_wide(inner, v) for v in scalars[:2])
+            return inner.insert(arith.AddfOp(scalars[2], inner.insert(arith.MulfOp(seen, tap)).result)).result
 
-        iterators: list[build.Iterator] = ["parallel"] * 5
-        init = build.fill(b, 0, shape, "f32")
-        total = build.generic(
-            b, [self.x, w], maps, shape, "f32", [*iterators, "reduction", "reduction"], body, init=init
-        )
+        kinds: list[build.Iterator] = ["parallel"] * 5
+        kinds += ["reduction"] * 2
+        total = build.generic(b, [x, w], maps, shape, "f32", kinds, body, init=build.fill(b, 0, shape, "f32"))
         return build.reshape(b, total, [self.batch, *self.size, self.channels])
 
     def _biased(self, out: SSAValue) -> SSAValue:
@@ -194,9 +149,8 @@ class _Conv:
             total = _wide(inner, scalars[0])
             if bias is not None:
                 total = inner.insert(arith.AddfOp(total, _wide(inner, scalars[1]))).result
-            return (
-                total if self.dtype == "f32" else inner.insert(arith.TruncFOp(total, ELEMENT_TYPES[self.dtype])).result
-            )
+            narrow = self.dtype != "f32"
+            return inner.insert(arith.TruncFOp(total, ELEMENT_TYPES[self.dtype])).result if narrow else total
 
         inputs = [out] if bias is None else [out, bias]
         return build.pointwise(self.builder, inputs, shape_of(out.type), self.dtype, body)

@@ -35,6 +35,7 @@ from qcompiler.passes.lowering.views import contiguous, is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
 from qcompiler.passes.select_kernels import cases_of
 from qcompiler.passes.support.numerics import Reordered
+from qcompiler.passes.support.windows import feeds_linear
 from qcompiler.plan.dims import Dim, Range, contiguous_strides, product
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import ArenaKind, SelectCase, Symbol, TensorSig, View, initial_weight
@@ -243,7 +244,10 @@ class EntryLowering:
     def _lower(self, op: Operation) -> None:
         if op.name in NOTHING_TO_DO or isinstance(op, qc.DimOp) or self.placer.place(op):
             return
-        if isinstance(op, qc.CopyOp):
+        if isinstance(op, qc.WindowsOp) and feeds_linear(op):  # the linear reads the image itself
+            nowhere = contiguous("", tensor_dtype(op.result.type), shape_of(op.result.type))
+            self.placer.define(op.result, nowhere)
+        elif isinstance(op, qc.CopyOp):
             source = self.placer.view(op.input)
             if not is_contiguous(source):
                 source = self.contiguous_copy(source, op)

@@ -40,6 +40,7 @@ from qcompiler.ir.qc import (
     StateOp,
     StateUpdateOp,
     TopkOp,
+    WindowsOp,
 )
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.kernels.select import FLOATS, Case, LinearQuery, choose_linear, templates
@@ -69,7 +70,8 @@ TEMPLATES: dict[type[Operation], str] = {
 _FLOAT_ONLY = (LinearOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp)
 """Their kernels accumulate in fp32."""
 
-_NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp)
+_NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, WindowsOp)
+"""Values, and what a linear's kernel reads in place."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import singledispatch
 from qcompiler import formats
 from qcompiler.errors import DimError, FormatError, PlanError
 from qcompiler.kernels import layouts
-from qcompiler.plan.dims import Dim, Expr, Range, dim
+from qcompiler.plan.dims import Dim, Expr, Range, dim, product
 from qcompiler.plan.kernel import (
     Access,
     AffineAccess,
@@ -34,6 +34,7 @@ from qcompiler.plan.kernel import (
     ScanKernel,
     ScatterKernel,
     SoftmaxKernel,
+    Window,
 )
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, WeightEntry
 
@@ -121,7 +122,21 @@ def _(body: LinearKernel, operands: int) -> list[Role]:
         )
     bias: list[Role] = [((body.n,), "r")] if body.has_bias else []
     rows: Role = ((body.m, body.n), "r")
-    return [((body.m, body.k), "r"), ((body.n, body.k), "r"), *bias, *[rows] * extras, ((body.m, body.n), "w")]
+    x: Role = ((body.m, body.k) if body.window is None else _image(body, body.window), "r")
+    return [x, ((body.n, body.k), "r"), *bias, *[rows] * extras, ((body.m, body.n), "w")]
+
+
+def _image(body: LinearKernel, window: Window) -> tuple[Dim, ...]:
+    """The image whose windows are the rows; kernels test every tap against its height and width."""
+    batch, _, _, channels = window.image
+    if min(*window.kernel, *window.strides, *window.dilation, channels) < 1:
+        raise PlanError(f"a linear kernel reads windows {window.kernel} of {channels} channels; all must be positive")
+    if not _same((body.m, body.k), (product([batch, *window.size]).to_dim(), math.prod(window.kernel) * channels)):
+        raise PlanError(
+            f"a linear kernel runs over {[body.m, body.k]}, its windows are {[batch, *window.size]} rows of "
+            f"{math.prod(window.kernel) * channels}"
+        )
+    return window.image
 
 
 @_roles.register

@@ -28,7 +28,7 @@ from qcompiler.kernels.cpu import (
     scatter,
     softmax,
 )
-from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kernel import KernelSpec, LinearKernel
 from qcompiler.plan.plan import Plan
 
 EMITTER_VERSION = 1
@@ -98,8 +98,13 @@ def header(name: str) -> str:
 
 def prelude(specs: tuple[KernelSpec, ...]) -> str:
     """The headers that `specs` need, each once, in the order in which they build on each other."""
-    extra = sorted({name for spec in specs for name in _HEADERS.get(spec.template, ())})
+    extra = sorted({name for spec in specs for name in _extra_headers(spec)})
     return "\n".join(header(name) for name in (*_COMMON, *extra))
+
+
+def _extra_headers(spec: KernelSpec) -> tuple[str, ...]:
+    windows = isinstance(spec.body, LinearKernel) and spec.body.window is not None
+    return (*_HEADERS.get(spec.template, ()), *(("window.h",) if windows else ()))
 
 
 def emit_kernels(specs: tuple[KernelSpec, ...], isa: str) -> str:

@@ -23,7 +23,7 @@ from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text, vector
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, Window
 
 FLOATS = ("f32", "bf16", "f16")
 PANEL_LAYOUT = "cpu_p16_v1"
@@ -93,12 +93,17 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch per thread, in bytes."""
     body = spec.body
     assert isinstance(body, LinearKernel)
-    converts = spec.operands[0].dtype != "f32"
+    converts = _converts(spec, body)
     rows = few_rows(spec, body, isa)
     if rows:
         return 4 * rows * (16 * tile_of(isa).panels + (_up(body.k, 16) * 16 if converts else 0))
     block = block_of(body.k)
     return product_scratch(isa, block, whole=block >= body.k, converts=converts)
+
+
+def _converts(spec: KernelSpec, body: LinearKernel) -> bool:
+    """Whether rows of x are made in scratch: from another type, or from the windows of an image."""
+    return spec.operands[0].dtype != "f32" or body.window is not None
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -300,7 +305,7 @@ def _check(spec: KernelSpec, body: LinearKernel) -> None:
             raise KernelSelectionError(
                 f"kernel '{spec.name}': operand '{operand.name}' is {operand.dtype}; linear kernels take {FLOATS}"
             )
-        if operand.strides[1] != 1:
+        if operand.strides[-1] != 1 and operand.shape[-1] != 1:
             raise KernelSelectionError(
                 f"kernel '{spec.name}': operand '{operand.name}' needs unit stride in its last dim"
             )
@@ -312,6 +317,21 @@ def _check(spec: KernelSpec, body: LinearKernel) -> None:
         )
 
 
+def _source(x: Operand, window: Window | None) -> list[str]:
+    """Statements that tell the job where x is and how it is read."""
+    kind = STORAGE_TYPES[x.dtype]
+    if window is None:
+        steps = f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.x_col = 1;"
+        return [steps, *([] if x.dtype == "f32" else [f"job.load_x = qg_convert_x<{kind}>;"])]
+    sizes = [*window.image[1:], *x.strides[:3], *window.size]
+    numbers = [*window.kernel, *window.strides, *window.padding, *window.dilation]
+    return [
+        f"const qg_window window = {{{', '.join(c_dim(n) for n in (*sizes, *numbers))}}};",
+        "job.x = (const char*)op[0], job.window = &window;",
+        f"job.load_x = qg_load_windows<{kind}>;",
+    ]
+
+
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text: the codes' values, the finish function, ``qk_<name>``. KernelSelectionError for what has no kernel."""
     body = spec.body
@@ -320,11 +340,11 @@ def emit(spec: KernelSpec, isa: str) -> str:
     x = spec.operands[0]
     weight = weight_of(spec.name, spec.operands[1])
     rows, scratch = few_rows(spec, body, isa), scratch_bytes(spec, isa)
+    converts = str(_converts(spec, body)).lower()
     lines = [
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
-        f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.x_col = 1;",
-        *([] if x.dtype == "f32" else [f"job.load_x = qg_convert_x<{STORAGE_TYPES[x.dtype]}>;"]),
+        *_source(x, body.window),
         "const char* const w = (const char*)op[1];",
         *weight.statements,
         f"job.finish = qk_{spec.name}_finish;",
@@ -332,12 +352,12 @@ def emit(spec: KernelSpec, isa: str) -> str:
     ]
     if rows:
         lines.append(f"qg_run_few<{weight.decoder}, {rows}>(ctx, &job);")
-        size = f"qg_few_scratch({body.k}, {rows}, {str(x.dtype != 'f32').lower()})"
+        size = f"qg_few_scratch({body.k}, {rows}, {converts})"
     else:
         if not weight.in_place:
             lines.append(f"job.decode = qg_decode_panel<{weight.decoder}>;")
         lines.append("qg_run(ctx, &job);")
-        size = f"qg_scratch({body.k}, {str(x.dtype != 'f32').lower()})"
+        size = f"qg_scratch({body.k}, {converts})"
     lines = [*used_symbols(spec, lines, "sym"), *lines]
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')
     header = shared.header_comment(

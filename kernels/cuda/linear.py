@@ -70,6 +70,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 def check(spec: KernelSpec) -> None:
     """KernelSelectionError unless the operands are those of a linear, in types and strides that kernels take."""
     body, where = linear_body(spec), f"kernel '{spec.name}'"
+    if body.window is not None:
+        raise KernelSelectionError(f"{where} reads the windows of an image, which only CPU kernels do")
     fixed = 4 if body.has_bias else 3
     if len(spec.operands) < fixed:
         raise KernelSelectionError(f"{where}: a linear has x, w, {'bias, ' * body.has_bias}extras and out")

@@ -11,17 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from xdsl.builder import Builder
 from xdsl.dialects.builtin import AffineMapAttr, StringAttr, TensorType
 from xdsl.dialects.linalg.attrs import IteratorType, IteratorTypeAttr
 from xdsl.dialects.linalg.ops import FillOp, GenericOp, YieldOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
+from xdsl.rewriter import InsertPoint
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.ir import qc
+from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import QTensorType, shape_of, tensor
 from qcompiler.passes.lowering import views
+from qcompiler.passes.support.windows import windows_of
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import Access, Operand
 from qcompiler.plan.plan import View
@@ -128,7 +131,11 @@ def _linear(op: Operation, places: Places) -> Draft:
     stem = f"linear_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
-    x = out_draft.add("x", "r", _matrix(op.x, op, places))
+    windows = windows_of(op.x)
+    if windows is None:
+        x = out_draft.add("x", "r", _matrix(op.x, op, places))
+    else:
+        x = out_draft.add("x", "r", _unit_last(windows.x, op, places))
     w = out_draft.add("w", "r", weight if weight.layout else _unit_last(op.w, op, places))
     bias = out_draft.add("bias", "r", _vector(op.bias, op, places)) if op.bias is not None else None
     extras = []
@@ -143,8 +150,19 @@ def _linear(op: Operation, places: Places) -> Draft:
     assert out is not None
     out_draft.add("out", "w", out)
     epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()
+    if windows is not None:
+        x = _rows_of_windows(out_draft, windows, x)
     out_draft.body.add_op(qc.LinearOp(x, w, bias, tensor(out.shape, out.dtype), extras, epilogue))
     return out_draft
+
+
+def _rows_of_windows(out_draft: Draft, windows: qc.WindowsOp, image: SSAValue) -> SSAValue:
+    """The windows of the kernel's operand as the (M, K) matrix that its linear reads: no copy, the kernel makes it."""
+    builder = Builder(InsertPoint.at_end(out_draft.body))
+    made = windows.clone()
+    made.operands[0] = image
+    rows = builder.insert(made).results[0]
+    return build.collapse(builder, rows, [(0, 1, 2), (3,)])
 
 
 def _batch_matmul(op: Operation, places: Places) -> Draft:

@@ -14,8 +14,11 @@ from xdsl.ir.affine import AffineBinaryOpExpr, AffineBinaryOpKind, AffineConstan
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import qc
+from qcompiler.ir.qc_conv import numbers
+from qcompiler.ir.types import shape_of
 from qcompiler.passes.lowering.drafts import M_CLASS
 from qcompiler.passes.lowering.scalar_body import constant_text, program_of
+from qcompiler.passes.support.windows import windows_of
 from qcompiler.plan.dims import Dim, Expr, dim
 from qcompiler.plan.kernel import (
     AffineAccess,
@@ -36,6 +39,7 @@ from qcompiler.plan.kernel import (
     ScanKernel,
     ScatterKernel,
     SoftmaxKernel,
+    Window,
 )
 
 Operands = Sequence[Operand]
@@ -57,7 +61,7 @@ def _named(operands: Operands, name: str) -> Operand:
 
 def _linear(op: Operation, operands: Operands, serves: str) -> KernelBody:
     assert isinstance(op, qc.LinearOp)
-    w, out = _named(operands, "w"), _named(operands, "out")
+    x, w, out = (_named(operands, name) for name in ("x", "w", "out"))
     m_class = op.attributes.get(M_CLASS)
     if not isinstance(m_class, StringAttr):
         raise KernelSelectionError(f"the linear at '{serves}' has no row class; run select-kernels before lower-to-rt")
@@ -68,6 +72,25 @@ def _linear(op: Operation, operands: Operands, serves: str) -> KernelBody:
         m_class=m_class.data,  # type: ignore[arg-type]
         has_bias=op.bias is not None,
         epilogue=program_of(op.epilogue.block, serves) if op.epilogue.blocks else None,
+        window=_window(op, x),
+    )
+
+
+def _window(op: qc.LinearOp, x: Operand) -> Window | None:
+    """How the operand x is read, where it is an image whose windows are the rows."""
+    windows = windows_of(op.x)
+    if windows is None:
+        return None
+    batch, height, width, channels = x.shape
+    rows, columns = shape_of(windows.result.type)[1:3]
+    kernel, strides, dilation = (numbers(p) for p in (windows.kernel, windows.strides, windows.dilation))
+    return Window(
+        image=(batch, height, width, int(channels)),
+        size=(rows, columns),
+        kernel=(kernel[0], kernel[1]),
+        strides=(strides[0], strides[1]),
+        padding=numbers(windows.padding)[:2],  # type: ignore[arg-type]
+        dilation=(dilation[0], dilation[1]),
     )
 
 

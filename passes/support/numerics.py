@@ -54,7 +54,8 @@ def count_roundings(module: ModuleOp) -> int:
     return count
 
 
-_PICK = (qc.ConstOp, qc.StateOp, qc.EmbeddingOp, qc.GatherOp, qc.IndexUpdateOp, qc.ScatterOp)  # these compute nothing
+_PICK = (qc.ConstOp, qc.StateOp, qc.EmbeddingOp, qc.GatherOp, qc.IndexUpdateOp, qc.ScatterOp, qc.WindowsOp)
+"""Ops that compute nothing."""
 
 
 def _rounds_in_epilogue(op: qc.QCOp) -> bool:

@@ -13,6 +13,7 @@ from qcompiler.errors import InterpreterError
 from qcompiler.ir import qc
 from qcompiler.ir.interpreter_base import Array, Frame, accumulator, round_to, rule, where
 from qcompiler.ir.interpreter_linalg import evaluate_body
+from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import QTensorType, tensor_dtype
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -150,6 +151,16 @@ def _conv2d(op: qc.Conv2dOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     if op.bias is not None:
         out = out + operands[2].astype(acc, copy=False)[:, None, None]
     return [round_to(out, tensor_dtype(op.result.type))]
+
+
+@rule(qc.WindowsOp)
+def _windows(op: qc.WindowsOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    (sh, sw), (dh, dw), (kh, kw) = (numbers(p) for p in (op.strides, op.dilation, op.kernel))
+    top, left, bottom, right = numbers(op.padding)
+    padded = np.pad(operands[0], ((0, 0), (top, bottom), (left, right), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (dh * (kh - 1) + 1, dw * (kw - 1) + 1), axis=(1, 2))
+    windows = windows[:, ::sh, ::sw, :, ::dh, ::dw].transpose(0, 1, 2, 4, 5, 3)  # (B, H', W', kh, kw, C)
+    return [windows.reshape(*windows.shape[:3], -1)]
 
 
 @rule(qc.AttentionOp)

@@ -2,11 +2,12 @@
 
 Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its
 rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type.  The syntax
-they share is in `qc_base.py`, the classes of positions and scans are in `qc_index.py`.
+they share is in `qc_base.py`; the classes of convolutions are in `qc_conv.py`, those of positions and scans in
+`qc_index.py`.
 
     values      const  dim  state  state_update  copy
     quantised   quantize  dequantize
-    matmuls     linear  grouped_linear  batch_matmul  conv2d  attention
+    matmuls     linear  grouped_linear  batch_matmul  conv2d  windows  attention
     norms       rms_norm  layer_norm  softmax
     positions   rope  embedding  gather  scatter  index_update
     scans       cumsum  sort  topk  argmax
@@ -19,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
-    I64,
-    DenseArrayBase,
     FloatAttr,
     IndexType,
     IntegerAttr,
@@ -51,6 +50,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
 from qcompiler.ir.qc_base import QCOp
+from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
 from qcompiler.ir.qc_index import (
     ArgmaxOp,
     CumsumOp,
@@ -77,7 +77,7 @@ __all__ = [
     "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeOp",
     "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp", "LayerNormOp", "LinearOp", "QCOp",
     "QuantizeOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp", "StateUpdateOp", "TopkOp",
-    "TorchCallOp", "YieldOp",
+    "TorchCallOp", "WindowsOp", "YieldOp",
 ]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -330,76 +330,13 @@ class BatchMatmulOp(QCOp):
 
 
 @irdl_op_definition
-class Conv2dOp(QCOp):
-    """NCHW convolution with `w (O, C/groups, kh, kw)`, zero padding `[top, left, bottom, right]`."""
-
-    name = "qc.conv2d"
-    x = operand_def(TensorType)
-    w = operand_def(AnyAttr())
-    bias = opt_operand_def(TensorType)
-    strides = prop_def(DenseArrayBase.constr(i64))
-    padding = prop_def(DenseArrayBase.constr(i64))
-    dilation = prop_def(DenseArrayBase.constr(i64))
-    groups = prop_def(IntegerAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(
-        self,
-        x: SSAValue,
-        w: SSAValue,
-        bias: SSAValue | None,
-        type_: Attribute,
-        *,
-        strides: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> None:
-        super().__init__(
-            operands=[x, w, [bias] if bias is not None else []],
-            properties={
-                "strides": DenseArrayBase.from_list(i64, list(strides)),
-                "padding": DenseArrayBase.from_list(i64, list(padding)),
-                "dilation": DenseArrayBase.from_list(i64, list(dilation)),
-                "groups": IntegerAttr(groups, i64),
-            },
-            result_types=[type_],
-        )
-
-    def verify_op(self) -> None:
-        x, w, groups = shape_of(self.x.type), shape_of(self.w.type), self.groups.value.data
-        self.expect(len(x) == len(w) == 4, f"x and w need rank 4, not {len(x)} and {len(w)}")
-        strides, padding, dilation = (self.numbers(p) for p in (self.strides, self.padding, self.dilation))
-        self.expect(len(strides) == len(dilation) == 2, "strides and dilation need 2 entries")
-        self.expect(len(padding) == 4, "padding needs 4 entries")
-        self.expect(min(*strides, *dilation) >= 1, "strides and dilation must be positive")
-        self.expect(min(padding) >= 0, "padding must not be negative")
-        out, depth = int(w[0]), int(w[1])
-        self.expect(groups >= 1 and out % groups == 0, f"{out} output channels are not a multiple of {groups} groups")
-        self.expect(x[1] == depth * groups, f"x has {x[1]} channels but w and groups want {depth * groups}")
-        spatial: list[Dim] = []
-        for i, given in enumerate(shape_of(self.result.type)[2:]):
-            extent = dilation[i] * (int(w[2 + i]) - 1) + 1
-            size = ((dim(x[2 + i]) + padding[i] + padding[2 + i] - extent) // strides[i] + 1).to_dim()
-            # a symbolic quotient has several spellings; the interpreter compares its value
-            spatial.append(given if isinstance(size, str) and isinstance(given, str) else size)
-        self.expect_shape(self.result, (x[0], w[0], *spatial))
-        if self.bias is not None:
-            self.expect_shape(self.bias, (w[0],), "bias")
-
-    @staticmethod
-    def numbers(values: DenseArrayBase[I64]) -> tuple[int, ...]:
-        """The entries of `strides`, `padding` or `dilation`."""
-        return tuple(int(v) for v in values.get_values())
-
-
-@irdl_op_definition
 class AttentionOp(QCOp):
     """`softmax(q kᵀ * scale + mask) v` on (B, H, S, D), (B, Hkv, T, D), (B, Hkv, T, Dv); H % Hkv == 0.
 
     A boolean mask keeps where true, a float mask is added; mask dims are equal to (B, H, S, T) or 1.  `causal`: query i
-    sees keys j <= i.  `window`: query i sees keys j > i - window.  `softcap`: scaled scores x become
+    sees keys j <= i.  `window`: query i sees keys j > i - window.  `last` (B or 1, S or 1), integers, is device data:
+    query i of batch b counts as number last[b, i] in both, and sees keys j <= last[b, i].  So one sees a cache of which
+    only a part is filled, and work is proportional to that part.  `softcap`: scaled scores x become
     softcap * tanh(x / softcap), before any mask.  A row that sees no key gives zeros.
     """
 
@@ -457,6 +394,29 @@ class AttentionOp(QCOp):
     def keys_back(self) -> int | None:
         """`window` as a number."""
         return None if self.window is None else self.window.value.data
+
+    def rebuilt(
+        self,
+        q: SSAValue,
+        k: SSAValue,
+        v: SSAValue,
+        mask: SSAValue | None,
+        last: SSAValue | None,
+        type_: Attribute | None = None,
+    ) -> AttentionOp:
+        """The same attention of other operands, without attributes such as the path."""
+        return AttentionOp(
+            q,
+            k,
+            v,
+            mask,
+            self.result.type if type_ is None else type_,
+            scale=self.scale.value.data,
+            causal=self.causal is not None,
+            window=self.keys_back,
+            softcap=self.cap,
+            last=last,
+        )
 
     @property
     def cap(self) -> float | None:
@@ -579,8 +539,8 @@ QC = Dialect(
     "qc",
     [
         ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, QuantizeOp, DequantizeOp, LinearOp, GroupedLinearOp,
-        BatchMatmulOp, Conv2dOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp, GatherOp,
-        ScatterOp, IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
+        BatchMatmulOp, Conv2dOp, WindowsOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp,
+        GatherOp, ScatterOp, IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
     ],
     [DimsAttr, FormatAttr, LayoutAttr, QTensorType],
 )  # fmt: skip

@@ -106,13 +106,30 @@ class LoopKernel(Strict, frozen=True, tag="loop"):
     init: tuple[str, ...] = ()
 
 
+class Window(Strict, frozen=True):
+    """How a linear reads the windows of an image (batch, height, width, channels): the product of a convolution.
+
+    Row m is the window (b, i, j), m = (b * size[0] + i) * size[1] + j; column k is the tap (y, x) and the channel c,
+    k = (y * kernel[1] + x) * channels + c.  There lies image[b, i * strides[0] + y * dilation[0] - padding[0],
+    j * strides[1] + x * dilation[1] - padding[1], c], or zero where that is outside of the image.
+    """
+
+    image: tuple[Dim, Dim, Dim, int]
+    size: tuple[Dim, Dim]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
 class LinearKernel(Strict, frozen=True, tag="linear"):
     """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, fp32 accumulation.
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
     broadcasts), out (m, n).  x has unit stride along k and out unit stride along n.  Decoded weights are rounded to the
     packed operand's dtype before use.  The first epilogue input is the fp32 accumulator (bias added); the rest are the
-    extras.  `m_class` is the range of M the kernel is built for.
+    extras.  `m_class` is the range of M the kernel is built for.  With a `window`, x is an image and the rows are its
+    windows; only CPU kernels know how.
     """
 
     m: Dim
@@ -121,6 +138,7 @@ class LinearKernel(Strict, frozen=True, tag="linear"):
     m_class: Literal["1", "2-8", "9-64", "large"]
     has_bias: bool
     epilogue: ScalarProgram | None = None
+    window: Window | None = None
 
 
 class BatchMatmulKernel(Strict, frozen=True, tag="batch_matmul"):
@@ -133,12 +151,14 @@ class BatchMatmulKernel(Strict, frozen=True, tag="batch_matmul"):
 
 
 class AttentionKernel(Strict, frozen=True, tag="attention"):
-    """``softmax(q kᵀ * scale + mask) v`` per head; operands q, k, v, [mask], out as (batch, heads, length, dim).
+    """``softmax(q kᵀ * scale + mask) v`` per head; operands q, k, v, [mask], [last], out.
 
-    k and v may have fewer heads (heads % kv_heads == 0: grouped queries).  A boolean mask keeps where true; a float
-    mask is added; mask strides of 0 broadcast.  `causal`: query i sees keys j <= i (torch's top-left alignment).
-    `window`: query i sees keys j > i - window.  `softcap`: scaled scores x become softcap * tanh(x / softcap), before
-    any mask.  A row that sees no key gives zeros.  The last dim of q, k, v, out has unit stride.
+    All but `last` have the dims (batch, heads, length, dim).  k and v may have fewer heads (heads % kv_heads == 0:
+    grouped queries).  A boolean mask keeps where true; a float mask is added; mask strides of 0 broadcast.  `causal`:
+    query i sees keys j <= i (torch's top-left alignment).  `window`: query i sees keys j > i - window.  With `last`, an
+    integer operand (batch, q_len), query i counts as number last[b, i] in both and sees keys j <= last[b, i]; keys past
+    the last one of a block of queries are not read.  `softcap`: scaled scores x become softcap * tanh(x / softcap),
+    before any mask.  A row that sees no key gives zeros.  The last dim of q, k, v, out has unit stride.
     """
 
     batch: Dim
