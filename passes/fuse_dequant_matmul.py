@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from xdsl.context import Context
 from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ModuleOp
@@ -32,6 +31,7 @@ from qcompiler.passes.support import loops, views
 from qcompiler.passes.support.loops import producer
 from qcompiler.passes.support.numerics import Numerics, Reordered
 from qcompiler.passes.support.view_rules import fold_views
+from qcompiler.plan.weights import StoredTensor, Transposed
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,10 @@ def _transpose_at_compile_time(op: qc.LinearOp, context: QCContext) -> None:
     key = f"{constant.key}.transposed"
     if key not in context.weights:
         stored = context.weights[constant.key]
-        context.weights.add_array(key, np.ascontiguousarray(stored.array().T), stored.parameters)
+        rows, cols = stored.shape
+        context.weights.add(
+            StoredTensor(key, stored.dtype, (cols, rows), Transposed(stored), parameters=stored.parameters)
+        )
     made = qc.ConstOp(key, tensor_type(shape_of(op.w.type), tensor_dtype(op.w.type)))
     set_path(made, path_of(op))
     loops.insert_before(op, made)

@@ -88,7 +88,7 @@ def _reads_weight(use: Use) -> bool:
 
 @dataclass(frozen=True)
 class Repacked:
-    """The bytes of a weight in another layout, made anew from the canonical ones at each `read`."""
+    """The bytes of a weight in another layout, made anew from the canonical ones each time."""
 
     tensor: StoredTensor
     layout: str
@@ -102,10 +102,10 @@ class Repacked:
     def valued(self) -> bool:
         return self.tensor.valued
 
-    def read(self) -> Bytes:
+    def write(self, out: Bytes) -> None:
         tensor, (rows, cols) = self.tensor, self.tensor.shape
         canonical = unpack(tensor.format, tensor.layout, tensor.dtype, tensor.shape, tensor.data)
-        return layouts.get(self.layout).pack(_format(tensor.format), tensor.dtype, rows, cols, canonical)
+        layouts.get(self.layout).pack_into(_format(tensor.format), tensor.dtype, rows, cols, canonical, out)
 
 
 def pack(tensor: StoredTensor, layout: str) -> StoredTensor:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from qcompiler.config import QuantConfig as QuantConfig
     from qcompiler.config import Rule as Rule
     from qcompiler.frontends.empty_weights import empty_weights as empty_weights
+    from qcompiler.frontends.weight_source import Shards as Shards
     from qcompiler.program import Program as Program
     from qcompiler.runtime import load as load
 
@@ -34,12 +35,13 @@ _EXPORTS = {
     "Program": "qcompiler.program",
     "QuantConfig": "qcompiler.config",
     "Rule": "qcompiler.config",
+    "Shards": "qcompiler.frontends.weight_source",
     "empty_weights": "qcompiler.frontends.empty_weights",
     "load": "qcompiler.runtime",
 }
 _MODULES = ("errors", "formats")
 
-__all__ = ["Program", "QCompilerError", "QuantConfig", "Rule", "empty_weights", "errors", "formats", "load", "qcompile"]
+__all__ = ["Program", "QCompilerError", "QuantConfig", "Rule", "Shards", "empty_weights", "errors", "formats", "load", "qcompile"]
 
 
 def __getattr__(name: str) -> Any:

@@ -64,9 +64,11 @@ def qcompile(
     after every pass and names the pass that changed the answer.  `buckets` are entry points to specialise for,
     `[("decode", {"s": (1, 1)})]`.
 
-    `weights` is where values come from: None (the model's own parameters), or "none" (nowhere: the program has a plan,
-    IR, sizes and a report, and refuses to run and to be saved).  With either of the latter the model may have been
-    built under `qc.empty_weights()`, in which case its parameters take no memory.
+    `weights` is where values come from: None (the model's own parameters), a safetensors file or a folder of shards (or
+    `qc.Shards(path, …)`), read one tensor at a time, or "none" (nowhere: the program has a plan, IR, sizes and a
+    report, and refuses to run and to be saved).  With a folder or "none" the model may have been built under
+    `qc.empty_weights()`: its parameters take no memory.  `workdir` is a folder for packed weights: a compile that was
+    killed goes on there.  docs/large-models.md says how much memory each way takes.
 
     `calibrate` and `fallback` are refused in this release.
 
@@ -88,10 +90,14 @@ def qcompile(
     target = compile_target(device, targets)
 
     from qcompiler.frontends.torch_frontend import import_torch
+    from qcompiler.frontends.workdir import WorkFolder
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
     dumps = StageDumps(directory or None)
-    imported = import_torch(model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source)
+    files = WorkFolder(workdir) if workdir is not None and source.valued else None
+    imported = import_torch(
+        model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source, files=files
+    )
     for name, text in imported.texts.items():
         stage = name.partition("-")[2]
         dumps.add(stage, text, imported.seconds[stage], "txt")
@@ -139,16 +145,14 @@ def run_stages(
 
 
 def weight_source(weights: str | Path | WeightSource | None) -> WeightSource:
-    """What `weights=` names: the module itself, nowhere, or a source. ArgumentError for anything else."""
-    from qcompiler.frontends.weight_source import ModuleWeights, NoValues
+    """What `weights=` names: the module itself, nowhere, files, or a source as it is. WeightsError for bad files."""
+    from qcompiler.frontends.weight_source import ModuleWeights, NoValues, Shards
 
     if weights is None:
         return ModuleWeights()
     if weights == "none":
         return NoValues()
-    if isinstance(weights, str | Path):
-        raise ArgumentError(f"weights={str(weights)!r}: give None or 'none'")
-    return weights
+    return Shards(weights) if isinstance(weights, str | Path) else weights
 
 
 def _home(model: Any) -> str:

@@ -39,6 +39,10 @@ class PromiseError(QCompilerError):
     """The recipe promised a number of bits per weight that the compiled weights exceed."""
 
 
+class WorkdirError(QCompilerError):
+    """A working folder is in use by another process, holds something else, or has no room."""
+
+
 class WeightsError(QCompilerError):
     """Values of weights are missing, or those in a file do not fit the model's parameters."""
 

@@ -192,6 +192,7 @@ def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) ->
         plan,
         imported.signature,
         context.weights,
+        room=imported.quantized.files.room,
         target=Target(kind="cpu" if target.kind == "cpu" else "cuda", isa=target.isa),
         ledger=json.loads(ledger.to_json()),
         report=[vars(decision) for decision in context.report.decisions],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -75,9 +75,17 @@ class ProgramImage:
         return replace(self, native=native)
 
 
-def build_image(plan: Plan, signature: Signature, store: WeightStore, **details: Any) -> ProgramImage:
+def build_image(
+    plan: Plan,
+    signature: Signature,
+    store: WeightStore,
+    *,
+    room: Callable[[int], Bytes] | None = None,
+    **details: Any,
+) -> ProgramImage:
     """An image whose constants arena holds the store's tensors at the offsets of `plan.weights`.
 
+    `room` gives zeroed bytes for the arena (default: anonymous memory); tensors are brought into it one at a time.
     Without values in the store the image has no bytes, and can neither run nor be saved.
     `details` are further fields of `ProgramImage`.  PlanError if a tensor is missing or has another size or layout than
     its entry.
@@ -86,7 +94,7 @@ def build_image(plan: Plan, signature: Signature, store: WeightStore, **details:
     check_directory(plan.weights, nbytes)
     if not store.valued:
         return ProgramImage(plan, signature, np.zeros(0, np.uint8), valued=False, **details)
-    block = Block(nbytes)
+    arena = room(nbytes) if room is not None else Block(nbytes).bytes
     for entry in plan.weights:
         tensor = store[entry.name]
         if (tensor.layout, tensor.format, tensor.nbytes) != (entry.layout, entry.format, entry.nbytes):
@@ -94,8 +102,8 @@ def build_image(plan: Plan, signature: Signature, store: WeightStore, **details:
                 f"weight '{entry.name}' is {tensor.nbytes} bytes of {tensor.format} in layout {tensor.layout!r}, "
                 f"the plan expects {entry.nbytes} bytes of {entry.format} in layout {entry.layout!r}"
             )
-        block.bytes[entry.offset : entry.offset + entry.nbytes] = tensor.data
-    return ProgramImage(plan, signature, block.bytes, **details)
+        tensor.write(arena[entry.offset : entry.offset + entry.nbytes])
+    return ProgramImage(plan, signature, arena, **details)
 
 
 def constants_nbytes(plan: Plan) -> int:

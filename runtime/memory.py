@@ -1,14 +1,20 @@
-"""Anonymous memory with an address: arenas, scratch, unpacked weights."""
+"""Memory with an address: anonymous (arenas, scratch, unpacked weights), or of a file that has no name."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
+import os
+import tempfile
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+
+from qcompiler.errors import WorkdirError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,6 +40,45 @@ class Block:
 
     def zero(self) -> None:
         self.bytes[:] = 0
+
+
+def file_bytes(nbytes: int, directory: str | Path | None = None) -> Bytes:
+    """`nbytes` of zeroed memory that pages of an unnamed file hold: the system writes them out when it needs room.
+
+    The file has no name in `directory` (default: `scratch_directory()`), and its room is free again when the last view
+    is gone, or the process.  WorkdirError if there is no room: it is reserved here, so that writing cannot fail later.
+    """
+    if nbytes == 0:
+        return np.zeros(0, np.uint8)
+    where = Path(directory) if directory is not None else scratch_directory()
+    try:
+        with tempfile.TemporaryFile(dir=where, prefix="qcompiler.") as file:
+            reserve(file, 0, nbytes, where)
+            mapping = mmap.mmap(file.fileno(), nbytes)
+    except OSError as error:
+        raise WorkdirError(f"cannot make a file of {nbytes:,} bytes in {where}: {error}") from error
+    return np.frombuffer(mapping, np.uint8, count=nbytes)
+
+
+def reserve(file: BinaryIO, offset: int, nbytes: int, where: Path) -> None:
+    """Takes room on the disk for a part of a file. WorkdirError if there is not enough."""
+    try:
+        os.posix_fallocate(file.fileno(), offset, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise WorkdirError(
+            f"{where} has no room for {nbytes:,} more bytes of packed weights ({error.strerror}); free some, or name "
+            "another folder with workdir= (or TMPDIR)"
+        ) from error
+
+
+def scratch_directory() -> Path:
+    """Where files without a name lie: TMPDIR, else /var/tmp, which is on a disk where /tmp often is memory."""
+    named = os.environ.get("TMPDIR")
+    if not named and os.access("/var/tmp", os.W_OK | os.X_OK):
+        return Path("/var/tmp")
+    return Path(tempfile.gettempdir())
 
 
 _left_to_devices: list[Any] = []

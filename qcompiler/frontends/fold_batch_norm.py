@@ -13,6 +13,7 @@ the program, or where the module holds no values (they are read later); import m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,17 +24,19 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.torch_export import Exported
+from qcompiler.plan.weights import Bytes
 
 aten = torch.ops.aten
+AT_A_TIME = 1 << 18  # elements
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def fold_batch_norms(exported: Exported) -> tuple[Exported, dict[str, str]]:
+def fold_batch_norms(exported: Exported, room: Callable[[int], Bytes]) -> tuple[Exported, dict[str, str]]:
     """The program without the batch norms that fold, and for each tensor that became part of another its path.
 
-    The graph is taken over, not copied.
+    The graph is taken over, not copied.  `room` gives bytes for new values.
     """
-    folder = _Folder(exported.program)
+    folder = _Folder(exported.program, room)
     for node in list(exported.program.graph.nodes):
         if node.target is aten._native_batch_norm_legit_no_training.default:
             folder.fold(node)
@@ -43,8 +46,8 @@ def fold_batch_norms(exported: Exported) -> tuple[Exported, dict[str, str]]:
 
 
 class _Folder:
-    def __init__(self, program: ExportedProgram) -> None:
-        self.program, self.graph = program, program.graph
+    def __init__(self, program: ExportedProgram, room: Callable[[int], Bytes]) -> None:
+        self.program, self.graph, self.room = program, program.graph, room
         self.specs = list(program.graph_signature.input_specs)
         self.state = dict(program.state_dict)
         self.nodes = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
@@ -74,8 +77,7 @@ class _Folder:
         factor, shift = _affine(parts, old, eps)
         values = self._value(weight)
         assert isinstance(weight, fx.Node) and values is not None
-        spread = factor.reshape(-1, *[1] * (values.ndim - 1))
-        self._set(weight, (values.double() * spread).to(values.dtype))
+        self._set(weight, self._scaled(values, factor))
         self._give_bias(product, weight, shift.to(values.dtype))
         self._remove(norm, product, given)
 
@@ -109,6 +111,16 @@ class _Folder:
         cell = mine.untyped_storage()._cdata
         others = (self._value(n) for n in self.stored if n is not node and n.users)
         return any(v is not None and v.untyped_storage()._cdata == cell for v in others)
+
+    def _scaled(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """`values` times a factor for each of its rows, some rows at a time: fp64 takes a multiple of their memory."""
+        out = torch.from_numpy(self.room(values.numel() * values.element_size())).view(values.dtype)
+        out = out.reshape(values.shape)
+        step = max(1, AT_A_TIME * values.shape[0] // max(values.numel(), 1))
+        for first in range(0, values.shape[0], step):
+            rows = slice(first, first + step)
+            out[rows] = (values[rows].double() * factor[rows].reshape(-1, *[1] * (values.ndim - 1))).to(values.dtype)
+        return out
 
     # --- rewriting ---
 

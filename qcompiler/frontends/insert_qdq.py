@@ -14,7 +14,8 @@ The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,17 +26,20 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError, WeightsError
-from qcompiler.formats import Format
 from qcompiler.frontends import torch_ops
 from qcompiler.frontends.conv_weights import GROUPED, ConvWeight, conv_weight, restore
 from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.fold_batch_norm import fold_batch_norms
 from qcompiler.frontends.places import readable
 from qcompiler.frontends.torch_export import Exported
+from qcompiler.frontends.torch_values import dtype_name, to_numpy
+from qcompiler.frontends.weight_files import IN_MEMORY, Entry, InMemory, Unnamed, WeightFiles
 from qcompiler.frontends.weight_source import ModuleWeights, WeightSource
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
+from qcompiler.runtime.progress import Progress
+from qcompiler.runtime.threads import default_threads
 
 aten = torch.ops.aten
 PACKED = "_packed"
@@ -50,13 +54,15 @@ _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 class Quantized:
     """The rewritten program, its packed weights (keyed by their first parameter path), and the ledger.
 
-    `valued` is False for a program whose weights have sizes, but no values.
+    `valued` is False for a program whose weights have sizes, but no values.  `files` is where the bytes lie, and where
+    those of the program's image go.
     """
 
     exported: Exported
     weights: WeightStore
     ledger: Ledger
     valued: bool = True
+    files: WeightFiles = field(default_factory=InMemory)
 
     @property
     def module(self) -> Callable[..., Any]:
@@ -85,28 +91,83 @@ class _Weight:
     transposed: bool = False
     conv: ConvWeight | None = None
     kinds: set[Kind] = field(default_factory=set)
+    format: str | None = None
+    """Text of the storage format; None keeps the values."""
 
     @property
     def users(self) -> list[fx.Node]:
         return [user for node in self.nodes for user in node.users]
 
+    @property
+    def is_parameter(self) -> bool:
+        return self.specs[0].kind == InputKind.PARAMETER
+
+    @property
+    def arrangement(self) -> str:
+        """How the stored tensor differs from the model's: "" if not at all."""
+        return "transposed" if self.transposed else f"conv groups={self.conv.groups}" if self.conv is not None else ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The stored shape."""
+        if self.conv is not None:
+            return self.conv.stored_shape
+        shape = tuple(self.tensor.shape)
+        return tuple(reversed(shape)) if self.transposed else shape
+
+    @property
+    def nbytes(self) -> int:
+        """Canonical bytes. FormatShapeError where the format cannot store the shape."""
+        if self.format is None:
+            return self.tensor.numel() * self.tensor.element_size()
+        rows, cols = self.shape
+        return resolve_format(self.format).nbytes(rows, cols)
+
+    def arranged(self, values: torch.Tensor) -> torch.Tensor:
+        """The model's values as they are stored; a view of them, or a copy."""
+        if self.conv is not None:
+            return self.conv.stored(values)
+        return values.t() if self.transposed else values
+
+    def entry(self) -> Entry:
+        text = format_text(parse_format(self.format)) if self.format is not None else ""
+        dtype = dtype_name(self.tensor.dtype)
+        return Entry(self.targets[0], text, dtype, self.shape, self.nbytes, self.arrangement)
+
 
 def insert_qdq(
-    exported: Exported, quant: QuantConfig | str | None = None, source: WeightSource | None = None
+    exported: Exported,
+    quant: QuantConfig | str | None = None,
+    source: WeightSource | None = None,
+    files: WeightFiles | None = None,
 ) -> Quantized:
     """Rewrites `exported` (taken over, not copied) by the recipe, with values from `source` (default: its own).
 
+    What is stored goes to `files`; by default to files without a name if the model is large or comes from files, else
+    to memory.  One tensor is in work at a time.
+
     Errors: RecipeError for a rule that matches nothing, FormatShapeError and FormatValueError naming the parameter,
-    WeightsError where the source lacks values, PromiseError if the recipe's promise is missed.
+    WeightsError where the source lacks values, PromiseError if the recipe's promise is missed, WorkdirError.
     """
-    recipe = QuantConfig.of(quant)
-    return _Rewriter(exported, recipe, source if source is not None else ModuleWeights()).run()
+    source = source if source is not None else ModuleWeights()
+    files = files if files is not None else _default_files(exported, source)
+    try:
+        return _Rewriter(exported, QuantConfig.of(quant), source, files).run()
+    finally:
+        files.abandon()
+
+
+def _default_files(exported: Exported, source: WeightSource) -> WeightFiles:
+    tensors = [t for t in exported.program.state_dict.values() if isinstance(t, torch.Tensor)]
+    large = sum(t.numel() * t.element_size() for t in tensors) > IN_MEMORY
+    return Unnamed() if source.valued and (source.streams or large) else InMemory()
 
 
 class _Rewriter:
-    def __init__(self, exported: Exported, recipe: QuantConfig, source: WeightSource) -> None:
-        self.exported, self.recipe, self.source = exported, recipe, source
-        self.exported, self.folded = fold_batch_norms(exported)
+    def __init__(self, exported: Exported, recipe: QuantConfig, source: WeightSource, files: WeightFiles) -> None:
+        self.recipe, self.source, self.files = recipe, source, files
+        exported.program.state_dict.update(source.bind(exported.program))
+        self.exported, self.folded = fold_batch_norms(exported, files.room)
         self.program = self.exported.program
         self.graph = self.program.graph
         self.state = dict(self.program.state_dict)
@@ -120,16 +181,24 @@ class _Rewriter:
         for weight in weights:
             _join_transposes(self.graph, weight)
             weight.kinds = _kinds(weight)
+        weights = [weight for weight in weights if not self._drop(weight)]
         eligible = [t for w in weights if w.kinds for t in w.targets]
         self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
         for weight in weights:
-            self._store(weight)
+            self._decide(weight)
+        ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe))
+        ledger.check_promise()  # before the work, which may take long
+        stored = [weight for weight in weights if self._is_stored(weight)]
+        self.files.begin([weight.entry() for weight in stored])
+        progress = Progress("packing weights", sum(w.tensor.numel() * w.tensor.element_size() for w in stored))
+        for weight in weights:
+            self._rewrite(weight)
+            progress.step(weight.tensor.numel() * weight.tensor.element_size() if self._is_stored(weight) else 0)
+        self.files.finish()
         self.graph.lint()
         self.program.graph_module.recompile()
-        ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe))
-        ledger.check_promise()
         exported = replace(self.exported, program=self._program())
-        return Quantized(exported, self.weights, ledger, self.source.valued)
+        return Quantized(exported, self.weights, ledger, self.source.valued, self.files)
 
     # --- what there is ---
 
@@ -143,7 +212,7 @@ class _Rewriter:
             assert spec.target is not None
             tensor = self.state.get(spec.target, self.constants.get(spec.target))
             assert isinstance(tensor, torch.Tensor)
-            key = _storage_key(tensor) if spec.kind == InputKind.PARAMETER else spec.target
+            key = storage_key(tensor) if spec.kind == InputKind.PARAMETER else spec.target
             weight = groups.setdefault(key, _Weight([], [], [], tensor))
             weight.targets.append(spec.target)
             weight.specs.append(spec)
@@ -152,35 +221,10 @@ class _Rewriter:
 
     # --- what becomes of it ---
 
-    def _store(self, weight: _Weight) -> None:
-        spec = weight.specs[0]
-        if not weight.users:
-            return self._drop(weight)
-        shape = tuple(weight.tensor.shape)
-        if weight.transposed:
-            self._transpose(weight)
-        if weight.conv is not None:
-            self._arrange(weight, weight.conv)
-        name, why = None, _why_kept(weight)
-        if weight.kinds:
-            kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
-            name, why = self._choose(weight, kind)
-        after = weight.tensor.numel() * weight.tensor.element_size()
-        if name is not None:
-            after = self._quantize(weight, name)
-        elif spec.kind == InputKind.PARAMETER:
-            self._keep(weight)
-        counts = spec.kind == InputKind.PARAMETER and weight.tensor.ndim >= 2
-        stored = format_text(parse_format(name)) if name is not None else ""
-        self._row(weight, shape, stored, why, after, counts)
-        return None
-
-    def _row(self, weight: _Weight, shape: tuple[int, ...], stored: str, why: str, after: int, counts: bool) -> None:
-        dtype = str(weight.tensor.dtype).removeprefix("torch.")
-        before = weight.tensor.numel() * weight.tensor.element_size()
-        self.rows.append(LedgerRow(tuple(weight.targets), shape, dtype, stored, why, before, after, counts))
-
-    def _drop(self, weight: _Weight) -> None:
+    def _drop(self, weight: _Weight) -> bool:
+        """Removes what the graph does not read."""
+        if weight.users:
+            return False
         for node, spec in zip(weight.nodes, weight.specs, strict=True):
             if any(spec.target == t for t in self.program.graph_signature.buffers_to_mutate.values()):
                 break
@@ -190,68 +234,99 @@ class _Rewriter:
             self.constants.pop(str(spec.target), None)
         into = self.folded.get(weight.targets[0])
         why = "not used by the graph" if into is None else f"folded into {into}"
-        self._row(weight, tuple(weight.tensor.shape), "", why, 0, False)
+        self._row(weight, why, 0, counts=False)
+        return True
+
+    def _decide(self, weight: _Weight) -> None:
+        """The format, from the recipe, and the ledger's row."""
+        why = _why_kept(weight)
+        if weight.kinds:
+            kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
+            weight.format, why = self._choose(weight, kind)
+        counts = weight.is_parameter and weight.tensor.ndim >= 2
+        with _naming(weight):
+            self._row(weight, why, weight.nbytes, counts=counts)
+
+    def _row(self, weight: _Weight, why: str, after: int, *, counts: bool) -> None:
+        tensor = weight.tensor
+        dtype, before = str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
+        stored = format_text(parse_format(weight.format)) if weight.format is not None else ""
+        shape = tuple(tensor.shape)
+        self.rows.append(LedgerRow(tuple(weight.targets), shape, dtype, stored, why, before, after, counts))
 
     def _choose(self, weight: _Weight, kind: Kind) -> tuple[str | None, str]:
         """The recipe's format; a convolution whose columns its blocks do not divide takes int8 per row."""
         name, why = self.recipe.choose(weight.targets, kind)
         if kind != "conv" or name is None or why:
             return name, why
+        rows, cols = weight.shape
         try:
-            resolve_format(name).nbytes(*weight.tensor.shape)
+            resolve_format(name).nbytes(rows, cols)
         except FormatShapeError:
-            return "int8", f"{format_text(parse_format(name))} does not divide its {weight.tensor.shape[1]} columns"
+            return "int8", f"{format_text(parse_format(name))} does not divide its {cols} columns"
         return name, why
 
-    def _arrange(self, weight: _Weight, conv: ConvWeight) -> None:
-        """Stores a convolution's weight as its kernels read it; the graph gets it back through views."""
-        weight.tensor = conv.stored(weight.tensor.detach())
-        for target in weight.targets:
-            self.state[target] = torch.nn.Parameter(weight.tensor, requires_grad=False)
-        restore(self.graph, conv, weight.nodes, weight.targets[0].rpartition(".")[0])
+    def _is_stored(self, weight: _Weight) -> bool:
+        """Whether bytes are made: of what is encoded, rearranged or read from files. The rest stays where it is."""
+        if not self.source.valued or not weight.is_parameter:
+            return False
+        return weight.format is not None or bool(weight.arrangement) or self.source.streams
+
+    def _rewrite(self, weight: _Weight) -> None:
+        """The graph reads the stored tensor, and the program's state holds it."""
+        if weight.transposed:
+            self._transpose(weight)
+        if weight.conv is not None:
+            restore(self.graph, weight.conv, weight.nodes, weight.targets[0].rpartition(".")[0])
+        if weight.format is not None:
+            self._quantize(weight)
+        elif weight.is_parameter:
+            self._keep(weight)
+        self.source.release(weight.targets)
 
     def _transpose(self, weight: _Weight) -> None:
         """(in, out) to (out, in), and `x @ W (+ b)` to `linear(x, W, b)`."""
-        weight.tensor = weight.tensor.detach().t().contiguous()
-        for target, node in zip(weight.targets, weight.nodes, strict=True):
-            self.state[target] = torch.nn.Parameter(weight.tensor, requires_grad=False)
+        for node in weight.nodes:
             node.meta["val"] = node.meta["val"].t().contiguous()
             for user in list(node.users):
                 _replace(self.graph, user, *_as_linear(user, node))
 
     def _keep(self, weight: _Weight) -> None:
-        """A parameter stays as it is; without values, the program holds a fake in its place."""
-        if self.source.valued:
-            if is_empty(weight.tensor):
-                self.source.read(weight.targets, weight.tensor)
+        """A parameter keeps its values, or has none."""
+        if self._is_stored(weight):
+            tensor = torch.from_numpy(self._stored(weight, self._copy)).view(weight.tensor.dtype).reshape(weight.shape)
+        elif self.source.valued:
+            self.source.read(weight.targets, weight.tensor)  # refuses a tensor without values
             return
-        for target, node in zip(weight.targets, weight.nodes, strict=True):
-            with node.meta["val"].fake_mode:
-                fake = torch.empty(weight.tensor.shape, dtype=weight.tensor.dtype)
-                self.state[target] = torch.nn.Parameter(fake, requires_grad=False)
+        else:
+            with weight.nodes[0].meta["val"].fake_mode:
+                tensor = torch.empty(weight.shape, dtype=weight.tensor.dtype)
+        for target in weight.targets:
+            self.state[target] = torch.nn.Parameter(tensor, requires_grad=False)
 
-    def _encode(self, weight: _Weight, fmt: Format) -> Bytes | NoBytes:
-        """The canonical bytes of a matrix, or their number."""
-        rows, cols = weight.tensor.shape
-        key = weight.targets[0]
-        try:
-            if not self.source.valued:
-                return NoBytes(fmt.nbytes(rows, cols))
-            return fmt.encode(self.source.read(weight.targets, weight.tensor)).data
-        except FormatShapeError as error:
-            module = key.rpartition(".")[0]
-            raise FormatShapeError(
-                f"parameter '{key}' ({rows} x {cols}): {error}. Choose another format for it: "
-                f"rules={{{module!r}: 'int8'}}, or keep it: rules={{{module!r}: None}}"
-            ) from error
-        except FormatValueError as error:
-            raise FormatValueError(f"parameter '{key}' ({rows} x {cols}): {error}") from error
+    def _stored(self, weight: _Weight, fill: Callable[[_Weight, Bytes], None]) -> Bytes:
+        return self.files.store(
+            weight.entry(),
+            lambda: self.source.identity(weight.targets, weight.tensor),
+            lambda out: fill(weight, out),
+        )
 
-    def _quantize(self, weight: _Weight, name: str) -> int:
+    def _copy(self, weight: _Weight, out: Bytes) -> None:
+        values = weight.arranged(self.source.read(weight.targets, weight.tensor))
+        torch.from_numpy(out).view(values.dtype).reshape(weight.shape).copy_(values)
+
+    def _encode(self, weight: _Weight, out: Bytes) -> None:
+        assert weight.format is not None
+        values = weight.arranged(self.source.read(weight.targets, weight.tensor))
+        with _naming(weight):
+            resolve_format(weight.format).encode(to_numpy(values), out=out, threads=default_threads())
+
+    def _quantize(self, weight: _Weight) -> None:
         """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""
-        ref, key = parse_format(name), weight.targets[0]
-        rows, cols = weight.tensor.shape
-        packed = self._encode(weight, resolve_format(name))
+        assert weight.format is not None
+        ref, key = parse_format(weight.format), weight.targets[0]
+        rows, cols = weight.shape
+        packed = self._stored(weight, self._encode) if self.source.valued else NoBytes(weight.nbytes)
         dtype = _FLOATS[weight.tensor.dtype]
         self.weights.add(StoredTensor(key, dtype, (rows, cols), packed, ref, "canonical", tuple(weight.targets)))
         first, value = weight.nodes[0], weight.nodes[0].meta["val"]
@@ -267,7 +342,6 @@ class _Rewriter:
         with value.fake_mode:
             first.meta["val"] = torch.empty(packed.nbytes, dtype=torch.uint8)
         self._repoint(weight, first.meta["val"] if isinstance(packed, NoBytes) else torch.from_numpy(packed))
-        return packed.nbytes
 
     def _repoint(self, weight: _Weight, packed: torch.Tensor) -> None:
         target = weight.targets[0] + PACKED
@@ -310,10 +384,27 @@ class _Rewriter:
         ]
 
 
+@contextlib.contextmanager
+def _naming(weight: _Weight) -> Iterator[None]:
+    """A format's errors name the parameter, and the way out."""
+    key, shape = weight.targets[0], " x ".join(map(str, weight.shape))
+    try:
+        yield
+    except FormatShapeError as error:
+        module = key.rpartition(".")[0]
+        raise FormatShapeError(
+            f"parameter '{key}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, or "
+            f"keep it: rules={{{module!r}: None}}"
+        ) from error
+    except FormatValueError as error:
+        raise FormatValueError(f"parameter '{key}' ({shape}): {error}") from error
+
+
 # --- uses of a weight ------------------------------------------------------------------------------------------------
 
 
-def _storage_key(tensor: torch.Tensor) -> Any:
+def storage_key(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are one: tied parameters."""
     storage = tensor.untyped_storage()
     place = storage._cdata if is_empty(tensor) else storage.data_ptr()  # a fake's storage has no address
     return (place, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -410,4 +501,4 @@ def _promise(recipe: QuantConfig) -> float | None:
     return recipe.promise_bits
 
 
-__all__ = ["Kind", "Quantized", "insert_qdq", "torch_ops"]
+__all__ = ["Kind", "Quantized", "insert_qdq", "storage_key", "torch_ops"]

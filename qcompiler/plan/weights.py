@@ -27,16 +27,17 @@ DTYPE_NAMES: dict[np.dtype, DType] = {v: k for k, v in NUMPY_DTYPES.items()}  # 
 
 
 class Lazy(Protocol):
-    """Bytes that are not held: `nbytes` of them come into being at each `read`."""
+    """Bytes that are not held: `nbytes` of them come into being when they are asked for, and each time."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
     def valued(self) -> bool:
-        """Whether `read` gives anything."""
+        """Whether `write` gives anything."""
 
-    def read(self) -> Bytes: ...
+    def write(self, out: Bytes) -> None:
+        """Puts the bytes into `out`, which is zeroed and has their number."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,27 @@ class NoBytes:
     nbytes: int
     valued: bool = field(default=False, init=False)
 
-    def read(self) -> Bytes:
+    def write(self, out: Bytes) -> None:
         raise WeightsError(NO_VALUES)
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """The bytes of a plain matrix with its rows and columns exchanged."""
+
+    tensor: StoredTensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+    @property
+    def valued(self) -> bool:
+        return self.tensor.valued
+
+    def write(self, out: Bytes) -> None:
+        values = self.tensor.array()
+        out.view(values.dtype).reshape(values.T.shape)[...] = values.T
 
 
 NO_VALUES = (
@@ -74,7 +94,18 @@ class StoredTensor:
     @property
     def data(self) -> Bytes:
         """The bytes. WeightsError if the program was compiled without values."""
-        return self.source if isinstance(self.source, np.ndarray) else self.source.read()
+        if isinstance(self.source, np.ndarray):
+            return self.source
+        made = np.zeros(self.nbytes, np.uint8)
+        self.source.write(made)
+        return made
+
+    def write(self, out: Bytes) -> None:
+        """Puts the bytes into `out`, which is zeroed and has their number."""
+        if isinstance(self.source, np.ndarray):
+            out[...] = self.source
+        else:
+            self.source.write(out)
 
     @property
     def nbytes(self) -> int:

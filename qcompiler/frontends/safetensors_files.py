@@ -1,0 +1,191 @@
+"""Tensors of safetensors files, mapped: a folder of shards, with or without an index, or one file.
+
+Nothing is read but headers until a tensor's bytes are touched, and then they are pages of the file, not of the heap.
+
+    8 bytes  n, little-endian      n bytes  JSON: {"name": {"dtype": "BF16", "shape": […], "data_offsets": [a, b]}, …}
+    then the data; offsets count from their beginning    (https://huggingface.co/docs/safetensors)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qcompiler.errors import WeightsError
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # fmt: skip
+MAX_HEADER = 100 << 20  # the format's own limit
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """One tensor: its name and place in a file. `start` counts bytes from the beginning of the file."""
+
+    file: ShardFile
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self) -> torch.Tensor:
+        """The values where the file is mapped; a private mapping, so that writing would not change the file."""
+        return self.file.view(self)
+
+    def identity(self) -> dict[str, Any]:
+        """What says that the bytes are those of another time: the file's name, size and change, and the place in it."""
+        status = self.file.status
+        return {
+            "file": self.file.path.name,
+            "size": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "name": self.name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shape": list(self.shape),
+            "start": self.start,
+        }
+
+    def release(self) -> None:
+        """Lets go of the pages that a view has touched; they are read again when they are touched again."""
+        self.file.release(self)
+
+
+class ShardFile:
+    """One file, mapped when first read. WeightsError if it is no safetensors file or ends before its data."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.status = os.fstat(file.fileno())
+                self.tensors = self._header(file.read(8), file.read)
+        except OSError as error:
+            raise WeightsError(f"cannot read the weights of {path}: {error}") from error
+        self._mapping: mmap.mmap | None = None
+
+    def _header(self, first: bytes, read: Any) -> dict[str, FileTensor]:
+        count = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+        if not 2 <= count <= min(MAX_HEADER, self.status.st_size - 8):
+            raise WeightsError(f"{self.path} is no safetensors file, or was cut off in its header")
+        try:
+            described = json.loads(read(count))
+            return {
+                name: self._tensor(name, facts, 8 + count)
+                for name, facts in described.items()
+                if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(f"the header of {self.path} is no safetensors header: {error}") from error
+
+    def _tensor(self, name: str, facts: Mapping[str, Any], data: int) -> FileTensor:
+        kind, shape, (start, end) = facts["dtype"], tuple(int(n) for n in facts["shape"]), facts["data_offsets"]
+        if kind not in DTYPES:
+            raise WeightsError(
+                f"'{name}' in {self.path} has the dtype {kind}; there are: {', '.join(DTYPES)}. Convert the checkpoint"
+            )
+        tensor = FileTensor(self, name, DTYPES[kind], shape, data + int(start))
+        if min((*shape, int(start))) < 0 or tensor.nbytes != int(end) - int(start):
+            raise WeightsError(f"'{name}' in {self.path} has offsets {start}…{end} for {kind} {list(shape)}")
+        if data + int(end) > self.status.st_size:
+            raise WeightsError(
+                f"{self.path} was cut off: '{name}' ends at byte {data + int(end)} of {self.status.st_size}; copy or "
+                "download the file again"
+            )
+        return tensor
+
+    def view(self, tensor: FileTensor) -> torch.Tensor:
+        if not tensor.nbytes:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        if self._mapping is None:
+            with self.path.open("rb") as file:
+                now = os.fstat(file.fileno())
+                if (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
+                    raise WeightsError(f"{self.path} has changed since its header was read")
+                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        raw = np.frombuffer(self._mapping, np.uint8, count=tensor.nbytes, offset=tensor.start)
+        if tensor.start % tensor.dtype.itemsize:  # old writers do not align
+            raw = raw.copy()
+        return torch.from_numpy(raw).view(tensor.dtype).reshape(tensor.shape)
+
+    def release(self, tensor: FileTensor) -> None:
+        if self._mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first = tensor.start // mmap.PAGESIZE * mmap.PAGESIZE
+        with contextlib.suppress(OSError):  # advice only
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, tensor.start + tensor.nbytes - first)
+
+
+def read_tensors(path: Path) -> dict[str, FileTensor]:
+    """All tensors of a file or folder by name.
+
+    In a folder the index (`model.safetensors.index.json`, or the only other `*.index.json`) says which file holds
+    what; without one, all `*.safetensors` count.  WeightsError if there are none, if a file is missing or damaged, or
+    if two hold one name.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise WeightsError(f"weights={str(path)!r}: there is no such file or folder")
+        return ShardFile(path).tensors
+    index = _index(path)
+    if index is not None:
+        return _indexed(path, index)
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"weights={str(path)!r}: the folder holds no *.safetensors")
+    found: dict[str, FileTensor] = {}
+    for file in files:
+        for name, tensor in ShardFile(file).tensors.items():
+            if name in found:
+                raise WeightsError(
+                    f"both {found[name].file.path.name} and {file.name} in {path} hold '{name}'; name the file to read"
+                )
+            found[name] = tensor
+    return found
+
+
+def _index(folder: Path) -> Path | None:
+    if (folder / INDEX).exists():
+        return folder / INDEX
+    others = sorted(folder.glob("*.safetensors.index.json"))
+    return others[0] if len(others) == 1 else None
+
+
+def _indexed(folder: Path, index: Path) -> dict[str, FileTensor]:
+    try:
+        places: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        names = sorted(set(places.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{index} is no index of shards: {error}") from error
+    missing = [name for name in names if Path(name).name != name or not (folder / name).exists()]
+    if missing:
+        raise WeightsError(f"{index} names files that are not there: {', '.join(missing)}")
+    files = {name: ShardFile(folder / name) for name in names}
+    absent = [name for name, place in places.items() if name not in files[place].tensors]
+    if absent:
+        raise WeightsError(
+            f"{index} names tensors that their files do not hold: {', '.join(absent[:10])}"
+            + (f" … ({len(absent)} in all)" if len(absent) > 10 else "")
+        )
+    return {name: files[place].tensors[name] for name, place in places.items()}
+
+
+__all__ = ["FileTensor", "ShardFile", "read_tensors"]
