@@ -41,7 +41,18 @@ _EXPORTS = {
 }
 _MODULES = ("errors", "formats")
 
-__all__ = ["Program", "QCompilerError", "QuantConfig", "Rule", "Shards", "empty_weights", "errors", "formats", "load", "qcompile"]
+__all__ = [
+    "Program",
+    "QCompilerError",
+    "QuantConfig",
+    "Rule",
+    "Shards",
+    "empty_weights",
+    "errors",
+    "formats",
+    "load",
+    "qcompile",
+]
 
 
 def __getattr__(name: str) -> Any:
