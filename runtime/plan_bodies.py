@@ -153,8 +153,12 @@ def _(body: AttentionKernel, operands: int) -> list[Role]:
         raise PlanError(f"an attention kernel has a window of {body.window} keys; it must be from 1 to 2**31 - 1")
     if body.softcap is not None and not 0 < body.softcap < math.inf:
         raise PlanError(f"an attention kernel has softcap {body.softcap}; it must be positive and finite")
+    if body.last and body.causal:
+        raise PlanError("an attention kernel is causal and has an operand `last`, which exclude each other")
     b, h, kv = body.batch, body.heads, body.kv_heads
     mask: list[Role] = [((b, h, body.q_len, body.kv_len), "r")] if body.mask != "none" else []
+    if body.last:
+        mask.append(((b, body.q_len), "r"))
     return [
         ((b, h, body.q_len, body.head_dim), "r"),
         ((b, kv, body.kv_len, body.head_dim), "r"),

@@ -12,7 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qcompiler.kernels.cpu import attention_decode
-from qcompiler.kernels.cpu.attention_operands import head_pointers, operand, operand_names, score_lines
+from qcompiler.kernels.cpu.attention_operands import (
+    check,
+    head_pointers,
+    number_of,
+    operand,
+    operand_names,
+    score_lines,
+    seen_keys,
+)
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec
@@ -93,6 +101,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     """Tasks are (batch, head, block of queries), the block running fastest."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
+    check(spec)
     if attention_decode.fits(body):
         return attention_decode.emit(spec, isa)
     geometry = _geometry(spec, isa)
@@ -173,8 +182,6 @@ def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
         if size:
             sections.append(f"float* const {name} = (float*)scratch + {offset};")
         offset += size
-    seen = "qc_min(kv_len, q0 + q_count)" if body.causal else "kv_len"
-    first = "0" if body.window is None else f"qc_max(0, q0 + 1 - {body.window})"
     return [
         *(pointer(o, i, name, "call->op") for i, (name, o) in enumerate(zip(names, spec.operands, strict=True))),
         f"const int64_t q_len = {c_dim(body.q_len)}, kv_len = {c_dim(body.kv_len)}, blocks = {blocks};",
@@ -186,8 +193,8 @@ def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
         *sections,
         f"for (int64_t i = 0; i < {geometry.query_block}; i++) top[i] = -INFINITY, total[i] = 0.0f;",
         f"memset(sums, 0, sizeof(float) * {geometry.query_block * geometry.value_columns});",
-        f"const int64_t seen = {seen};  // the end of the keys that some query of this task sees",
-        f"for (int64_t k0 = {first}; k0 < seen; k0 += {geometry.key_block}) {{",
+        *seen_keys(spec, "q0", "q_count"),
+        f"for (int64_t k0 = first; k0 < seen; k0 += {geometry.key_block}) {{",
         *indent(_key_block(spec, geometry)),
         "}",
         *_finish(spec, geometry),
@@ -208,7 +215,7 @@ def _key_block(spec: KernelSpec, geometry: Geometry) -> list[str]:
     tile_lines = [
         f"const int64_t live = qc_min({tile.rows}, q_count - i);",
         f"qc_pack_queries(q_head + (q0 + i) * {stride_q}, {stride_q}, live, {tile.rows}, {body.head_dim}, queries);",
-        *_visible(geometry),
+        *_visible(spec, geometry),
         f"for (int64_t j = 0; j < visible; j += {tile.width})",
         f"    qk_{spec.name}_scores(queries, keys + j * {body.head_dim}, scores + j);",
         f"for (int64_t r = 0; r < {tile.rows}; r++) {{",
@@ -219,7 +226,15 @@ def _key_block(spec: KernelSpec, geometry: Geometry) -> list[str]:
     return [*lines, f"for (int64_t i = 0; i < q_count; i += {tile.rows}) {{", *indent(tile_lines), "}"]
 
 
-def _visible(geometry: Geometry) -> list[str]:
+def _visible(spec: KernelSpec, geometry: Geometry) -> list[str]:
+    """How many keys of this block, from its first, some query of the tile sees."""
+    if geometry.body.last:
+        return [
+            "int64_t visible = 0;",
+            f"for (int64_t r = 0; r < live; r++) visible = qc_max(visible, {number_of(spec, 'q0 + i + r')} + 1 - k0);",
+            "visible = qc_min(count, visible);",
+            "if (visible <= 0) continue;",
+        ]
     if not geometry.body.causal:
         return ["const int64_t visible = count;"]
     return [
@@ -231,7 +246,9 @@ def _visible(geometry: Geometry) -> list[str]:
 def _softmax_row(spec: KernelSpec, geometry: Geometry) -> list[str]:
     """Scores to weights for row `r`, its running maximum and sum, and its earlier sums rescaled."""
     columns = geometry.value_columns
-    limit = "qc_max(0, qc_min(visible, q0 + i + r + 1 - k0))" if geometry.body.causal else "visible"
+    bounded = geometry.body.causal or geometry.body.last
+    number = number_of(spec, "qc_min(q0 + i + r, q_len - 1)" if geometry.body.last else "q0 + i + r")
+    limit = f"qc_max(0, qc_min(visible, {number} + 1 - k0))" if bounded else "visible"
     lines = [
         f"float* const row = scores + r * {geometry.key_block};",
         f"const int64_t limit = {limit};",
@@ -261,7 +278,7 @@ def _softmax_row(spec: KernelSpec, geometry: Geometry) -> list[str]:
         "top[i + r] = now;",
         "total[i + r] += vsum(sum);",
     ]
-    if not geometry.body.causal:
+    if not bounded:
         lines.remove(f"for (; j < visible; j += {LANES}) vstore(row + j, vzero());")
     return lines
 

@@ -6,7 +6,14 @@ the cache once.  Keys go by in blocks of `BLOCK`: a dot product per key, then th
 
 from __future__ import annotations
 
-from qcompiler.kernels.cpu.attention_operands import head_pointers, operand, operand_names, score_lines
+from qcompiler.kernels.cpu.attention_operands import (
+    check,
+    head_pointers,
+    operand,
+    operand_names,
+    score_lines,
+    seen_keys,
+)
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec
@@ -34,6 +41,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 def emit(spec: KernelSpec, isa: str) -> str:
     body = spec.body
     assert isinstance(body, AttentionKernel)
+    check(spec)
     head = header_comment(spec, f"one query: keys read in place, {BLOCK} at a time, once for each group of query heads")
     launch = [
         f"qc_run(ctx, op, sym, {c_dim(body.batch)} * {body.kv_heads}, qk_{spec.name}_task);",
@@ -44,7 +52,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
 def _task(spec: KernelSpec, body: AttentionKernel) -> list[str]:
     names, group, columns = operand_names(spec), body.heads // body.kv_heads, _columns(body)
     stride_k, stride_v = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v"))
-    kv_len = f"qc_min(1, {c_dim(body.kv_len)})" if body.causal else c_dim(body.kv_len)  # query 0 sees key 0 only
     per_head = [
         f"const int64_t h = kv_h * {group} + g;",
         *head_pointers(spec, ("q", "mask")),
@@ -74,7 +81,8 @@ def _task(spec: KernelSpec, body: AttentionKernel) -> list[str]:
     ]
     return [
         *(pointer(o, i, name, "call->op") for i, (name, o) in enumerate(zip(names, spec.operands, strict=True))),
-        f"const int64_t b = task / {body.kv_heads}, kv_h = task % {body.kv_heads}, kv_len = {kv_len};",
+        f"const int64_t b = task / {body.kv_heads}, kv_h = task % {body.kv_heads}, kv_len = {c_dim(body.kv_len)};",
+        *seen_keys(spec, "0", "1"),
         *head_pointers(spec, ("k", "v")),
         "float* const scores = (float*)scratch;",
         f"float* const sums = scores + {BLOCK};",
@@ -82,8 +90,8 @@ def _task(spec: KernelSpec, body: AttentionKernel) -> list[str]:
         f"float* const total = top + {group};",
         f"memset(sums, 0, sizeof(float) * {group * columns});",
         f"for (int64_t g = 0; g < {group}; g++) top[g] = -INFINITY, total[g] = 0.0f;",
-        f"for (int64_t k0 = 0; k0 < kv_len; k0 += {BLOCK}) {{",
-        f"    const int64_t count = qc_min({BLOCK}, kv_len - k0);",
+        f"for (int64_t k0 = first; k0 < seen; k0 += {BLOCK}) {{",
+        f"    const int64_t count = qc_min({BLOCK}, seen - k0);",
         f"    for (int64_t g = 0; g < {group}; g++) {{",
         *indent(per_head, 2),
         "    }",

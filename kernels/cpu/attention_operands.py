@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.scalar import float_literal
-from qcompiler.kernels.text import c_dim
+from qcompiler.kernels.text import c_dim, indent
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
 
 
@@ -12,7 +13,7 @@ def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
     lines = []
     for i, operand in enumerate(spec.operands):
         name = operand_names(spec)[i]
-        if name not in names:
+        if name not in names or name == "last":  # which has no heads
             continue
         head = "kv_h" if name in ("k", "v") else "h"
         stride_b, stride_h = (c_dim(s) for s in operand.strides[:2])
@@ -21,12 +22,52 @@ def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
 
 
 def operand_names(spec: KernelSpec) -> tuple[str, ...]:
-    """q, k, v, [mask], out."""
-    return ("q", "k", "v", "mask", "out") if len(spec.operands) == 5 else ("q", "k", "v", "out")
+    """q, k, v, [mask], [last], out."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    return ("q", "k", "v", *(("mask",) if body.mask != "none" else ()), *(("last",) if body.last else ()), "out")
 
 
 def operand(spec: KernelSpec, name: str) -> Operand:
     return spec.operands[operand_names(spec).index(name)]
+
+
+def check(spec: KernelSpec) -> None:
+    """KernelSelectionError unless `last` holds integers."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    if body.last and (dtype := operand(spec, "last").dtype) not in ("i64", "i32"):
+        raise KernelSelectionError(f"kernel '{spec.name}': the operand 'last' is {dtype}; attention takes i64 or i32")
+
+
+def number_of(spec: KernelSpec, query: str) -> str:
+    """The number by which query `query` of batch `b` counts among the keys: its own, or what `last` says."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    if not body.last:
+        return query
+    stride_b, stride_q = (c_dim(s) for s in operand(spec, "last").strides)
+    return f"(int64_t)last[b * {stride_b} + ({query}) * {stride_q}]"
+
+
+def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:
+    """`first` and `seen`: queries `start` to `start + count - 1` see no keys but [first, seen)."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    if not body.last:
+        first = "0" if body.window is None else f"qc_max(0, {start} + 1 - {body.window})"
+        seen = f"qc_min(kv_len, {start} + {count})" if body.causal else "kv_len"
+        return [f"const int64_t first = {first}, seen = {seen};"]
+    lines = [f"const int64_t number = {number_of(spec, f'{start} + each')};"]
+    if body.window is not None:
+        lines.append(f"first = qc_min(first, qc_max(0, number + 1 - {body.window}));")
+    lines.append("seen = qc_max(seen, qc_min(kv_len, number + 1));")
+    return [
+        f"int64_t first = {'0' if body.window is None else 'kv_len'}, seen = 0;",
+        f"for (int64_t each = 0; each < {count}; each++) {{",
+        *indent(lines),
+        "}",
+    ]
 
 
 def score_lines(spec: KernelSpec, address: str, query: str, key: str) -> list[str]:
@@ -37,9 +78,9 @@ def score_lines(spec: KernelSpec, address: str, query: str, key: str) -> list[st
     if body.softcap is not None:
         cap = f"vset({float_literal(body.softcap, 'f32')})"
         lines.append(f"s = {cap} * vtanh(s / {cap});")
-    if body.window is not None:  # the lanes whose key is too far back
-        lines.append(f"s = vsel(vfirst((int)qc_max(0, qc_min(16, {query} + 1 - {body.window} - ({key})))), "
-                     "vset(-INFINITY), s);")
+    if body.window is not None:
+        far = f"{number_of(spec, query)} + 1 - {body.window} - ({key})"  # lanes whose key is too far back
+        lines.append(f"s = vsel(vfirst((int)qc_max(0, qc_min(16, {far}))), vset(-INFINITY), s);")
     if body.mask == "none":
         return lines
     mask = operand(spec, "mask")

@@ -20,11 +20,12 @@ from qcompiler.kernels.cuda.attention_operands import (
     body_of,
     capped,
     check,
-    first_key,
     head_pointers,
     hidden,
     masked,
+    number_of,
     roles,
+    seen_keys,
     stride,
 )
 from qcompiler.kernels.cuda.emit import arch_number, signature
@@ -120,7 +121,7 @@ def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:
         *memory.declarations(),
         *_place(spec, tile),
         *_stage_queries(spec, tile, when=tile.pieces == 1),
-        f"for (int64_t k0 = {first_key(spec, 'q0', tile.keys)}; k0 < seen; k0 += {tile.keys}) {{",
+        f"for (int64_t k0 = first_key; k0 < seen; k0 += {tile.keys}) {{",
         *indent(_keys(spec, tile)),
         "}",
         *_finish(spec, tile),
@@ -132,7 +133,6 @@ def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:
 def _place(spec: KernelSpec, tile: Tile) -> list[str]:
     """Which queries and head this block and thread serve; causal blocks with the most keys go first."""
     body = body_of(spec)
-    limit = f"qc_min({c_dim(body.kv_len)}, q0 + q_count)" if body.causal else c_dim(body.kv_len)
     return [
         f"const int lane = (int)threadIdx.x % {_LANES}, first = (int)threadIdx.x / {_LANES} * 4;  // of its 4 queries",
         f"const int64_t q_len = {c_dim(body.q_len)}, blocks = (q_len + {tile.queries - 1}) / {tile.queries};",
@@ -144,7 +144,7 @@ def _place(spec: KernelSpec, tile: Tile) -> list[str]:
         f"const int64_t h = rest % {body.heads}, b = rest / {body.heads}, kv_h = h / {body.heads // body.kv_heads};",
         *head_pointers(spec, roles(spec)),
         f"const int q_count = (int)qc_min({tile.queries}, q_len - q0);",
-        f"const int64_t seen = {limit};  // keys that some query of this block sees",
+        *seen_keys(spec, "q0", "q_count", tile.keys),
         "float top[4], total[4];",
         f"float sum[4][{tile.value_groups}][4];",
         "#pragma unroll",
@@ -214,10 +214,11 @@ def _softmax(spec: KernelSpec, tile: Tile) -> list[str]:
     """Scores of query `r` to weights, and its earlier sums faded to the new maximum."""
     body, columns = tile.body, tile.keys // _LANES
     rule = masked(spec, "qc_min(i, q_len - 1)", "j")
-    unseen = hidden(spec, "i", "j", "j >= seen")
+    unseen = hidden(spec, "number" if body.last else "i", "j", "j >= seen")
     score = f"score[r][c] * {float_literal(body.scale, 'f32')}"
     return [
         "const int64_t i = q0 + first + r;",
+        *([f"const int64_t number = {number_of(spec, 'qc_min(i, q_len - 1)')};"] if body.last else []),
         "float best = top[r];",
         "#pragma unroll",
         f"for (int c = 0; c < {columns}; c++) {{",

@@ -10,11 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qcompiler.kernels.cuda.attention_operands import body_of, capped, head_pointers, hidden, masked, operand, stride
+from qcompiler.kernels.cuda.attention_operands import (
+    body_of,
+    capped,
+    head_pointers,
+    hidden,
+    masked,
+    number_of,
+    operand,
+    seen_keys,
+    stride,
+)
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.scalar import float_literal
-from qcompiler.kernels.text import c_dim, header_comment, indent
+from qcompiler.kernels.text import header_comment, indent
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import ITEMSIZE, AttentionKernel, KernelSpec
 
@@ -109,7 +119,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         *memory.declarations(),
         *_place(spec, share),
         *_stage_queries(spec, share),
-        f"for (int64_t k0 = {_STRIP} * warp; k0 < seen; k0 += {_STRIP * share.warps}) {{",
+        f"for (int64_t k0 = first_key + {_STRIP} * warp; k0 < seen; k0 += {_STRIP * share.warps}) {{",
         *indent([*_scores(spec, share), *_softmax(spec, share), *_values(spec, share)]),
         "}",
         *_publish(share),
@@ -124,12 +134,11 @@ def _place(spec: KernelSpec, share: Share) -> list[str]:
     body = body_of(spec)
     rest = "blockIdx.x" if share.row_blocks == 1 else f"blockIdx.x / {share.row_blocks}"
     first = "0" if share.row_blocks == 1 else f"(int)(blockIdx.x % {share.row_blocks}) * {share.rows}"
-    seen = f"qc_min({body.q_len}, {c_dim(body.kv_len)})" if body.causal else c_dim(body.kv_len)
     return [
         "const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;",
         f"const int64_t b = ({rest}) / {body.kv_heads}, kv_h = ({rest}) % {body.kv_heads};",
         f"const int first_row = {first};",
-        f"const int64_t seen = {seen};",
+        *seen_keys(spec, "0", str(body.q_len), _STRIP),
         *head_pointers(spec, ("k", "v")),
         f"const bool k_aligned = qc_rows_aligned(k_head, {stride(spec, 'k')});",
         f"const bool v_aligned = qc_rows_aligned(v_head, {stride(spec, 'v')});",
@@ -229,13 +238,15 @@ def _scores(spec: KernelSpec, share: Share) -> list[str]:
 def _softmax(spec: KernelSpec, share: Share) -> list[str]:
     """One lane per key: scores to weights in place, sums faded to the new maximum."""
     body = body_of(spec)
-    needs_row = body.causal or body.window is not None or body.mask != "none"
-    unseen = hidden(spec, "i", "k0 + lane", "lane >= count")
+    reads_row = body.causal or body.last or body.window is not None
+    needs_row = reads_row or body.mask != "none"
+    unseen = hidden(spec, "number" if body.last else "i", "k0 + lane", "lane >= count")
     score = f"mine[r * {_STRIP} + lane] * {float_literal(body.scale, 'f32')}"
     rule = masked(spec, "i", "(k0 + lane)")
     lines = [
         *(_row(spec, share, "r") if needs_row else []),
         *(head_pointers(spec, ("mask",)) if rule else []),
+        *([f"const int64_t number = {number_of(spec, 'i')};"] if body.last else []),
         "float s = -INFINITY;",
         f"if (!({unseen})) {{",
         f"    s = {capped(spec, score)};",
@@ -253,7 +264,6 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
         f"    for (int e = 0; e < {share.v_width}; e++) sum[r][g][e] *= fade;",
         "}",
     ]
-    reads_row = body.causal or body.window is not None
     if reads_row and body.mask == "none" and body.q_len == 1:
         lines[0] = "const int64_t i = 0;"
     elif needs_row and not rule:

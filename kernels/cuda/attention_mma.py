@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from qcompiler.kernels.cuda.attention_operands import (
     body_of,
     capped,
-    first_key,
     head_pointers,
     hidden,
     masked,
+    number_of,
     operand,
     roles,
+    seen_keys,
     stride,
 )
 from qcompiler.kernels.cuda.emit import signature
@@ -102,7 +103,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     lines = [
         *memory.declarations(),
         *_place(spec, tile),
-        f"for (int64_t k0 = {first_key(spec, 'q0', _KEYS)}; k0 < seen; k0 += {_KEYS}) {{",
+        f"for (int64_t k0 = first_key; k0 < seen; k0 += {_KEYS}) {{",
         *indent(_keys(spec, tile)),
         "}",
         *_finish(spec, tile),
@@ -126,8 +127,8 @@ def _stage(spec: KernelSpec, tile: Tile, role: str, start: str) -> list[str]:
 
 def _place(spec: KernelSpec, tile: Tile) -> list[str]:
     body = tile.body
-    seen = f"qc_min({c_dim(body.kv_len)}, q0 + {tile.queries})" if body.causal else c_dim(body.kv_len)
-    steps, start = body.head_dim // 16, first_key(spec, "q0", _KEYS)
+    steps = body.head_dim // 16
+    count = f"qc_min({tile.queries}, q_len - q0)" if body.last else str(tile.queries)
     return [
         "const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;",
         f"const int64_t q_len = {c_dim(body.q_len)}, blocks = (q_len + {tile.queries - 1}) / {tile.queries};",
@@ -136,15 +137,16 @@ def _place(spec: KernelSpec, tile: Tile) -> list[str]:
         "rest /= blocks;",
         f"const int64_t h = rest % {body.heads}, b = rest / {body.heads}, kv_h = h / {body.heads // body.kv_heads};",
         *head_pointers(spec, roles(spec)),
-        f"const int64_t seen = {seen};  // keys that some query of this block sees",
+        *seen_keys(spec, "q0", count, _KEYS),
+        *_numbers(spec),
         f"const bool k_aligned = qc_rows_aligned(k_head, {stride(spec, 'k')});",
         f"const bool v_aligned = qc_rows_aligned(v_head, {stride(spec, 'v')});",
         f"uint32_t queries[{steps}][4];",
         f"qc_load_fragments(queries, q_head + first * {stride(spec, 'q')}, {stride(spec, 'q')}, q_len - first, lane);",
         "float top[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of queries first + lane / 4 and that + 8",
         f"float sum[{body.value_dim // 8}][4] = {{}};",
-        *(["if (seen > 0) {"] if body.window is None else [f"const int64_t start = {start};", "if (start < seen) {"]),
-        *indent(_stage(spec, tile, "k", "0" if body.window is None else "start")),
+        "if (first_key < seen) {",
+        *indent(_stage(spec, tile, "k", "first_key")),
         "}",
     ]
 
@@ -181,9 +183,9 @@ def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
     body = tile.body
     scaled = _scaled(spec)
     rule = masked(spec, "qc_min(i, q_len - 1)", "j")
-    unseen = hidden(spec, "i", "j", "j >= seen")
+    unseen = hidden(spec, "number[e / 2]" if body.last else "i", "j", "j >= seen")
     number = "const int64_t i = first + lane / 4 + e / 2 * 8, j = k0 + 8 * n + lane % 4 * 2 + e % 2;"
-    if not body.causal and body.window is None and not rule:
+    if not rule and (body.last or not (body.causal or body.window is not None)):
         number = "const int64_t j = k0 + 8 * n + lane % 4 * 2 + e % 2;"
     if rule:
         lines = [
@@ -199,12 +201,23 @@ def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
         return _fragments(lines)
     limit = "qc_min(seen, first + 1)" if body.causal else "seen"
     behind = "" if body.window is None else f" || k0 <= first + 15 - {body.window}"
+    if body.last:  # by thread: nothing collective happens in there
+        limit = "qc_min(seen, qc_min(number[0], number[1]) + 1)"
+        behind = "" if body.window is None else f" || k0 <= qc_max(number[0], number[1]) - {body.window}"
     return [
         *_fragments([f"score[n][e] = {scaled};"]),
         f"if (k0 + {_KEYS} > {limit}{behind}) {{",
         *indent(_fragments([number, f"if ({unseen}) score[n][e] = -INFINITY;"])),
         "}",
     ]
+
+
+def _numbers(spec: KernelSpec) -> list[str]:
+    """The numbers by which the two queries of a thread count; a query past the end repeats the last one."""
+    if not body_of(spec).last:
+        return []
+    numbers = (number_of(spec, f"qc_min(first + lane / 4 + {rows}, q_len - 1)") for rows in (0, 8))
+    return [f"const int64_t number[2] = {{{', '.join(numbers)}}};"]
 
 
 def _scaled(spec: KernelSpec) -> str:

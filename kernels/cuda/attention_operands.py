@@ -18,8 +18,9 @@ def body_of(spec: KernelSpec) -> AttentionKernel:
 
 
 def roles(spec: KernelSpec) -> tuple[str, ...]:
-    """q, k, v, [mask], out: the names by place."""
-    return ("q", "k", "v", "out") if body_of(spec).mask == "none" else ("q", "k", "v", "mask", "out")
+    """q, k, v, [mask], [last], out: the names by place."""
+    body = body_of(spec)
+    return ("q", "k", "v", *(("mask",) if body.mask != "none" else ()), *(("last",) if body.last else ()), "out")
 
 
 def operand(spec: KernelSpec, role: str) -> Operand:
@@ -33,12 +34,13 @@ def check(spec: KernelSpec) -> None:
         raise KernelSelectionError(f"kernel '{spec.name}': attention has the operands {', '.join(wanted)}")
     for role, each in zip(wanted, spec.operands, strict=True):
         types = ("i1",) if role == "mask" and body_of(spec).mask == "bool" else _FLOATS
+        types = ("i64", "i32") if role == "last" else types
         if each.dtype not in types or each.format is not None:
             raise KernelSelectionError(
                 f"kernel '{spec.name}': operand '{each.name}' ({role}) is {each.format or each.dtype}; "
                 f"attention takes plain {', '.join(types)}"
             )
-        if role != "mask" and each.strides[3] != 1:
+        if role not in ("mask", "last") and each.strides[3] != 1:
             raise KernelSelectionError(
                 f"kernel '{spec.name}': operand '{each.name}' ({role}) needs unit stride in its last dim, "
                 f"it has {each.strides[3]}"
@@ -54,6 +56,8 @@ def head_pointers(spec: KernelSpec, wanted: Sequence[str], head: str = "h", pref
     """`<role>_head`: where head `head` (for k and v: `kv_h`) of batch `b` begins."""
     lines = []
     for role in wanted:
+        if role == "last":  # which has no heads
+            continue
         each = operand(spec, role)
         at = "kv_h" if role in ("k", "v") else head
         terms = [
@@ -72,17 +76,42 @@ def capped(spec: KernelSpec, score: str) -> str:
     return f"{literal} * tanhf(({score}) / {literal})"
 
 
-def first_key(spec: KernelSpec, query: str, tile: int) -> str:
-    """Where the keys that query number `query` and later ones see begin, as a multiple of `tile`."""
-    window = body_of(spec).window
-    return "0" if window is None else f"qc_max(0, {query} + 1 - {window}) / {tile} * {tile}"
+def number_of(spec: KernelSpec, query: str) -> str:
+    """The number by which query `query` of batch `b` counts among the keys: its own, or what `last` says."""
+    if not body_of(spec).last:
+        return query
+    each = operand(spec, "last")
+    terms = [f"{index} * {c_dim(step)}" for index, step in zip(("b", f"({query})"), each.strides, strict=True) if step]
+    return f"(int64_t){identifier(each.name)}[{' + '.join(terms) or '0'}]"
+
+
+def seen_keys(spec: KernelSpec, start: str, count: str, tile: int) -> list[str]:
+    """`first_key` (a multiple of `tile`) and `seen`: queries `start` to `start + count - 1` see no keys but
+    [first_key, seen)."""
+    body = body_of(spec)
+    kv_len = c_dim(body.kv_len)
+    if not body.last:
+        first = "0" if body.window is None else f"qc_max(0, {start} + 1 - {body.window}) / {tile} * {tile}"
+        seen = f"qc_min({kv_len}, {start} + {count})" if body.causal else kv_len
+        return [f"const int64_t first_key = {first}, seen = {seen};"]
+    lines = [f"const int64_t number = {number_of(spec, f'{start} + each')};"]
+    if body.window is not None:
+        lines.append(f"first_key = qc_min(first_key, qc_max(0, number + 1 - {body.window}) / {tile} * {tile});")
+    lines.append(f"seen = qc_max(seen, qc_min({kv_len}, number + 1));")
+    return [
+        f"int64_t first_key = {'0' if body.window is None else kv_len}, seen = 0;",
+        f"for (int64_t each = 0; each < {count}; each++) {{",
+        *("    " + line for line in lines),
+        "}",
+    ]
 
 
 def hidden(spec: KernelSpec, query: str, key: str, beyond: str) -> str:
-    """The condition under which a query does not see a key, masks aside; `beyond`: the key is past the last one."""
+    """The condition under which a query that counts as number `query` does not see a key, masks aside; `beyond`: the
+    key is past the last one."""
     body = body_of(spec)
     terms = [beyond]
-    if body.causal:
+    if body.causal or body.last:
         terms.append(f"{key} > {query}")
     if body.window is not None:
         terms.append(f"{key} <= {query} - {body.window}")

@@ -184,11 +184,13 @@ def _attention(op: Operation, places: Places) -> Draft:
     if op.mask is not None:
         view, full = places.view(op.mask), (*shape_of(op.q.type)[:3], shape_of(op.k.type)[2])
         mask = result.add("mask", "r", views.spread(view, full))
+    last = None
+    if op.last is not None:
+        rows = (shape_of(op.q.type)[0], shape_of(op.q.type)[2])
+        last = result.add("last", "r", views.spread(places.view(op.last), rows))
     out = places.result(op.result, shape_of(op.result.type))
     result.add("out", "w", out)
-    made = qc.AttentionOp(q, k, v, mask, tensor(out.shape, out.dtype), scale=op.scale.value.data)
-    made.properties.update(op.properties)
-    result.body.add_op(made)
+    result.body.add_op(op.rebuilt(q, k, v, mask, last, tensor(out.shape, out.dtype)))
     return result
 
 

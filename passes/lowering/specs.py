@@ -116,6 +116,7 @@ def _attention(op: Operation, operands: Operands, serves: str) -> KernelBody:
         mask="none" if not masks else "bool" if masks[0] == "i1" else "float",
         window=op.keys_back,
         softcap=op.cap,
+        last=op.last is not None,
     )
 
 

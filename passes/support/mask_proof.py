@@ -18,7 +18,8 @@ Linear = tuple[int, int, int]
 
 CAUSAL: Linear = (-1, 1, 0)
 QUERY, KEY = 2, 3  # dims of a (B, H, S, T) mask
-_SLT, _SLE, _SGT, _SGE = 2, 3, 4, 5  # arith.cmpi's numbers
+PREDICATES = {2: (1, False), 3: (0, False), 4: (1, True), 5: (0, True)}
+"""arith.cmpi's numbers of slt, sle, sgt, sge: whether it is strict (1) or not (0), and whether operands are turned."""
 DROPS = -1e30  # a score plus this is gone beside any kept score
 
 
@@ -52,19 +53,20 @@ def _of(node: Node, tracer: Tracer) -> set[Linear] | None:
 
 
 def _comparison(node: Node, tracer: Tracer) -> set[Linear] | None:
-    left, right = _linear(node.args[0], tracer), _linear(node.args[1], tracer)
+    left, right = linear(node.args[0], tracer), linear(node.args[1], tracer)
     if left is None or right is None:
         return None
-    if node.predicate in (_SGT, _SGE):
-        left, right = right, left
-    elif node.predicate not in (_SLT, _SLE):
+    if node.predicate not in PREDICATES:
         return None
-    strict = int(node.predicate in (_SLT, _SGT))
+    strict, turned = PREDICATES[node.predicate]
+    if turned:
+        left, right = right, left
     a, b, c = (x - y for x, y in zip(left, right, strict=True))
     return {(a, b, c + strict)}
 
 
-def _linear(node: Node, tracer: Tracer) -> Linear | None:
+def linear(node: Node, tracer: Tracer) -> Linear | None:
+    """A number as a*i + b*j + c; None if it is made of anything else."""
     found = tracer.head(node)
     match found.op:
         case "constant":
@@ -72,9 +74,9 @@ def _linear(node: Node, tracer: Tracer) -> Linear | None:
         case "index":
             return _affine(found.index[0])
         case "arith.index_cast":
-            return _linear(found.args[0], tracer)
+            return linear(found.args[0], tracer)
         case "arith.addi" | "arith.subi":
-            left, right = _linear(found.args[0], tracer), _linear(found.args[1], tracer)
+            left, right = linear(found.args[0], tracer), linear(found.args[1], tracer)
             sign = 1 if found.op == "arith.addi" else -1
             return _sum(left, right, sign)
         case _:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from xdsl.dialects import arith, func
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, ModuleOp, UnitAttr, i32, i64
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Region, SSAValue
 
@@ -25,6 +25,7 @@ from qcompiler.ir.types import shape_of
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.cones import ConeBuilder
 from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.mask_bounds import Bound, BoundReader
 from qcompiler.passes.support.mask_proof import CAUSAL, DROPS, Linear, constraints
 from qcompiler.passes.support.trace import Tracer
 from qcompiler.plan.dims import Dim, Range, dim
@@ -105,6 +106,7 @@ class MaskReader:
         self._context = context
         self._tracer = Tracer(context)
         self._bands: dict[SSAValue, Band | None] = {}
+        self.bounds = BoundReader(self._tracer, lambda value: evaluate_at_maximum(value, self._ranges, context))
 
     def band(self, mask: SSAValue) -> Band | None:
         """What a rank-4 mask operand keeps; None where that is no band, or depends on inputs."""
@@ -130,16 +132,42 @@ class MaskReader:
 
 
 def simplify_mask(op: qc.AttentionOp, reader: MaskReader, context: QCContext, stage: str) -> bool:
-    """Drops a mask that keeps everything; replaces a band, alone or in a conjunction, by `causal` and `window`."""
+    """Drops a mask that keeps everything; replaces a band, alone or in a conjunction, by `causal` and `window`, and one
+    whose limits are data by the operand `last`."""
     if op.mask is None:
         return False
-    band = reader.band(op.mask)
+    band = _band(op, op.mask, reader)
     if band is None:
-        return _split_conjunction(op, reader, context, stage)
+        bound = reader.bounds.bound(op.mask, op)
+        if bound is None:
+            return _split_conjunction(op, reader, context, stage)
+        _set_bound(op, bound, None, reader, context, stage)
+        return True
     _set_mask(op, None)
     _restrict(op, band)
     context.report.add(stage, path_of(op), f"the mask {_effect(band)}", f"it {band}")
     return True
+
+
+def _band(op: qc.AttentionOp, mask: SSAValue, reader: MaskReader) -> Band | None:
+    """The band that a mask is; where `last` numbers the queries, none but the one that keeps everything."""
+    band = reader.band(mask)
+    return band if op.last is None or band == Band() else None
+
+
+def _set_bound(
+    op: qc.AttentionOp, bound: Bound, rest: SSAValue | None, reader: MaskReader, context: QCContext, stage: str
+) -> None:
+    """Replaces the mask, or a part of it (`rest` remains), by `last` and `window`."""
+    last = op.last if bound.last is None else reader.bounds.last(bound.last, op)
+    _restrict(op, Band(bound.causal, bound.window))
+    _set_mask(op, rest, last)
+    flags = (["the operand `last`"] if bound.last is not None else []) + (
+        ["the flag `window`"] if bound.window is not None else []
+    )
+    subject = "the mask becomes" if rest is None else "a part of the mask becomes"
+    why = "it keeps keys up to a number that is data" if bound.last is not None else "it ends where `last` says"
+    context.report.add(stage, path_of(op), f"{subject} {' and '.join(flags)}", why)
 
 
 def _restrict(op: qc.AttentionOp, band: Band) -> None:
@@ -165,8 +193,14 @@ def _split_conjunction(op: qc.AttentionOp, reader: MaskReader, context: QCContex
     for (value, index), (other, other_index) in (inputs, reversed(inputs)):
         part = _as_mask(op, conjunction, value, index)
         rest = _as_mask(op, conjunction, other, other_index)
-        band = reader.band(part) if part is not None and rest is not None else None
-        if band is None or rest is None:
+        if part is None or rest is None:
+            continue
+        band = _band(op, part, reader)
+        bound = reader.bounds.bound(part, op) if band is None else None
+        if bound is not None:
+            _set_bound(op, bound, rest, reader, context, stage)
+            return True
+        if band is None:
             continue
         _set_mask(op, rest)
         _restrict(op, band)
@@ -195,9 +229,11 @@ def _as_mask(op: qc.AttentionOp, conjunction: ops.GenericOp, value: SSAValue, in
     return as_extra(op, value, at, shape_of(op.mask.type)) if can_be_extra(value, at) else None
 
 
-def _set_mask(op: qc.AttentionOp, mask: SSAValue | None) -> None:
-    old = op.mask
-    op.operands = [op.q, op.k, op.v, *([mask] if mask is not None else [])]
+def _set_mask(op: qc.AttentionOp, mask: SSAValue | None, last: SSAValue | None = None) -> None:
+    old, last = op.mask, last if last is not None else op.last
+    op.operands = [op.q, op.k, op.v, *(value for value in (mask, last) if value is not None)]
+    sizes = [1, 1, 1, int(mask is not None), int(last is not None)]
+    op.properties["operandSegmentSizes"] = DenseArrayBase.from_list(i32, sizes)
     owner = loops.producer(old) if old is not None else None
     if owner is not None:
         loops.erase_if_dead(owner)
@@ -212,7 +248,7 @@ def remove_useless_masks(function: func.FuncOp, context: QCContext) -> None:
         while simplify_mask(op, reader, context, "hoist-constant-masks"):
             pass  # a conjunction loses one part at a time
         queries, keys = shape_of(op.q.type)[2], shape_of(op.k.type)[2]
-        if op.keys_back is not None and reader.longest(queries) <= op.keys_back:
+        if op.keys_back is not None and op.last is None and reader.longest(queries) <= op.keys_back:
             del op.properties["window"]
             why = f"no query is further than {op.keys_back} from the first key"
             context.report.add("hoist-constant-masks", path_of(op), "the flag `window` is dropped", why)

@@ -194,8 +194,7 @@ def _fold_into_attention(op: Operation) -> SSAValue | None:
     if mask is None and k is op.k:
         return None
     new_mask = mask if mask is not None else op.mask
-    made = qc.AttentionOp(op.q, k, v, new_mask, op.result.type, scale=op.scale.value.data)
-    made.properties.update(op.properties)
+    made = op.rebuilt(op.q, k, v, new_mask, op.last)
     set_path(made, path_of(op))
     loops.insert_before(op, made)
     return made.result

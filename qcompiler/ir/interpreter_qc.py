@@ -176,7 +176,9 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], _frame: Frame) -> 
         mask = operands[3]
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(acc, copy=False)
     rows, columns = np.ogrid[: q.shape[2], : k.shape[2]]
-    if op.causal is not None:
+    if op.last is not None:
+        rows = operands[-1].astype(np.int64)[:, None, :, None]
+    if op.causal is not None or op.last is not None:
         scores = np.where(columns <= rows, scores, -np.inf)
     if op.keys_back is not None:
         scores = np.where(columns > rows - op.keys_back, scores, -np.inf)

@@ -226,6 +226,10 @@ def _attention(op: qc.AttentionOp, lowering: Lowering) -> Sequence[SSAValue]:
     d0, _, _, d3, d4 = _dims(*range(5))
     scores = _contract(b, [op.q, op.k], [_dims(0, 1, 2, 4), (d0, head, d3, d4)], full, acc)
     masks = [op.mask] if op.mask is not None else []
+    lasts = []
+    if op.last is not None:
+        batch, queries = shape_of(op.last.type)
+        lasts = [build.reshape(b, op.last, (batch, 1, queries, 1))]
 
     def masked(i: Builder, s: Scalars) -> SSAValue:
         score = i.insert(arith.MulfOp(s[0], build.scalar(i, op.scale.value.data, acc))).result
@@ -239,9 +243,12 @@ def _attention(op: qc.AttentionOp, lowering: Lowering) -> Sequence[SSAValue]:
                 score = i.insert(arith.SelectOp(s[1], score, lowest)).result
             else:
                 score = i.insert(arith.AddfOp(score, _convert(i, s[1], acc))).result
-        return _visible(i, op, score, lowest)
+        row, column = (i.insert(IndexOp(axis)).result for axis in (2, 3))
+        if lasts:
+            row = i.insert(arith.IndexCastOp(s[-1], IndexType())).result
+        return _visible(i, op, score, lowest, row, column)
 
-    scores = build.pointwise(b, [scores, *masks], full, acc, masked)
+    scores = build.pointwise(b, [scores, *masks, *lasts], full, acc, masked)
     weights = _softmax_over(b, scores, 3, empty_rows=True)
     # loops: batch, head, query, value dim, then key
     out = (q[0], q[1], q[2], v[3])
@@ -249,13 +256,13 @@ def _attention(op: qc.AttentionOp, lowering: Lowering) -> Sequence[SSAValue]:
     return [_rounded(b, total, tensor_dtype(op.result.type))]
 
 
-def _visible(i: Builder, op: qc.AttentionOp, score: SSAValue, hidden: SSAValue) -> SSAValue:
-    """`score`, or `hidden` where the query does not see the key."""
-    if op.causal is not None:
-        row, column = (i.insert(IndexOp(axis)).result for axis in (2, 3))
+def _visible(
+    i: Builder, op: qc.AttentionOp, score: SSAValue, hidden: SSAValue, row: SSAValue, column: SSAValue
+) -> SSAValue:
+    """`score`, or `hidden` where query number `row` does not see the key."""
+    if op.causal is not None or op.last is not None:
         score = i.insert(arith.SelectOp(i.insert(arith.CmpiOp(column, row, "sle")).result, score, hidden)).result
     if op.keys_back is not None:
-        row, column = (i.insert(IndexOp(axis)).result for axis in (2, 3))
         ahead = i.insert(arith.AddiOp(column, build.index_constant(i, op.keys_back))).result
         near = i.insert(arith.CmpiOp(ahead, row, "sgt")).result
         score = i.insert(arith.SelectOp(near, score, hidden)).result

@@ -345,11 +345,13 @@ class AttentionOp(QCOp):
     k = operand_def(TensorType)
     v = operand_def(TensorType)
     mask = opt_operand_def(TensorType)
+    last = opt_operand_def(TensorType)
     scale = prop_def(FloatAttr)
     causal = opt_prop_def(UnitAttr)
     window = opt_prop_def(IntegerAttr)
     softcap = opt_prop_def(FloatAttr)
     result = result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
 
     def __init__(
@@ -364,9 +366,10 @@ class AttentionOp(QCOp):
         causal: bool = False,
         window: int | None = None,
         softcap: float | None = None,
+        last: SSAValue | Operation | None = None,
     ) -> None:
         super().__init__(
-            operands=[q, k, v, [mask] if mask is not None else []],
+            operands=[q, k, v, [mask] if mask is not None else [], [last] if last is not None else []],
             properties={
                 "scale": FloatAttr(scale, f64),
                 "causal": UnitAttr() if causal else None,
@@ -387,13 +390,14 @@ class AttentionOp(QCOp):
             mask, full = shape_of(self.mask.type), (q[0], q[1], q[2], k[2])
             fits = len(mask) == 4 and all(m in (f, 1) for m, f in zip(mask, full, strict=True))
             self.expect(fits, f"mask of shape {mask} does not broadcast to {full}")
+        if self.last is not None:
+            last, rows = shape_of(self.last.type), (q[0], q[2])
+            fits = len(last) == 2 and all(m in (f, 1) for m, f in zip(last, rows, strict=True))
+            self.expect(fits, f"last of shape {last} does not broadcast to {rows}")
+            self.expect(tensor_dtype(self.last.type) in ("i64", "i32"), "last must be i32 or i64")
+            self.expect(self.causal is None, "causal and last exclude each other: last says which keys are seen")
         self.expect(self.keys_back is None or self.keys_back >= 1, "a window shows at least one key")
         self.expect(self.cap is None or self.cap > 0, "softcap must be positive")
-
-    @property
-    def keys_back(self) -> int | None:
-        """`window` as a number."""
-        return None if self.window is None else self.window.value.data
 
     def rebuilt(
         self,
@@ -417,6 +421,11 @@ class AttentionOp(QCOp):
             softcap=self.cap,
             last=last,
         )
+
+    @property
+    def keys_back(self) -> int | None:
+        """`window` as a number."""
+        return None if self.window is None else self.window.value.data
 
     @property
     def cap(self) -> float | None:

@@ -173,6 +173,7 @@ class AttentionKernel(Strict, frozen=True, tag="attention"):
     mask: Literal["none", "bool", "float"]
     window: int | None = None
     softcap: float | None = None
+    last: bool = False
 
 
 class NormKernel(Strict, frozen=True, tag="norm"):

@@ -40,6 +40,7 @@ class Case:
     engine: str = "fma"
     window: int | None = None
     softcap: float | None = None
+    last: tuple[int, int] | None = None  # (first, step): query i of batch b counts as first + step * i + 2 * b
     misaligned: bool = False  # views that begin one element into their buffers
     slow: bool = False
 
@@ -71,12 +72,15 @@ class Case:
             shape = ("b", self.heads, q_len, "s")
             dtype: DType = "i1" if self.mask == "bool" else "f32"
             operands.append(Operand(name="mask", dtype=dtype, access="r", shape=shape, strides=strides))
+        if self.last is not None:
+            kept: DType = "i32" if self.dtype == "bf16" else "i64"
+            operands.append(Operand(name="last", dtype=kept, access="r", shape=("b", q_len), strides=(q_len, 1)))
         out = tensor("out", self.heads, q_len, self.value_dim)
         operands.append(Operand(name="out", dtype=self.dtype, access="w", shape=out.shape, strides=out.strides))
         body = AttentionKernel(
             batch="b", heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
-            window=self.window, softcap=self.softcap,
+            window=self.window, softcap=self.softcap, last=self.last is not None,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("b", "s", "t"), operands=tuple(operands), body=body)
 
@@ -138,6 +142,17 @@ CASES = [
     few("three_queries", 3, 100, heads=6, kv_heads=2, mask="bool"),
     few("three_causal", 3, 40, heads=4, kv_heads=2, causal=True),
     few("four_causal_masked", 4, 40, causal=True, mask="float", mask_axes="k"),
+    Case("last", 21, 150, last=(70, 1), heads=4, kv_heads=2, batch=2),
+    Case("last_falls_none_seen", 40, 60, last=(20, -1), mask="bool"),
+    Case("last_window", 70, 200, last=(99, 1), window=40),
+    mma("mma_last", 40, 200, last=(130, 1), batch=2),
+    mma("mma_last_masked", 40, 150, last=(150, -4), mask="bool", dtype="f16"),
+    mma("mma_last_window", 70, 300, last=(180, 1), window=90),
+    few("decode_last", 1, 300, last=(99, 0), heads=6, kv_heads=2, batch=2),
+    few("decode_last_past", 1, 40, last=(44, 0), dtype="bf16", mask="bool"),
+    few("decode_last_window", 1, 300, last=(201, 0), window=70, dtype="f16"),
+    few("three_last", 3, 100, last=(50, 1), heads=6, kv_heads=2),
+    few("three_last_falls", 3, 100, last=(1, -1), window=2),
     *(
         Case(f"grid_{dtype}_{dim}_{q}_{kv}", q, kv, dim=dim, value_dim=dim, dtype=dtype, engine=engine, slow=True)
         for dtype, engine in (("f32", "fma"), ("bf16", "mma"), ("f16", "mma"))
@@ -206,7 +221,16 @@ def inputs(case: Case) -> list[Array]:
         values = rng.normal(size=(sizes[0], 1, *sizes[1:]))
         mask = values > -0.3 if case.mask == "bool" else values.astype(np.float32)
         arrays.append(np.broadcast_to(mask, (case.batch, case.heads, case.q, case.kv)))
+    if case.last is not None:
+        arrays.append(last_keys(case).astype(np.int32 if case.dtype == "bf16" else np.int64))
     return arrays
+
+
+def last_keys(case: Case) -> Array:
+    """(batch, q)"""
+    assert case.last is not None
+    (first, step), b, i = case.last, np.arange(case.batch)[:, None], np.arange(case.q)[None]
+    return first + step * i + 2 * b
 
 
 def reference(case: Case, arrays: list[Array]) -> Array:
@@ -217,11 +241,12 @@ def reference(case: Case, arrays: list[Array]) -> Array:
         scores = case.softcap * np.tanh(scores / case.softcap)
     if case.mask != "none":
         scores = np.where(arrays[3], scores, -np.inf) if case.mask == "bool" else scores + arrays[3]
-    if case.causal:
-        scores = np.where(np.tril(np.ones((case.q, case.kv), bool)), scores, -np.inf)
+    rows = np.arange(case.q)[None] if case.last is None else last_keys(case)
+    rows, columns = rows[:, None, :, None], np.arange(case.kv)
+    if case.causal or case.last is not None:
+        scores = np.where(columns <= rows, scores, -np.inf)
     if case.window is not None:
-        far = np.arange(case.kv)[None] <= np.arange(case.q)[:, None] - case.window
-        scores = np.where(far, -np.inf, scores)
+        scores = np.where(columns > rows - case.window, scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))
     total = weights.sum(-1, keepdims=True)
@@ -241,6 +266,18 @@ def test_attention_matches_float64_and_does_not_depend_on_the_order_of_threads(
     out = run(case, arrays)
     assert error(out, reference(case, arrays)) <= TOLERANCE[case.dtype]
     assert out.tobytes() == run(case, arrays, seed=1).tobytes()
+
+
+@pytest.mark.parametrize("name", ["last", "mma_last", "decode_last", "three_last"])
+def test_what_lies_behind_the_last_key_is_not_used(run: Callable[..., Array], name: str) -> None:
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    want = run(case, arrays)
+    for b in range(case.batch):
+        end = int(arrays[-1][b].max()) + 1
+        arrays[1][b, :, end:] = np.nan
+        arrays[2][b, :, end:] = np.nan
+    assert run(case, arrays).tobytes() == want.tobytes()
 
 
 OLD = [

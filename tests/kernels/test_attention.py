@@ -27,6 +27,8 @@ class Case:
     dtype: str = "f32"
     causal: bool = False
     mask: Literal["none", "bool", "float"] = "none"
+    last: tuple[int, int] | None = None  # (first, step): query i of batch b counts as first + step * i + 2 * b
+    last_axes: str = "bq"
     mask_axes: str = "bqk"  # the axes along which the mask varies; the others have stride 0
     decode: bool = False
     batch: int = 2
@@ -62,12 +64,17 @@ class Case:
                     name="mask", dtype=kept, access="r", shape=(self.batch, self.heads, q_len, "s"), strides=strides
                 )
             )
+        if self.last is not None:
+            rows: Any = q_len if "q" in self.last_axes else 1
+            strides = (rows if "b" in self.last_axes else 0, 1 if "q" in self.last_axes else 0)
+            kept = "i32" if self.dtype == "bf16" else "i64"
+            operands.append(Operand(name="last", dtype=kept, access="r", shape=(self.batch, q_len), strides=strides))
         out = tensor("out", self.heads, q_len, self.value_dim)
         operands.append(Operand(name="out", dtype=self.dtype, access="w", shape=out.shape, strides=out.strides))
         body = AttentionKernel(
             batch=self.batch, heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
-            window=self.window, softcap=self.softcap,
+            window=self.window, softcap=self.softcap, last=self.last is not None,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("s", "t"), operands=tuple(operands), body=body)
 
@@ -98,6 +105,17 @@ CASES = [
     Case("decode_masked", 1, 70, decode=True, mask="bool", mask_axes="bk", dtype="bf16", value_dim=40),
     Case("decode_softcap", 1, 70, decode=True, softcap=1.5, window=3),
     Case("decode_odd", 1, 65, decode=True, dim=20, value_dim=27, mask="float"),
+    Case("last", 21, 400, last=(290, 1), heads=6, kv_heads=2),
+    Case("last_none_seen", 21, 40, last=(-9, 1)),
+    Case("last_falls", 150, 300, last=(299, -2), batch=1),
+    Case("last_past_the_end", 9, 40, last=(36, 1), mask="bool"),
+    Case("last_one_for_all", 9, 70, last=(30, 0), last_axes="b", dtype="bf16"),
+    Case("last_window", 200, 600, last=(380, 1), window=130, batch=1),
+    Case("last_window_falls", 40, 600, last=(599, -13), window=3, softcap=2.0),
+    Case("decode_last", 1, 300, decode=True, last=(99, 0), heads=6, kv_heads=2),
+    Case("decode_last_none", 1, 30, decode=True, last=(-1, 0), batch=1),
+    Case("decode_last_past", 1, 65, decode=True, last=(70, 0), dtype="bf16", mask="bool", mask_axes="bk"),
+    Case("decode_last_window", 1, 300, decode=True, last=(201, 0), window=70),
 ]
 BY_NAME = {case.name: case for case in CASES}
 
@@ -121,7 +139,19 @@ def inputs(case: Case) -> list[np.ndarray]:
             shape[2] = case.kv
         mask = rng.normal(size=shape)
         arrays.append(mask > -0.3 if case.mask == "bool" else mask.astype(np.float32))
+    if case.last is not None:
+        values = last_keys(case)
+        values = values[:, :1] if "q" not in case.last_axes else values
+        values = values[:1] if "b" not in case.last_axes else values
+        arrays.append(np.ascontiguousarray(values, np.int32 if case.dtype == "bf16" else np.int64))
     return arrays
+
+
+def last_keys(case: Case) -> np.ndarray:
+    """(batch, q)"""
+    assert case.last is not None
+    (first, step), b, i = case.last, np.arange(case.batch)[:, None], np.arange(case.q)[None]
+    return first + step * i + 2 * b
 
 
 def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
@@ -136,11 +166,12 @@ def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
             flat = arrays[3].reshape(arrays[3].shape[0], -1)
             mask = flat[:, : case.q * case.kv : case.kv][:, None, :, None]
         scores = np.where(mask, scores, -np.inf) if case.mask == "bool" else scores + mask
-    if case.causal:
-        scores = np.where(np.tril(np.ones((case.q, case.kv), bool)), scores, -np.inf)
+    rows = np.arange(case.q)[None] if case.last is None else last_keys(case)
+    rows, columns = rows[:, None, :, None], np.arange(case.kv)
+    if case.causal or case.last is not None:
+        scores = np.where(columns <= rows, scores, -np.inf)
     if case.window is not None:
-        far = np.arange(case.kv)[None] <= np.arange(case.q)[:, None] - case.window
-        scores = np.where(far, -np.inf, scores)
+        scores = np.where(columns > rows - case.window, scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))
     total = weights.sum(-1, keepdims=True)
@@ -181,6 +212,18 @@ def test_padding_behind_the_mask_cannot_leak(kernels: Any) -> None:
     want = run(kernels, case, arrays)
     hidden = ~arrays[3][:, 0]
     arrays[1][hidden] = 1e30
+    assert run(kernels, case, arrays).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", ["last", "decode_last", "last_window"])
+def test_what_lies_behind_the_last_key_is_not_used(kernels: Any, name: str) -> None:
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    want = run(kernels, case, arrays)
+    for b in range(case.batch):
+        end = int(arrays[-1][b].max()) + 1
+        arrays[1][b, end:] = np.nan
+        arrays[2][b, end:] = np.nan
     assert run(kernels, case, arrays).tobytes() == want.tobytes()
 
 

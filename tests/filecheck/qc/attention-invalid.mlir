@@ -45,3 +45,21 @@
 // CHECK: softcap must be positive
 %q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>)
 %0 = qc.attention %q, %k, %k {scale = 1.0, softcap = 0.0} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: last of shape ('b', 't') does not broadcast to ('b', 's')
+%q, %k, %v, %n = "test.op"() : () -> (tensor<?x4x?x8xf32, #qc.dims<["b", 4, "s", 8]>>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "t", 6]>>, tensor<?x?xi64, #qc.dims<["b", "t"]>>)
+%0 = qc.attention %q, %k, %v last(%n) {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+
+// -----
+
+// CHECK: last must be i32 or i64
+%q, %k, %n = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x5xf32>)
+%0 = qc.attention %q, %k, %k last(%n) {scale = 1.0} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: causal and last exclude each other
+%q, %k, %n = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x5xi64>)
+%0 = qc.attention %q, %k, %k last(%n) {scale = 1.0, causal} : tensor<1x4x5x8xf32>

@@ -7,3 +7,8 @@
 %1 = qc.attention %q, %k, %v {scale = 1.0, causal} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 // CHECK-NEXT: qc.attention %q, %k, %v {scale = 1.000000e+00, causal, window = 8, softcap = 5.000000e+01} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 %2 = qc.attention %q, %k, %v {scale = 1.0, causal, window = 8, softcap = 50.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+%n, %one = "test.op"() : () -> (tensor<?x?xi64, #qc.dims<["b", "s"]>>, tensor<1x1xi32>)
+// CHECK: qc.attention %q, %k, %v last(%n) {scale = 1.000000e+00} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+%3 = qc.attention %q, %k, %v last(%n) {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+// CHECK-NEXT: qc.attention %q, %k, %v mask(%m) last(%one) {scale = 1.000000e+00, window = 64} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+%4 = qc.attention %q, %k, %v mask(%m) last(%one) {scale = 1.0, window = 64} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
