@@ -18,6 +18,7 @@ An exception stands for all graphs of the program; `isolate` finds those that ra
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,7 +157,9 @@ class _Run:
     def export(self) -> None:
         self.component = "export"
         plain = [run_graph(graph, self.sizes[1], 1) for graph in self.graphs]
-        example = [trial.eager[leaf.name] for graph, trial in zip(self.graphs, plain, strict=True) for leaf in graph.inputs]
+        example = [
+            trial.eager[leaf.name] for graph, trial in zip(self.graphs, plain, strict=True) for leaf in graph.inputs
+        ]
         specs = tuple(spec for graph in self.graphs for spec in graph.dynamic_shapes())
         dynamic = (specs,) if any(specs) else None
         self.imported = import_torch(self.model, tuple(example), quant=self._recipe(), dynamic_shapes=dynamic)
@@ -174,7 +177,9 @@ class _Run:
             self._compare(interpreter.run(wanted.arrays), wanted)
 
     def _recipe(self) -> QuantConfig | None:
-        rules = [Rule(f"parts.{i}.{attribute}", fmt) for i, graph in enumerate(self.graphs) for attribute, fmt in graph.quant]
+        rules = [
+            Rule(f"parts.{i}.{attribute}", fmt) for i, graph in enumerate(self.graphs) for attribute, fmt in graph.quant
+        ]
         return QuantConfig("float", rules=tuple(rules)) if rules else None
 
     def _prepare(self) -> None:
@@ -251,7 +256,9 @@ class _Run:
         self.component = "native"
         plan = self.context.options[PLAN]
         isa = self.context.target.isa
-        image = build_image(plan, self.imported.signature, self.context.weights, target=ImageTarget(kind="cpu", isa=isa))
+        image = build_image(
+            plan, self.imported.signature, self.context.weights, target=ImageTarget(kind="cpu", isa=isa)
+        )
         with quick_compiler(self.checks.optimise):
             program = LoadedProgram.from_image(image, "cpu", isa=isa)
             session, steps = program.session(), program.session(stepwise=True)
@@ -293,11 +300,15 @@ class _Run:
         if not self.checks.sim:
             return
         self.component = "sim"
-        context = QCContext.default(weights=self.imported.weights.copy(), target=Target("cuda", "sm_80"), devices=("cuda:0",))
+        context = QCContext.default(
+            weights=self.imported.weights.copy(), target=Target("cuda", "sm_80"), devices=("cuda:0",)
+        )
         module = self.imported.module.clone()
         run_pipeline(module, context)
         plan = context.options[PLAN]
-        image = build_image(plan, self.imported.signature, context.weights, target=ImageTarget(kind="cuda", isa="sm_80"))
+        image = build_image(
+            plan, self.imported.signature, context.weights, target=ImageTarget(kind="cuda", isa="sm_80")
+        )
         program = LoadedProgram.from_image(image, "sim:0")
         for wanted in self.wanted[1:]:
             self._compare(self._flat(program(*wanted.inputs)), wanted)
@@ -356,31 +367,39 @@ def warnings_off() -> Iterator[None]:
         yield
 
 
-def isolate(graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks, report: Report) -> list[tuple[int, Failure]]:
-    """Every failing graph of a batch with its failure; exceptions are traced by halving the batch."""
-    found = [(failure.graph, failure) for failure in report.failures if failure.graph is not None]
-    if any(failure.graph is None for failure in report.failures):
-        known = {number for number, _ in found}
-        found += _halve([i for i in range(len(graphs)) if i not in known], graphs, sizes, checks)
-    return found
-
-
-def _halve(
-    numbers: list[int], graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks
+def isolate(
+    graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks, report: Report
 ) -> list[tuple[int, Failure]]:
-    if not numbers:
-        return []
-    report = check([graphs[i] for i in numbers], sizes, checks)
-    found = [(numbers[f.graph], f) for f in report.failures if f.graph is not None]
-    raised = [f for f in report.failures if f.graph is None]
+    """Every failing graph of a batch with its failure. An exception is that of the graph that its text names, if it
+    still fails alone; else the batch is halved."""
+    found = [(failure.graph, failure) for failure in report.failures if failure.graph is not None]
+    raised = [failure for failure in report.failures if failure.graph is None]
     if not raised:
         return found
-    if len(numbers) == 1:
-        return [*found, (numbers[0], raised[0])]
+    if len(graphs) == 1:
+        return [*found, (0, raised[0])]
     done = {number for number, _ in found}
-    rest = [i for i in numbers if i not in done]
+    named = re.search(r"\bparts\.(\d+)", raised[0].detail)
+    guilty = int(named.group(1)) if named else -1
+    if 0 <= guilty < len(graphs) and guilty not in done:
+        alone = _again([guilty], graphs, sizes, checks)
+        if alone:
+            done.add(guilty)
+            rest = [i for i in range(len(graphs)) if i not in done]
+            return found + alone + _again(rest, graphs, sizes, checks)
+    rest = [i for i in range(len(graphs)) if i not in done]
     middle = (len(rest) + 1) // 2
-    return found + [hit for part in (rest[:middle], rest[middle:]) for hit in _halve(part, graphs, sizes, checks)]
+    return found + _again(rest[:middle], graphs, sizes, checks) + _again(rest[middle:], graphs, sizes, checks)
+
+
+def _again(
+    numbers: list[int], graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks
+) -> list[tuple[int, Failure]]:
+    """Failures among some of the graphs, by their numbers in all."""
+    if not numbers:
+        return []
+    some = [graphs[i] for i in numbers]
+    return [(numbers[i], failure) for i, failure in isolate(some, sizes, checks, check(some, sizes, checks))]
 
 
 Check = Callable[[Sequence[Graph], Sequence[Sizes], Checks], Report]

@@ -107,12 +107,12 @@ class Builder:
         return f"{prefix}{self._counter}"
 
     def leaf(self, type_: Type, fill: str | None = None, kind: str = "x") -> str:
-        """A new input (`kind="x"`), parameter or table (`"p"`)."""
+        """A new input (`kind="x"`), parameter (`"p"`) or buffer (`"c"`)."""
         if product(type_.shape).high > LARGEST or type_.rank > 6:
             raise Impossible
         if kind == "x" and not all(size.is_static or str(size) in RANGES for size in type_.shape):
             raise Impossible
-        if kind == "p" and not all(size.is_static for size in type_.shape):
+        if kind != "x" and not all(size.is_static for size in type_.shape):
             raise Impossible
         name = self.fresh(kind if kind == "x" else f"self.{kind}")
         leaf = Leaf(name, type_, fill or self.fill_for(type_.dtype), self.seed * 131 + self._counter)
@@ -149,6 +149,8 @@ class Builder:
             if product(each).high > LARGEST or len(each) > 6 or any(size.low < 0 for size in each):
                 raise Impossible
             if not self.limits.empty and any(size.low < 1 for size in each):
+                raise Impossible
+            if not all(size.is_traceable for size in each):
                 raise Impossible
         types = tuple(Type(d, s) for d, s in zip(dtypes, shapes, strict=True))
         named = tuple(dict.fromkeys(operands))
@@ -230,7 +232,9 @@ class Builder:
         if self.chance(30) and narrow:
             narrow = narrow[1:]
         x = self.want(Type(type_.dtype, narrow), None, depth)
-        return self.emit(f"{x}.expand(({text_of(type_.shape)},))".replace("(,)", "()"), [x], type_.shape, type_.dtype, "moves")
+        return self.emit(
+            f"{x}.expand(({text_of(type_.shape)},))".replace("(,)", "()"), [x], type_.shape, type_.dtype, "moves"
+        )
 
     def _converted(self, type_: Type, depth: int) -> str:
         other = self.choose([d for d in self.limits.dtypes if d != type_.dtype])
@@ -288,7 +292,7 @@ class Builder:
             elif self.limits.empty and self.chance(12):
                 sizes.append(Size.of(0))
             else:
-                sizes.append(Size.of(self.choose(STATIC[: 9 if len(sizes) else 12])))
+                sizes.append(Size.of(self.choose(STATIC[: 9 if sizes else 12])))
         return tuple(sizes)
 
     # --- the end ---

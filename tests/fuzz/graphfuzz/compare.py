@@ -41,6 +41,12 @@ def _first(wrong: Array, got: Array, wanted: Array, limit: Array | None) -> str:
     if limit is not None:
         with np.errstate(invalid="ignore"):
             excess = np.where(wrong, np.abs(got.astype(np.float64) - wanted.astype(np.float64)) / limit, 0)
-        place = tuple(int(i) for i in np.unravel_index(int(np.nanargmax(np.nan_to_num(excess, nan=np.inf))), wrong.shape))
-    allowed = "" if limit is None else f", off by {abs(float(got[place]) - float(wanted[place])):.3g}, allowed {limit[place]:.3g}"
+        place = tuple(
+            int(i) for i in np.unravel_index(int(np.nanargmax(np.nan_to_num(excess, nan=np.inf))), wrong.shape)
+        )
+    allowed = (
+        ""
+        if limit is None
+        else f", off by {abs(float(got[place]) - float(wanted[place])):.3g}, allowed {limit[place]:.3g}"
+    )
     return f"{len(places)} of {wanted.size} differ; at {list(place)}: {got[place]}, not {wanted[place]}{allowed}"

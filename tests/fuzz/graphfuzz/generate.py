@@ -9,7 +9,7 @@ from typing import Any
 
 from graphfuzz import rules_index, rules_nn, rules_pointwise, rules_reduce, rules_views  # noqa: F401  (they register)
 from graphfuzz.builder import Builder, Impossible, Limits
-from graphfuzz.draws import Draws, Drawn, Seeded
+from graphfuzz.draws import Drawn, Draws, Seeded
 from graphfuzz.graphs import Graph, Type
 from graphfuzz.rules import RULES
 from graphfuzz.sizes import RANGES

@@ -148,9 +148,7 @@ class Graph:
         for leaf in self.attributes:
             shape = ", ".join(str(size) for size in leaf.type.shape) + ("," if leaf.type.rank == 1 else "")
             value = f'make("{leaf.fill}", torch.{leaf.type.dtype}, ({shape}), {leaf.seed})'
-            if leaf.name in written:
-                yield f'self.register_buffer("{leaf.attribute}", {value})'
-            elif leaf.type.is_float:
+            if leaf.type.is_float and leaf.attribute.startswith("p") and leaf.name not in written:
                 yield f"{leaf.name} = torch.nn.Parameter({value})"
             else:
                 yield f'self.register_buffer("{leaf.attribute}", {value})'

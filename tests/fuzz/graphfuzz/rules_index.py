@@ -82,7 +82,13 @@ def scatter(b: Builder) -> None:
     if kind == "scatter_add":
         index = b.leaf(Type("int64", out), f"index:{shape[axis].low}")
         y = b.want(Type(dtype, out))
-        b.emit(f"{x}.scatter_add({axis}, {index}, {y})", [x, index, y], shape, dtype, "rounds" if b.type(x).is_float else "moves")
+        b.emit(
+            f"{x}.scatter_add({axis}, {index}, {y})",
+            [x, index, y],
+            shape,
+            dtype,
+            "rounds" if b.type(x).is_float else "moves",
+        )
         return
     positions = b.emit(f"torch.arange({count}).flip(0)", [], (Size.of(count),), "int64", "moves")
     view = ", ".join("1" if a != axis else str(count) for a in range(len(shape)))
@@ -105,7 +111,7 @@ def positions(b: Builder) -> None:
              (f"torch.ones({size}, {size}, dtype=torch.bool).tril()", (size, size), "bool"),
              (f"torch.full(({size}, {size}), -1.0).triu(1)", (size, size), "float32"),
              (f"torch.zeros({size}, 3)", (size, Size.of(3)), "float32"),
-             (f"torch.arange(0, 6, 2)", (Size.of(3),), "int64"), (f"torch.linspace(0, 1, 5)", (Size.of(5),), "float32"),
+             ("torch.arange(0, 6, 2)", (Size.of(3),), "int64"), ("torch.linspace(0, 1, 5)", (Size.of(5),), "float32"),
              (f"torch.arange({size})[:, None] - torch.arange({size})", (size, size), "int64"),
              (f"torch.eye({size})" if size.is_static else f"torch.arange({size}).float()", (size, size) if size.is_static else (size,), "float32")]  # fmt: skip
     text, shape, dtype = b.choose(kinds)

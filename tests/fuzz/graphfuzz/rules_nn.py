@@ -208,7 +208,7 @@ def batch_norm(b: Builder) -> None:
     x = b.pick(lambda t: t.dtype in COMPUTED and t.rank in (2, 3, 4) and bool(t.shape[1].static))
     shape, dtype = b.shape(x), b.type(x).dtype
     channels = shape_of(int(shape[1].static or 0))
-    names = [x, *(b.leaf(Type(dtype, channels), fill, "p") for fill in ("unit", "positive"))]
+    names = [x, *(b.leaf(Type(dtype, channels), fill, "c") for fill in ("unit", "positive"))]
     if b.chance(70):
         names += [b.leaf(Type(dtype, channels), fill, "p") for fill in ("positive", "unit")]
     b.emit(f"F.batch_norm({', '.join(names)}, eps=1e-2)", names, shape, dtype)
@@ -308,7 +308,9 @@ def embedding(b: Builder) -> None:
     dtype = b.choose([d for d in b.limits.dtypes if d in COMPUTED])
     table = b.leaf(Type(dtype, shape_of(rows, width)), "normal", "p")
     if b.limits.quantised and b.chance(60):
-        b.quant[table.removeprefix("self.")] = b.choose(("int8", "nf4", *(("int4:group=32",) if width % 32 == 0 else ())))
+        b.quant[table.removeprefix("self.")] = b.choose(
+            ("int8", "nf4", *(("int4:group=32",) if width % 32 == 0 else ()))
+        )
     shape: Shape = b.random_shape(b.integer(0, 3))
     ids = b.want(Type(b.choose(("int64", "int64", "int32")), shape), f"index:{rows}")
     b.emit(f"F.embedding({ids}, {table})", [ids, table], (*shape, Size.of(width)), dtype, "moves")
@@ -316,7 +318,9 @@ def embedding(b: Builder) -> None:
 
 @rule(2)
 def gated(b: Builder) -> None:
-    x = b.pick(lambda t: t.dtype in COMPUTED and t.rank >= 1 and any(s.divided(2) is not None and s.is_static for s in t.shape))
+    x = b.pick(
+        lambda t: t.dtype in COMPUTED and t.rank >= 1 and any(s.divided(2) is not None and s.is_static for s in t.shape)
+    )
     axis = b.axis(x, lambda size: size.is_static and size.divided(2) is not None and bool(size.static))
     shape = b.shape(x)
     half = shape[axis].divided(2)
@@ -331,7 +335,9 @@ def rotary(b: Builder) -> None:
     half = int(shape[3].static or 0) // 2
     length = shape[2]
     t = b.emit(f"torch.arange({length}, dtype=torch.float32)", [], (length,), "float32", "moves")
-    angles = b.emit(f"{t}[:, None] * 0.3 ** torch.arange({half}, dtype=torch.float32)", [t], (length, Size.of(half)), "float32")
+    angles = b.emit(
+        f"{t}[:, None] * 0.3 ** torch.arange({half}, dtype=torch.float32)", [t], (length, Size.of(half)), "float32"
+    )
     both = b.emit(f"torch.cat(({angles}, {angles}), -1)", [angles], (length, shape[3]), "float32", "moves")
     cos = b.to_dtype(b.emit(f"{both}.cos()", [both], b.shape(both), "float32"), dtype)
     sin = b.to_dtype(b.emit(f"{both}.sin()", [both], b.shape(both), "float32"), dtype)

@@ -72,9 +72,17 @@ def extreme_and_place(b: Builder) -> None:
     out = reduced(shape, (axis,), keep)
     match b.integer(0, 2):
         case 0:
-            b.emit(f"{x}.{b.choose(('max', 'min'))}({axis}, keepdim={keep})", [x], [out, out], [dtype, "int64"], "moves")
+            b.emit(
+                f"{x}.{b.choose(('max', 'min'))}({axis}, keepdim={keep})", [x], [out, out], [dtype, "int64"], "moves"
+            )
         case 1:
-            b.emit(f"{x}.{b.choose(('argmax', 'argmin'))}({b.written(axis, len(shape))}, keepdim={keep})", [x], out, "int64", "moves")
+            b.emit(
+                f"{x}.{b.choose(('argmax', 'argmin'))}({b.written(axis, len(shape))}, keepdim={keep})",
+                [x],
+                out,
+                "int64",
+                "moves",
+            )
         case _:
             b.emit(f"{x}.{b.choose(('argmax', 'argmin'))}()", [x], (), "int64", "moves")
 
@@ -86,7 +94,13 @@ def order(b: Builder) -> None:
     axis = b.axis(x, lambda size: size.low >= 1)
     if b.chance(50) and b.is_exact(x):
         down = b.chance(50)
-        b.emit(f"torch.sort({x}, dim={axis}, descending={down}, stable=True)", [x], [shape, shape], [dtype, "int64"], "moves")
+        b.emit(
+            f"torch.sort({x}, dim={axis}, descending={down}, stable=True)",
+            [x],
+            [shape, shape],
+            [dtype, "int64"],
+            "moves",
+        )
         return
     k = b.integer(1, min(shape[axis].low, 4))
     out = (*shape[:axis], Size.of(k), *shape[axis + 1 :])
@@ -149,5 +163,7 @@ def masked_mean(b: Builder) -> None:
     y = b.emit(f"{x} * {mask}", [x, mask], shape, dtype, "ieee")
     axis = len(shape) - 2
     total = b.emit(f"{y}.sum({axis})", [y], reduced(shape, (axis,), False), dtype)
-    count = b.emit(f"{mask}.sum({axis}).clamp(min=1)", [mask], reduced((*shape[:-1], Size.of(1)), (axis,), False), "int64", "moves")
+    count = b.emit(
+        f"{mask}.sum({axis}).clamp(min=1)", [mask], reduced((*shape[:-1], Size.of(1)), (axis,), False), "int64", "moves"
+    )
     b.emit(f"{total} / {count}", [total, count], b.shape(total), dtype, "ieee")

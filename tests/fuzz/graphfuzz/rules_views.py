@@ -53,7 +53,12 @@ def regroup(b: Builder) -> None:
     divisors = [d for d in STATIC if d and count % d == 0]
     first = b.choose(divisors)
     second = b.choose([d for d in STATIC if d and (count // first) % d == 0])
-    move(b, f"{x}.reshape({first}, {second}, {count // first // second})", x, shape_of(first, second, count // first // second))
+    move(
+        b,
+        f"{x}.reshape({first}, {second}, {count // first // second})",
+        x,
+        shape_of(first, second, count // first // second),
+    )
 
 
 @rule(4)
@@ -189,7 +194,10 @@ def split(b: Builder) -> None:
         count = b.choose((2, 2, 3))
         each = -(-size // count)
         sizes = [min(each, size - start) for start in range(0, size, each)]
-        parts, text = [replaced(shape, axis, Size.of(n)) for n in sizes], f"{x}.chunk({count}, {b.written(axis, len(shape))})"
+        parts, text = (
+            [replaced(shape, axis, Size.of(n)) for n in sizes],
+            f"{x}.chunk({count}, {b.written(axis, len(shape))})",
+        )
     if len(parts) < 2:
         raise Impossible
     b.emit(text, [x], parts, dtype, "moves")
@@ -211,7 +219,13 @@ def join(b: Builder) -> None:
         names.append(b.choose(others))
     total = product([])
     total = sum((b.shape(n)[axis] for n in names), Size.of(0))
-    b.emit(f"torch.cat(({', '.join(names)}), {b.written(axis, len(shape))})", names, replaced(shape, axis, total), dtype, "moves")
+    b.emit(
+        f"torch.cat(({', '.join(names)}), {b.written(axis, len(shape))})",
+        names,
+        replaced(shape, axis, total),
+        dtype,
+        "moves",
+    )
 
 
 @rule(2)
@@ -288,7 +302,13 @@ def transposed_and_back(b: Builder) -> None:
     inner = shape[2].divided(count)
     assert inner is not None
     split_ = (shape[0], shape[1], Size.of(count), inner)
-    y = b.emit(f"{x}.view({text_of(split_)})" if contiguous(b, x) else f"{x}.reshape({text_of(split_)})", [x], split_, dtype, "moves")
+    y = b.emit(
+        f"{x}.view({text_of(split_)})" if contiguous(b, x) else f"{x}.reshape({text_of(split_)})",
+        [x],
+        split_,
+        dtype,
+        "moves",
+    )
     out = (split_[0], split_[2], split_[1], split_[3])
     b.emit(f"{y}.transpose(1, 2)", [y], out, dtype, "moves")
 

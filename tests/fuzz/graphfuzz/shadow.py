@@ -30,7 +30,7 @@ import torch
 from graphfuzz.graphs import SMALLEST, UNIT, Graph, Leaf, Statement
 from graphfuzz.values import make
 
-AMPLITUDE = 4.0
+AMPLITUDE = 8.0
 RUNS = 4
 ALLOWANCE = 2.0
 LARGEST = 3e4
@@ -131,7 +131,9 @@ class Trial:
         for result, type_ in zip(results, statement.types, strict=True):
             shape = tuple(size.at(self.symbols) for size in type_.shape)
             if tuple(result.shape) != shape or result.dtype != getattr(torch, type_.dtype):
-                raise AssertionError(f"{statement.text} gave {result.dtype}{tuple(result.shape)}, not {type_} = {shape}")
+                raise AssertionError(
+                    f"{statement.text} gave {result.dtype}{tuple(result.shape)}, not {type_} = {shape}"
+                )
         return results
 
     def _double_run(self, statement: Statement, env: Env, run: int) -> list[Tensor]:
@@ -182,7 +184,9 @@ class Trial:
             if not torch.equal(double.isfinite(), finite):
                 raise Meaningless("what is finite depends on roundings")
             odd, double_odd = value[~finite].double(), double[~finite]
-            if not torch.equal(odd.nan_to_num(), double_odd.nan_to_num()) or not torch.equal(odd.isnan(), double_odd.isnan()):
+            if not torch.equal(odd.nan_to_num(), double_odd.nan_to_num()) or not torch.equal(
+                odd.isnan(), double_odd.isnan()
+            ):
                 raise Meaningless("NaN or infinity depends on roundings")
         if not bool(finite.any()):
             return

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-RANGES: dict[str, tuple[int, int]] = {"b": (1, 7), "s": (1, 13), "n": (2, 11)}
-"""The symbols of every graph. `n` is at least 2, so that slices which need two entries are legal."""
+RANGES: dict[str, tuple[int, int]] = {"b": (1, 7), "s": (1, 13), "n": (4, 11)}
+"""The symbols of every graph. `n` is at least 4, so that slices which need some entries are legal."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,13 @@ class Size:
     def low(self) -> int:
         """The smallest size within the ranges; every atom grows with its symbols, so corners suffice."""
         return min(self.at(corner) for corner in _corners())
+
+    @property
+    def is_traceable(self) -> bool:
+        """torch.export takes symbols to be at least 2, and what is computed from them to be no 1: it would guard."""
+        if self.is_static or str(self) in RANGES:
+            return True
+        return min(self.at({name: max(size, 2) for name, size in corner.items()}) for corner in _corners()) >= 2
 
     @property
     def high(self) -> int:
