@@ -20,21 +20,22 @@ from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext, qc_context
-from qcompiler.ir.module import functions, path_of, set_path
+from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.idioms import norms, rope, softmax
 from qcompiler.passes.idioms.attention import raise_attention
+from qcompiler.passes.idioms.raised import Raised
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.masks import MaskReader, simplify_mask
 from qcompiler.passes.support.numerics import Numerics, Reordered
 from qcompiler.passes.support.trace import Tracer
 from qcompiler.passes.support.view_rules import fold_views
 
-_POINTWISE_FORMS: tuple[tuple[str, Callable[[SSAValue, Tracer], Operation | None]], ...] = (
+_POINTWISE_FORMS: tuple[tuple[str, Callable[[SSAValue, Tracer], Raised | None]], ...] = (
     ("arith.addf", norms.match),
     ("arith.mulf", norms.match),
     ("arith.divf", norms.match),
@@ -80,12 +81,10 @@ def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> int:
     return raised
 
 
-def _replace(op: ops.GenericOp, made: Operation, context: QCContext) -> None:
-    set_path(made, path_of(op))
-    loops.insert_before(op, made)
-    op.res[0].replace_all_uses_with(made.results[0])
+def _replace(op: ops.GenericOp, made: Raised, context: QCContext) -> None:
+    op.res[0].replace_all_uses_with(made.result)
     loops.erase_if_dead(op)
-    context.report.add(RaiseIdiomsPass.name, path_of(made), f"raised {made.name}", "it was written out in parts")
+    context.report.add(RaiseIdiomsPass.name, path_of(made.op), f"raised {made.op.name}", "it was written out in parts")
 
 
 def _raise_attention(function: func.FuncOp, context: QCContext) -> int:

@@ -3,7 +3,8 @@
     rms    x * rsqrt(mean(x * x) + eps) [* weight]
     layer  (x - mean(x)) * rsqrt(mean((x - mean(x))²) + eps) [* weight [+ bias]]
 
-Division by a square root, a power of two and casts around the statistics are accepted in either place.
+Division by a square root, a power of two and casts around the statistics are accepted in either place.  A norm of a
+transposed tensor (heads before their norm) becomes the norm of the tensor itself, transposed behind it.
 """
 
 from __future__ import annotations
@@ -11,25 +12,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.idioms.raised import Raised, insert
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.loops import Index
 from qcompiler.passes.support.trace import Node, Tracer
 
+_Place = tuple[SSAValue, tuple[int, ...]]
+"""A tensor, and for each of its dims the dim of the result."""
+
 
 @dataclass(frozen=True)
 class _Norm:
+    """`x` holds the normalised elements; its dim n is dim `order[n]` of the result."""
+
     kind: str
     x: SSAValue
+    order: tuple[int, ...]
     eps: float
 
 
-def match(value: SSAValue, tracer: Tracer) -> Operation | None:
-    """The norm that computes `value`, not yet inserted; None if it is none."""
+def match(value: SSAValue, tracer: Tracer) -> Raised | None:
+    """The norm that computes `value`; None if it is none."""
     shape = shape_of(value.type)
     if not shape:
         return None
@@ -40,8 +48,8 @@ def match(value: SSAValue, tracer: Tracer) -> Operation | None:
             if found is None or (bias is not None and found.kind == "rms"):
                 continue
             if found.kind == "rms":
-                return qc.RmsNormOp(found.x, weight, value.type, eps=found.eps)
-            return qc.LayerNormOp(found.x, weight, bias, value.type, eps=found.eps)
+                return insert(value, qc.RmsNormOp(found.x, weight, found.x.type, eps=found.eps), found.order)
+            return insert(value, qc.LayerNormOp(found.x, weight, bias, found.x.type, eps=found.eps), found.order)
     return None
 
 
@@ -73,10 +81,10 @@ def _match_normed(node: Node, value: SSAValue, tracer: Tracer) -> _Norm | None:
             # first: x - mean(x) is a tensor, too, of which a layer norm is the RMS norm
             x = _centred(centred, base, axis, value, tracer)
             if x is not None:
-                return _Norm("layer", x, eps)
+                return _Norm("layer", *x, eps)
             x = _same_tensor(centred, base, axis, value, tracer)
             if x is not None:
-                return _Norm("rms", x, eps)
+                return _Norm("rms", *x, eps)
     return None
 
 
@@ -132,18 +140,21 @@ def _moved(index: Index, axis: int, last: int) -> Index:
     return tuple(loops.dim_expr(last) if isinstance(e, AffineDimExpr) and e.position == axis else e for e in index)
 
 
-def _same_tensor(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Tracer) -> SSAValue | None:
-    """The tensor of the result's shape and type that holds `outer`, and holds `inner` along the reduced dim."""
-    rank = len(shape_of(value.type))
-    inside = {(t, _moved(i, axis, rank - 1)) for t, i in tracer.aliases(inner)}
+def _same_tensor(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Tracer) -> _Place | None:
+    """The tensor of the result's elements and type that holds `outer`, and holds `inner` along the reduced dim."""
+    shape = shape_of(value.type)
+    inside = {(t, _moved(i, axis, len(shape) - 1)) for t, i in tracer.aliases(inner)}
     for tensor, index in tracer.aliases(outer):
-        same = shape_of(tensor.type) == shape_of(value.type) and tensor_dtype(tensor.type) == tensor_dtype(value.type)
-        if same and (tensor, index) in inside and index == loops.identity(rank):
-            return tensor
+        order = tuple(e.position for e in index if isinstance(e, AffineDimExpr))
+        if len(order) != len(index) or sorted(order) != list(range(len(shape))) or order[-1] != len(shape) - 1:
+            continue
+        same = shape_of(tensor.type) == tuple(shape[n] for n in order)
+        if same and tensor_dtype(tensor.type) == tensor_dtype(value.type) and (tensor, index) in inside:
+            return tensor, order
     return None
 
 
-def _centred(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Tracer) -> SSAValue | None:
+def _centred(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Tracer) -> _Place | None:
     """x, where outer is x - mean(x), and inner the same along the reduced dim."""
     outside, inside = tracer.operands(outer, "arith.subf"), tracer.operands(inner, "arith.subf")
     if outside is None or inside is None:
@@ -153,6 +164,6 @@ def _centred(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Trace
         return None
     for mean in (outside[1], inside[1]):
         found = _mean(mean, value, tracer)
-        if found is None or _same_tensor(outside[0], found[0], found[1], value, tracer) is not x:
+        if found is None or _same_tensor(outside[0], found[0], found[1], value, tracer) != x:
             return None
     return x

@@ -1,80 +1,208 @@
-"""Rotary embedding from `x * cos + rotate_half(x) * sin`, where rotate_half is `concat(-x[D/2:], x[:D/2])`."""
+"""Rotary embedding from `x * cos + rotate(x) * sin`, of heads (B, H, S, D) or rows (B, S, H, D).
+
+    rotate halves   concat(-x[D/2:], x[:D/2])
+    rotate pairs    stack(-x[1::2], x[0::2]), flattened; the pairs seen as (D/2, 2) or as every second element
+
+x may itself be a part of each head (partial rotary): what counts is that the parts lie side by side in one tensor.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from xdsl.dialects import tensor
 from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineConstantExpr
+from xdsl.rewriter import InsertPoint
 
-from qcompiler.ir import qc
+from qcompiler.ir import build, qc
+from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.ir.types import tensor as tensor_type
+from qcompiler.passes.idioms.raised import Raised
 from qcompiler.passes.support import loops, views
 from qcompiler.passes.support.extras import as_extra, can_be_extra
+from qcompiler.passes.support.loops import Index
 from qcompiler.passes.support.trace import Node, Tracer
+from qcompiler.plan.dims import Dim
+
+_HEADS, _ROWS = (0, 1, 2, 3), (0, 2, 1, 3)
+"""Where batch, heads, sequence and depth stand in the value."""
+
+_SPLIT = ((0,), (1,), (2,), (3, 4))
 
 
-def match(value: SSAValue, tracer: Tracer) -> Operation | None:
-    """The rope that computes `value` (B, H, S, D), not yet inserted; None if it is none."""
+@dataclass(frozen=True)
+class _Origin:
+    """A tensor, and where in it a part begins."""
+
+    root: SSAValue
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A slice: the tensor that it cuts, and the slice's own data."""
+
+    source: SSAValue
+    offsets: tuple[int, ...]
+    shape: tuple[Dim, ...]
+    steps: tuple[int, ...]
+
+
+def match(value: SSAValue, tracer: Tracer) -> Raised | None:
+    """The rope that computes `value`; None if it is none."""
     shape = shape_of(value.type)
-    before = loops.producer(value)
-    if len(shape) != 4 or before is None or not isinstance(shape[3], int) or shape[3] % 2:
+    if len(shape) != 4 or not isinstance(shape[3], int) or shape[3] % 2:
         return None
     for plain, rotated in tracer.either(tracer.element(value), "arith.addf"):
-        for half, sine in tracer.either(rotated, "arith.mulf"):
-            x = _rotated_tensor(half, value, tracer)
-            if x is None:
-                continue
-            for direct, cosine in tracer.either(plain, "arith.mulf"):
-                if views.seen_through(x, loops.identity(4)) not in set(tracer.aliases(direct)):
-                    continue
-                tables = [_table(each, value, before, tracer) for each in (cosine, sine)]
-                if tables[0] is not None and tables[1] is not None:
-                    return qc.RopeOp(x, tables[0], tables[1], value.type)
+        for turned, sine in tracer.either(rotated, "arith.mulf"):
+            for origin, interleaved in _rotations(turned, shape[3], tracer):
+                for direct, cosine in tracer.either(plain, "arith.mulf"):
+                    x = _at(origin, direct, value, tracer)
+                    made = _build(value, x, cosine, sine, interleaved, tracer) if x is not None else None
+                    if made is not None:
+                        return made
     return None
 
 
-def _rotated_tensor(node: Node, value: SSAValue, tracer: Tracer) -> SSAValue | None:
-    """x, where node is the element of concat(-x[…, D/2:], x[…, :D/2])."""
-    size = shape_of(value.type)[3]
-    assert isinstance(size, int)
-    for source, index in tracer.aliases(node):
-        joined = loops.producer(source)
-        if not isinstance(joined, tensor.ConcatOp) or index != loops.identity(4):
+def _build(value: SSAValue, x: SSAValue, cosine: Node, sine: Node, interleaved: bool, tracer: Tracer) -> Raised | None:
+    before = loops.producer(value)
+    assert before is not None
+    for order in (_HEADS, _ROWS):
+        tables = [_table(each, value, order, before, tracer) for each in (cosine, sine)]
+        if tables[0] is None or tables[1] is None:
             continue
-        if joined.dim.value.data != 3 or len(joined.inputs) != 2:
-            return None
-        negated = tracer.head(tracer.element(joined.inputs[0]))
-        if negated.op != "arith.negf":
-            return None
-        upper = _half(negated.args[0], size // 2, size // 2, tracer)
-        lower = _half(tracer.element(joined.inputs[1]), 0, size // 2, tracer)
-        same = upper is not None and upper is lower and shape_of(upper.type) == shape_of(value.type)
-        return upper if upper is not None and same and _same_type(upper, value) else None
+        builder = build.with_path(InsertPoint.before(before), path_of(before))
+        heads, cos, sin = (build.transpose(builder, each, order) for each in (x, tables[0], tables[1]))
+        type_ = tensor_type(shape_of(heads.type), tensor_dtype(value.type))
+        made = qc.RopeOp(heads, cos, sin, type_, interleaved=interleaved)
+        builder.insert(made)
+        return Raised(made, build.transpose(builder, made.result, order))
     return None
 
 
-def _half(node: Node, offset: int, size: int, tracer: Tracer) -> SSAValue | None:
-    """x, where node is the element of the slice of x along the last dim that starts at `offset`."""
+# --- the rotation ----------------------------------------------------------------------------------------------------
+
+
+def _rotations(node: Node, depth: int, tracer: Tracer) -> Iterator[tuple[_Origin, bool]]:
+    """Where x begins, and whether its pairs are turned (else its halves), for each way to read `node` as rotate(x)."""
+    for source, index in tracer.aliases(node):
+        if not _is_identity(index, shape_of(source.type)):
+            continue
+        joined = loops.producer(source)
+        if isinstance(joined, tensor.ConcatOp):
+            parts = _parts(joined, 3, tracer)
+            begin = _halves(*parts, depth) if parts is not None else None
+            if begin is not None:
+                yield begin, False
+        elif isinstance(joined, tensor.CollapseShapeOp) and views.groups_of(joined) == _SPLIT:
+            stacked = loops.producer(joined.src)
+            parts = _parts(stacked, 4, tracer) if isinstance(stacked, tensor.ConcatOp) else None
+            begin = _pairs(*parts, depth) if parts is not None else None
+            if begin is not None:
+                yield begin, True
+
+
+def _parts(joined: tensor.ConcatOp, axis: int, tracer: Tracer) -> tuple[_Part, _Part] | None:
+    """(a, b) for concat(-a, b) along `axis`."""
+    if joined.dim.value.data != axis or len(joined.inputs) != 2:
+        return None
+    negated = tracer.head(tracer.element(joined.inputs[0]))
+    if negated.op != "arith.negf":
+        return None
+    first, second = _part(negated.args[0], tracer), _part(tracer.element(joined.inputs[1]), tracer)
+    return (first, second) if first is not None and second is not None else None
+
+
+def _part(node: Node, tracer: Tracer) -> _Part | None:
+    """The slice whose element `node` is, seen through unit dims."""
     for source, index in tracer.aliases(node):
         cut = loops.producer(source)
-        if not isinstance(cut, tensor.ExtractSliceOp) or index != loops.identity(4):
+        if not isinstance(cut, tensor.ExtractSliceOp) or not _is_identity(index, shape_of(source.type)):
             continue
-        parts = views.slice_of(cut)
-        if parts is None or parts[0] != (0, 0, 0, offset) or parts[1][3] != size or set(parts[2]) != {1}:
-            return None
-        return cut.source
+        found = views.slice_of(cut)
+        offsets = tuple(o for o in found[0] if isinstance(o, int)) if found is not None else ()
+        if found is not None and len(offsets) == len(found[0]):
+            return _Part(cut.source, offsets, found[1], found[2])
+        return None
     return None
 
 
-def _table(node: Node, value: SSAValue, before: Operation, tracer: Tracer) -> SSAValue | None:
-    """The cosine or sine table as a (B|1, 1, S, D) view."""
-    shape = shape_of(value.type)
+def _halves(upper: _Part, lower: _Part, depth: int) -> _Origin | None:
+    """x, where the parts are its last and its first half."""
+    half = depth // 2
+    shifted = (*lower.offsets[:-1], lower.offsets[-1] + half)
+    same = upper.source is lower.source and upper.offsets == shifted and {*upper.steps, *lower.steps} == {1}
+    if not same or len(shifted) != 4 or lower.shape[-1] != half or upper.shape[-1] != half:
+        return None
+    return _origin(lower.source, lower.offsets)
+
+
+def _pairs(odd: _Part, even: _Part, depth: int) -> _Origin | None:
+    """x, where the parts are its odd and its even elements."""
+    step = 1 if len(even.offsets) == 5 else 2  # of x seen as (…, D/2, 2), or of x itself
+    shifted = (*even.offsets[:-1], even.offsets[-1] + 1)
+    same = (
+        odd.source is even.source
+        and odd.offsets == shifted
+        and odd.steps == even.steps == (*(1,) * (len(shifted) - 1), step)
+    )
+    if not same or odd.shape != even.shape:
+        return None
+    if step == 2:
+        return _origin(even.source, even.offsets) if even.shape[-1] == depth // 2 else None
+    split = loops.producer(even.source)
+    whole = isinstance(split, tensor.ExpandShapeOp) and views.groups_of(split) == _SPLIT and not any(even.offsets)
+    fits = (
+        whole and shape_of(even.source.type)[3:] == (depth // 2, 2) and even.shape[:4] == shape_of(even.source.type)[:4]
+    )
+    return _origin(split.src, (0,) * 4) if fits and isinstance(split, tensor.ExpandShapeOp) else None
+
+
+def _origin(value: SSAValue, offsets: tuple[int, ...]) -> _Origin:
+    """The same place in the tensor under any number of slices without steps."""
+    cut = loops.producer(value)
+    while isinstance(cut, tensor.ExtractSliceOp):
+        found = views.slice_of(cut)
+        if found is None or set(found[2]) != {1} or not all(isinstance(o, int) for o in found[0]):
+            break
+        offsets = tuple(int(o) + more for o, more in zip(found[0], offsets, strict=True))
+        value = cut.source
+        cut = loops.producer(value)
+    return _Origin(value, offsets)
+
+
+# --- x and its tables ------------------------------------------------------------------------------------------------
+
+
+def _at(origin: _Origin, direct: Node, value: SSAValue, tracer: Tracer) -> SSAValue | None:
+    """x: the tensor of the value's shape and type that begins at `origin` and has `direct` as its element."""
+    shape, seen = shape_of(value.type), list(tracer.aliases(direct))
+    for each in (origin.root, *(source for source, _ in seen)):
+        if shape_of(each.type) != shape or tensor_dtype(each.type) != tensor_dtype(value.type):
+            continue
+        reads = views.seen_through(each, loops.identity(4))
+        if reads in seen and _origin(each, (0,) * 4) == origin:
+            return each
+    return None
+
+
+def _table(node: Node, value: SSAValue, order: tuple[int, ...], before: Operation, tracer: Tracer) -> SSAValue | None:
+    """The cosine or sine table as a view with the value's dims, the one of heads a unit dim."""
+    rows, depth = order[2:]
     for source, index in tracer.aliases(node):
-        if can_be_extra(source, index) and _same_type(source, value):
+        if can_be_extra(source, index) and tensor_dtype(source.type) in (tensor_dtype(value.type), "f32"):
             positions = {d for e in index for d in e.used_dims()}
-            if {2, 3} <= positions and 1 not in positions and max(positions) < 4:
-                return as_extra(before, source, index, shape)
+            if {rows, depth} <= positions <= {order[0], rows, depth}:
+                return as_extra(before, source, index, shape_of(value.type))
     return None
 
 
-def _same_type(a: SSAValue, b: SSAValue) -> bool:
-    return tensor_dtype(a.type) == tensor_dtype(b.type)
+def _is_identity(index: Index, shape: tuple[Dim, ...]) -> bool:
+    """Each dim read at its own place; a unit dim may be read at 0."""
+    return all(
+        e == loops.dim_expr(n) or (size == 1 and isinstance(e, AffineConstantExpr) and e.value == 0)
+        for n, (e, size) in enumerate(zip(index, shape, strict=True))
+    )

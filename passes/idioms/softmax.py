@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.idioms.raised import Raised, insert
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.trace import Node, Tracer
 
 
-def match(value: SSAValue, tracer: Tracer) -> Operation | None:
-    """The softmax that computes `value`, not yet inserted; None if it is none."""
+def match(value: SSAValue, tracer: Tracer) -> Raised | None:
+    """The softmax that computes `value`; None if it is none."""
     pair = tracer.operands(tracer.element(value), "arith.divf")
     if pair is None:
         return None
@@ -31,7 +32,7 @@ def match(value: SSAValue, tracer: Tracer) -> Operation | None:
         axis = _axis_of(tensor, inside[0], total.axis, tracer)
         maxima = [_axis_of(tensor, m.args[0], m.axis, tracer) for m in (outside[1], inside[1])]
         if axis is not None and maxima == [axis, axis]:
-            return qc.SoftmaxOp(tensor, value.type, axis=axis)
+            return insert(value, qc.SoftmaxOp(tensor, value.type, axis=axis))
     return None
 
 
