@@ -381,10 +381,15 @@ def _split_equal(source: Sequence[Dim], target: Sequence[Dim], s: tuple[int, int
 
 
 def reshape(builder: Builder, value: SSAValue, new_shape: Sequence[Dim]) -> SSAValue:
-    """Any reshape: at most one `collapse_shape`, then at most one `expand_shape`."""
+    """Any reshape: at most one `collapse_shape`, then at most one `expand_shape`.
+
+    A tensor without elements is made anew: collapsing (0, "s") gives a static 0, which MLIR does not accept.
+    """
     source, target = shape_of(value.type), tuple(dim(size).to_dim() for size in new_shape)
     if source == target:
         return value
+    if product(source) == 0 and product(target) == 0:
+        return fill(builder, 0, target, tensor_dtype(value.type))
     groups = reshape_groups(source, target)
     if not source:  # rank 0 to units; expand_shape cannot start from rank 0 here
         out = empty(builder, target, tensor_dtype(value.type))

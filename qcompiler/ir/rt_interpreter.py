@@ -187,6 +187,8 @@ class RtInterpreter:
         shape = tuple(dim(size).evaluate(symbols) for size in view.shape)
         strides = tuple(dim(stride).evaluate(symbols) * dtype.itemsize for stride in view.strides)
         offset = dim(view.offset).evaluate(symbols) * dtype.itemsize
+        if 0 in shape:  # no element can lie outside, wherever the view begins
+            return np.empty(shape, dtype)
         try:
             return np.ndarray(shape, dtype, memory.data, offset, strides)
         except (ValueError, TypeError) as error:
