@@ -1,4 +1,4 @@
-"""Picking and placing by index: embedding, gather, index, scatter, index_copy.
+"""Picking by index, and index_copy: embedding, gather, index, take.
 
 `x[i, j]` with index tensors becomes one gather over linear indices.  Masks of transformers index by ranges that were
 unsqueezed to broadcast (`mask[arange(b)[:, None, None, None], arange(s)]`); such an index is no gather at all but a
@@ -18,7 +18,7 @@ from xdsl.ir import SSAValue
 from qcompiler.errors import DataDependentShapeError
 from qcompiler.frontends.places import describe
 from qcompiler.frontends.scalars import Scalars
-from qcompiler.frontends.scope import Args, Result, Scope, Shape, broadcast_shapes, is_tensor, lowers
+from qcompiler.frontends.scope import Args, Result, Scope, broadcast_shapes, is_tensor, lowers
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim, product
@@ -27,8 +27,8 @@ aten = torch.ops.aten
 V = SSAValue
 
 
-def _take(s: Scope, x: V, index: V, axis: int) -> V:
-    """numpy.take"""
+def take(s: Scope, x: V, index: V, axis: int) -> V:
+    """numpy.take: an index of any rank replaces the axis."""
     shape = shape_of(x.type)
     out = (*shape[:axis], *shape_of(index.type), *shape[axis + 1 :])
     return s.insert(qc.GatherOp(x, index, types.tensor(out, tensor_dtype(x.type)), axis=axis))
@@ -38,14 +38,14 @@ def _take(s: Scope, x: V, index: V, axis: int) -> V:
 def _embedding(s: Scope, node: fx.Node, a: Args) -> Result:
     table, ids = s.value(a["weight"]), s.value(a["indices"])
     if not isinstance(table.owner, qc.ConstOp | qc.DequantizeOp):
-        return _take(s, table, ids, 0)
+        return take(s, table, ids, 0)
     return s.insert(qc.EmbeddingOp(ids, table, types.tensor(s.shape(node), s.dtype(node))))
 
 
 @lowers(aten.index_select.default)
 def _index_select(s: Scope, node: fx.Node, a: Args) -> Result:
     x = s.value(a["self"])
-    return s.reshape(_take(s, x, s.value(a["index"]), a["dim"] % len(shape_of(x.type))), s.shape(node))
+    return s.reshape(take(s, x, s.value(a["index"]), a["dim"] % len(shape_of(x.type))), s.shape(node))
 
 
 @lowers(aten.gather.default)
@@ -137,13 +137,13 @@ def _index_by_gather(s: Scope, x: V, indices: Sequence[Any]) -> V:
     used = [i for i, index in enumerate(indices) if index is not None]
     values = [s.value(indices[i]) for i in used]
     if len(used) == 1:
-        return _take(s, x, values[0], used[0])
+        return take(s, x, values[0], used[0])
     rest = [i for i in range(len(shape)) if i not in used]
-    linear = _linear_index(s, values, [shape[i] for i in used])
+    linear = linear_index(s, values, [shape[i] for i in used])
     folded = s.reshape(
         s.transpose(x, [*used, *rest]), [product(shape[i] for i in used).to_dim(), *(shape[i] for i in rest)]
     )
-    out = _take(s, folded, linear, 0)
+    out = take(s, folded, linear, 0)
     if used != list(range(used[0], used[-1] + 1)):
         return out  # torch puts the indexed dims first when they are not neighbours
     rank, before = len(shape_of(linear.type)), used[0]
@@ -151,7 +151,7 @@ def _index_by_gather(s: Scope, x: V, indices: Sequence[Any]) -> V:
     return s.transpose(out, order)
 
 
-def _linear_index(s: Scope, indices: Sequence[V], sizes: Sequence[Dim]) -> V:
+def linear_index(s: Scope, indices: Sequence[V], sizes: Sequence[Dim]) -> V:
     """((i0 * n1) + i1) * n2 + …, each index first counted from the start if negative."""
     numbers: list[V | int] = [size if isinstance(size, int) else s.symbolic(size) for size in sizes]
 
@@ -177,33 +177,3 @@ def _index_copy(s: Scope, node: fx.Node, a: Args) -> Result:
     axis = a["dim"] % len(shape_of(x.type))
     index = s.reshape(s.value(a["index"]), [shape_of(src.type)[axis]])
     return s.insert(qc.IndexUpdateOp(x, index, src, x.type, axis=axis))
-
-
-@lowers(aten.index_put.default)
-def _index_put(s: Scope, node: fx.Node, a: Args) -> Result:
-    """One index tensor of rank 1 on one dim; anything more is not a single update along an axis."""
-    x, used = s.value(a["self"]), [i for i, index in enumerate(a["indices"]) if index is not None]
-    shape = shape_of(x.type)
-    if a["accumulate"] or len(used) != 1 or len(s.shape(a["indices"][used[0]])) != 1:
-        raise s.unsupported(node, "only x[:, i] = v with one index tensor of rank 1 has a lowering; use index_copy")
-    index, axis = s.value(a["indices"][used[0]]), used[0]
-    if tensor_dtype(index.type) == "i1":
-        raise s.unsupported(node, "writing through a mask; use torch.where")
-    target: Shape = (*shape[:axis], *shape_of(index.type), *shape[axis + 1 :])
-    src = s.broadcast(s.cast(s.value(a["values"]), tensor_dtype(x.type)), target)
-    return s.insert(qc.IndexUpdateOp(x, index, src, x.type, axis=axis))
-
-
-@lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
-def _scatter(s: Scope, node: fx.Node, a: Args) -> Result:
-    x, index = s.value(a["self"]), s.value(a["index"])
-    shape, dtype = shape_of(index.type), tensor_dtype(x.type)
-    if "src" in a:
-        src = s.value(a["src"])
-        for axis, size in enumerate(shape):
-            if shape_of(src.type)[axis] != size:
-                src = s.slice(src, axis, 0, size)
-    else:
-        src = s.full(a["value"], shape, dtype)
-    mode = "add" if node.target is aten.scatter_add.default else "none"
-    return s.insert(qc.ScatterOp(x, index, src, x.type, axis=a["dim"] % len(shape), reduce=mode))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from qcompiler.frontends.scalars import Scalars, opmath
 from qcompiler.frontends.scope import (
@@ -104,6 +104,54 @@ def _addmm(s: Scope, node: fx.Node, a: Args) -> Result:
 
     added = s.value(a["self"])
     return s.pointwise([out, added], body, compute=opmath(dtype), result=dtype, shape=s.shape(node))
+
+
+@lowers(aten.addbmm.default)
+def _addbmm(s: Scope, node: fx.Node, a: Args) -> Result:
+    """beta * self + alpha * the sum of all products of a batch."""
+    dtype, alpha, beta = s.dtype(node), a["alpha"], a["beta"]
+    compute = opmath(dtype)
+    products = _matmul(s, s.value(a["batch1"]), s.value(a["batch2"]))
+    total = s.reduce(products, (0,), "add", compute=compute)
+
+    def body(m: Scalars, x: V, y: V) -> V:
+        scaled = x if alpha == 1 else m.mul(x, m.const(alpha))
+        return m.add(scaled, y if beta == 1 else m.mul(y, m.const(beta))) if beta != 0 else scaled
+
+    return s.pointwise([total, s.value(a["self"])], body, compute=compute, result=dtype, shape=s.shape(node))
+
+
+@lowers(aten._trilinear.default)
+def _trilinear(s: Scope, node: fx.Node, a: Args) -> Result:
+    """The product of three tensors with unit dims put in, summed over `sumdim`: bilinear layers."""
+    rank = len(shape_of(s.value(a["i1"]).type)) + len(a["expand1"])
+    spread = []
+    for name, expand in (("i1", a["expand1"]), ("i2", a["expand2"]), ("i3", a["expand3"])):
+        value = s.value(a[name])
+        sizes = iter(shape_of(value.type))
+        spread.append(s.reshape(value, [1 if i in expand else next(sizes) for i in range(rank)]))
+    wide = broadcast_shapes([shape_of(v.type) for v in spread])
+    axes = normalize_axes(a["sumdim"], rank)
+    compute = opmath(s.dtype(node))
+    total = s.fold(spread, wide, axes, "add", compute=compute, term=lambda m, x, y, z: m.mul(m.mul(x, y), z))
+    return s.cast(s.reshape(total, s.shape(node)), s.dtype(node))
+
+
+@lowers(aten._cdist_forward.default)
+def _cdist(s: Scope, node: fx.Node, a: Args) -> Result:
+    """Distances of all pairs of rows, (…, P, M) and (…, R, M): the p-norm of their differences."""
+    x, y = s.value(a["x1"]), s.value(a["x2"])
+    left, right, dtype = shape_of(x.type), shape_of(y.type), s.dtype(node)
+    order, compute = float(a["p"]), opmath(dtype)
+    inputs = [s.reshape(x, [*left[:-1], 1, left[-1]]), s.reshape(y, [*right[:-2], 1, *right[-2:]])]
+    wide = (*s.shape(node), left[-1])
+    kind: Reduction = "max" if pymath.isinf(order) else "add"
+
+    def term(m: Scalars, p: V, q: V) -> V:
+        return _norm_term(m, m.sub(p, q), order)
+
+    total = s.fold(inputs, wide, (len(wide) - 1,), kind, compute=compute, term=term)
+    return s.cast(_norm_root(s, total, order, compute), dtype)
 
 
 # --- norms and softmax -----------------------------------------------------------------------------------------------
@@ -301,20 +349,27 @@ def _vector_norm(s: Scope, node: fx.Node, a: Args) -> Result:
         kind: Reduction = "max" if order > 0 else "min"
         return _finish(s, node, s.reduce(x, axes, kind, compute=compute, term=lambda m, v: m.abs(v)))
 
-    def term(m: Scalars, v: V) -> V:
-        if order == 0:
-            return m.select(m.compare("ne", v, m.const(0)), m.const(1), m.const(0))
-        if order in (1, 2):
-            return m.abs(v) if order == 1 else m.mul(v, v)
-        return m.call("powf", m.abs(v), m.const(order))
+    total = s.reduce(x, axes, "add", compute=compute, term=lambda m, v: _norm_term(m, v, order))
+    return _finish(s, node, _norm_root(s, total, order, compute))
+
+
+def _norm_term(m: Scalars, v: V, order: float) -> V:
+    """What a p-norm adds up (or takes the largest of, for inf)."""
+    if order == 0:
+        return m.select(m.compare("ne", v, m.const(0)), m.const(1), m.const(0))
+    if order in (1, 2) or pymath.isinf(order):
+        return m.mul(v, v) if order == 2 else m.abs(v)
+    return m.call("powf", m.abs(v), m.const(order))
+
+
+def _norm_root(s: Scope, total: V, order: float, compute: DType) -> V:
+    if order in (0, 1) or pymath.isinf(order):
+        return total
 
     def root(m: Scalars, v: V) -> V:
         return m.call("sqrt", v) if order == 2 else m.call("powf", v, m.const(1 / order))
 
-    total = s.reduce(x, axes, "add", compute=compute, term=term)
-    if order not in (0, 1):
-        total = s.pointwise([total], root, compute=compute, result=compute)
-    return _finish(s, node, total)
+    return s.pointwise([total], root, compute=compute, result=compute)
 
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
@@ -324,41 +379,7 @@ def _any(s: Scope, node: fx.Node, a: Args) -> Result:
     return _finish(s, node, s.reduce(x, axes, kind, compute="i1"))
 
 
-# --- scans and orders ------------------------------------------------------------------------------------------------
-
-
-@lowers(aten.cumsum.default)
-def _cumsum(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Accumulates in the opmath of the result's type and rounds at the end."""
-    dtype = s.dtype(node)
-    x = s.cast(s.value(a["self"]), opmath(dtype))
-    rank = len(shape_of(x.type))
-    return s.cast(s.insert(qc.CumsumOp(x, x.type, axis=a["dim"] % rank)), dtype) if rank else s.cast(x, dtype)
-
-
-def _pair(op: Operation) -> tuple[V, V]:
-    return op.results[0], op.results[1]
-
-
-@lowers(aten.sort.default, aten.sort.stable)
-def _sort(s: Scope, node: fx.Node, a: Args) -> Result:
-    x = s.value(a["self"])
-    shape = shape_of(x.type)
-    kinds = [x.type, types.tensor(shape, "i64")]
-    op = qc.SortOp(x, kinds, axis=a["dim"] % len(shape), descending=bool(a["descending"]))
-    return _pair(s.builder.insert(op))
-
-
-@lowers(aten.topk.default)
-def _topk(s: Scope, node: fx.Node, a: Args) -> Result:
-    if not a["largest"]:
-        raise s.unsupported(node, "largest=False; negate the input instead")
-    x, k = s.value(a["self"]), s.dim(a["k"])
-    if not isinstance(k, int):
-        raise s.unsupported(node, f"k = '{k}' is not fixed")
-    shape = s.symbols.shape(node.meta["val"][0].shape)
-    kinds = [types.tensor(shape, tensor_dtype(x.type)), types.tensor(shape, "i64")]
-    return _pair(s.builder.insert(qc.TopkOp(x, kinds, k=k, axis=a["dim"] % len(shape))))
+# --- positions of extremes -------------------------------------------------------------------------------------------
 
 
 @lowers(aten.argmax.default, aten.argmin.default)

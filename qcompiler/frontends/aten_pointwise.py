@@ -6,11 +6,12 @@ Every operator computes in fp32 where torch's CPU kernels do and rounds once; ta
 from __future__ import annotations
 
 import math as pymath
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from xdsl.dialects import arith
 from xdsl.ir import SSAValue
 
 from qcompiler.frontends.scalars import FLOATS, Compare, Scalars, cast, opmath
@@ -89,6 +90,49 @@ def _silu(m: S, x: V) -> V:
     return m.div(x, m.add(m.const(1), m.call("exp", m.neg(x))))
 
 
+def _sign_bit(m: S, x: V) -> V:
+    """Also of -0 and of NaN."""
+    probe = m.call("copysign", m.const(1), x) if m.floating else x
+    return m.compare("lt", probe, m.const(0)) if m.dtype != "i1" else m.const(False)
+
+
+# M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2010): polynomials in w - 2.5 (w < 5) and in
+# sqrt(w) - 3, with w = -log(1 - x²); the highest power first.
+_ERFINV_CENTRAL = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+    0.246640727, 1.50140941,
+)  # fmt: skip
+_ERFINV_TAIL = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+    1.00167406, 2.83297682,
+)  # fmt: skip
+
+
+def _erfinv(m: S, x: V) -> V:
+    """Giles' polynomials, then two Newton steps in f64 (fp32 needs none, f64 both)."""
+    wide = S(m.builder, "f64")
+    y = cast(m.builder, x, "f64")
+    one = wide.const(1)
+    w = wide.neg(wide.call("log", wide.mul(wide.sub(one, y), wide.add(one, y))))
+    near, far = wide.sub(w, wide.const(2.5)), wide.sub(wide.call("sqrt", w), wide.const(3))
+    factor = wide.select(
+        wide.compare("lt", w, wide.const(5)), _horner(wide, near, _ERFINV_CENTRAL), _horner(wide, far, _ERFINV_TAIL)
+    )
+    guess = wide.mul(factor, y)
+    for _ in range(2):  # erf'(g) = 2 / sqrt(pi) * exp(-g²)
+        slope = wide.mul(wide.const(2 / pymath.sqrt(pymath.pi)), wide.call("exp", wide.neg(wide.mul(guess, guess))))
+        guess = wide.sub(guess, wide.div(wide.sub(wide.call("erf", guess), y), slope))
+    end = wide.compare("eq", wide.abs(y), one)
+    return cast(m.builder, wide.select(end, wide.div(y, wide.const(0)), guess), m.dtype)
+
+
+def _horner(m: S, x: V, coefficients: Sequence[float]) -> V:
+    total = m.const(coefficients[0])
+    for coefficient in coefficients[1:]:
+        total = m.add(m.mul(total, x), m.const(coefficient))
+    return total
+
+
 def _function(name: str) -> Callable[[S, V], V]:
     return lambda m, x: m.call(name, x)
 
@@ -116,6 +160,7 @@ _UNARY: dict[Any, Callable[[S, V], V]] = {
     aten.floor.default: _rounding("floor"),
     aten.trunc.default: _rounding("trunc"),
     aten.round.default: _rounding("roundeven"),
+    aten.erfinv.default: _erfinv,
     aten.erfc.default: lambda m, x: m.sub(m.const(1), m.call("erf", x)),
     aten.bitwise_not.default: lambda m, x: m.bitwise("xor", x, m.const(1 if m.dtype == "i1" else -1)),
     **{
@@ -232,10 +277,30 @@ def _trunc_div(m: S, x: V, y: V) -> V:
     return m.call("trunc", m.div(x, y)) if m.floating else m.div(x, y)
 
 
+def _shift_left(m: S, x: V, y: V) -> V:
+    """Shifts by a negative count, or by all bits and more, give 0."""
+    return m.select(_in_width(m, y), m.insert(arith.ShLIOp(x, _shift_count(m, y))), m.const(0))
+
+
+def _shift_right(m: S, x: V, y: V) -> V:
+    """Arithmetic; shifts by a negative count, or by all bits and more, give the sign."""
+    return m.insert(arith.ShRSIOp(x, m.select(_in_width(m, y), y, m.const(m.bits - 1))))
+
+
+def _in_width(m: S, count: V) -> V:
+    return m.bitwise("and", m.compare("ge", count, m.const(0)), m.compare("lt", count, m.const(m.bits)))
+
+
+def _shift_count(m: S, count: V) -> V:
+    return m.select(_in_width(m, count), count, m.const(0))
+
+
 _BINARY: dict[str, Callable[[S, V, V], V]] = {
     "mul": lambda m, x, y: m.mul(x, y),
     "maximum": lambda m, x, y: m.maximum(x, y),
     "minimum": lambda m, x, y: m.minimum(x, y),
+    "fmin": lambda m, x, y: m.number_minimum(x, y),
+    "fmax": lambda m, x, y: m.number_maximum(x, y),
     "fmod": lambda m, x, y: m.rem(x, y),
     "remainder": _modulo,
     "floor_divide": _floor_div,
@@ -244,6 +309,10 @@ _BINARY: dict[str, Callable[[S, V, V], V]] = {
     "bitwise_and": lambda m, x, y: m.bitwise("and", x, y),
     "bitwise_or": lambda m, x, y: m.bitwise("or", x, y),
     "bitwise_xor": lambda m, x, y: m.bitwise("xor", x, y),
+    "bitwise_left_shift": _shift_left,
+    "bitwise_right_shift": _shift_right,
+    "__lshift__": _shift_left,
+    "__rshift__": _shift_right,
     "__and__": lambda m, x, y: m.bitwise("and", x, y),
     "__or__": lambda m, x, y: m.bitwise("or", x, y),
     "__xor__": lambda m, x, y: m.bitwise("xor", x, y),
@@ -314,6 +383,23 @@ def _integer_power(m: S, x: V, exponent: int, dtype: DType) -> V:
         return m.mul(square, x) if exponent == 3 else m.div(m.const(1), square)
     power = m.power(x, abs(exponent))
     return power if exponent >= 0 else m.div(m.const(1), power)
+
+
+@lowers(aten.round.decimals)
+def _round_decimals(s: Scope, node: fx.Node, a: Args) -> Result:
+    """round(x * 10^d) / 10^d; for d < 0 round(x / 10^-d) * 10^-d."""
+    decimals = int(a["decimals"])
+    scale = float(10 ** abs(decimals))
+
+    def body(m: S, x: V) -> V:
+        power = m.const(scale)
+        if not m.floating:
+            return x
+        if decimals >= 0:
+            return m.div(m.call("roundeven", m.mul(x, power)), power)
+        return m.mul(m.call("roundeven", m.div(x, power)), power)
+
+    return s.unary(node, a["self"], body)
 
 
 @lowers(aten.hypot.default)
@@ -461,6 +547,10 @@ def _rrelu(s: Scope, node: fx.Node, a: Args) -> Result:
     return (value, None) if node.target is aten.rrelu_with_noise_functional.default else value
 
 
+OVERLOADS = ("Tensor", "Scalar", "default", "Tensor_Scalar", "Scalar_Tensor")
+"""How ATen calls the forms of an operator of two operands."""
+
+
 def _register() -> None:
     for op, body in _UNARY.items():
         lowers(op)(_unary_builder(body))
@@ -468,9 +558,7 @@ def _register() -> None:
         lowers(op)(_parametric_builder(parametric, names))
     for name, combine in _BINARY.items():
         packet = getattr(aten, name)
-        found = [
-            getattr(packet, o) for o in ("Tensor", "Scalar", "default", "Tensor_Scalar") if o in packet.overloads()
-        ]
+        found = [getattr(packet, o) for o in OVERLOADS if o in packet.overloads()]
         lowers(*(op for op in found if op not in BUILDERS))(
             _binary_builder(combine, 1 if name in ("mul", "floor_divide") else None)
         )
@@ -482,6 +570,7 @@ def _register() -> None:
     lowers(aten.logical_and.default)(_logical_builder(lambda m, x, y: m.bitwise("and", x, y)))
     lowers(aten.logical_or.default)(_logical_builder(lambda m, x, y: m.bitwise("or", x, y)))
     lowers(aten.logical_xor.default)(_logical_builder(lambda m, x, y: m.bitwise("xor", x, y)))
+    lowers(aten.signbit.default)(_is_class(_sign_bit))
     lowers(aten.isnan.default)(_is_class(lambda m, x: m.is_nan(x)))
     lowers(aten.isinf.default)(_is_class(lambda m, x: m.compare("eq", m.abs(x), m.const(float("inf")))))
     lowers(aten.isfinite.default)(_is_class(lambda m, x: m.compare("lt", m.abs(x), m.const(float("inf")))))

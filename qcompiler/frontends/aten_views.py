@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from xdsl.builder import Builder
+from xdsl.dialects import arith
 from xdsl.ir import SSAValue
+from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineExpr, AffineMap
 
 from qcompiler.errors import NarrowedDimError
 from qcompiler.frontends.places import describe
 from qcompiler.frontends.scalars import Scalars
 from qcompiler.frontends.scope import Args, Result, Scope, Shape, lowers, normalize_axes
-from qcompiler.ir import build
+from qcompiler.ir import build, types
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import DType
@@ -137,6 +141,78 @@ def _getitem(s: Scope, node: fx.Node, a: Args) -> Result:
     if part is None:
         raise s.unsupported(source, f"its result {index} is used, which has no lowering")
     return part
+
+
+# --- parts that overlap, or lie askew: loops that read at sums of their indices ---------------------------------------
+
+
+def _read_at(s: Scope, value: SSAValue, places: Sequence[AffineExpr], out: Shape) -> SSAValue:
+    """out[d0, d1, …] = value[places]"""
+    maps = [AffineMap(len(out), 0, tuple(places)), AffineMap.identity(len(out))]
+    dtype = tensor_dtype(value.type)
+    return build.generic(s.builder, [value], maps, out, dtype, ["parallel"] * len(out), lambda _, e: e[0])
+
+
+@lowers(aten.unfold.default)
+def _unfold(s: Scope, node: fx.Node, a: Args) -> Result:
+    """Windows of `size` along a dim, `step` apart, as a new last dim."""
+    value, out = s.value(a["self"]), s.shape(node)
+    rank = len(shape_of(value.type))
+    if not rank:
+        return s.reshape(value, out)
+    axis, step = a["dimension"] % rank, int(a["step"])
+    reach = (dim(out[axis]) - 1) * step + int(a["size"])
+    value = s.slice(value, axis, 0, reach.to_dim())
+    places: list[AffineExpr] = [AffineDimExpr(i) for i in range(rank)]
+    places[axis] = (places[axis] if step == 1 else places[axis] * step) + AffineDimExpr(rank)
+    return _read_at(s, value, places, out)
+
+
+@lowers(aten.diagonal.default)
+def _diagonal(s: Scope, node: fx.Node, a: Args) -> Result:
+    """x[i, i + offset] of two dims, as a new last dim."""
+    value, out = s.value(a["self"]), s.shape(node)
+    rank = len(shape_of(value.type))
+    first, second, offset = a["dim1"] % rank, a["dim2"] % rank, int(a["offset"])
+    for axis, start in ((first, max(-offset, 0)), (second, max(offset, 0))):
+        value = s.slice(value, axis, start, out[-1])
+    kept = iter(range(rank - 2))
+    places: list[AffineExpr] = [
+        AffineDimExpr(rank - 2) if i in (first, second) else AffineDimExpr(next(kept)) for i in range(rank)
+    ]
+    return _read_at(s, value, places, out)
+
+
+@lowers(aten.as_strided.default)
+def _as_strided(s: Scope, node: fx.Node, a: Args) -> Result:
+    """Of a tensor that owns its memory, all sizes fixed: an element at offset + sum of index * stride."""
+    meta, out = a["self"].meta["val"], s.shape(node)
+    value, numbers = s.value(a["self"]), [*a["size"], *a["stride"], a.get("storage_offset") or 0]
+    whole = isinstance(meta.numel(), int) and meta.is_contiguous() and meta.storage_offset() == 0
+    if not whole or not all(isinstance(n, int) for n in numbers) or 0 in out:
+        raise s.unsupported(node, "strides into a tensor that is a view of another, or sizes that are not fixed")
+    flat = s.reshape(value, [int(meta.numel())])
+    place: AffineExpr = AffineConstantExpr(a.get("storage_offset") or 0)
+    for i, stride in enumerate(a["stride"]):
+        place = place + AffineDimExpr(i) * stride if out[i] != 1 else place
+    return _read_at(s, flat, [place], out)
+
+
+@lowers(aten.view.dtype)
+def _bitcast(s: Scope, node: fx.Node, a: Args) -> Result:
+    """The same bits as another type of the same width."""
+    value, target = s.value(a["self"]), s.dtype(node)
+    source = tensor_dtype(value.type)
+    pairs = ({"f32", "i32"}, {"f64", "i64"}, {"i8", "ui8"})
+    if source == target:
+        return value
+    if {source, target} not in pairs:
+        raise s.unsupported(node, f"the bits of {source} as {target}; only f32 and i32, f64 and i64, i8 and ui8")
+
+    def body(inner: Builder, elements: Sequence[SSAValue]) -> SSAValue:
+        return inner.insert(arith.BitcastOp(elements[0], types.ELEMENT_TYPES[target])).results[0]
+
+    return build.pointwise(s.builder, [value], s.shape(node), target, body)
 
 
 # --- joins -----------------------------------------------------------------------------------------------------------

@@ -32,9 +32,11 @@ from qcompiler.frontends import (  # noqa: F401  (they register)
     aten_conv,
     aten_index,
     aten_nn,
+    aten_order,
     aten_pointwise,
     aten_pool,
     aten_resize,
+    aten_scatter,
     aten_views,
     signature,
 )

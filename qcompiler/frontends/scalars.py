@@ -45,6 +45,11 @@ class Scalars:
     def const(self, value: float | int | bool) -> SSAValue:
         return scalar(self.builder, value, self.dtype)
 
+    @property
+    def bits(self) -> int:
+        """The width of an integer type."""
+        return _BITS[self.dtype]
+
     # --- arithmetic ---
 
     def _pick(self, a: SSAValue, b: SSAValue, floating: BinaryOp, integer: BinaryOp) -> SSAValue:
@@ -80,6 +85,13 @@ class Scalars:
     def minimum(self, a: SSAValue, b: SSAValue) -> SSAValue:
         integer = arith.MinUIOp if self.dtype == "i1" else arith.MinSIOp
         return self._pick(a, b, arith.MinimumfOp, integer)
+
+    def number_maximum(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """The other operand where one is NaN (C's fmax)."""
+        return self.insert(arith.MaxnumfOp(a, b)) if self.floating else self.maximum(a, b)
+
+    def number_minimum(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.insert(arith.MinnumfOp(a, b)) if self.floating else self.minimum(a, b)
 
     def neg(self, a: SSAValue) -> SSAValue:
         return self.insert(arith.NegfOp(a)) if self.floating else self.sub(self.const(0), a)

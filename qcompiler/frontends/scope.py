@@ -192,24 +192,48 @@ class Scope:
         term: Callable[[Scalars, SSAValue], SSAValue] | None = None,
     ) -> SSAValue:
         """Reduces `axes` (dropped) of `term(x)`, accumulating in `compute`; the result has that type."""
-        shape = shape_of(x.type)
+        return self.fold([x], shape_of(x.type), axes, kind, compute=compute, term=term or (lambda m, value: value))
+
+    def fold(
+        self,
+        inputs: Sequence[SSAValue | Number],
+        shape: Sequence[Dim],
+        axes: Sequence[int],
+        kind: build.Reduction,
+        *,
+        compute: DType,
+        term: Callable[..., SSAValue],
+        elements: DType | None = None,
+    ) -> SSAValue:
+        """Reduces `axes` (dropped) of `term(scalars, *elements)` over `shape`, to which the inputs broadcast.
+
+        Terms and the result have the type `compute`, and so have the elements that `term` is given, unless `elements`
+        names another one.
+        """
+        given_as = elements or compute
+        tensors = [x for x in inputs if isinstance(x, SSAValue)]
         kept = [a for a in range(len(shape)) if a not in axes]
         order = [*kept, *(a for a in range(len(shape)) if a in axes)]
-        init = build.fill(self.builder, build.reduction_identity(kind, compute), [shape[a] for a in kept], compute)
+        out = [shape[a] for a in kept]
+        init = build.fill(self.builder, build.reduction_identity(kind, compute), out, compute)
+        loops = [AffineDimExpr(order.index(a)) for a in range(len(shape))]
         maps = [
-            AffineMap(len(shape), 0, tuple(AffineDimExpr(order.index(a)) for a in range(len(shape)))),
-            AffineMap(len(shape), 0, tuple(AffineDimExpr(i) for i in range(len(kept)))),
+            AffineMap(len(shape), 0, tuple(e.replace_dims_and_symbols(loops, []) for e in spread.results))
+            for spread in (build.broadcast_map(shape_of(x.type), shape) for x in tensors)
         ]
+        maps.append(AffineMap(len(shape), 0, tuple(AffineDimExpr(i) for i in range(len(kept)))))
 
         def body(inner: Builder, arguments: Sequence[SSAValue]) -> SSAValue:
-            math = Scalars(inner, compute)
-            element = cast(inner, arguments[0], compute)
-            return combine(math, kind, term(math, element) if term is not None else element, arguments[1])
+            math, given = Scalars(inner, compute), iter(arguments)
+            values = [
+                cast(inner, next(given), given_as) if isinstance(x, SSAValue) else Scalars(inner, given_as).const(x)
+                for x in inputs
+            ]
+            return combine(math, kind, term(math, *values), arguments[-1])
 
         iterators: list[build.Iterator] = ["parallel"] * len(kept)
         iterators += ["reduction"] * (len(shape) - len(kept))
-        out = [shape[a] for a in kept]
-        return build.generic(self.builder, [x], maps, out, compute, iterators, body, init=init)
+        return build.generic(self.builder, tensors, maps, out, compute, iterators, body, init=init)
 
     def keep_axes(self, value: SSAValue, shape: Sequence[Dim], axes: Sequence[int]) -> SSAValue:
         """A reduced value with the reduced axes of `shape` put back as 1."""
