@@ -13,6 +13,7 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import struct
 import tempfile
 import zlib
@@ -23,6 +24,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from qcompiler import __version__
 from qcompiler.errors import (
     CorruptFileError,
     FileBoundsError,
@@ -298,6 +300,7 @@ def _member(data: memoryview, members: dict[str, Member], name: str, limit: int 
 
 def read_header(program: bytes) -> Header:
     """program.json, versions first: a newer file may have a schema that this version cannot judge."""
+    versions = None
     try:
         versions = msgspec.json.decode(program, type=_Versions)
         if versions.magic != "qcompiler-program":
@@ -309,6 +312,12 @@ def read_header(program: bytes) -> Header:
             )
         header = msgspec.json.decode(program, type=Header, strict=True)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        if versions is not None and _release(versions.qcompiler) > _release(__version__):
+            # A field that this version does not know may matter: it is not passed over, but it is no damage either.
+            raise NewerFileError(
+                f"the file was written by qcompiler {versions.qcompiler[:40]}, this is {__version__}, which does not "
+                f"know all it says ({error}); update with `pip install --upgrade qcompiler`"
+            ) from error
         raise CorruptFileError(f"program.json does not follow its schema: {error}") from error
     if header.plan.version > PLAN_VERSION:
         raise NewerFileError(
@@ -316,6 +325,12 @@ def read_header(program: bytes) -> Header:
             "update with `pip install --upgrade qcompiler`"
         )
     return header
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(0, 2, 1) of "0.2.1" and of "0.2.1rc1"; () of what is no version."""
+    found = re.match(r"\d{1,9}(\.\d{1,9}){0,3}", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def _weights(data: memoryview, members: dict[str, Member], header: Header) -> Bytes:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from qcompiler import __version__
 from qcompiler.errors import (
     CorruptFileError,
     FileBoundsError,
@@ -174,6 +175,27 @@ def test_a_newer_file_says_how_to_update(file: Path) -> None:
     edit_header(file, newer)
     with pytest.raises(NewerFileError, match=r"format 9.*9\.0.*pip install --upgrade"):
         load_image(file)
+
+
+def test_a_field_of_a_later_release_is_newer_and_the_same_field_otherwise_damage(file: Path) -> None:
+    """Fields may be added without a new format: an older reader neither passes them over nor calls the file damaged."""
+
+    def written_by(version: str) -> Callable[[dict[str, Any]], None]:
+        return lambda header: header.update(qcompiler=version, hints=1)
+
+    edit_header(file, written_by("99.0.0"))
+    with pytest.raises(NewerFileError, match=r"written by qcompiler 99\.0\.0, .*`hints`.*pip install --upgrade"):
+        load_image(file)
+    for version in (__version__, "0.0.9", "unknown"):
+        edit_header(file, written_by(version))
+        with pytest.raises(CorruptFileError, match=r"does not follow its schema.*`hints`"):
+            load_image(file)
+
+
+def test_fields_that_an_earlier_release_did_not_write_have_their_defaults(file: Path) -> None:
+    edit_header(file, lambda header: [header.pop(name) for name in ("native", "torch_calls", "ledger", "report")])
+    image, _ = load_image(file)
+    assert (image.torch_calls, image.ledger, image.report) == ((), None, None)
 
 
 def test_a_newer_plan_is_newer(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +216,13 @@ def test_builds_for_another_interface_of_kernels_are_refused(saved: Saved, monke
     monkeypatch.setattr(builds, "NATIVE_ABI", builds.NATIVE_ABI + 1)
     with pytest.raises(TargetMismatchError, match=r"compiled for version 1 of the kernels' interface"):
         load_image(saved.path, trust_native=True)
+
+
+def test_the_interface_of_stored_builds_is_the_one_that_its_version_stands_for() -> None:
+    """Whoever changes abi.h or what the runtime passes raises NATIVE_ABI, or old builds are called the wrong way."""
+    text = resources.files("qcompiler.kernels.cpu").joinpath("abi.h").read_text()
+    code = re.sub(r"\s+", " ", re.sub(r"//[^\n]*", "", text))
+    assert (builds.NATIVE_ABI, hashlib.sha256(code.encode()).hexdigest()[:16]) == (1, "5a301900d1a25ee8")
 
 
 def test_a_pinned_build_does_not_run_another_plan(saved: Saved, tmp_path: Path) -> None:
