@@ -29,6 +29,7 @@ from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.idioms import norms, rope, softmax
 from qcompiler.passes.idioms.attention import raise_attention
 from qcompiler.passes.idioms.raised import Raised
+from qcompiler.passes.idioms.terms import Masks
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.masks import MaskReader, simplify_mask
 from qcompiler.passes.support.numerics import Numerics, Reordered
@@ -89,11 +90,11 @@ def _replace(op: ops.GenericOp, made: Raised, context: QCContext) -> None:
 
 def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
     """Attention between two matmuls; returns how often."""
-    tracer, raised = Tracer(context), 0
+    tracer, masks, raised = Tracer(context), Masks(MaskReader(function, context)), 0
     for op in list(function.body.block.ops):
         if not isinstance(op, qc.BatchMatmulOp) or op.parent is None:
             continue
-        result = raise_attention(op, tracer)
+        result = raise_attention(op, tracer, masks)
         if result is None:
             continue
         raised += 1

@@ -1,45 +1,41 @@
 """Attention from `softmax(q kᵀ * scale + mask) v`, written as two batched matmuls around a softmax.
 
-The matmuls may be of rank 3 over joined batch and heads, the scale a product or a quotient, the mask added or selected
-by, the scaled scores soft-capped (`c * tanh(x / c)`); casts around the softmax are dropped, since `qc.attention` keeps
-scores in fp32.
+The matmuls may be of rank 3 over joined batch and heads, the scale a product or a quotient (of the scores, of q or of
+k), the scaled scores soft-capped (`c * tanh(x / c)`).  Casts around the softmax are dropped, since `qc.attention` keeps
+scores in fp32.  What is then added to the scores, or replaces them where a mask is false, is the mask: idioms/terms.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from xdsl.builder import Builder
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.linalg import ops
 from xdsl.ir import SSAValue
-from xdsl.ir.affine import AffineExpr
+from xdsl.ir.affine import AffineDimExpr
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
+from qcompiler.passes.idioms.terms import Full, Masks, Term
 from qcompiler.passes.support import loops
-from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.loops import Index
 from qcompiler.passes.support.trace import Node, Tracer
-from qcompiler.plan.dims import Dim
-
-DROPPED = -1e4  # what a masked score is at most: exp of it beside any kept score is 0 in fp32
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """`matmul * scale`, soft-capped, plus a float mask or where a boolean one is true (`index` over the softmax's
-    dims)."""
+    """`matmul * scale`, soft-capped, then the terms in order (their indices over the softmax's dims)."""
 
     matmul: qc.BatchMatmulOp
     scale: float = 1.0
     softcap: float | None = None
-    mask: tuple[SSAValue, Index] | None = None
+    terms: tuple[Term, ...] = ()
 
 
-def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer) -> SSAValue | None:
+def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAValue | None:
     """The attention that computes a matmul's result, inserted before it; None if it is none."""
     softmax = loops.producer(_under_casts_and_reshapes(op.a))
     if not isinstance(softmax, qc.SoftmaxOp):
@@ -54,35 +50,50 @@ def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer) -> SSAValue | None:
     dtypes = {tensor_dtype(v.type) for v in (scores.matmul.a, scores.matmul.b, op.b, op.result)}
     if not isinstance(heads, int) or len(dtypes) != 1:
         return None
-    return _build(op, scores, (batch, heads, shape[-2], shape[-1]), len(shape))
+    return _build(op, scores, (batch, heads, shape[-2], shape[-1]), len(shape), tracer, masks)
 
 
-def _build(op: qc.BatchMatmulOp, scores: _Scores, full: tuple[Dim, Dim, Dim, Dim], rank: int) -> SSAValue | None:
+def _build(
+    op: qc.BatchMatmulOp, scores: _Scores, full: Full, rank: int, tracer: Tracer, masks: Masks
+) -> SSAValue | None:
     batch, heads, queries, keys = full
     mask = None
-    if scores.mask is not None:
-        source, index = scores.mask
-        if rank == 3:  # (N, S, T) becomes (N, 1, S, T)
-            index = tuple(_insert_heads(e) for e in index)
-        if not can_be_extra(source, index):
+    if scores.terms:
+        mask = masks.build(op, scores.terms, full, rank)
+        if mask is None:
             return None
-        mask = as_extra(op, source, index, full)
     builder = build.with_path(InsertPoint.before(op), path_of(op))
     depth, width = shape_of(scores.matmul.a.type)[-1], shape_of(op.b.type)[-1]
-    q = build.reshape(builder, scores.matmul.a, (batch, heads, queries, depth))
-    turned = len(shape_of(scores.matmul.b.type))
-    k = build.transpose(builder, scores.matmul.b, [*range(turned - 2), turned - 1, turned - 2])
+    plain_q, factor_q = _unscaled(builder, scores.matmul.a, tracer)
+    plain_k, factor_k = _unscaled(builder, scores.matmul.b, tracer)
+    q = build.reshape(builder, plain_q, (batch, heads, queries, depth))
+    turned = len(shape_of(plain_k.type))
+    k = build.transpose(builder, plain_k, [*range(turned - 2), turned - 1, turned - 2])
     k = build.reshape(builder, k, (batch, heads, keys, depth))
     v = build.reshape(builder, op.b, (batch, heads, keys, width))
     type_ = tensor_type((batch, heads, queries, width), tensor_dtype(op.result.type))
-    made = qc.AttentionOp(q, k, v, mask, type_, scale=scores.scale, softcap=scores.softcap)
+    made = qc.AttentionOp(q, k, v, mask, type_, scale=scores.scale * factor_q * factor_k, softcap=scores.softcap)
     builder.insert(made)
     return build.reshape(builder, made.result, shape_of(op.result.type))
 
 
-def _insert_heads(expr: AffineExpr) -> AffineExpr:
-    """An index over (N, S, T) as one over (N, 1, S, T)."""
-    return expr.replace_dims_and_symbols([loops.dim_expr(n) for n in (0, 2, 3)], [])
+def _unscaled(builder: Builder, value: SSAValue, tracer: Tracer) -> tuple[SSAValue, float]:
+    """(x, factor) where value is x * factor and x is at hand, seen with the value's dims."""
+    element = tracer.head(tracer.element(value))
+    if element.op not in ("arith.mulf", "arith.divf"):
+        return value, 1.0
+    sides = [(element.args[0], element.args[1])]
+    if element.op == "arith.mulf":
+        sides.append((element.args[1], element.args[0]))
+    for inner, other in sides:
+        factor = tracer.constant(other)
+        for source, index in tracer.aliases(inner):
+            order = [e.position for e in index if isinstance(e, AffineDimExpr)]
+            whole = len(order) == len(index) and sorted(order) == list(range(len(shape_of(value.type))))
+            if factor and whole and tensor_dtype(source.type) == tensor_dtype(value.type):
+                view = build.transpose(builder, source, [order.index(n) for n in range(len(order))])
+                return view, factor if element.op == "arith.mulf" else 1 / factor
+    return value, 1.0
 
 
 def _under_casts_and_reshapes(value: SSAValue) -> SSAValue:
@@ -108,7 +119,7 @@ def _is_cast(op: ops.GenericOp) -> bool:
 
 
 def _scores(node: Node, tracer: Tracer) -> _Scores | None:
-    """Reads scale and mask off the scores, outermost first."""
+    """Reads scale, cap and terms off the scores, outermost first."""
     for tensor_, index in tracer.aliases(node):
         matmul = loops.producer(_under_casts_and_reshapes(tensor_))
         if isinstance(matmul, qc.BatchMatmulOp) and index == loops.identity(len(index)):
@@ -119,15 +130,15 @@ def _scores(node: Node, tracer: Tracer) -> _Scores | None:
     if found.op == "arith.addf":
         for inner, other in tracer.either(found, "arith.addf"):
             scores = _scores(inner, tracer)
-            mask = next(tracer.aliases(other), None)
-            if scores is not None and scores.mask is None and mask is not None:
-                return replace(scores, mask=mask)
+            added = next(tracer.aliases(other), None)
+            if scores is not None and added is not None:
+                return replace(scores, terms=(*scores.terms, Term(*added)))
     if found.op == "arith.select":
         keep, kept, dropped = found.args
         value, mask = tracer.constant(dropped), next(tracer.aliases(keep), None)
         scores = _scores(kept, tracer)
-        if scores is not None and scores.mask is None and value is not None and value <= DROPPED and mask is not None:
-            return replace(scores, mask=mask)
+        if scores is not None and value is not None and mask is not None:
+            return replace(scores, terms=(*scores.terms, Term(*mask, dropped=value)))
     return None
 
 
@@ -139,7 +150,7 @@ def _capped(found: Node, tracer: Tracer) -> _Scores | None:
             continue
         scores = _scores(tanh.args[0], tracer)
         # the quotient was read as a part of the scale
-        if scores is not None and scores.mask is None and scores.softcap is None:
+        if scores is not None and not scores.terms and scores.softcap is None:
             return replace(scores, scale=scores.scale * cap, softcap=cap)
     return None
 
@@ -150,6 +161,6 @@ def _scaled(found: Node, tracer: Tracer) -> _Scores | None:
     if factor is None and found.op == "arith.mulf":
         factor, inner = tracer.constant(left), right
     scores = _scores(inner, tracer) if factor else None
-    if scores is None or factor is None or scores.mask is not None or scores.softcap is not None:
+    if scores is None or factor is None or scores.terms or scores.softcap is not None:
         return None
     return replace(scores, scale=scores.scale * factor if found.op == "arith.mulf" else scores.scale / factor)

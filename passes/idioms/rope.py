@@ -35,7 +35,7 @@ _SPLIT = ((0,), (1,), (2,), (3, 4))
 
 @dataclass(frozen=True)
 class _Origin:
-    """A tensor, and where in it a part begins."""
+    """A tensor, and where in it a part begins; without offsets, the part is all of it in another shape."""
 
     root: SSAValue
     offsets: tuple[int, ...]
@@ -58,7 +58,7 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
         return None
     for plain, rotated in tracer.either(tracer.element(value), "arith.addf"):
         for turned, sine in tracer.either(rotated, "arith.mulf"):
-            for origin, interleaved in _rotations(turned, shape[3], tracer):
+            for origin, interleaved in _rotations(turned, shape, tracer):
                 for direct, cosine in tracer.either(plain, "arith.mulf"):
                     x = _at(origin, direct, value, tracer)
                     made = _build(value, x, cosine, sine, interleaved, tracer) if x is not None else None
@@ -86,7 +86,7 @@ def _build(value: SSAValue, x: SSAValue, cosine: Node, sine: Node, interleaved: 
 # --- the rotation ----------------------------------------------------------------------------------------------------
 
 
-def _rotations(node: Node, depth: int, tracer: Tracer) -> Iterator[tuple[_Origin, bool]]:
+def _rotations(node: Node, shape: tuple[Dim, ...], tracer: Tracer) -> Iterator[tuple[_Origin, bool]]:
     """Where x begins, and whether its pairs are turned (else its halves), for each way to read `node` as rotate(x)."""
     for source, index in tracer.aliases(node):
         if not _is_identity(index, shape_of(source.type)):
@@ -94,13 +94,13 @@ def _rotations(node: Node, depth: int, tracer: Tracer) -> Iterator[tuple[_Origin
         joined = loops.producer(source)
         if isinstance(joined, tensor.ConcatOp):
             parts = _parts(joined, 3, tracer)
-            begin = _halves(*parts, depth) if parts is not None else None
+            begin = _halves(*parts, shape) if parts is not None else None
             if begin is not None:
                 yield begin, False
         elif isinstance(joined, tensor.CollapseShapeOp) and views.groups_of(joined) == _SPLIT:
             stacked = loops.producer(joined.src)
             parts = _parts(stacked, 4, tracer) if isinstance(stacked, tensor.ConcatOp) else None
-            begin = _pairs(*parts, depth) if parts is not None else None
+            begin = _pairs(*parts, shape) if parts is not None else None
             if begin is not None:
                 yield begin, True
 
@@ -130,9 +130,9 @@ def _part(node: Node, tracer: Tracer) -> _Part | None:
     return None
 
 
-def _halves(upper: _Part, lower: _Part, depth: int) -> _Origin | None:
+def _halves(upper: _Part, lower: _Part, shape: tuple[Dim, ...]) -> _Origin | None:
     """x, where the parts are its last and its first half."""
-    half = depth // 2
+    half = _half(shape)
     shifted = (*lower.offsets[:-1], lower.offsets[-1] + half)
     same = upper.source is lower.source and upper.offsets == shifted and {*upper.steps, *lower.steps} == {1}
     if not same or len(shifted) != 4 or lower.shape[-1] != half or upper.shape[-1] != half:
@@ -140,7 +140,7 @@ def _halves(upper: _Part, lower: _Part, depth: int) -> _Origin | None:
     return _origin(lower.source, lower.offsets)
 
 
-def _pairs(odd: _Part, even: _Part, depth: int) -> _Origin | None:
+def _pairs(odd: _Part, even: _Part, shape: tuple[Dim, ...]) -> _Origin | None:
     """x, where the parts are its odd and its even elements."""
     step = 1 if len(even.offsets) == 5 else 2  # of x seen as (…, D/2, 2), or of x itself
     shifted = (*even.offsets[:-1], even.offsets[-1] + 1)
@@ -152,13 +152,22 @@ def _pairs(odd: _Part, even: _Part, depth: int) -> _Origin | None:
     if not same or odd.shape != even.shape:
         return None
     if step == 2:
-        return _origin(even.source, even.offsets) if even.shape[-1] == depth // 2 else None
-    split = loops.producer(even.source)
-    whole = isinstance(split, tensor.ExpandShapeOp) and views.groups_of(split) == _SPLIT and not any(even.offsets)
-    fits = (
-        whole and shape_of(even.source.type)[3:] == (depth // 2, 2) and even.shape[:4] == shape_of(even.source.type)[:4]
-    )
-    return _origin(split.src, (0,) * 4) if fits and isinstance(split, tensor.ExpandShapeOp) else None
+        return _origin(even.source, even.offsets) if even.shape[-1] == _half(shape) else None
+    whole = (*shape[:3], _half(shape), 2)
+    fits = shape_of(even.source.type) == whole and even.shape == (*whole[:4], 1) and not any(even.offsets)
+    return _Origin(_unreshaped(even.source), ()) if fits else None
+
+
+def _half(shape: tuple[Dim, ...]) -> int:
+    assert isinstance(shape[3], int)
+    return shape[3] // 2
+
+
+def _unreshaped(value: SSAValue) -> SSAValue:
+    """The tensor that holds the same elements in the same order."""
+    while isinstance(op := loops.producer(value), tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+        value = op.src
+    return value
 
 
 def _origin(value: SSAValue, offsets: tuple[int, ...]) -> _Origin:
@@ -184,7 +193,7 @@ def _at(origin: _Origin, direct: Node, value: SSAValue, tracer: Tracer) -> SSAVa
         if shape_of(each.type) != shape or tensor_dtype(each.type) != tensor_dtype(value.type):
             continue
         reads = views.seen_through(each, loops.identity(4))
-        if reads in seen and _origin(each, (0,) * 4) == origin:
+        if reads in seen and (_origin(each, (0,) * 4) == origin or _Origin(_unreshaped(each), ()) == origin):
             return each
     return None
 

@@ -8,6 +8,7 @@ match costs as much as the pattern is deep.  Equal elements are the same node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -108,6 +109,9 @@ class Tracer:
     def constant(self, node: Node) -> float | None:
         """The number, for an element that is a known constant."""
         found = self.head(node)
+        if found.op in ("math.sqrt", "arith.sitofp"):  # 1 / sqrt(depth), computed on tensors
+            number = self.constant(found.args[0])
+            return None if number is None or number < 0 else math.sqrt(number) if found.op == "math.sqrt" else number
         return found.number if found.op == "constant" else None
 
     def operands(self, node: Node, op: str) -> tuple[Node, Node] | None:

@@ -60,6 +60,16 @@ def test_rms_norm(make: Any, how: str, weighted: bool) -> None:
     assert make.ops() == ["qc.rms_norm"]
 
 
+def test_norm_of_transposed_heads_reads_them_where_they_lie(make: Any) -> None:
+    rows = build.reshape(make.builder, make.arg(("b", "s", 32)), ("b", "s", 2, 16))
+    x = build.transpose(make.builder, rows, (0, 2, 1, 3))
+    root = make.pointwise(math.RsqrtOp, make.scaled(mean(make, make.pointwise(arith.MulfOp, x, x)), 1e-6, arith.AddfOp))
+    make.finish(make.pointwise(arith.MulfOp, make.const(16), make.pointwise(arith.MulfOp, x, root)))
+    make.run(RAISE, [sample(2, 3, 32)])
+    (norm,) = (op for op in make.module.walk() if isinstance(op, qc.RmsNormOp))
+    assert shape_of(norm.x.type) == ("b", "s", 2, 16) and "linalg.generic" not in make.ops()
+
+
 def test_rms_norm_of_bf16_with_its_statistics_in_fp32(make: Any) -> None:
     x = make.arg(("s", 16), "bf16")
     wide = cast(make, x, "f32")
@@ -141,8 +151,8 @@ def test_softmax_shifted_by_another_maximum_is_none(make: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [3, 4])
-@pytest.mark.parametrize("mask", ["none", "added", "selected"])
-@pytest.mark.parametrize("scale", ["product", "quotient"])
+@pytest.mark.parametrize("mask", ["none", "added", "selected", "hidden", "both"])
+@pytest.mark.parametrize("scale", ["product", "quotient", "of k", "capped"])
 def test_attention_between_two_matmuls(make: Any, rank: int, mask: str, scale: str) -> None:
     heads, scores = ("b", 2, "s", 8), ("b", 2, "s", "s")
     q, k, v = (make.arg(heads) for _ in range(3))
@@ -150,26 +160,65 @@ def test_attention_between_two_matmuls(make: Any, rank: int, mask: str, scale: s
         q, k, v = (build.reshape(make.builder, t, ("2*b", "s", 8)) for t in (q, k, v))
     lead = ("2*b",) if rank == 3 else ("b", 2)
     turned = build.transpose(make.builder, k, (*range(rank - 2), rank - 1, rank - 2))
+    if scale == "of k":
+        turned = make.scaled(turned, 2.0, arith.DivfOp)
     s = make.op(qc.BatchMatmulOp(q, turned, tensor((*lead, "s", "s"), "f32")))
     s = build.reshape(make.builder, s, scores)
-    s = make.scaled(s, 0.5) if scale == "product" else make.scaled(s, 2.0, arith.DivfOp)
+    if scale in ("product", "capped"):
+        s = make.scaled(s, 0.5)
+    elif scale == "quotient":
+        s = make.scaled(s, 2.0, arith.DivfOp)
+    if scale == "capped":
+        s = make.scaled(make.pointwise(math.TanhOp, make.scaled(s, 3.0, arith.DivfOp)), 3.0)
     inputs = [sample(2, 2, 5, 8) for _ in range(3)]
-    if mask == "added":
+    if mask in ("added", "both"):
         s = make.pointwise(arith.AddfOp, s, make.arg(("b", 1, 1, "s")))
         inputs.append(sample(2, 1, 1, 5))
-    elif mask == "selected":
+    if mask in ("selected", "hidden", "both"):
         keep = make.arg(("b", 1, 1, "s"), "i1")
+        dropped = float("-inf") if mask == "hidden" else -3e38
 
         def body(inner: Builder, a: Any) -> Operation:
-            return inner.insert(arith.SelectOp(a[0], a[1], build.scalar(inner, -3e38, "f32")))
+            return inner.insert(arith.SelectOp(a[0], a[1], build.scalar(inner, dropped, "f32")))
 
         s = build.pointwise(make.builder, [keep, s], scores, "f32", body)
-        inputs.append(np.array([1, 0, 1, 1, 0, 1, 1, 0, 0, 1], bool).reshape(2, 1, 1, 5))
+        kept = np.array([1, 0, 1, 1, 0, 1, 1, 0, 0, 1], bool).reshape(2, 1, 1, 5)
+        kept[1] &= mask == "hidden"  # a row of equal scores weighs all keys alike; one of -inf would be NaN
+        inputs.append(kept)
     p = build.reshape(make.builder, softmax(make, s, 3), (*lead, "s", "s"))
     out = make.op(qc.BatchMatmulOp(p, v, tensor((*lead, "s", 8), "f32")))
     make.finish(build.reshape(make.builder, out, heads))
     make.run(RAISE, inputs)
-    assert make.ops() == ["qc.attention"]
+    assert make.ops() == (["linalg.generic"] if mask in ("selected", "both") else []) + ["qc.attention"]
+    (attention,) = (op for op in make.module.walk() if isinstance(op, qc.AttentionOp))
+    assert attention.scale.value.data == 0.5 and attention.cap == (3.0 if scale == "capped" else None)
+
+
+def test_layers_with_the_same_terms_share_their_mask(make: Any) -> None:
+    heads, scores = ("b", 2, "s", 8), ("b", 2, "s", "s")
+    q, bias, mask = make.arg(heads), make.arg((1, 2, "s", "s")), make.arg(("b", 1, 1, "s"))
+    x = q
+    for _ in range(2):
+        s = make.op(qc.BatchMatmulOp(x, build.transpose(make.builder, x, (0, 1, 3, 2)), tensor(scores, "f32")))
+        s = make.pointwise(arith.AddfOp, make.pointwise(arith.AddfOp, s, bias), mask)
+        x = make.op(qc.BatchMatmulOp(softmax(make, s, 3), x, x.type))
+    make.finish(x)
+    make.run(RAISE, [sample(2, 2, 5, 8), sample(1, 2, 5, 5), sample(2, 1, 1, 5)])
+    assert make.ops() == ["linalg.generic", "qc.attention", "qc.attention"]
+
+
+def test_scores_dropped_to_a_number_that_others_reach_are_no_mask(make: Any) -> None:
+    heads, scores = ("b", 2, "s", 8), ("b", 2, "s", "s")
+    q, keep = make.arg(heads), make.arg(("b", 1, 1, "s"), "i1")
+    s = make.op(qc.BatchMatmulOp(q, build.transpose(make.builder, q, (0, 1, 3, 2)), tensor(scores, "f32")))
+
+    def body(inner: Builder, a: Any) -> Operation:
+        return inner.insert(arith.SelectOp(a[0], a[1], build.scalar(inner, -1e4, "f32")))
+
+    s = build.pointwise(make.builder, [keep, s], scores, "f32", body)
+    make.finish(make.op(qc.BatchMatmulOp(softmax(make, s, 3), q, q.type)))
+    make.run(RAISE, [sample(2, 2, 5, 8), np.zeros((2, 1, 1, 5), bool)])
+    assert "qc.attention" not in make.ops()
 
 
 def test_scale_after_the_mask_is_not_the_scale_of_the_scores(make: Any) -> None:
@@ -202,6 +251,36 @@ def test_rope_of_a_transposed_projection(make: Any, offset: int, negate_first: b
     assert ("qc.rope" in make.ops()) == is_rope
     make.run(["fuse-elementwise"], inputs)
     assert make.ops().count("linalg.generic") == (1 if is_rope else 2)
+
+
+@pytest.mark.parametrize("pairs", ["as a dim", "by steps"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_rope_of_pairs_in_rows(make: Any, pairs: str, wrong: bool) -> None:
+    x = build.reshape(make.builder, make.arg(("b", "s", 32)), ("b", "s", 2, 16))
+    cos, sin = (build.reshape(make.builder, make.arg(("s", 16)), (1, "s", 1, 16)) for _ in range(2))
+    if pairs == "as a dim":
+        split = build.reshape(make.builder, x, ("b", "s", 2, 8, 2))
+        even, odd = (build.extract_slice(make.builder, split, [0, 0, 0, 0, n], ("b", "s", 2, 8, 1)) for n in (0, 1))
+    else:
+        even, odd = (build.extract_slice(make.builder, x, [0, 0, 0, n], ("b", "s", 2, 8), [1, 1, 1, 2]) for n in (0, 1))
+        even, odd = (build.reshape(make.builder, part, ("b", "s", 2, 8, 1)) for part in (even, odd))
+    first, second = (even, odd) if wrong else (odd, even)
+    stacked = build.concat(make.builder, [make.pointwise(arith.NegfOp, first), second], 4)
+    turned = build.reshape(make.builder, stacked, ("b", "s", 2, 16))
+    straight = make.pointwise(arith.MulfOp, x, cos)
+    make.finish(make.pointwise(arith.AddfOp, straight, make.pointwise(arith.MulfOp, turned, sin)))
+    make.run(RAISE, [sample(2, 5, 32), sample(5, 16), sample(5, 16) + 1])
+    assert ("qc.rope" in make.ops()) != wrong
+
+
+def test_rope_of_a_part_of_each_head(make: Any) -> None:
+    whole = make.arg(("b", 2, "s", 24))
+    x = build.extract_slice(make.builder, whole, [0, 0, 0, 4], ("b", 2, "s", 16))
+    cos, sin = (build.reshape(make.builder, make.arg((1, "s", 16)), (1, 1, "s", 16)) for _ in range(2))
+    turned = make.pointwise(arith.MulfOp, rotated(make, x, 8), sin)
+    make.finish(make.pointwise(arith.AddfOp, make.pointwise(arith.MulfOp, x, cos), turned))
+    make.run(RAISE, [sample(2, 2, 5, 24), sample(1, 5, 16), sample(1, 5, 16) + 1])
+    assert "qc.rope" in make.ops() and "tensor.concat" not in make.ops()
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
