@@ -8,6 +8,7 @@ from xdsl.dialects import arith, math
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Operation, SSAValue
 
+from qcompiler.ir import qc
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.loops import Index
 
@@ -82,7 +83,18 @@ def in_step(source: ops.GenericOp, consumer: ops.GenericOp, index: Index) -> boo
     """`worth_fusing`, between pointwise nests that run through the same elements in the same order."""
     if not loops.is_pointwise(consumer) or index != loops.output_index(consumer):
         return False
+    if not source.res[0].has_one_use() and _ends_a_linear(source):
+        return False
     return worth_fusing(source, consumer, index)
+
+
+def _ends_a_linear(source: ops.GenericOp) -> bool:
+    """Whether a nest can join the epilogue of a linear; a copy elsewhere would be a second reader of that linear."""
+    for value in source.inputs:
+        made = loops.producer(value) if value.has_one_use() else None
+        if isinstance(made, qc.LinearOp) or (isinstance(made, ops.GenericOp) and _ends_a_linear(made)):
+            return True
+    return False
 
 
 def _repeats(consumer: ops.GenericOp, index: Index) -> bool:
