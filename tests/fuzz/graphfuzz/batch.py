@@ -31,7 +31,7 @@ import torch
 
 from graphfuzz.compare import difference
 from graphfuzz.graphs import Graph, build_module
-from graphfuzz.shadow import Meaningless, Trial, run_graph
+from graphfuzz.shadow import Meaningless, Trial, run_graph, written_states
 from qcompiler.config import QuantConfig, Rule
 from qcompiler.errors import QCompilerError
 from qcompiler.frontends.importer import ImportResult
@@ -81,6 +81,8 @@ class Checks:
     optimise: str = "-O1"
     """-O3 is what users get; it takes the host's compiler three times as long, and the numbers are the same."""
     isa: str | None = None
+    static: bool = False
+    """Fixed sizes: those of the third set, and nothing is dynamic."""
 
 
 @dataclass
@@ -100,7 +102,7 @@ class Batch(torch.nn.Module):
     def __init__(self, graphs: Sequence[Graph]) -> None:
         super().__init__()
         self.counts = [len(graph.inputs) for graph in graphs]
-        self.parts = torch.nn.ModuleList(build_module(graph) for graph in graphs)
+        self.parts = torch.nn.ModuleList(build_module(g, f"graph_{i}.py") for i, g in enumerate(graphs))
 
     def forward(self, *inputs: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], ...]:
         results, first = [], 0
@@ -110,12 +112,17 @@ class Batch(torch.nn.Module):
         return tuple(results)
 
 
+_Value = tuple[int, str, torch.Tensor, torch.Tensor | None]
+
+
 @dataclass
 class _Wanted:
     """Answers of one set of sizes: flat inputs, and for each output its graph, name, value and tolerance."""
 
     inputs: list[torch.Tensor]
-    outputs: list[tuple[int, str, torch.Tensor, torch.Tensor | None] | None]
+    outputs: list[_Value | None]
+    states: dict[str, _Value]
+    """What the call leaves in the buffers that it writes."""
 
     @property
     def arrays(self) -> list[Any]:
@@ -147,7 +154,8 @@ def _words(error: Exception) -> str:
 
 class _Run:
     def __init__(self, graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks, report: Report) -> None:
-        self.graphs, self.sizes, self.checks, self.report = graphs, sizes, checks, report
+        self.graphs, self.checks, self.report = graphs, checks, report
+        self.sizes = list(enumerate(sizes))[2:] if checks.static else list(enumerate(sizes))
         self.component = "generator"
         self.model = Batch(graphs).eval()
         self.wanted: list[_Wanted] = []
@@ -156,25 +164,40 @@ class _Run:
 
     def export(self) -> None:
         self.component = "export"
-        plain = [run_graph(graph, self.sizes[1], 1) for graph in self.graphs]
+        index, symbols = self.sizes[0]
+        plain = [run_graph(graph, symbols, index) for graph in self.graphs]
         example = [
             trial.eager[leaf.name] for graph, trial in zip(self.graphs, plain, strict=True) for leaf in graph.inputs
         ]
         specs = tuple(spec for graph in self.graphs for spec in graph.dynamic_shapes())
-        dynamic = (specs,) if any(specs) else None
+        dynamic = (specs,) if any(specs) and not self.checks.static else None
         self.imported = import_torch(self.model, tuple(example), quant=self._recipe(), dynamic_shapes=dynamic)
         for node in self.imported.quantized.exported.graph.nodes:
             if node.op == "call_function":
                 name = str(node.target)
                 self.report.operators[name] = self.report.operators.get(name, 0) + 1
         self._prepare()
+        held = {key: tensor.clone() for key, tensor in self.imported.quantized.exported.program.state_dict.items()}
         for wanted in self.wanted:
             results = self.imported.quantized.module(*wanted.inputs)
             self._compare([value for part in results for value in part], wanted)
+            for key, tensor in self.imported.quantized.exported.program.state_dict.items():
+                with torch.no_grad():
+                    tensor.copy_(held[key])
         self.component = "import"
-        interpreter = Interpreter(self.imported.module, self.imported.weights)
+        self._interpret(self.imported.module, self.imported.weights)
+
+    def _interpret(self, module: Any, weights: Any) -> None:
+        """The interpreter at all sizes, each call with the buffers as the model has them at first."""
+        interpreter = Interpreter(module, weights)
         for wanted in self.wanted:
-            self._compare(interpreter.run(wanted.arrays), wanted)
+            states = {key: np.array(value) for key, value in self.imported.states.items()}
+            self._compare(interpreter.run(wanted.arrays, states=states), wanted)
+            self._compare_states(states, wanted)
+
+    def _compare_states(self, states: Mapping[str, Any], wanted: _Wanted) -> None:
+        for key, value in wanted.states.items():
+            self._compare_one(states[key], value)
 
     def _recipe(self) -> QuantConfig | None:
         rules = [
@@ -183,16 +206,21 @@ class _Run:
         return QuantConfig("float", rules=tuple(rules)) if rules else None
 
     def _prepare(self) -> None:
-        for index, symbols in enumerate(self.sizes):
+        for index, symbols in self.sizes:
             inputs: list[torch.Tensor] = []
-            outputs: list[tuple[int, str, torch.Tensor, torch.Tensor | None] | None] = []
+            outputs: list[_Value | None] = []
+            states: dict[str, _Value] = {}
             for number, graph in enumerate(self.graphs):
                 trial = self._trial(number, graph, symbols, index)
                 inputs += [trial.eager[leaf.name] for leaf in graph.inputs]
                 for name in graph.outputs:
                     known = name in trial.eager
                     outputs.append((number, name, trial.eager[name], trial.tolerance(name)) if known else None)
-            self.wanted.append(_Wanted(inputs, outputs))
+                for buffer, name in written_states(graph).items():
+                    key = f"parts.{number}.{buffer.removeprefix('self.')}"
+                    if name in trial.eager:
+                        states[key] = (number, buffer, trial.eager[name], trial.tolerance(name))
+            self.wanted.append(_Wanted(inputs, outputs, states))
 
     def _trial(self, number: int, graph: Graph, symbols: Sizes, index: int) -> Trial:
         def weights(attribute: str) -> torch.Tensor | None:
@@ -229,7 +257,7 @@ class _Run:
         target = Target("cpu", resolve_isa(self.checks.isa))
         self.context = QCContext.default(weights=self.imported.weights.copy(), target=target, devices=("cpu",))
         self.module = self.imported.module.clone()
-        samples = self.wanted[2].arrays if self.checks.verify_each else None
+        samples = self.wanted[-1].arrays if self.checks.verify_each else None
         run_pipeline(
             self.module, self.context, on_stage=self._after_stage, sample_inputs=samples,
             verify_each="numerics" if self.checks.verify_each else None,
@@ -238,14 +266,14 @@ class _Run:
     def _after_stage(self, name: str, module: Any, _seconds: float) -> None:
         if name == "fuse-elementwise":
             self.fused = module.clone() if self.checks.mlir else None
-            interpreter = Interpreter(module, self.context.weights)
-            for wanted in self.wanted:
-                self._compare(interpreter.run(wanted.arrays), wanted)
+            self._interpret(module, self.context.weights)
         if name == "plan-memory" and self.checks.schedule:
             self.component = "schedule"
-            wanted = self.wanted[2]
-            for results in answers(module, self.context, wanted.arrays, {}).values():
-                self._compare(results, wanted)
+            wanted = self.wanted[-1]
+            states = {key: np.array(value) for key, value in self.imported.states.items()}
+            for results in answers(module, self.context, wanted.arrays, states).values():
+                self._compare(results[: len(wanted.outputs)], wanted)
+                self._compare_states(dict(zip(sorted(states), results[len(wanted.outputs) :], strict=True)), wanted)
         self.component = "passes"
 
     # --- running ---
@@ -262,16 +290,25 @@ class _Run:
         with quick_compiler(self.checks.optimise):
             program = LoadedProgram.from_image(image, "cpu", isa=isa)
             session, steps = program.session(), program.session(stepwise=True)
-            given = [self._flat(session(*wanted.inputs)) for wanted in self.wanted]
-            for results, wanted in zip(given, self.wanted, strict=True):
-                self._compare(results, wanted)
+            given = [self._call(session, wanted) for wanted in self.wanted]
             if self.checks.stepwise:
                 self.component = "stepwise"
                 for results, wanted in zip(given, self.wanted, strict=True):
+                    steps.reset()
                     self._same_bits(self._flat(steps(*wanted.inputs)), results)
             if self.checks.file:
                 self.component = "file"
                 self._through_a_file(program, given)
+
+    def _call(self, session: Any, wanted: _Wanted) -> list[torch.Tensor]:
+        """A call that begins with the buffers as the model has them at first, compared; its results."""
+        session.reset()
+        results = self._flat(session(*wanted.inputs))
+        self._compare(results, wanted)
+        if wanted.states:
+            held = session.states()
+            self._compare_states({key: held_state(held, key, v[2]) for key, v in wanted.states.items()}, wanted)
+        return results
 
     def _through_a_file(self, program: LoadedProgram, given: list[list[torch.Tensor]]) -> None:
         from qcompiler.runtime import load
@@ -282,6 +319,7 @@ class _Run:
             save_image(program.image_with_native(), path)
             loaded = load(path, trust_native=True)
             for results, wanted in zip(given, self.wanted, strict=True):
+                loaded.reset()
                 self._same_bits(self._flat(loaded(*wanted.inputs)), results)
 
     def mlir(self) -> None:
@@ -293,7 +331,7 @@ class _Run:
 
         LowerQcToLinalgPass().apply(self.context, self.fused)
         self.fused.verify()
-        wanted = self.wanted[2]
+        wanted = self.wanted[-1]
         self._compare(run_with_mlir(self.fused, self.imported.weights, wanted.arrays), wanted)
 
     def simulated(self) -> None:
@@ -310,8 +348,9 @@ class _Run:
             plan, self.imported.signature, context.weights, target=ImageTarget(kind="cuda", isa="sm_80")
         )
         program = LoadedProgram.from_image(image, "sim:0")
-        for wanted in self.wanted[1:]:
-            self._compare(self._flat(program(*wanted.inputs)), wanted)
+        session = program.session()
+        for wanted in self.wanted[-2:]:
+            self._call(session, wanted)
 
     # --- comparing ---
 
@@ -321,16 +360,18 @@ class _Run:
 
     def _compare(self, results: Sequence[Any], wanted: _Wanted) -> None:
         assert len(results) == len(wanted.outputs), f"{len(results)} results, not {len(wanted.outputs)}"
-        known = {failure.graph for failure in self.report.failures}
         for got, want in zip(results, wanted.outputs, strict=True):
-            if want is None or want[0] in known:
-                continue
-            number, name, value, tolerance = want
-            self.report.compared[self.component] = self.report.compared.get(self.component, 0) + 1
-            found = difference(got, value, tolerance)
-            if found is not None:
-                self.report.failures.append(Failure(number, self.component, f"{name} {found}"))
-                known.add(number)
+            if want is not None:
+                self._compare_one(got, want)
+
+    def _compare_one(self, got: Any, want: _Value) -> None:
+        number, name, value, tolerance = want
+        if any(failure.graph == number for failure in self.report.failures):
+            return
+        self.report.compared[self.component] = self.report.compared.get(self.component, 0) + 1
+        found = difference(got, value, tolerance)
+        if found is not None:
+            self.report.failures.append(Failure(number, self.component, f"{name} {found}"))
 
     def _same_bits(self, results: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
         numbers = [number for number, graph in enumerate(self.graphs) for _ in graph.outputs]
@@ -338,6 +379,12 @@ class _Run:
             self.report.compared[self.component] = self.report.compared.get(self.component, 0) + 1
             if to_numpy(got).tobytes() != to_numpy(want).tobytes():
                 self.report.failures.append(Failure(number, self.component, "other bits than native"))
+
+
+def held_state(held: Mapping[str, Any], key: str, like: torch.Tensor) -> Any:
+    """One state out of the bytes of a session's arenas."""
+    array = to_numpy(like)
+    return held[f"state.{key}"][: array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 @contextlib.contextmanager
@@ -379,7 +426,7 @@ def isolate(
     if len(graphs) == 1:
         return [*found, (0, raised[0])]
     done = {number for number, _ in found}
-    named = re.search(r"\bparts\.(\d+)", raised[0].detail)
+    named = re.search(r"\b(?:parts\.|graph_)(\d+)", raised[0].detail)
     guilty = int(named.group(1)) if named else -1
     if 0 <= guilty < len(graphs) and guilty not in done:
         alone = _again([guilty], graphs, sizes, checks)

@@ -51,6 +51,7 @@ class Builder:
         self.statements: list[Statement] = []
         self.types: dict[str, Type] = {}
         self.quant: dict[str, str] = {}
+        self.written_states: list[Statement] = []
         self.rule = ""
         self._counter = 0
 
@@ -295,6 +296,11 @@ class Builder:
                 sizes.append(Size.of(self.choose(STATIC[: 9 if sizes else 12])))
         return tuple(sizes)
 
+    def write(self, buffer: str, value: str) -> None:
+        """`buffer.copy_(value)`, at the end of the call: nothing after it may read the buffer."""
+        assert self.types[buffer] == self.types[value]
+        self.written_states.append(Statement((), f"{buffer}.copy_({value})", (buffer, value), (), self.rule, True))
+
     # --- the end ---
 
     def graph(self) -> Graph:
@@ -302,8 +308,16 @@ class Builder:
         read = {name for statement in self.statements for name in statement.operands}
         made = [name for statement in self.statements for name in statement.names]
         outputs = [name for name in made if name not in read or self.chance(12)]
+        read_as_weights = {
+            name for s in self.statements if "F.linear(" in s.text or "F.embedding(" in s.text for name in s.operands[1:2]
+        }
+        quant = {name: fmt for name, fmt in self.quant.items() if f"self.{name}" in read_as_weights}
         graph = Graph(
-            tuple(self.leaves), tuple(self.statements), tuple(outputs), tuple(self.quant.items()), self.limits.special
+            tuple(self.leaves),
+            (*self.statements, *self.written_states),
+            tuple(outputs),
+            tuple(quant.items()),
+            self.limits.special,
         )
         return graph.without_dead_code()
 

@@ -185,17 +185,16 @@ def rename(text: str, names: Mapping[str, str]) -> str:
     return re.sub(rf"(?<![\w.])({pattern})\b", lambda m: names[m.group()], text)
 
 
-def build_module(graph: Graph, name: str = "Graph") -> torch.nn.Module:
-    """The module of a graph's text."""
-    return module_of(graph.source(name), name)
+def build_module(graph: Graph, file: str = "graph.py") -> torch.nn.Module:
+    """The module of a graph's text, as if it stood in `file`: tracebacks and error messages show its lines."""
+    return module_of(graph.source(), "Graph", file)
 
 
-def module_of(source: str, name: str) -> torch.nn.Module:
+def module_of(source: str, name: str, place: str) -> torch.nn.Module:
     import linecache
 
     from graphfuzz.values import make
 
-    place = f"<{name}>"
     linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
     space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "make": make}
     exec(compile(source, place, "exec"), space)

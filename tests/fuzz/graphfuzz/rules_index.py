@@ -6,7 +6,7 @@ from graphfuzz.builder import Builder, Impossible
 from graphfuzz.graphs import FLOATS, Type
 from graphfuzz.rules import rule
 from graphfuzz.rules_views import known, replaced
-from graphfuzz.sizes import RANGES, Size, text_of
+from graphfuzz.sizes import RANGES, Size, shape_of, text_of
 
 
 @rule(3)
@@ -164,3 +164,34 @@ def outer(b: Builder) -> None:
     if b.type(y).dtype != b.type(x).dtype:
         raise Impossible
     b.emit(f"{x}[:, None] * {y}", [x, y], (*b.shape(x), *b.shape(y)), b.type(x).dtype, "ieee")
+
+
+@rule(2)
+def state(b: Builder) -> None:
+    """A buffer that is read, and written at the end of the call: a running mean, a window, a count."""
+    dtype = b.choose(b.limits.dtypes)
+    shape = shape_of(*(b.choose((1, 2, 3, 4, 8)) for _ in range(b.integer(0, 3))))
+    if b.written_states and b.chance(60):
+        raise Impossible
+    buffer = b.leaf(Type(dtype, shape), None, "s")
+    kind = b.integer(0, 3)
+    if kind == 0 and shape:
+        count = int(shape[0].static or 0)
+        new = b.emit(f"{buffer}.roll({b.choose((1, -1))}, 0)", [buffer], shape, dtype, "moves")
+        row = b.want(Type(dtype, shape[1:]))
+        new = b.emit(f"torch.select_scatter({new}, {row}, 0, {b.integer(0, count - 1)})", [new, row], shape, dtype, "moves")
+    elif kind == 1 and shape:
+        count = int(shape[0].static or 0)
+        rows = b.integer(1, count)
+        index = b.leaf(Type("int64", shape_of(rows)), f"order:{count}")
+        new_rows = b.want(Type(dtype, (Size.of(rows), *shape[1:])))
+        new = b.emit(f"{buffer}.index_copy(0, {index}, {new_rows})", [buffer, index, new_rows], shape, dtype, "moves")
+    elif dtype in FLOATS:
+        other = b.want(Type(dtype, shape))
+        new = b.emit(f"torch.lerp({buffer}, {other}, 0.25)", [buffer, other], shape, dtype, coarse=True)
+    elif dtype == "bool":
+        other = b.want(Type(dtype, shape))
+        new = b.emit(f"{buffer} ^ {other}", [buffer, other], shape, dtype, "moves")
+    else:
+        new = b.emit(f"{buffer} + 1", [buffer], shape, dtype, "moves")
+    b.write(buffer, new)

@@ -240,3 +240,8 @@ def run_graph(
         if statement.names:
             trial.step(statement)
     return trial
+
+
+def written_states(graph: Graph) -> dict[str, str]:
+    """Buffer -> the value that the graph leaves in it."""
+    return {s.operands[0]: s.operands[1] for s in graph.statements if not s.names}
