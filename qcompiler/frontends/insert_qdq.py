@@ -33,7 +33,7 @@ from qcompiler.frontends.fold_batch_norm import fold_batch_norms
 from qcompiler.frontends.places import readable
 from qcompiler.frontends.torch_export import Exported
 from qcompiler.frontends.torch_values import dtype_name, to_numpy
-from qcompiler.frontends.weight_files import IN_MEMORY, Entry, InMemory, Unnamed, WeightFiles
+from qcompiler.frontends.weight_files import ByNeed, Entry, InMemory, Unnamed, WeightFiles
 from qcompiler.frontends.weight_source import ModuleWeights, WeightSource
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import DType
@@ -143,8 +143,8 @@ def insert_qdq(
 ) -> Quantized:
     """Rewrites `exported` (taken over, not copied) by the recipe, with values from `source` (default: its own).
 
-    What is stored goes to `files`; by default to files without a name if the model is large or comes from files, else
-    to memory.  One tensor is in work at a time.
+    What is stored goes to `files`; by default to memory if it is little, else to files without a name.  One tensor is
+    in work at a time.
 
     Errors: RecipeError for a rule that matches nothing, FormatShapeError and FormatValueError naming the parameter,
     WeightsError where the source lacks values, PromiseError if the recipe's promise is missed, WorkdirError.
@@ -158,9 +158,10 @@ def insert_qdq(
 
 
 def _default_files(exported: Exported, source: WeightSource) -> WeightFiles:
+    if source.streams:
+        return Unnamed()
     tensors = [t for t in exported.program.state_dict.values() if isinstance(t, torch.Tensor)]
-    large = sum(t.numel() * t.element_size() for t in tensors) > IN_MEMORY
-    return Unnamed() if source.valued and (source.streams or large) else InMemory()
+    return ByNeed(max((t.numel() * t.element_size() for t in tensors), default=0)) if source.valued else InMemory()
 
 
 class _Rewriter:
@@ -189,7 +190,8 @@ class _Rewriter:
         ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe))
         ledger.check_promise()  # before the work, which may take long
         stored = [weight for weight in weights if self._is_stored(weight)]
-        self.files.begin([weight.entry() for weight in stored])
+        kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
+        self.files.begin([weight.entry() for weight in stored], kept)
         progress = Progress("packing weights", sum(w.tensor.numel() * w.tensor.element_size() for w in stored))
         for weight in weights:
             self._rewrite(weight)

@@ -17,8 +17,11 @@ from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import Bytes
 from qcompiler.runtime.memory import Block, align_up, file_bytes
 
-IN_MEMORY = 256 << 20
-"""Bytes of parameters up to which packed weights stay in memory where no working folder is named."""
+IN_MEMORY = 16 << 20
+"""Bytes of packed weights, and of the image that is made of them, that are not worth a file."""
+
+IN_WORK = 2 << 20
+"""Bytes that encoders and layouts take beside what they write: a few tiles for each thread."""
 
 FILE_BYTES = 64 << 20
 """The least size of a file without a name: small tensors share one."""
@@ -46,8 +49,8 @@ class Entry:
 class WeightFiles(Protocol):
     """Room for what a compilation stores."""
 
-    def begin(self, entries: Sequence[Entry]) -> None:
-        """All that will be stored, in order."""
+    def begin(self, entries: Sequence[Entry], kept: int) -> None:
+        """All that will be stored, in order, and the bytes of what stays where it is until the image is made."""
 
     def store(self, entry: Entry, identity: Callable[[], dict[str, Any]], fill: Fill) -> Bytes:
         """The entry's bytes: `fill` writes them into zeroed room, unless they are there from an earlier run.
@@ -68,8 +71,8 @@ class WeightFiles(Protocol):
 class InMemory:
     """Anonymous memory."""
 
-    def begin(self, entries: Sequence[Entry]) -> None:
-        del entries
+    def begin(self, entries: Sequence[Entry], kept: int) -> None:
+        del entries, kept
 
     def store(self, entry: Entry, identity: Callable[[], dict[str, Any]], fill: Fill) -> Bytes:
         out = np.zeros(entry.nbytes, np.uint8)
@@ -91,8 +94,9 @@ class Unnamed:
         self._directory = directory
         self._free: Bytes = np.zeros(0, np.uint8)
 
-    def begin(self, entries: Sequence[Entry]) -> None:
+    def begin(self, entries: Sequence[Entry], kept: int) -> None:
         """One file for all: a mapping keeps a descriptor open, and processes have few."""
+        del kept
         total = sum(align_up(entry.nbytes, ALIGNMENT) for entry in entries)
         if total > self._free.nbytes:
             self._free = file_bytes(total, self._directory)
@@ -115,4 +119,36 @@ class Unnamed:
     def abandon(self) -> None: ...
 
 
-__all__ = ["IN_MEMORY", "Entry", "Fill", "InMemory", "Unnamed", "WeightFiles"]
+class ByNeed:
+    """Memory for small programs; files without a name where packed weights and image would take more than twice the
+    model's largest tensor (`largest` bytes), which is what a compile may take beside the model."""
+
+    def __init__(self, largest: int) -> None:
+        self._limit, self._given = max(2 * largest - IN_WORK, IN_MEMORY), 0
+        self._files: WeightFiles = InMemory()
+
+    def _need(self, nbytes: int) -> None:
+        if isinstance(self._files, InMemory) and self._given + nbytes > self._limit:
+            self._files = Unnamed()
+
+    def begin(self, entries: Sequence[Entry], kept: int) -> None:
+        stored = sum(entry.nbytes for entry in entries)
+        self._need(stored + stored + kept)  # the image holds everything once more
+        self._files.begin(entries, kept)
+
+    def store(self, entry: Entry, identity: Callable[[], dict[str, Any]], fill: Fill) -> Bytes:
+        return self._files.store(entry, identity, fill)
+
+    def room(self, nbytes: int) -> Bytes:
+        self._need(nbytes)
+        self._given += nbytes
+        return self._files.room(nbytes)
+
+    def finish(self) -> None:
+        self._files.finish()
+
+    def abandon(self) -> None:
+        self._files.abandon()
+
+
+__all__ = ["ByNeed", "Entry", "Fill", "InMemory", "Unnamed", "WeightFiles"]

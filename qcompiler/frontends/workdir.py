@@ -82,7 +82,8 @@ class WorkFolder:
 
     # --- the compilation's view ---
 
-    def begin(self, entries: Sequence[Entry]) -> None:
+    def begin(self, entries: Sequence[Entry], kept: int) -> None:
+        del kept
         self._folder = self.path / _folder_name(entries)
         self._room = max(1, sum(align_up(entry.nbytes, mmap.ALLOCATIONGRANULARITY) for entry in entries))
         try:
