@@ -17,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,10 @@ from torch.utils import _pytree as pytree
 from qcompiler.errors import WeightsError
 
 _building = threading.local()
-"""`modes`: the fake modes of the `empty_weights()` blocks that a thread is in."""
+"""`modes`: the fake modes of the `empty_weights()` blocks that a thread is in. `applied`: what `_apply` made."""
+
+_ours: weakref.WeakSet[FakeTensorMode] = weakref.WeakSet()
+"""The modes of parameters that were made here."""
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
@@ -48,14 +52,15 @@ def is_empty(tensor: torch.Tensor) -> bool:
 def empty_weights() -> Iterator[None]:
     """Modules that this thread builds inside get parameters without values, in no time and no memory.
 
-    Set the dtype while building (`from_config(config, dtype=torch.bfloat16)`, `torch.set_default_dtype`).  Compile such
-    a model with `weights=<folder of safetensors>`, or with `weights="none"` to see plan, sizes and report only.  What a
-    constructor computes and registers as a buffer holds its values; a tensor that it computes *before* it becomes a
-    parameter is computed, and then dropped.
+    The model can be cast (`model.to(torch.bfloat16)`), switched (`eval()`) and compiled, but not run.  Compile it with
+    `weights=<folder of safetensors>`, or with `weights="none"` for plan, sizes and report only.  What a constructor
+    computes and registers as a buffer holds its values; a tensor that it computes *before* it becomes a parameter is
+    computed, and then dropped.
     """
     _install()
     modes: list[FakeTensorMode] = _building.__dict__.setdefault("modes", [])
     modes.append(FakeTensorMode(allow_non_fake_inputs=True))
+    _ours.add(modes[-1])
     try:
         yield
     finally:
@@ -65,7 +70,7 @@ def empty_weights() -> Iterator[None]:
 @functools.cache
 def _install() -> None:
     """Once and for all: outside of a block, and in other threads, the function does what it did before."""
-    register = nn.Module.register_parameter
+    register, apply = nn.Module.register_parameter, nn.Module._apply
 
     @functools.wraps(register)
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -74,7 +79,37 @@ def _install() -> None:
             param = _fake(param, modes[-1])
         register(self, name, param)
 
+    @functools.wraps(apply)
+    def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        outermost = not hasattr(_building, "applied")
+        if outermost:
+            _building.applied = {}
+        try:
+            return _apply_to_empty(self, fn, functools.partial(apply, self, fn, recurse))
+        finally:
+            if outermost:
+                del _building.applied
+
     nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]
+    nn.Module._apply = _apply  # type: ignore[method-assign]
+
+
+def _apply_to_empty(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], rest: Callable[[], Any]) -> Any:
+    """What `Module.to` and its like do, for parameters without values: torch itself refuses to swap fake tensors.
+
+    The others are `rest`'s business.  A tied parameter stays one.
+    """
+    applied: dict[int, tuple[nn.Parameter, nn.Parameter]] = _building.applied
+    empty = {name: p for name, p in module._parameters.items() if isinstance(p, FakeTensor) and p.fake_mode in _ours}
+    for name in empty:
+        module._parameters[name] = None
+    try:
+        return rest()
+    finally:
+        for name, old in empty.items():
+            if id(old) not in applied:  # the old one is kept, so that its id stays its own
+                applied[id(old)] = (old, nn.Parameter(fn(old), requires_grad=old.requires_grad))
+            module._parameters[name] = applied[id(old)][1]
 
 
 def _fake(like: torch.Tensor, mode: FakeTensorMode) -> nn.Parameter:
