@@ -169,7 +169,6 @@ def compile_sim(source: str, *, checked: bool, name: str) -> Path:
     """
     engine_path = str(engine_library())
     common = (
-        "-O1",
         "-g1",
         "-fno-exceptions",
         "-fno-rtti",
