@@ -8,8 +8,9 @@
             rt.launch @layer_norm_0 [x: @main.tmp.0, …, out: @main.out.0]
 
 View ops cost nothing: a value's *place* is a strided view of a buffer.  A result that is returned is computed in the
-caller's memory.  A declared state is updated in place, or the pass fails and names the op that still reads the old
-value.  Equal kernels are shared.  Streams and offsets come later (assign-streams, plan-memory).
+caller's memory.  A declared state is updated in place (lowering/states.py); where its old value is read afterwards, or
+its new one cannot be computed there, the copy is counted and the report names the op that is the reason.  Equal kernels
+are shared.  Streams and offsets come later (assign-streams, plan-memory).
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp
+from xdsl.dialects.tensor import ConcatOp, InsertSliceOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from qcompiler.errors import InPlaceError
 from qcompiler.ir import qc, rt
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import INIT, arg_names, body_of, path_of, ranges_of, result_keys, return_op
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.lowering import states
 from qcompiler.passes.lowering.drafts import Draft, copy_draft, draft, with_m_class
 from qcompiler.passes.lowering.kernels import KernelTable
 from qcompiler.passes.lowering.places import Placer, root_of
@@ -72,10 +74,6 @@ class Program:
     entries: list[rt.EntryOp] = field(default_factory=list)
     init_results: dict[str, View] = field(default_factory=dict)
 
-    @property
-    def states(self) -> set[str]:
-        return {name for name, arena in self.arenas.items() if arena.kind.data == "state"}
-
     def ops(self) -> list[Operation]:
         devices = [rt.DeviceOp(device_name(d), *_kind_and_index(d)) for d in self.context.devices]
         return [*devices, *self.arenas.values(), *self.buffers.values(), *self.kernels.ops(), *self.entries]
@@ -117,10 +115,15 @@ class EntryLowering:
         self.count = 0
         self.placer = Placer(self.constant, self.state, self.contiguous_copy)
         self.destinations: dict[SSAValue, View] = {}
+        self.outputs: list[View] = []
+        self._overwritten: dict[SSAValue, View] = {}  # what later readers find elsewhere, by where it was
+        self.in_place = states.in_place(body_of(function), lambda op: _device(op, self.default_device))
 
     def run(self) -> rt.EntryOp:
         inputs = [self._input(i, name) for i, name in enumerate(arg_names(self.function))]
-        outputs = self._outputs()
+        for value, update in self.in_place.results.items():
+            self.destinations[value] = self._state(update.key, update.value, _device(update, self.default_device))
+        self.outputs = outputs = self._outputs()
         updates = []
         for op in body_of(self.function).ops:
             if isinstance(op, qc.StateUpdateOp):
@@ -217,27 +220,55 @@ class EntryLowering:
         self.placer.define(value, view)
         return view
 
-    def state_to_update(self, op: qc.IndexUpdateOp) -> View:
-        """Where an index_update writes: the state itself if nothing reads its old value later, else a fresh copy."""
-        old = self.placer.view(op.x)
-        state = self.placer.state_root(op.x)
-        if state is None:
-            old = self.contiguous_copy(old, op)
-        else:
-            reader = self.placer.later_reader(op.x, op)
-            if reader is not None:
-                raise InPlaceError(
-                    f"state '{state.key}' cannot be updated in place at '{path_of(op)}': {reader.name} at "
-                    f"'{path_of(reader)}' still reads its old value afterwards; use the updated value there"
+    def updated(self, op: Operation, base: SSAValue) -> View:
+        """Where an op writes a part of its result, all of which is `base` before: in place, or into a copy."""
+        result = op.results[0]
+        if op not in self.in_place.chains:
+            source, view = self.placer.view(base), self.result(result, shape_of(result.type))
+            self._launch(copy_draft(source, view, path_of(op)))
+            if self._arena_of(source).startswith("state."):
+                self._count_copy(
+                    source, f"{op.name} at '{path_of(op)}' updates a copy, which the state does not become"
                 )
-        self.placer.define(op.result, old)
-        return old
-
-    def copied_result(self, op: Operation, source: SSAValue) -> View:
-        """Room for an op's result that begins as a copy of `source`."""
-        view = self.result(op.results[0], shape_of(op.results[0].type))
-        self._launch(copy_draft(self.placer.view(source), view, path_of(op)))
+            return view
+        view = self.placer.view(base)
+        for value in dict.fromkeys((self.in_place.chains[op], states.origin_of(base))):
+            reader = states.later_reader(value, op, self.in_place.absorbed)
+            if reader is None or self.placer.view(value).buffer != view.buffer:
+                continue
+            self._overwritten[value] = old = self.placer.view(value)
+            kept = self._kept(value, op)
+            self.placer.move(value, kept)
+            if not self._arena_of(kept).startswith("output."):
+                why = f"{reader.name} at '{path_of(reader)}' reads its value of before '{path_of(op)}' afterwards"
+                self._count_copy(old, why)
+        for operand in op.operands:
+            if operand is not base and self._lies_in(operand, view.buffer):
+                self._count_copy(self.placer.view(operand), f"'{path_of(op)}' reads and writes it at once")
+                self.placer.move(operand, self.contiguous_copy(self.placer.view(operand), op))
+        self.placer.define(result, view)
         return view
+
+    def _lies_in(self, value: SSAValue, buffer: str) -> bool:
+        return isinstance(value.type, TensorType) and self.placer.view(value).buffer == buffer
+
+    def _kept(self, value: SSAValue, op: Operation) -> View:
+        """A copy of a value that an op is about to overwrite: in the caller's memory if it is returned, else fresh."""
+        view = self.placer.view(value)
+        for returned, out in zip(return_op(self.function).operands, self.outputs, strict=True):
+            if states.origin_of(returned) is value and is_contiguous(view):
+                target = reshaped(out, view.shape, view.strides)
+                self._copy_into(view, target, op)
+                return target
+        return self.contiguous_copy(view, op)
+
+    def _arena_of(self, view: View) -> str:
+        return self.program.buffers[view.buffer].arena.root_reference.data
+
+    def _count_copy(self, view: View, why: str) -> None:
+        """Reports a copy of, or to, a state's memory."""
+        nbytes, key = self.nbytes(view.shape, view.dtype), self._arena_of(view).removeprefix("state.")
+        self.program.context.report.add("lower-to-rt", key, f"state copied: {nbytes} bytes for each run", why)
 
     # --- ops ---
 
@@ -254,33 +285,53 @@ class EntryLowering:
             target = self._fresh(source, op.target.data)
             self.steps.append(rt.CopyOp(source, target))
             self.placer.define(op.result, target)
-        elif op.name in ("tensor.concat", "tensor.insert_slice"):
-            for source, target in self.placer.assemble(op, self._assembled(op)):
+        elif op in self.in_place.absorbed:
+            assert isinstance(op, InsertSliceOp)
+            whole = states.origin_of(op.dest)
+            place = self._overwritten.get(whole) or self.placer.view(whole)
+            self.placer.define(
+                op.result, reshaped(place, shape_of(op.result.type), contiguous_strides(shape_of(op.result.type)))
+            )
+        elif isinstance(op, InsertSliceOp):
+            source, target = self.placer.inserted(op, self.updated(op, op.dest))
+            self._launch(copy_draft(source, target, path_of(op)))
+        elif isinstance(op, ConcatOp):
+            result = self.result(op.result, shape_of(op.result.type))
+            for source, target in self.placer.assemble(op, result):
                 self._launch(copy_draft(source, target, path_of(op)))
         elif op.name != "linalg.fill" or self.placer.fill_is_read(op):
             self._launch(draft(op, self), op)
 
-    def _assembled(self, op: Operation) -> View:
-        value = op.results[0]
-        return self.result(value, shape_of(value.type))
-
     def _update_states(self, ops: Sequence[qc.StateUpdateOp]) -> None:
         """Behind all that reads the old values. Nothing for a value that already lies in its state; else one counted
-        copy, and two for the memory of a state (another one, or the same one turned around), which may be written too.
+        copy, and two where the value lies in the memory of a state that such a copy overwrites (states that change
+        places, or one that is turned around).
         """
-        copies: list[tuple[View, View, qc.StateUpdateOp]] = []
+        pending: list[tuple[View, View, qc.StateUpdateOp]] = []
         for op in ops:
             target = self._state(op.key, op.value, _device(op, self.default_device))
             source = self.placer.view(op.value)
-            if source == target:
-                continue
-            if self.program.buffers[source.buffer].arena.root_reference.data in self.program.states:
-                source = self.contiguous_copy(source, op)
-            copies.append((source, target, op))
-            nbytes = self.nbytes(target.shape, target.dtype)
-            self.program.context.report.add("lower-to-rt", op.key, "state copied", f"{nbytes} bytes for each run")
+            if source.buffer != target.buffer or source.offset != 0 or not is_contiguous(source):
+                pending.append((source, target, op))
+        overwritten = {target.buffer for _, target, _ in pending}
+        copies = []
+        for source, target, op in pending:
+            self._count_copy(target, self._why_elsewhere(source))
+            if source.buffer in overwritten:
+                self._count_copy(target, "what it becomes lies in a state that is overwritten")
+                copies.append((self.contiguous_copy(source, op), target, op))
+            else:
+                copies.append((source, target, op))
         for source, target, op in copies:
             self._copy_into(source, target, op)
+
+    def _why_elsewhere(self, source: View) -> str:
+        kind, _, name = self._arena_of(source).partition(".")
+        if kind == "state":
+            return f"it becomes what '{name}' is"
+        if kind == "activations":
+            return "its old value is read where, or after, the new one is computed"
+        return f"it becomes {'an input' if kind == 'input' else 'a constant'}"
 
     def _copy_into(self, source: View, target: View, op: Operation) -> None:
         if source.buffer == target.buffer and source.offset == target.offset and is_contiguous(source):

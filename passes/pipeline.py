@@ -24,7 +24,13 @@ from xdsl.passes import ModulePass
 from qcompiler.errors import NumericsError, PassError, QCompilerError
 from qcompiler.ir.context import QCContext
 from qcompiler.passes.support.answers import answers, initial_states
-from qcompiler.passes.support.numerics import Exact, coarsest_epsilon, count_roundings, difference
+from qcompiler.passes.support.numerics import (
+    Exact,
+    coarsest_epsilon,
+    count_roundings,
+    count_widenings,
+    difference,
+)
 from qcompiler.passes.support.reproducer import write_reproducer
 
 Arrays = Sequence[npt.NDArray[Any]]
@@ -169,13 +175,14 @@ class _NumericsCheck:
         self._states = {**initial_states(module), **(states or {})}
         self._answers = answers(module, ctx, inputs, self._states)
         self._roundings = count_roundings(module)
+        self._widenings = count_widenings(module)
         self._epsilon = coarsest_epsilon(module)
 
     def after(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> str | None:
         """What is wrong with the answers after a pass, or None. Entry points that a pass adds must agree, too."""
         now = answers(module, ctx, self._inputs, self._states)
-        roundings = count_roundings(module)
-        deleted = max(0, self._roundings - roundings)
+        roundings, widenings = count_roundings(module), count_widenings(module)
+        deleted = max(0, self._roundings - roundings, self._widenings - widenings)
         numerics = getattr(made, "numerics", Exact())
         baseline = next(iter(self._answers.values()))
         for entry, results in now.items():
@@ -183,7 +190,7 @@ class _NumericsCheck:
             found = difference(before, results, numerics, roundings_deleted=deleted, epsilon=self._epsilon)
             if found is not None:
                 return f"@{entry}: {found}"
-        self._answers, self._roundings = now, roundings
+        self._answers, self._roundings, self._widenings = now, roundings, widenings
         return None
 
 

@@ -125,10 +125,6 @@ class KernelSelectionError(QCompilerError):
     """No kernel of the target fits an op; the message lists every candidate with the reason it was rejected."""
 
 
-class InPlaceError(QCompilerError):
-    """A state cannot be updated in place because some op still reads the old value."""
-
-
 # --- plan and schedule -----------------------------------------------------------------------------------------------
 
 

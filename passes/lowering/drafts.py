@@ -38,8 +38,7 @@ class Places(Protocol):
     def view(self, value: SSAValue) -> View: ...
     def contiguous_copy(self, view: View, op: Operation) -> View: ...
     def result(self, value: SSAValue, shape: Sequence[Dim]) -> View: ...
-    def state_to_update(self, op: qc.IndexUpdateOp) -> View: ...
-    def copied_result(self, op: Operation, source: SSAValue) -> View: ...
+    def updated(self, op: Operation, base: SSAValue) -> View: ...
 
 
 @dataclass
@@ -269,7 +268,7 @@ def _index_update(op: Operation, places: Places) -> Draft:
     assert isinstance(op, qc.IndexUpdateOp)
     result = Draft("index_update", path_of(op))
     groups = _axis_groups(len(shape_of(op.x.type)), op.axis.value.data)
-    target = views.collapse(places.state_to_update(op), groups)
+    target = views.collapse(places.updated(op, op.x), groups)
     assert target is not None
     x = result.add("x", "rw", target)
     index = result.add("index", "r", _vector(op.index, op, places))
@@ -291,7 +290,7 @@ def _cumsum(op: Operation, places: Places) -> Draft:
 
 
 def _scatter(op: Operation, places: Places) -> Draft:
-    """The result begins as a copy of x, into which the kernel writes."""
+    """The result begins as x, in x's memory where that is a state, else as a copy, and the kernel writes into it."""
     assert isinstance(op, qc.ScatterOp)
     result = Draft("scatter", path_of(op))
     shape, axis = shape_of(op.x.type), op.axis.value.data
@@ -303,10 +302,10 @@ def _scatter(op: Operation, places: Places) -> Draft:
             "cut x to the index's shape first and insert the result"
         )
     groups = _axis_groups(len(shape), axis)
+    target = views.collapse(places.updated(op, op.x), groups)
+    assert target is not None
     index = result.add("index", "r", _collapsed(places.view(op.index), groups, op, places))
     src = result.add("src", "r", _collapsed(places.view(op.src), groups, op, places))
-    target = views.collapse(places.copied_result(op, op.x), groups)
-    assert target is not None
     out = result.add("out", "rw", target)
     type_ = tensor(target.shape, target.dtype)
     result.body.add_op(qc.ScatterOp(out, index, src, type_, axis=1, reduce=op.reduce.data))

@@ -19,21 +19,21 @@ from qcompiler.plan.plan import View
 
 Groups = list[list[int]]
 
-_SAME_ORDER = (tensor_dialect.ExpandShapeOp, tensor_dialect.CollapseShapeOp)
-_VIEWS = (*_SAME_ORDER, TransposeOp, BroadcastOp, tensor_dialect.ExtractSliceOp, tensor_dialect.CastOp)
+SAME_ORDER = (tensor_dialect.ExpandShapeOp, tensor_dialect.CollapseShapeOp)
+VIEWS = (*SAME_ORDER, TransposeOp, BroadcastOp, tensor_dialect.ExtractSliceOp, tensor_dialect.CastOp)
 Steps = tuple[list[Dim], list[Dim], list[Dim]]
 
 
 def root_of(value: SSAValue) -> SSAValue | None:
     """The op result that a returned value is a mere reshape of; None if it has to be copied (arguments, constants)."""
-    while isinstance(value.owner, _SAME_ORDER):
+    while isinstance(value.owner, SAME_ORDER):
         value = value.owner.src
     owner = value.owner
     if not isinstance(owner, Operation) or isinstance(owner, qc.ConstOp | qc.StateOp | qc.IndexUpdateOp | qc.CopyOp):
         return None
     if isinstance(owner, qc.SoftmaxOp) and owner.axis.value.data != len(shape_of(owner.result.type)) - 1:
         return None
-    return None if isinstance(owner, _VIEWS) else value
+    return None if isinstance(owner, VIEWS) else value
 
 
 class Placer:
@@ -122,47 +122,30 @@ class Placer:
                 return True
         return False
 
-    def assemble(self, op: Operation, target: View) -> Iterator[tuple[View, View]]:
-        """The copies that make a concat or an insert_slice, in order, into `target`."""
-        if isinstance(op, tensor_dialect.ConcatOp):
-            axis, start = op.dim.value.data, dim(0)
-            for value in op.inputs:
-                source = self.view(value)
-                offsets = [start.to_dim() if i == axis else 0 for i in range(len(source.shape))]
-                yield source, views.slice_(target, offsets, source.shape, [1] * len(offsets))
-                start = start + dim(source.shape[axis])
-            return
-        assert isinstance(op, tensor_dialect.InsertSliceOp)
-        yield self.view(op.dest), target
+    def assemble(self, op: tensor_dialect.ConcatOp, target: View) -> Iterator[tuple[View, View]]:
+        """The copies that make a concat, in order, into `target`."""
+        axis, start = op.dim.value.data, dim(0)
+        for value in op.inputs:
+            source = self.view(value)
+            offsets = [start.to_dim() if i == axis else 0 for i in range(len(source.shape))]
+            yield source, views.slice_(target, offsets, source.shape, [1] * len(offsets))
+            start = start + dim(source.shape[axis])
+
+    def inserted(self, op: tensor_dialect.InsertSliceOp, target: View) -> tuple[View, View]:
+        """The copy that an insert_slice is, into `target`, which holds its destination already."""
         offsets, sizes, steps = slice_of(op)
         source = self.view(op.source)
-        yield source, _drop_unit_dims(views.slice_(target, offsets, sizes, steps), source.shape)
+        return source, _drop_unit_dims(views.slice_(target, offsets, sizes, steps), source.shape)
 
-    # --- states ---
-
-    def state_root(self, value: SSAValue) -> qc.StateOp | None:
-        """The declared state whose memory the whole of `value` is, through earlier updates."""
-        while isinstance(value.owner, qc.IndexUpdateOp):
-            value = value.owner.x
-        return value.owner if isinstance(value.owner, qc.StateOp) else None
-
-    def later_reader(self, value: SSAValue, update: Operation) -> Operation | None:
-        """An op behind `update` that reads `value` or a view of it."""
-        block = update.parent_block()
-        assert block is not None
-        position: dict[Operation, int] = {each: i for i, each in enumerate(block.ops)}
-        pending = [value]
-        while pending:
-            current = pending.pop()
-            for use in current.uses:
-                user: Operation = use.operation
-                if user is update:
-                    continue
-                if isinstance(user, _VIEWS):
-                    pending.extend(user.results)
-                elif position.get(user, -1) > position[update]:
-                    return user
-        return None
+    def move(self, value: SSAValue, view: View) -> None:
+        """Gives a value, and the views of it that have a place, another place."""
+        self.define(value, view)
+        for use in value.uses:
+            user = use.operation
+            if isinstance(user, VIEWS) and all(result in self._views for result in user.results):
+                self.place(user)
+                for result in user.results:
+                    self.move(result, self._views[result])
 
 
 def _groups(attribute: ArrayAttr[ArrayAttr[IntegerAttr]]) -> Groups:

@@ -54,6 +54,12 @@ def count_roundings(module: ModuleOp) -> int:
     return count
 
 
+def count_widenings(module: ModuleOp) -> int:
+    """Static places where a 16-bit value is read as f32. One that goes away may have been half of a deleted pair whose
+    other half, the rounding, has other readers and stays."""
+    return sum(isinstance(op, arith.ExtFOp) for op in module.walk())
+
+
 _PICK = (qc.ConstOp, qc.StateOp, qc.EmbeddingOp, qc.GatherOp, qc.IndexUpdateOp, qc.ScatterOp, qc.WindowsOp)
 """Ops that compute nothing."""
 

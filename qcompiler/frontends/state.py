@@ -66,6 +66,7 @@ def declare_states(program: ExportedProgram, model: nn.Module | None = None) -> 
             target = _free_name(names.get(id(tensors[spec.arg.name]), str(spec.target)), program)
             constants[target] = constants.pop(str(spec.target))
             specs[specs.index(spec)] = InputSpec(InputKind.BUFFER, spec.arg, target, persistent=False)
+    _spell_out_copies(program.graph_module)
     program.graph_module.recompile()
     return ExportedProgram(
         root=program.graph_module,
@@ -78,6 +79,28 @@ def declare_states(program: ExportedProgram, model: nn.Module | None = None) -> 
         constants=constants,
         verifiers=[program.verifier],
     )
+
+
+def _spell_out_copies(module: fx.GraphModule) -> None:
+    """`x.copy_(y)` converts and broadcasts y; torch.export 2.13 forgets both where it makes the copy functional."""
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr" and isinstance(inner := getattr(module, str(node.target), None), fx.GraphModule):
+            _spell_out_copies(inner)
+            inner.recompile()
+        if node.target is not torch.ops.aten.copy_.default:
+            continue
+        target, source = node.args[:2]
+        to = target.meta["val"]
+        with module.graph.inserting_before(node), to.fake_mode:
+            if source.meta["val"].dtype != to.dtype:
+                converted = module.graph.call_function(torch.ops.aten.to.dtype, (source, to.dtype))
+                converted.meta = {**node.meta, "val": source.meta["val"].to(to.dtype)}
+                source = converted
+            if tuple(source.meta["val"].shape) != tuple(to.shape):
+                wide = module.graph.call_function(torch.ops.aten.expand_as.default, (source, target))
+                wide.meta = {**node.meta, "val": source.meta["val"].expand_as(to)}
+                source = wide
+        node.args = (target, source, *node.args[2:])
 
 
 def _is_constant(spec: InputSpec) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, Step
+from qcompiler.plan.dims import dim, product
+from qcompiler.plan.kernel import ITEMSIZE, LoopKernel
+from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Select, Step, View
 
 
 def recomputed_per_call(plan: Plan) -> list[str]:
@@ -47,3 +49,46 @@ def _effects(step: Step, accesses: Mapping[str, Sequence[str]]) -> tuple[str | N
     if step.__struct_config__.tag == "copy":
         return "copy", [step.source.buffer], [step.target.buffer]  # type: ignore[union-attr]
     return None, [], []
+
+
+def copied_bytes(plan: Plan) -> dict[str, dict[str, int]]:
+    """Bytes of states that each entry point copies in one call, at its largest sizes: by entry point, by state.
+
+    Counted is what copies read from a state's memory, and what they write to the whole of it.  Not counted are new rows
+    written into a part of a state, what a kernel computes in the state's memory, and results that are a state's value.
+    A state that is updated in place has no entry; 0 bytes for a cache mean that a step touches its new rows only.
+    """
+    arenas = {arena.name: arena for arena in plan.arenas}
+    home = {buffer.name: arenas[buffer.arena] for buffer in plan.buffers}
+    copies = {kernel.name for kernel in plan.kernels if _is_copy(kernel.body)}
+    found: dict[str, dict[str, int]] = {}
+    for entry in plan.entries:
+        counts = found.setdefault(entry.name, {})
+        ranges = {symbol.name: (symbol.min, symbol.max) for symbol in entry.symbols}
+        for source, target in _moves(entry.steps, copies):
+            nbytes = product(source.shape).bounds(ranges)[1] * ITEMSIZE[source.dtype]
+            old, new = home[source.buffer], home[target.buffer]
+            if old.kind == "state" and new.kind != "output":
+                counted = old.name
+            elif new.kind == "state" and nbytes == new.nbytes and dim(target.offset) == 0:
+                counted = new.name
+            else:
+                continue
+            state = counted.removeprefix("state.")
+            counts[state] = counts.get(state, 0) + nbytes
+    return found
+
+
+def _is_copy(body: object) -> bool:
+    """A loop that yields its one input."""
+    if not isinstance(body, LoopKernel) or body.body.ops or len(body.accesses) != 2:
+        return False
+    return body.body.yields == (body.body.inputs[0][0],)
+
+
+def _moves(steps: Sequence[Step], copies: set[str]) -> Iterator[tuple[View, View]]:
+    for step in steps:
+        if isinstance(step, Copy):
+            yield step.source, step.target
+        elif isinstance(step, Launch) and step.kernel in copies:
+            yield step.operands[0], step.operands[1]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qcompiler.inspect.checks import copied_bytes
 from qcompiler.plan.plan import Launch, Plan, Select
 
 
@@ -36,6 +37,7 @@ class ProgramReport:
             "kernels": len(self.plan.kernels),
             "entries": {entry.name: _steps(entry.steps) for entry in self.plan.entries},
             "arenas": {arena.name: {"kind": arena.kind, "bytes": arena.nbytes} for arena in self.plan.arenas},
+            "copied_state_bytes": copied_bytes(self.plan),
             "choices": [vars(choice) for choice in self.choices],
         }
 
@@ -55,8 +57,22 @@ def plan_text(plan: Plan) -> str:
     sizes: Counter[str] = Counter()
     for arena in plan.arenas:
         sizes[arena.kind] += arena.nbytes
+    if any(arena.kind == "state" for arena in plan.arenas):
+        lines += [f"  {line}" for line in _state_lines(plan)]
     lines.append("  memory at the maximum: " + ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sizes.items()))
     return "\n".join(lines)
+
+
+def _state_lines(plan: Plan) -> list[str]:
+    """How many states there are, and what a call copies of them."""
+    lines = []
+    for entry, counts in copied_bytes(plan).items():
+        if counts:
+            copied = ", ".join(f"'{state}' {human_bytes(count)}" for state, count in sorted(counts.items())[:4])
+            more = f" and {len(counts) - 4} more" if len(counts) > 4 else ""
+            lines.append(f"{entry} copies {human_bytes(sum(counts.values()))} of states in each call: {copied}{more}")
+    count = sum(arena.kind == "state" for arena in plan.arenas)
+    return [f"{count} state(s), " + ("updated in place" if not lines else "not all updated in place"), *lines]
 
 
 def choices_text(choices: Iterable[Choice]) -> str:
