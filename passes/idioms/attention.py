@@ -43,23 +43,21 @@ def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAVa
     shape = shape_of(softmax.result.type)
     if len(shape) not in (3, 4) or softmax.axis.value.data != len(shape) - 1 or shape[-2:] != shape_of(op.a.type)[-2:]:
         return None
-    scores = _scores(tracer.element(softmax.x), tracer)
+    scores = _scores(tracer.element(softmax.x), len(shape), tracer)
     if scores is None or shape_of(scores.matmul.result.type)[-2:] != shape[-2:]:
         return None
     batch, heads = (shape[0], shape[1]) if len(shape) == 4 else (shape[0], 1)
     dtypes = {tensor_dtype(v.type) for v in (scores.matmul.a, scores.matmul.b, op.b, op.result)}
     if not isinstance(heads, int) or len(dtypes) != 1:
         return None
-    return _build(op, scores, (batch, heads, shape[-2], shape[-1]), len(shape), tracer, masks)
+    return _build(op, scores, (batch, heads, shape[-2], shape[-1]), tracer, masks)
 
 
-def _build(
-    op: qc.BatchMatmulOp, scores: _Scores, full: Full, rank: int, tracer: Tracer, masks: Masks
-) -> SSAValue | None:
+def _build(op: qc.BatchMatmulOp, scores: _Scores, full: Full, tracer: Tracer, masks: Masks) -> SSAValue | None:
     batch, heads, queries, keys = full
     mask = None
     if scores.terms:
-        mask = masks.build(op, scores.terms, full, rank)
+        mask = masks.build(op, scores.terms, full)
         if mask is None:
             return None
     builder = build.with_path(InsertPoint.before(op), path_of(op))
@@ -118,49 +116,68 @@ def _is_cast(op: ops.GenericOp) -> bool:
     )
 
 
-def _scores(node: Node, tracer: Tracer) -> _Scores | None:
-    """Reads scale, cap and terms off the scores, outermost first."""
+def _scores(node: Node, rank: int, tracer: Tracer) -> _Scores | None:
+    """Reads scale, cap and terms off the scores, outermost first; `rank` of them at this point."""
     for tensor_, index in tracer.aliases(node):
-        matmul = loops.producer(_under_casts_and_reshapes(tensor_))
-        if isinstance(matmul, qc.BatchMatmulOp) and index == loops.identity(len(index)):
+        inner = _under_casts_and_reshapes(tensor_)
+        matmul = loops.producer(inner)
+        whole = index == loops.identity(len(index))
+        if isinstance(matmul, qc.BatchMatmulOp) and whole:
             return _Scores(matmul)
+        if whole and inner is not tensor_ and shape_of(inner.type)[-2:] == shape_of(tensor_.type)[-2:]:
+            return _scores(tracer.element(inner), len(shape_of(inner.type)), tracer)
     found = tracer.head(node)
     if found.op in ("arith.mulf", "arith.divf"):
-        return _capped(found, tracer) or _scaled(found, tracer)
+        return _capped(found, rank, tracer) or _scaled(found, rank, tracer)
     if found.op == "arith.addf":
         for inner, other in tracer.either(found, "arith.addf"):
-            scores = _scores(inner, tracer)
+            scores = _scores(inner, rank, tracer)
             added = next(tracer.aliases(other), None)
             if scores is not None and added is not None:
-                return replace(scores, terms=(*scores.terms, Term(*added)))
+                return replace(scores, terms=(*scores.terms, Term(*added, rank)))
     if found.op == "arith.select":
         keep, kept, dropped = found.args
-        value, mask = tracer.constant(dropped), next(tracer.aliases(keep), None)
-        scores = _scores(kept, tracer)
-        if scores is not None and value is not None and mask is not None:
-            return replace(scores, terms=(*scores.terms, Term(*mask, dropped=value)))
+        negated = _negated(keep, tracer)
+        return _selected(keep, kept, dropped, rank, tracer) or _selected(negated, dropped, kept, rank, tracer)
     return None
 
 
-def _capped(found: Node, tracer: Tracer) -> _Scores | None:
+def _selected(keep: Node | None, kept: Node, dropped: Node, rank: int, tracer: Tracer) -> _Scores | None:
+    """The scores where `keep` is true, else a number."""
+    value, mask = tracer.constant(dropped), next(tracer.aliases(keep), None) if keep is not None else None
+    scores = _scores(kept, rank, tracer) if value is not None and mask is not None else None
+    if scores is None or value is None or mask is None:
+        return None
+    return replace(scores, terms=(*scores.terms, Term(*mask, rank, dropped=value)))
+
+
+def _negated(node: Node, tracer: Tracer) -> Node | None:
+    """a, where node is `not a`."""
+    for inner, other in tracer.either(node, "arith.xori"):
+        if tracer.constant(other):
+            return inner
+    return None
+
+
+def _capped(found: Node, rank: int, tracer: Tracer) -> _Scores | None:
     """`c * tanh(scores / c)`."""
     for inner, other in tracer.either(found, "arith.mulf"):
         cap, tanh = tracer.constant(other), tracer.head(inner)
         if cap is None or cap <= 0 or tanh.op != "math.tanh":
             continue
-        scores = _scores(tanh.args[0], tracer)
+        scores = _scores(tanh.args[0], rank, tracer)
         # the quotient was read as a part of the scale
         if scores is not None and not scores.terms and scores.softcap is None:
             return replace(scores, scale=scores.scale * cap, softcap=cap)
     return None
 
 
-def _scaled(found: Node, tracer: Tracer) -> _Scores | None:
+def _scaled(found: Node, rank: int, tracer: Tracer) -> _Scores | None:
     left, right = found.args
     factor, inner = tracer.constant(right), left
     if factor is None and found.op == "arith.mulf":
         factor, inner = tracer.constant(left), right
-    scores = _scores(inner, tracer) if factor else None
+    scores = _scores(inner, rank, tracer) if factor else None
     if scores is None or factor is None or scores.terms or scores.softcap is not None:
         return None
     return replace(scores, scale=scores.scale * factor if found.op == "arith.mulf" else scores.scale / factor)

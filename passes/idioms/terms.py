@@ -32,10 +32,14 @@ Full = tuple[Dim, Dim, Dim, Dim]
 
 @dataclass(frozen=True)
 class Term:
-    """`tensor[index]` is added to the scores; or, with `dropped`, they become that number where it is false."""
+    """`tensor[index]` is added to the scores; or, with `dropped`, they become that number where it is false.
+
+    The index is over the dims of the scores at that point: `rank` of them.
+    """
 
     tensor: SSAValue
     index: Index
+    rank: int
     dropped: float | None = None
 
 
@@ -44,25 +48,22 @@ class Masks:
 
     def __init__(self, reader: MaskReader) -> None:
         self._reader = reader
-        self._made: dict[tuple[tuple[Term, ...], Full, int], SSAValue | None] = {}
+        self._made: dict[tuple[tuple[Term, ...], Full], SSAValue | None] = {}
 
-    def build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], full: Full, rank: int) -> SSAValue | None:
-        """The mask (B|1, H|1, S|1, T|1) that the terms are together, made before an op; None if there is none.
-
-        `rank`: of the softmax; of three dims, the first is the batch.
-        """
-        key = (tuple(terms), full, rank)
+    def build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], full: Full) -> SSAValue | None:
+        """The mask (B|1, H|1, S|1, T|1) that the terms are together, made before an op; None if there is none."""
+        key = (tuple(terms), full)
         if key not in self._made:
-            placed = [(term, term.index if rank == 4 else _over_heads(term.index)) for term in terms]
-            self._made[key] = self._build(before, placed, full)
+            self._made[key] = self._build(before, terms, full)
         return self._made[key]
 
-    def _build(self, before: qc.BatchMatmulOp, placed: Sequence[tuple[Term, Index]], full: Full) -> SSAValue | None:
-        if not all(can_be_extra(term.tensor, index) for term, index in placed):
-            return None
-        parts = [(term, as_extra(before, term.tensor, index, full)) for term, index in placed]
-        if not all(_is_mask(term, value) for term, value in parts):
-            return None
+    def _build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], full: Full) -> SSAValue | None:
+        parts = []
+        for term in terms:
+            value = _over_heads(before, term, full)
+            if value is None or not _is_mask(term, value):
+                return None
+            parts.append((term, value))
         first, value = parts[0]
         if len(parts) == 1 and (first.dropped is None or self._hides(first, value)):
             return value
@@ -87,10 +88,17 @@ def _is_mask(term: Term, value: SSAValue) -> bool:
     return boolean == (term.dropped is not None) and tensor_dtype(value.type) in ("i1", "f32", "bf16", "f16")
 
 
-def _over_heads(index: Index) -> Index:
-    """An index over (N, S, T) as one over (N, 1, S, T)."""
-    dims = [loops.dim_expr(n) for n in (0, 2, 3)]
-    return tuple(e.replace_dims_and_symbols(dims, []) for e in index)
+def _over_heads(before: qc.BatchMatmulOp, term: Term, full: Full) -> SSAValue | None:
+    """A term as a view of rank 4, unit dims where it repeats; None if it is no such view."""
+    index = term.index
+    if term.rank == 3 and full[1] != 1:  # batch and heads are joined: only a term of all of them can be taken apart
+        if index != loops.identity(3) or shape_of(term.tensor.type)[1:] != full[2:]:
+            return None
+        builder = build.with_path(InsertPoint.before(before), path_of(before))
+        return build.reshape(builder, term.tensor, full)
+    if term.rank == 3:
+        index = tuple(e.replace_dims_and_symbols([loops.dim_expr(n) for n in (0, 2, 3)], []) for e in index)
+    return as_extra(before, term.tensor, index, full) if can_be_extra(term.tensor, index) else None
 
 
 def _joined(before: qc.BatchMatmulOp, parts: Sequence[tuple[Term, SSAValue]]) -> SSAValue:

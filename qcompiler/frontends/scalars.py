@@ -118,6 +118,10 @@ class Scalars:
         return self.insert(arith.CmpfOp(a, a, "uno"))
 
     def nonzero(self, a: SSAValue) -> SSAValue:
+        """Whether `a` is not 0; of a truth value that was widened, the truth value."""
+        owner = a.owner
+        if isinstance(owner, arith.UIToFPOp | arith.ExtUIOp) and owner.operands[0].type == ELEMENT_TYPES["i1"]:
+            return owner.operands[0]
         return a if self.dtype == "i1" else self.compare("ne", a, self.const(0))
 
     # --- functions (floats) ---
