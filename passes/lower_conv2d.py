@@ -113,7 +113,7 @@ class _Conv:
         left = build.reshape(b, copied, [groups, rows, self.columns])
         w = build.reshape(b, self.op.w, [groups, wide, self.depth, *self.kernel])
         w = build.reshape(b, build.transpose(b, w, (0, 3, 4, 2, 1)), [groups, self.columns, wide])
-        matmul = qc.BatchMatmulOp(left, w, tensor([groups, rows, wide], self.dtype))
+        matmul = qc.BatchMatmulOp(left, w, tensor([groups, rows, wide], "f32"))  # rounded once, behind the bias
         out = build.transpose(b, b.insert(matmul).result, (1, 0, 2))
         return build.reshape(b, out, [self.batch, *self.size, self.channels])
 

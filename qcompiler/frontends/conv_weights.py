@@ -3,6 +3,7 @@
     conv2d, conv1d       (O, C, kh, kw)      stored (O, kh*kw*C)           a column is a tap, then a channel
     g groups             (O, C/g, kh, kw)    stored (g, kh*kw*C/g, O/g)    one matrix for each group
     one channel a group  (O, 1, kh, kw)      stored (kh, kw, 1, O)         a row for each tap
+    transposed           (C, O, kh, kw)      stored (O, kh*kw*C)           the kernel turned around: a plain conv2d's
 
 Channels come last because activations lie so: what a window reads along a row of the image is then one run of memory,
 and the values that share a block of a format belong to neighbouring channels of one tap.  The graph sees the weight as
@@ -26,10 +27,14 @@ GROUPED = "weight of a grouped convolution: its kernels read plain numbers"
 
 @dataclass(frozen=True)
 class ConvWeight:
-    """A weight of shape (O, C/groups, *kernel) that only convolutions with `groups` groups read."""
+    """A weight of shape (O, C/groups, *kernel) that only convolutions with `groups` groups read.
+
+    A `transposed` one, of shape (C, O, *kernel), has one group.
+    """
 
     shape: tuple[int, ...]
     groups: int
+    transposed: bool = False
 
     @property
     def depthwise(self) -> bool:
@@ -44,11 +49,18 @@ class ConvWeight:
     @property
     def columns(self) -> int:
         """Products summed for one element of the result."""
-        return math.prod(self.shape[1:])
+        return math.prod(self.shape) // self.shape[1 if self.transposed else 0]
+
+    @property
+    def text(self) -> str:
+        """How the stored tensor differs from the model's, in words."""
+        return f"conv groups={self.groups}" + (" transposed" if self.transposed else "")
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         out, depth, *kernel = self.shape
+        if self.transposed:
+            return (depth, self.columns)
         if self.groups == 1:
             return (out, self.columns)
         return (*kernel, 1, out) if depth == 1 else (self.groups, self.columns, out // self.groups)
@@ -56,7 +68,9 @@ class ConvWeight:
     def stored(self, weight: torch.Tensor) -> torch.Tensor:
         """The values as they are stored, row-major."""
         rank = weight.ndim
-        if self.groups == 1:
+        if self.transposed:
+            moved = weight.flip(tuple(range(2, rank))).permute(1, *range(2, rank), 0)
+        elif self.groups == 1:
             moved = weight.permute(0, *range(2, rank), 1)
         elif self.depthwise:
             moved = weight.permute(*range(2, rank), 1, 0)
@@ -69,6 +83,10 @@ class ConvWeight:
         """The ATen operators, each with its one argument, that turn what is stored into the weight again."""
         out, depth, *kernel = self.shape
         rank = len(self.shape)
+        if self.transposed:
+            wide, order = [depth, *kernel, out], [rank - 1, *range(rank - 1)]
+            turned = (aten.flip.default, list(range(2, rank)))
+            return [(aten.view.default, wide), (aten.permute.default, order), turned]
         if self.groups == 1:
             return [(aten.view.default, [out, *kernel, depth]), (aten.permute.default, _last_to_second(rank))]
         if self.depthwise:
@@ -87,7 +105,7 @@ def conv_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ConvWeight | 
     users = [(node, user) for node in nodes for user in node.users]
     if tensor.ndim not in (3, 4) or not users:
         return None
-    groups: set[int] = set()
+    kinds: set[tuple[int, bool]] = set()
     for node, user in users:
         if (
             user.target is not aten.convolution.default
@@ -95,10 +113,11 @@ def conv_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ConvWeight | 
             or node in (user.args[0], user.args[2])
         ):
             return None
-        if user.args[6]:  # transposed: fold-conv has rewritten those it knows
-            return None
-        groups.add(int(user.args[8]))  # type: ignore[arg-type]
-    return ConvWeight(tuple(tensor.shape), groups.pop()) if len(groups) == 1 else None
+        kinds.add((int(user.args[8]), bool(user.args[6])))  # type: ignore[arg-type]
+    if len(kinds) != 1:
+        return None
+    groups, transposed = kinds.pop()
+    return None if transposed and groups > 1 else ConvWeight(tuple(tensor.shape), groups, transposed)
 
 
 def restore(graph: fx.Graph, weight: ConvWeight, placeholders: Sequence[fx.Node], path: str) -> None:

@@ -84,3 +84,9 @@ def check() -> Callable[..., ImportResult]:
         return result
 
     return compare
+
+
+@pytest.fixture
+def interpreted() -> Callable[..., list[torch.Tensor]]:
+    """`interpreted(result, *tensors)`: what the interpreter makes of an imported module."""
+    return interpret
