@@ -105,7 +105,7 @@ class _Weight:
     @property
     def arrangement(self) -> str:
         """How the stored tensor differs from the model's: "" if not at all."""
-        return "transposed" if self.transposed else f"conv groups={self.conv.groups}" if self.conv is not None else ""
+        return "transposed" if self.transposed else self.conv.text if self.conv is not None else ""
 
     @property
     def shape(self) -> tuple[int, ...]:
