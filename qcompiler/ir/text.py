@@ -9,29 +9,57 @@ stands on such an op, it is printed in generic form, so that nothing is lost.
 
 from __future__ import annotations
 
+import functools
 import io
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import tensor
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import AffineMapAttr, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.linalg.ops import BroadcastOp, TransposeOp
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Operation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from qcompiler.errors import QCompilerError
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.types import DimsAttr, QTensorType
 
 _LOSES_ATTRIBUTES = (TransposeOp, BroadcastOp, tensor.EmptyOp)
 
 
+_CACHED = (TensorType, QTensorType, AffineMapAttr, DimsAttr, StringAttr)
+"""Attributes that repeat all over a module, whose text depends on nothing else.
+
+What may hold a float is none of them: 0.0 equals -0.0, and a cache would print the one as the other.
+"""
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _attribute_text(attribute: Attribute) -> str:
+    stream = io.StringIO()
+    Printer(stream=stream).print_attribute(attribute)
+    return stream.getvalue()
+
+
 @dataclass(eq=False, repr=False)
 class _Printer(Printer):
-    """xDSL's printer, choosing the generic form op by op."""
+    """xDSL's printer, choosing the generic form op by op; every stage is printed, so short ways where they are easy."""
 
     for_mlir: bool = False
+
+    def print_string(self, text: str, *, indent: int | None = None) -> None:
+        if "\n" in text:
+            super().print_string(text, indent=indent)
+        elif self.stream is not None:
+            self.stream.write(text)
+
+    def print_attribute(self, attribute: Attribute) -> None:
+        if isinstance(attribute, _CACHED):
+            self.print_string(_attribute_text(attribute), indent=0)
+        else:
+            super().print_attribute(attribute)
 
     def print_op(self, op: Operation) -> None:
         generic = isinstance(op, _LOSES_ATTRIBUTES) and bool(op.attributes)
