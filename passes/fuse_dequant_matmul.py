@@ -6,26 +6,30 @@
 
 First normalise: a matmul whose right side is a weight becomes `qc.linear` (which takes `(N, K)`), plain weights are
 transposed at compile time, and two transposes cancel.  Then there is one pattern, `linear(dequantize(w)) -> linear(w)`,
-and the same for the table of an embedding.  A dequantize that stays is reported.
+and the same for the table of an embedding.  A weight that something else reads in full is looked up row by row, and
+reported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xdsl.builder import Builder
 from xdsl.context import Context
-from xdsl.dialects import tensor
+from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineMap
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of, set_path
-from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
+from qcompiler.ir.types import ELEMENT_TYPES, QTensorType, shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.support import loops, views
 from qcompiler.passes.support.loops import producer
@@ -56,9 +60,10 @@ class FuseDequantMatmulPass(ModulePass):
                     _read_packed(each, 1)
                 elif isinstance(each, qc.EmbeddingOp):
                     _read_packed(each, 1)
-            for each in body.ops:
+            for each in list(body.ops):
                 if isinstance(each, qc.DequantizeOp) and each.result.uses:
                     _report(each, context)
+                    _decode_all_rows(each)
 
 
 def _read_packed(op: Operation, operand: int) -> None:
@@ -75,6 +80,20 @@ def _report(op: qc.DequantizeOp, context: QCContext) -> None:
     assert isinstance(type_, QTensorType)
     name = f"the {type_.format.format_name.data} weight {'x'.join(map(str, type_.shape))} is decoded to a full tensor"
     context.report.add(FuseDequantMatmulPass.name, path_of(op), name, f"it is read by {readers}")
+
+
+def _decode_all_rows(op: qc.DequantizeOp) -> None:
+    """A weight that something reads in full becomes a lookup of all its rows, for which there is a kernel."""
+    builder = build.with_path(InsertPoint.before(op), path_of(op))
+
+    def count(inner: Builder, _: Sequence[SSAValue]) -> SSAValue:
+        return inner.insert(arith.IndexCastOp(inner.insert(ops.IndexOp(0)).result, ELEMENT_TYPES["i64"])).result
+
+    rows = shape_of(op.result.type)[0]
+    ids = build.generic(builder, [], [AffineMap.identity(1)], [rows], "i64", ["parallel"], count)
+    table = builder.insert(qc.EmbeddingOp(ids, op.input, op.result.type))
+    op.result.replace_all_uses_with(table.result)
+    loops.erase_if_dead(op)
 
 
 # --- normalisation ---------------------------------------------------------------------------------------------------
