@@ -266,15 +266,20 @@ class _Run:
     def _after_stage(self, name: str, module: Any, _seconds: float) -> None:
         if name == "fuse-elementwise":
             self.fused = module.clone() if self.checks.mlir else None
-            self._interpret(module, self.context.weights)
+            for wanted in self.wanted:
+                self._all_entries(module, wanted)
         if name == "plan-memory" and self.checks.schedule:
             self.component = "schedule"
             wanted = self.wanted[-1]
-            states = {key: np.array(value) for key, value in self.imported.states.items()}
-            for results in answers(module, self.context, wanted.arrays, states).values():
-                self._compare(results[: len(wanted.outputs)], wanted)
-                self._compare_states(dict(zip(sorted(states), results[len(wanted.outputs) :], strict=True)), wanted)
+            self._all_entries(module, wanted)
         self.component = "passes"
+
+    def _all_entries(self, module: Any, wanted: _Wanted) -> None:
+        """The module's entry points that take inputs of these sizes, interpreted."""
+        states = {key: np.array(value) for key, value in self.imported.states.items()}
+        for results in answers(module, self.context, wanted.arrays, states).values():
+            self._compare(results[: len(wanted.outputs)], wanted)
+            self._compare_states(dict(zip(sorted(states), results[len(wanted.outputs) :], strict=True)), wanted)
 
     # --- running ---
 
