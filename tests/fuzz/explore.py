@@ -51,13 +51,19 @@ def main() -> int:
         report = batch.check(graphs, sizes, checks)
         found = batch.isolate(graphs, sizes, checks, report)
         seconds = time.process_time() - began
-        print(f"seed {seed}: {len(graphs)} graphs, {len(found)} fail ({seconds:.0f} s of CPU)", file=sys.stderr, flush=True)
+        print(
+            f"seed {seed}: {len(graphs)} graphs, {len(found)} fail ({seconds:.0f} s of CPU)",
+            file=sys.stderr,
+            flush=True,
+        )
         for place, failure in found:
             failed += 1
             graph = graphs[place]
             if not given.no_shrink:
                 graph, failure, _ = shrink(graph, failure, sizes, checks)  # noqa: PLW2901
-            story = f"{failure.component}: {failure.detail.splitlines()[0][:400]}\n\nGraph {numbers[place]} of seed {seed}."
+            story = (
+                f"{failure.component}: {failure.detail.splitlines()[0][:400]}\n\nGraph {numbers[place]} of seed {seed}."
+            )
             path = given.keep / f"{failure.component}_{numbers[place]}.py"
             given.keep.mkdir(exist_ok=True)
             path.write_text(text_of_graph(graph, story))

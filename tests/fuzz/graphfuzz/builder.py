@@ -309,7 +309,10 @@ class Builder:
         made = [name for statement in self.statements for name in statement.names]
         outputs = [name for name in made if name not in read or self.chance(12)]
         read_as_weights = {
-            name for s in self.statements if "F.linear(" in s.text or "F.embedding(" in s.text for name in s.operands[1:2]
+            name
+            for s in self.statements
+            if "F.linear(" in s.text or "F.embedding(" in s.text
+            for name in s.operands[1:2]
         }
         quant = {name: fmt for name, fmt in self.quant.items() if f"self.{name}" in read_as_weights}
         graph = Graph(

@@ -1,12 +1,12 @@
 """Graphs as text that stays: a failing one is written as a Python file, and read back for every later run.
 
-    from graphfuzz.keep import graph, moves, rounds
+from graphfuzz.keep import graph, moves, rounds
 
-    GRAPH = graph(
-        x1="float32[b, 3] normal 17",
-        statements=[rounds("v2 = torch.cosh(x1)", "float32[b, 3]")],
-        outputs="v2",
-    )
+GRAPH = graph(
+    x1="float32[b, 3] normal 17",
+    statements=[rounds("v2 = torch.cosh(x1)", "float32[b, 3]")],
+    outputs="v2",
+)
 """
 
 from __future__ import annotations

@@ -179,7 +179,9 @@ def state(b: Builder) -> None:
         count = int(shape[0].static or 0)
         new = b.emit(f"{buffer}.roll({b.choose((1, -1))}, 0)", [buffer], shape, dtype, "moves")
         row = b.want(Type(dtype, shape[1:]))
-        new = b.emit(f"torch.select_scatter({new}, {row}, 0, {b.integer(0, count - 1)})", [new, row], shape, dtype, "moves")
+        new = b.emit(
+            f"torch.select_scatter({new}, {row}, 0, {b.integer(0, count - 1)})", [new, row], shape, dtype, "moves"
+        )
     elif kind == 1 and shape:
         count = int(shape[0].static or 0)
         rows = b.integer(1, count)
