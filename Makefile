@@ -6,9 +6,13 @@ SITE    = $(CURDIR)/build/site
 STAMP   = $(VENV)/.stamp
 # The suite and the linters see the package as users get it: a wheel, unpacked outside the source tree.
 RUN_INSTALLED = cd build && PYTHONPATH=$(SITE) PYTHONSAFEPATH=1
-# One test process for each core; a file's tests stay in one process, since they share what they compiled.
+# One test process for each core; a file's tests stay in one process, since they share what they compiled.  Files of
+# whole models come first: left to itself, xdist begins with the files that have the most tests, and the long ones with
+# few tests then run alone at the end.
 JOBS   ?= 2
-PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile
+LONG    = models packaging targets golden api frontends kernels cuda
+FOLDERS = $(LONG) $(filter-out $(LONG) lint mlir,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 
 .PHONY: help demo install test test-full lint bench docs gpu-check clean
@@ -49,10 +53,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/minilm.py --output dumps
 
 test: build/site/.stamp
-	$(RUN_INSTALLED) $(PYTEST) -m "not slow" --ignore=../tests/mlir ../tests
+	$(RUN_INSTALLED) $(PYTEST) -m "not slow" $(addprefix ../tests/,$(FOLDERS))
 
 test-full: build/site/.stamp $(VENV)/.stamp-mlir
-	$(RUN_INSTALLED) $(PYTEST) ../tests
+	$(RUN_INSTALLED) $(PYTEST) $(addprefix ../tests/,$(FOLDERS) mlir)
 
 lint: build/site/.stamp
 	$(BIN)/ruff check .
