@@ -134,6 +134,11 @@ class Program:
         """The text after a stage, by name or number."""
         return self._dumps.text(stage)
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall seconds of each stage, without verifying and printing what it left."""
+        return {dump.name: dump.seconds for dump in self._dumps}
+
     def timing(self) -> str:
         """Seconds of each stage."""
         return self._dumps.timing()

@@ -128,6 +128,9 @@ class _Importer:
         self.inputs: list[TensorSpec] = []
         self.states: dict[str, npt.NDArray[Any]] = {}
         self.torch_calls: dict[str, None] = {}
+        specs = self.program.graph_signature.input_specs
+        self._targets = {spec.arg.name: str(spec.target) for spec in specs if spec.target is not None}
+        self._tied = {path: row.parameters for row in quantized.ledger for path in row.parameters}
 
     def run(self) -> ImportResult:
         self._placeholders()
@@ -189,8 +192,7 @@ class _Importer:
                 self.weights.add_array(initial_weight(f"state.{target}"), self.states[target])
             op: qc.StateOp | qc.ConstOp = qc.StateOp(target, type_)
         else:
-            row = next((r for r in self.quantized.ledger if target in r.parameters), None)
-            parameters = row.parameters if row is not None else (target,)
+            parameters = self._tied.get(target, (target,))
             if is_empty(tensor):
                 nbytes, dtype = tensor.numel() * tensor.element_size(), dtype_name(tensor.dtype)
                 self.weights.add(
@@ -222,10 +224,9 @@ class _Importer:
         return decoded.result
 
     def _target_of(self, placeholder: fx.Node) -> str:
-        for spec in self.program.graph_signature.input_specs:
-            if spec.arg.name == placeholder.name and spec.target is not None:
-                return str(spec.target)
-        raise FrontendError(f"{placeholder.name} is dequantised, but it is an argument and not a weight")
+        if placeholder.name not in self._targets:
+            raise FrontendError(f"{placeholder.name} is dequantised, but it is an argument and not a weight")
+        return self._targets[placeholder.name]
 
     # --- what happens ---
 

@@ -35,6 +35,7 @@ class ProgramReport:
         return {
             "program": self.title,
             "kernels": len(self.plan.kernels),
+            "kernel_uses": dict(kernel_uses(self.plan)),
             "entries": {entry.name: _steps(entry.steps) for entry in self.plan.entries},
             "arenas": {arena.name: {"kind": arena.kind, "bytes": arena.nbytes} for arena in self.plan.arenas},
             "copied_state_bytes": copied_bytes(self.plan),
@@ -47,7 +48,7 @@ class ProgramReport:
 
 def plan_text(plan: Plan) -> str:
     """Entry points, steps, kernels and memory of a plan in a few lines."""
-    lines = [f"Plan: {len(plan.kernels)} kernels, {len(plan.entries)} entry point(s)"]
+    lines = [f"Plan: {len(plan.kernels)} kernels, {len(plan.entries)} entry point(s)", f"  {sharing_text(plan)}"]
     for entry in plan.entries:
         ranges = ", ".join(f"{s.name} in [{s.min}, {s.max}]" for s in entry.symbols) or "static shapes"
         steps = ", ".join(f"{count} {kind}" for kind, count in sorted(_steps(entry.steps).items()))
@@ -73,6 +74,28 @@ def _state_lines(plan: Plan) -> list[str]:
             lines.append(f"{entry} copies {human_bytes(sum(counts.values()))} of states in each call: {copied}{more}")
     count = sum(arena.kind == "state" for arena in plan.arenas)
     return [f"{count} state(s), " + ("updated in place" if not lines else "not all updated in place"), *lines]
+
+
+def kernel_uses(plan: Plan) -> Counter[str]:
+    """How many steps of the plan launch each kernel; a select counts for every kernel that it may launch."""
+    uses: Counter[str] = Counter()
+    for entry in (*plan.entries, *([plan.init] if plan.init is not None else [])):
+        for step in entry.steps:
+            if isinstance(step, Launch):
+                uses[step.kernel] += 1
+            elif isinstance(step, Select):
+                uses.update({case.kernel for case in step.cases})
+    return uses
+
+
+def sharing_text(plan: Plan) -> str:
+    """Equal layers of a model launch the same kernels: how many launches there are, of how many kernels."""
+    uses = kernel_uses(plan)
+    entries = (*plan.entries, *([plan.init] if plan.init is not None else []))
+    launches = sum(isinstance(step, Launch | Select) for entry in entries for step in entry.steps)
+    shared = [count for count in uses.values() if count > 1]
+    text = f"{launches} launches of {len(plan.kernels)} kernels"
+    return text if not shared else f"{text}, of which {len(shared)} serve {sum(shared)} places"
 
 
 def choices_text(choices: Iterable[Choice]) -> str:
