@@ -152,7 +152,11 @@ def weight_source(weights: str | Path | WeightSource | None) -> WeightSource:
         return ModuleWeights()
     if weights == "none":
         return NoValues()
-    return Shards(weights) if isinstance(weights, str | Path) else weights
+    if isinstance(weights, str | Path):
+        return Shards(weights)
+    if not callable(getattr(weights, "read", None)):
+        raise ArgumentError(f"weights={weights!r} is neither a path, 'none', qc.Shards(…) nor None")
+    return weights
 
 
 def _home(model: Any) -> str:

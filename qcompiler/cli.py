@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("compile", help="compile a PyTorch model to a .qca file")
     command.add_argument("model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes)")
-    command.add_argument("-o", "--output", type=Path, required=True)
+    command.add_argument("-o", "--output", type=Path, help="the file to write; needed unless --weights none")
     command.add_argument(
         "--quant", default=None, help="nf4, int8, int4 or a format such as nf4:block=128; default float"
     )
@@ -52,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
         "--targets", "--target", default=None, metavar="NAME,…",
         help="what to store native builds for: x86-64,x86-64-v3,x86-64-v4, or sm_80,sm_90a,…; default: this machine",
     )  # fmt: skip
+    command.add_argument(
+        "--weights", default=None, metavar="PATH", help="safetensors file or folder; 'none': plan and sizes only"
+    )
+    command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile goes on")
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
     command.add_argument("--dump-ir", type=Path, default=None)
     command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
@@ -128,6 +132,8 @@ def _load(options: argparse.Namespace) -> Any:
 def _compile(options: argparse.Namespace) -> None:
     from qcompiler.api import qcompile
 
+    if (options.output is None) != (options.weights == "none"):
+        raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
     model, args, kwargs, dynamic_shapes = _factory(options.model)
     program = qcompile(
         model,
@@ -139,7 +145,13 @@ def _compile(options: argparse.Namespace) -> None:
         targets=options.targets.split(",") if options.targets else None,
         dump_ir=options.dump_ir,
         verify_each=options.verify_each,
+        weights=options.weights,
+        workdir=options.workdir,
     )
+    if options.output is None:
+        print(program.report())
+        print(program.timing() if options.timing else program.ledger.totals())
+        return
     builds = program.save(options.output, layout=options.layout)
     print(program.ledger.totals(), file=sys.stderr)
     if options.timing:

@@ -181,6 +181,8 @@ def _write(path: Path, program: bytes, weights: Bytes, others: dict[str, bytes])
             for member, data in others.items():
                 writer.add(member, [data], len(data))
             writer.close()
+            file.flush()
+            os.fsync(file.fileno())  # before the name: after a loss of power, the old file or all of the new one
         mask = os.umask(0)  # mkstemp makes private files; a program is as readable as any file of the user's
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)  # noqa: PTH101  (mkstemp gives a string)

@@ -10,9 +10,10 @@ from qcompiler import formats
 from qcompiler.errors import FormatError, PlanError
 from qcompiler.kernels import layouts
 from qcompiler.plan.plan import WeightEntry
-from qcompiler.runtime.memory import Block, Bytes, align_up
+from qcompiler.runtime.memory import Block, Bytes, align_up, file_bytes
 
 ALIGNMENT = 256
+IN_MEMORY = 64 << 20
 
 
 def canonical_directory(entries: tuple[WeightEntry, ...]) -> tuple[WeightEntry, ...]:
@@ -28,10 +29,11 @@ def canonical_directory(entries: tuple[WeightEntry, ...]) -> tuple[WeightEntry, 
 
 def to_canonical(entries: tuple[WeightEntry, ...], weights: Bytes, stored: tuple[WeightEntry, ...]) -> Bytes:
     """The bytes that `stored` describes, from the arena that `entries` describe."""
-    block = Block(max((entry.offset + entry.nbytes for entry in stored), default=0))
+    nbytes = max((entry.offset + entry.nbytes for entry in stored), default=0)
+    made = file_bytes(nbytes) if nbytes > IN_MEMORY else Block(nbytes).bytes  # for the time of a save
     for source, target in zip(entries, stored, strict=True):
-        _place(source, weights, target, block.bytes)
-    return block.bytes
+        _place(source, weights, target, made)
+    return made
 
 
 def to_target(stored: tuple[WeightEntry, ...], weights: Bytes, entries: tuple[WeightEntry, ...], nbytes: int) -> Bytes:
