@@ -33,7 +33,7 @@ def check(spec: KernelSpec) -> None:
     if len(spec.operands) != len(wanted):
         raise KernelSelectionError(f"kernel '{spec.name}': attention has the operands {', '.join(wanted)}")
     for role, each in zip(wanted, spec.operands, strict=True):
-        types = ("i1",) if role == "mask" and body_of(spec).mask == "bool" else _FLOATS
+        types: tuple[str, ...] = ("i1",) if role == "mask" and body_of(spec).mask == "bool" else _FLOATS
         types = ("i64", "i32") if role == "last" else types
         if each.dtype not in types or each.format is not None:
             raise KernelSelectionError(

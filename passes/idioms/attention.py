@@ -130,8 +130,8 @@ def _scores(node: Node, rank: int, tracer: Tracer) -> _Scores | None:
     if found.op in ("arith.mulf", "arith.divf"):
         return _capped(found, rank, tracer) or _scaled(found, rank, tracer)
     if found.op == "arith.addf":
-        for inner, other in tracer.either(found, "arith.addf"):
-            scores = _scores(inner, rank, tracer)
+        for one, other in tracer.either(found, "arith.addf"):
+            scores = _scores(one, rank, tracer)
             added = next(tracer.aliases(other), None)
             if scores is not None and added is not None:
                 return replace(scores, terms=(*scores.terms, Term(*added, rank)))

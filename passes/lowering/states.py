@@ -152,7 +152,7 @@ def _element_by_element(op: Operation, operand: SSAValue, state: SSAValue, resul
     if any(kind.data != IteratorType.PARALLEL for kind in op.iterator_types) or operand in op.outputs:
         return False
     maps = [attribute.data for attribute in op.indexing_maps]
-    written = maps[len(op.inputs) + list(op.results).index(result)]
+    written = maps[len(op.inputs) + [each is result for each in op.results].index(True)]
     return all(maps[i] == written for i, each in enumerate(op.inputs) if each is operand)
 
 

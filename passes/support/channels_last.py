@@ -156,8 +156,8 @@ def _extract_slice(op: Operation) -> SSAValue | None:
     source, found = stored(op.source), views.slice_of(op)
     if source is None or found is None or len(found[1]) != views.rank_of(op.source):
         return None
-    offsets, sizes, steps = (_moved(list(part)) for part in found)
-    return build.extract_slice(_before(op), source, offsets, sizes, steps)
+    offsets, sizes, steps = found
+    return build.extract_slice(_before(op), source, _moved(offsets), _moved(sizes), _moved(steps))
 
 
 def _gather(op: Operation) -> SSAValue | None:

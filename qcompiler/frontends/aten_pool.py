@@ -67,7 +67,7 @@ def pad(s: Scope, x: V, before: Sequence[int], after: Sequence[int], value: Numb
     lead = len(shape) - len(before)
     sizes = [*shape[:lead], *((dim(n) + a + b).to_dim() for n, a, b in zip(shape[lead:], before, after, strict=True))]
     filled = s.full(value, sizes, tensor_dtype(x.type))
-    return insert_slice(s, x, filled, [0] * lead + list(before), [1] * len(shape))
+    return insert_slice(s, x, filled, [*([0] * lead), *before], [1] * len(shape))
 
 
 def windows(s: Scope, x: V, out: Sequence[Dim], a: Args, fill: Number, dilation: Any = 1) -> Windows:

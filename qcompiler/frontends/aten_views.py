@@ -234,7 +234,7 @@ def _stack(s: Scope, node: fx.Node, a: Args) -> Result:
     return build.concat(s.builder, [s.reshape(s.cast(s.value(t), dtype), one) for t in a["tensors"]], axis)
 
 
-def insert_slice(s: Scope, part: SSAValue, into: SSAValue, offsets: list[Dim], steps: list[int]) -> SSAValue:
+def insert_slice(s: Scope, part: SSAValue, into: SSAValue, offsets: Sequence[Dim], steps: list[int]) -> SSAValue:
     """`into` with `part` written at `offsets`."""
     return build.insert_slice(s.builder, part, into, offsets, steps)
 

@@ -41,7 +41,8 @@ def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
         if _is_functional(program):
             with contextlib.suppress(_NotLocalError):
                 return _Decomposer(program, _table(keep), keep).run()
-        return program.run_decompositions(_table(keep))
+        decomposed: ExportedProgram = program.run_decompositions(_table(keep))
+        return decomposed
 
 
 _ALSO = ("addmv.default", "dist.default", "grid_sampler_2d.default", "ldexp.Tensor",
@@ -148,8 +149,8 @@ class _Decomposer:
                 parameters = [n for n in inner.graph.nodes if n.op == "placeholder"]
                 given = {p: new[a] for p, a in zip(parameters, node.args[2:], strict=True)}
                 new[node] = self._copy(inner, given)
-            elif isinstance(new.get(source := node.args[0] if node.args else None), tuple | list):
-                new[node] = new[source][node.args[1]]  # getitem of something that became several nodes
+            elif node.args and isinstance(new.get(source := node.args[0]), tuple | list):
+                new[node] = new[source][node.args[1]]  # getitem of what became several nodes
             elif self._is_taken_apart(node.target):
                 new[node] = self._expand(node, new)
             else:
@@ -164,7 +165,8 @@ class _Decomposer:
             return False
         if target in self.table:
             return True
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))
+        name: str = target.name()  # type: ignore[no-untyped-call]
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
     def _expand(self, node: fx.Node, new: Mapping[fx.Node, Any]) -> Any:
         arguments = fx.map_arg((node.args, node.kwargs), lambda n: new[n])

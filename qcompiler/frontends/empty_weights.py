@@ -85,7 +85,8 @@ def _install() -> None:
         if outermost:
             _building.applied = {}
         try:
-            return _apply_to_empty(self, fn, functools.partial(apply, self, fn, recurse))
+            module: nn.Module = _apply_to_empty(self, fn, functools.partial(apply, self, fn, recurse))
+            return module
         finally:
             if outermost:
                 del _building.applied
@@ -100,7 +101,8 @@ def _apply_to_empty(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor
     The others are `rest`'s business.  A tied parameter stays one.
     """
     applied: dict[int, tuple[nn.Parameter, nn.Parameter]] = _building.applied
-    empty = {name: p for name, p in module._parameters.items() if isinstance(p, FakeTensor) and p.fake_mode in _ours}
+    parameters = {name: p for name, p in module._parameters.items() if p is not None}
+    empty = {name: p for name, p in parameters.items() if isinstance(p, FakeTensor) and p.fake_mode in _ours}
     for name in empty:
         module._parameters[name] = None
     try:
@@ -129,7 +131,7 @@ def has_empty_parameters(model: nn.Module) -> bool:
 
 
 def export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Mapping[str, Any] | None
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: dict[str, Any] | None
 ) -> ExportedProgram:
     """torch.export, non-strict, for models with and without values.
 

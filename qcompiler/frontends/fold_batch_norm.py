@@ -148,7 +148,7 @@ class _Folder:
         return None
 
     def _remove(self, norm: fx.Node, product: fx.Node, given: list[Any]) -> None:
-        path = self.stored[product.args[1]]  # type: ignore[index]
+        path = self.stored[product.args[1]]
         for user in list(norm.users):
             user.replace_all_uses_with(product)
             self.graph.erase_node(user)
@@ -180,7 +180,7 @@ def _outputs(program: ExportedProgram) -> list[Any]:
     specs = []
     for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):
         named = isinstance(node, fx.Node) and isinstance(spec.arg, TensorArgument)
-        specs.append(replace(spec, arg=TensorArgument(node.name)) if named else spec)  # type: ignore[union-attr]
+        specs.append(replace(spec, arg=TensorArgument(node.name)) if named else spec)
     return specs
 
 

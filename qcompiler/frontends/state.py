@@ -44,7 +44,8 @@ def declare_states(program: ExportedProgram, model: nn.Module | None = None) -> 
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     specs = list(program.graph_signature.input_specs)
-    constants, first = dict(program.constants), {}
+    constants = dict(program.constants)
+    first: dict[Any, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
     for spec in sorted((s for s in specs if s.kind in _LIFTED), key=lambda s: s.kind != InputKind.BUFFER):
         tensor = program.state_dict.get(str(spec.target), constants.get(str(spec.target)))
@@ -183,8 +184,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int] | None:
     if tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor) or not tensor.numel():
         return None
     size = tensor.element_size()
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset() * size
+    last = sum((int(n) - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * size
     return tensor.untyped_storage().data_ptr(), start, start + (last + 1) * size
 
 

@@ -243,7 +243,8 @@ def _attention(op: qc.AttentionOp, lowering: Lowering) -> Sequence[SSAValue]:
                 score = i.insert(arith.SelectOp(s[1], score, lowest)).result
             else:
                 score = i.insert(arith.AddfOp(score, _convert(i, s[1], acc))).result
-        row, column = (i.insert(IndexOp(axis)).result for axis in (2, 3))
+        row: SSAValue = i.insert(IndexOp(2)).result
+        column = i.insert(IndexOp(3)).result
         if lasts:
             row = i.insert(arith.IndexCastOp(s[-1], IndexType())).result
         return _visible(i, op, score, lowest, row, column)
