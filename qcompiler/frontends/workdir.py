@@ -127,6 +127,7 @@ class WorkFolder:
         self.abandon()
 
     def abandon(self) -> None:
+        self._commit()  # of a compile that failed, too, what is finished is
         for file in (self._data, self._journal, self._lock):  # the lock goes last
             if file is not None:
                 file.close()
@@ -214,7 +215,9 @@ class WorkFolder:
         return self._mapped(line.file)[offset : offset + entry.nbytes]
 
     def _new_file(self) -> _DataFile:
-        numbers = [int(p.stem[8:]) for p in self._folder.glob("weights-*.bin") if p.stem[8:].isdigit()]
+        # A name that some line has, even of a file that is lost, is not given again.
+        names = {p.name for p in self._folder.glob("weights-*.bin")} | {line.file for line in self._lines.values()}
+        numbers = [int(digits) for name in names if (digits := name[8:-4]).isdigit()]
         made = _DataFile(self._folder / f"weights-{max(numbers, default=0) + 1}.bin", self._room)
         _sync_folder(self._folder)
         return made
