@@ -278,6 +278,7 @@ SCALAR_TABLE: dict[str, Rule] = {
     "math.roundeven": _scalar_math("rintf", "rint"), "math.round": _scalar_math("roundf", "round"),
     "math.trunc": _scalar_math("truncf", "trunc"), "math.powf": _scalar_power,
     "math.copysign": _scalar_math("copysignf", "copysign"), "math.fma": _scalar_math("fmaf", "fma"),
+    "math.ipowi": _integer("qc_ipow"),
     "math.atan2": _scalar_math("atan2f", "atan2"), "math.erfc": _scalar_math("erfcf", "erfc"),
     **{f"math.{n}": _scalar_math(f"qc_{n}", n)
        for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin", "cos")},

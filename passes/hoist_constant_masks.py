@@ -21,7 +21,7 @@ from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, Use
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
@@ -142,7 +142,13 @@ def _read_table(op: Operation, built: Built, key: str) -> None:
     view = build.extract_slice(builder, table.result, [0] * len(sizes), sizes)
     if any(built.repeats):
         view = build.broadcast_in(builder, view, shape, range(len(shape)))
-    value.replace_all_uses_with(view)
+    value.replace_uses_with_if(view, lambda use: not _starts_reduction(use))
+
+
+def _starts_reduction(use: Use) -> bool:
+    """Whether a value is where a loop nest's result starts from, which has to stay a fill."""
+    reader = use.operation
+    return isinstance(reader, ops.GenericOp) and use.index >= len(reader.inputs)
 
 
 def _erase_unused(function: func.FuncOp) -> None:

@@ -36,6 +36,13 @@ template <class T> QC_DEVICE T qc_sub(T a, T b) { return (T)((qc_unsigned<T>)a -
 template <class T> QC_DEVICE T qc_mul(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
 template <class T> QC_DEVICE T qc_divsi(T a, T b) { return b == 0 ? T(0) : b == T(-1) ? qc_sub<T>(T(0), a) : T(a / b); }
 template <class T> QC_DEVICE T qc_remsi(T a, T b) { return b == 0 ? a : b == T(-1) ? T(0) : T(a % b); }
+template <class T> QC_DEVICE T qc_ipow(T a, T n) {  // wraps; a negative exponent gives 1, -1 or 0, as integers have no more
+    if (n < 0) return a == T(1) ? T(1) : a == T(-1) ? T(n & 1 ? -1 : 1) : T(0);
+    T power = 1;
+    for (; n != 0; n >>= 1, a = qc_mul<T>(a, a))
+        if (n & 1) power = qc_mul<T>(power, a);
+    return power;
+}
 template <class T> QC_DEVICE T qc_floordivsi(T a, T b) {
     const T q = qc_divsi(a, b), r = qc_remsi(a, b);
     return b != 0 && r != 0 && (r < 0) != (b < 0) ? T(q - 1) : q;

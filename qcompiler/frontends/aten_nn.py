@@ -12,6 +12,7 @@ from xdsl.ir import SSAValue
 
 from qcompiler.frontends.scalars import Scalars, opmath
 from qcompiler.frontends.scope import (
+    BUILDERS,
     Args,
     Result,
     Scope,
@@ -45,7 +46,7 @@ def _linear(s: Scope, node: fx.Node, a: Args) -> Result:
     if rank == 1:  # a weight (K) gives one output without a dimension of its own
         w = s.reshape(w, [1, *shape_of(w.type)])
     wide = s.shape(node) if rank == 2 else (*s.shape(node), 1)
-    if _is_weight(w):
+    if _is_weight(w) and s.dtype(node) in FLOATS_OF_MATMUL:
         flat = bias if bias is None or shape_of(bias.type) else s.reshape(bias, [1])
         out = s.insert(qc.LinearOp(x, w, flat, types.tensor(wide, s.dtype(node))))
         return s.reshape(out, s.shape(node))
@@ -67,14 +68,32 @@ def _matmul(s: Scope, x: V, y: V) -> V:
     if len(left) == 1:
         return _drop(s, _matmul(s, s.reshape(x, [1, *left]), y), -2)
     dtype = tensor_dtype(x.type)
-    if len(right) == 2 and len(left) > 2:
+    if len(right) == 2 and len(left) > 2 and dtype in FLOATS_OF_MATMUL:
         rows = product(left[:-1]).to_dim()
         flat = s.reshape(x, [rows, left[-1]])
         out = s.insert(qc.BatchMatmulOp(flat, y, types.tensor([rows, right[-1]], dtype)))
         return s.reshape(out, [*left[:-1], right[-1]])
     batch = broadcast_shapes([left[:-2], right[:-2]])
+    if dtype not in FLOATS_OF_MATMUL:
+        return _plain_product(s, x, y, batch)
     a, b = s.broadcast(x, [*batch, *left[-2:]]), s.broadcast(y, [*batch, *right[-2:]])
     return s.insert(qc.BatchMatmulOp(a, b, types.tensor([*batch, left[-2], right[-1]], dtype)))
+
+
+FLOATS_OF_MATMUL: tuple[DType, ...] = ("f32", "bf16", "f16")
+"""What kernels of matrix products take."""
+
+
+def _plain_product(s: Scope, x: V, y: V, batch: Shape) -> V:
+    """Matrix products of integers and of f64 as a reducing loop."""
+    left, right, dtype = shape_of(x.type), shape_of(y.type), tensor_dtype(x.type)
+    rank = len(right)
+    columns = s.transpose(y, [*range(rank - 2), rank - 1, rank - 2])
+    inputs = [
+        s.reshape(x, [*left[:-1], 1, left[-1]]), s.reshape(columns, [*right[:-2], 1, right[-1], right[-2]]),
+    ]  # fmt: skip
+    wide = (*batch, left[-2], right[-1], left[-1])
+    return s.fold(inputs, wide, (len(wide) - 1,), "add", compute=dtype, term=lambda m, p, q: m.mul(p, q))
 
 
 def _drop(s: Scope, value: V, axis: int) -> V:
@@ -199,9 +218,13 @@ def _group_norm(s: Scope, node: fx.Node, a: Args) -> Result:
     return (s.cast(_affine_per_channel(s, out, a, compute), dtype), None, None)
 
 
-@lowers(aten._native_batch_norm_legit.no_stats)
+@lowers(aten._native_batch_norm_legit.no_stats, aten.native_batch_norm.default)
 def _instance_norm(s: Scope, node: fx.Node, a: Args) -> Result:
     """Batch norm with the statistics of its input: what torch makes of an instance norm, over (1, n * c, …)."""
+    if a.get("running_mean") is not None:
+        if a["training"]:
+            raise s.unsupported(node, "the model is in training mode; call model.eval() before compiling it")
+        return BUILDERS[aten._native_batch_norm_legit_no_training.default](s, node, a)
     x = s.value(a["input"])
     shape, dtype = shape_of(x.type), tensor_dtype(x.type)
     compute = opmath(dtype)

@@ -231,6 +231,72 @@ def _cubic_weights(m: Scalars, t: V) -> list[V]:
     return [outer(m.add(t, one)), inner(t), inner(rest), outer(m.add(rest, one))]
 
 
+# --- antialiased: every entry that the filter covers ------------------------------------------------------------------
+
+
+@lowers(aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa.vec,
+        aten._upsample_bicubic2d_aa.default, aten._upsample_bicubic2d_aa.vec)  # fmt: skip
+def _antialiased(s: Scope, node: fx.Node, a: Args) -> Result:
+    """A filter as wide as the step between results, per axis, the last one first; sizes are fixed."""
+    x, out, dtype = s.value(a["input"]), s.shape(node), s.dtype(node)
+    compute, cubic = _positions_type(dtype), "bicubic" in overload(node)
+    factors = _factors(a, 2)
+    for i in (1, 0):
+        axis = len(out) - 2 + i
+        size, count = shape_of(x.type)[axis], out[axis]
+        if not isinstance(size, int) or not isinstance(count, int):
+            raise s.unsupported(node, f"resizing {size} to {count} with antialias=True; fix the size")
+        if size != count or factors[i] not in (None, 1.0):
+            step = _scale(s, size, count, factors[i], bool(a["align_corners"]), compute)
+            assert isinstance(step, float)
+            x = _filter_axis(s, x, axis, count, step, cubic, compute)
+    return s.cast(x, dtype)
+
+
+def _filter_axis(s: Scope, x: V, axis: int, out: int, step: float, cubic: bool, compute: DType) -> V:
+    """out[i] = sum of w[i, j] * x[first[i] + j], the weights normalised to 1."""
+    shape = shape_of(x.type)
+    size, half = int(shape[axis]), 2.0 if cubic else 1.0
+    support, shrink = half * max(step, 1.0), 1.0 / max(step, 1.0)
+    taps = int(np.ceil(support)) * 2 + 1
+
+    def first(m: Scalars, axis_of_result: int) -> tuple[V, V, V]:
+        """The centre of result i, its first entry, and the one behind its last."""
+        centre = m.mul(m.const(step), m.add(m.index(axis_of_result), m.const(0.5)))
+        begin = m.call("trunc", m.add(m.sub(centre, m.const(support)), m.const(0.5)))
+        end = m.call("trunc", m.add(m.add(centre, m.const(support)), m.const(0.5)))
+        return centre, m.maximum(begin, m.const(0)), m.minimum(end, m.const(size))
+
+    def place(m: Scalars) -> V:
+        _, begin, _ = first(m, 0)
+        return m.minimum(m.add(begin, m.index(1)), m.const(size - 1))
+
+    def weight(m: Scalars) -> V:
+        centre, begin, end = first(m, 0)
+        at = m.add(begin, m.index(1))
+        distance = m.abs(m.mul(m.add(m.sub(at, centre), m.const(0.5)), m.const(shrink)))
+        value = _cubic_filter(m, distance) if cubic else m.maximum(m.sub(m.const(1), distance), m.const(0))
+        return m.select(m.compare("lt", at, end), value, m.const(0))
+
+    index = s.pointwise([], place, compute=compute, result="i64", shape=[out, taps])
+    raw = s.pointwise([], weight, compute=compute, result=compute, shape=[out, taps])
+    total = s.reshape(s.reduce(raw, (1,), "add", compute=compute), [out, 1])
+    weights = s.pointwise([raw, total], lambda m, w, t: m.div(w, t), compute=compute, result=compute)
+    picked = take(s, x, index, axis)
+    wide = shape_of(picked.type)
+    spread = s.reshape(weights, [out, taps, *([1] * (len(shape) - 1 - axis))])
+    return s.fold([picked, spread], wide, (axis + 1,), "add", compute=compute, term=lambda m, v, w: m.mul(v, w))
+
+
+def _cubic_filter(m: Scalars, x: V) -> V:
+    """Keys' kernel with A = -0.5 at a distance >= 0, torch's choice for antialiased resizing."""
+    a = -0.5
+    near = m.add(m.mul(m.mul(m.sub(m.mul(m.const(a + 2), x), m.const(a + 3)), x), x), m.const(1))
+    far = m.mul(m.const(a), m.sub(m.mul(m.add(m.mul(m.sub(x, m.const(5)), x), m.const(8)), x), m.const(4)))
+    inside = m.select(m.compare("lt", x, m.const(1)), near, far)
+    return m.select(m.compare("lt", x, m.const(2)), inside, m.const(0))
+
+
 # --- padding and shuffling -------------------------------------------------------------------------------------------
 
 _PADS = {

@@ -157,6 +157,12 @@ def _divide_to_zero(a: Array, b: Array) -> Array:
     return np.asarray(quotient + ((quotient < 0) & (quotient * b != a)), a.dtype)
 
 
+def _integer_power(a: Array, b: Array) -> Array:
+    """Wraps; a negative exponent gives 1, -1 or 0."""
+    inverse = np.where(a == 1, 1, np.where(a == -1, np.where(b & 1, -1, 1), 0)).astype(a.dtype)
+    return np.asarray(np.where(b < 0, inverse, np.power(a, np.maximum(b, 0))), a.dtype)
+
+
 _INTEGER_BINARY: dict[str, Binary] = {
     "arith.addi": _modulo_two(np.add, np.logical_xor),
     "arith.subi": _modulo_two(np.subtract, np.logical_xor),
@@ -178,7 +184,7 @@ _INTEGER_BINARY: dict[str, Binary] = {
     "arith.shli": np.left_shift,
     "arith.shrsi": _as_signed(np.right_shift),
     "arith.shrui": _as_unsigned(np.right_shift),
-    "math.ipowi": np.power,
+    "math.ipowi": _integer_power,
 }
 
 # by the number of arith.cmpi's predicate attribute

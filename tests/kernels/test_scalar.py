@@ -137,6 +137,15 @@ def ceil_div(x: Any, y: Any) -> Any:
     return np.array([-(-a // b) for a, b in zip(x, y, strict=True)])
 
 
+def integer_power(x: Any, y: Any) -> Any:
+    """Exact in Python's integers, then wrapped; a negative exponent truncates 1 / x^-y."""
+    exact = [
+        a**b if b >= 0 else 0 if abs(a) != 1 else a ** (b & 1) for a, b in zip(x.tolist(), y.tolist(), strict=True)
+    ]
+    bits = 8 * x.itemsize
+    return np.array([(v + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1)) for v in exact]).astype(x.dtype)
+
+
 def saturate(low: int, high: int) -> Any:
     def apply(x: np.ndarray) -> np.ndarray:
         numbers = (0 if math.isnan(v) else max(low, min(high, int(max(-1e30, min(1e30, v))))) for v in x.tolist())
@@ -230,6 +239,7 @@ CASES = [
     *unary("floor", None, None), *unary("roundeven", np.rint, None), *unary("round", floor_round, None),
     *unary("trunc", None, None),
     Case("math.absi", ("i32",), "i32", np.abs),
+    *(Case("math.ipowi", (d, d), d, integer_power) for d in ("i32", "i64", "i8")),
     Case("math.powf", ("f32", "f32"), "f32", lambda x, y: np.power(x.astype(F64), y.astype(F64)), ulps=4),
     Case("math.atan2", ("f32", "f32"), "f32", lambda x, y: np.arctan2(x.astype(F64), y.astype(F64)), ulps=4),
     Case("math.copysign", ("f32", "f32"), "f32", np.copysign),
