@@ -47,6 +47,7 @@ class InPlace:
 def in_place(block: Block, device_of: DeviceOf) -> InPlace:
     """What may be done in place in one entry point."""
     found = InPlace()
+    _sink(block)
     position = {op: i for i, op in enumerate(block.ops)}
     states = {op.key: op for op in position if isinstance(op, qc.StateOp)}
     for update in [op for op in position if isinstance(op, qc.StateUpdateOp)]:
@@ -60,6 +61,23 @@ def in_place(block: Block, device_of: DeviceOf) -> InPlace:
         for op in chain:
             _enter(op, found)
     return found
+
+
+def _sink(block: Block) -> None:
+    """Computes a state's new value behind the readers of its old one, where nothing else needs it before."""
+    states = {op.key: op for op in block.ops if isinstance(op, qc.StateOp)}
+    for update in [op for op in block.ops if isinstance(op, qc.StateUpdateOp) and op.key in states]:
+        root = root_of(origin_of(update.value))
+        op = root.owner if root is not None else None
+        if not isinstance(op, Operation):
+            continue
+        position = {each: i for i, each in enumerate(block.ops)}
+        late = max((position[reader] for reader, _ in readers(states[update.key].result)), default=0)
+        users = [use.operation for result in op.results for use in result.uses]
+        if position[op] < late < len(position) - 1 and all(position[user] > late for user in users):
+            anchor = list(position)[late]
+            block.detach_op(op)
+            block.insert_op_after(op, anchor)
 
 
 def base_of(op: object) -> SSAValue | None:

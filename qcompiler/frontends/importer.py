@@ -43,6 +43,7 @@ from qcompiler.frontends import (  # noqa: F401  (they register)
 from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.insert_qdq import PACKED, Quantized
 from qcompiler.frontends.places import describe
+from qcompiler.frontends.state import is_read
 from qcompiler.frontends.scope import BUILDERS, Result, Scope, bind
 from qcompiler.frontends.torch_values import dtype_name, to_numpy
 from qcompiler.ir import qc, types
@@ -165,7 +166,7 @@ class _Importer:
             node = nodes[spec.arg.name]
             if spec.kind == InputKind.USER_INPUT:
                 self._argument(node, spec.arg)
-            elif node.users or spec.target in mutated:
+            elif is_read(node):  # a buffer that is written and never read is no state
                 self._constant(node, str(spec.target), state=spec.target in mutated)
 
     def _argument(self, node: fx.Node, argument: Any) -> None:
@@ -318,6 +319,8 @@ class _Importer:
                 raise ExportError("the model returns a size (an int computed from shapes); return tensors only")
             node = nodes[spec.arg.name]
             value = self.scope.value(node)
+            if spec.kind == OutputKind.BUFFER_MUTATION and str(spec.target) not in self.states:
+                continue
             if spec.kind == OutputKind.BUFFER_MUTATION:
                 op = qc.StateUpdateOp(str(spec.target), value)
                 set_path(op, str(spec.target))

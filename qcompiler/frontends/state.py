@@ -55,10 +55,9 @@ def declare_states(program: ExportedProgram, model: nn.Module | None = None) -> 
         other = first.setdefault(memory_of(tensor), spec)
         if other is not spec:
             nodes[spec.arg.name].replace_all_uses_with(nodes[other.arg.name])
-            if spec.kind == InputKind.CONSTANT_TENSOR:
-                program.graph.erase_node(nodes[spec.arg.name])
-                specs.remove(spec)
-                constants.pop(str(spec.target), None)
+            program.graph.erase_node(nodes[spec.arg.name])
+            specs.remove(spec)
+            constants.pop(str(spec.target), None)
     written = [s for s in specs if s.arg.name in tensors and _is_written(nodes[s.arg.name])]
     _refuse_overlaps(written, specs, tensors, program)
     names = held_tensors(model) if model is not None and any(_is_constant(s) for s in written) else {}
@@ -144,6 +143,17 @@ def _is_written(node: fx.Node) -> bool:
     return False
 
 
+def is_read(node: fx.Node) -> bool:
+    """Whether a functional graph uses the values of a tensor, and not just its shape to copy something else into."""
+    shape_only = (torch.ops.aten.copy.default, torch.ops.aten.expand_as.default)
+
+    def reads(user: fx.Node) -> bool:
+        values = user.args[1] if user.target is torch.ops.aten.copy.default else user.args[0]
+        return user.target not in shape_only or values is node
+
+    return any(reads(user) for user in node.users)
+
+
 def _writes_inside(user: fx.Node) -> bool:
     """Whether a function that the graph calls on a part of itself (`with torch.no_grad():`) writes anything."""
     parts = [a for a in user.args if isinstance(a, fx.Node) and a.op == "get_attr"]
@@ -171,8 +181,6 @@ def _refuse_overlaps(
             a, b = spans.get(spec.arg.name), spans.get(other.arg.name)
             if other is spec or a is None or b is None or a[0] != b[0] or a[2] <= b[1] or b[2] <= a[1]:
                 continue
-            if memory_of(tensors[spec.arg.name]) == memory_of(tensors[other.arg.name]) and other.kind in _LIFTED:
-                continue  # two names of one buffer, which the graph reads under one of them
             raise ExportError(
                 f"the model writes '{spec.target}' in place, and '{other.target}' shares its memory: in a program each "
                 "is a state of its own. Keep one of the two, and take the other as a view of it inside forward"
@@ -246,6 +254,57 @@ def held_tensors(model: nn.Module) -> dict[int, str]:
         if isinstance(value, torch.Tensor):
             found.setdefault(id(value), path)
     return found
+
+
+@contextlib.contextmanager
+def held_tensors_as_buffers(model: nn.Module) -> Iterator[None]:
+    """Registers the tensors that plain objects of a model hold (a cache of transformers), while it is traced.
+
+    torch.export sees such a tensor as a constant, and really writes it where no argument takes part (`length.add_(1)`):
+    the graph would not hold that write.  In here every call of the model finds its buffers in those places instead.
+    """
+    plain = [
+        (path, owner, key, value)
+        for path, owner, key, value in _held(model)
+        if isinstance(value, torch.Tensor) and "." in path and not _is_attribute(model, path)
+    ]
+    known = {id(buffer): name for name, buffer in model.named_buffers(remove_duplicate=False)}
+    made: list[str] = []
+    for path, _, _, value in plain:
+        if id(value) not in known:
+            name = path.replace(".", "_")
+            name = name if not hasattr(model, name) else f"{name}_held"
+            model.register_buffer(name, value, persistent=False)
+            known[id(value)] = name
+            made.append(name)
+
+    def bind(module: nn.Module, args: object) -> None:
+        for _, owner, key, value in plain:
+            owner[key] = module.get_buffer(known[id(value)])
+
+    def release(module: nn.Module, args: object, result: object) -> None:
+        for _, owner, key, value in plain:
+            owner[key] = value
+
+    handles = [model.register_forward_pre_hook(bind), model.register_forward_hook(release)] if plain else []
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for _, owner, key, value in plain:
+            owner[key] = value
+        for name in made:
+            delattr(model, name)
+
+
+def _is_attribute(model: nn.Module, path: str) -> bool:
+    """Whether a module itself has the tensor as an attribute, which torch.export knows about."""
+    parent, _, name = path.rpartition(".")
+    try:
+        return name in vars(model.get_submodule(parent))
+    except AttributeError:
+        return False
 
 
 @dataclass

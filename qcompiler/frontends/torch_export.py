@@ -29,7 +29,12 @@ from qcompiler.frontends import dynamic, empty_weights, narrowing
 from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
-from qcompiler.frontends.state import PythonNumbers, declare_states, refuse_written_arguments
+from qcompiler.frontends.state import (
+    PythonNumbers,
+    declare_states,
+    held_tensors_as_buffers,
+    refuse_written_arguments,
+)
 from qcompiler.frontends.symbols import Symbols
 from qcompiler.plan.dims import Range
 
@@ -100,9 +105,10 @@ def _export_module(
     why = narrowing.blame(trace, inputs.sizes, inputs.ranges)
     numbers = PythonNumbers(model)
     try:
-        with numbers.watched():
-            program = trace()
-        numbers.refuse_if_they_matter(program, trace)
+        with held_tensors_as_buffers(model):
+            with numbers.watched():
+                program = trace()
+            numbers.refuse_if_they_matter(program, trace)
         program = declare_states(program, model)
     except QCompilerError:
         raise
