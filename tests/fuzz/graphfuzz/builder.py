@@ -285,11 +285,12 @@ class Builder:
         return axis - rank if self.chance(40) else axis
 
     def random_shape(self, rank: int) -> Shape:
-        """Symbols in front mostly, then fixed sizes; small."""
+        """Symbols and small fixed sizes. A symbol comes once: torch.export guards on strides of (b, b)."""
         sizes: list[Size] = []
         while len(sizes) < rank:
-            if self.chance(45):
-                sizes.append(Size.of(self.choose(tuple(RANGES))))
+            symbol = Size.of(self.choose(tuple(RANGES)))
+            if self.chance(45) and symbol not in sizes:
+                sizes.append(symbol)
             elif self.limits.empty and self.chance(12):
                 sizes.append(Size.of(0))
             else:
