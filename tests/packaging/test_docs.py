@@ -31,6 +31,18 @@ def test_the_quickstart_runs_as_one_program(tmp_path: Path) -> None:
     assert "rule 'head'" in done.stdout
 
 
+def test_the_page_on_state_runs_as_one_program(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "state.md").read_text(), re.DOTALL)
+    environment = {**os.environ, "QC_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "\n".join(blocks)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "updated in place" in done.stdout and "[[5, 17, 2, " in done.stdout
+
+
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):

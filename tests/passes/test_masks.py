@@ -188,3 +188,68 @@ def test_table_too_large_for_memory_stays_in_the_call(make: Any) -> None:
     make.run(["raise-idioms", "hoist-constant-masks"])
     assert init_func(make.module) is None
     assert any("MiB" in d.why for d in make.ctx.report.of("hoist-constant-masks"))
+
+
+# --- limits that are data --------------------------------------------------------------------------------------------
+
+
+def over_cache(make: Any, body: Callable[[Builder, SSAValue, SSAValue, SSAValue], Operation]) -> None:
+    """Attention of s queries over 12 keys, under a mask made from the key's number, the query's and its position."""
+    x, cache = make.arg(Q), make.arg((2, 2, 12, 4))
+    position = make.arg(("s",), "i64")
+    rows = build.reshape(make.builder, position, (1, 1, "s", 1))
+
+    def whole(inner: Builder, s: Sequence[SSAValue]) -> Operation:
+        i, j = (
+            inner.insert(arith.IndexCastOp(inner.insert(IndexOp(n)).result, ELEMENT_TYPES["i64"])).result
+            for n in (2, 3)
+        )
+        return body(inner, i, j, s[0])
+
+    mask = build.pointwise(make.builder, [rows], (1, 1, "s", 12), "i1", whole)
+    make.finish(make.op(qc.AttentionOp(x, cache, cache, mask, x.type, scale=0.5)))
+
+
+def cache_inputs() -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    q, kv = rng.standard_normal((2, 2, 5, 4)), rng.standard_normal((2, 2, 12, 4))
+    return [q.astype(np.float32), kv.astype(np.float32), np.arange(4, 9)]
+
+
+def test_positions_as_limit_become_last(make: Any) -> None:
+    over_cache(make, lambda inner, i, j, at: inner.insert(arith.CmpiOp(j, at, "sle")))
+    make.run(["raise-idioms"], cache_inputs())
+    assert found(make).last is not None and found(make).mask is None and found(make).keys_back is None
+
+
+def test_lengths_as_limit_become_last_minus_one(make: Any) -> None:
+    over_cache(make, lambda inner, i, j, at: inner.insert(arith.CmpiOp(at, j, "sgt")))
+    make.run(["raise-idioms"], cache_inputs())  # compares the values before and after
+    assert found(make).last is not None and found(make).mask is None
+
+
+def test_window_before_a_position_becomes_last_and_window(make: Any) -> None:
+    def body(inner: Builder, i: SSAValue, j: SSAValue, at: SSAValue) -> Operation:
+        far = inner.insert(arith.SubiOp(at, build.scalar(inner, 3, "i64"))).result
+        near = inner.insert(arith.CmpiOp(j, far, "sgt")).result
+        return inner.insert(arith.AndIOp(inner.insert(arith.CmpiOp(j, at, "sle")).result, near))
+
+    over_cache(make, body)
+    make.run(["raise-idioms"], cache_inputs())
+    assert found(make).last is not None and found(make).mask is None and found(make).keys_back == 3
+
+
+@pytest.mark.parametrize("predicate", ["eq", "ne", "sge"])
+def test_other_comparisons_with_data_stay_masks(make: Any, predicate: str) -> None:
+    over_cache(make, lambda inner, i, j, at: inner.insert(arith.CmpiOp(j, at, predicate)))
+    make.run(["raise-idioms"], cache_inputs())
+    assert found(make).last is None and found(make).mask is not None
+
+
+def test_limit_that_depends_on_the_key_stays_a_mask(make: Any) -> None:
+    def body(inner: Builder, i: SSAValue, j: SSAValue, at: SSAValue) -> Operation:
+        return inner.insert(arith.CmpiOp(j, inner.insert(arith.SubiOp(at, j)).result, "sle"))
+
+    over_cache(make, body)
+    make.run(["raise-idioms"], cache_inputs())
+    assert found(make).last is None and found(make).mask is not None
