@@ -109,10 +109,17 @@ class Tracer:
     def constant(self, node: Node) -> float | None:
         """The number, for an element that is a known constant."""
         found = self.head(node)
-        if found.op in ("math.sqrt", "arith.sitofp"):  # 1 / sqrt(depth), computed on tensors
-            number = self.constant(found.args[0])
-            return None if number is None or number < 0 else math.sqrt(number) if found.op == "math.sqrt" else number
+        if found.op == "math.sqrt":  # 1 / sqrt(depth), computed on tensors
+            return self._root(found.args[0])
         return found.number if found.op == "constant" else None
+
+    def _root(self, node: Node) -> float | None:
+        """sqrt of a number, or of a product of two."""
+        inner = self.head(node)
+        numbers = [self.head(arg) for arg in inner.args] if inner.op == "arith.mulf" else [inner]
+        if any(each.op != "constant" or each.number < 0 for each in numbers):
+            return None
+        return math.sqrt(math.prod(each.number for each in numbers))
 
     def operands(self, node: Node, op: str) -> tuple[Node, Node] | None:
         """The two operands of the binary operator behind `node`, if it is `op`."""

@@ -141,14 +141,17 @@ class Architecture:
     """A small text model: class and configuration of transformers, and by how much its weights are scaled.
 
     `attention` is the implementation that a user gets by default, `others` are those it can be asked for as well.
+    `note` says what a user should know (docs/models.md).
     """
 
     model: str
     config: str
     options: Mapping[str, Any]
-    factor: float = 4.0
+    factor: float = 5.0
     attention: str = "sdpa"
     others: tuple[str, ...] = ("eager",)
+    experts: str | None = None
+    note: str = ""
 
     def build(self, attention: str | None = None, **options: Any) -> nn.Module:
         import transformers
@@ -158,6 +161,8 @@ class Architecture:
         config.use_cache = False
         model = getattr(transformers, self.model)(config)
         model.set_attn_implementation(attention or self.attention)
+        if self.experts is not None:
+            model.set_experts_implementation(self.experts)
         return scaled(model, self.factor)
 
     def case(self, *, masked: bool = False, positions: bool = False, attention: str | None = None) -> Case:
@@ -168,24 +173,31 @@ class Architecture:
                     dict.fromkeys(example, dims))  # fmt: skip
 
 
-def tokens(batch: int, length: int, masked: bool, positions: bool = False) -> dict[str, torch.Tensor]:
-    """Token ids without the padding token (0, 1); every second row is padded to half if `masked`."""
+def tokens(
+    batch: int, length: int, masked: bool = False, positions: bool = False, *, left: bool = False
+) -> dict[str, torch.Tensor]:
+    """Token ids without the padding tokens (0, 1); every second row is padded to half if `masked`."""
     generator = torch.Generator().manual_seed(batch * 100 + length)
     inputs = {"input_ids": torch.randint(2, VOCABULARY, (batch, length), generator=generator)}
     if masked:
         mask = torch.ones(batch, length, dtype=torch.int64)
-        mask[1::2, (length + 1) // 2 :] = 0
+        mask[1::2] = (torch.arange(length) >= length // 2) if left else (torch.arange(length) < (length + 1) // 2)
         inputs["attention_mask"] = mask
     if positions:
         inputs["position_ids"] = torch.arange(length).repeat(batch, 1) + torch.arange(batch)[:, None] % 2
     return inputs
 
 
+def _without(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k != name}
+
+
 _SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
           "vocab_size": VOCABULARY}  # fmt: skip
 _LLAMA = {**_SIZES, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
-_FALCON = {k: v for k, v in _SIZES.items() if k != "intermediate_size"}
+_FALCON = _without(_SIZES, "intermediate_size")
 _GEMMA = {**_LLAMA, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
 _BERT = {**_SIZES, "max_position_embeddings": 64}
 _LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
              "short_factor": [1.0 + 0.1 * n for n in range(6)], "long_factor": [2.0 + 0.5 * n for n in range(6)],
@@ -194,47 +206,98 @@ _LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_fac
 DECODERS: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "LlamaConfig", _LLAMA),
     "mistral": Architecture("MistralForCausalLM", "MistralConfig", {**_LLAMA, "sliding_window": WINDOW}),
-    "qwen2": Architecture("Qwen2ForCausalLM", "Qwen2Config", {k: v for k, v in _LLAMA.items() if k != "head_dim"}),
+    "qwen2": Architecture("Qwen2ForCausalLM", "Qwen2Config", _without(_LLAMA, "head_dim")),
     "qwen3": Architecture("Qwen3ForCausalLM", "Qwen3Config", _LLAMA),
     "gemma2": Architecture("Gemma2ForCausalLM", "Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 5.0},
-                           attention="eager", others=("sdpa",)),
-    "gemma3": Architecture("Gemma3ForCausalLM", "Gemma3TextConfig", _GEMMA),
-    "phi3": Architecture("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": WINDOW}),
+                           factor=8.0, attention="eager", others=("sdpa",),
+                           note="sdpa of transformers leaves the soft cap of scores out; eager keeps it"),
+    "gemma3": Architecture("Gemma3ForCausalLM", "Gemma3TextConfig", _GEMMA, factor=8.0),
+    "phi3": Architecture("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": WINDOW},
+                         note="the fused gate and up projection is one linear; its product is a loop of its own"),
     "phi3-longrope": Architecture("Phi3ForCausalLM", "Phi3Config", {
         **_LLAMA, "rope_parameters": _LONGROPE, "max_position_embeddings": 256,
-        "original_max_position_embeddings": 128}),
+        "original_max_position_embeddings": 128},
+        note="which of its two rope tables holds depends on the length: computed in each call"),
     "opt": Architecture("OPTForCausalLM", "OPTConfig", {
         "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY,
         "word_embed_proj_dim": 64, "max_position_embeddings": 64}),
-    "neox": Architecture("GPTNeoXForCausalLM", "GPTNeoXConfig", _SIZES),
-    "falcon": Architecture("FalconForCausalLM", "FalconConfig", _FALCON),
+    "neox": Architecture("GPTNeoXForCausalLM", "GPTNeoXConfig", _SIZES,
+                         note="partial rotary: the turned and the other part of q and k are joined by copies"),
+    "falcon": Architecture("FalconForCausalLM", "FalconConfig", _FALCON, note="multi-query: one key head"),
     "falcon-new": Architecture("FalconForCausalLM", "FalconConfig", {
         **_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-alibi": Architecture("FalconForCausalLM", "FalconConfig", {
-        **_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+        **_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+        note="alibi and the causal mask are one float mask, made at load time"),
+    "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", {**_LLAMA, "num_local_experts": 4},
+        experts="batched_mm",
+        note='needs `model.set_experts_implementation("batched_mm")`; experts stay in floating point'),
 }  # fmt: skip
 
 ENCODERS: dict[str, Architecture] = {
-    "roberta": Architecture("RobertaModel", "RobertaConfig", _BERT),
-    "xlm-roberta": Architecture("XLMRobertaModel", "XLMRobertaConfig", _BERT),
+    "roberta": Architecture("RobertaModel", "RobertaConfig", _BERT, note="positions are counted from the ids"),
+    "xlm-roberta": Architecture("XLMRobertaModel", "XLMRobertaConfig", _BERT,
+                                note="positions are counted from the ids"),
     "distilbert": Architecture("DistilBertModel", "DistilBertConfig", {
         "dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY,
         "max_position_embeddings": 64}),
     "electra": Architecture("ElectraModel", "ElectraConfig", {**_BERT, "embedding_size": 32}),
-    "albert": Architecture("AlbertModel", "AlbertConfig", {**_BERT, "embedding_size": 32}),
+    "albert": Architecture("AlbertModel", "AlbertConfig", {**_BERT, "embedding_size": 32},
+                           note="layers share their weights, which are stored once"),
     "deberta-v2": Architecture("DebertaV2Model", "DebertaV2Config", {
         **_BERT, "relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"],
         "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False, "type_vocab_size": 0},
-        attention="eager", others=()),
-    "mpnet": Architecture("MPNetModel", "MPNetConfig", _BERT, attention="eager", others=()),
+        attention="eager", others=(),
+        note="relative positions are gathered from products; their index is spread over the batch in each call"),
+    "mpnet": Architecture("MPNetModel", "MPNetConfig", _BERT, attention="eager", others=(),
+                          note="positions are counted from the ids"),
     "modernbert": Architecture("ModernBertModel", "ModernBertConfig", {
-        **_BERT, "pad_token_id": 0, "local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2}),
+        **_BERT, "pad_token_id": 0, "local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
+        note="the fused gate is a loop of its own; local attention has a mask made at load time"),
     "t5": Architecture("T5EncoderModel", "T5Config", {
-        "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY,
-        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}),
-    "t5-gated": Architecture("T5EncoderModel", "T5Config", {
-        "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY,
-        "feed_forward_proj": "gated-gelu"}),
+        **_T5, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}, factor=2.0,
+        note="the position bias is made at load time"),
+    "t5-gated": Architecture("T5EncoderModel", "T5Config", {**_T5, "feed_forward_proj": "gated-gelu"}, factor=2.0,
+                             note="the position bias is made at load time"),
     "clip-text": Architecture("CLIPTextModel", "CLIPTextConfig", {
-        **_BERT, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}),
+        **_BERT, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1},
+        note="the pooled output needs two sizes as numbers: two loops over the batch or the sequence"),
 }  # fmt: skip
+
+TEXT = {**DECODERS, **ENCODERS}
+
+
+def _ops(**counts: int) -> dict[str, int]:
+    return {"constant": 0, **counts}
+
+
+OPS: dict[str, dict[str, int]] = {
+    "llama": _ops(attention=2, embedding=1, linear=15, loop=4, rms_norm=5, steps=27),
+    "mistral": _ops(attention=2, embedding=1, linear=15, loop=4, rms_norm=5, steps=27),
+    "qwen2": _ops(attention=2, embedding=1, linear=15, loop=4, rms_norm=5, steps=27),
+    "qwen3": _ops(attention=2, embedding=1, linear=15, loop=4, rms_norm=9, steps=31),
+    "gemma2": _ops(attention=2, embedding=1, linear=15, loop=9, rms_norm=9, steps=36),
+    "gemma3": _ops(attention=2, embedding=1, linear=15, loop=9, rms_norm=13, steps=40),
+    "phi3": _ops(attention=2, embedding=1, linear=9, loop=6, rms_norm=5, steps=23),
+    "phi3-longrope": _ops(attention=2, concat=5, embedding=1, linear=9, loop=12, rms_norm=5, steps=39, constant=8),
+    "opt": _ops(attention=2, embedding=1, layer_norm=5, linear=13, loop=1, steps=22),
+    "neox": _ops(attention=2, concat=4, embedding=1, layer_norm=5, linear=9, loop=4, steps=29),
+    "falcon": _ops(attention=2, embedding=1, gather=4, layer_norm=3, linear=9, loop=4, steps=23),
+    "falcon-new": _ops(attention=2, embedding=1, gather=4, layer_norm=5, linear=9, loop=4, steps=31),
+    "falcon-alibi": _ops(attention=2, embedding=1, layer_norm=5, linear=9, steps=17),
+    "mixtral": _ops(attention=2, batch_matmul=4, embedding=1, gather=4, linear=11,
+        loop=16, rms_norm=5, softmax=2, topk=2, steps=49),
+    "roberta": _ops(attention=2, cumsum=1, embedding=3, gather=1, layer_norm=5, linear=13, loop=3, steps=28),
+    "xlm-roberta": _ops(attention=2, cumsum=1, embedding=3, gather=1, layer_norm=5, linear=13, loop=3, steps=28),
+    "distilbert": _ops(attention=2, embedding=1, layer_norm=5, linear=12, loop=1, steps=21),
+    "electra": _ops(attention=2, embedding=1, layer_norm=5, linear=13, loop=1, steps=22),
+    "albert": _ops(attention=2, embedding=1, layer_norm=5, linear=14, loop=1, steps=23),
+    "deberta-v2": _ops(attention=2, batch_matmul=4, embedding=1, gather=4,
+        layer_norm=5, linear=12, loop=5, steps=45, constant=8),
+    "mpnet": _ops(attention=2, cumsum=1, embedding=2, layer_norm=5, linear=13, loop=3, steps=26),
+    "modernbert": _ops(attention=2, embedding=1, layer_norm=5, linear=8, loop=6, steps=22),
+    "t5": _ops(attention=2, embedding=1, linear=12, rms_norm=5, steps=20),
+    "t5-gated": _ops(attention=2, embedding=1, linear=14, rms_norm=5, steps=22),
+    "clip-text": _ops(attention=2, embedding=1, gather=1, layer_norm=5, linear=12, loop=6, steps=27, constant=2),
+}  # fmt: skip
+"""What a call of each program computes, float and without a padding mask; see oracles.shape_of_the_program."""

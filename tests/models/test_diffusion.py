@@ -1,0 +1,107 @@
+"""A Flux transformer of diffusers through the compiler: batch, image and text lengths dynamic, guidance on and off."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import qcompiler as qc
+
+_key = "qcompiler_test_models_oracles"
+if _key not in sys.modules:
+    _spec = importlib.util.spec_from_file_location(_key, Path(__file__).with_name("oracles.py"))
+    assert _spec is not None and _spec.loader is not None
+    sys.modules[_key] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_key])
+oracles = sys.modules[_key]
+zoo = oracles.zoo
+
+SIZES = ((3, 16, 6), (1, 1, 1), (4, 24, 12), (1, 24, 1))
+"""(batch, image tokens, text tokens)"""
+
+
+def inputs(batch: int, image: int, text: int, guidance: float | None) -> dict[str, torch.Tensor]:
+    """What the model takes; timesteps from 0 to 1."""
+    generator = torch.Generator().manual_seed(batch * 1000 + image * 10 + text)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    given = {
+        "hidden_states": normal(batch, image, 4), "encoder_hidden_states": normal(batch, text, 32),
+        "pooled_projections": normal(batch, 32), "timestep": torch.rand(batch, generator=generator),
+        "img_ids": torch.randint(0, 9, (image, 3), generator=generator).float(), "txt_ids": torch.zeros(text, 3),
+    }  # fmt: skip
+    return given if guidance is None else {**given, "guidance": torch.full((batch,), guidance)}
+
+
+@cache
+def compiled(guided: bool, quant: str | None = None, dtype: torch.dtype = torch.float32) -> tuple[Any, qc.Program]:
+    from diffusers import FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    model = FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8], guidance_embeds=guided,
+    )  # fmt: skip
+    b, n, t = ("b", 1, 4), ("n", 1, 24), ("t", 1, 12)
+    dims = {"hidden_states": {0: b, 1: n}, "encoder_hidden_states": {0: b, 1: t}, "pooled_projections": {0: b},
+            "timestep": {0: b}, "img_ids": {0: n}, "txt_ids": {0: t}, "guidance": {0: b}}  # fmt: skip
+    example = cast(inputs(2, 11, 5, 0.3 if guided else None), dtype)
+    case = zoo.Case(zoo.scaled(model, 4.0).to(dtype), example, example, {name: dims[name] for name in example})
+    recipe = qc.QuantConfig("int4:group=32", rules={"x_embedder": "int8"}) if quant == "int4" else quant  # K is 4 there
+    return case, qc.qcompile(case.model, kwargs=example, quant=recipe, dynamic_shapes=case.dynamic_shapes)
+
+
+def cast(given: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Activations in the model's type; positions stay in fp32, as pipelines have them."""
+    return {k: v if k.endswith("_ids") else v.to(dtype) for k, v in given.items()}
+
+
+CASES = [
+    pytest.param(guided, quant, marks=[] if (guided, quant) == (False, None) else [pytest.mark.slow])
+    for guided in (False, True) for quant in (None, "nf4", "int4", "int8")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("guided", "quant"), CASES)
+def test_fp32_equals_the_eager_oracle(guided, quant):
+    _, program = compiled(guided, quant)
+    each = [inputs(*size, 0.3 if guided else None) for size in SIZES]
+    oracles.assert_equals_the_oracle(program, each, least=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant", [None, "nf4", "int8"])
+def test_bf16_is_as_close_to_float64_as_torch(quant):
+    case, program = compiled(False, quant, torch.bfloat16)
+    oracles.assert_as_close_to_float64_as_torch(case, program, cast(inputs(*SIZES[0], None), torch.bfloat16))
+
+
+@pytest.mark.slow
+def test_a_large_guidance_is_as_sensitive_as_in_torch():
+    """sin(1000 * guidance * f) moves by 1e-4 when f moves by one bit: the error is that of a few bits of guidance."""
+    _, program = compiled(True)
+    given = inputs(*SIZES[0], 3.5)
+    with torch.no_grad():
+        (wanted,) = oracles.leaves(program.oracle(**given))
+        (moved,) = oracles.leaves(program.oracle(**{**given, "guidance": given["guidance"] * (1 + 2**-22)}))
+    (got,) = oracles.leaves(program(**given))
+    assert np.linalg.norm(moved - wanted) >= 1e-5 * np.linalg.norm(wanted), "not sensitive: the plain bound holds"
+    assert np.linalg.norm(got - wanted) <= 2 * np.linalg.norm(moved - wanted)
+
+
+def test_the_rotation_of_pairs_is_one_loop_for_each_of_q_and_k():
+    """Two attentions; rope of interleaved pairs in rows is raised, so nothing stacks or negates halves of heads."""
+    _, program = compiled(False)
+    raised = program.ir("raise-idioms")
+    assert raised.count("= qc.rope ") == 4 and raised.count("interleaved") == 4
+    assert raised.count("= qc.attention ") == 2 and raised.count("= qc.rms_norm ") == 6
+    assert oracles.shape_of_the_program(program)["constant"] == 0
