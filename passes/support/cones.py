@@ -349,6 +349,11 @@ class ConeBuilder:
         if isinstance(op, tensor.EmptyOp):
             sizes = self._sizes(value)
             return build.empty(self._builder(""), sizes, tensor_dtype(value.type)) if sizes is not None else None
+        if isinstance(op, ops.FillOp):  # what a reduction starts from has to stay a fill
+            sizes, item = self._sizes(value), self.scalar(op.inputs[0])
+            if sizes is None or item is None:
+                return None
+            return build.fill(self._builder(path_of(op)), item, sizes, tensor_dtype(value.type))
         return self.full(value)
 
 

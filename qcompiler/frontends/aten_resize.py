@@ -35,6 +35,11 @@ def take(s: Scope, x: V, index: V, axis: int) -> V:
     return s.insert(qc.GatherOp(x, index, types.tensor(out, tensor_dtype(x.type)), axis=axis))
 
 
+def _image(a: Args) -> Any:
+    """What is resized: `self`, in the forms with scale factors `input`."""
+    return a["self"] if "self" in a else a["input"]
+
+
 # --- scales ----------------------------------------------------------------------------------------------------------
 
 
@@ -90,7 +95,7 @@ _NEAREST = {
 def _nearest(s: Scope, node: fx.Node, a: Args) -> Result:
     """Whole factors repeat each element; any other scale picks floor(i * scale), or floor((i + 1/2) * scale)."""
     count, exact = _NEAREST[node.target]
-    x, out = s.value(next(iter(a.values()))), s.shape(node)
+    x, out = s.value(_image(a)), s.shape(node)
     lead = len(out) - count
     factors = _factors(a, count)
     repeats = [_whole_factor(s, shape_of(x.type)[lead + i], out[lead + i], factors[i], exact) for i in range(count)]
@@ -153,7 +158,7 @@ def _cubic(s: Scope, node: fx.Node, a: Args) -> Result:
 
 def _weighted(s: Scope, node: fx.Node, a: Args, count: int, taps: int) -> V:
     """Per axis, the last one first: the sum of `taps` picked entries times their weights."""
-    x, out, dtype = s.value(next(iter(a.values()))), s.shape(node), s.dtype(node)
+    x, out, dtype = s.value(_image(a)), s.shape(node), s.dtype(node)
     lead, compute = len(out) - count, _positions_type(s.dtype(node))
     factors = _factors(a, count)
     for i in reversed(range(count)):
@@ -238,7 +243,7 @@ def _cubic_weights(m: Scalars, t: V) -> list[V]:
         aten._upsample_bicubic2d_aa.default, aten._upsample_bicubic2d_aa.vec)  # fmt: skip
 def _antialiased(s: Scope, node: fx.Node, a: Args) -> Result:
     """A filter as wide as the step between results, per axis, the last one first; sizes are fixed."""
-    x, out, dtype = s.value(a["input"]), s.shape(node), s.dtype(node)
+    x, out, dtype = s.value(_image(a)), s.shape(node), s.dtype(node)
     compute, cubic = _positions_type(dtype), "bicubic" in overload(node)
     factors = _factors(a, 2)
     for i in (1, 0):
