@@ -197,10 +197,10 @@ def test_old_value_that_is_read_later_is_kept_and_counted(bench):
 
 def test_op_without_a_kernel_is_named(bench):
     def body(b, a):
-        return [b.insert(qc.ArgmaxOp(a[0], tensor(("s",), "i64"), axis=1)).result]
+        return [b.insert(qc.GroupedLinearOp(a[0], a[1], a[2], tensor(("s", 3), "f32"))).result]
 
-    module = bench.module([(("s", 4), "f32")], {"s": (1, 9)}, body)
-    with pytest.raises(KernelSelectionError, match=r"qc\.argmax"):
+    module = bench.module([(("s", 4), "f32"), ((2, 3, 4), "f32"), ((3,), "i32")], {"s": (1, 9)}, body)
+    with pytest.raises(KernelSelectionError, match=r"qc\.grouped_linear"):
         lower(bench, module)
 
 
