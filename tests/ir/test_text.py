@@ -76,6 +76,12 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
                 dilation=[1, 1], groups=1,
             )
         ).result  # fmt: skip
+        seen = b.insert(
+            qc.WindowsOp(
+                image, T(("b", 4, "(s + 1) // 2", 5), "f32"), kernel=[1, 1], strides=[1, 1],
+                padding=[0, 0, 0, 0], dilation=[1, 1],
+            )
+        ).result  # fmt: skip
         order = b.insert(qc.SortOp(y, [T(("b", "s", "s"), d) for d in ("f32", "i64")], axis=2, descending=True))
         top = b.insert(qc.TopkOp(e, [T(("b", "s", 3), d) for d in ("f32", "i64")], k=3, axis=2))
         best = b.insert(qc.ArgmaxOp(e, T(("b", "s"), "i64"), axis=2)).result
@@ -84,7 +90,7 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         b.insert(qc.StateUpdateOp("kv", state))
         wide = build.broadcast_in(b, best, ("b", 7, "s"), [0, 2])
         part = build.extract_slice(b, wide, [0, 1, 0], ["b", 2, "s"], [1, 3, 1])
-        return [heads, moved, *order.results, *top.results, *call.results, build.concat(b, [part, part], 1)]
+        return [heads, moved, seen, *order.results, *top.results, *call.results, build.concat(b, [part, part], 1)]
 
     module = module_of([(("b", "s", 8), "f32"), (("b", "s"), "i64"), (("b", 2, "s", 5), "f32")], body)
     function = module.body.block.first_op
