@@ -65,27 +65,23 @@ def cast(given: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.
     return {k: v if k.endswith("_ids") else v.to(dtype) for k, v in given.items()}
 
 
-CASES = [
-    pytest.param(guided, quant, marks=[] if (guided, quant) == (False, None) else [pytest.mark.slow])
-    for guided in (False, True) for quant in (None, "nf4", "int4", "int8")
-]  # fmt: skip
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("guided", "quant"), CASES)
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("quant", [None, "nf4", "int4", "int8"])
 def test_fp32_equals_the_eager_oracle(guided, quant):
     _, program = compiled(guided, quant)
     each = [inputs(*size, 0.3 if guided else None) for size in SIZES]
     oracles.assert_equals_the_oracle(program, each, least=1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quant", [None, "nf4", "int8"])
 def test_bf16_is_as_close_to_float64_as_torch(quant):
     case, program = compiled(False, quant, torch.bfloat16)
     oracles.assert_as_close_to_float64_as_torch(case, program, cast(inputs(*SIZES[0], None), torch.bfloat16))
 
 
-@pytest.mark.slow
 def test_a_large_guidance_is_as_sensitive_as_in_torch():
     """sin(1000 * guidance * f) moves by 1e-4 when f moves by one bit: the error is that of a few bits of guidance."""
     _, program = compiled(True)
