@@ -13,7 +13,7 @@ from qcompiler.plan.plan import WeightEntry
 from qcompiler.runtime.memory import Block, Bytes, align_up, file_bytes
 
 ALIGNMENT = 256
-IN_MEMORY = 64 << 20
+IN_MEMORY = 1 << 20
 
 
 def canonical_directory(entries: tuple[WeightEntry, ...]) -> tuple[WeightEntry, ...]:

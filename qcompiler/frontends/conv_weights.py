@@ -67,17 +67,19 @@ class ConvWeight:
 
     def stored(self, weight: torch.Tensor) -> torch.Tensor:
         """The values as they are stored, row-major."""
+        return self.moved(weight).reshape(self.stored_shape).contiguous()
+
+    def moved(self, weight: torch.Tensor) -> torch.Tensor:
+        """The values in the order in which they are stored: a view where there is one."""
         rank = weight.ndim
         if self.transposed:
-            moved = weight.flip(tuple(range(2, rank))).permute(1, *range(2, rank), 0)
-        elif self.groups == 1:
-            moved = weight.permute(0, *range(2, rank), 1)
-        elif self.depthwise:
-            moved = weight.permute(*range(2, rank), 1, 0)
-        else:
-            split = weight.reshape(self.groups, self.shape[0] // self.groups, *self.shape[1:])
-            moved = split.permute(0, *range(3, rank + 1), 2, 1)
-        return moved.reshape(self.stored_shape).contiguous()
+            return weight.flip(tuple(range(2, rank))).permute(1, *range(2, rank), 0)
+        if self.groups == 1:
+            return weight.permute(0, *range(2, rank), 1)
+        if self.depthwise:
+            return weight.permute(*range(2, rank), 1, 0)
+        split = weight.reshape(self.groups, self.shape[0] // self.groups, *self.shape[1:])
+        return split.permute(0, *range(3, rank + 1), 2, 1)
 
     def steps(self) -> list[tuple[Any, list[int]]]:
         """The ATen operators, each with its one argument, that turn what is stored into the weight again."""

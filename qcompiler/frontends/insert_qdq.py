@@ -32,7 +32,7 @@ from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.fold_batch_norm import fold_batch_norms
 from qcompiler.frontends.places import readable
 from qcompiler.frontends.torch_export import Exported
-from qcompiler.frontends.torch_values import dtype_name, to_numpy
+from qcompiler.frontends.torch_values import dtype_name, row_major, to_numpy
 from qcompiler.frontends.weight_files import ByNeed, Entry, InMemory, Unnamed, WeightFiles
 from qcompiler.frontends.weight_source import ModuleWeights, WeightSource
 from qcompiler.ledger import Ledger, LedgerRow
@@ -124,9 +124,9 @@ class _Weight:
         return resolve_format(self.format).nbytes(rows, cols)
 
     def arranged(self, values: torch.Tensor) -> torch.Tensor:
-        """The model's values as they are stored; a view of them, or a copy."""
+        """A view of the model's values in the order in which they are stored."""
         if self.conv is not None:
-            return self.conv.stored(values)
+            return self.conv.moved(values)
         return values.t() if self.transposed else values
 
     def entry(self) -> Entry:
@@ -315,13 +315,14 @@ class _Rewriter:
 
     def _copy(self, weight: _Weight, out: Bytes) -> None:
         values = weight.arranged(self.source.read(weight.targets, weight.tensor))
-        torch.from_numpy(out).view(values.dtype).reshape(weight.shape).copy_(values)
+        torch.from_numpy(out).view(values.dtype).reshape(values.shape).copy_(values)
 
     def _encode(self, weight: _Weight, out: Bytes) -> None:
         assert weight.format is not None
         values = weight.arranged(self.source.read(weight.targets, weight.tensor))
         with _naming(weight):
-            resolve_format(weight.format).encode(to_numpy(values), out=out, threads=default_threads())
+            matrix = to_numpy(row_major(values).reshape(weight.shape))
+            resolve_format(weight.format).encode(matrix, out=out, threads=default_threads())
 
     def _quantize(self, weight: _Weight) -> None:
         """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""

@@ -11,6 +11,7 @@ import torch
 
 from qcompiler.errors import FrontendError
 from qcompiler.plan.kernel import DType
+from qcompiler.runtime.memory import Block
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -36,6 +37,19 @@ def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
         return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     array: npt.NDArray[Any] = value.numpy()
     return np.ascontiguousarray(array).reshape(tensor.shape)
+
+
+def row_major(values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The values row-major in `dtype`: themselves, or a copy in pages of its own.
+
+    Those go back to the system with the copy.  The allocator's would not: the next small block cuts into what a large
+    one leaves, the next large one does not fit there, and a model's weights add up one by one.
+    """
+    dtype = dtype if dtype is not None else values.dtype
+    if values.is_contiguous() and values.dtype == dtype:
+        return values
+    made = torch.from_numpy(Block(values.numel() * dtype.itemsize).bytes).view(dtype).reshape(values.shape)
+    return made.copy_(values)
 
 
 _TORCH: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}

@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind
 from qcompiler.errors import WeightsError
 from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.safetensors_files import FileTensor, read_tensors
-from qcompiler.frontends.torch_values import to_numpy
+from qcompiler.frontends.torch_values import row_major, to_numpy
 
 Identity = dict[str, Any]
 """JSON that is equal only where values are: of a file's tensor its place and the file's change, else a digest."""
@@ -157,7 +157,7 @@ class Shards:
         return made
 
     def read(self, targets: Sequence[str], tensor: torch.Tensor) -> torch.Tensor:
-        return self._found[targets[0]].view().to(tensor.dtype) if is_empty(tensor) else tensor.detach()
+        return row_major(self._found[targets[0]].view(), tensor.dtype) if is_empty(tensor) else tensor.detach()
 
     def identity(self, targets: Sequence[str], tensor: torch.Tensor) -> Identity:
         """The file's own, for what is still as the file has it; what was computed since goes by its content."""
