@@ -79,8 +79,8 @@ DYNAMIC = {"image": {0: ("b", 1, 4), 2: ("h", 8, 30), 3: ("w", 8, 30)}, "line": 
 @pytest.mark.parametrize(
     ("kind", "dynamic", "dtype"),
     [
-        ("image", True, torch.float32),
         ("line", True, torch.float16),
+        pytest.param("image", True, torch.float32, marks=pytest.mark.slow),
         pytest.param("image", False, torch.bfloat16, marks=pytest.mark.slow),
         pytest.param("line", False, torch.float32, marks=pytest.mark.slow),
     ],

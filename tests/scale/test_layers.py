@@ -57,7 +57,7 @@ def works(layers: int, target: str | None, monkeypatch: pytest.MonkeyPatch) -> t
     return program, done
 
 
-@pytest.mark.parametrize("target", [None, "sm_90a"])
+@pytest.mark.parametrize("target", [None, pytest.param("sm_90a", marks=pytest.mark.slow)])
 def test_work_grows_linearly_and_kernels_not_at_all(target: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     two, first = works(2, target, monkeypatch)
     three, second = works(3, target, monkeypatch)
