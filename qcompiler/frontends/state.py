@@ -257,6 +257,21 @@ def held_tensors(model: nn.Module) -> dict[int, str]:
 
 
 @contextlib.contextmanager
+def _traced_buffers_put_back(model: nn.Module) -> Iterator[None]:
+    """A model may register a buffer anew in `forward` (frequencies that depend on the length): traced, that leaves a
+    tensor without values in it, and the model would be broken behind the export."""
+    before = {name: dict(module.named_buffers(recurse=False)) for name, module in model.named_modules()}
+    try:
+        yield
+    finally:
+        for name, buffers in before.items():
+            module = model.get_submodule(name)
+            for key, value in buffers.items():
+                if module._buffers.get(key) is not value:
+                    module._buffers[key] = value
+
+
+@contextlib.contextmanager
 def held_tensors_as_buffers(model: nn.Module) -> Iterator[None]:
     """Registers the tensors that plain objects of a model hold (a cache of transformers), while it is traced.
 
@@ -288,7 +303,8 @@ def held_tensors_as_buffers(model: nn.Module) -> Iterator[None]:
 
     handles = [model.register_forward_pre_hook(bind), model.register_forward_hook(release)] if plain else []
     try:
-        yield
+        with _traced_buffers_put_back(model):
+            yield
     finally:
         for handle in handles:
             handle.remove()

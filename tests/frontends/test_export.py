@@ -82,6 +82,24 @@ def test_a_branch_that_means_the_same_on_both_sides_is_accepted() -> None:
     assert export_model(_Harmless(), (_x(),), {}, {"x": {0: B, 1: S}}).ranges["s"] == (1, 64)
 
 
+class _Frequencies(nn.Module):
+    """Registers its buffer anew in each call, as rotary embeddings do whose frequencies depend on the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.ones(8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.register_buffer("frequencies", torch.arange(8.0) / 8, persistent=False)
+        return x * self.frequencies
+
+
+def test_a_buffer_registered_anew_in_forward_is_no_traced_tensor_afterwards() -> None:
+    model = _Frequencies()
+    export_model(model, (torch.zeros(3, 8),))
+    assert type(model.frequencies) is torch.Tensor and model.frequencies.data_ptr()
+
+
 def test_buffers_are_as_before_after_the_probe() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

@@ -80,13 +80,21 @@ def assert_equals_the_oracle(program: qc.Program, inputs: Iterable[dict[str, tor
 
 
 def assert_as_close_to_float64_as_torch(case: Any, program: qc.Program, inputs: dict[str, torch.Tensor]) -> None:
-    """bf16 answers no further from float64 (with the same decoded weights) than eager torch's, in no row or column."""
+    """bf16 answers no further from float64 (with the same decoded weights) than eager torch's, in no row or column.
+
+    Left out are rows that are NaN in float64: its least number is -inf in the fp32 of eager's softmax, so a query that
+    sees no key has no answer there.  Half of the rows must have one.
+    """
     wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
     with torch.no_grad():
         exact, eager = leaves(float64_model(case, program)(**wide)), leaves(program.oracle(**inputs))
-    for ours, theirs, truth in zip(leaves(program(**inputs)), eager, exact, strict=True):
+    for results in zip(leaves(program(**inputs)), eager, exact, strict=True):
+        rows = [each.reshape(-1, each.shape[-1]) for each in results]
+        known = ~np.isnan(rows[2]).any(1)
+        assert 2 * known.sum() >= known.size
+        ours, theirs, truth = (each[known] for each in rows)
         assert np.linalg.norm(ours - truth) <= 1.5 * np.linalg.norm(theirs - truth)
-        squares = ((ours - truth) ** 2).reshape(-1, truth.shape[-1])
+        squares = (ours - truth) ** 2
         rms = np.sqrt(squares.mean())
         assert np.sqrt(squares.mean(1)).max() <= 4 * rms, "one row is far worse than the rest"
         assert np.sqrt(squares.mean(0)).max() <= 4 * rms, "one column is far worse than the rest"
