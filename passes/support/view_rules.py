@@ -93,7 +93,8 @@ def _merge_longer_chain(op: Operation, inner: views.Reshape, shape: Sequence[Dim
 
 def _reshape_before_linear(op: views.Reshape, linear: qc.LinearOp) -> SSAValue | None:
     """`reshape(linear(x))` -> `linear(reshape(x))` where only leading dims change and nothing else reads the linear."""
-    if not linear.result.has_one_use() or len(views.groups_of(op)[-1]) != 1:
+    groups = views.groups_of(op)  # none where a single element loses all its dims
+    if not linear.result.has_one_use() or not groups or len(groups[-1]) != 1:
         return None
     leading = shape_of(op.result.type)[:-1]
     before = shape_of(linear.result.type)[:-1]

@@ -106,7 +106,7 @@ def test_doctor_prints_facts_as_text_and_json(capsys: pytest.CaptureFixture[str]
     assert {"python", "machine", "isa", "threads", "compiler", "cache", "torch", "xdsl"} <= set(facts)
 
 
-@pytest.mark.parametrize("arguments", [[], ["unknown"], ["run"], ["compile", "m:f"]])
+@pytest.mark.parametrize("arguments", [[], ["unknown"], ["run"], ["compile"]])
 def test_a_wrong_command_line_shows_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
