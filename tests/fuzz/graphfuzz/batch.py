@@ -265,7 +265,8 @@ class _Run:
 
     def _after_stage(self, name: str, module: Any, _seconds: float) -> None:
         if name == "fuse-elementwise":
-            self.fused = module.clone() if self.checks.mlir else None
+            if self.checks.mlir:  # packing the weights comes later
+                self.fused, self.fused_weights = module.clone(), self.context.weights.copy()
             for wanted in self.wanted:
                 self._all_entries(module, wanted)
         if name == "plan-memory" and self.checks.schedule:
@@ -337,7 +338,7 @@ class _Run:
         LowerQcToLinalgPass().apply(self.context, self.fused)
         self.fused.verify()
         wanted = self.wanted[-1]
-        self._compare(run_with_mlir(self.fused, self.imported.weights, wanted.arrays), wanted)
+        self._compare(run_with_mlir(self.fused, self.fused_weights, wanted.arrays), wanted)
 
     def simulated(self) -> None:
         if not self.checks.sim:

@@ -79,8 +79,11 @@ class Builder:
     # --- what there is ---
 
     def pick(self, fits: Callable[[Type], bool] = lambda _: True) -> str:
-        """A value, mostly one of the last that fit. Impossible if there is none."""
-        fit = [name for name, type_ in self.types.items() if fits(type_)]
+        """A value, mostly one of the last that fit. Impossible if there is none.
+
+        Of every other entry of a dynamic dim, nothing more is made: torch.export guards on what `//` gives.
+        """
+        fit = [name for name, t in self.types.items() if fits(t) and not any("//" in str(s) for s in t.shape)]
         if not fit:
             raise Impossible
         back = 0
