@@ -134,8 +134,13 @@ def check(graphs: Sequence[Graph], sizes: Sequence[Sizes], checks: Checks | None
     checks = checks or Checks()
     report = Report()
     run = _Run(graphs, sizes, checks, report)
-    for component, step in (("export", run.export), ("passes", run.pipeline), ("native", run.natively), ("mlir", run.mlir),
-                            ("sim", run.simulated)):  # fmt: skip
+    for component, step in (
+        ("export", run.export),
+        ("passes", run.pipeline),
+        ("native", run.natively),
+        ("mlir", run.mlir),
+        ("sim", run.simulated),
+    ):
         try:
             with warnings_off():
                 step()

@@ -1,4 +1,4 @@
-"""Typed insertion, after NNSmith: forwards, a statement on values that exist; backwards, a value of a type that is wanted.
+"""Typed insertion, after NNSmith: forwards, a statement on values that exist; backwards, a value of a wanted type.
 
 Every statement is run as it is added (`shadow.Trial`), at several sizes: what means nothing on the values at hand is
 taken back, and the generator goes on with something else.

@@ -14,7 +14,7 @@ RULES: dict[str, tuple[int, Rule]] = {}
 
 
 def rule(weight: int, *, needs: str | None = None) -> Callable[[Rule], Rule]:
-    """Registers a function of a builder under its name; `needs` names a qc op without which it would only be refused."""
+    """Registers a function of a builder under its name; `needs` names a qc op that has to have a kernel."""
 
     def register(function: Rule) -> Rule:
         assert function.__name__ not in RULES

@@ -63,11 +63,9 @@ def put(b: Builder) -> None:
     count = b.integer(1, min(shape[axis].low, 3))
     index = b.leaf(Type("int64", (Size.of(count),)), f"order:{shape[axis].low}")
     y = b.want(Type(dtype, replaced(shape, axis, Size.of(count))))
-    before = ", ".join([*(["slice(None)"] * axis), index])
     text = b.choose((f"{x}.index_copy({axis}, {index}, {y})", f"torch.index_put({x}, ({index},), {y})"))
     if "index_put" in text and axis:
         text = f"{x}.index_copy({axis}, {index}, {y})"
-    assert before
     b.emit(text, [x, index, y], shape, dtype, "moves")
 
 
@@ -106,14 +104,22 @@ def positions(b: Builder) -> None:
     """Numbers that depend on sizes only: computed once, at load, where that is right."""
     size = Size.of(b.choose((*RANGES, 4, 6)))
     known(b, (size,))
-    kinds = [(f"torch.arange({size})", (size,), "int64"), (f"torch.arange(1, {size} + 1)", (size,), "int64"),
-             (f"torch.arange({size}, dtype=torch.float32) * 0.1", (size,), "float32"),
-             (f"torch.ones({size}, {size}, dtype=torch.bool).tril()", (size, size), "bool"),
-             (f"torch.full(({size}, {size}), -1.0).triu(1)", (size, size), "float32"),
-             (f"torch.zeros({size}, 3)", (size, Size.of(3)), "float32"),
-             ("torch.arange(0, 6, 2)", (Size.of(3),), "int64"), ("torch.linspace(0, 1, 5)", (Size.of(5),), "float32"),
-             (f"torch.arange({size})[:, None] - torch.arange({size})", (size, size), "int64"),
-             (f"torch.eye({size})" if size.is_static else f"torch.arange({size}).float()", (size, size) if size.is_static else (size,), "float32")]  # fmt: skip
+    kinds = [
+        (f"torch.arange({size})", (size,), "int64"),
+        (f"torch.arange(1, {size} + 1)", (size,), "int64"),
+        (f"torch.arange({size}, dtype=torch.float32) * 0.1", (size,), "float32"),
+        (f"torch.ones({size}, {size}, dtype=torch.bool).tril()", (size, size), "bool"),
+        (f"torch.full(({size}, {size}), -1.0).triu(1)", (size, size), "float32"),
+        (f"torch.zeros({size}, 3)", (size, Size.of(3)), "float32"),
+        ("torch.arange(0, 6, 2)", (Size.of(3),), "int64"),
+        ("torch.linspace(0, 1, 5)", (Size.of(5),), "float32"),
+        (f"torch.arange({size})[:, None] - torch.arange({size})", (size, size), "int64"),
+        (
+            f"torch.eye({size})" if size.is_static else f"torch.arange({size}).float()",
+            (size, size) if size.is_static else (size,),
+            "float32",
+        ),
+    ]
     text, shape, dtype = b.choose(kinds)
     if dtype not in b.limits.dtypes:
         raise Impossible

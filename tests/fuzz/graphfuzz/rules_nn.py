@@ -6,7 +6,7 @@ from graphfuzz.builder import Builder, Impossible
 from graphfuzz.graphs import FLOATS, Type
 from graphfuzz.rules import rule
 from graphfuzz.rules_pointwise import condition_for
-from graphfuzz.sizes import Shape, Size, product, shape_of, text_of
+from graphfuzz.sizes import Shape, Size, shape_of, text_of
 
 WIDTHS = (1, 2, 3, 5, 8, 16, 17, 32, 33, 40)
 FORMATS = ("nf4", "int8", "int4:group=32", "nf4:block=128", "int4:group=32,symmetric=False")
@@ -137,8 +137,12 @@ def einsum(b: Builder) -> None:
     if kind == "abc->cab":
         b.emit(f"torch.einsum('{kind}', {x})", [x], (shape[2], shape[0], shape[1]), dtype, "moves")
         return
-    others = {"abc,cd->abd": ((shape[2], width), (*shape[:2], width)), "abc,abc->ab": (shape, shape[:2]),
-              "abc,bc->ac": (shape[1:], (shape[0], shape[2])), "abc,adc->abd": ((shape[0], width, shape[2]), (*shape[:2], width))}  # fmt: skip
+    others = {
+        "abc,cd->abd": ((shape[2], width), (*shape[:2], width)),
+        "abc,abc->ab": (shape, shape[:2]),
+        "abc,bc->ac": (shape[1:], (shape[0], shape[2])),
+        "abc,adc->abd": ((shape[0], width, shape[2]), (*shape[:2], width)),
+    }
     wanted, out = others[kind]
     y = b.want(Type(dtype, wanted))
     b.emit(f"torch.einsum('{kind}', {x}, {y})", [x, y], out, dtype, coarse=True)
@@ -290,8 +294,15 @@ def attention_by_hand(b: Builder) -> None:
     match b.integer(0, 2):
         case 0 if queries == keys:
             mask = position_mask(b, queries, keys, "triangle")
-            scores = b.emit(f"{scores}.masked_fill(~{mask}, float('-inf'))" if b.limits.special else
-                            f"{scores}.masked_fill(~{mask}, -1e4)", [scores, mask], b.shape(scores), dtype, "moves")  # fmt: skip
+            scores = b.emit(
+                f"{scores}.masked_fill(~{mask}, float('-inf'))"
+                if b.limits.special
+                else f"{scores}.masked_fill(~{mask}, -1e4)",
+                [scores, mask],
+                b.shape(scores),
+                dtype,
+                "moves",
+            )
         case 1:
             mask = condition_for(b, b.shape(scores))
             scores = b.emit(f"torch.where({mask}, {scores}, -1e4)", [mask, scores], b.shape(scores), dtype, "moves")
@@ -345,6 +356,3 @@ def rotary(b: Builder) -> None:
     left = b.emit(f"{x} * {cos}", [x, cos], shape, dtype, "ieee")
     right = b.emit(f"{turned} * {sin}", [turned, sin], shape, dtype, "ieee")
     b.emit(f"{left} + {right}", [left, right], shape, dtype, "ieee")
-
-
-__all__ = ["computed", "product", "weight"]

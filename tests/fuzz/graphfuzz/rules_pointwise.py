@@ -35,9 +35,25 @@ POSITIVE = (
 """Of values that are kept away from zero; the guarded form is written out as statements of its own."""
 ABOVE_ONE = ("torch.acosh({x})",)
 WITHIN_ONE = ("torch.asin({x})", "torch.acos({x})", "torch.atanh({x})", "torch.erf({x})")
-INTEGER_SAME = ("torch.abs({x})", "-{x}", "torch.sign({x})", "torch.relu({x})", "torch.square({x})", "{x} % 5", "{x} // 3",
-                "{x} * 2", "{x} + 1", "1 - {x}", "{x}.clamp(-2, 3)", "{x}.clamp(max=4)", "{x}.pow(2)", "{x} & 6", "{x} | 3",
-                "{x} ^ 5", "torch.bitwise_not({x})")  # fmt: skip
+INTEGER_SAME = (
+    "torch.abs({x})",
+    "-{x}",
+    "torch.sign({x})",
+    "torch.relu({x})",
+    "torch.square({x})",
+    "{x} % 5",
+    "{x} // 3",
+    "{x} * 2",
+    "{x} + 1",
+    "1 - {x}",
+    "{x}.clamp(-2, 3)",
+    "{x}.clamp(max=4)",
+    "{x}.pow(2)",
+    "{x} & 6",
+    "{x} | 3",
+    "{x} ^ 5",
+    "torch.bitwise_not({x})",
+)
 
 
 COMPOSITE = ("tan({x} * 0.5)", "tanhshrink", "softsign", "mse_loss", "lerp", "float_power", "rad", "frac", "hypot")
@@ -180,11 +196,30 @@ def power(b: Builder) -> None:
 @rule(5)
 def with_number(b: Builder) -> None:
     x = b.pick_float()
-    text = b.choose(("{x} + {c}", "{c} - {x}", "{x} * {c}", "{x} / {c}", "{x} - {c}", "{x}.pow(2)", "{x}.pow(3)", "{x} ** -2",
-                     "{x}.clamp(-0.5, 0.7)", "{x}.clamp(min={c})", "{x}.clamp(max={c})", "{c} / {x}", "{x} % {p}",
-                     "torch.fmod({x}, {p})", "{x} // {p}", "torch.div({x}, {p}, rounding_mode='trunc')",
-                     "torch.mul({x}, {k})", "torch.add({x}, {k}, alpha=2)", "torch.rsub({x}, {c})",
-                     "torch.float_power({x}, 2).to({x}.dtype)"))  # fmt: skip
+    text = b.choose(
+        (
+            "{x} + {c}",
+            "{c} - {x}",
+            "{x} * {c}",
+            "{x} / {c}",
+            "{x} - {c}",
+            "{x}.pow(2)",
+            "{x}.pow(3)",
+            "{x} ** -2",
+            "{x}.clamp(-0.5, 0.7)",
+            "{x}.clamp(min={c})",
+            "{x}.clamp(max={c})",
+            "{c} / {x}",
+            "{x} % {p}",
+            "torch.fmod({x}, {p})",
+            "{x} // {p}",
+            "torch.div({x}, {p}, rounding_mode='trunc')",
+            "torch.mul({x}, {k})",
+            "torch.add({x}, {k}, alpha=2)",
+            "torch.rsub({x}, {c})",
+            "torch.float_power({x}, 2).to({x}.dtype)",
+        )
+    )
     exact: Exactness = "moves" if "clamp" in text else "ieee" if text[4:5] in "+-*" or "rsub" in text else "rounds"
     if "** -2" in text or text.startswith("{c} /"):
         x = distant_from_zero(b, x)
@@ -196,9 +231,23 @@ def with_number(b: Builder) -> None:
 def binary_of_integers(b: Builder) -> None:
     x = b.pick(lambda t: t.dtype in INTEGERS)
     dtype = b.type(x).dtype
-    text = b.choose(("{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} // {y}", "{x} % {y}", "torch.fmod({x}, {y})", "{x} / {y}",
-                     "torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "{x} & {y}", "{x} | {y}", "{x} ^ {y}",
-                     "torch.div({x}, {y}, rounding_mode='trunc')"))  # fmt: skip
+    text = b.choose(
+        (
+            "{x} + {y}",
+            "{x} - {y}",
+            "{x} * {y}",
+            "{x} // {y}",
+            "{x} % {y}",
+            "torch.fmod({x}, {y})",
+            "{x} / {y}",
+            "torch.maximum({x}, {y})",
+            "torch.minimum({x}, {y})",
+            "{x} & {y}",
+            "{x} | {y}",
+            "{x} ^ {y}",
+            "torch.div({x}, {y}, rounding_mode='trunc')",
+        )
+    )
     divides = "/" in text or "%" in text or "mod" in text or "div" in text
     other = dtype if b.chance(70) else b.choose([d for d in b.limits.dtypes if d in INTEGERS])
     y = b.partner(b.shape(x), other, "divisor" if divides else None)

@@ -51,13 +51,21 @@ def reduction_of_integers(b: Builder) -> None:
     shape, dtype = b.shape(x), b.type(x).dtype
     axes, keep = some_axes(b, x), b.chance(40)
     axis = axes[0]
-    kinds = [(f"{x}.sum({axes}, keepdim={keep})", axes, "int64"), (f"{x}.any({axis}, keepdim={keep})", (axis,), "bool"),
-             (f"{x}.all({axes}, keepdim={keep})", axes, "bool"), (f"{x}.cumsum({axis})", None, "int64"),
-             (f"{x}.count_nonzero({axis})", (axis,), "int64"), (f"{x}.any()", tuple(range(len(shape))), "bool"),
-             (f"{x}.sum({axis}, dtype=torch.float32, keepdim={keep})", (axis,), "float32")]  # fmt: skip
+    kinds = [
+        (f"{x}.sum({axes}, keepdim={keep})", axes, "int64"),
+        (f"{x}.any({axis}, keepdim={keep})", (axis,), "bool"),
+        (f"{x}.all({axes}, keepdim={keep})", axes, "bool"),
+        (f"{x}.cumsum({axis})", None, "int64"),
+        (f"{x}.count_nonzero({axis})", (axis,), "int64"),
+        (f"{x}.any()", tuple(range(len(shape))), "bool"),
+        (f"{x}.sum({axis}, dtype=torch.float32, keepdim={keep})", (axis,), "float32"),
+    ]
     if dtype != "bool" and all(shape[a].low >= 1 for a in axes):
-        kinds += [(f"{x}.amax({axes}, keepdim={keep})", axes, dtype), (f"{x}.argmax({axis}, keepdim={keep})", (axis,), "int64"),
-                  (f"{x}.prod({axis}, keepdim={keep})", (axis,), "int64")]  # fmt: skip
+        kinds += [
+            (f"{x}.amax({axes}, keepdim={keep})", axes, dtype),
+            (f"{x}.argmax({axis}, keepdim={keep})", (axis,), "int64"),
+            (f"{x}.prod({axis}, keepdim={keep})", (axis,), "int64"),
+        ]
     text, gone, result = b.choose(kinds)
     keeps = "keepdim=True" in text
     exact: Exactness = "ieee" if result in FLOATS else "moves"

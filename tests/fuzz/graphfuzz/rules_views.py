@@ -217,7 +217,6 @@ def join(b: Builder) -> None:
     names = [b.choose(others) if b.chance(80) else x, x] if b.chance(50) else [x, b.choose(others)]
     if b.chance(25):
         names.append(b.choose(others))
-    total = product([])
     total = sum((b.shape(n)[axis] for n in names), Size.of(0))
     b.emit(
         f"torch.cat(({', '.join(names)}), {b.written(axis, len(shape))})",

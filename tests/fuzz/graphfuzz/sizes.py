@@ -1,4 +1,4 @@
-"""Dims of generated graphs: polynomials over the symbols, written apart from `qcompiler.plan.dims`, which is under test."""
+"""Dims of generated graphs: polynomials over the symbols, apart from `qcompiler.plan.dims`, which is under test."""
 
 from __future__ import annotations
 
