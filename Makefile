@@ -69,6 +69,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m qcompiler.formats.doc > docs/formats.md
+	$(BIN)/python -m qcompiler.frontends.operators > docs/operators.md
 	$(BIN)/python benchmarks/kernel_resources.py > docs/kernel-resources.md
 
 # Works on a bare CUDA image without network and without the environment above: WHEELS holds what the image lacks.

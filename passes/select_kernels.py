@@ -67,7 +67,7 @@ TEMPLATES: dict[type[Operation], str] = {
 }
 """The template that serves each `qc` op. linalg.generic has the loop template; views and sizes need none."""
 
-_FLOAT_ONLY = (LinearOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp)
+FLOAT_ONLY = (LinearOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp)
 """Their kernels accumulate in fp32."""
 
 _NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, WindowsOp)
@@ -90,7 +90,7 @@ class SelectKernelsPass(ModulePass):
                 continue
             ranges = ranges_of(function)
             for each in function.body.block.ops:
-                if isinstance(each, _FLOAT_ONLY):
+                if isinstance(each, FLOAT_ONLY):
                     _check_float(each, context)
                 if isinstance(each, LinearOp):
                     _select_linear(each, ranges, context)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from qcompiler.config import QuantConfig as QuantConfig
     from qcompiler.config import Rule as Rule
     from qcompiler.frontends.empty_weights import empty_weights as empty_weights
+    from qcompiler.frontends.survey import doctor as doctor
     from qcompiler.frontends.weight_source import Shards as Shards
     from qcompiler.program import Program as Program
     from qcompiler.runtime import load as load
@@ -36,6 +37,7 @@ _EXPORTS = {
     "QuantConfig": "qcompiler.config",
     "Rule": "qcompiler.config",
     "Shards": "qcompiler.frontends.weight_source",
+    "doctor": "qcompiler.frontends.survey",
     "empty_weights": "qcompiler.frontends.empty_weights",
     "load": "qcompiler.runtime",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "QuantConfig",
     "Rule",
     "Shards",
+    "doctor",
     "empty_weights",
     "errors",
     "formats",

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the process's exit status."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        status: int | None = options.run(options)
     except QCompilerError as error:
         print(f"qc: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a file that is not there, or may not be read or written
         print(f"qc: {error}", file=sys.stderr)
         return 1
-    return 0
+    return status or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_loading(command)
     command.set_defaults(run=_bench)
 
-    command = commands.add_parser("doctor", help="show what this machine offers")
+    command = commands.add_parser("doctor", help="show what this machine offers, or what of a model would not lower")
+    command.add_argument(
+        "--model", metavar="WHERE", help="package.module:function, as for qc compile, or a .pt2 file of torch.export"
+    )
+    command.add_argument("--device", default="cpu", help="with --model: cpu, cuda:0 or sim:0")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=_doctor)
     return parser
@@ -294,7 +298,9 @@ def _opt(options: argparse.Namespace) -> None:
     print(run_passes(text, names, syntax, options.context))
 
 
-def _doctor(options: argparse.Namespace) -> None:
+def _doctor(options: argparse.Namespace) -> int:
+    if options.model is not None:
+        return _doctor_model(options)
     from qcompiler.inspect.doctor import examine, problems
 
     facts = examine()
@@ -305,6 +311,25 @@ def _doctor(options: argparse.Namespace) -> None:
             print(f"{name:14} {value}")
     for problem in problems(facts):
         print(f"qc: {problem}", file=sys.stderr)
+    return 0
+
+
+def _doctor_model(options: argparse.Namespace) -> int:
+    """Imports and calls what the user named, or loads the file that the user named; nothing else."""
+    import torch
+
+    from qcompiler.frontends.survey import doctor
+
+    path = Path(options.model)
+    if path.suffix == ".pt2":
+        if not path.is_file():
+            raise ArgumentError(f"there is no file {options.model}")
+        diagnosis = doctor(torch.export.load(path), device=options.device)
+    else:
+        model, args, kwargs, dims = _factory(options.model)
+        diagnosis = doctor(model, args, kwargs, dynamic_shapes=dims, device=options.device)
+    print(json.dumps(diagnosis.as_dict(), indent=1) if options.json else diagnosis)
+    return 0 if diagnosis.ok else 1
 
 
 if __name__ == "__main__":

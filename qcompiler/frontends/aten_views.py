@@ -115,7 +115,7 @@ def _select(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 @lowers(aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.chunk.default,
-        aten.unbind.int, aten.split.sizes)  # fmt: skip
+        aten.unbind.int)  # fmt: skip
 def _split(s: Scope, node: fx.Node, a: Args) -> Result:
     """Consecutive slices, their sizes from the trace."""
     value = s.value(a["self"])

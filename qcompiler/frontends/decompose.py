@@ -45,14 +45,14 @@ def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
         return decomposed
 
 
-_ALSO = ("addmv.default", "dist.default", "grid_sampler_2d.default", "ldexp.Tensor",
+ALSO = ("addmv.default", "dist.default", "grid_sampler_2d.default", "ldexp.Tensor",
          "tril_indices.default", "triu_indices.default")  # fmt: skip
 """Operators that torch can take apart, but leaves whole by default."""
 
 
 def _table(keep: KeepOps) -> Any:
     table = torch.export.default_decompositions()
-    for name in _ALSO:
+    for name in ALSO:
         packet, overload = name.split(".")
         op = getattr(getattr(torch.ops.aten, packet), overload)
         table[op] = torch._decomp.decomposition_table[op]

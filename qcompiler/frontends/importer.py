@@ -56,10 +56,10 @@ from qcompiler.plan.weights import NoBytes, StoredTensor, WeightStore
 
 Fallback = Literal["torch"] | None
 
-__all__ = ["BUILDERS", "ImportResult", "TensorSpec", "import_program"]
+__all__ = ["BUILDERS", "IGNORED", "ImportResult", "Importer", "TensorSpec", "import_program"]
 
 # Assertions about what torch has checked while tracing; sizes are checked again by the program's signature.
-_IGNORED = {
+IGNORED = {
     torch.ops.aten._assert_tensor_metadata.default,
     torch.ops.aten._assert_scalar.default,
     torch.ops.aten._assert_async.msg,
@@ -116,10 +116,12 @@ def import_program(quantized: Quantized, *, fallback: Fallback = None) -> Import
     UnsupportedOperatorError names the operator, the module and the source line; with `fallback="torch"` the operator
     becomes a `qc.torch_call` instead, which can be read and compared with eager torch, but has no kernel to run it.
     """
-    return _Importer(quantized, fallback).run()
+    return Importer(quantized, fallback).run()
 
 
-class _Importer:
+class Importer:
+    """Walks a rewritten program and builds `func.func @main` from its nodes, one builder for each."""
+
     def __init__(self, quantized: Quantized, fallback: Fallback) -> None:
         self.quantized, self.fallback = quantized, fallback
         self.program: ExportedProgram = quantized.exported.program
@@ -136,7 +138,7 @@ class _Importer:
     def run(self) -> ImportResult:
         self._placeholders()
         for node in self.program.graph.nodes:
-            if node.op == "call_function" and node.users and node.target not in _IGNORED:
+            if node.op == "call_function" and node.users and node.target not in IGNORED:
                 self._call(node)
             elif node.op == "get_attr" and node.users:
                 self._refuse_subgraph(next(iter(node.users)))

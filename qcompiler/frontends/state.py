@@ -281,7 +281,8 @@ def held_tensors_as_buffers(model: nn.Module) -> Iterator[None]:
     plain = [
         (path, owner, key, value)
         for path, owner, key, value in _held(model)
-        if isinstance(value, torch.Tensor) and "." in path and not _is_attribute(model, path)
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)  # nn.LSTM lists its parameters
+        if "." in path and not _is_attribute(model, path)
     ]
     known = {id(buffer): name for name, buffer in model.named_buffers(remove_duplicate=False)}
     made: list[str] = []

@@ -7,7 +7,7 @@ by torch's own core ATen table.  The kept set is the importer's table itself, so
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,11 +65,13 @@ def export_model(
     dynamic_shapes: Any = None,
     *,
     keep: KeepOps | None = None,
+    refused: list[Refusal] | None = None,
 ) -> Exported:
     """Exports a model.
 
     `dynamic_shapes` names dimensions as `frontends.dynamic` describes, or as torch.export takes them; an
     ExportedProgram brings its own.  `keep` are the operators not to decompose (default: all that the importer knows).
+    With `refused`, operators that no program can hold are put on that list instead of raising the first of them.
 
     Errors, all naming the user's line where there is one: ExportError, DataDependentShapeError, UnboundedDimError,
     NarrowedDimError, ArgumentError.
@@ -80,7 +82,7 @@ def export_model(
                 "an ExportedProgram brings its own dynamic shapes; export the model again to change them"
             )
         exported = _decompose(declare_states(model), keep)
-        _refuse(exported)
+        _refuse(exported, refused)
         exported.ranges = _ranges_of(exported)
     else:
         if not isinstance(model, nn.Module):
@@ -88,12 +90,17 @@ def export_model(
                 f"cannot compile a {type(model).__name__}: give an nn.Module, an ExportedProgram or an fx.GraphModule"
             )
         with dynamic.named_keywords(model, args, kwargs or {}):
-            exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep)
+            exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep, refused)
     return exported
 
 
 def _export_module(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, keep: KeepOps | None
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    keep: KeepOps | None,
+    refused: list[Refusal] | None,
 ) -> Exported:
     inputs = dynamic.prepare(model, args, kwargs, dynamic_shapes)
 
@@ -115,9 +122,11 @@ def _export_module(
     except Exception as error:  # whatever the model's own code raises under tracing
         raise _translate(error, model, inputs, why) from error
     exported = _decompose(program, keep)
-    _refuse(exported)
+    _refuse(exported, refused)
     exported.symbols = Symbols(_names(exported.program, inputs))
     exported.ranges = dict(inputs.ranges)
+    if refused:
+        return exported  # such a graph cannot be run at other sizes
     narrowing.check_ranges(exported.program, exported.symbols.names, inputs.ranges, inputs.derived, why)
     missing = set(inputs.ranges) - set(exported.symbols.names.values())
     if missing:
@@ -200,36 +209,50 @@ def _decompose(program: ExportedProgram, keep: KeepOps | None) -> Exported:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def _refuse(exported: Exported) -> None:
+Refusal = tuple[fx.Node, QCompilerError]
+"""A node that no program can hold, and the error that says why."""
+
+
+def _refuse(exported: Exported, refused: list[Refusal] | None) -> None:
     """Before the model is run at other sizes: what is refused anyway shall not be reported as a narrowed range."""
-    _refuse_side_effects(exported.program)
-    _refuse_data_dependence(exported)
+    for node, error in (*_side_effects(exported.program), *_data_dependence(exported)):
+        if refused is None:
+            raise error
+        refused.append((node, error))
     _refuse_kinds(exported.program)
 
 
-def _refuse_side_effects(program: ExportedProgram) -> None:
+def _side_effects(program: ExportedProgram) -> Iterator[Refusal]:
     for node in program.graph.nodes:
         if node.target is not torch.ops.higher_order.with_effects:
             continue
         _, op, *arguments = node.args
         checks = op is torch.ops.aten._linalg_check_errors.default  # raises where a matrix is singular
         name = f"torch.{arguments[1]}" if checks else op
-        raise UnsupportedOperatorError(
-            f"the operator {name} has side effects, such as an error that depends on values, and no lowering"
-            f"{describe(node)}. Rewrite that line, or compute it outside of the compiled model and pass the result in"
+        yield (
+            node,
+            UnsupportedOperatorError(
+                f"the operator {name} has side effects, such as an error that depends on values, and no lowering"
+                f"{describe(node)}. Rewrite that line, or compute it outside of the compiled model and pass the result "
+                "in"
+            ),
         )
 
 
-def _refuse_data_dependence(exported: Exported) -> None:
+def _data_dependence(exported: Exported) -> Iterator[Refusal]:
     for node in exported.graph.nodes:
         values = node.meta.get("val")
         for value in values if isinstance(values, list | tuple) else [values]:
             sizes = value.shape if isinstance(value, torch.Tensor) else [value] if _is_symbolic(value) else []
             if any(_is_symbolic(s) and torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(s) for s in sizes):
-                raise DataDependentShapeError(
-                    f"{node.target} gives a size that depends on the values of a tensor{describe(node)}. Shapes may "
-                    "depend on input shapes only: use a mask, torch.where, or a fixed maximum"
+                yield (
+                    node,
+                    DataDependentShapeError(
+                        f"{node.target} gives a size that depends on the values of a tensor{describe(node)}. Shapes "
+                        "may depend on input shapes only: use a mask, torch.where, or a fixed maximum"
+                    ),
                 )
+                break
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -54,6 +54,12 @@ def _name_of(result: ImportResult, index: int) -> str:
 
 
 @pytest.fixture
+def distance() -> Callable[[torch.Tensor, torch.Tensor], float]:
+    """`relative_error` for tests that cannot import this file."""
+    return relative_error
+
+
+@pytest.fixture
 def errors() -> Callable[[Any, Any], list[float]]:
     """Relative errors of the interpreter's arrays against torch tensors."""
     return lambda found, wanted: [relative_error(as_torch(f), w) for f, w in zip(found, wanted, strict=True)]
