@@ -258,17 +258,19 @@ def held_tensors(model: nn.Module) -> dict[int, str]:
 
 @contextlib.contextmanager
 def _traced_buffers_put_back(model: nn.Module) -> Iterator[None]:
-    """A model may register a buffer anew in `forward` (frequencies that depend on the length): traced, that leaves a
-    tensor without values in it, and the model would be broken behind the export."""
-    before = {name: dict(module.named_buffers(recurse=False)) for name, module in model.named_modules()}
+    """A model may set a buffer or an attribute to a new tensor in `forward` (frequencies that depend on the length):
+    traced, that leaves a tensor without values in it, and the model would be broken behind the export."""
+    places = [place for module in model.modules() for place in (module._buffers, module.__dict__)]
+    before = [dict(place) for place in places]
     try:
         yield
     finally:
-        for name, buffers in before.items():
-            module = model.get_submodule(name)
-            for key, value in buffers.items():
-                if module._buffers.get(key) is not value:
-                    module._buffers[key] = value
+        for place, values in zip(places, before, strict=True):
+            for key in [key for key, value in place.items() if isinstance(value, torch.Tensor)]:
+                if key not in values:
+                    del place[key]
+                elif place[key] is not values[key]:
+                    place[key] = values[key]
 
 
 @contextlib.contextmanager

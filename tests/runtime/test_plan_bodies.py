@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from qcompiler.errors import PlanError
+from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.loaded import check_image
 from qcompiler.runtime.plan_bodies import check_bodies
@@ -86,3 +87,30 @@ def test_a_packed_weight_without_all_its_bytes_is_refused(small: Any, changes: A
     weights[0] = msgspec.structs.replace(weights[0], **changes)
     with pytest.raises(PlanError, match=text):
         check_bodies(msgspec.structs.replace(small.image.plan, weights=tuple(weights)))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"window": 0}, "window of 0 keys"),
+        ({"window": 1 << 40}, "window of 1099511627776 keys"),
+        ({"softcap": 0.0}, "softcap 0.0"),
+        ({"softcap": float("inf")}, "softcap inf"),
+        ({"kv_heads": 3}, "4 heads over 3 heads"),
+    ],
+)
+def test_an_attention_with_impossible_limits_is_refused(small: Any, change: dict[str, Any], text: str) -> None:
+    strides = ("64*s", 8, 32, 1)
+    operands = tuple(
+        Operand(name=name, dtype="f32", access="w" if name == "out" else "r", shape=("b", 4, "s", 8), strides=strides)
+        for name in ("q", "k", "v", "out")
+    )
+    body = AttentionKernel(
+        batch="b", heads=4, kv_heads=4, q_len="s", kv_len="s", head_dim=8, value_dim=8, scale=0.5, causal=True,
+        mask="none", window=5, softcap=2.0,
+    )  # fmt: skip
+    spec = KernelSpec(name="attend", symbols=("b", "s"), operands=operands, body=body)
+    plan = msgspec.structs.replace(small.image.plan, kernels=(*small.image.plan.kernels, spec))
+    check_bodies(plan)
+    with pytest.raises(PlanError, match=text):
+        check_bodies(with_kernel(plan, "attend", **change))
