@@ -28,15 +28,15 @@ class Program:
     checks: batch.Checks
 
     def graphs(self) -> tuple[list[Graph], Sequence[generate.Sizes]]:
-        """Every fourth program's are drawn by hypothesis, which likes repetition and extremes; the others evenly."""
         sizes = generate.sizes_of(self.seed)
-        if self.seed % 4 == 0:
-            return drawn(self.seed, sizes), sizes
         return [generate.graph_of(1000 * self.seed + i, sizes) for i in range(SIZE)], sizes
 
 
 def drawn(seed: int, sizes: tuple[generate.Sizes, ...], count: int = SIZE) -> list[Graph]:
-    """The first different graphs that hypothesis draws from this seed, without its examples of earlier runs."""
+    """The first different graphs that hypothesis draws from this seed, without its examples of earlier runs.
+
+    It draws constants that it finds in the project's own text now and then, so these graphs change with the project.
+    """
     import hypothesis
 
     found: dict[str, Graph] = {}
@@ -97,7 +97,6 @@ def for_mlir(seed: int, count: int = SIZE) -> tuple[list[Graph], Sequence[genera
 def run(program: Program) -> batch.Report:
     """The report of a program; AssertionError with the text of every graph that fails, smaller ones first."""
     graphs, sizes = program.graphs()
-    assert len(graphs) == SIZE, f"hypothesis drew {len(graphs)} graphs from seed {program.seed}, not {SIZE}"
     return hold(graphs, sizes, program.checks, f"seed {program.seed}")
 
 
