@@ -119,7 +119,7 @@ def rows(windows: torch.Tensor) -> list[tuple[str, float, Quality]]:
     for text in track(recipes(), "formats"):
         program = compiled(model, text)
         quality = measure(program, reference, windows)
-        result.append((text or "float (compiled)", program.ledger.bits_per_weight, quality))
+        result.append((text or "float (compiled)", program.ledger.bits_per_weight(), quality))
     return result
 
 
@@ -147,9 +147,9 @@ def markdown(found: list[tuple[str, float, Quality]], windows: torch.Tensor) -> 
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, bits, q in found:
-        above = (q.bits_per_byte / base - 1) * 100
+        above = round((q.bits_per_byte / base - 1) * 100, 2) + 0.0  # never -0.00
         lines.append(
-            f"| {name} | {bits:.3f} | {q.bits_per_byte:.4f} | {above:+.2f} % | {q.divergence:.1e} | "
+            f"| {name} | {bits:.3f} | {q.bits_per_byte:.4f} | {above:+.2f} % | {max(q.divergence, 0.0):.1e} | "
             f"{q.agreement * 100:.2f} % |"
         )
     return "\n".join([*lines, ""])

@@ -159,7 +159,8 @@ def test_a_missed_promise_is_an_error() -> None:
             return self.linear(x) + self.table.sum(0)
 
     exported = export_model(Wide(), (torch.randn(3, 64),))
-    with pytest.raises(PromiseError, match=r"table at 32\.00 bits \(not the weight of a linear, a convolution or an embedding\)"):
+    reason = r"table at 32\.00 bits \(not the weight of a linear, a convolution or an embedding\)"
+    with pytest.raises(PromiseError, match=reason):
         insert_qdq(exported, "nf4")
 
 

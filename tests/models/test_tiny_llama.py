@@ -1,0 +1,117 @@
+"""The repository's own language model: the committed files are whole, and quantising it costs what the page says."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import lzma
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "examples" / "models" / "tiny_llama"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+tiny = example("tiny_llama")
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, tuple[float, ...]]:
+    """docs/quality.md: the linears' format to (bits per weight, bits per byte, top-1 in percent)."""
+    found = {}
+    for line in (ROOT / "docs" / "quality.md").read_text().splitlines():
+        cells = [cell.strip(" %") for cell in line.strip("|").split("|")]
+        if len(cells) == 6 and re.fullmatch(r"[0-9.]+", cells[1]):
+            found[cells[0].strip()] = (float(cells[1]), float(cells[2]), float(cells[5]))
+    return found
+
+
+def test_the_checkpoint_is_small_and_of_the_stated_architecture():
+    assert (FOLDER / "model.safetensors").stat().st_size <= 12e6
+    config = tiny.load_model().llama.config
+    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (256, 768, 6)
+    assert config.num_key_value_heads < config.num_attention_heads, "grouped-query attention"
+
+
+def test_the_page_lists_every_format_with_every_parameter(page):
+    assert {text for text in tiny.recipes() if text} <= set(page)
+
+
+def test_the_card_states_what_the_training_recorded():
+    card = (FOLDER / "README.md").read_text()
+    history = json.loads((FOLDER / "loss.json").read_text())
+    assert (FOLDER / "loss.png").stat().st_size > 5_000
+    assert f"{history['held_out'][-1][1]:.3f} bits per byte" in card
+    assert "loss.png" in card and f"{history['train_bytes']:,}" in card
+
+
+@pytest.mark.parametrize(
+    "text", [None, "nf4:block=64", pytest.param("int8", marks=pytest.mark.slow),
+             pytest.param("int4:group=32,symmetric=True", marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_a_quantised_program_predicts_held_out_text_as_the_page_says(text, page):
+    """On a part of the text: compared with the eager fp32 model on the same part, so that the page's excess holds."""
+    windows = tiny.held_out(64 * 1024)[::4]
+    reference = [base.float() for base, _ in tiny.log_probabilities(tiny.load_model(), windows)]
+    program = tiny.compiled(tiny.load_model(), text)
+    found = tiny.measure(program, reference, windows)
+    base = tiny.measure(tiny.load_model(), reference, windows)
+    bits_per_weight, bits_per_byte, agreement = page[text or "float (compiled)"]
+    assert program.ledger.bits_per_weight() == pytest.approx(bits_per_weight, abs=1e-3)
+    stated = bits_per_byte / page["fp32 (eager torch)"][1]
+    assert found.bits_per_byte / base.bits_per_byte == pytest.approx(stated, abs=0.01)
+    assert found.agreement * 100 == pytest.approx(agreement, abs=2.0)
+    if text is None:
+        assert found.divergence < 1e-9
+
+
+def test_the_model_knows_its_text_better_than_a_compressor():
+    text = (FOLDER / "held_out.txt").read_bytes()
+    compressed = len(lzma.compress(text, preset=9)) * 8 / len(text)
+    stated = json.loads((FOLDER / "loss.json").read_text())["held_out"][-1][1]
+    windows = tiny.held_out()[::16]
+    reference = [base.float() for base, _ in tiny.log_probabilities(tiny.load_model(), windows)]
+    measured = tiny.measure(tiny.load_model(), reference, windows).bits_per_byte
+    assert measured == pytest.approx(stated, rel=0.05)
+    assert measured < 0.75 * compressed
+
+
+@pytest.mark.slow
+def test_the_model_writes_python():
+    """Of eight sampled continuations at least half parse as Python up to the end of one of their own lines."""
+    prompt = b"import os\n\n\ndef read_lines(path):\n    with open(path) as file:\n        "
+    torch.manual_seed(0)
+    tokens = torch.tensor([list(prompt)] * 8)
+    with torch.no_grad():
+        sampled = tiny.load_model().llama.generate(
+            tokens, max_new_tokens=160, do_sample=True, temperature=0.5, eos_token_id=None
+        )
+    first = prompt.count(b"\n") + 1
+    good = 0
+    for row in sampled:
+        lines = bytes(row.tolist()).decode("utf-8", "replace").split("\n")
+        good += any(parses("\n".join(lines[:end])) for end in range(first, len(lines)))
+    assert good >= 4
+
+
+def parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
