@@ -558,7 +558,7 @@ def _register() -> None:
         lowers(op)(_parametric_builder(parametric, names))
     for name, combine in _BINARY.items():
         packet = getattr(aten, name)
-        names = [o for o in OVERLOADS if o in packet.overloads()]
+        forms = [o for o in OVERLOADS if o in packet.overloads()]
         found = [getattr(packet, o) for o in names if o != "default" or "Tensor" not in names]  # else of two numbers
         lowers(*(op for op in found if op not in BUILDERS))(
             _binary_builder(combine, 1 if name in ("mul", "floor_divide") else None)
