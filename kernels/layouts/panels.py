@@ -109,19 +109,28 @@ class PanelLayout(Layout):
         source = views(packed, self.sections(fmt, dtype, rows, cols))
         data, out = zeros(CANONICAL.sections(fmt, dtype, rows, cols))
         if fmt is None:
-            out["values"][...] = self._unpack_values(source["values"], rows, cols)
+            for first, last in _runs(rows, out["values"].itemsize * cols):
+                panels = source["values"][first // LANES : -(-last // LANES)]
+                out["values"][first:last] = self._unpack_values(panels, last - first, cols)
             return data
         for name, target in out.items():
             field = field_of(fmt, name)
             items = source[packed_name(fmt, field, cols)]
             if field.covers == 1:
-                row_bytes = self._unpack_codes(field.bits, items, rows, -(-cols * field.bits // 8))
-                target.reshape(-1).view(np.uint8)[...] = codes_of_bytes(fmt, row_bytes, rows, cols)
+                self._unpack_rows_of_codes(fmt, items, rows, cols, target.reshape(-1).view(np.uint8))
             elif straddles(fmt, cols):
                 target[...] = items
             else:
                 target[...] = from_panels(items, rows).reshape(target.shape)
         return data
+
+    def _unpack_rows_of_codes(self, fmt: Format, words: Items, rows: int, cols: int, out: Bytes) -> None:
+        bits = fmt.declaration.codes.bits
+        for first, last in _runs(rows, cols):
+            panels = words[first // LANES : -(-last // LANES)]
+            row_bytes = self._unpack_codes(bits, panels, last - first, -(-cols * bits // 8))
+            place = slice(first * cols * bits // 8, -(-last * cols * bits // 8))
+            out[place] = codes_of_bytes(fmt, row_bytes, last - first, cols)
 
 
 def _runs(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:

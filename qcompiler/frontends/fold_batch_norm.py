@@ -27,7 +27,7 @@ from qcompiler.frontends.torch_export import Exported
 from qcompiler.plan.weights import Bytes
 
 aten = torch.ops.aten
-AT_A_TIME = 1 << 18  # elements
+AT_A_TIME = 1 << 16  # elements
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -58,6 +58,7 @@ class _Folder:
             if spec.kind in _STORED and spec.target not in mutated
         }
         self.folded: dict[str, str] = {}
+        self._products = torch.empty(0, dtype=torch.float64)
 
     def fold(self, norm: fx.Node) -> None:
         """Folds one batch norm, if everything it needs is constant and nothing else reads what would change."""
@@ -115,12 +116,16 @@ class _Folder:
     def _scaled(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         """`values` times a factor for each of its rows, some rows at a time: fp64 takes a multiple of their memory."""
         out = torch.from_numpy(self.room(values.numel() * values.element_size())).view(values.dtype)
-        out = out.reshape(values.shape)
-        step = max(1, AT_A_TIME * values.shape[0] // max(values.numel(), 1))
+        given, out = values.reshape(values.shape[0], -1), out.reshape(values.shape[0], -1)
+        columns = given.shape[1]
+        step = max(1, AT_A_TIME // max(columns, 1))
+        if self._products.numel() < step * columns:  # one for all: what is made anew for each is cut up by the heap
+            self._products = torch.empty(step * columns, dtype=torch.float64)
         for first in range(0, values.shape[0], step):
             rows = slice(first, first + step)
-            out[rows] = (values[rows].double() * factor[rows].reshape(-1, *[1] * (values.ndim - 1))).to(values.dtype)
-        return out
+            products = self._products[: given[rows].numel()].reshape(given[rows].shape)
+            out[rows].copy_(products.copy_(given[rows]).mul_(factor[rows, None]))
+        return out.reshape(values.shape)
 
     # --- rewriting ---
 

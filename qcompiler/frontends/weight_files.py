@@ -125,22 +125,25 @@ class ByNeed:
 
     def __init__(self, largest: int) -> None:
         self._limit, self._given = max(2 * largest - IN_WORK, IN_MEMORY), 0
+        self._begun = False
         self._files: WeightFiles = InMemory()
 
-    def _need(self, nbytes: int) -> None:
-        if isinstance(self._files, InMemory) and self._given + nbytes > self._limit:
+    def _need(self, nbytes: int, limit: int) -> None:
+        if isinstance(self._files, InMemory) and self._given + nbytes > limit:
             self._files = Unnamed()
 
     def begin(self, entries: Sequence[Entry], kept: int) -> None:
         stored = sum(entry.nbytes for entry in entries)
-        self._need(stored + stored + kept)  # the image holds everything once more
+        self._begun = True
+        self._need(stored + stored + kept, self._limit)  # the image holds everything once more
         self._files.begin(entries, kept)
 
     def store(self, entry: Entry, identity: Callable[[], dict[str, Any]], fill: Fill) -> Bytes:
         return self._files.store(entry, identity, fill)
 
     def room(self, nbytes: int) -> Bytes:
-        self._need(nbytes)
+        if not self._begun:  # folded weights, which come on top of all that is stored
+            self._need(nbytes, IN_MEMORY // 4)
         self._given += nbytes
         return self._files.room(nbytes)
 

@@ -61,8 +61,10 @@ def test_bytes_do_not_depend_on_how_many_rows_are_rearranged_at_a_time(
         monkeypatch.setattr("qcompiler.kernels.layouts.panels.RUN", 1)
         out = np.zeros(at_once.size, np.uint8)
         layouts.get(layout).pack_into(fmt, dtype, rows, cols, canonical, out)
+        back = layouts.get(layout).unpack(fmt, dtype, rows, cols, out)
         monkeypatch.undo()
         np.testing.assert_array_equal(out, at_once)
+        np.testing.assert_array_equal(back, canonical)
 
 
 @settings(max_examples=300, deadline=None)

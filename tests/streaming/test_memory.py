@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-SLACK = 6 << 20
-"""Bytes for the trace, the IR and the tiles of the encoders, whatever the weights: measured 2 to 5 MiB."""
+SLACK = {"linear": 6 << 20, "turned": 6 << 20, "conv": 14 << 20}
+"""Bytes for the trace, the IR and the tiles of the encoders, whatever the weights: measured 2 to 5 MiB, and 8 to 11 for
+the larger graphs of convolutions."""
 
 
 def run(tmp_path: Path, *arguments: object) -> str:
@@ -30,8 +31,8 @@ def measured(tmp_path: Path, kind: str, source: str, layers: int, width: int, wo
     return [json.loads(line) for line in run(tmp_path, kind, source, layers, width, workdir).splitlines()]
 
 
-def check(facts: dict[str, Any]) -> None:
-    bound = 2 * facts["largest"] + SLACK
+def check(kind: str, facts: dict[str, Any]) -> None:
+    bound = 2 * facts["largest"] + SLACK[kind]
     assert bound < facts["model"], "a copy of the weights must not fit into the bound"
     assert facts["growth"] <= bound, facts
 
@@ -42,7 +43,7 @@ def test_a_compile_takes_two_of_the_largest_tensor_beside_the_model(tmp_path: Pa
     facts = measured(tmp_path, "turned", source, 16, 700, str(tmp_path / "work"))
     assert [each["quant"] for each in facts] == ["nf4", None]
     for each in facts:
-        check(each)
+        check("turned", each)
 
 
 @pytest.mark.slow
@@ -53,5 +54,5 @@ def test_the_bound_holds_for_three_hundred_megabytes(tmp_path: Path, kind: str, 
     """With or without a working folder; a second copy of the packed weights alone (42 MB) breaks the bound, too."""
     facts = measured(tmp_path, kind, source, 32, 1536, str(tmp_path / "work") if workdir else "")
     for each in facts:
-        check(each)
-        assert 2 * each["largest"] + SLACK < each["packed"]
+        check(kind, each)
+        assert 2 * each["largest"] + SLACK[kind] < each["packed"]
