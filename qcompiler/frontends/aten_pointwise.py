@@ -559,7 +559,7 @@ def _register() -> None:
     for name, combine in _BINARY.items():
         packet = getattr(aten, name)
         forms = [o for o in OVERLOADS if o in packet.overloads()]
-        found = [getattr(packet, o) for o in names if o != "default" or "Tensor" not in names]  # else of two numbers
+        found = [getattr(packet, o) for o in forms if o != "default" or "Tensor" not in forms]  # else of two numbers
         lowers(*(op for op in found if op not in BUILDERS))(
             _binary_builder(combine, 1 if name in ("mul", "floor_divide") else None)
         )
