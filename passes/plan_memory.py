@@ -89,7 +89,7 @@ def _constant_offsets(schedule: Schedule, context: QCContext) -> dict[str, int]:
     for tensor in context.weights:
         if tensor.key in used:
             offsets[tensor.key] = end = _aligned(end, LONG_LIVED_ALIGNMENT)
-            end += tensor.nbytes
+            end += max(tensor.nbytes, 1)  # a weight is known by its offset, also one without elements
     missing = sorted(used - offsets.keys())
     if missing:
         raise PassError(f"a buffer holds the weight '{missing[0]}', which the weight store does not have", stage=STAGE)

@@ -223,6 +223,8 @@ def _cat(s: Scope, node: fx.Node, a: Args) -> Result:
     rank, dtype = len(s.shape(node)), s.dtype(node)
     given = [t for t in a["tensors"] if s.shape(t) != (0,) or rank == 1]  # torch skips empty 1-D tensors
     values = [s.cast(s.value(t), dtype) for t in given if 0 not in s.shape(t)]
+    if not values:  # nothing joined with nothing
+        return s.full(0, s.shape(node), dtype)
     return build.concat(s.builder, values, a["dim"] % rank)
 
 
