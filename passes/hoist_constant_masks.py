@@ -96,7 +96,7 @@ def table_bytes(built: Built) -> int:
 def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iterator[Operation]:
     """Ops that compute something input-independent which another op, or the caller, reads as a tensor."""
     for op in function.body.block.ops:
-        if op not in independent or isinstance(op, (*FREE, *VIEWS)) or _is_scalar(op):
+        if op not in independent or isinstance(op, (*FREE, *VIEWS)) or _is_scalar(op) or _is_empty(op):
             continue
         if any(_reads_table(op, reader, independent) for reader in _readers(op)):
             yield op
@@ -104,6 +104,11 @@ def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iter
 
 def _is_scalar(op: Operation) -> bool:
     return op.name.startswith("arith.") or not op.results or not hasattr(op.results[0].type, "get_shape")
+
+
+def _is_empty(op: Operation) -> bool:
+    """Without elements there is nothing to compute, here or there."""
+    return any(0 in shape_of(result.type) for result in op.results)
 
 
 def _readers(op: Operation) -> Iterator[Operation]:
