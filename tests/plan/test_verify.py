@@ -91,7 +91,8 @@ def test_nothing_unsound_is_accepted_for_partial_views(maker, drawn, gap):
     steps: list[Step] = [maker.launch("s0", x="r", a="w"), maker.launch("s0", x="r", b="w")]
     kernels = []
     steps += [Record(stream="s0", event="e0"), Wait(stream="s1", event="e0")]
-    for number, (stream, is_write, buffer, (offset, count, step)) in enumerate(drawn):
+    for number, (stream, is_write, buffer, (offset, count, stride)) in enumerate(drawn):
+        step = 1 if is_write else stride  # written bytes are judged by hulls (see hazards), holes and all
         if offset + (count - 1) * step >= 16:
             continue
         view = maker.view(buffer, offset, count, step)
