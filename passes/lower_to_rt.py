@@ -242,8 +242,10 @@ class EntryLowering:
             if not self._arena_of(kept).startswith("output."):
                 why = f"{reader.name} at '{path_of(reader)}' reads its value of before '{path_of(op)}' afterwards"
                 self._count_copy(old, why)
-        for operand in op.operands:
-            if operand is not base and self._lies_in(operand, view.buffer):
+        others = list(op.operands)
+        others.remove(base)  # once: cache.index_copy(0, at, cache) also reads what it writes
+        for operand in others:
+            if self._lies_in(operand, view.buffer):
                 self._count_copy(self.placer.view(operand), f"'{path_of(op)}' reads and writes it at once")
                 self.placer.move(operand, self.contiguous_copy(self.placer.view(operand), op))
         self.placer.define(result, view)
