@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_example_plans_builds_and_runs_within_its_bound() -> None:
     done = subprocess.run(
         [sys.executable, "-P", str(ROOT / "examples" / "large_model.py"), "demo"],
