@@ -166,7 +166,8 @@ class Scope:
             elements = []
             for position, x in enumerate(inputs):
                 if not isinstance(x, SSAValue):
-                    rounded = x if common is None or position == exact else round_number(x, common)
+                    kept = common is None or (position == exact and common != "ui8")
+                    rounded = x if kept or common is None else round_number(x, common)
                     elements.append(math.const(rounded))
                     continue
                 element = next(given)
