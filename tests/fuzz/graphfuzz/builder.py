@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from graphfuzz import draws
-from graphfuzz.graphs import FLOATS, Graph, Leaf, Statement, Type
+from graphfuzz.graphs import FLOATS, Graph, Leaf, Statement, Type, symbols_in
 from graphfuzz.shadow import Meaningless, Trial
 from graphfuzz.sizes import RANGES, Shape, Size, broadcast, product, text_of
 
@@ -156,6 +156,9 @@ class Builder:
                 raise Impossible
             if not all(size.is_traceable for size in each):
                 raise Impossible
+        told = {str(size) for leaf in self.leaves if leaf.is_input for size in leaf.type.shape}
+        if not symbols_in([text]) <= told:
+            raise Impossible  # no input tells the size
         types = tuple(Type(d, s) for d, s in zip(dtypes, shapes, strict=True))
         named = tuple(dict.fromkeys(operands))
         wide = all(t.dtype in ("float32", "float64") or not t.is_float for t in types)
