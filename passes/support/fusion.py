@@ -9,6 +9,7 @@ from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.ir import qc
+from qcompiler.ir.arith_rem import RemFOp
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.loops import Index
 
@@ -16,7 +17,7 @@ MAX_INPUTS = 24  # pointers of one kernel: more would spill the addresses of an 
 MAX_BODY = 512  # scalar ops of one body: beyond this, host compilers stop keeping values in registers anyway
 
 _CHEAP_MATH = (math.AbsFOp,)
-_DEAR_ARITH = (arith.DivfOp, arith.DivSIOp, arith.DivUIOp, arith.RemSIOp, arith.RemUIOp, arith.FloorDivSIOp)
+_DEAR_ARITH = (arith.DivfOp, arith.DivSIOp, arith.DivUIOp, arith.RemSIOp, arith.RemUIOp, arith.FloorDivSIOp, RemFOp)
 
 
 Fits = Callable[[ops.GenericOp, ops.GenericOp, Index], bool]

@@ -250,11 +250,26 @@ def _parametric_builder(body: Callable[..., V], names: tuple[str, ...]) -> Build
 def _floor_div(m: S, x: V, y: V) -> V:
     """floor(x / y) as Python's //: towards minus infinity, and of the exact quotient."""
     if m.floating:
-        remainder = _modulo(m, x, y)
-        return m.call("roundeven", m.div(m.sub(x, remainder), y))
+        return _floor_div_of_floats(m, x, y)
     quotient, remainder = m.div(x, y), m.rem(x, y)
     wrong = m.bitwise("and", _nonzero(m, remainder), _signs_differ(m, remainder, y))
     return m.select(wrong, m.sub(quotient, m.const(1)), quotient)
+
+
+def _floor_div_of_floats(m: S, x: V, y: V) -> V:
+    """As CPython and torch define it: x less its remainder divides nearly evenly, so the nearest integer is meant.
+
+    A quotient of 0 has the sign of x / y, and a division by 0 is that of IEEE 754.
+    """
+    plain, remainder = m.div(x, y), m.rem(x, y)
+    even = m.div(m.sub(x, remainder), y)
+    wrong = m.bitwise("and", _nonzero(m, remainder), _signs_differ(m, remainder, y))
+    even = m.select(wrong, m.sub(even, m.const(1)), even)
+    below = m.call("floor", even)
+    nearest = m.select(m.compare("gt", m.sub(even, below), m.const(0.5)), m.add(below, m.const(1)), below)
+    zero = m.const(0)
+    whole = m.select(m.compare("eq", even, zero), m.call("copysign", zero, plain), nearest)
+    return m.select(m.compare("eq", y, zero), plain, whole)
 
 
 def _modulo(m: S, x: V, y: V) -> V:

@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import IndexType, IntegerType
 from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 
+from qcompiler.ir.arith_rem import RemFOp
 from qcompiler.ir.build import scalar
 from qcompiler.ir.types import ELEMENT_TYPES, dtype_of
 from qcompiler.plan.kernel import DType
@@ -69,13 +70,8 @@ class Scalars:
         return self._pick(a, b, arith.DivfOp, arith.DivSIOp)
 
     def rem(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        """C's remainder: the sign of `a`. Floats: `a - b * trunc(a / b)` in f64, exact for f32 quotients < 2^29."""
-        if not self.floating:
-            return self.insert(arith.RemSIOp(a, b))
-        wide = Scalars(self.builder, "f64")
-        x, y = cast(self.builder, a, "f64"), cast(self.builder, b, "f64")
-        whole = wide.call("trunc", wide.div(x, y))
-        return cast(self.builder, wide.sub(x, wide.mul(whole, y)), self.dtype)
+        """C's remainder: the sign of `a`; of floats to the bit, and `a` itself where `b` is infinite."""
+        return self._pick(a, b, RemFOp, arith.RemSIOp)
 
     def maximum(self, a: SSAValue, b: SSAValue) -> SSAValue:
         """NaN propagates."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
-from xdsl.dialects.arith import Arith
 from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.func import Func
 from xdsl.dialects.linalg import Linalg
@@ -15,6 +14,7 @@ from xdsl.dialects.tensor import Tensor
 from xdsl.ir import Dialect
 
 from qcompiler.errors import QCompilerError
+from qcompiler.ir.arith_rem import ARITH
 from qcompiler.ir.qc import QC
 from qcompiler.plan.weights import WeightStore
 
@@ -103,7 +103,7 @@ class QCContext(Context):
             devices=devices,
             device_map=dict(device_map or {}),
         )
-        for dialect in (Builtin, Func, Arith, Math, Linalg, Tensor, QC):
+        for dialect in (Builtin, Func, ARITH, Math, Linalg, Tensor, QC):
             ctx.load_dialect(dialect)
         ctx.register_dialect("rt", _rt)
         ctx.register_dialect("test", _test)  # what filecheck files take their operands from

@@ -19,6 +19,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.errors import InterpreterError
 from qcompiler.ir import build, types
+from qcompiler.ir.arith_rem import RemFOp
 from qcompiler.ir.interpreter import evaluate_op, run
 from qcompiler.ir.types import ELEMENT_TYPES
 from qcompiler.plan.weights import WeightStore
@@ -209,6 +210,14 @@ def test_unary_functions_are_within_an_ulp_of_torch_in_f64(op_class: Any, dtype:
 def test_truncf_rounds_to_nearest_even() -> None:
     got = scalar_value(arith.TruncFOp, "f32", [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20], result="bf16")
     assert got.astype(np.float32).tolist() == [1.0, 1 + 4 * 2**-8, 1 + 2**-7]
+
+
+def test_the_remainder_of_floats_is_exact() -> None:
+    inf = float("inf")
+    a, b = [7.5, -7.5, 1.0, -1.0, 3e38, inf], [2.0, 2.0, inf, -inf, 0.5 + 2**-24, 2.0]
+    got = scalar_value(RemFOp, "f32", a, b)
+    exact = np.fmod(np.float64(np.float32(3e38)), np.float64(0.5 + 2**-24)).astype(np.float32)
+    assert np.array_equal(got, np.array([1.5, -1.5, 1.0, -1.0, exact, np.nan], np.float32), equal_nan=True)
 
 
 def test_signed_and_unsigned_integers() -> None:
