@@ -168,7 +168,7 @@ def split_equation(declaration: Declaration) -> Decoding:
 
     class Split(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> ast.AST:
-            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - {"table"}
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - set(declaration.table_arrays)
             if isinstance(node, ast.expr) and names == {codes}:
                 parts.append(node)
                 return ast.Name("code")
@@ -183,7 +183,7 @@ def split_equation(declaration: Declaration) -> Decoding:
 def code_values(declaration: Declaration) -> Float32:
     """What each code stands for before scale and zero point: float32, one entry per code, as its unsigned bits."""
     codes = np.arange(1 << declaration.codes.bits, dtype=np.uint8).view(declaration.codes.dtype)
-    values = split_equation(declaration).of_code.evaluate({declaration.codes.name: codes}, declaration.table_array)
+    values = split_equation(declaration).of_code.evaluate({declaration.codes.name: codes}, declaration.table_arrays)
     return np.asarray(values, np.float32)
 
 

@@ -1,38 +1,38 @@
-"""What a storage format declares, and everything that follows from the declaration.
+"""Everything that follows from a declaration: sections, byte counts, bits per weight, the decoder, the encoding loop.
 
-A format is a page of data (`Declaration`): how elements are grouped into blocks, which fields a block stores with how
-many bits, and the equation that turns them into values.  Sections, byte counts, bits per weight and the decoder are
-derived here, once, for every format; only encoders are code of their own.  **The decoder is the definition** of a
-format's meaning: kernels are compared with it.
+A format is a page of data (declaration.py): how elements are grouped into blocks, which fields a block stores with how
+many bits, and the equation that turns them into values.  What can be derived is derived here, once, for every format;
+only encoders are code of their own.  **The decoder is the definition** of a format's meaning: kernels are compared with
+it.
 
 Canonical bytes are the sections in declared order, each starting at a multiple of its item size (gap bytes are zero).
 """
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from qcompiler.errors import FormatError, FormatShapeError, FormatValueError, UnknownFormatError
-from qcompiler.formats.equation import Entries, Equation, Float32
+from qcompiler.formats.declaration import Bytes, Declaration, Field, Kind, Numerics, Section, place_sections
+from qcompiler.formats.equation import Entries, Float32
 
-Bytes = npt.NDArray[np.uint8]
+__all__ = [
+    "Bytes", "Declaration", "Encoding", "Field", "Format", "Kind", "Numerics", "PackedTensor", "ParamValue",
+    "Parameter", "Section", "Weights", "float32_tiles", "place_sections", "refuse_nonfinite",
+]  # fmt: skip
+
 Weights = npt.NDArray[Any]  # float32, float16, float64 or ml_dtypes.bfloat16
 ParamValue = int | bool | str
-Kind = Literal["uint", "int", "f16", "f32"]
 
-_DTYPES: dict[tuple[Kind, int], np.dtype[Any]] = {
-    ("uint", 8): np.dtype("u1"), ("int", 8): np.dtype("i1"), ("f16", 16): np.dtype("<f2"), ("f32", 32): np.dtype("<f4"),
-}  # fmt: skip
 _WEIGHT_DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
 
 THREAD_SHARE = 1 << 21
@@ -40,150 +40,6 @@ THREAD_SHARE = 1 << 21
 
 TILE = 1 << 16
 """Elements that an encoder or decoder handles at a time: 256 KiB of fp32, so that a tile stays in a core's L2 cache."""
-
-
-# --- the declaration -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Field:
-    """One bit field of a block: entries of `bits` bits, each shared by `covers` consecutive elements.
-
-    `covers=1` are the codes; a larger `covers` is a level in the hierarchy of scales ("row": one entry per row).
-    `order` says which end of a byte holds the entry with the lower index, for entries of less than 8 bits.  `offset` is
-    the field's byte offset inside a block's record when a format interleaves its fields (GGUF's blocks); None gives
-    the field a section of its own.
-    """
-
-    name: str
-    kind: Kind
-    bits: int
-    covers: int | Literal["row"] = 1
-    order: Literal["low_first", "high_first"] = "low_first"
-    offset: int | None = None
-
-    def __post_init__(self) -> None:
-        if (self.kind, self.bits) not in _DTYPES and not (self.kind == "uint" and self.bits in (1, 2, 4)):
-            raise ValueError(f"field {self.name!r}: no {self.bits}-bit {self.kind} entries")
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of stored items: uint8 for entries packed into bytes."""
-        return _DTYPES.get((self.kind, self.bits), np.dtype("u1"))
-
-    def unpack(self, raw: Bytes) -> Entries:
-        """Entries (1-D) from packed bytes (1-D); the last byte's unused entries are included."""
-        if self.bits >= 8:
-            return raw.view(self.dtype)
-        per_byte = 8 // self.bits
-        entries = np.empty((raw.size, per_byte), np.uint8)
-        for i in range(per_byte):
-            place = i if self.order == "low_first" else per_byte - 1 - i
-            np.right_shift(raw, place * self.bits, out=entries[:, i])
-        entries &= (1 << self.bits) - 1
-        return entries.reshape(-1)
-
-
-@dataclass(frozen=True)
-class Numerics:
-    """The choices in which systems that "support the same format" differ, a sentence each, for docs/formats.md."""
-
-    ties: str
-    zero_block: str
-    scale_clamp: str
-    zero_point: str
-    reciprocal: str
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """A format as data.
-
-    `blocking` is "flat" when blocks run over the row-major stream of elements across rows, "row" when every row is cut
-    into whole blocks.  `tail` says what happens to a remainder: "short" stores a last block with fewer elements,
-    "refuse" makes the shape an error.  `pad_code` fills the unused entries of the last byte of codes.
-    `decode` gives the value of an element from its fields.
-    """
-
-    summary: str
-    block: int | Literal["row"]
-    blocking: Literal["flat", "row"]
-    tail: Literal["short", "refuse"]
-    fields: tuple[Field, ...]
-    decode: Equation
-    numerics: Numerics
-    reference: str
-    table: tuple[float, ...] | None = None
-    pad_code: int = 0
-
-    def __post_init__(self) -> None:
-        if sum(f.covers == 1 for f in self.fields) != 1:
-            raise ValueError("a format has exactly one field of codes")
-        if self.decode.fields != {f.name for f in self.fields} or self.decode.uses_table != (self.table is not None):
-            raise ValueError(f"the decode equation '{self.decode.text}' does not read exactly what the format declares")
-        if len({f.offset is None for f in self.fields}) != 1:
-            raise ValueError("either every field has an offset in the block's record, or none has")
-        for f in self.fields:
-            self._check_field(f)
-
-    def _check_field(self, f: Field) -> None:
-        if self.block == "row":
-            if f.bits < 8 or f.covers not in (1, "row") or f.offset is not None:
-                raise ValueError(f"field {f.name!r}: with one block per row, entries are whole bytes, one or K per row")
-        elif f.covers == "row" or self.block % f.covers or (self.block // f.covers * f.bits) % 8:
-            raise ValueError(f"field {f.name!r}: its entries do not fill whole bytes in a block of {self.block}")
-
-    @property
-    def codes(self) -> Field:
-        """The field with one entry per element."""
-        return next(f for f in self.fields if f.covers == 1)
-
-    @property
-    def interleaved(self) -> bool:
-        """True when fields alternate inside a record per block instead of having sections of their own."""
-        return self.fields[0].offset is not None
-
-    @functools.cached_property
-    def table_array(self) -> Float32 | None:
-        return None if self.table is None else np.array(self.table, np.float32)
-
-    def block_size(self, cols: int) -> int:
-        """Elements per block, for rows of `cols` elements."""
-        return cols if self.block == "row" else self.block
-
-    def entries_per_block(self, f: Field, cols: int) -> int:
-        block = self.block_size(cols)
-        return 1 if f.covers == "row" else block // f.covers
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of one block's record, for an interleaved format."""
-        ends = (f.offset + self.entries_per_block(f, 0) * f.bits // 8 for f in self.fields if f.offset is not None)
-        return max(ends)
-
-
-@dataclass(frozen=True)
-class Section:
-    """A typed range of a packed tensor's bytes. `shape` is in items of `dtype`; `offset` and `nbytes` are bytes."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-def place_sections(parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]], alignment: int) -> tuple[Section, ...]:
-    """Sections one after another, each at a multiple of the larger of `alignment` and its item size (bytes)."""
-    sections: list[Section] = []
-    end = 0
-    for name, dtype, shape in parts:
-        step = max(alignment, dtype.itemsize)
-        offset = -(-end // step) * step
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        sections.append(Section(name, dtype, shape, offset, nbytes))
-        end = offset + nbytes
-    return tuple(sections)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -229,6 +85,21 @@ class Parameter:
     meaning: str
 
 
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """A matrix that is being encoded: what every tile needs to know.
+
+    `weights` is the C-contiguous matrix (rows, cols), `packed` receives the bytes.  `importance` are fp32 weights
+    (cols,) of the squared error of each column, or None.  `notes` is for what a format finds out in `_begin` and needs
+    in `_encode_tile` or `_end`.
+    """
+
+    weights: Weights
+    packed: PackedTensor
+    importance: Float32 | None = None
+    notes: dict[str, Any] = dataclass_field(default_factory=dict)
+
+
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +110,8 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
-    parameters: ClassVar[tuple[Parameter, ...]]
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    takes_importance: ClassVar[bool] = False
 
     def __init__(self, **params: ParamValue) -> None:
         """Takes any of `parameters`; the rest get their defaults. UnknownFormatError for a name or value not listed."""
@@ -260,13 +132,20 @@ class Format(ABC):
     def declare(self) -> Declaration:
         """The format's page of data, for `self.params`."""
 
-    @abstractmethod
-    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Float32) -> None:
-        """Encodes the elements [start, start + tile.size) of the flattened matrix into their place in `packed`.
+    def _begin(self, job: Encoding) -> None:  # noqa: B027 - most formats have nothing to do here
+        """Before the first tile: what must be known of the whole matrix."""
 
-        `tile` holds their fp32 values.  A tile begins with a block; only the matrix's last one may end inside of one.
-        Tiles are encoded in any order and at the same time; `weights`, the C-contiguous matrix, is for messages.
+    @abstractmethod
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        """Encodes the elements [start, start + tile.size) of the flattened matrix into their place in `job.packed`.
+
+        `tile` holds their fp32 values.  A tile begins with a block (with whole blocks of rows, where an entry serves
+        several rows); only the matrix's last one may end inside of one.  Tiles are encoded in any order and at the same
+        time.
         """
+
+    def _end(self, job: Encoding) -> None:  # noqa: B027 - most formats have nothing to do here
+        """After the last tile: what depends on all of them."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and (self.name, self.params) == (other.name, other.params)
@@ -300,13 +179,18 @@ class Format(ABC):
             return place_sections([("blocks", np.dtype("u1"), (*shape, d.record_bytes))], 1)
         parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
         for f in d.fields:
-            if d.blocking == "row":
-                per_row = (cols // block) * d.entries_per_block(f, cols)
-                parts.append((f.name, f.dtype, (rows, -(-per_row * f.bits // 8) // f.dtype.itemsize)))
-            else:
-                entries = -(-elements // (block // d.entries_per_block(f, cols)))
-                parts.append((f.name, f.dtype, (-(-entries * f.bits // 8) // f.dtype.itemsize,)))
+            shape = (1,) if f.covers == "tensor" else self._shape_of(f, rows, cols)
+            parts.append((f.name, f.dtype, (*shape[:-1], f.nbytes(shape[-1]) // f.dtype.itemsize)))
         return place_sections(parts, 1)
+
+    def _shape_of(self, f: Field, rows: int, cols: int) -> tuple[int, ...]:
+        """Entries of a field: (per row of them, …) where rows are cut into blocks, else one after another."""
+        if f.covers == "row":
+            return (-(-rows // f.rows), 1)
+        covers = int(f.covers)
+        if self.declaration.blocking == "flat":
+            return (-(-rows * cols // covers),)
+        return (-(-rows // f.rows), -(-cols // covers))
 
     def nbytes(self, rows: int, cols: int) -> int:
         """Bytes of a tensor of (rows, cols), all sections and gaps included."""
@@ -319,12 +203,20 @@ class Format(ABC):
 
     # --- encode and decode ---
 
-    def encode(self, weights: Weights, *, out: Bytes | None = None, threads: int = 1) -> PackedTensor:
+    def encode(
+        self,
+        weights: Weights,
+        *,
+        out: Bytes | None = None,
+        threads: int = 1,
+        importance: npt.ArrayLike | None = None,
+    ) -> PackedTensor:
         """Quantises a matrix (rows, cols) of float32, float16, bfloat16 or float64 (rounded to float32 first).
 
         `out` are zeroed bytes to write into (uint8, `nbytes(rows, cols)` of them), of a mapped file for instance.
         Beside the result this takes a few tiles of memory per thread, and a copy of weights that are not C-contiguous.
-        The bytes do not depend on `threads`.
+        The bytes do not depend on `threads`.  `importance` (cols,) weighs the squared error of each column in formats
+        that search for their scales (`takes_importance`); the mean square of a layer's inputs is the usual choice.
 
         FormatShapeError for a shape that does not fit, FormatValueError for another dtype, for NaN and infinity, and
         for a scale that its storage cannot hold; the message names the row and the column.
@@ -337,25 +229,46 @@ class Format(ABC):
             raise FormatValueError(f"{self} encodes weights of {names}; got {weights.dtype}")
         rows, cols = weights.shape
         packed = self.allocate(rows, cols) if out is None else PackedTensor(self, rows, cols, out)
-        weights = np.ascontiguousarray(weights)
-        flat, block = weights.reshape(-1), self.declaration.block_size(cols)
+        job = Encoding(np.ascontiguousarray(weights), packed, self._checked_importance(importance, cols))
+        self._begin(job)
+        self._encode_tiles(job, threads)
+        self._end(job)
+        return packed
+
+    def _checked_importance(self, importance: npt.ArrayLike | None, cols: int) -> Float32 | None:
+        if importance is None:
+            return None
+        if not self.takes_importance:
+            raise FormatError(f"{self} does not search for its scales, so that an importance of columns means nothing")
+        found = np.asarray(importance, np.float32)
+        if found.shape != (cols,) or not np.isfinite(found).all() or (found < 0).any():
+            raise FormatValueError(f"the importance of {cols} columns is {cols} finite numbers >= 0; got {found.shape}")
+        return found
+
+    def tile_multiple(self, cols: int) -> int:
+        """Elements of which a tile holds a multiple: a block, or the rows that share an entry."""
+        d = self.declaration
+        rows = max(f.rows for f in d.fields)
+        return d.block_size(cols) if rows == 1 else rows * cols
+
+    def _encode_tiles(self, job: Encoding, threads: int) -> None:
+        flat, multiple = job.weights.reshape(-1), self.tile_multiple(job.packed.cols)
         count = min(threads, -(-flat.size // THREAD_SHARE))
         if count < 2:
-            self._encode_range(weights, packed, flat, 0, flat.size)
-            return packed
-        share = -(-flat.size // (count * block)) * block
+            self._encode_range(job, flat, 0, flat.size)
+            return
+        share = -(-flat.size // (count * multiple)) * multiple
         with ThreadPoolExecutor(count) as pool:  # NumPy lets go of the interpreter lock in its loops
             work = [
-                pool.submit(self._encode_range, weights, packed, flat, first, min(first + share, flat.size))
+                pool.submit(self._encode_range, job, flat, first, min(first + share, flat.size))
                 for first in range(0, flat.size, share)
             ]
         for each in work:
             each.result()  # of several errors the one that is met first in the matrix
-        return packed
 
-    def _encode_range(self, weights: Weights, packed: PackedTensor, flat: Weights, first: int, end: int) -> None:
-        for start, tile in float32_tiles(flat[first:end], self.declaration.block_size(packed.cols)):
-            self._encode_tile(weights, packed, first + start, tile)
+    def _encode_range(self, job: Encoding, flat: Weights, first: int, end: int) -> None:
+        for start, tile in float32_tiles(flat[first:end], self.tile_multiple(job.packed.cols)):
+            self._encode_tile(job, first + start, tile)
 
     def allocate(self, rows: int, cols: int) -> PackedTensor:
         """A tensor of zero bytes, to be filled section by section."""
@@ -365,36 +278,87 @@ class Format(ABC):
         """The values, float32 (rows, cols), by the declared equation. This is the definition of the format."""
         if packed.format != self:
             raise FormatError(f"{self} cannot decode a tensor of format {packed.format}")
-        d = self.declaration
-        elements, block = packed.rows * packed.cols, d.block_size(packed.cols)
-        blocks = -(-elements // block)
-        step = 8 * -(-TILE // (8 * block))  # a multiple of 8 blocks starts at a whole byte in every field
-        out = np.empty(elements, np.float32)
-        for first in range(0, blocks, step):
-            stop = min(first + step, blocks)
-            entries = {f.name: self._entries(packed, f, first, stop) for f in d.fields}
-            values = d.decode.evaluate(entries, d.table_array).reshape(-1)
-            end = min(stop * block, elements)
-            out[first * block : end] = values[: end - first * block]
-        return out.reshape(packed.rows, packed.cols)
+        d, rows, cols = self.declaration, packed.rows, packed.cols
+        out = np.empty(rows * cols, np.float32)
+        if d.blocking == "row":  # whole rows at a time
+            step = max(1, TILE // cols)
+            step = -(-step // 8) * 8 if rows > step else step
+            for first in range(0, rows, step):
+                stop = min(first + step, rows)
+                entries = {f.name: self._row_entries(packed, f, first, stop) for f in d.fields}
+                out[first * cols : stop * cols] = d.decode.evaluate(entries, d.table_arrays).reshape(-1)
+            return out.reshape(rows, cols)
+        step = 8 * -(-TILE // 8)  # a multiple of 8 elements starts at a whole byte in every field
+        for first in range(0, rows * cols, step):
+            stop = min(first + step, rows * cols)
+            entries = {f.name: self._flat_entries(packed, f, first, stop) for f in d.fields}
+            out[first:stop] = d.decode.evaluate(entries, d.table_arrays)
+        return out.reshape(rows, cols)
 
-    def _entries(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
-        """Entries of blocks [first, stop), shaped (blocks, block) or (blocks, 1); a short last block is zero-filled."""
-        d = self.declaration
-        per_block = d.entries_per_block(f, packed.cols)
-        count = (stop - first) * per_block
+    def entries(self, packed: PackedTensor, name: str) -> Entries:
+        """All stored entries of a field, (rows of them, per row) or (n,): codes as integers, scales in their dtype."""
+        f = next((f for f in self.declaration.fields if f.name == name), None)
+        if f is None:
+            raise FormatError(
+                f"{self} has no field {name!r}; it has {', '.join(f.name for f in self.declaration.fields)}"
+            )
+        if f.covers == "tensor":
+            return packed.section(name)
+        shape = self._shape_of(f, packed.rows, packed.cols)
+        if len(shape) == 1:
+            return f.unpack(packed.section(name).reshape(-1).view(np.uint8))[: shape[0]]
+        return self._stored_rows(packed, f, 0, shape[0])
+
+    def _flat_entries(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
+        """The entry of each of the elements [first, stop), or one for all."""
+        if f.covers == "tensor":
+            return packed.section(f.name)
+        covers = int(f.covers)
+        low, high = first // covers, -(-stop // covers)
+        stored = packed.section(f.name).reshape(-1).view(np.uint8)
+        begin = low * f.bits // 8  # `first` is a multiple of 8 elements, and wider entries are of whole bytes
+        entries = f.unpack(stored[begin : begin + -(-(high - low) * f.bits // 8)])[: high - low]
+        return entries if covers == 1 else np.repeat(entries, covers)[first - low * covers : stop - low * covers]
+
+    def _row_entries(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
+        """The entries of rows [first, stop), shaped (rows, cols) or so that it broadcasts."""
+        if f.covers == "tensor":
+            return packed.section(f.name).reshape(1, 1)
+        entries = self._stored_rows(packed, f, first // f.rows, -(-stop // f.rows))
+        if f.rows > 1:
+            entries = np.repeat(entries, f.rows, axis=0)[first % f.rows :][: stop - first]
+        if isinstance(f.covers, int) and f.covers > 1:
+            entries = np.repeat(entries, f.covers, axis=1)
+        return entries[:, : packed.cols]
+
+    def _stored_rows(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
+        """Rows [first, stop) of a field's entries, as stored."""
         if f.offset is not None:
-            records = packed.data.reshape(-1, d.record_bytes)[first:stop]
-            raw = np.ascontiguousarray(records[:, f.offset : f.offset + per_block * f.bits // 8]).reshape(-1)
+            records = packed.section("blocks")[first:stop]
+            size = f.nbytes(self.declaration.entries_per_block(f, packed.cols))
+            raw = np.ascontiguousarray(records[:, :, f.offset : f.offset + size])
         else:
-            stored = packed.section(f.name).reshape(-1).view(np.uint8)
-            raw = stored[first * per_block * f.bits // 8 : -(-stop * per_block * f.bits // 8)]
-        entries = f.unpack(raw)[:count]
-        if entries.size < count:
-            entries = np.concatenate([entries, np.zeros(count - entries.size, entries.dtype)])
-        entries = entries.reshape(stop - first, per_block)
-        block = d.block_size(packed.cols)
-        return entries if per_block in (1, block) else np.repeat(entries, block // per_block, axis=1)
+            stored = packed.section(f.name)
+            raw = stored.reshape(-1).view(np.uint8).reshape(len(stored), -1)[first:stop]
+        entries = f.unpack(raw.reshape(-1)).reshape(stop - first, -1)
+        return entries[:, : self._shape_of(f, packed.rows, packed.cols)[-1]]
+
+    def store(self, packed: PackedTensor, first_block: int, entries: Mapping[str, Entries]) -> None:
+        """Writes fields of consecutive blocks, counted row by row: each array is (blocks, entries per block).
+
+        For encoders of formats whose rows are cut into whole blocks.
+        """
+        for f in self.declaration.fields:
+            if f.name not in entries:
+                continue
+            given = entries[f.name]
+            raw = f.pack(np.ascontiguousarray(given).reshape(-1)).reshape(len(given), -1)
+            if f.offset is not None:
+                records = packed.data.reshape(-1, self.declaration.record_bytes)
+                records[first_block : first_block + len(given), f.offset : f.offset + raw.shape[1]] = raw
+            else:
+                stored = packed.section(f.name).reshape(-1).view(np.uint8)
+                stored[first_block * raw.shape[1] : (first_block + len(given)) * raw.shape[1]] = raw.reshape(-1)
 
 
 # --- what encoders share ---------------------------------------------------------------------------------------------

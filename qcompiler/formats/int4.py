@@ -10,12 +10,12 @@ import numpy.typing as npt
 from qcompiler.errors import FormatValueError
 from qcompiler.formats.base import (
     Declaration,
+    Encoding,
     Field,
     Format,
     Numerics,
     PackedTensor,
     Parameter,
-    Weights,
     refuse_nonfinite,
 )
 from qcompiler.formats.equation import Equation, Float32
@@ -81,27 +81,27 @@ class Int4(Format):
             f"{self} needs K to be a multiple of its group, and K = {cols} is not; {way_out}; nf4 and int8 take any K"
         )
 
-    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Float32) -> None:
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         group = int(self.params["group"])
-        codes = packed.section("codes").reshape(-1)
-        scales = packed.section("scales").reshape(-1)
+        codes = job.packed.section("codes").reshape(-1)
+        scales = job.packed.section("scales").reshape(-1)
         groups = tile.reshape(-1, group)
         low, high = groups.min(axis=1), groups.max(axis=1)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            refuse_nonfinite(self, weights, tile, start)
+            refuse_nonfinite(self, job.weights, tile, start)
         first = start // group
         where = slice(first, first + len(groups))
         if self.params["symmetric"]:
             # float64 cannot overflow here, and rounding it to fp16 is the one rounding that matters.
             exact = np.where(-low >= high, low, high).astype(np.float64) / -8
-            scale = self._store_scales(exact, packed, first, scales[where])
+            scale = self._store_scales(exact, job.packed, first, scales[where])
             zero = np.full(len(groups), 8, np.float32)
         else:
             low, high = np.minimum(low, 0), np.maximum(high, 0)
             exact = (high.astype(np.float64) - low) / 15
-            scale = self._store_scales(exact, packed, first, scales[where])
+            scale = self._store_scales(exact, job.packed, first, scales[where])
             zero = np.clip(np.rint(-low / scale), 0, 15)
-            packed.section("zeros").reshape(-1)[where] = zero.astype(np.uint8)
+            job.packed.section("zeros").reshape(-1)[where] = zero.astype(np.uint8)
         quotient = groups / scale[:, None]
         np.rint(quotient, out=quotient)
         quotient += zero[:, None]

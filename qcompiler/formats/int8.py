@@ -8,12 +8,11 @@ import numpy as np
 
 from qcompiler.formats.base import (
     Declaration,
+    Encoding,
     Field,
     Format,
     Numerics,
-    PackedTensor,
     Parameter,
-    Weights,
     refuse_nonfinite,
 )
 from qcompiler.formats.equation import Equation, Float32
@@ -47,13 +46,13 @@ class Int8(Format):
             reference="per-channel symmetric int8 as in torch.ao and ONNX QuantizeLinear, with range ±127",
         )
 
-    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Float32) -> None:
-        cols = packed.cols
-        codes, scales = packed.section("codes"), packed.section("scales")
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        cols = job.packed.cols
+        codes, scales = job.packed.section("codes"), job.packed.section("scales")
         rows = tile.reshape(-1, cols)
         absmax = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # half the traffic of max(abs(rows))
         if not np.isfinite(absmax).all():
-            refuse_nonfinite(self, weights, tile, start)
+            refuse_nonfinite(self, job.weights, tile, start)
         scale = np.minimum(absmax / np.float32(127), LARGEST_SCALE)
         scale[scale == 0] = 1
         quotient = rows / scale[:, None]

@@ -9,12 +9,11 @@ import numpy.typing as npt
 
 from qcompiler.formats.base import (
     Declaration,
+    Encoding,
     Field,
     Format,
     Numerics,
-    PackedTensor,
     Parameter,
-    Weights,
     refuse_nonfinite,
 )
 from qcompiler.formats.equation import Equation, Float32
@@ -69,14 +68,14 @@ class NF4(Format):
             reference="bitsandbytes 0.50, backends/default/ops.py, quantize_4bit on CPU",
         )
 
-    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Float32) -> None:
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         block = int(self.params["block"])
-        codes, absmax = packed.section("codes"), packed.section("absmax")
+        codes, absmax = job.packed.section("codes"), job.packed.section("absmax")
         full = tile.size - tile.size % block
         blocks = tile[:full].reshape(-1, block)
         largest = np.abs(blocks).max(axis=1, initial=0)
         if not np.isfinite(largest).all():
-            refuse_nonfinite(self, weights, tile, start)
+            refuse_nonfinite(self, job.weights, tile, start)
         absmax[start // block : start // block + largest.size] = largest
         inverse = np.float32(1) / np.maximum(largest, SMALLEST_ABSMAX)
         packed_tile = _pack(_nearest(blocks * inverse[:, None]).reshape(-1))
@@ -84,7 +83,7 @@ class NF4(Format):
         if full < tile.size:
             tail = tile[full:]
             if not np.isfinite(tail).all():
-                refuse_nonfinite(self, weights, tail, start + full)
+                refuse_nonfinite(self, job.weights, tail, start + full)
             absmax[-1] = np.maximum(np.abs(tail).max(), SMALLEST_ABSMAX)
             tail_codes = np.full(tail.size + tail.size % 2, ZERO_CODE, np.uint8)
             tail_codes[: tail.size] = _nearest(tail / absmax[-1])

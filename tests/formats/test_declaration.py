@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from qcompiler import formats
 from qcompiler.errors import FormatError, FormatShapeError, FormatValueError, UnknownFormatError
 from qcompiler.formats import Declaration, Field, Format, Numerics, PackedTensor
-from qcompiler.formats.base import Weights
+from qcompiler.formats.base import Encoding
 from qcompiler.formats.doc import markdown, variants
 from qcompiler.formats.equation import Equation
 
@@ -269,7 +269,7 @@ class Interleaved(Format):
             reference="",
         )
 
-    def _encode_tile(self, weights: Weights, packed: PackedTensor, start: int, tile: Any) -> None:
+    def _encode_tile(self, job: Encoding, start: int, tile: Any) -> None:
         raise NotImplementedError
 
 
@@ -291,7 +291,7 @@ def test_an_interleaved_declaration_with_two_levels_of_scales_decodes() -> None:
             assert decoded[b, e] == np.float32(int(code) - 2) * (np.float32(scales[b]) * np.float32(sub))
 
 
-@pytest.mark.parametrize("text", ["codes / scale", "f(codes)", "codes + 0.5", "codes ** 2", "-codes", "codes[1]"])
+@pytest.mark.parametrize("text", ["codes / scale", "f(codes)", "codes + (1, 2)", "codes ** 2", "-codes", "codes[1]"])
 def test_equations_outside_the_grammar_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="outside the grammar"):
         Equation(text)

@@ -23,13 +23,13 @@ workdir.COMMIT_BYTES = 1
 folder, die_in, source = sys.argv[1], sys.argv[2], sys.argv[3]
 calls, encode, pieces = 0, NF4._encode_tile, program_file._pieces
 
-def counted(self, weights, packed, start, tile):
+def counted(self, job, start, tile):
     global calls
     calls += start == 0
     if die_in == str(calls):
-        packed.data[: packed.data.size // 2] = 0xAB
+        job.packed.data[: job.packed.data.size // 2] = 0xAB
         os.kill(os.getpid(), signal.SIGKILL)
-    encode(self, weights, packed, start, tile)
+    encode(self, job, start, tile)
 
 def half_a_file(front, weights):
     yield front

@@ -1,0 +1,222 @@
+"""How entries of odd widths share bytes: declared as pieces of bits, from which packing and unpacking follow.
+
+    planes(2, stride=32, entries=256)       q2_K's codes: byte l of 32 holds elements l, l + 32, l + 64, l + 96
+    stream(3, entries=32)                   a stream of bits, lowest first, that crosses bytes
+    together(planes(4, 16, 32), planes(1, 4, 32))      q5_0's codes: four bits here, the fifth in bytes behind them
+    Pieces(((…),))                          anything else: for each entry where its bits stand, lowest bits first
+
+A packing is a bijection between the entries of a block and the block's bytes, as long as every bit belongs to an
+entry; bits that belong to none are zero.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Piece = tuple[int, int, int]
+"""(byte of the block, lowest bit in it, number of bits)"""
+
+
+class Packing(ABC):
+    """How the entries of one block lie in its `nbytes` bytes."""
+
+    @property
+    @abstractmethod
+    def entries(self) -> int:
+        """Entries of a block."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+
+    @abstractmethod
+    def unpack(self, raw: Bytes) -> Bytes:
+        """Bytes (blocks, nbytes) to entries (blocks, entries)."""
+
+    @abstractmethod
+    def pack(self, entries: Bytes) -> Bytes:
+        """Entries (blocks, entries), each within its width, to bytes (blocks, nbytes)."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A sentence for docs/formats.md."""
+
+
+@dataclass(frozen=True)
+class Pieces(Packing):
+    """Entries whose bits stand in pieces: `pieces[e]` lists those of entry e, lowest bits first."""
+
+    pieces: tuple[tuple[Piece, ...], ...]
+    text: str = ""
+
+    @property
+    def entries(self) -> int:
+        return len(self.pieces)
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        return 1 + max(byte for entry in self.pieces for byte, _, _ in entry)
+
+    @property
+    def bits(self) -> int:
+        """Bits of the widest entry."""
+        return max(sum(width for _, _, width in entry) for entry in self.pieces)
+
+    def unpack(self, raw: Bytes) -> Bytes:
+        out = np.zeros((len(raw), self.entries), np.uint8)
+        for byte, shift, mask, place, which in self._gathers:
+            found = raw[:, byte]
+            found >>= shift
+            found &= mask
+            found <<= place
+            if which is None:
+                out |= found
+            else:
+                out[:, which] |= found
+        return out
+
+    def pack(self, entries: Bytes) -> Bytes:
+        out = np.zeros((len(entries), self.nbytes), np.uint8)
+        for byte, shift, mask, place, which in self._scatters:
+            found = entries[:, which]
+            found >>= place
+            found &= mask
+            found <<= shift
+            out[:, byte] |= found
+        return out
+
+    def describe(self) -> str:
+        return self.text or f"{self.entries} entries in {self.nbytes} bytes, by pieces of bits"
+
+    @functools.cached_property
+    def _rows(self) -> list[tuple[int, int, int, int, int]]:
+        """(entry, byte, shift, mask, place) of each piece; `place` is its lowest bit in the entry."""
+        rows = []
+        for e, entry in enumerate(self.pieces):
+            place = 0
+            for byte, shift, width in entry:
+                rows.append((e, byte, shift, (1 << width) - 1, place))
+                place += width
+        return rows
+
+    @functools.cached_property
+    def _gathers(self) -> list[tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp] | None]]:
+        """Steps of `unpack`, one for the first piece of each entry, one for the second…"""
+        return [_columns(step, self.entries) for step in _in_turns(self._rows, key=0)]
+
+    @functools.cached_property
+    def _scatters(self) -> list[tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp]]]:
+        """Steps of `pack`; in each, every byte occurs at most once."""
+        steps = (np.array(step) for step in _in_turns(self._rows, key=1))
+        return [(s[:, 1], _u8(s[:, 2]), _u8(s[:, 3]), _u8(s[:, 4]), s[:, 0]) for s in steps]
+
+
+def _in_turns(rows: list[tuple[int, int, int, int, int]], key: int) -> list[list[tuple[int, int, int, int, int]]]:
+    """Rows dealt into lists so that no value of column `key` occurs twice in one of them."""
+    seen: dict[int, int] = {}
+    turns: list[list[tuple[int, int, int, int, int]]] = []
+    for row in rows:
+        turn = seen.get(row[key], 0)
+        seen[row[key]] = turn + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(row)
+    return turns
+
+
+def _columns(
+    step: list[tuple[int, int, int, int, int]], count: int
+) -> tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp] | None]:
+    s = np.array(step)
+    every = len(step) == count and np.array_equal(s[:, 0], np.arange(count))
+    return s[:, 1], _u8(s[:, 2]), _u8(s[:, 3]), _u8(s[:, 4]), None if every else s[:, 0]
+
+
+def _u8(values: npt.NDArray[np.int_]) -> Bytes:
+    return values.astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Trits(Packing):
+    """Base-3 digits as in ggml's tq1_0: a byte q is a fraction q / 256, its digit n is ``(q * 3^n mod 256) * 3 >> 8``.
+
+    `runs` are (bytes, digits per byte): in a run of b bytes, digit n of byte l is entry ``n * b + l`` of the run.  A
+    byte is ``ceil(v * 256 / 243)`` of the five-digit number v, the first digit highest and missing digits zero; other
+    bytes, which no encoder writes, unpack to digits too, but are not what packing these gives back.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def entries(self) -> int:
+        return sum(count * digits for count, digits in self.runs)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(count for count, _ in self.runs)
+
+    def unpack(self, raw: Bytes) -> Bytes:
+        parts, first = [], 0
+        for count, digits in self.runs:
+            run = raw[:, first : first + count].astype(np.uint16)
+            parts += [((run * 3**n & 255) * 3 >> 8).astype(np.uint8) for n in range(digits)]
+            first += count
+        return np.concatenate(parts, axis=1)
+
+    def pack(self, entries: Bytes) -> Bytes:
+        parts, first = [], 0
+        for count, digits in self.runs:
+            number = np.zeros((len(entries), count), np.uint16)
+            for n in range(5):
+                number *= 3
+                if n < digits:
+                    number += entries[:, first + n * count : first + (n + 1) * count]
+            parts.append(((number * 256 + 242) // 243).astype(np.uint8))
+            first += count * digits
+        return np.concatenate(parts, axis=1)
+
+    def describe(self) -> str:
+        runs = ", ".join(f"{count} bytes of {digits}" for count, digits in self.runs)
+        return f"base-3 digits: {runs}, first digit highest"
+
+
+@functools.lru_cache
+def planes(bits: int, stride: int, entries: int, *, first: int = 0, text: str = "") -> Pieces:
+    """Entries of `bits` bits (1, 2, 4): in a run of `stride` bytes, byte l holds the run's entries l + stride * place.
+
+    The lowest place stands in the lowest bits.  The bytes begin at `first`, counted from the field's.
+    """
+    places = 8 // bits
+    pieces = []
+    for e in range(entries):
+        run, inside = divmod(e, stride * places)
+        place, byte = divmod(inside, stride)
+        pieces.append(((first + run * stride + byte, place * bits, bits),))
+    return Pieces(tuple(pieces), text or f"{places} per byte, {stride} entries apart, the first in the lowest bits")
+
+
+@functools.lru_cache
+def stream(bits: int, entries: int) -> Pieces:
+    """Entries of `bits` bits one after another, lowest bits first, across bytes."""
+    pieces = []
+    for e in range(entries):
+        entry, at, left = [], e * bits, bits
+        while left:
+            width = min(left, 8 - at % 8)
+            entry.append((at // 8, at % 8, width))
+            at, left = at + width, left - width
+        pieces.append(tuple(entry))
+    return Pieces(tuple(pieces), f"a stream of {bits}-bit entries, lowest bits first")
+
+
+def together(*parts: Pieces, text: str = "") -> Pieces:
+    """The parts' bytes as they are declared; entry e has the bits of the first part lowest, then those of the next."""
+    joined = tuple(sum(entry, ()) for entry in zip(*(p.pieces for p in parts), strict=True))
+    return Pieces(joined, text or "; above them ".join(p.describe() for p in parts))
