@@ -109,7 +109,8 @@ def _packed(spec: KernelSpec, table: Operand) -> str:
         entries[field.name] = identifier(field.name)
     values = f"qk_{spec.name}_values"
     round_to = {"f32": "{}", "bf16": "qc_f32_of_bf16(qc_bf16_of_f32({}))", "f16": "qc_f32_of_f16(qc_f16_of_f32({}))"}
-    lines.append(f"return {round_to[table.dtype].format(declaration.decode.to_c(entries, {"table": values}))};")
+    value = declaration.decode.to_c(entries, {"table": values})
+    lines.append(f"return {round_to[table.dtype].format(value)};")
     comment = f"{fmt} in {layout}: {declaration.decode.text}, rounded to {table.dtype}."
     text = _function(spec, "const uint8_t*", lines, comment)
     if declaration.table is None:
