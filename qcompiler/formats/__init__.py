@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from qcompiler.errors import FormatError, UnknownFormatError
 from qcompiler.formats.base import Declaration, Field, Format, Numerics, PackedTensor, Parameter, ParamValue, Section
-from qcompiler.formats.int4 import Int4
-from qcompiler.formats.int8 import Int8
+from qcompiler.formats.integers import Int2, Int3, Int4, Int8
 from qcompiler.formats.nf4 import NF4
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -36,7 +35,7 @@ __all__ = [
     "names",
 ]
 
-FORMATS: dict[str, type[Format]] = {cls.name: cls for cls in (NF4, Int8, Int4)}
+FORMATS: dict[str, type[Format]] = {cls.name: cls for cls in (NF4, Int8, Int4, Int3, Int2)}
 
 
 def names() -> tuple[str, ...]:

@@ -77,12 +77,17 @@ class PackedTensor:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a format: its default, every value it may take, and what it means."""
+    """A parameter of a format: its default, every value it may take, and what it means.
+
+    `later` marks one that came after programs had been saved: at its default it stands neither in `Format.params` nor
+    in names and files, so that these stay as they were.
+    """
 
     name: str
     default: ParamValue
     choices: tuple[ParamValue, ...]
     meaning: str
+    later: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +130,21 @@ class Format(ABC):
             if (type(value), value) not in [(type(c), c) for c in known[key].choices]:
                 choices = ", ".join(map(repr, known[key].choices))
                 raise UnknownFormatError(f"format '{self.name}': {key}={value!r} is not one of {choices}")
-        self.params: dict[str, ParamValue] = {p.name: params.get(p.name, p.default) for p in self.parameters}
+        self._settings: dict[str, ParamValue] = {p.name: params.get(p.name, p.default) for p in self.parameters}
+        self.params: dict[str, ParamValue] = {
+            name: value
+            for name, value in self._settings.items()
+            if not (known[name].later and value == known[name].default)
+        }
         self.declaration = self.declare()
+
+    def setting(self, name: str) -> ParamValue:
+        """The value of a parameter, also of one that `params` leaves out because it has its default."""
+        return self._settings[name]
 
     @abstractmethod
     def declare(self) -> Declaration:
-        """The format's page of data, for `self.params`."""
+        """The format's page of data, for its settings."""
 
     def _begin(self, job: Encoding) -> None:  # noqa: B027 - most formats have nothing to do here
         """Before the first tile: what must be known of the whole matrix."""
@@ -246,10 +260,11 @@ class Format(ABC):
         return found
 
     def tile_multiple(self, cols: int) -> int:
-        """Elements of which a tile holds a multiple: a block, or the rows that share an entry."""
+        """Elements of which a tile holds a multiple: a block, a row that has one entry, or the rows that share one."""
         d = self.declaration
         rows = max(f.rows for f in d.fields)
-        return d.block_size(cols) if rows == 1 else rows * cols
+        whole_rows = rows > 1 or any(f.covers == "row" for f in d.fields)
+        return rows * cols if whole_rows else d.block_size(cols)
 
     def _encode_tiles(self, job: Encoding, threads: int) -> None:
         flat, multiple = job.weights.reshape(-1), self.tile_multiple(job.packed.cols)
@@ -346,7 +361,7 @@ class Format(ABC):
     def store(self, packed: PackedTensor, first_block: int, entries: Mapping[str, Entries]) -> None:
         """Writes fields of consecutive blocks, counted row by row: each array is (blocks, entries per block).
 
-        For encoders of formats whose rows are cut into whole blocks.
+        For encoders of formats whose rows are cut into whole blocks.  Bits that belong to other fields stay.
         """
         for f in self.declaration.fields:
             if f.name not in entries:
@@ -355,7 +370,8 @@ class Format(ABC):
             raw = f.pack(np.ascontiguousarray(given).reshape(-1)).reshape(len(given), -1)
             if f.offset is not None:
                 records = packed.data.reshape(-1, self.declaration.record_bytes)
-                records[first_block : first_block + len(given), f.offset : f.offset + raw.shape[1]] = raw
+                place = records[first_block : first_block + len(given), f.offset : f.offset + raw.shape[1]]
+                place[:] = raw if f.others is None else place & f.others | raw
             else:
                 stored = packed.section(f.name).reshape(-1).view(np.uint8)
                 stored[first_block * raw.shape[1] : (first_block + len(given)) * raw.shape[1]] = raw.reshape(-1)
