@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qcompiler.formats.equation import Entries, Equation, Float32, Split
-from qcompiler.formats.packing import Packing
+from qcompiler.formats.packing import Packing, Pieces
 
 Bytes = npt.NDArray[np.uint8]
 Kind = Literal["uint", "int", "f16", "bf16", "f32", "e4m3", "e5m2", "e8m0"]
@@ -56,6 +56,15 @@ class Field:
     def dtype(self) -> np.dtype[Any]:
         """The dtype of stored items: uint8 for entries packed into bytes."""
         return np.dtype("u1") if self.packing else _DTYPES.get((self.kind, self.bits), np.dtype("u1"))
+
+    @functools.cached_property
+    def others(self) -> Bytes | None:
+        """Of a block's bytes of this field those bits that are not its own; None where it has them all."""
+        if not isinstance(self.packing, Pieces):
+            return None
+        full = np.array([[(1 << sum(width for _, _, width in entry)) - 1 for entry in self.packing.pieces]], np.uint8)
+        rest = ~self.packing.pack(full)[0]
+        return rest if rest.any() else None
 
     def nbytes(self, entries: int) -> int:
         """Bytes of so many entries; with a packing, of so many of whole blocks."""

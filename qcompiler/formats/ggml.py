@@ -1,0 +1,88 @@
+"""What ggml's block formats (GGUF files) share: their declarations' shape, their limits, their arithmetic.
+
+A row is cut into blocks of 32 elements, or superblocks of 256 that hold 8 or 16 sub-blocks with scales of their own.
+The canonical bytes are ggml's blocks one after another, which are the bytes of a tensor in a GGUF file.
+
+The meaning of ggml's arithmetic here is its C source, every operation rounded to fp32 and sums in the order of their
+loops (`quantize_row_*_ref` and, with an importance, `quantize_*`, of ggml-quants.c as llama-cpp-python 0.3.36 ships it,
+compiled without contraction of ``a*b + c``).  A build with contraction, which is what most people run, rounds some
+products differently, so that among equally good candidates of a search another may win.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.errors import FormatValueError
+from qcompiler.formats.base import Encoding, Format, refuse_nonfinite
+from qcompiler.formats.declaration import Declaration, Field, Numerics
+from qcompiler.formats.equation import Equation, Float32
+
+LARGEST_FP16 = 65504.0
+SOURCE = "ggml-quants.c of llama.cpp (in llama-cpp-python 0.3.36)"
+
+
+class GgmlFormat(Format):
+    """A format of GGUF files: blocks of `block` elements of a row, the bytes of which are ggml's."""
+
+    block: ClassVar[int]
+    ggml_type: ClassVar[int]
+    """The number of the type in GGUF files (enum ggml_type)."""
+
+    def _declare(
+        self, summary: str, fields: tuple[Field, ...], decode: str, numerics: Numerics, reference: str, **more: Any
+    ) -> Declaration:
+        """The declaration, with what all ggml formats have in common."""
+        return Declaration(
+            summary=summary, block=self.block, blocking="row", tail="refuse", fields=fields, decode=Equation(decode),
+            numerics=numerics, reference=reference, **more,
+        )  # fmt: skip
+
+    def _shape_message(self, cols: int) -> str:
+        fitting = "q4_0, q4_1, q5_0, q5_1, q8_0, iq4_nl, mxfp4_ggml, nf4 and int8" if cols % 32 == 0 else "nf4 and int8"
+        return (
+            f"{self} stores rows of whole blocks of {self.block}, and K = {cols} is not a multiple of it; "
+            f"{fitting} take K = {cols}"
+        )
+
+    def _blocks(self, job: Encoding, start: int, tile: Float32) -> Float32:
+        """The tile as (blocks, elements). FormatValueError for an element that is not finite."""
+        if not np.isfinite(tile).all():
+            refuse_nonfinite(self, job.weights, tile, start)
+        return tile.reshape(-1, self.block)
+
+    def _half(self, job: Encoding, start: int, exact: Float32, what: str) -> npt.NDArray[np.float16]:
+        """Block scales (blocks,) rounded to fp16 as (blocks, 1). FormatValueError where one exceeds fp16's range."""
+        with np.errstate(over="ignore"):
+            half = exact.astype(np.float16)
+        if not np.isfinite(half).all():
+            self._refuse_scale(job, start, int(np.flatnonzero(~np.isfinite(half))[0]), exact, what)
+        return half[:, None]
+
+    def _refuse_scale(self, job: Encoding, start: int, block: int, exact: Float32, what: str) -> None:
+        """Raises FormatValueError for the `block`-th block of a tile that begins at element `start`."""
+        row, col = divmod(start + block * self.block, job.packed.cols)
+        raise FormatValueError(
+            f"row {row}, columns {col}…{col + self.block - 1}: the {what} {exact[block]:g} exceeds fp16's largest "
+            f"value {LARGEST_FP16:g}, in which {self} stores it (ggml would store infinity); nf4 and int8 have fp32 "
+            "scales"
+        )
+
+
+def reciprocal(values: Float32) -> Float32:
+    """1 / values, and 0 where a value is 0. Infinite below 2.9e-39, where 1 / value exceeds fp32."""
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / values
+    inverse[values == 0] = 0
+    return inverse
+
+
+def round_away(values: Float32) -> Float32:
+    """C's roundf: to the nearest integer, halves away from zero."""
+    size = np.abs(values)
+    floor = np.floor(size)
+    floor += size - floor >= np.float32(0.5)  # the difference is exact
+    return np.copysign(floor, values)

@@ -1,0 +1,209 @@
+"""ggml's formats with blocks of 32: q4_0, q4_1, q5_0, q5_1, q8_0 and its variant of mxfp4."""
+
+from __future__ import annotations
+
+import itertools
+from typing import ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from qcompiler.formats.base import Encoding
+from qcompiler.formats.declaration import Bytes, Declaration, Field, Numerics
+from qcompiler.formats.equation import Float32
+from qcompiler.formats.ggml import SOURCE, GgmlFormat, reciprocal, round_away
+from qcompiler.formats.packing import Pieces, planes, together
+
+_NIBBLES = planes(4, 16, 32)
+_FIVE = together(
+    planes(4, 16, 32, first=4),
+    Pieces(tuple(((e // 8, e % 8, 1),) for e in range(32)), "bit 4 of element i is bit i of the first four bytes"),
+    text="bits 0…3 in the last 16 bytes, elements i and i + 16 in byte i (low, high); bit 4 of element i is bit i of "
+    "the first four bytes",
+)
+_AGREE = "gguf-py 0.19 gives the same bytes"
+_TINY = (
+    "a block whose 1/d is infinite (|d| < 2.9e-39, stored as 0) takes code 0, as the undefined conversion does on x86"
+)
+
+
+class _Symmetric32(GgmlFormat):
+    """q4_0 and q5_0: the signed extreme of a block becomes the most negative code."""
+
+    block = 32
+    bits: ClassVar[int]
+
+    def declare(self) -> Declaration:
+        half = 1 << self.bits - 1
+        packing = _NIBBLES if self.bits == 4 else _FIVE
+        return self._declare(
+            f"{self.bits}-bit codes with their zero at {half}, one fp16 scale per 32 elements of a row",
+            (Field("d", "f16", 16, covers=32, offset=0), Field("codes", "uint", self.bits, offset=2, packing=packing)),
+            f"(codes - {half}) * d",
+            Numerics(
+                ties=f"halves upwards: code = min({2 * half - 1}, trunc(w · (1/d) + {half}.5)), in fp32",
+                zero_block=f"code {half}, d 0 (stored as -0, for -0 = 0 / -{half}); {_TINY}",
+                scale_clamp="none; a scale that exceeds fp16 is an error",
+                zero_point=f"{half}, fixed; d = (signed extreme) / -{half}, and of two equal extremes the first",
+                reciprocal="multiplies by fp32 1/d, before d is rounded to fp16",
+            ),
+            f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE}",
+        )
+
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        blocks = self._blocks(job, start, tile)
+        half = 1 << self.bits - 1
+        which = np.abs(blocks).argmax(axis=1)
+        d = np.take_along_axis(blocks, which[:, None], axis=1)[:, 0] / np.float32(-half)
+        stored = self._half(job, start, d, "scale")
+        codes = _truncated(blocks, reciprocal(d), np.float32(half + 0.5), 2 * half - 1)
+        self.store(job.packed, start // 32, {"d": stored, "codes": codes})
+
+
+class Q4_0(_Symmetric32):
+    """ggml's q4_0."""
+
+    name, bits, ggml_type = "q4_0", 4, 2
+
+
+class Q5_0(_Symmetric32):
+    """ggml's q5_0."""
+
+    name, bits, ggml_type = "q5_0", 5, 6
+
+
+class _Affine32(GgmlFormat):
+    """q4_1 and q5_1: codes count from the smallest element of the block."""
+
+    block = 32
+    bits: ClassVar[int]
+
+    def declare(self) -> Declaration:
+        largest = (1 << self.bits) - 1
+        packing = _NIBBLES if self.bits == 4 else _FIVE
+        return self._declare(
+            f"{self.bits}-bit codes that count from the block's minimum, fp16 scale and minimum per 32 elements of a row",
+            (
+                Field("d", "f16", 16, covers=32, offset=0),
+                Field("m", "f16", 16, covers=32, offset=2),
+                Field("codes", "uint", self.bits, offset=4, packing=packing),
+            ),
+            "d * codes + m",
+            Numerics(
+                ties=f"halves upwards: code = min({largest}, trunc((w - minimum) · (1/d) + 0.5)), in fp32",
+                zero_block=f"code 0, d 0, m 0; a constant block has d 0 and its value in m; {_TINY}",
+                scale_clamp="none; a scale or a minimum that exceeds fp16 is an error",
+                zero_point="m, the minimum itself: zero is not always representable",
+                reciprocal="multiplies by fp32 1/d, before d and m are rounded to fp16",
+            ),
+            f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE}",
+        )
+
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        blocks = self._blocks(job, start, tile)
+        largest = (1 << self.bits) - 1
+        low = blocks.min(axis=1)
+        with np.errstate(over="ignore"):
+            d = (blocks.max(axis=1) - low) / np.float32(largest)
+        stored = {"d": self._half(job, start, d, "scale"), "m": self._half(job, start, low, "minimum")}
+        codes = _truncated(blocks - low[:, None], reciprocal(d), np.float32(0.5), largest)
+        self.store(job.packed, start // 32, {**stored, "codes": codes})
+
+
+class Q4_1(_Affine32):
+    """ggml's q4_1."""
+
+    name, bits, ggml_type = "q4_1", 4, 3
+
+
+class Q5_1(_Affine32):
+    """ggml's q5_1."""
+
+    name, bits, ggml_type = "q5_1", 5, 7
+
+
+def _truncated(blocks: Float32, inverse: Float32, shift: np.float32, largest: int) -> Bytes:
+    """min(largest, trunc(blocks * inverse + shift)) of values that are not negative; 0 where the inverse is infinite."""
+    scaled = blocks * np.where(np.isinf(inverse), np.float32(0), inverse)[:, None]
+    scaled += shift
+    codes = np.minimum(scaled, np.float32(largest)).astype(np.uint8)
+    codes[np.isinf(inverse)] = 0
+    return codes
+
+
+class Q8_0(GgmlFormat):
+    """ggml's q8_0."""
+
+    name, block, ggml_type = "q8_0", 32, 8
+
+    def declare(self) -> Declaration:
+        return self._declare(
+            "8-bit signed codes, one fp16 scale per 32 elements of a row",
+            (Field("d", "f16", 16, covers=32, offset=0), Field("codes", "int", 8, offset=2)),
+            "codes * d",
+            Numerics(
+                ties="away from zero: code = roundf(w · (1/d))",
+                zero_block=f"code 0, d 0; {_TINY}",
+                scale_clamp="none; a scale that exceeds fp16 is an error",
+                zero_point="none; code -128 is not used; d = absmax / 127",
+                reciprocal="multiplies by fp32 1/d, before d is rounded to fp16",
+            ),
+            f"{SOURCE}, quantize_row_q8_0_ref; {_AGREE}; SIMD versions of it in ggml round halves to even",
+        )
+
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        blocks = self._blocks(job, start, tile)
+        d = np.abs(blocks).max(axis=1) / np.float32(127)
+        stored = self._half(job, start, d, "scale")
+        inverse = reciprocal(d)
+        inverse[np.isinf(inverse)] = 0
+        codes = round_away(blocks * inverse[:, None]).astype(np.int8)
+        self.store(job.packed, start // 32, {"d": stored, "codes": codes})
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_MAGNITUDES = np.array(E2M1, np.float32)
+
+
+class MXFP4Ggml(GgmlFormat):
+    """mxfp4 in the blocks of GGUF files, where it is the type MXFP4; `mxfp4` is the same in safetensors files.
+
+    The scales and the values are those of the OCP standard, but elements i and i + 16 share a byte, and code 8 decodes
+    to +0 instead of -0.  The encoder is ggml's: the scale is 2 ** (floor(log2(absmax)) - 2), so that up to a quarter of
+    the range above 6 scales is cut off, and codes go to the nearest value.
+    """
+
+    name, block, ggml_type = "mxfp4_ggml", 32, 39
+
+    def declare(self) -> Declaration:
+        return self._declare(
+            "4-bit floats (e2m1) with one power of two per 32 elements of a row, in the blocks of GGUF files",
+            (Field("scale", "e8m0", 8, covers=32, offset=0), Field("codes", "uint", 4, offset=1, packing=_NIBBLES)),
+            "scale * table[codes]",
+            Numerics(
+                ties="to the smaller magnitude (the first of the table that is nearest, differences in fp32)",
+                zero_block="codes 0, scale byte 0 (2^-127)",
+                scale_clamp="byte floor(log2f(absmax)) + 125, at least 0 (ggml wraps, so that blocks below 2^-125 become "
+                "zeros of a huge scale; log2f's rounding to fp32 is kept); beyond 6 · scale the largest finite code",
+                zero_point="none; codes 0 and 8 are both +0, and 8 is not written",
+                reciprocal="none: each value times the scale is compared with the weight",
+            ),
+            f"{SOURCE}, quantize_row_mxfp4_ref; {_AGREE}",
+            table=(*E2M1, 0.0, *(-v for v in E2M1[1:])),
+        )
+
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        blocks = self._blocks(job, start, tile)
+        sizes = np.abs(blocks)
+        with np.errstate(divide="ignore"):
+            power = np.floor(np.log2(sizes.max(axis=1), dtype=np.float64).astype(np.float32))
+        exponent = np.maximum(power + np.float32(125), np.float32(0)).astype(np.uint8)  # of 0 the logarithm is -inf
+        scale = np.ldexp(np.float32(1), exponent.astype(np.int32) - 127).astype(np.float32)[:, None]
+        codes = np.zeros(blocks.shape, np.uint8)
+        for low, high in itertools.pairwise(_MAGNITUDES):
+            with np.errstate(over="ignore"):
+                middle = (low + high) / np.float32(2) * scale  # a power of two times a small number: exact
+                middle[np.isinf(high * scale)] = np.inf
+            codes += sizes > middle
+        codes[(blocks < 0) & (codes > 0)] += 8
+        self.store(job.packed, start // 32, {"scale": exponent[:, None].view(ml_dtypes.float8_e8m0fnu), "codes": codes})
