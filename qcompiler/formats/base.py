@@ -27,7 +27,7 @@ from qcompiler.formats.equation import Entries, Float32
 
 __all__ = [
     "Bytes", "Declaration", "Encoding", "Field", "Format", "Kind", "Numerics", "PackedTensor", "ParamValue",
-    "Parameter", "Section", "Weights", "float32_tiles", "place_sections", "refuse_nonfinite",
+    "Parameter", "Section", "Weights", "absmax_of_all", "float32_tiles", "place_sections", "refuse_nonfinite",
 ]  # fmt: skip
 
 Weights = npt.NDArray[Any]  # float32, float16, float64 or ml_dtypes.bfloat16
@@ -80,7 +80,8 @@ class Parameter:
     """A parameter of a format: its default, every value it may take, and what it means.
 
     `later` marks one that came after programs had been saved: at its default it stands neither in `Format.params` nor
-    in names and files, so that these stay as they were.
+    in names and files, so that these stay as they were.  `shown` marks one for whose every value docs/formats.md has a
+    page (and the tests a case), since it changes what is stored; booleans always do.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Parameter:
     choices: tuple[ParamValue, ...]
     meaning: str
     later: bool = False
+    shown: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,6 +391,17 @@ def float32_tiles(elements: Weights, multiple: int) -> Iterator[tuple[int, Float
     for start in range(0, elements.size, step):
         with np.errstate(over="ignore"):
             yield start, elements[start : start + step].astype(np.float32, copy=False)
+
+
+def absmax_of_all(fmt: Format, weights: Weights) -> np.float32:
+    """The largest magnitude of a matrix, as fp32; FormatValueError naming the first element that is not finite."""
+    found = np.float32(0)
+    for start, tile in float32_tiles(weights.reshape(-1), 1):
+        largest = np.maximum(tile.max(), -tile.min())
+        if not np.isfinite(largest):
+            refuse_nonfinite(fmt, weights, tile, start)
+        found = np.maximum(found, largest)
+    return found
 
 
 def refuse_nonfinite(fmt: Format, weights: Weights, tile: Float32, start: int) -> None:

@@ -26,8 +26,8 @@ the row and the column.
 
 
 def variants(cls: type[Format]) -> Iterator[Format]:
-    """One format for each combination of its boolean parameters, everything else at its default."""
-    flags = [p for p in cls.parameters if isinstance(p.default, bool)]
+    """One format for each combination of its boolean and `shown` parameters, everything else at its default."""
+    flags = [p for p in cls.parameters if p.shown or isinstance(p.default, bool)]
     for values in itertools.product(*(p.choices for p in flags)):
         yield cls(**{p.name: v for p, v in zip(flags, values, strict=True)})
 

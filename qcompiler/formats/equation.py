@@ -4,7 +4,7 @@
     (codes - zeros) * scales
     d * scales * codes - dmin * mins
 
-The grammar is names of fields, numbers, ``+ - *``, parentheses, and ``table[field]`` for a declared table.
+The grammar is names of fields, numbers, ``+ - * /``, parentheses, and ``table[field]`` for a declared table.
 Numbers and field values are first converted to fp32 (exact for all fields up to 24 bits), and every operation rounds to
 fp32: the same text printed as C++ gives the same bits, as long as the compiler does not contract ``a*b + c``.
 """
@@ -12,7 +12,7 @@ fp32: the same text printed as C++ gives the same bits, as long as the compiler 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +26,11 @@ Entries = npt.NDArray[Any]  # entries of one field: an unsigned, signed or float
 NO_TABLES: Mapping[str, Float32] = MappingProxyType({})
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
-_C_OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+_C_OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+
+_UFUNCS: dict[type[ast.operator], Callable[[Float32, Float32], Float32]] = {
+    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,7 @@ class Equation:
                 return tables[table].take(entries[name])
             case ast.BinOp(left, op, right):
                 a, b = self._evaluate(left, entries, tables), self._evaluate(right, entries, tables)
-                if isinstance(op, ast.Mult):
-                    return np.multiply(a, b)
-                return np.add(a, b) if isinstance(op, ast.Add) else np.subtract(a, b)
+                return _UFUNCS[type(op)](a, b)
             case _:
                 raise ValueError(f"decode equation {self.text!r}: '{ast.unparse(node)}' is outside the grammar")
 

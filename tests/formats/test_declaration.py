@@ -291,7 +291,7 @@ def test_an_interleaved_declaration_with_two_levels_of_scales_decodes() -> None:
             assert decoded[b, e] == np.float32(int(code) - 2) * (np.float32(scales[b]) * np.float32(sub))
 
 
-@pytest.mark.parametrize("text", ["codes / scale", "f(codes)", "codes + (1, 2)", "codes ** 2", "-codes", "codes[1]"])
+@pytest.mark.parametrize("text", ["codes // scale", "f(codes)", "codes + (1, 2)", "codes ** 2", "-codes", "codes[1]"])
 def test_equations_outside_the_grammar_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="outside the grammar"):
         Equation(text)

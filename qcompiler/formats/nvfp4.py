@@ -1,0 +1,112 @@
+"""NVFP4: blocks of 16 E2M1 elements of a row, an E4M3 scale per block, one fp32 scale for the tensor."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from qcompiler.formats.base import (
+    Declaration,
+    Encoding,
+    Field,
+    Format,
+    Numerics,
+    Parameter,
+    absmax_of_all,
+)
+from qcompiler.formats.equation import Equation, Float32
+from qcompiler.formats.minifloat import E2M1, E2M1_VALUES, E4M3, absmax, pack_nibbles
+
+BLOCK = 16
+SMALLEST_SCALE = np.float32(2.0**-6)
+"""E4M3's smallest normal value."""
+
+SMALLEST_GLOBAL = np.float32(2.0**-120)
+"""Keeps ``1 / global_scale / 2^-6`` = 2^126 finite in fp32; reached where absmax is below 2688 * 2^-120 = 2e-33."""
+
+_RANGE = np.float32(448 * 6)
+"""The largest product of a block's scale and an element."""
+
+ZERO_SCALE = np.float32(0.125)
+"""What compressed-tensors stores in the place of a block scale that rounds to zero."""
+
+
+class NVFP4(Format):
+    """Bit for bit torchao 0.18's `nvfp4_quantize`, or with ``divisor=True`` what compressed-tensors 0.20 stores."""
+
+    name: ClassVar[str] = "nvfp4"
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("divisor", False, (False, True), "True: the stored global scale divides (compressed-tensors)"),
+    )
+
+    def declare(self) -> Declaration:
+        divisor = bool(self.setting("divisor"))
+        return Declaration(
+            summary="e2m1 elements, an E4M3 scale per block of 16 of a row, one fp32 "
+            + ("divisor for all scales" if divisor else "scale for all"),
+            block=BLOCK,
+            blocking="row",
+            tail="refuse",
+            fields=(
+                Field("codes", "uint", 4),
+                Field("scales", "e4m3", 8, covers=BLOCK),
+                Field("global_scale", "f32", 32, covers="tensor"),
+            ),
+            table=E2M1_VALUES,
+            decode=Equation(f"table[codes] * (scales {'/' if divisor else '*'} global_scale)"),
+            numerics=_DIVISOR if divisor else _MULTIPLIER,
+            reference="compressed-tensors 0.20, generate_gparam, calculate_qparams and quantize_and_pack_fp4, in fp32"
+            if divisor
+            else "torchao 0.18, prototype.mx_formats.nvfp4_tensor.nvfp4_quantize with per_tensor_amax_to_scale",
+        )
+
+    def _shape_message(self, cols: int) -> str:
+        return f"{self} needs K to be a multiple of 16, and K = {cols} is not; fp8_e4m3, nf4 and int8 take any K"
+
+    def _begin(self, job: Encoding) -> None:
+        job.packed.section("global_scale")[:] = self._global_scale(absmax_of_all(self, job.weights))
+
+    def _global_scale(self, largest: np.float32) -> np.float32:
+        if not self.setting("divisor"):
+            return np.maximum(largest / _RANGE, SMALLEST_GLOBAL)
+        with np.errstate(over="ignore"):
+            divisor = _RANGE / np.maximum(largest, np.finfo(np.float32).tiny)
+        return divisor if np.isfinite(divisor) else np.float32(1)
+
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        blocks = tile.reshape(-1, BLOCK)
+        of_all = job.packed.section("global_scale")[0]
+        local = absmax(blocks, axis=1) / np.float32(6)
+        if self.setting("divisor"):
+            stored = E4M3.saturate(local * of_all)
+            stored[stored.view(np.uint8) == 0] = ZERO_SCALE
+            scaled = blocks / (stored.astype(np.float32) / of_all)[:, None]
+        else:
+            stored = E4M3.saturate(np.maximum(local / of_all, SMALLEST_SCALE))
+            scaled = blocks * (np.float32(1) / of_all / stored.astype(np.float32))[:, None]
+        first = start // BLOCK
+        job.packed.section("scales").reshape(-1)[first : first + len(blocks)] = stored
+        codes = job.packed.section("codes").reshape(-1)
+        found = E2M1.saturate(scaled).reshape(-1).view(np.uint8)
+        codes[start // 2 : (start + tile.size) // 2] = pack_nibbles(found)
+
+
+_TIES = "to the even mantissa, for elements and for block scales; beyond 6 it saturates"
+
+_MULTIPLIER = Numerics(
+    ties=_TIES,
+    zero_block="codes 0 (-0 keeps its sign), block scale 2^-6",
+    scale_clamp="block scales from 2^-6 (E4M3's smallest normal; other systems go down to 2^-9) to 448; the global "
+    "scale absmax / 2688 is at least 2^-120, also for a tensor of zeros, where the reference divides by 0",
+    zero_point="none",
+    reciprocal="multiplies by fp32 (1 / global) / scale; decoding multiplies by both",
+)
+_DIVISOR = Numerics(
+    ties=_TIES,
+    zero_block="codes 0 (-0 keeps its sign), block scale 0.125",
+    scale_clamp="a block scale that rounds to 0 in E4M3 is stored as 0.125; the global divisor is 2688 / absmax, or 1 "
+    "where that is infinite",
+    zero_point="none",
+    reciprocal="the global scale is stored as a divisor; elements are divided by fp32 (scale / global)",
+)
