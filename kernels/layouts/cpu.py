@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from qcompiler.formats.base import Bytes
@@ -13,12 +15,13 @@ from qcompiler.plan.kernel import DType
 class CpuP16V1(PanelLayout):
     """Panels in which every row is a lane.
 
-    codes   4 bits: uint32 [panel][ceil(K/8)][16], nibble j (bits 4j…4j+3) of group g is k = 8g + j
-            8 bits: uint32 [panel][ceil(K/4)][16], byte j of group g is k = 4g + j
+    codes   a plane of b bits: uint32 [panel][ceil(K / (32 / b))][16], bits b * j … b * j + b - 1 of word g are those of
+            k = (32 / b) * g + j.  So 4 bits: nibble j of word g is k = 8g + j; 8 bits: byte j is k = 4g + j
     values  plain f32, bf16, f16: [panel][K][16]
     """
 
     name = "cpu_p16_v1"
+    WIDTHS: ClassVar[frozenset[int]] = frozenset((1, 2, 4, 8))
 
     def _values_shape(self, dtype: DType, panels: int, cols: int) -> tuple[int, ...]:
         del dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ class CudaT16V1(PanelLayout):
     """
 
     name = "cuda_t16_v1"
+    WIDTHS: ClassVar[frozenset[int]] = frozenset((4, 8))
 
     def _values_shape(self, dtype: DType, panels: int, cols: int) -> tuple[int, ...]:
         bits = 8 * ITEMSIZE[dtype]

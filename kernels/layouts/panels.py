@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from qcompiler.errors import LayoutError
 from qcompiler.formats.base import Bytes, Field, Format, Section, place_sections
 from qcompiler.kernels.layouts.base import ALIGNMENT, CANONICAL, Items, Layout, views, zeros
+from qcompiler.kernels.layouts.stored import StoredEntries, bits_dtype
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
 
@@ -22,17 +23,30 @@ RUN = 1 << 21
 
 WORD = np.dtype("<u4")
 
+Plane = tuple[int, int]
+"""(lowest bit, number of bits)"""
+
+Place = Literal["codes", "panels", "flat", "row_blocks", "once"]
+"""Where a layout in panels keeps a field: see `place_of`."""
+
 
 class PanelLayout(Layout):
     """Linear weights (N rows, K cols) in panels of 16 rows; every section is 64-byte aligned.
 
-    codes, values  in an order that the subclass gives
-    scales  [panel][K / block][16] in the scale's dtype; zeros likewise (uint8). One block per row for int8.
-    absmax_flat  instead of scales where flat blocks straddle rows (K % block != 0): as canonical, entry
-            (row * K + k) / block
+    values  plain values, in an order that the subclass gives
+    codes   likewise, in planes of 8, 4, 2 and 1 bits (`planes`): a plane is a section of 32-bit words.  The lowest
+            bits' section is called "codes", one of the bits from bit s on "codes_s"
+    <field> the entries of any other field, as their own type (uint8 for entries of less than a byte):
+            [panel][per row][16]
+            [rows / field.rows][per row] where an entry serves several rows; one where it serves the tensor
+    <field>_flat  where entries serve elements of two rows (flat blocks, K % covers != 0): as canonical, entry
+            (row * K + k) / covers
 
     Rows past the last one and codes past the last column are zero.
     """
+
+    WIDTHS: ClassVar[frozenset[int]]
+    """Bits of the planes that the layout can hold."""
 
     @abstractmethod
     def _values_shape(self, dtype: DType, panels: int, cols: int) -> tuple[int, ...]:
@@ -40,7 +54,7 @@ class PanelLayout(Layout):
 
     @abstractmethod
     def _codes_shape(self, bits: int, panels: int, cols: int) -> tuple[int, ...]:
-        """Shape of the section "codes", in 32-bit words."""
+        """Shape of a plane of codes, in 32-bit words."""
 
     @abstractmethod
     def _pack_values(self, values: Items, out: Items) -> None:
@@ -52,11 +66,11 @@ class PanelLayout(Layout):
 
     @abstractmethod
     def _pack_codes(self, bits: int, row_bytes: Bytes, out: Items) -> None:
-        """Bytes (rows, bytes per row), as `bytes_of_codes` gives them, into the zeroed words `out`."""
+        """A plane's bytes (rows, bytes per row), as `bytes_of_codes` gives them, into the zeroed words `out`."""
 
     @abstractmethod
     def _unpack_codes(self, bits: int, words: Items, rows: int, nbytes: int) -> Bytes:
-        """Bytes (rows, nbytes) from the section "codes"."""
+        """Bytes (rows, nbytes) of a plane's words."""
 
     def sections(self, fmt: Format | None, dtype: DType, rows: int, cols: int) -> tuple[Section, ...]:
         panels = -(-rows // LANES)
@@ -64,18 +78,22 @@ class PanelLayout(Layout):
             if dtype not in ("f32", "bf16", "f16"):
                 raise LayoutError(f"layout '{self.name}' holds f32, bf16 and f16 values; got {dtype}")
             return place_sections([("values", NUMPY_DTYPES[dtype], self._values_shape(dtype, panels, cols))], ALIGNMENT)
+        fmt.check_shape(rows, cols)
         parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
-        for canonical in fmt.sections(rows, cols):
-            field = field_of(fmt, canonical.name)
-            if field.covers == 1:
-                if field.bits not in (4, 8):
-                    raise LayoutError(f"layout '{self.name}' holds 4-bit and 8-bit codes; {fmt} has {field.bits}-bit")
-                parts.append(("codes", WORD, self._codes_shape(field.bits, panels, cols)))
-            elif straddles(fmt, cols):
-                parts.append((packed_name(fmt, field, cols), canonical.dtype, canonical.shape))
+        for field in fmt.declaration.fields:
+            place, name = place_of(fmt, field, cols), packed_name(fmt, field, cols)
+            if place == "codes":
+                for shift, bits in planes(field.bits):
+                    if bits not in self.WIDTHS:
+                        raise LayoutError(f"layout '{self.name}' holds no {field.bits}-bit codes, which {fmt} has")
+                    parts.append((plane_name(shift), WORD, self._codes_shape(bits, panels, cols)))
+            elif place == "panels":
+                parts.append((name, field.dtype, (panels, per_row(field, cols), LANES)))
+            elif place == "row_blocks":
+                parts.append((name, field.dtype, (-(-rows // field.rows), per_row(field, cols))))
             else:
-                per_row = cols // fmt.declaration.block_size(cols) * fmt.declaration.entries_per_block(field, cols)
-                parts.append((packed_name(fmt, field, cols), canonical.dtype, (panels, per_row, LANES)))
+                covers = rows * cols if field.covers == "tensor" else int(field.covers)
+                parts.append((name, field.dtype, (-(-rows * cols // covers),)))
         return place_sections(parts, ALIGNMENT)
 
     def pack_into(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes, out: Bytes) -> None:
@@ -87,23 +105,23 @@ class PanelLayout(Layout):
                 part = slice(first // LANES, -(-last // LANES))
                 self._pack_values(values[first:last], targets["values"][part])
             return
-        for name, items in source.items():
-            field = field_of(fmt, name)
+        stored = StoredEntries(fmt, rows, cols, canonical)
+        if fmt.declaration.interleaved:
+            stored.check_records()
+        for field in fmt.declaration.fields:
+            place = place_of(fmt, field, cols)
             target = targets[packed_name(fmt, field, cols)]
-            if field.covers == 1:
-                self._pack_rows_of_codes(field, items, rows, cols, target)
-            elif straddles(fmt, cols):
-                target[...] = items
-            else:
-                to_panels(items.reshape(rows, -1), target)
-
-    def _pack_rows_of_codes(self, field: Field, codes: Items, rows: int, cols: int, out: Items) -> None:
-        """Sixteen rows of codes, or a multiple, fill whole bytes whatever their length."""
-        raw = codes.reshape(-1).view(np.uint8)
-        for first, last in _runs(rows, cols):
-            part = raw[first * cols * field.bits // 8 : -(-last * cols * field.bits // 8)]
-            panels = slice(first // LANES, -(-last // LANES))
-            self._pack_codes(field.bits, bytes_of_codes(field, part, last - first, cols), out[panels])
+            bits = target.view(bits_dtype(field)) if place != "codes" else target
+            if place in ("flat", "once", "row_blocks"):
+                bits[...] = stored.read(field)
+                continue
+            for first, last in _runs_of(stored, field):
+                panels = slice(first // LANES, -(-last // LANES))
+                if place == "panels":
+                    to_panels(stored.read(field, first, last), bits[panels])
+                    continue
+                for (shift, width), row_bytes in bytes_of_codes(stored, field, first, last).items():
+                    self._pack_codes(width, row_bytes, targets[plane_name(shift)][panels])
 
     def unpack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, packed: Bytes) -> Bytes:
         source = views(packed, self.sections(fmt, dtype, rows, cols))
@@ -113,24 +131,77 @@ class PanelLayout(Layout):
                 panels = source["values"][first // LANES : -(-last // LANES)]
                 out["values"][first:last] = self._unpack_values(panels, last - first, cols)
             return data
-        for name, target in out.items():
-            field = field_of(fmt, name)
+        stored = StoredEntries(fmt, rows, cols, data)
+        for field in fmt.declaration.fields:
+            place = place_of(fmt, field, cols)
             items = source[packed_name(fmt, field, cols)]
-            if field.covers == 1:
-                self._unpack_rows_of_codes(fmt, items, rows, cols, target.reshape(-1).view(np.uint8))
-            elif straddles(fmt, cols):
-                target[...] = items
-            else:
-                target[...] = from_panels(items, rows).reshape(target.shape)
+            bits = items.view(bits_dtype(field)) if place != "codes" else items
+            if place in ("flat", "once", "row_blocks"):
+                stored.write(field, bits)
+                continue
+            for first, last in _runs_of(stored, field):
+                run = slice(first // LANES, -(-last // LANES))
+                if place == "panels":
+                    stored.write(field, from_panels(bits[run], last - first), first, last)
+                    continue
+                by_plane = {
+                    (shift, width): self._unpack_codes(
+                        width, source[plane_name(shift)][run], last - first, -(-cols * width // 8)
+                    )
+                    for shift, width in planes(field.bits)
+                }
+                store_bytes_of_codes(stored, field, first, last, by_plane)
         return data
 
-    def _unpack_rows_of_codes(self, fmt: Format, words: Items, rows: int, cols: int, out: Bytes) -> None:
-        bits = fmt.declaration.codes.bits
-        for first, last in _runs(rows, cols):
-            panels = words[first // LANES : -(-last // LANES)]
-            row_bytes = self._unpack_codes(bits, panels, last - first, -(-cols * bits // 8))
-            place = slice(first * cols * bits // 8, -(-last * cols * bits // 8))
-            out[place] = codes_of_bytes(fmt, row_bytes, last - first, cols)
+
+# --- where fields stand -----------------------------------------------------------------------------------------------
+
+
+def planes(bits: int) -> tuple[Plane, ...]:
+    """The planes of codes of so many bits, lowest first, widths being 8, 4, 2 and 1."""
+    found, shift = [], 0
+    for width in (8, 4, 2, 1):
+        if bits & width:
+            found.append((shift, width))
+            shift += width
+    return tuple(found)
+
+
+def plane_name(shift: int) -> str:
+    """The section of the codes' bits from bit `shift` on."""
+    return f"codes_{shift}" if shift else "codes"
+
+
+def place_of(fmt: Format, field: Field, cols: int) -> Place:
+    """Which of the orders that `PanelLayout` lists a field has, in rows of `cols` elements."""
+    if field.covers == 1:
+        return "codes"
+    if field.covers == "tensor":
+        return "once"
+    if field.rows > 1:
+        return "row_blocks"
+    if fmt.declaration.blocking == "flat" and cols % int(field.covers):
+        return "flat"
+    return "panels"
+
+
+def per_row(field: Field, cols: int) -> int:
+    """Entries of a field in a row of `cols` elements."""
+    return -(-cols // field.covers) if isinstance(field.covers, int) else 1
+
+
+def straddles(fmt: Format, cols: int) -> bool:
+    """Whether blocks run across rows."""
+    return fmt.declaration.blocking == "flat" and cols % fmt.declaration.block_size(cols) != 0
+
+
+def packed_name(fmt: Format, field: Field, cols: int) -> str:
+    """The section of a field; of codes, that of their lowest bits."""
+    place = place_of(fmt, field, cols)
+    return "codes" if place == "codes" else f"{field.name}_flat" if place == "flat" else field.name
+
+
+# --- rearranging -----------------------------------------------------------------------------------------------------
 
 
 def _runs(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
@@ -140,24 +211,12 @@ def _runs(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, rows)
 
 
-def field_of(fmt: Format, section: str) -> Field:
-    for f in fmt.declaration.fields:
-        if f.name == section:
-            return f
-    raise LayoutError(f"panels need a section per field; {fmt} interleaves its fields in '{section}'")
-
-
-def straddles(fmt: Format, cols: int) -> bool:
-    """Whether blocks run across rows."""
-    return cols % fmt.declaration.block_size(cols) != 0
-
-
-def packed_name(fmt: Format, field: Field, cols: int) -> str:
-    if field.covers == 1:
-        return "codes"
-    if straddles(fmt, cols):
-        return f"{field.name}_flat"
-    return "scales" if field.kind in ("f16", "f32") else field.name
+def _runs_of(stored: StoredEntries, field: Field) -> Iterator[tuple[int, int]]:
+    """The same for the entries of a field; all rows at once where they cannot be read one after another."""
+    if not stored.by_rows(field):
+        yield 0, stored.rows
+    else:
+        yield from _runs(stored.rows, stored.per_row(field) * field.dtype.itemsize)
 
 
 def to_panels(items: Items, out: Items) -> None:
@@ -175,34 +234,71 @@ def from_panels(panels: Items, rows: int) -> Items:
     return np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(count * LANES, n)[:rows]
 
 
-def bytes_of_codes(field: Field, codes: Items, rows: int, cols: int) -> Bytes:
-    """Canonical codes to bytes (rows, bytes per row): LSB first, each row from a byte of its own, zero at its end."""
-    raw = codes.reshape(-1).view(np.uint8)
-    if field.bits == 8:
-        return raw.reshape(rows, cols)
-    if cols % 2 == 0:
-        row_bytes = raw.reshape(rows, cols // 2)
-        return _pair(row_bytes >> np.uint8(4), row_bytes) if field.order == "high_first" else row_bytes
-    # Rows start in the middle of a byte.
-    nibbles = np.zeros((rows, cols + 1), np.uint8)
-    nibbles[:, :cols] = field.unpack(raw)[: rows * cols].reshape(rows, cols)
-    return _pair(nibbles[:, 0::2], nibbles[:, 1::2])
+def bytes_of_codes(stored: StoredEntries, field: Field, first: int, last: int) -> dict[Plane, Bytes]:
+    """The planes of rows of codes as bytes (rows, bytes per row): LSB first, each row from a byte of its own."""
+    direct = _in_order(stored, field)
+    if direct is not None:
+        row_bytes = direct[first:last]
+        swapped = field.order == "high_first" and field.bits == 4
+        return {(0, field.bits): _pair(row_bytes >> np.uint8(4), row_bytes) if swapped else row_bytes}
+    codes = stored.read(field, first, last)
+    return {
+        (shift, width): join_bits(codes >> np.uint8(shift) & np.uint8((1 << width) - 1), width)
+        for shift, width in planes(field.bits)
+    }
 
 
-def codes_of_bytes(fmt: Format, row_bytes: Bytes, rows: int, cols: int) -> Bytes:
-    """The inverse of `bytes_of_codes`: bytes of the canonical codes, with the format's padding code at the end."""
-    field = fmt.declaration.codes
-    if field.bits == 8:
-        return np.ascontiguousarray(row_bytes).reshape(-1)
-    if cols % 2 == 0:
-        flat = np.ascontiguousarray(row_bytes).reshape(-1)
-        return _pair(flat >> np.uint8(4), flat) if field.order == "high_first" else flat
-    nibbles = np.full(rows * cols + rows * cols % 2, fmt.declaration.pad_code, np.uint8)
-    by_row = nibbles[: rows * cols].reshape(rows, cols)
-    by_row[:, 0::2] = row_bytes & 15
-    by_row[:, 1::2] = row_bytes[:, : cols // 2] >> 4
-    first, second = nibbles[0::2], nibbles[1::2]
-    return _pair(second, first) if field.order == "high_first" else _pair(first, second)
+def store_bytes_of_codes(
+    stored: StoredEntries, field: Field, first: int, last: int, by_plane: dict[Plane, Bytes]
+) -> None:
+    """The inverse: rows of codes from the bytes of their planes."""
+    direct = _in_order(stored, field)
+    if direct is not None:
+        row_bytes = by_plane[0, field.bits]
+        swapped = field.order == "high_first" and field.bits == 4
+        direct[first:last] = _pair(row_bytes >> np.uint8(4), row_bytes) if swapped else row_bytes
+        return
+    codes = np.zeros((last - first, stored.cols), np.uint8)
+    for (shift, width), row_bytes in by_plane.items():
+        codes |= split_bits(row_bytes, width, stored.cols) << np.uint8(shift)
+    stored.write(field, codes, first, last)
+
+
+def _in_order(stored: StoredEntries, field: Field) -> Bytes | None:
+    """Bytes (rows, bytes per row) where codes of 4 or 8 bits stand in order and rows are of whole bytes, else None."""
+    if field.packing is not None or field.offset is not None or field.bits not in (4, 8):
+        return None
+    if stored.cols * field.bits % 8:
+        return None
+    return stored.sections[field.name].reshape(stored.rows, -1)
+
+
+def join_bits(codes: Items, width: int) -> Bytes:
+    """(rows, cols) codes below 2 ** width as bytes (rows, bytes per row), the first in the lowest bits."""
+    if width == 8:
+        return codes
+    per = 8 // width
+    rows, cols = codes.shape
+    if cols % per:
+        wide = np.zeros((rows, -(-cols // per) * per), np.uint8)
+        wide[:, :cols] = codes
+        codes = wide
+    joined = codes[:, 0::per].copy()
+    for i in range(1, per):
+        joined |= codes[:, i::per] << np.uint8(i * width)
+    return joined
+
+
+def split_bits(row_bytes: Bytes, width: int, cols: int) -> Bytes:
+    """The inverse: (rows, cols) codes."""
+    if width == 8:
+        return row_bytes[:, :cols]
+    per = 8 // width
+    codes = np.empty((len(row_bytes), row_bytes.shape[1] * per), np.uint8)
+    for i in range(per):
+        np.right_shift(row_bytes, i * width, out=codes[:, i::per])
+    codes &= (1 << width) - 1
+    return codes[:, :cols]
 
 
 def _pair(low: Bytes, high: Bytes) -> Bytes:
