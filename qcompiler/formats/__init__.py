@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from qcompiler.errors import FormatError, UnknownFormatError
 from qcompiler.formats.base import Declaration, Field, Format, Numerics, PackedTensor, Parameter, ParamValue, Section
+from qcompiler.formats.fp4 import FP4
 from qcompiler.formats.fp8 import FP8E4M3, FP8E5M2
 from qcompiler.formats.ggml_32 import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4Ggml
 from qcompiler.formats.integers import Int2, Int3, Int4, Int8
 from qcompiler.formats.iq4 import IQ4_NL, IQ4_XS
 from qcompiler.formats.k_quants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+from qcompiler.formats.llm_int8 import LLMInt8
 from qcompiler.formats.mx import MXFP4, MXFP8
 from qcompiler.formats.nf4 import NF4
 from qcompiler.formats.nvfp4 import NVFP4
@@ -42,11 +44,12 @@ __all__ = [
     "names",
 ]
 
+_COMMON: tuple[type[Format], ...] = (NF4, Int8, Int4, Int3, Int2, FP4, LLMInt8)
 _GGML: tuple[type[Format], ...] = (
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4Ggml,
 )  # fmt: skip
 _FLOATS: tuple[type[Format], ...] = (FP8E4M3, FP8E5M2, MXFP4, MXFP8, NVFP4)
-FORMATS: dict[str, type[Format]] = {cls.name: cls for cls in (NF4, Int8, Int4, Int3, Int2, *_FLOATS, *_GGML)}
+FORMATS: dict[str, type[Format]] = {cls.name: cls for cls in (*_COMMON, *_FLOATS, *_GGML)}
 
 
 def names() -> tuple[str, ...]:
