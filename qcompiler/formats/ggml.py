@@ -25,6 +25,11 @@ LARGEST_FP16 = 65504.0
 SOURCE = "ggml-quants.c of llama.cpp (in llama-cpp-python 0.3.36)"
 
 
+def quiet() -> np.errstate:
+    """A context for arithmetic that is followed by a check of what it gave."""
+    return np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore")
+
+
 class GgmlFormat(Format):
     """A format of GGUF files: blocks of `block` elements of a row, the bytes of which are ggml's."""
 
@@ -62,6 +67,19 @@ class GgmlFormat(Format):
             self._refuse_scale(job, start, int(np.flatnonzero(~np.isfinite(half))[0]), exact, what)
         return half[:, None]
 
+    def _importance(self, job: Encoding, start: int, blocks: Float32) -> Float32 | None:
+        """The importance of each element of a tile's blocks, or None where the caller has given none."""
+        if job.importance is None:
+            return None
+        of_block = job.importance.reshape(-1, self.block)
+        return of_block[(start // self.block + np.arange(len(blocks))) % len(of_block)]
+
+    def _check_scales(self, job: Encoding, start: int, scales: Float32) -> None:
+        """FormatValueError where a sub-block's scale (blocks, sub-blocks) overflowed or was lost in infinities."""
+        bad = ~np.isfinite(scales).all(axis=1)
+        if bad.any():
+            self._refuse_scale(job, start, int(np.flatnonzero(bad)[0]), np.abs(scales).max(axis=1), "scale")
+
     def _refuse_scale(self, job: Encoding, start: int, block: int, exact: Float32, what: str) -> None:
         """Raises FormatValueError for the `block`-th block of a tile that begins at element `start`."""
         row, col = divmod(start + block * self.block, job.packed.cols)
@@ -78,6 +96,11 @@ def reciprocal(values: Float32) -> Float32:
         inverse = np.float32(1) / values
     inverse[values == 0] = 0
     return inverse
+
+
+def codes_of(transposed_codes: Float32, block: int) -> npt.NDArray[np.uint8]:
+    """Codes (sub-block size, sub-blocks) as ggml_search gives them, as bytes (blocks, block)."""
+    return transposed_codes.T.astype(np.uint8).reshape(-1, block)
 
 
 def round_away(values: Float32) -> Float32:

@@ -8,10 +8,12 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from qcompiler.formats.base import Encoding
+from qcompiler.errors import FormatError
+from qcompiler.formats.base import TILE, Encoding
 from qcompiler.formats.declaration import Bytes, Declaration, Field, Numerics
 from qcompiler.formats.equation import Float32
-from qcompiler.formats.ggml import SOURCE, GgmlFormat, reciprocal, round_away
+from qcompiler.formats.ggml import SOURCE, GgmlFormat, codes_of, quiet, reciprocal, round_away
+from qcompiler.formats.ggml_search import Trials, first_minimum, search_affine, search_scale, signed_extreme, transposed
 from qcompiler.formats.packing import Pieces, planes, together
 
 _NIBBLES = planes(4, 16, 32)
@@ -27,11 +29,37 @@ _TINY = (
 )
 
 
-class _Symmetric32(GgmlFormat):
-    """q4_0 and q5_0: the signed extreme of a block becomes the most negative code."""
+class _Searched32(GgmlFormat):
+    """A format that minimises the squared error when an importance is given, weighted by it and by the weights' size."""
 
     block = 32
     bits: ClassVar[int]
+    takes_importance = True
+
+    def _begin(self, job: Encoding) -> None:
+        if job.importance is None:
+            return
+        rows, cols = job.weights.shape
+        squares = np.empty(rows, np.float32)
+        step = max(1, TILE // cols)
+        for first in range(0, rows, step):
+            some = job.weights[first : first + step].astype(np.float32, copy=False)
+            with quiet():
+                squares[first : first + step] = np.add.accumulate(some * some, axis=1)[:, -1]
+        job.notes["mean_square"] = squares / np.float32(cols)
+
+    def _weights(self, job: Encoding, start: int, blocks: Float32) -> Float32:
+        """importance * sqrt(mean square of the row + w * w), (32, blocks)."""
+        importance = self._importance(job, start, blocks)
+        if importance is None:
+            raise FormatError(f"{self}: the error is weighted by an importance, and none was given")
+        row = (start // 32 + np.arange(len(blocks))) // (job.packed.cols // 32)
+        sigma2 = job.notes["mean_square"][row][:, None]
+        return transposed(importance * np.sqrt(sigma2 + blocks * blocks), 32)
+
+
+class _Symmetric32(_Searched32):
+    """q4_0 and q5_0: the signed extreme of a block becomes the most negative code."""
 
     def declare(self) -> Declaration:
         half = 1 << self.bits - 1
@@ -53,8 +81,13 @@ class _Symmetric32(GgmlFormat):
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         blocks = self._blocks(job, start, tile)
         half = 1 << self.bits - 1
-        which = np.abs(blocks).argmax(axis=1)
-        d = np.take_along_axis(blocks, which[:, None], axis=1)[:, 0] / np.float32(-half)
+        if job.importance is not None:
+            with quiet():
+                d, found = search_scale(transposed(blocks, 32), self._weights(job, start, blocks), half)
+            stored = self._half(job, start, d, "scale")
+            self.store(job.packed, start // 32, {"d": stored, "codes": codes_of(found, 32)})
+            return
+        d = signed_extreme(blocks.T) / np.float32(-half)
         stored = self._half(job, start, d, "scale")
         codes = _truncated(blocks, reciprocal(d), np.float32(half + 0.5), 2 * half - 1)
         self.store(job.packed, start // 32, {"d": stored, "codes": codes})
@@ -72,11 +105,8 @@ class Q5_0(_Symmetric32):
     name, bits, ggml_type = "q5_0", 5, 6
 
 
-class _Affine32(GgmlFormat):
+class _Affine32(_Searched32):
     """q4_1 and q5_1: codes count from the smallest element of the block."""
-
-    block = 32
-    bits: ClassVar[int]
 
     def declare(self) -> Declaration:
         largest = (1 << self.bits) - 1
@@ -102,9 +132,18 @@ class _Affine32(GgmlFormat):
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         blocks = self._blocks(job, start, tile)
         largest = (1 << self.bits) - 1
-        low = blocks.min(axis=1)
+        if job.importance is not None:
+            with quiet():
+                trials = Trials(-0.9, 0.05, 36)
+                d, low, found = search_affine(
+                    transposed(blocks, 32), self._weights(job, start, blocks), largest, trials
+                )
+            stored = {"d": self._half(job, start, d, "scale"), "m": self._half(job, start, low, "minimum")}
+            self.store(job.packed, start // 32, {**stored, "codes": codes_of(found, 32)})
+            return
+        low = first_minimum(blocks.T)
         with np.errstate(over="ignore"):
-            d = (blocks.max(axis=1) - low) / np.float32(largest)
+            d = (blocks.max(axis=1) - low + np.float32(0)) / np.float32(largest)  # of -0 and 0 as of two zeros
         stored = {"d": self._half(job, start, d, "scale"), "m": self._half(job, start, low, "minimum")}
         codes = _truncated(blocks - low[:, None], reciprocal(d), np.float32(0.5), largest)
         self.store(job.packed, start // 32, {**stored, "codes": codes})

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import numpy as np
+
 from qcompiler.formats.base import Encoding
 from qcompiler.formats.declaration import Declaration, Field, Numerics
 from qcompiler.formats.equation import Float32
-from qcompiler.formats.ggml import SOURCE, GgmlFormat
+from qcompiler.formats.ggml import SOURCE, GgmlFormat, codes_of, quiet
+from qcompiler.formats.ggml_search import (
+    SMALLEST,
+    Trials,
+    descend_scale,
+    nearest,
+    ordered_sum,
+    search_affine,
+    search_levels,
+    search_scale,
+    signed_extreme,
+    transposed,
+)
 from qcompiler.formats.packing import Packing, Pieces, planes, together
 
 _LOW_NIBBLES = Pieces(tuple(((e, 0, 4),) for e in range(16)), "the low nibbles of 16 bytes")
@@ -26,21 +42,124 @@ _SCALES_OF_16 = Pieces(
     "bits 0…3 in nibbles of bytes 0…7, eight entries apart; bits 4 and 5 in bytes 8…11, four entries apart",
 )
 
-_NUMERICS = Numerics(ties="", zero_block="", scale_clamp="", zero_point="", reciprocal="")
+_CLAMP = "none; an fp16 scale that overflows is an error. Codes are clipped to {}"
+
+
+def _numerics(value: str, codes: str, zero_block: str, zero_point: str) -> Numerics:
+    return Numerics(
+        ties=f"to even: code = nearest integer to {value} in fp32, with d and the scales as stored",
+        zero_block=f"{zero_block}; a sub-block whose stored scale is 0 keeps the codes that the search gave it",
+        scale_clamp=_CLAMP.format(codes),
+        zero_point=zero_point,
+        reciprocal="divides by d · scale; the search before multiplies by fp32 reciprocals",
+    )
+
+
+def _affine_numerics(largest: int, trials: str, weights: str, levels: int, sigma: str) -> Numerics:
+    return _numerics(
+        "(w + dmin · min) / (d · scale)",
+        f"0…{largest}",
+        "all bytes 0; a constant block that is not positive has scale 0 and its value as the minimum",
+        f"minima are <= 0 and stored as magnitudes. Lines through ({trials}) roundings by weighted least squares, {weights}"
+        f"; then scale = nearest(s · ({levels} / max s)), d = max s / {levels}, and minima likewise. With an importance: "
+        f"37 roundings, errors weighted by importance · sqrt({sigma} + w²), scales and minima searched as well",
+    )
 
 
 class _KQuant(GgmlFormat):
+    """A superblock of 256 in sub-blocks of `size`. With an importance the search is another, as in ggml."""
+
     block = 256
+    size: ClassVar[int]
     takes_importance = True
 
+    def _parts(self, blocks: Float32) -> Float32:
+        """(blocks, 256) to (size, blocks * sub-blocks)."""
+        return transposed(blocks, self.size)
+
+    def _mean_square(self, blocks: Float32, times: float) -> Float32:
+        """`times` the mean square of each superblock (blocks,), summed in order."""
+        return np.float32(times) * ordered_sum(transposed(blocks * blocks, 256)) / np.float32(256)
+
+    def _weighted(self, importance: Float32, blocks: Float32, sigma2: Float32) -> Float32:
+        """importance * sqrt(sigma2 + w * w), as (size, blocks * sub-blocks)."""
+        return self._parts(importance * np.sqrt(sigma2[:, None] + blocks * blocks))
+
+    def _round(
+        self, x: Float32, codes: Float32, scale: Float32, shift: Float32 | None, limits: tuple[int, int]
+    ) -> None:
+        """Replaces codes by the nearest ones under stored scales (and minima), where the scale is not 0."""
+        live = scale != 0
+        divisor = np.where(live, scale, np.float32(1))
+        rounded = nearest((x if shift is None else x + shift) / divisor)
+        np.copyto(codes, np.clip(rounded, *limits) - np.float32(limits[0]), where=live)
+
+
+class _Affine(_KQuant):
+    """q2_K, q4_K, q5_K: codes above a minimum, with quantised scales and minima."""
+
+    bits: ClassVar[int]
+    level: ClassVar[int]
+    """The largest quantised scale and minimum."""
+    trials: ClassVar[Trials]
+    weighted_trials: ClassVar[Trials] = Trials(-0.9, 0.05, 36)
+
+    def _error_weights(self, blocks: Float32, x: Float32) -> Float32:
+        """The weights of errors without an importance, (size, blocks * sub-blocks): rms of the sub-block plus |w|."""
+        rms = np.sqrt(ordered_sum(x * x) / np.float32(self.size))
+        return rms + np.abs(x)
+
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
-        raise NotImplementedError
+        blocks = self._blocks(job, start, tile)
+        x = self._parts(blocks)
+        importance = self._importance(job, start, blocks)
+        with quiet():
+            if importance is None:
+                weights, trials = self._error_weights(blocks, x), self.trials
+            else:
+                sigma2 = self._mean_square(blocks, 1 if self.bits == 2 else 2)
+                weights, trials = self._weighted(importance, blocks, sigma2), self.weighted_trials
+            scale, minimum, codes = search_affine(x, weights, (1 << self.bits) - 1, trials)
+            scales, mins = scale.reshape(len(blocks), -1), -minimum.reshape(len(blocks), -1)
+        self._check_scales(job, start, scales)
+        self._check_scales(job, start, mins)
+        with quiet():
+            if importance is None:
+                d, levels = self._levels(scales)
+                dmin, low_levels = self._levels(mins)
+            else:
+                total = ordered_sum(weights).reshape(len(blocks), -1).T
+                d, levels = _searched_levels(scales, total, self.level)
+                dmin, low_levels = _searched_levels(mins, total, self.level)
+        stored = {"d": self._half(job, start, d, "scale"), "dmin": self._half(job, start, dmin, "scale of minima")}
+        with quiet():
+            half = {name: value.astype(np.float32) for name, value in stored.items()}
+            shift = (half["dmin"] * low_levels).reshape(-1)
+            self._round(x, codes, (half["d"] * levels).reshape(-1), shift, (0, (1 << self.bits) - 1))
+        entries = {"scales": levels.astype(np.uint8), "mins": low_levels.astype(np.uint8)}
+        self.store(job.packed, start // 256, {**stored, **entries, "codes": codes_of(codes, 256)})
+
+    def _levels(self, values: Float32) -> tuple[Float32, Float32]:
+        """The largest of (blocks, sub-blocks) divided by `level`, and every value as a multiple of that."""
+        top = np.maximum(values.max(axis=1), np.float32(0))
+        inverse = np.where(top > 0, np.float32(self.level) / top, np.float32(0))
+        levels = nearest(inverse[:, None] * values).astype(np.int32).astype(np.uint8)  # wraps, as ggml does
+        return top / np.float32(self.level), np.minimum(levels, self.level).astype(np.float32)
 
 
-class Q2_K(_KQuant):
+def _searched_levels(values: Float32, weights: Float32, largest: int) -> tuple[Float32, Float32]:
+    d, levels = search_levels(np.ascontiguousarray(values.T), np.ascontiguousarray(weights), largest)
+    return d, np.clip(levels.T, 0, largest)
+
+
+class Q2_K(_Affine):
     """ggml's q2_K."""
 
-    name, ggml_type = "q2_K", 10
+    name, ggml_type, size, bits, level = "q2_K", 10, 16, 2, 15
+    trials = Trials(-0.5, 0.1, 15, absolute=True)
+
+    def _error_weights(self, blocks: Float32, x: Float32) -> Float32:
+        return np.abs(x)
 
     def declare(self) -> Declaration:
         return self._declare(
@@ -53,15 +172,15 @@ class Q2_K(_KQuant):
                 Field("dmin", "f16", 16, covers=256, offset=82),
             ),
             "d * scales * codes - dmin * mins",
-            _NUMERICS,
-            SOURCE,
+            _affine_numerics(3, "16", "absolute errors weighted by |w|", 15, "mean(w²)"),
+            f"{SOURCE}, quantize_row_q2_K_ref and quantize_q2_K (gguf-py has no encoder)",
         )
 
 
 class Q3_K(_KQuant):
     """ggml's q3_K."""
 
-    name, ggml_type = "q3_K", 11
+    name, ggml_type, size = "q3_K", 11, 16
 
     def declare(self) -> Declaration:
         codes = together(planes(2, 32, 256, first=32), planes(1, 32, 256))
@@ -73,16 +192,59 @@ class Q3_K(_KQuant):
                 Field("d", "f16", 16, covers=256, offset=108),
             ),
             "d * (scales - 32) * (codes - 4)",
-            _NUMERICS,
-            SOURCE,
+            _numerics(
+                "w / (d · (scale - 32))",
+                "0…7",
+                "codes 0, scales 0, d 0, where the largest magnitude lies below 1e-15",
+                "4, fixed; scales 32. Sub-blocks start from (signed extreme) / -4 and move one code after another while "
+                "the squared error, weighted by w², falls (five rounds at most); d = (signed extreme of the scales) / "
+                "-32. With an importance: 19 scales tried, errors weighted by importance · sqrt(2 · mean(w²) + w²), and "
+                "the scales searched as well",
+            ),
+            f"{SOURCE}, quantize_row_q3_K_ref and quantize_q3_K (gguf-py has no encoder)",
         )
 
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        blocks = self._blocks(job, start, tile)
+        x = self._parts(blocks)
+        importance = self._importance(job, start, blocks)
+        with quiet():
+            if importance is None:
+                scale, codes = descend_scale(x, 4)
+            else:
+                weights = self._weighted(importance, blocks, self._mean_square(blocks, 2))
+                scale, codes = search_scale(x, weights, 4)
+            scales = scale.reshape(len(blocks), -1)
+        self._check_scales(job, start, scales)
+        with quiet():
+            if importance is None:
+                d, levels = _signed_levels(scales, 32)
+                levels = np.clip(levels, -32, 31) + np.float32(32)
+                levels[d == 0] = 0
+            else:
+                total = ordered_sum(weights).reshape(len(blocks), -1).T
+                d, found = search_scale(np.ascontiguousarray(scales.T), np.ascontiguousarray(total), 32)
+                levels = found.T
+        stored = self._half(job, start, d, "scale")
+        with quiet():
+            step = stored.astype(np.float32) * (levels - np.float32(32))
+            self._round(x, codes, step.reshape(-1), None, (-4, 3))
+        entries = {"scales": levels.astype(np.uint8), "d": stored, "codes": codes_of(codes, 256)}
+        self.store(job.packed, start // 256, entries)
 
-class _ScaleMin(_KQuant):
+
+def _signed_levels(scales: Float32, half: int) -> tuple[Float32, Float32]:
+    """d with which the signed extreme of (blocks, sub-blocks) becomes -half, and the nearest multiples of it."""
+    inverse = np.float32(-half) / signed_extreme(scales.T)
+    d = np.where(np.isinf(inverse), np.float32(0), np.float32(1) / inverse)
+    return d, nearest(inverse[:, None] * scales)
+
+
+class _ScaleMin(_Affine):
     """q4_K and q5_K."""
 
-    bits: int
-    packing: Packing
+    size, level = 32, 63
+    packing: ClassVar[Packing]
 
     def declare(self) -> Declaration:
         return self._declare(
@@ -95,8 +257,14 @@ class _ScaleMin(_KQuant):
                 Field("codes", "uint", self.bits, offset=16, packing=self.packing),
             ),
             "d * scales * codes - dmin * mins",
-            _NUMERICS,
-            SOURCE,
+            _affine_numerics(
+                (1 << self.bits) - 1,
+                str(self.trials.count + 1),
+                "squared errors weighted by rms of the 32 + |w|",
+                63,
+                "2 · mean(w²)",
+            ),
+            f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name} (gguf-py has no encoder)",
         )
 
 
@@ -104,6 +272,7 @@ class Q4_K(_ScaleMin):
     """ggml's q4_K."""
 
     name, bits, ggml_type = "q4_K", 4, 12
+    trials = Trials(-1.0, 0.1, 20)
     packing = planes(4, 32, 256)
 
 
@@ -111,13 +280,14 @@ class Q5_K(_ScaleMin):
     """ggml's q5_K."""
 
     name, bits, ggml_type = "q5_K", 5, 13
+    trials = Trials(-0.5, 0.1, 15)
     packing = together(planes(4, 32, 256, first=32), planes(1, 32, 256))
 
 
 class Q6_K(_KQuant):
     """ggml's q6_K."""
 
-    name, ggml_type = "q6_K", 14
+    name, ggml_type, size = "q6_K", 14, 16
 
     def declare(self) -> Declaration:
         codes = together(planes(4, 64, 256), planes(2, 32, 256, first=128))
@@ -129,6 +299,33 @@ class Q6_K(_KQuant):
                 Field("d", "f16", 16, covers=256, offset=208),
             ),
             "d * scales * (codes - 32)",
-            _NUMERICS,
-            SOURCE,
+            _numerics(
+                "w / (d · scale)",
+                "0…63",
+                "all bytes 0, where every scale of a sub-block lies below 1e-15",
+                "32, fixed. Sub-blocks take the best of 19 scales around (signed extreme) / -32, the squared errors "
+                "weighted by w² or by the importance; d = (signed extreme of the scales) / -128, scales at most 127",
+            ),
+            f"{SOURCE}, quantize_row_q6_K_ref and quantize_q6_K (gguf-py has no encoder)",
         )
+
+    def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
+        blocks = self._blocks(job, start, tile)
+        x = self._parts(blocks)
+        importance = self._importance(job, start, blocks)
+        with quiet():
+            scale, codes = search_scale(x, x * x if importance is None else self._parts(importance), 32)
+            scales = scale.reshape(len(blocks), -1)
+        self._check_scales(job, start, scales)
+        zero = np.abs(scales).max(axis=1) < SMALLEST
+        with quiet():
+            d, levels = _signed_levels(np.where(zero[:, None], np.float32(1), scales), 128)
+        d[zero], levels[zero] = 0, 0
+        stored = self._half(job, start, d, "scale")
+        levels = np.minimum(levels, np.float32(127))
+        with quiet():
+            self._round(x, codes, (stored.astype(np.float32) * levels).reshape(-1), None, (-32, 31))
+        every = codes_of(codes, 256)
+        every[zero] = 0
+        entries = {"codes": every, "scales": levels.astype(np.int8), "d": stored}
+        self.store(job.packed, start // 256, entries)
