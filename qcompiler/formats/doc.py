@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from qcompiler.formats import FORMATS
 from qcompiler.formats.base import Declaration, Field, Format
+from qcompiler.formats.diagram import diagram, entry_type, served
 
 _HEADER = """\
 # Storage formats
@@ -17,8 +18,12 @@ Do not edit: a test compares this file with the declarations.
 
 A matrix of N rows and K columns is one buffer of canonical bytes: the sections below in order, each starting at a
 multiple of its item size (gap bytes are zero). Every section's entries run over the row-major stream of elements;
-an entry that covers *c* elements serves elements *c·i* to *c·(i+1) − 1*. Items are little-endian. Values are computed
-in fp32, one rounding per operation; the NumPy decoder of `qcompiler.formats` is the definition.
+an entry that covers *c* elements serves elements *c·i* to *c·(i+1) − 1*. A format with a record per block has one
+section, the records. Items are little-endian. Values are computed in fp32, one rounding per operation; the NumPy
+decoder of `qcompiler.formats` is the definition.
+
+In the pictures of the bytes, the highest bits of a byte stand left, `i` counts bytes, and `codes[i + 16]` is the code
+of element i + 16 of the block.
 
 Encoders accept float32, float16, bfloat16 and float64 (rounded to fp32 first); NaN and infinity are errors that name
 the row and the column.
@@ -54,10 +59,15 @@ def _variant(fmt: Format) -> list[str]:
     d = fmt.declaration
     lines = [f"### `{fmt}`", "", d.summary + ".", "", f"- value: `{d.decode.text}`", f"- blocks: {_blocks(d)}"]
     lines.append(f"- bits per weight at 4096 × 4096: {fmt.bits_per_weight(4096, 4096):.7g}")
+    if fmt.takes_importance:
+        lines.append("- the encoder takes an importance of the columns")
     if d.table is not None:
-        lines.append(f"- table: {', '.join(f'{v:.10g}' for v in d.table)}")
-    lines += ["", "| section | entry | covers | packing |", "|---|---|---|---|"]
-    lines += [f"| `{f.name}` | {_entry(f)} | {_covers(f)} | {_packing(f)} |" for f in d.fields]
+        lines.append(f"- table: {_values(d.table)}")
+    lines += [f"- {name}: {_values(values)}" for name, values in d.tables.items()]
+    lines += ["", "```text", *diagram(fmt), "```"]
+    part = "field" if d.interleaved else "section"
+    lines += ["", f"| {part} | entry | one for each | packing |", "|---|---|---|---|"]
+    lines += [f"| `{f.name}` | {entry_type(f)} | {served(f)} | {_packing(f)} |" for f in d.fields]
     lines += ["", "Numerics:", ""]
     for label, text in (
         ("ties", d.numerics.ties),
@@ -71,6 +81,15 @@ def _variant(fmt: Format) -> list[str]:
     return [*lines, ""]
 
 
+def _values(table: tuple[float, ...]) -> str:
+    """A table's values; of a long one the ends and the middle."""
+    texts = [f"{v:.10g}" for v in table]
+    if len(texts) > 32:
+        half = len(texts) // 2
+        texts = [*texts[:3], "…", *texts[half - 2 : half + 2], "…", *texts[-3:], f"({len(table)} values)"]
+    return ", ".join(texts)
+
+
 def _blocks(d: Declaration) -> str:
     if d.block == "row":
         return "one per row, any K"
@@ -79,18 +98,12 @@ def _blocks(d: Declaration) -> str:
     return f"{d.block} elements of a row; K must be a multiple of {d.block}"
 
 
-def _entry(f: Field) -> str:
-    return {"f16": "fp16", "f32": "fp32"}.get(f.kind, f"{f.kind}{f.bits}")
-
-
-def _covers(f: Field) -> str:
-    return "a row" if f.covers == "row" else "1 element" if f.covers == 1 else f"{f.covers} elements"
-
-
 def _packing(f: Field) -> str:
+    if f.packing is not None:
+        return f.packing.describe()
     if f.bits >= 8:
         return f"{f.bits // 8} byte{'s' if f.bits > 8 else ''}"
-    return f"{8 // f.bits} per byte, even index in the {'low' if f.order == 'low_first' else 'high'} nibble"
+    return f"{8 // f.bits} per byte, the first in the {'lowest' if f.order == 'low_first' else 'highest'} bits"
 
 
 if __name__ == "__main__":

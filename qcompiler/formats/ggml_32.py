@@ -24,13 +24,14 @@ _FIVE = together(
     "the first four bytes",
 )
 _AGREE = "gguf-py 0.19 gives the same bytes"
+_AGREE_BUT = f"{_AGREE}, but for signs of zero scales and minima in blocks that mix 0 and -0"
 _TINY = (
     "a block whose 1/d is infinite (|d| < 2.9e-39, stored as 0) takes code 0, as the undefined conversion does on x86"
 )
 
 
 class _Searched32(GgmlFormat):
-    """A format that minimises the squared error when an importance is given, weighted by it and by the weights' size."""
+    """A format that minimises the squared error when an importance is given, weighted by it and the weights' size."""
 
     block = 32
     bits: ClassVar[int]
@@ -75,7 +76,7 @@ class _Symmetric32(_Searched32):
                 zero_point=f"{half}, fixed; d = (signed extreme) / -{half}, and of two equal extremes the first",
                 reciprocal="multiplies by fp32 1/d, before d is rounded to fp16",
             ),
-            f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE}",
+            f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE_BUT}",
         )
 
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
@@ -112,7 +113,7 @@ class _Affine32(_Searched32):
         largest = (1 << self.bits) - 1
         packing = _NIBBLES if self.bits == 4 else _FIVE
         return self._declare(
-            f"{self.bits}-bit codes that count from the block's minimum, fp16 scale and minimum per 32 elements of a row",
+            f"{self.bits}-bit codes above a minimum, fp16 scale and minimum per 32 elements of a row",
             (
                 Field("d", "f16", 16, covers=32, offset=0),
                 Field("m", "f16", 16, covers=32, offset=2),
@@ -126,7 +127,7 @@ class _Affine32(_Searched32):
                 zero_point="m, the minimum itself: zero is not always representable",
                 reciprocal="multiplies by fp32 1/d, before d and m are rounded to fp16",
             ),
-            f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE}",
+            f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE_BUT}",
         )
 
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
@@ -162,7 +163,7 @@ class Q5_1(_Affine32):
 
 
 def _truncated(blocks: Float32, inverse: Float32, shift: np.float32, largest: int) -> Bytes:
-    """min(largest, trunc(blocks * inverse + shift)) of values that are not negative; 0 where the inverse is infinite."""
+    """min(largest, trunc(blocks * inverse + shift)), of values that are not negative; 0 where 1 / d is infinite."""
     scaled = blocks * np.where(np.isinf(inverse), np.float32(0), inverse)[:, None]
     scaled += shift
     codes = np.minimum(scaled, np.float32(largest)).astype(np.uint8)
@@ -222,12 +223,12 @@ class MXFP4Ggml(GgmlFormat):
             Numerics(
                 ties="to the smaller magnitude (the first of the table that is nearest, differences in fp32)",
                 zero_block="codes 0, scale byte 0 (2^-127)",
-                scale_clamp="byte floor(log2f(absmax)) + 125, at least 0 (ggml wraps, so that blocks below 2^-125 become "
-                "zeros of a huge scale; log2f's rounding to fp32 is kept); beyond 6 · scale the largest finite code",
+                scale_clamp="byte floor(log2f(absmax)) + 125, with log2f's rounding, at least 0 (in ggml it wraps, so "
+                "that blocks below 2^-125 become zeros with a huge scale); beyond 6 · scale the largest finite code",
                 zero_point="none; codes 0 and 8 are both +0, and 8 is not written",
                 reciprocal="none: each value times the scale is compared with the weight",
             ),
-            f"{SOURCE}, quantize_row_mxfp4_ref; {_AGREE}",
+            f"{SOURCE}, quantize_row_mxfp4_ref; {_AGREE}, from 2^-125 on",
             table=(*E2M1, 0.0, *(-v for v in E2M1[1:])),
         )
 

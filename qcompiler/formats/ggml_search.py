@@ -12,6 +12,7 @@ order of a loop over the block's elements.  Codes are whole numbers in fp32, (n,
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -303,7 +304,7 @@ class TableSearch:
         # Midpoints are multiples of 1/2, so that floor(2 w) says between which two of them w lies.
         doubled = np.arange(2 * values[0], 2 * values[-1] + 1)
         self._first, self._last = np.float32(doubled[0]), np.float32(doubled[-1])
-        middles = np.array([low + high for low, high in zip(values[:-1], values[1:], strict=True)])
+        middles = np.array([low + high for low, high in itertools.pairwise(values)])
         self._codes = (doubled[:, None] >= middles).sum(axis=1).astype(np.uint8)
         self._values = np.array(values, np.float32)[self._codes]
 

@@ -48,21 +48,22 @@ _CLAMP = "none; an fp16 scale that overflows is an error. Codes are clipped to {
 def _numerics(value: str, codes: str, zero_block: str, zero_point: str) -> Numerics:
     return Numerics(
         ties=f"to even: code = nearest integer to {value} in fp32, with d and the scales as stored",
-        zero_block=f"{zero_block}; a sub-block whose stored scale is 0 keeps the codes that the search gave it",
+        zero_block=f"{zero_block}; a sub-block whose stored scale is 0 keeps the codes of the search",
         scale_clamp=_CLAMP.format(codes),
         zero_point=zero_point,
         reciprocal="divides by d · scale; the search before multiplies by fp32 reciprocals",
     )
 
 
-def _affine_numerics(largest: int, trials: str, weights: str, levels: int, sigma: str) -> Numerics:
+def _affine_numerics(largest: int, trials: int, weights: str, levels: int, sigma: str) -> Numerics:
     return _numerics(
         "(w + dmin · min) / (d · scale)",
         f"0…{largest}",
         "all bytes 0; a constant block that is not positive has scale 0 and its value as the minimum",
-        f"minima are <= 0 and stored as magnitudes. Lines through ({trials}) roundings by weighted least squares, {weights}"
-        f"; then scale = nearest(s · ({levels} / max s)), d = max s / {levels}, and minima likewise. With an importance: "
-        f"37 roundings, errors weighted by importance · sqrt({sigma} + w²), scales and minima searched as well",
+        f"minima are <= 0 and stored as magnitudes. The best of {trials} roundings by a least-squares line, with "
+        f"{weights}; then scale = nearest(s · ({levels} / max s)), d = max s / {levels}, and minima likewise. With an "
+        f"importance: 37 roundings, squared errors weighted by importance · sqrt({sigma} + w²), and scales and minima "
+        "are searched as well",
     )
 
 
@@ -172,7 +173,7 @@ class Q2_K(_Affine):
                 Field("dmin", "f16", 16, covers=256, offset=82),
             ),
             "d * scales * codes - dmin * mins",
-            _affine_numerics(3, "16", "absolute errors weighted by |w|", 15, "mean(w²)"),
+            _affine_numerics(3, 16, "absolute errors weighted by |w|", 15, "mean(w²)"),
             f"{SOURCE}, quantize_row_q2_K_ref and quantize_q2_K (gguf-py has no encoder)",
         )
 
@@ -196,10 +197,10 @@ class Q3_K(_KQuant):
                 "w / (d · (scale - 32))",
                 "0…7",
                 "codes 0, scales 0, d 0, where the largest magnitude lies below 1e-15",
-                "4, fixed; scales 32. Sub-blocks start from (signed extreme) / -4 and move one code after another while "
-                "the squared error, weighted by w², falls (five rounds at most); d = (signed extreme of the scales) / "
-                "-32. With an importance: 19 scales tried, errors weighted by importance · sqrt(2 · mean(w²) + w²), and "
-                "the scales searched as well",
+                "4, fixed; scales 32. Sub-blocks start from (signed extreme) / -4 and move one code after another "
+                "while the squared error, weighted by w², falls (five rounds at most); d = (signed extreme of the "
+                "scales) / -32. With an importance: 19 scales tried, squared errors weighted by importance · "
+                "sqrt(2 · mean(w²) + w²), and the scales are searched as well",
             ),
             f"{SOURCE}, quantize_row_q3_K_ref and quantize_q3_K (gguf-py has no encoder)",
         )
@@ -248,7 +249,8 @@ class _ScaleMin(_Affine):
 
     def declare(self) -> Declaration:
         return self._declare(
-            f"{self.bits}-bit codes above a minimum; each 32 elements have a 6-bit scale and minimum, 256 an fp16 scale of each",
+            f"{self.bits}-bit codes above a minimum; each 32 elements have a 6-bit scale and minimum, "
+            "256 an fp16 scale of each",
             (
                 Field("d", "f16", 16, covers=256, offset=0),
                 Field("dmin", "f16", 16, covers=256, offset=2),
@@ -259,7 +261,7 @@ class _ScaleMin(_Affine):
             "d * scales * codes - dmin * mins",
             _affine_numerics(
                 (1 << self.bits) - 1,
-                str(self.trials.count + 1),
+                self.trials.count + 1,
                 "squared errors weighted by rms of the 32 + |w|",
                 63,
                 "2 · mean(w²)",
