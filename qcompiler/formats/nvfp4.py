@@ -68,11 +68,19 @@ class NVFP4(Format):
         job.packed.section("global_scale")[:] = self._global_scale(absmax_of_all(self, job.weights))
 
     def _global_scale(self, largest: np.float32) -> np.float32:
-        if not self.setting("divisor"):
-            return np.maximum(largest / _RANGE, SMALLEST_GLOBAL)
         with np.errstate(over="ignore"):
-            divisor = _RANGE / np.maximum(largest, np.finfo(np.float32).tiny)
-        return divisor if np.isfinite(divisor) else np.float32(1)
+            if not self.setting("divisor"):
+                scale = np.maximum(largest / _RANGE, SMALLEST_GLOBAL)
+                while not np.isfinite(np.float32(448) * scale * np.float32(6)):
+                    scale = np.nextafter(scale, np.float32(0))
+                return scale
+            # torch divides a number by a tensor through the tensor's reciprocal.
+            divisor = np.float32(1) / np.maximum(largest, np.finfo(np.float32).tiny) * _RANGE
+            if not np.isfinite(divisor):
+                return np.float32(1)
+            while not np.isfinite(np.float32(448) / divisor * np.float32(6)):
+                divisor = np.nextafter(divisor, np.float32(1))
+            return divisor
 
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         blocks = tile.reshape(-1, BLOCK)
@@ -82,6 +90,7 @@ class NVFP4(Format):
             stored = E4M3.saturate(local * of_all)
             stored[stored.view(np.uint8) == 0] = ZERO_SCALE
             scaled = blocks / (stored.astype(np.float32) / of_all)[:, None]
+            scaled += np.float32(0)  # the reference multiplies by the sign of -0.0, which is 0
         else:
             stored = E4M3.saturate(np.maximum(local / of_all, SMALLEST_SCALE))
             scaled = blocks * (np.float32(1) / of_all / stored.astype(np.float32))[:, None]
@@ -98,15 +107,16 @@ _MULTIPLIER = Numerics(
     ties=_TIES,
     zero_block="codes 0 (-0 keeps its sign), block scale 2^-6",
     scale_clamp="block scales from 2^-6 (E4M3's smallest normal; other systems go down to 2^-9) to 448; the global "
-    "scale absmax / 2688 is at least 2^-120, also for a tensor of zeros, where the reference divides by 0",
+    "scale absmax / 2688 is at least 2^-120, also for a tensor of zeros, where the reference divides by 0, and so "
+    "small that the largest weight stays finite",
     zero_point="none",
     reciprocal="multiplies by fp32 (1 / global) / scale; decoding multiplies by both",
 )
 _DIVISOR = Numerics(
     ties=_TIES,
-    zero_block="codes 0 (-0 keeps its sign), block scale 0.125",
-    scale_clamp="a block scale that rounds to 0 in E4M3 is stored as 0.125; the global divisor is 2688 / absmax, or 1 "
-    "where that is infinite",
+    zero_block="codes 0 (-0 loses its sign), block scale 0.125",
+    scale_clamp="a block scale that rounds to 0 in E4M3 is stored as 0.125; the global divisor is 2688 * fp32 (1 / "
+    "absmax), or 1 where that is infinite, and so large that the largest weight stays finite",
     zero_point="none",
     reciprocal="the global scale is stored as a divisor; elements are divided by fp32 (scale / global)",
 )
