@@ -1,17 +1,17 @@
 """The `embedding` template: rows of a table by id, decoded on the way (lookup.h).
 
-The table may be plain (any strides, or panels) or packed (canonical or cpu_p16_v1, whatever its format's blocks). An id
+The table may be plain (any strides, or panels) or packed (canonical or cpu_p16_v1, whatever its format). An id
 outside [0, rows) gives a row of zeros and is reported through the context.
 """
 
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.formats import Format
-from qcompiler.kernels import layouts
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
-from qcompiler.kernels.cpu.linear import FLOATS, PANEL_LAYOUT, c_table, code_values, packed_format, used_symbols
+from qcompiler.kernels.cpu.linear import FLOATS, packed_format, used_symbols
+from qcompiler.kernels.cpu.row_reader import Table, row_function
+from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, Operand
 
@@ -22,54 +22,23 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     return 0
 
 
-def _plain_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tuple[str, list[str], str]:
+def _plain_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tuple[str, str]:
     """As `_packed_row`, for a plain table: the call copies row `id`."""
     del spec
     kind = STORAGE_TYPES[table.dtype]
     if table.layout == PANEL_LAYOUT:
         start = f"(const {kind}*)op[1] + id / 16 * {body.cols * 16} + id % 16"
-        return "", [], f"ql_plain_row({start}, 16, {body.cols}, out);"
+        return "", f"ql_plain_row({start}, 16, {body.cols}, out);"
     down, right = (c_dim(s) for s in table.strides or (body.cols, 1))
-    return "", [], f"ql_plain_row((const {kind}*)op[1] + id * {down}, {right}, {body.cols}, out);"
+    return "", f"ql_plain_row((const {kind}*)op[1] + id * {down}, {right}, {body.cols}, out);"
 
 
-def _codes(fmt: Format, layout: str, bits: int) -> str:
-    """The C++ reader of codes in a layout."""
-    if layout == PANEL_LAYOUT:
-        return f"ql_panel_codes<{bits}>"
-    if bits == 8:
-        return "ql_bytes"
-    return f"ql_nibbles<{'true' if fmt.declaration.codes.order == 'high_first' else 'false'}>"
-
-
-def _packed_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tuple[str, list[str], str]:
-    """(definitions, statements that describe the table as `t`, the call that decodes row `id`)."""
+def _packed_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tuple[str, str]:
+    """(definitions, the call that decodes row `id`)."""
     assert table.format is not None and table.layout is not None
     fmt = packed_format(table.format)
-    values = code_values(fmt)
-    bits = 8 if values is None else 4
-    sections = layouts.get(table.layout).sections(fmt, table.dtype, body.rows, body.cols)
-    places = {s.name.removesuffix("_flat"): s for s in sections}
-    scales = places.get("absmax") or places["scales"]
-    statements = [
-        "const char* const bytes = (const char*)op[1];",
-        "ql_table t = {};",
-        f"t.codes = bytes + {places['codes'].offset}, t.scales = bytes + {scales.offset};",
-        f"t.cols = {body.cols}, t.kb = {fmt.declaration.block_size(body.cols)};",
-    ]
-    if "zeros" in places:
-        statements.append(f"t.zeros = (const uint8_t*)bytes + {places['zeros'].offset};")
-    if values is not None:
-        statements.append(f"t.values = qk_{spec.name}_codes;")
-    definitions = "" if values is None else c_table(f"qk_{spec.name}_codes", values)
-    codes, rounding = _codes(fmt, table.layout, bits), f"QG_{table.dtype.upper()}"
-    if body.cols % fmt.declaration.block_size(body.cols):
-        return definitions, statements, f"ql_flat_row<{codes}, {rounding}>(t, id, out);"
-    scale = "qc_f16" if scales.dtype.itemsize == 2 else "float"
-    zeros = "true" if "zeros" in places else "false"
-    blocks = f"ql_blocks::{'panels' if table.layout == PANEL_LAYOUT else 'rows'}(t, id)"
-    call = f"ql_row<{bits}, {codes}, {scale}, {zeros}, {rounding}>(t, id, {blocks}, out);"
-    return definitions, statements, call
+    packed = Table(spec.name, fmt, table.layout, table.dtype, body.rows, body.cols)
+    return row_function(packed, spec.operands[2].dtype), f"qk_{spec.name}_row((const uint8_t*)op[1], id, out);"
 
 
 def _check(spec: KernelSpec) -> None:
@@ -95,14 +64,13 @@ def emit(spec: KernelSpec, isa: str) -> str:
     _check(spec)
     ids, table, out = spec.operands
     row = _plain_row if table.format is None else _packed_row
-    definitions, statements, call = row(spec, table, body)
+    definitions, call = row(spec, table, body)
     id_type, out_type = STORAGE_TYPES[ids.dtype], STORAGE_TYPES[out.dtype]
     share = [f"const int64_t count = {c_dim(body.count)};", f"const int64_t tasks = qc_tasks(count, {body.cols});"]
     lines = [
         "void* const* const op = call->op;",
         *share,
         f"const {id_type}* const ids = (const {id_type}*)op[0];",
-        *statements,
         "for (int64_t i = qc_share(count, task, tasks); i < qc_share(count, task + 1, tasks); i++) {",
         f"    {out_type}* const out = ({out_type}*)op[2] + i * {c_dim(out.strides[-2])};",
         f"    const int64_t id = ids[i * {c_dim(ids.strides[-1])}];",

@@ -31,7 +31,7 @@ from qcompiler.kernels.cpu import (
 from qcompiler.plan.kernel import KernelSpec, LinearKernel
 from qcompiler.plan.plan import Plan
 
-EMITTER_VERSION = 1
+EMITTER_VERSION = 2
 """Part of the cache key of compiled programs: raise it whenever emitted text changes for an unchanged spec."""
 
 NATIVE_ABI = 1
@@ -61,7 +61,8 @@ _TEMPLATES: dict[str, ModuleType] = {
 TEMPLATES = tuple(_TEMPLATES)
 
 _HEADERS: dict[str, tuple[str, ...]] = {
-    "linear": ("gemm.h",), "batch_matmul": ("gemm.h",), "embedding": ("gemm.h", "lookup.h"),
+    "linear": ("decode.h", "gemm.h"), "batch_matmul": ("decode.h", "gemm.h"),
+    "embedding": ("decode.h", "gemm.h", "lookup.h"),
     "attention": ("attention.h",), "order": ("order.h",), "argmax": ("order.h",),
 }  # fmt: skip
 """Headers that a template needs beside the common ones."""

@@ -5,8 +5,7 @@
 //
 // Weights come as *panels* of 16 rows of w, that is 16 lanes for each k:
 //
-//     codes   [panel][k / per word][16 lanes]   u32 words of eight 4-bit or four 8-bit codes, lowest bits first
-//     scales  [panel][k / kb][16 lanes]         one for each block of kb columns; zero points likewise
+//     codes   [panel][word][16 lanes]           u32 words of codes, and the entries beside them (decode.h)
 //     values  [panel][k][16 lanes]              plain f32, bf16, f16
 //
 // A task owns a range of panels and rows. It decodes [kc][16] fp32 panels into its thread's scratch and runs the
@@ -18,11 +17,9 @@
 #include <string.h>
 
 #include "abi.h"
+#include "decode.h"
 #include "task.h"
 #include "vec.h"
-
-#define QG_METHOD inline __attribute__((always_inline))
-#define QG_UNROLL _Pragma("GCC unroll 16")
 
 // QG_MR rows x QG_NP panels: the microkernel's accumulators, which with one row of w and one broadcast x fill the register
 // file (32 zmm: 14 * 2 + 2 + 1; 16 ymm: 6 * 2 + 2 + 1; 16 xmm: 2 * 4 + 4 + 2; 32 NEON: 6 * 4 + 4 + 1). QG_FEW: most rows
@@ -49,9 +46,6 @@ template <class T, class V> QC_INLINE void qg_store_lanes(T* p, V x, int lanes) 
     else vstore_n(p, x, lanes);
 }
 
-struct qg_words { qu r[QC_REGS]; };  // 16 words of codes
-QC_INLINE qg_words qg_load_words(const uint32_t* p) { qg_words w; memcpy(&w, p, sizeof w); return w; }
-
 // --- one matrix product -----------------------------------------------------------------------------------------------
 
 struct qg_job;
@@ -70,11 +64,8 @@ struct qg_job {
     int64_t x_row, x_col;  // strides of x in elements; x_col is 1 unless `load_x` handles another
     const struct qg_window* window;  // x is an image: how `load_x` reads its windows (window.h)
     qg_load_x load_x;      // null: fp32 with unit column stride, read in place
-    const char* codes;     // words of codes, plain values, or the row-major matrix
-    const char* scales;
-    const uint8_t* zeros;
-    const float* table;    // 16 values of the 4-bit codes
-    int64_t kb;            // columns per scale (or elements per absmax of flat blocks)
+    const char* codes;     // plain values in panels, or the row-major matrix
+    qg_packed packed;      // a packed weight
     int64_t w_row, w_col;  // strides of a row-major w in elements
     qg_decode decode;      // null: plain fp32 panels, read in place
     qg_finish finish;
@@ -91,136 +82,74 @@ struct qg_job {
 // Each decoder walks one panel, given to `start`, in groups of GROUP columns: `at(k)` moves to the group that starts at k (a multiple of
 // GROUP, ascending), `value<J>()` gives the 16 lanes of column k + J, scaled and rounded as the format's decoder does.
 
-enum { QG_F32 = 0, QG_BF16 = 1, QG_F16 = 2 };
+// Packed weights: W is the struct of their format (decode.h). COVERS columns share the entries (0: all columns do); GROUP
+// divides it.
+template <class W, int ROUND> struct qg_coded {
+    static constexpr int GROUP = W::GROUP;
+    const qg_packed* from;
+    int64_t panel, until;  // first column of the next entries
+    qg_codes<W::BITS, GROUP> codes;
+    typename W::values values;
+    W entries;
 
-// The 16 values of the 4-bit codes, held in registers.
-struct qg_table {
-#if defined(QC_AVX512)
-    __m512 all;
-    QG_METHOD void load(const float* t) { all = _mm512_loadu_ps(t); }
-    template <int J> QG_METHOD vf look(const qg_words& w) const {
-        vf r;
-        r.r[0] = _mm512_permutexvar_ps((__m512i)(w.r[0] >> (4 * J)), all);  // reads the low four bits of an index
-        return r;
-    }
-#elif defined(QC_AVX2)
-    __m256 low, high;
-    QG_METHOD void load(const float* t) { low = _mm256_loadu_ps(t); high = _mm256_loadu_ps(t + 8); }
-    template <int J> QG_METHOD vf look(const qg_words& w) const {
-        vf r;
-        QG_UNROLL for (int i = 0; i < QC_REGS; i++) {
-            __m256i index = (__m256i)(w.r[i] >> (4 * J));  // reads the low three bits; bit 3 picks the half
-            __m256 a = _mm256_permutevar8x32_ps(low, index), b = _mm256_permutevar8x32_ps(high, index);
-            r.r[i] = _mm256_blendv_ps(a, b, (__m256)(w.r[i] << (28 - 4 * J)));
-        }
-        return r;
-    }
-#else
-    const float* all;
-    QG_METHOD void load(const float* t) { all = t; }
-    template <int J> QG_METHOD vf look(const qg_words& w) const {
-        vf r = {};
-        QG_UNROLL for (int i = 0; i < QC_REGS; i++)
-            QG_UNROLL for (int l = 0; l < QC_W; l++) r.r[i][l] = all[(w.r[i][l] >> (4 * J)) & 15];
-        return r;
-    }
-#endif
-};
-
-#if defined(QC_AVX512) || defined(QC_AVX2)
-QC_INLINE vf qg_round_f16(vf x) { return vround_f16(x); }
-#else
-QC_COLD vf qg_round_f16(vf x) { return vround_f16(x); }  // lane by lane: too much code for every unrolled column
-#endif
-
-template <int ROUND> QC_INLINE vf qg_round(vf x) {
-    if (ROUND == QG_BF16) return vround_bf16(x);
-    if (ROUND == QG_F16) return qg_round_f16(x);
-    return x;
-}
-
-// Integer or table codes of BITS bits, one scale (SCALE: QG_F32 or QG_F16) for each `kb` columns and, with ZEROS, a zero
-// point: (value(code) - zero) * scale. kb is a multiple of GROUP, or all of k.
-template <int BITS, int SCALE, bool ZEROS, int ROUND> struct qg_packed {
-    static constexpr int GROUP = 32 / BITS;
-    const qg_job* job;
-    const uint32_t* words;
-    int64_t entry, until;  // index of the current scale, first column of the next one
-    int64_t base;          // the panel's first scale
-    qg_table table;
-    qg_words w;
-    vf scale, zero;
-
-    QG_METHOD void start(const qg_job* j, int64_t panel) {
-        job = j;
-        words = (const uint32_t*)j->codes + panel * ((j->k + GROUP - 1) / GROUP) * 16;
-        base = panel * ((j->k + j->kb - 1) / j->kb);
-        entry = 0, until = 0;
-        if (BITS == 4) table.load(j->table);
+    QG_METHOD void start(const qg_job* job, int64_t p) {
+        from = &job->packed, panel = p, until = 0;
+        codes.start(*from, p);
+        values.start();
+        if (W::COVERS == 0) entries.load(*from, p, 0);
     }
     QG_METHOD void at(int64_t k) {
-        if (k >= until) {
-            entry = until == 0 ? k / job->kb : entry + 1;  // no division inside the loop over k
-            until = (entry + 1) * job->kb;
-            int64_t first = (base + entry) * 16;
-            scale = SCALE == QG_F16 ? vload((const qc_f16*)job->scales + first)
-                                    : vload((const float*)job->scales + first);
-            if (ZEROS) zero = vtofloat(vload(job->zeros + first));
+        if (W::COVERS != 0 && k >= until) {
+            constexpr int64_t step = W::COVERS ? W::COVERS : 1;
+            until = ((uint64_t)k / step + 1) * step;
+            entries.load(*from, panel, k);
         }
-        w = qg_load_words(words + k / GROUP * 16);
+        codes.at(k);
     }
     template <int J> QG_METHOD vf value() const {
-        vf r;
-        if constexpr (BITS == 4) {
-            r = table.template look<J>(w);
-        } else {
-            QG_UNROLL for (int i = 0; i < QC_REGS; i++)
-                r.r[i] = __builtin_convertvector((qi)(w.r[i] << (24 - 8 * J)) >> 24, qf);
-        }
-        QG_UNROLL for (int i = 0; i < QC_REGS; i++) r.r[i] = (ZEROS ? r.r[i] - zero.r[i] : r.r[i]) * scale.r[i];
-        return qg_round<ROUND>(r);
+        return qg_round<ROUND>(entries.element(values.template value<J>(codes)));
     }
 };
 
-// 4-bit table codes whose flat blocks of `kb` elements (a power of two >= 64) run across rows: the scale of row r,
-// column k is scales[(r * K + k) / kb]. A group of eight columns meets at most one block boundary in each lane.
-template <int ROUND> struct qg_flat {
-    static constexpr int GROUP = 8;
-    const qg_job* job;
-    const uint32_t* words;
-    int64_t panel;
-    int shift;
-    qg_table table;
-    qg_words w;
-    vf here, next;  // the scales before and after the boundary
-    qg_words change;      // the column, counted inside the group, where `next` begins
+// The same where blocks run across rows: row r, column k reads the entries of element r * K + k. They change at another
+// column in each lane, at most once in COVERS columns.
+template <class W, int ROUND> struct qg_straddling {
+    static constexpr int GROUP = W::GROUP;
+    const qg_packed* from;
+    int64_t panel, until;   // the first column for which `here` and `next` may not do
+    int64_t border[16];     // the column where `next` begins
+    qg_words change;        // the same, counted inside the group
+    qg_codes<W::BITS, GROUP> codes;
+    typename W::values values;
+    W here, next;
 
-    QG_METHOD void start(const qg_job* j, int64_t p) {
-        job = j, panel = p, shift = __builtin_ctzll((uint64_t)j->kb);
-        words = (const uint32_t*)j->codes + panel * ((j->k + 7) / 8) * 16;
-        table.load(j->table);
+    QG_METHOD void start(const qg_job* job, int64_t p) {
+        from = &job->packed, panel = p, until = 0;
+        codes.start(*from, p);
+        values.start();
     }
-    QG_METHOD void at(int64_t k) {
-        float first[16], second[16];
-        uint32_t border[16];
-        const float* absmax = (const float*)job->scales;
-        const int64_t last = (job->n * job->k - 1) >> shift;  // padding rows and columns read the last block's
+    QG_METHOD void move(int64_t k) {
+        int64_t now[16], then[16];
+        const int64_t last = from->n * from->k - 1;  // padding rows and columns read the last element's
+        until = INT64_MAX;
         for (int l = 0; l < 16; l++) {
-            int64_t element = (panel * 16 + l) * job->k + k, block = element >> shift;
-            first[l] = absmax[block < last ? block : last];
-            second[l] = absmax[block + 1 < last ? block + 1 : last];
-            int64_t left = ((block + 1) << shift) - element;
-            border[l] = left < 8 ? (uint32_t)left : 8;
+            const int64_t element = (panel * 16 + l) * from->k + k, end = (element / W::COVERS + 1) * W::COVERS;
+            now[l] = qc_min(element, last), then[l] = qc_min(end, last);
+            border[l] = k + end - element;
+            until = qc_min(until, border[l] + W::COVERS);
         }
-        here = vload(first);
-        next = vload(second);
-        change = qg_load_words(border);
-        w = qg_load_words(words + k / 8 * 16);
+        here.load(*from, now), next.load(*from, then);
+    }
+    QG_METHOD void at(int64_t k) {
+        if (k + GROUP > until || until == 0) move(k);
+        uint32_t columns[16];
+        for (int l = 0; l < 16; l++) columns[l] = (uint32_t)qc_max(qc_min(border[l] - k, GROUP), 0);
+        change = qg_load_words(columns);
+        codes.at(k);
     }
     template <int J> QG_METHOD vf value() const {
-        vf r = table.template look<J>(w);
-        QG_UNROLL for (int i = 0; i < QC_REGS; i++) r.r[i] *= change.r[i] > (uint32_t)J ? here.r[i] : next.r[i];
-        return qg_round<ROUND>(r);
+        const vm before = QC_EACH(vm, q_ltu(q_seti(J), (qi)change.r[i]));
+        return qg_round<ROUND>(W::pick(before, here, next).element(values.template value<J>(codes)));
     }
 };
 

@@ -1,7 +1,7 @@
 """The `linear` template: dequantising matrix products over gemm.h.
 
-A linear becomes three pieces of C++: the values of its 4-bit codes (if any), a `finish` function (bias, epilogue, one
-rounding, store) and the kernel itself, which fills a `qg_job` and runs the driver for its class of M:
+A linear becomes three pieces of C++: the decoder of a packed weight (weights.py), a `finish` function (bias, epilogue,
+one rounding, store) and the kernel itself, which fills a `qg_job` and runs the driver for its class of M:
 
     "1", "2-8"  qg_run_few<decoder, rows>: codes are decoded in registers straight into the accumulators
     "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x
@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
-from qcompiler.kernels import layouts
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text, vector
+from qcompiler.kernels.cpu.weights import PANEL_LAYOUT, panel_weight
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, Window
 
 FLOATS = ("f32", "bf16", "f16")
-PANEL_LAYOUT = "cpu_p16_v1"
-
 KC, GROUP, BLOCKS = 512, 8, 16
 """gemm.h's QG_KC, QG_GROUP, QG_BLOCKS; emitted kernels assert that the scratch sizes computed here are gemm.h's."""
 
@@ -119,66 +117,21 @@ class Weight:
     in_place: bool
 
 
-def code_values(fmt: Format) -> tuple[float, ...] | None:
-    """What the 16 codes of a 4-bit format stand for before zero point and scale; None for 8-bit codes.
-
-    These are the decode equations that gemm.h's decoders compute; another one needs another decoder.
-    """
-    table = fmt.declaration.table
-    values: dict[str, tuple[float, ...] | None] = {
-        "table[codes] * absmax": table,
-        "(codes - 8) * scales": tuple(float(code - 8) for code in range(16)),
-        "(codes - zeros) * scales": tuple(float(code) for code in range(16)),
-        "codes * scales": None,
-    }
-    equation = fmt.declaration.decode.text
-    if equation not in values:
-        raise KernelSelectionError(f"no CPU linear kernel decodes {fmt}: its equation is '{equation}'")
-    return values[equation]
-
-
 def packed_format(ref: FormatRef) -> Format:
     """The format that a FormatRef names."""
     return formats.get(ref.name, **ref.params)
 
 
-def c_table(name: str, values: tuple[float, ...]) -> str:
-    """A C++ definition of 16 floats, exact (hexadecimal)."""
-    text = ", ".join(f"{value.hex()}f" for value in values)
-    return f"alignas(64) static const float {name}[16] = {{\n    {text}}};\n"
-
-
 def _packed_weight(name: str, operand: Operand) -> Weight:
     assert operand.format is not None
-    fmt = packed_format(operand.format)
     n, k = (int(d) for d in operand.shape)
     if operand.layout != PANEL_LAYOUT:
         raise KernelSelectionError(
             f"kernel '{name}': a packed weight needs layout '{PANEL_LAYOUT}', not '{operand.layout}'"
         )
-    places = {s.name: s for s in layouts.get(PANEL_LAYOUT).sections(fmt, operand.dtype, n, k)}
-    values = code_values(fmt)
-    rounding = f"QG_{operand.dtype.upper()}"
-    flat = places.get("absmax_flat")
-    scales = flat or places["scales"]
-    statements = [
-        f"job.codes = w + {places['codes'].offset};",
-        f"job.scales = w + {scales.offset};",
-        f"job.kb = {fmt.declaration.block_size(k)};",
-    ]
-    if "zeros" in places:
-        statements.append(f"job.zeros = (const uint8_t*)(w + {places['zeros'].offset});")
-    if values is not None:
-        statements.append(f"job.table = qk_{name}_codes;")
-    scale = "QG_F16" if scales.dtype.itemsize == 2 else "QG_F32"
-    zeros = "true" if "zeros" in places else "false"
-    packed = f"qg_packed<{8 if values is None else 4}, {scale}, {zeros}, {rounding}>"
-    return Weight(
-        decoder=packed if flat is None else f"qg_flat<{rounding}>",
-        definitions="" if values is None else c_table(f"qk_{name}_codes", values),
-        statements=tuple(statements),
-        in_place=False,
-    )
+    made = panel_weight(packed_format(operand.format), operand.dtype, n, k)
+    parts = [f"job.packed.part[{i}] = w + {offset};" for i, offset in enumerate(made.parts)]
+    return Weight(made.decoder, made.definitions, (f"job.packed.n = {n}, job.packed.k = {k};", *parts), False)
 
 
 def weight_of(name: str, operand: Operand) -> Weight:

@@ -22,7 +22,7 @@ from qcompiler.formats.packing import Pieces
 
 Entries = npt.NDArray[Any]
 
-_UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 def bits_dtype(field: Field) -> np.dtype[Any]:
@@ -31,11 +31,13 @@ def bits_dtype(field: Field) -> np.dtype[Any]:
 
 
 def keeps_every_byte(field: Field) -> bool:
-    """Whether entries give back whatever bytes they were read from, not only those that an encoder writes."""
-    packing = field.packing
-    if packing is None:
+    """Whether entries give back whatever bytes they were read from, not only those that an encoder writes.
+
+    What the bits of a record hold that are not this field's is `StoredEntries.check_records`' business.
+    """
+    if field.packing is None:
         return True
-    return isinstance(packing, Pieces) and sum(w for e in packing.pieces for _, _, w in e) == 8 * packing.nbytes
+    return isinstance(field.packing, Pieces) and (field.offset is not None or field.others is None)
 
 
 class StoredEntries:
@@ -85,7 +87,10 @@ class StoredEntries:
         return bits.reshape(-(-(last - first) // field.rows), -1)[:, : self.per_row(field)]
 
     def write(self, field: Field, entries: Entries, first: int = 0, last: int | None = None) -> None:
-        """Stores the entries of the rows [first, last), as `read` gives them; codes of no element are `pad_code`."""
+        """Stores the entries of the rows [first, last), as `read` gives them, where bytes are zero.
+
+        Codes of no element become `pad_code`.
+        """
         last = self.rows if last is None else last
         part = self._part(field, first, last)
         if self.flat or field.covers == "tensor":
@@ -105,17 +110,18 @@ class StoredEntries:
                 values = np.zeros((len(entries), whole), entries.dtype)
                 values[:, :per_row] = entries
             values = np.ascontiguousarray(values).reshape(-1)
-        part[...] = field.pack(values.view(field.dtype)).reshape(part.shape)
+        part |= field.pack(values.view(field.dtype)).reshape(part.shape)  # fields of a record may share bytes
 
     def check_records(self) -> None:
-        """LayoutError where a byte of a record that belongs to no field is not zero."""
+        """LayoutError where a bit of a record that belongs to no field is not zero."""
         d = self.fmt.declaration
-        free = np.ones(d.record_bytes, np.bool_)
+        free = np.full(d.record_bytes, 0xFF, np.uint8)
         for f in d.fields:
             assert f.offset is not None
-            free[f.offset : f.offset + f.nbytes(d.entries_per_block(f, self.cols))] = False
-        if free.any() and self.sections["blocks"][..., free].any():
-            raise LayoutError(f"a record of {self.fmt} holds other bytes than zero where no field stands")
+            place = free[f.offset : f.offset + f.nbytes(d.entries_per_block(f, self.cols))]
+            place &= np.uint8(0) if f.others is None else f.others
+        if free.any() and (self.sections["blocks"] & free).any():
+            raise LayoutError(f"a record of {self.fmt} holds other bits than zero where no field stands")
 
     def _part(self, field: Field, first: int, last: int) -> Bytes:
         """A view of the bytes that hold the entries of rows [first, last)."""

@@ -34,6 +34,18 @@ _UFUNCS: dict[type[ast.operator], Callable[[Float32, Float32], Float32]] = {
 
 
 @dataclass(frozen=True)
+class CStyle:
+    """How an equation is written in C++: patterns for an entry that becomes a float, a number, and a lookup."""
+
+    entry: str = "(float)({entry})"
+    number: str = "{number}"
+    lookup: str = "{table}[{entry}]"
+
+
+SCALARS = CStyle()
+
+
+@dataclass(frozen=True)
 class Equation:
     """A parsed decode equation. Malformed text is a ValueError (a mistake in a format's page, not in user input)."""
 
@@ -85,27 +97,28 @@ class Equation:
             case _:
                 raise ValueError(f"decode equation {self.text!r}: '{ast.unparse(node)}' is outside the grammar")
 
-    def to_c(self, entries: Mapping[str, str], tables: Mapping[str, str] = NO_NAMES) -> str:
-        """The equation as a C++ expression of type float; `entries` maps each field to a C++ expression of its entry.
+    def to_c(self, entries: Mapping[str, str], tables: Mapping[str, str] = NO_NAMES, style: CStyle = SCALARS) -> str:
+        """The equation as a C++ expression, by default of type float; `entries` maps each field to an expression.
 
         `tables` maps a table to the name of its C++ array (by default its own).  Lookups index with the entry as
-        written; all other entries are cast to float.
+        written; all other entries are cast to float.  Another `style` gives vectors, for instance.
         """
-        return self._to_c(self._tree, entries, tables)
+        return self._to_c(self._tree, entries, tables, style)
 
-    def _to_c(self, node: ast.expr, entries: Mapping[str, str], tables: Mapping[str, str]) -> str:
+    def _to_c(self, node: ast.expr, entries: Mapping[str, str], tables: Mapping[str, str], style: CStyle) -> str:
         match node:
             case ast.Name(name):
-                return f"(float)({entries[name]})"
+                return style.entry.format(entry=entries[name])
             case ast.Constant(value=int(value)):
-                return f"{value}.0f"
+                return style.number.format(number=f"{value}.0f")
             case ast.Constant(value=float(value)):
-                return f"{float(np.float32(value)).hex()}f"
+                return style.number.format(number=f"{float(np.float32(value)).hex()}f")
             case ast.Subscript(ast.Name(table), ast.Name(name)):
-                return f"{tables.get(table, table)}[{entries[name]}]"
+                return style.lookup.format(table=tables.get(table, table), entry=entries[name])
             case ast.BinOp(left, op, right):
                 sign = _C_OPERATORS[type(op)]
-                return f"({self._to_c(left, entries, tables)} {sign} {self._to_c(right, entries, tables)})"
+                written = (self._to_c(part, entries, tables, style) for part in (left, right))
+                return f"({f' {sign} '.join(written)})"
             case _:
                 raise ValueError(f"decode equation {self.text!r}: '{ast.unparse(node)}' is outside the grammar")
 

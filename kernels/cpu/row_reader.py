@@ -1,0 +1,215 @@
+"""One row of a packed table as C++: codes and entries of any declaration, from canonical bytes or from panels.
+
+    static void qk_<name>_row(const uint8_t* table, int64_t row, <type>* out)
+
+decodes the columns of a row in runs that share all entries: the entries once (`Split.per_entry`), then sixteen columns
+at a time (`Split.per_element`), with the operations and the order of the format's decoder, so that the bits are its.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import Field, Format, Section
+from qcompiler.formats.packing import Packing, Pieces, Trits
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, c_table, code_values, entry_type, shared_columns
+from qcompiler.kernels.layouts.panels import LANES, per_row, place_of, plane_name, planes
+from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent
+from qcompiler.plan.kernel import DType
+
+
+@dataclass(frozen=True)
+class Table:
+    """A packed table: its format, layout and sizes, and the prefix of the C++ names that belong to it."""
+
+    name: str
+    fmt: Format
+    layout: str
+    dtype: DType
+    rows: int
+    cols: int
+
+    @property
+    def sections(self) -> dict[str, Section]:
+        return {s.name: s for s in layouts.get(self.layout).sections(self.fmt, self.dtype, self.rows, self.cols)}
+
+    @property
+    def block(self) -> int:
+        """Elements of a block that is stored as one piece; 0 where fields simply stand in order."""
+        d = self.fmt.declaration
+        stands = self.layout == PANEL_LAYOUT or not (d.interleaved or any(f.packing for f in d.fields))
+        return 0 if stands else d.block_size(self.cols)
+
+
+def row_function(table: Table, out: DType) -> str:
+    """C++ text: tables of values and of places, and the function. KernelSelectionError for an unknown layout."""
+    if table.layout not in (PANEL_LAYOUT, "canonical"):
+        raise KernelSelectionError(
+            f"kernel '{table.name}': a packed table lies in 'canonical' or '{PANEL_LAYOUT}', not in '{table.layout}'"
+        )
+    d = table.fmt.declaration
+    values = code_values(table.fmt, f"qk_{table.name}_codes")
+    looked_up = {n: f"qk_{table.name}_{identifier(n)}" for eq in d.split.per_entry.values() for n in eq.tables}
+    definitions = [values.table or "", *(c_table(where, d.table_arrays[n]) for n, where in looked_up.items())]
+    definitions += [_places_table(table, f) for f in d.fields if f.packing is not None and table.block]
+    entries = [f for f in d.fields if f.covers != 1]
+    names = {f.name: identifier(f.name) for f in entries}
+    reads = [f"const auto {names[f.name]} = {_entry(table, f)};" for f in entries]
+    computed = [f"const vf {g} = vset({eq.to_c(names, looked_up)});" for g, eq in d.split.per_entry.items()]
+    element = d.split.per_element.to_c({"code": "code", **{g: g for g in d.split.per_entry}}, style=FLOAT_LANES)
+    lines = [
+        f"// Row `row` of {table.fmt} in {table.layout}: {d.decode.text}, rounded to {table.dtype}.",
+        f"static void qk_{table.name}_row(const uint8_t* table, int64_t row, {STORAGE_TYPES[out]}* out) {{",
+        f"    for (int64_t k = 0; k < {table.cols};) {{",
+        *indent([*_run(table), *reads, *computed], 2),
+        "        for (int64_t c = k; c < end; c += 16) {",
+        "            const int lanes = (int)qc_min(end - c, 16);",
+        "            float value[16] = {};",
+        "            for (int j = 0; j < lanes; j++) {",
+        f"                const int32_t stored = (int32_t)({_code(table)});",
+        f"                value[j] = {values.scalar.format(code='stored')};",
+        "            }",
+        "            const vf code = vload(value);",
+        f"            qg_store_lanes(out + c, qg_round<QG_{table.dtype.upper()}>({element}), lanes);",
+        "        }",
+        "        k = end;",
+        "    }",
+        "}\n",
+    ]
+    return "".join(definitions) + "\n".join(lines)
+
+
+def _run(table: Table) -> list[str]:
+    """Statements that bound the run of columns from k on: `end`, and the `block` it lies in and where, if needed."""
+    flat = table.fmt.declaration.blocking == "flat"
+    run = math.gcd(shared_columns(table.fmt), table.block)
+    element = f"row * {table.cols} + k" if flat else "k"
+    if not run:
+        return [f"const int64_t end = {table.cols};"]
+    behind = f"({element}) / {run} * {run} + {run}" + (f" - row * {table.cols}" if flat else "")
+    lines = [f"const int64_t end = qc_min({table.cols}, {behind});  // what follows has other entries"]
+    if table.block:
+        before = "" if flat else f"row * {-(-table.cols // table.block)} + "
+        lines += [
+            f"const int64_t block = {before}({element}) / {table.block}, inside = ({element}) % {table.block};",
+        ]
+    return lines
+
+
+# --- entries and codes -----------------------------------------------------------------------------------------------
+
+
+def _entry(table: Table, field: Field) -> str:
+    """The entry that serves row `row`, column k: a float, or the integer of a small one."""
+    fmt, cols = table.fmt, table.cols
+    covers = field.covers if isinstance(field.covers, int) else 0
+    if table.layout == PANEL_LAYOUT:
+        return _entry_of_panels(table, field, covers)
+    if field.offset is not None or field.packing is not None:
+        return _in_block(table, field, f"inside / {covers}")
+    section = table.sections[field.name]
+    flat = fmt.declaration.blocking == "flat"
+    beside = f" + k / {covers}" if covers else ""
+    stored = section.shape[-1] * 8 * section.dtype.itemsize // field.bits
+    index = f"(row * {cols} + k) / {covers}" if flat else f"row / {field.rows} * {stored}{beside}"
+    return _in_order(field, f"table + {section.offset}", "0" if field.covers == "tensor" else index)
+
+
+def _entry_of_panels(table: Table, field: Field, covers: int) -> str:
+    section = _section(table, field)
+    place, count = place_of(table.fmt, field, table.cols), per_row(field, table.cols)
+    beside = f" + k / {covers}" if covers else ""
+    index = {
+        "once": "0",
+        "flat": f"(row * {table.cols} + k) / {covers}" if covers else "",
+        "row_blocks": f"row / {field.rows} * {count}{beside}",
+        "panels": f"(row / {LANES} * {count}{beside}) * {LANES} + row % {LANES}",
+    }[place]
+    return f"qg_entry((const {entry_type(field)}*)(table + {section.offset}) + {index})"
+
+
+def _section(table: Table, field: Field) -> Section:
+    across = place_of(table.fmt, field, table.cols) == "flat"
+    return table.sections[f"{field.name}_flat" if across else field.name]
+
+
+def _code(table: Table) -> str:
+    """The code of row `row`, column c + j, as an unsigned integer."""
+    field, cols = table.fmt.declaration.codes, table.cols
+    if table.layout == PANEL_LAYOUT:
+        found = []
+        for shift, width in planes(field.bits):
+            section, per = table.sections[plane_name(shift)], 32 // width
+            words = f"((const uint32_t*)(table + {section.offset}))"
+            place = f"(row / {LANES} * {section.shape[1]} + (c + j) / {per}) * {LANES} + row % {LANES}"
+            code = f"({words}[{place}] >> (c + j) % {per} * {width} & {(1 << width) - 1}u)"
+            found.append(f"{code} << {shift}" if shift else code)
+        return " | ".join(found)
+    if field.offset is not None or field.packing is not None:
+        return _in_block(table, field, "(inside + c - k + j)")
+    section = table.sections[field.name]
+    stored = section.shape[-1] * 8 * section.dtype.itemsize // field.bits  # rows of blocks begin at whole bytes
+    flat = table.fmt.declaration.blocking == "flat"
+    return _in_order(field, f"table + {section.offset}", f"(row * {cols if flat else stored} + c + j)")
+
+
+def _in_order(field: Field, base: str, index: str) -> str:
+    """Entry `index` of entries that stand one behind the other from `base` on."""
+    if field.covers == 1 and field.bits == 8:
+        return f"({base})[{index}]"
+    if field.bits >= 8:
+        return f"qg_entry((const {entry_type(field)}*)({base}) + {index})"
+    return f"qg_bits<{field.bits}, {str(field.order == 'high_first').lower()}>({base}, {index})"
+
+
+def _in_block(table: Table, field: Field, index: str) -> str:
+    """Entry `index` of the field in block `block`."""
+    d = table.fmt.declaration
+    if field.offset is not None:
+        base = f"table + block * {d.record_bytes} + {field.offset}"
+    else:
+        assert field.packing is not None
+        base = f"table + {table.sections[field.name].offset} + block * {field.packing.nbytes}"
+    if field.packing is None:
+        return _in_order(field, base, index)
+    return f"qg_packed_entry({_places_name(table, field)}[{index}], {base})"
+
+
+# --- where packed entries stand --------------------------------------------------------------------------------------
+
+
+def _places_name(table: Table, field: Field) -> str:
+    return f"qk_{table.name}_{identifier(field.name)}_at"
+
+
+def _places_table(table: Table, field: Field) -> str:
+    """A table with the pieces of bits of each entry of a block."""
+    assert field.packing is not None
+    places = _places(field.packing)
+    kind = "qg_trit" if isinstance(field.packing, Trits) else f"qg_pieces<{places[0].count('{') - 2}>"
+    rows = ",\n".join("    " + ", ".join(places[i : i + 4]) for i in range(0, len(places), 4))
+    name = _places_name(table, field)
+    return f"// {field.name}: {field.packing.describe()}\nstatic const {kind} {name}[] = {{\n{rows}}};\n"
+
+
+def _places(packing: Packing) -> list[str]:
+    if isinstance(packing, Trits):
+        found, first = [], 0
+        for count, digits in packing.runs:
+            found += [f"{{{first + byte}, {3**n}}}" for n in range(digits) for byte in range(count)]
+            first += count
+        return found
+    if not isinstance(packing, Pieces):
+        raise KernelSelectionError(f"no CPU kernel reads entries packed as {packing.describe()}")
+    most, found = max(len(entry) for entry in packing.pieces), []
+    for entry in packing.pieces:
+        place, pieces = 0, []
+        for byte, shift, width in entry:
+            pieces.append(f"{{{byte}, {shift}, {(1 << width) - 1}, {place}}}")
+            place += width
+        pieces += ["{0, 0, 0, 0}"] * (most - len(pieces))
+        found.append(f"{{{{{', '.join(pieces)}}}}}")
+    return found

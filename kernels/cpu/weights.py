@@ -1,0 +1,239 @@
+"""Packed weights as C++: the struct of decode.h that a format's declaration is printed to, for panels and for rows.
+
+A declaration falls into parts (`Declaration.split`): what a code stands for, what is computed once for elements that
+share entries, and what is computed for each.  The struct holds just that, in the order of the equation, so that kernels
+decode to the bits of `Format.decode`:
+
+    // q4_K in cpu_p16_v1: d * scales * codes - dmin * mins
+    struct qw_q4_K_1c0de5 {
+        static constexpr int BITS = 4, GROUP = 8, COVERS = 32;
+        typedef qg_counts<4, false, 0> values;
+        vf g0, g1;
+        QG_METHOD void load(const qg_packed& from, int64_t panel, int64_t k) {
+            const auto d = qg_entries((const qc_f16*)from.part[1] + (panel * qg_up(from.k, 256) + k / 256) * 16);
+            …
+            g0 = (qg_float(d) * qg_float(scales));
+            g1 = (qg_float(dmin) * qg_float(mins));
+        }
+        QG_METHOD vf element(vf code) const { return ((g0 * code) - g1); }
+    };
+
+Its text does not depend on the sizes of a weight, so that all kernels of a program that read one format share it and
+what is instantiated from it; its name ends in a checksum of the text, and a guard keeps the first of equal ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import Field, Format
+from qcompiler.formats.equation import CStyle, Float32
+from qcompiler.kernels import layouts
+from qcompiler.kernels.layouts.panels import LANES, place_of
+from qcompiler.kernels.text import identifier, indent
+from qcompiler.plan.kernel import DType
+
+PANEL_LAYOUT = "cpu_p16_v1"
+
+MOST_PARTS = 12
+"""Sections that decode.h's `qg_packed` points to."""
+
+VECTORS = CStyle(entry="qg_float({entry})", number="vset({number})", lookup="qg_look_up({table}, {entry})")
+"""Sixteen lanes at a time, with vec.h's operators."""
+
+FLOAT_LANES = CStyle(entry="{entry}", number="vset({number})", lookup="{table}[{entry}]")
+"""Sixteen lanes of entries that are floats already."""
+
+_ENTRY_TYPES = {
+    "f16": "qc_f16", "bf16": "qc_bf16", "f32": "float", "e4m3": "qc_e4m3", "e5m2": "qc_e5m2", "e8m0": "qc_e8m0",
+    "uint": "uint8_t", "int": "int8_t",
+}  # fmt: skip
+
+
+def entry_type(field: Field) -> str:
+    """The C++ type of a stored entry, as decode.h reads it."""
+    return _ENTRY_TYPES[field.kind]
+
+
+# --- what codes stand for --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CodeValues:
+    """What the codes of a format stand for: integers from `offset` on, 8-bit floats, or values of a table.
+
+    `policy` is decode.h's class for panels.  `scalar` is a pattern that turns one integer code into a float.
+    """
+
+    policy: str
+    scalar: str
+    table: str | None
+
+
+def code_values(fmt: Format, table: str) -> CodeValues:
+    """How to read the codes of `fmt`; `table` is the name of the C++ array, where one is needed."""
+    d = fmt.declaration
+    codes, values = d.codes, d.code_values
+    if codes.kind in ("e4m3", "e5m2"):
+        if d.split.of_code.text == codes.name:
+            mantissa = 3 if codes.kind == "e4m3" else 2
+            return CodeValues(f"qg_floats<{mantissa}>", f"qg_minifloat_of<{mantissa}>({{code}})", None)
+    else:
+        offset = _first_of_integers(values, signed=codes.kind == "int")
+        if offset is not None:
+            signed = codes.kind == "int"
+            offset += (1 << (codes.bits - 1)) * signed  # the value of code 0
+            read = "(int8_t){code}" if signed else "{code}"
+            scalar = f"(float)({read} + {offset})" if offset else f"(float){read}"
+            return CodeValues(f"qg_counts<{codes.bits}, {str(signed).lower()}, {offset}>", scalar, None)
+    repeated = np.tile(values, max(1, 16 // values.size))
+    return CodeValues(f"qg_lookup<{codes.bits}, {table}>", f"{table}[{{code}}]", c_table(table, repeated))
+
+
+def _first_of_integers(values: Float32, *, signed: bool) -> int | None:
+    """The smallest of the values if they are consecutive integers in the codes' order, else None."""
+    ascending = np.roll(values, values.size // 2) if signed else values
+    first = ascending[0]
+    counted = np.array_equal(ascending, first + np.arange(values.size, dtype=np.float32))
+    whole = counted and float(first).is_integer() and abs(first) < 1 << 16
+    return int(first) if whole and not np.signbit(values[values == 0]).any() else None
+
+
+def c_table(name: str, values: Float32) -> str:
+    """A C++ definition of an array of floats, exact (hexadecimal)."""
+    literals = [_literal(float(value)) for value in values]
+    lines = ",\n".join("    " + ", ".join(literals[i : i + 8]) for i in range(0, len(literals), 8))
+    return f"alignas(64) static const float {name}[{len(literals)}] = {{\n{lines}}};\n"
+
+
+def _literal(value: float) -> str:
+    if math.isnan(value):
+        return "NAN"
+    return ("-INFINITY" if value < 0 else "INFINITY") if math.isinf(value) else f"{value.hex()}f"
+
+
+# --- panels ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PanelWeight:
+    """How linear kernels read a packed weight: definitions (guarded) and the decoder of gemm.h that walks its panels.
+
+    `parts` are the byte offsets of the sections, in the order of `qg_packed.part`.
+    """
+
+    decoder: str
+    definitions: str
+    parts: tuple[int, ...]
+
+
+def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight:
+    """The decoder of a weight (rows, cols) of `fmt` in cpu_p16_v1, whose elements are rounded to `dtype`."""
+    sections = layouts.get(PANEL_LAYOUT).sections(fmt, dtype, rows, cols)
+    if len(sections) > MOST_PARTS:
+        raise KernelSelectionError(f"{fmt} has {len(sections)} sections; CPU kernels read at most {MOST_PARTS}")
+    across = ends_inside_groups(fmt, cols)
+    places = tuple(place_of(fmt, f, cols) for f in fmt.declaration.fields)
+    name, definitions = _panel_struct(fmt, across, places)
+    walk = "qg_straddling" if across else "qg_coded"
+    decoder = f"{walk}<{name}, QG_{dtype.upper()}>"
+    return PanelWeight(decoder, definitions, tuple(s.offset for s in sections))
+
+
+@functools.lru_cache(maxsize=256)
+def _panel_struct(fmt: Format, across: bool, places: tuple[str, ...]) -> tuple[str, str]:
+    """(name, text) of the struct of a format whose fields have these places."""
+    anonymous = _struct_text(fmt, across, places, "W", "T")
+    name = f"{identifier(fmt.name)}_{zlib.crc32(anonymous.encode()):08x}"
+    text = _struct_text(fmt, across, places, f"qw_{name}", f"qt_{name}")
+    return f"qw_{name}", f"#ifndef QW_{name}\n#define QW_{name}\n{text}#endif\n"
+
+
+def shared_columns(fmt: Format) -> int:
+    """Columns after which an entry may change: the greatest common divisor of what entries cover; 0 if rows do."""
+    covers = [f.covers for f in fmt.declaration.fields if isinstance(f.covers, int) and f.covers > 1]
+    return math.gcd(*covers) if covers else 0
+
+
+def ends_inside_groups(fmt: Format, cols: int) -> bool:
+    """Whether entries begin at other columns in each row: in streams whose rows hold no whole entries."""
+    covers = shared_columns(fmt)
+    return fmt.declaration.blocking == "flat" and covers > 0 and cols % covers != 0
+
+
+def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, table: str) -> str:
+    d, covers = fmt.declaration, shared_columns(fmt)
+    bits = d.codes.bits
+    group = math.gcd(4 if bits == 8 else 8, covers)
+    values = code_values(fmt, f"{table}_codes")
+    looked_up = {n: f"{table}_{identifier(n)}" for n in _tables_of_entries(fmt)}
+    tables = [c_table(where, d.table_arrays[n]) for n, where in looked_up.items()]
+    entries = {f.name: identifier(f.name) for f in d.fields}
+    parts = list(d.split.per_entry)
+    loads, number = [], 0
+    for field, place in zip(d.fields, places, strict=True):
+        if place == "codes":
+            number += bits.bit_count()  # its planes
+        else:
+            read = _entries_across(field, place, number) if across else _entries(field, place, number)
+            loads.append(f"const auto {entries[field.name]} = {read};")
+            number += 1
+    where = "const int64_t (&at)[16]" if across else "int64_t panel, int64_t k"
+    computed = [f"{g} = {eq.to_c(entries, looked_up, VECTORS)};" for g, eq in d.split.per_entry.items()]
+    element = d.split.per_element.to_c({"code": "code", **{g: g for g in parts}}, style=FLOAT_LANES)
+    declared = [f"vf {', '.join(parts)};"] if parts else []
+    lines = [
+        f"// {fmt} in {PANEL_LAYOUT}: {d.decode.text}",
+        f"struct {name} {{",
+        f"    static constexpr int BITS = {bits}, GROUP = {group}, COVERS = {covers};",
+        f"    typedef {values.policy} values;",
+        *indent(declared),
+        f"    QG_METHOD void load(const qg_packed& from, {where}) {{",
+        *indent([*loads, *computed], 2),
+        "    }",
+        f"    QG_METHOD vf element(vf code) const {{ return {element}; }}",
+    ]
+    if across:
+        picked = ", ".join(f"vsel(m, a.{g}, b.{g})" for g in parts)
+        lines.append(
+            f"    static QG_METHOD {name} pick(vm m, const {name}& a, const {name}& b) {{ return {{{picked}}}; }}"
+        )
+    return "".join([*([values.table] if values.table else []), *tables, *(f"{line}\n" for line in [*lines, "};"])])
+
+
+def _tables_of_entries(fmt: Format) -> list[str]:
+    """The tables that entries are looked up in, as opposed to codes."""
+    return sorted({t for eq in fmt.declaration.split.per_entry.values() for t in eq.tables})
+
+
+def _entries(field: Field, place: str, number: int) -> str:
+    """Sixteen rows' entries for column k of a panel, where no entry ends between columns that share them."""
+    base = f"(const {entry_type(field)}*)from.part[{number}]"
+    columns = field.covers if isinstance(field.covers, int) else 0
+    if place == "once":
+        return f"vset(qg_entry({base}))"
+    if place == "panels":
+        index = f"(panel * qg_up(from.k, {columns}) + k / {columns}) * 16" if columns else "panel * 16"
+        return f"qg_entries({base} + {index})"
+    row = "qc_min(panel * 16 + l, from.n - 1)"  # rows past the last one read its entries
+    if place == "flat":
+        return f"qg_lanes([&](int64_t l) {{ return qg_entry({base} + ({row} * from.k + k) / {columns}); }})"
+    beside = f" * qg_up(from.k, {columns}) + k / {columns}" if columns else ""
+    if field.rows % LANES == 0:
+        return f"vset(qg_entry({base} + panel * 16 / {field.rows}{beside}))"
+    return f"qg_lanes([&](int64_t l) {{ return qg_entry({base} + {row} / {field.rows}{beside}); }})"
+
+
+def _entries_across(field: Field, place: str, number: int) -> str:
+    """Sixteen rows' entries, where lane l reads those of element at[l] of a stream."""
+    base = f"(const {entry_type(field)}*)from.part[{number}]"
+    if place == "once":
+        return f"vset(qg_entry({base}))"
+    assert place == "flat", "where rows do not hold whole entries of the finest level, they do of none"
+    return f"qg_lanes([&](int64_t l) {{ return qg_entry({base} + at[l] / {field.covers}); }})"
