@@ -248,6 +248,14 @@ def search_affine(x: Float32, weights: Float32, largest: int, trials: Trials) ->
     return scale, minimum, kept
 
 
+def plain_range(x: Float32, largest: int) -> tuple[Float32, Float32, Float32]:
+    """Scale, minimum and codes of blocks (n, blocks) that are not constant, from their range and zero alone."""
+    minimum = first_minimum(x)
+    minimum[minimum > 0] = 0
+    inverse = np.float32(largest) / (x.max(axis=0) - minimum)
+    return _ONE / inverse, minimum, _affine_codes(x, minimum, inverse, largest, np.empty_like(x))
+
+
 def _affine_codes(x: Float32, minimum: Float32, inverse: Float32, largest: int, out: Float32) -> Float32:
     """nearest(inverse * (x - minimum)) within 0…largest."""
     np.subtract(x, minimum, out=out)

@@ -16,6 +16,7 @@ from qcompiler.formats.ggml_search import (
     descend_scale,
     nearest,
     ordered_sum,
+    plain_range,
     search_affine,
     search_levels,
     search_scale,
@@ -63,7 +64,7 @@ def _affine_numerics(largest: int, trials: int, weights: str, levels: int, sigma
         f"minima are <= 0 and stored as magnitudes. The best of {trials} roundings by a least-squares line, with "
         f"{weights}; then scale = nearest(s · ({levels} / max s)), d = max s / {levels}, and minima likewise. With an "
         f"importance: 37 roundings, squared errors weighted by importance · sqrt({sigma} + w²), and scales and minima "
-        "are searched as well",
+        "are searched as well. A falling line gives way to the plain range (ggml stores the low bits of a negative scale)",
     )
 
 
@@ -121,6 +122,7 @@ class _Affine(_KQuant):
                 sigma2 = self._mean_square(blocks, 1 if self.bits == 2 else 2)
                 weights, trials = self._weighted(importance, blocks, sigma2), self.weighted_trials
             scale, minimum, codes = search_affine(x, weights, (1 << self.bits) - 1, trials)
+            self._repair(x, scale, minimum, codes)
             scales, mins = scale.reshape(len(blocks), -1), -minimum.reshape(len(blocks), -1)
         self._check_scales(job, start, scales)
         self._check_scales(job, start, mins)
@@ -140,6 +142,17 @@ class _Affine(_KQuant):
         entries = {"scales": levels.astype(np.uint8), "mins": low_levels.astype(np.uint8)}
         self.store(job.packed, start // 256, {**stored, **entries, "codes": codes_of(codes, 256)})
 
+    def _repair(self, x: Float32, scale: Float32, minimum: Float32, codes: Float32) -> None:
+        """Gives sub-blocks with a negative scale the plain one.
+
+        Where all but one weight have no importance, the line through them may come out falling, by rounding.  Stored
+        scales have no sign: ggml keeps the low bits of the negative level, and the others run into the next field.
+        """
+        falling = np.flatnonzero(scale < 0)
+        if falling.size:
+            plain = plain_range(np.ascontiguousarray(x[:, falling]), (1 << self.bits) - 1)
+            scale[falling], minimum[falling], codes[:, falling] = plain
+
     def _levels(self, values: Float32) -> tuple[Float32, Float32]:
         """The largest of (blocks, sub-blocks) divided by `level`, and every value as a multiple of that."""
         top = np.maximum(values.max(axis=1), np.float32(0))
@@ -150,7 +163,7 @@ class _Affine(_KQuant):
 
 def _searched_levels(values: Float32, weights: Float32, largest: int) -> tuple[Float32, Float32]:
     d, levels = search_levels(np.ascontiguousarray(values.T), np.ascontiguousarray(weights), largest)
-    return d, np.clip(levels.T, 0, largest)
+    return d, levels.T
 
 
 class Q2_K(_Affine):
