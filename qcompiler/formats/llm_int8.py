@@ -64,7 +64,7 @@ class LLMInt8(Format):
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         cols = job.packed.cols
         rows, first = tile.reshape(-1, cols), start // cols
-        absmax = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+        absmax = np.abs(np.maximum(rows.max(axis=1), -rows.min(axis=1)))  # of zeros +0
         if not np.isfinite(absmax).all():
             refuse_nonfinite(self, job.weights, tile, start)
         if (absmax > LARGEST_ABSMAX).any():

@@ -53,6 +53,12 @@ _NESTED_RULE = (
 )
 
 
+_NESTED_REFERENCE = (
+    " with compress_statistics=True, given the offset: its own depends on its number of threads, and its CUDA kernel "
+    "finds the nearest code without the 65536 levels"
+)
+
+
 class TableFormat(Format):
     """4-bit codes into a table, in bitsandbytes' blocks; the statistics plain or nested.
 
@@ -102,7 +108,7 @@ class TableFormat(Format):
             decode=Equation(equation),
             numerics=self._numerics(),
             reference="bitsandbytes 0.50, backends/default/ops.py, quantize_4bit on CPU"
-            + (" with compress_statistics=True" if self.nested else "")
+            + (_NESTED_REFERENCE if self.nested else "")
             + self.notes["reference"],
         )
 
