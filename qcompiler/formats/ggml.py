@@ -6,7 +6,10 @@ The canonical bytes are ggml's blocks one after another, which are the bytes of 
 The meaning of ggml's arithmetic here is its C source, every operation rounded to fp32 and sums in the order of their
 loops (`quantize_row_*_ref` and, with an importance, `quantize_*`, of ggml-quants.c as llama-cpp-python 0.3.36 ships it,
 compiled without contraction of ``a*b + c``).  A build with contraction, which is what most people run, rounds some
-products differently, so that among equally good candidates of a search another may win.
+products differently, so that among about equally good candidates of a search another may win.  Of 4096 superblocks of
+normal weights (sigma 0.02; gcc 12, -march=x86-64-v3) it changed, in percent of superblocks / of codes: q5_K 29 / 1.9,
+q2_K 23 / 1.0, q4_K 6 / 0.15, q6_K 1.7 / 0.03, iq4_xs 0.2 / 0.001, q3_K none; with an importance between 0.1 / 0.001
+(iq4_xs) and 3.6 / 0.2 (q5_K).  q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0 and mxfp4 contain nothing to contract.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _affine_numerics(largest: int, trials: int, weights: str, levels: int, sigma
         f"minima are <= 0 and stored as magnitudes. The best of {trials} roundings by a least-squares line, with "
         f"{weights}; then scale = nearest(s · ({levels} / max s)), d = max s / {levels}, and minima likewise. With an "
         f"importance: 37 roundings, squared errors weighted by importance · sqrt({sigma} + w²), and scales and minima "
-        "are searched as well. A falling line gives way to the plain range (ggml stores the low bits of a negative scale)",
+        "are searched as well. A falling line gives way to the plain range (ggml keeps low bits of its negative scale)",
     )
 
 
