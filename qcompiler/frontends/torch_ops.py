@@ -1,8 +1,9 @@
 """`torch.ops.qc.dequantize` and `torch.ops.qc.quantize`: the storage formats as torch operators.
 
-Their CPU code is plain torch, written against the formats' documented bytes and sharing nothing with
-`qcompiler.formats` or with the emitted kernels: a rewritten program that runs in eager torch is therefore an
-independent oracle of both.
+Their CPU code is plain torch: a rewritten program that runs in eager torch is an oracle of the emitted kernels.  nf4,
+int8 and int4 with the parameters below are written against the documented bytes and share nothing with
+`qcompiler.formats` either; every other format is decoded from its declaration (torch_formats.py), and only these three
+are encoded.
 
     dequantize(packed_u8, "nf4:block=64", [rows, cols], torch.bfloat16) -> Tensor    decode in fp32, round once
     quantize(x, "int8") -> Tensor                                                    bytes of x.reshape(-1, K)
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from qcompiler.errors import UnknownFormatError
+from qcompiler.frontends import torch_formats
 
 Tensor = torch.Tensor
 
@@ -45,9 +47,12 @@ class _Text:
     def parse(text: str) -> _Text:
         name, _, rest = text.partition(":")
         params = dict(item.split("=", 1) for item in rest.split(",")) if rest else {}
-        if name not in _DECODERS:
-            raise UnknownFormatError(f"torch.ops.qc knows no format {name!r}; it has {', '.join(_DECODERS)}")
         return _Text(name, params)
+
+    @property
+    def plain(self) -> bool:
+        """True for the formats and parameters that this file is written for."""
+        return self.name in _PLAIN and self.params.keys() <= _PLAIN[self.name] and self.params.get("group") != "row"
 
     def number(self, key: str, default: int) -> int:
         return int(self.params.get(key, default))
@@ -62,6 +67,8 @@ def dequantize(packed: Tensor, format: str, shape: Sequence[int], dtype: torch.d
     """Decodes canonical bytes (uint8, 1-D) to a matrix of `shape` = [rows, cols] and `dtype`."""
     rows, cols = shape
     text = _Text.parse(format)
+    if not text.plain:
+        return torch_formats.decode(packed.contiguous(), format, rows, cols).to(dtype)
     return _DECODERS[text.name](packed.contiguous().clone(), text, rows, cols).to(dtype)
 
 
@@ -73,7 +80,7 @@ def _(packed: Tensor, format: str, shape: Sequence[int], dtype: torch.dtype) -> 
 @torch.library.custom_op("qc::quantize", mutates_args=())
 def quantize(x: Tensor, format: str) -> Tensor:
     """Encodes x, seen as a matrix (rows, K) over its last dimension, to canonical bytes (uint8, 1-D)."""
-    text = _Text.parse(format)
+    text = _encoded(format)
     sections = _ENCODERS[text.name](x.detach().reshape(-1, x.shape[-1]).to(torch.float32), text)
     out = x.new_zeros(_nbytes(text, x.numel() // x.shape[-1], x.shape[-1]), dtype=torch.uint8)
     end = 0
@@ -88,7 +95,16 @@ def quantize(x: Tensor, format: str) -> Tensor:
 @quantize.register_fake
 def _(x: Tensor, format: str) -> Tensor:
     cols = x.shape[-1]
-    return x.new_empty(_nbytes(_Text.parse(format), x.numel() // cols, cols), dtype=torch.uint8)
+    return x.new_empty(_nbytes(_encoded(format), x.numel() // cols, cols), dtype=torch.uint8)
+
+
+def _encoded(format: str) -> _Text:
+    text = _Text.parse(format)
+    if not text.plain:
+        raise UnknownFormatError(
+            f"torch.ops.qc.quantize does not encode {format!r}; it encodes nf4 (block), int8, int4 (group, symmetric)"
+        )
+    return text
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
@@ -202,5 +218,6 @@ def _encode_int4(x: Tensor, text: _Text) -> list[Tensor]:
     return [packed, scales] if zeros is None else [packed, scales, zero.to(torch.uint8)]
 
 
+_PLAIN: dict[str, set[str]] = {"nf4": {"block"}, "int8": set(), "int4": {"group", "symmetric"}}
 _DECODERS = {"nf4": _decode_nf4, "int8": _decode_int8, "int4": _decode_int4}
 _ENCODERS = {"nf4": _encode_nf4, "int8": _encode_int8, "int4": _encode_int4}

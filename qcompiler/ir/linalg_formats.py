@@ -46,13 +46,21 @@ def sections_of(type_: QTensorType) -> list[tuple[str, int, int, DType]]:
     return found
 
 
+_WRITTEN: dict[str, set[str]] = {"nf4": {"block"}, "int8": set(), "int4": {"group", "symmetric"}}
+"""The parameters that `decode_weight` knows. Others change the bytes."""
+
+
 def decode_weight(b: Builder, type_: QTensorType, sections: Mapping[str, SSAValue]) -> SSAValue:
     """The f32 values (rows, cols) of a packed weight, rounded to its element type and widened again."""
     reference, (rows, cols) = type_.format.ref, type_.shape
     if type_.layout.layout_name.data != "canonical":
         raise QCompilerError(f"linalg decodes canonical bytes only, not layout '{type_.layout.layout_name.data}'")
+    if reference.params.keys() - _WRITTEN.get(reference.name, reference.params.keys()):
+        raise QCompilerError(f"the format '{reference.name}' with {reference.params} has no decoder in linalg yet")
     flat = AffineDimExpr(0) * cols + AffineDimExpr(1)
-    group = int(reference.params.get("block", reference.params.get("group", 1)))
+    group = reference.params.get("block", reference.params.get("group", 1))
+    if not isinstance(group, int):
+        raise QCompilerError(f"the format '{reference.name}' with group={group} has no decoder in linalg yet")
     reads: list[tuple[str, AffineExpr]]
     match reference.name:
         case "nf4":

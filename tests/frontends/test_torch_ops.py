@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from qcompiler import formats
 from qcompiler.config import format_text, parse_format, resolve_format
 from qcompiler.errors import UnknownFormatError
+from qcompiler.formats import Format, from_bytes
+from qcompiler.formats.doc import variants
 from qcompiler.frontends import torch_ops  # noqa: F401  (registers the operators)
+from qcompiler.plan.kernel import FormatRef
+
+
+def every_variant() -> list[Format]:
+    return [fmt for cls in formats.FORMATS.values() for fmt in variants(cls)]
+
 
 FORMATS = [
     "nf4", "nf4:block=128", "nf4:block=4096", "int8", "int4", "int4:group=64", "int4:group=32,symmetric=False",
@@ -35,6 +44,42 @@ def test_dequantize_equals_the_numpy_decoder_to_the_bit(name: str, shape: tuple[
     text = format_text(parse_format(name))
     found = torch.ops.qc.dequantize(torch.from_numpy(packed.data), text, list(shape), torch.float32)
     assert np.array_equal(found.numpy(), fmt.decode(packed))
+
+
+DECLARED = [format_text(parse_format(text)) for text in (
+    "nf4:double_quant=True", "nf4:block=32,double_quant=True", "fp4:block=128", "fp4:double_quant=True", "llm_int8",
+    "int8:group=64", "int8:symmetric=False", "int8:group=32,symmetric=False,scale=bf16", "int4:group=row",
+    "int4:group=row,symmetric=False", "int4:scale=bf16", "int4:group=64,symmetric=False,scale=fp32", "int3:group=64",
+    "int3:group=row,symmetric=False", "int2", "int2:group=128,symmetric=False,scale=fp32",
+)]  # fmt: skip
+EVERY = sorted({*DECLARED, *(format_text(FormatRef(name=f.name, params=f.params)) for f in every_variant())})
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_declared_format_decodes_in_torch_to_the_bit(name: str) -> None:
+    fmt = resolve_format(name)
+    flat = fmt.declaration.blocking == "flat" or fmt.declaration.tail == "short"
+    for shape in [(5, 256), (130, 768), *(ODD if flat else [])]:
+        packed = fmt.encode(_weights(shape))
+        found = torch.ops.qc.dequantize(torch.from_numpy(packed.data), name, list(shape), torch.float32)
+        assert found.numpy().tobytes() == fmt.decode(packed).tobytes(), shape
+
+
+def test_random_bytes_of_every_format_decode_in_torch_to_the_bit() -> None:
+    """Also codes that no encoder writes."""
+    rng = np.random.default_rng(0)
+    for name in EVERY:
+        fmt = resolve_format(name)
+        data = rng.integers(0, 256, fmt.nbytes(9, 512), np.uint8)
+        found = torch.ops.qc.dequantize(torch.from_numpy(data), name, [9, 512], torch.float32)
+        with np.errstate(all="ignore"):
+            np.testing.assert_array_equal(found.numpy(), fmt.decode(from_bytes(fmt, 9, 512, data)), err_msg=name)
+
+
+def test_formats_that_torch_does_not_encode_are_refused_by_name() -> None:
+    for text in ("fp4:block=64", "nf4:block=64,double_quant=True", "int8:group=64", "int4:group=row,symmetric=True"):
+        with pytest.raises(UnknownFormatError, match=f"does not encode '{text}'; it encodes nf4"):
+            torch.ops.qc.quantize(torch.zeros(2, 64), text)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
