@@ -14,6 +14,8 @@ q2_K 23 / 1.0, q4_K 6 / 0.15, q6_K 1.7 / 0.03, iq4_xs 0.2 / 0.001, q3_K none; wi
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +27,9 @@ from qcompiler.formats.declaration import Declaration, Field, Numerics
 from qcompiler.formats.equation import Equation, Float32
 
 LARGEST_FP16 = 65504.0
+LARGEST_IMPORTANCE = 1e15
+"""Beyond, sums of importance times squares may overflow, after which ggml stores zeros."""
+
 SOURCE = "ggml-quants.c of llama.cpp (in llama-cpp-python 0.3.36)"
 
 
@@ -56,11 +61,33 @@ class GgmlFormat(Format):
             f"{fitting} take K = {cols}"
         )
 
+    @functools.cached_property
+    def reach(self) -> float:
+        """The largest magnitude that the format can store; infinite where its scales are not fp16."""
+        d = self.declaration
+        extremes = []
+        for f in d.fields:
+            low, high = (-(1 << f.bits - 1), (1 << f.bits - 1) - 1) if f.kind == "int" else (0, (1 << f.bits) - 1)
+            extremes.append((LARGEST_FP16,) if f.kind == "f16" else (np.inf,) if f.kind == "e8m0" else (low, high))
+        values = []
+        for chosen in itertools.product(*extremes):
+            entries = {f.name: np.array(v) for f, v in zip(d.fields, chosen, strict=True)}
+            with quiet():
+                values.append(np.abs(d.decode.evaluate(entries, d.table_arrays)).max())
+        return float(np.nanmax(values))
+
     def _blocks(self, job: Encoding, start: int, tile: Float32) -> Float32:
-        """The tile as (blocks, elements). FormatValueError for an element that is not finite."""
+        """The tile as (blocks, elements). FormatValueError for an element that is not finite, or far out of reach."""
         if not np.isfinite(tile).all():
             refuse_nonfinite(self, job.weights, tile, start)
-        return tile.reshape(-1, self.block)
+        blocks = tile.reshape(-1, self.block)
+        largest = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+        far = largest > 2 * self.reach  # below that, scales overflow or they do not; beyond, sums of squares might
+        if far.any():
+            with quiet():
+                needed = largest * np.float32(LARGEST_FP16 / self.reach)
+            self._refuse_scale(job, start, int(np.flatnonzero(far)[0]), needed, "scale")
+        return blocks
 
     def _half(self, job: Encoding, start: int, exact: Float32, what: str) -> npt.NDArray[np.float16]:
         """Block scales (blocks,) rounded to fp16 as (blocks, 1). FormatValueError where one exceeds fp16's range."""
@@ -74,6 +101,11 @@ class GgmlFormat(Format):
         """The importance of each element of a tile's blocks, or None where the caller has given none."""
         if job.importance is None:
             return None
+        if job.importance.max() > LARGEST_IMPORTANCE:
+            raise FormatValueError(
+                f"{self}: an importance of {job.importance.max():g} may overflow fp32 in the search; only ratios "
+                f"matter: divide all by their mean (the limit is {LARGEST_IMPORTANCE:g})"
+            )
         of_block = job.importance.reshape(-1, self.block)
         return of_block[(start // self.block + np.arange(len(blocks))) % len(of_block)]
 

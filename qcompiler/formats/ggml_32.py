@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from qcompiler.errors import FormatError
-from qcompiler.formats.base import TILE, Encoding
+from qcompiler.formats.base import TILE, Encoding, Weights
 from qcompiler.formats.declaration import Bytes, Declaration, Field, Numerics
 from qcompiler.formats.equation import Float32
 from qcompiler.formats.ggml import SOURCE, GgmlFormat, codes_of, quiet, reciprocal, round_away
@@ -44,9 +44,11 @@ class _Searched32(GgmlFormat):
         squares = np.empty(rows, np.float32)
         step = max(1, TILE // cols)
         for first in range(0, rows, step):
-            some = job.weights[first : first + step].astype(np.float32, copy=False)
             with quiet():
+                some = _float32(job.weights[first : first + step])
                 squares[first : first + step] = np.add.accumulate(some * some, axis=1)[:, -1]
+        for row in np.flatnonzero(~np.isfinite(squares)):  # names the element to blame
+            self._blocks(job, int(row) * cols, _float32(job.weights[row]))
         job.notes["mean_square"] = squares / np.float32(cols)
 
     def _weights(self, job: Encoding, start: int, blocks: Float32) -> Float32:
@@ -57,6 +59,12 @@ class _Searched32(GgmlFormat):
         row = (start // 32 + np.arange(len(blocks))) // (job.packed.cols // 32)
         sigma2 = job.notes["mean_square"][row][:, None]
         return transposed(importance * np.sqrt(sigma2 + blocks * blocks), 32)
+
+
+def _float32(weights: Weights) -> Float32:
+    """Rounded to fp32; float64 beyond its range becomes infinite, which is refused later."""
+    with quiet():
+        return weights.astype(np.float32, copy=False)
 
 
 class _Symmetric32(_Searched32):
