@@ -53,7 +53,7 @@ def qcompile(
     """Quantises a PyTorch model and compiles it to a program.
 
     `model` is an nn.Module, an ExportedProgram or an fx.GraphModule; `args` and `kwargs` are example inputs.
-    `quant` is a format's name ("nf4", "int8", "int4"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
+    `quant` is a format's name ("nf4", "int4:group=64"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
     dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is what torch.export takes.
     `device` is where the program runs: "cpu", "cuda:0", or "sim:0", the simulated GPU; by default where the model's
     parameters are.  `targets` holds instruction sets (["x86-64-v3", "x86-64-v4"]) or GPU architectures (["sm_80",

@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes)")
     command.add_argument("-o", "--output", type=Path, help="the file to write; needed unless --weights none")
     command.add_argument(
-        "--quant", default=None, help="nf4, int8, int4 or a format such as nf4:block=128; default float"
+        "--quant", default=None, help="a storage format such as nf4, int8, int4 or nf4:block=128; default float"
     )
     command.add_argument(
         "--device", default=None, help="cpu, cuda:0 or sim:0 (the simulated GPU); default: the model's"

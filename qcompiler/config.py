@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -51,19 +52,28 @@ class Rule:
 
 RuleLike = Rule | tuple[str, str | None] | tuple[str, str | None, str]
 
-# name -> (linears, embeddings, promised bits per weight).  The promises hold for matrices with K >= 64 whose embeddings
-# are at most half of the weights: nf4 and int4 store 4.5 bits, int8 8 + 32/K.
-_PRESETS: dict[str, tuple[str | None, str | None, float | None]] = {
-    "float": (None, None, None),
-    "nf4": ("nf4", "int8", 6.5),
-    "int8": ("int8", "int8", 9.0),
-    "int4": ("int4", "int8", 6.5),
-}
+
+def _preset(text: str) -> tuple[str | None, str | None, float | None]:
+    """(linears, embeddings, promised bits per weight) of a preset: "float", or any storage format for the linears.
+
+    The promise holds for matrices with K >= 64 whose embeddings, int8 per row at 8.5 bits, are at most half of the
+    weights: 6.5 for formats of 4.5 bits such as nf4 and int4; where all are int8, 9.0, half a bit above what they take.
+    """
+    if text == "float":
+        return None, None, None
+    fmt = resolve_format(text)
+    cols = math.lcm(64, fmt.declaration.block_size(64))
+    bits = fmt.bits_per_weight(4096, cols)
+    return text, "int8", max(_PROMISED.get(fmt.name, 0.0), (bits + 8.5) / 2, bits + 0.5)
+
+
+_PROMISED = {"nf4": 6.5, "int8": 9.0, "int4": 6.5}
+"""The least that is promised for a name, whatever the block."""
 
 
 @dataclass(frozen=True)
 class QuantConfig:
-    """A recipe. `preset` is "float", "nf4", "int8" or "int4", optionally with parameters ("nf4:block=128").
+    """A recipe. `preset` is "float" or a storage format, optionally with parameters ("nf4:block=128", "int3:group=64").
 
     `linear` (which decides for convolutions, too) and `embedding` are format texts, or None to keep that kind of weight
     as it is.  `rules` may be given as a mapping pattern -> format.  `promise_bits` is the most bits per weight that the
@@ -77,12 +87,11 @@ class QuantConfig:
     promise_bits: float | _Unset | None = PRESET
 
     def __post_init__(self) -> None:
-        name = self.preset.partition(":")[0]
-        if name not in _PRESETS:
-            raise UnknownFormatError(_unknown(self.preset, _PRESETS, "recipe"))
-        linear, embedding, promise = _PRESETS[name]
+        if self.preset.partition(":")[0].strip() not in ("float", *formats.names()):
+            raise UnknownFormatError(_unknown(self.preset, ("float", *formats.names()), "recipe"))
+        linear, embedding, promise = _preset(self.preset)
         fields: dict[str, object] = {
-            "linear": (self.preset if linear else None) if self.linear is PRESET else self.linear,
+            "linear": linear if self.linear is PRESET else self.linear,
             "embedding": embedding if self.embedding is PRESET else self.embedding,
             "promise_bits": promise if self.promise_bits is PRESET else self.promise_bits,
             "rules": tuple(_rules(self.rules)),
@@ -161,7 +170,11 @@ def _unknown(name: str, known: Iterable[str], what: str) -> str:
 
 
 def parse_format(text: str) -> FormatRef:
-    """`"nf4:block=128"` or `"int4:group=64,symmetric=False"` with all parameters filled in. UnknownFormatError."""
+    """`"nf4:block=128"` or `"int4:group=64,symmetric=False"` with its parameters filled in. UnknownFormatError.
+
+    A parameter without a value is True: `"nf4:double_quant"`.  Those that came after programs were saved are left out
+    at their defaults.
+    """
     fmt = resolve_format(text)
     return FormatRef(name=fmt.name, params=dict(fmt.params))
 
@@ -171,15 +184,15 @@ def resolve_format(text: str) -> Format:
     name, _, rest = text.partition(":")
     params: dict[str, int | bool | str] = {}
     for item in rest.split(",") if rest else ():
-        key, equals, value = item.partition("=")
-        if not equals:
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals and not key.isidentifier():
             raise UnknownFormatError(f"format {text!r}: write parameters as key=value, not {item!r}")
-        params[key.strip()] = _value(value.strip())
+        params[key] = _value(value) if equals else True
     return formats.get(name.strip(), **params)
 
 
 def format_text(ref: FormatRef) -> str:
-    """The text of a format, all parameters written out: `"nf4:block=64"`."""
+    """The text of a format, its parameters written out: `"nf4:block=64"`."""
     params = ",".join(f"{key}={value}" for key, value in sorted(ref.params.items()))
     return f"{ref.name}:{params}" if params else ref.name
 

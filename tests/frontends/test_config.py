@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from qcompiler.config import QuantConfig, Rule, format_text, parse_format
+from qcompiler import formats
+from qcompiler.config import QuantConfig, Rule, format_text, parse_format, resolve_format
 from qcompiler.errors import PromiseError, RecipeError, UnknownFormatError
 from qcompiler.ledger import Ledger, LedgerRow
 
@@ -20,6 +21,31 @@ def test_presets_fill_what_is_not_given() -> None:
     assert QuantConfig("int4:group=64").linear == "int4:group=64"
     assert QuantConfig("nf4", embedding=None, promise_bits=None).embedding is None
     assert QuantConfig.of(None).linear is None
+
+
+@pytest.mark.parametrize("name", formats.names())
+def test_every_format_is_a_recipe_that_promises_no_more_than_its_bits_and_int8_embeddings(name: str) -> None:
+    config = QuantConfig(name)
+    assert (config.linear, config.embedding) == (name, "int8")
+    bits = resolve_format(name).bits_per_weight(4096, 4096)
+    assert isinstance(config.promise_bits, float)
+    assert (bits + 8.5) / 2 <= config.promise_bits <= max(6.5, (bits + 8.5) / 2 + 0.4, bits + 1.0)
+
+
+def test_promises_of_recipes_do_not_change_with_later_formats() -> None:
+    promises = {name: QuantConfig(name).promise_bits for name in ("nf4", "nf4:block=4096", "int4", "int8", "float")}
+    assert promises == {"nf4": 6.5, "nf4:block=4096": 6.5, "int4": 6.5, "int8": 9.0, "float": None}
+    assert QuantConfig("nf4:block=32").promise_bits == 6.75
+    assert QuantConfig("int8:group=32").promise_bits == 9.5
+
+
+def test_a_parameter_without_a_value_is_true() -> None:
+    assert parse_format("nf4:double_quant") == parse_format("nf4:block=64,double_quant=True")
+    assert QuantConfig("fp4:block=128, double_quant").linear == "fp4:block=128, double_quant"
+    with pytest.raises(UnknownFormatError, match="no parameter 'quant'; it takes: block, double_quant"):
+        QuantConfig("nf4:quant")
+    with pytest.raises(UnknownFormatError, match="block=True is not one of 32"):
+        QuantConfig("nf4:block")
 
 
 @pytest.mark.parametrize(("text", "error"), [
@@ -35,8 +61,12 @@ def test_unknown_formats_and_parameters_are_refused_with_choices(text: str, erro
 
 
 def test_format_texts_come_back() -> None:
-    for text in ("nf4:block=128", "int8", "int4:group=64,symmetric=False"):
+    for text in (
+        "nf4:block=128", "int8", "int4:group=64,symmetric=False", "nf4:block=64,double_quant=True", "int8:group=32",
+        "int4:group=row,scale=fp32,symmetric=True", "llm_int8",
+    ):  # fmt: skip
         assert format_text(parse_format(text)) == text
+    assert format_text(parse_format("int8:group=row,scale=fp32")) == "int8"
 
 
 def test_the_first_matching_rule_wins_and_is_named() -> None:
