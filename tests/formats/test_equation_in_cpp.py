@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from qcompiler import formats
+from qcompiler.formats import Field, Format, PackedTensor
 from qcompiler.formats.doc import variants
 
 ALL = [fmt for cls in formats.FORMATS.values() for fmt in variants(cls)]
-C_TYPES = {"uint": "const uint8_t*", "int": "const int8_t*", "f16": "const float*", "f32": "const float*"}
+C_TYPES = {"uint": "const uint8_t*", "int": "const int8_t*"}  # floats of every width are handed over as fp32
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +25,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     text = ["#include <stdint.h>"]
     for i, fmt in enumerate(ALL):
         d = fmt.declaration
-        arguments = ", ".join(f"{C_TYPES[f.kind]} {f.name}" for f in d.fields)
-        table = ", ".join(f"{v!r}f" for v in d.table or (0.0,))
+        arguments = ", ".join(f"{C_TYPES.get(f.kind, 'const float*')} {f.name}" for f in d.fields)
+        tables = "".join(
+            f"    static const float {name}[] = {{{', '.join(f'{float(v).hex()}f' for v in values)}}};\n"
+            for name, values in d.table_arrays.items()
+        )
         value = d.decode.to_c({f.name: f"{f.name}[i]" for f in d.fields})
         text.append(
             f'extern "C" void decode_{i}(int64_t n, {arguments}, float* out) {{\n'
-            f"    static const float table[] = {{{table}}};\n    (void)table;\n"
+            f"{tables}"
             f"    for (int64_t i = 0; i < n; ++i) out[i] = {value};\n}}"
         )
     folder: Path = tmp_path_factory.mktemp("equation")
@@ -37,6 +43,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "decode.so"))
 
 
+def per_element(fmt: Format, packed: PackedTensor, f: Field) -> npt.NDArray[Any]:
+    """A field's entries, one for each element (rows, cols)."""
+    entries = fmt.entries(packed, f.name)
+    if f.covers == "tensor":
+        return np.full((packed.rows, packed.cols), entries[0])
+    if entries.ndim == 1:
+        return np.repeat(entries, int(f.covers))[: packed.rows * packed.cols].reshape(packed.rows, packed.cols)
+    entries = np.repeat(entries, f.rows, axis=0)[: packed.rows]
+    return np.repeat(entries, packed.cols if f.covers == "row" else int(f.covers), axis=1)[:, : packed.cols]
+
+
 @pytest.mark.parametrize("index", range(len(ALL)), ids=[str(f) for f in ALL])
 def test_printed_equation_gives_the_decoders_bits(library: ctypes.CDLL, index: int) -> None:
     fmt = ALL[index]
@@ -44,9 +61,8 @@ def test_printed_equation_gives_the_decoders_bits(library: ctypes.CDLL, index: i
     packed = fmt.encode(weights)
     entries = []
     for f in fmt.declaration.fields:
-        values = f.unpack(packed.section(f.name).reshape(-1).view(np.uint8))
-        values = np.repeat(values, weights.size // values.size)
-        entries.append(np.ascontiguousarray(values.astype(np.float32) if f.kind == "f16" else values))
+        values = per_element(fmt, packed, f)
+        entries.append(np.ascontiguousarray(values if f.kind in C_TYPES else values.astype(np.float32)))
     out = np.empty(weights.shape, np.float32)
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*entries, out)]
     library[f"decode_{index}"](ctypes.c_int64(weights.size), *pointers)
