@@ -31,8 +31,16 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 def ordered_sum(values: Float32) -> Float32:
     """Sums over the first axis of (n, blocks) in order: ((a + b) + c) + …, each rounded to fp32."""
     if values.shape[1] == 1:  # a single column would be summed pairwise
-        return np.add.accumulate(values[:, 0])[-1:]
-    return np.add.reduce(values, axis=0)
+        last: Float32 = np.add.accumulate(values[:, 0])[-1:]
+        return last
+    sums: Float32 = np.add.reduce(values, axis=0)
+    return sums
+
+
+def over(numerator: float | np.float32, values: Float32) -> Float32:
+    """numerator / values in fp32."""
+    result: Float32 = np.divide(np.float32(numerator), values)
+    return result
 
 
 def transposed(blocks: Float32, size: int) -> Float32:
@@ -55,12 +63,14 @@ def nearest(values: Float32) -> Float32:
 def signed_extreme(x: Float32) -> Float32:
     """Of each block the element of largest magnitude, the first of several."""
     which = np.abs(x).argmax(axis=0)
-    return np.take_along_axis(x, which[None], axis=0)[0] + _ZERO  # ggml begins at 0, which -0 does not exceed
+    extreme: Float32 = np.take_along_axis(x, which[None], axis=0)[0]
+    return extreme + _ZERO  # ggml begins at 0, which -0 does not exceed
 
 
 def first_minimum(x: Float32) -> Float32:
     """The smallest element of each block; of 0 and -0 the one that comes first."""
-    return np.take_along_axis(x, x.argmin(axis=0)[None], axis=0)[0]
+    smallest: Float32 = np.take_along_axis(x, x.argmin(axis=0)[None], axis=0)[0]
+    return smallest
 
 
 # --- a scale ---------------------------------------------------------------------------------------------------------
@@ -80,7 +90,7 @@ def search_scale(x: Float32, weights: Float32, half: int) -> tuple[Float32, Floa
     kept = np.empty_like(x)
     for trial in (0, *range(-9, 0), *range(1, 10)):
         numerator = np.float32(half) + np.float32(0.1) * np.float32(trial)
-        np.multiply(x, -numerator / extreme, out=codes)
+        np.multiply(x, over(-numerator, extreme), out=codes)
         np.rint(codes, out=codes)
         np.clip(codes, -half, half - 1, out=codes)
         sum_lx = ordered_sum(np.multiply(wx, codes, out=products))
@@ -110,7 +120,7 @@ def descend_scale(x: Float32, half: int) -> tuple[Float32, Float32]:
     zero = np.abs(extreme) < SMALLEST
     weights = x * x
     wx = weights * x
-    codes = np.clip(np.rint(np.float32(-half) / np.where(zero, _ONE, extreme) * x), -half, half - 1)
+    codes = np.clip(np.rint(over(-half, np.where(zero, _ONE, extreme)) * x), -half, half - 1)
     state = _Fit(wx, weights, codes)
     for _ in range(5):
         changed = False
@@ -133,10 +143,10 @@ def search_levels(x: Float32, weights: Float32, largest: int) -> tuple[Float32, 
     maximum = np.maximum(x.max(axis=0), _ZERO)
     zero = maximum < SMALLEST
     maximum = np.where(zero, _ONE, maximum)
-    inverse = np.float32(largest) / maximum
+    inverse = over(largest, maximum)
     best = _level_error(x, weights, inverse, largest)
     for trial in (-4, -3, -2, -1, 1, 2, 3, 4):
-        tried = (np.float32(0.1) * np.float32(trial) + np.float32(largest)) / maximum
+        tried = over(np.float32(0.1) * np.float32(trial) + np.float32(largest), maximum)
         error = _level_error(x, weights, tried, largest)
         better = error < best
         np.copyto(best, error, where=better)
@@ -160,7 +170,7 @@ def search_levels(x: Float32, weights: Float32, largest: int) -> tuple[Float32, 
 
 def _level_error(x: Float32, weights: Float32, inverse: Float32, largest: int) -> Float32:
     codes = np.minimum(nearest(inverse * x), np.float32(largest))
-    off = x - _ONE / inverse * codes
+    off = x - over(1, inverse) * codes
     return ordered_sum(weights * off * off)
 
 
@@ -226,15 +236,15 @@ def search_affine(x: Float32, weights: Float32, largest: int, trials: Trials) ->
     minimum[minimum > 0] = 0
     flat = highest == minimum
     sum_w, sum_x = ordered_sum(weights), ordered_sum(weights * x)
-    inverse = np.float32(largest) / np.where(flat, _ONE, highest - minimum)
-    scale = _ONE / inverse
+    inverse = over(largest, np.where(flat, _ONE, highest - minimum))
+    scale = over(1, inverse)
     codes, scratch = np.empty_like(x), np.empty_like(x)
     kept = _affine_codes(x, minimum, inverse, largest, codes).copy()
     best = _affine_error(x, weights, codes, (scale, minimum), trials.absolute, scratch)
     constant = minimum.copy()
     for trial in range(trials.count + 1):
         numerator = np.float32(trials.first) + np.float32(trials.step) * np.float32(trial) + np.float32(largest)
-        _affine_codes(x, minimum, numerator / np.where(flat, _ONE, highest - minimum), largest, codes)
+        _affine_codes(x, minimum, over(numerator, np.where(flat, _ONE, highest - minimum)), largest, codes)
         line, solved = _least_squares(x, weights, codes, sum_w, sum_x, scratch)
         error = _affine_error(x, weights, codes, line, trials.absolute, scratch)
         better = solved & (error < best)
@@ -252,8 +262,8 @@ def plain_range(x: Float32, largest: int) -> tuple[Float32, Float32, Float32]:
     """Scale, minimum and codes of blocks (n, blocks) that are not constant, from their range and zero alone."""
     minimum = first_minimum(x)
     minimum[minimum > 0] = 0
-    inverse = np.float32(largest) / (x.max(axis=0) - minimum)
-    return _ONE / inverse, minimum, _affine_codes(x, minimum, inverse, largest, np.empty_like(x))
+    inverse = over(largest, x.max(axis=0) - minimum)
+    return over(1, inverse), minimum, _affine_codes(x, minimum, inverse, largest, np.empty_like(x))
 
 
 def _affine_codes(x: Float32, minimum: Float32, inverse: Float32, largest: int, out: Float32) -> Float32:
@@ -327,7 +337,8 @@ class TableSearch:
 
     def codes(self, x: Float32, inverse: Float32) -> npt.NDArray[np.uint8]:
         """The codes of the values nearest to x * inverse."""
-        return self._codes.take(self._places(x, inverse))
+        found: npt.NDArray[np.uint8] = self._codes.take(self._places(x, inverse))
+        return found
 
     def scale(self, x: Float32, weights: Float32, trials: int) -> Float32:
         """The scale of least squared error; tries (lowest + t) / extreme for t of -trials…trials. 0 for zeros."""
@@ -335,9 +346,9 @@ class TableSearch:
         zero = np.abs(extreme) < SMALLEST
         extreme = np.where(zero, _ONE, extreme)
         lowest = np.float32(self.lowest)
-        scale, best = self._fit(x, weights, _ONE / (-extreme / lowest))[:2]
+        scale, best = self._fit(x, weights, over(1, -extreme / lowest))[:2]
         for trial in range(-trials, trials + 1):
-            found, explained, sum_qx, sum_q2 = self._fit(x, weights, (lowest + np.float32(trial)) / extreme)
+            found, explained, sum_qx, sum_q2 = self._fit(x, weights, over(lowest + np.float32(trial), extreme))
             better = (sum_q2 > 0) & (sum_qx * sum_qx > best * sum_q2)
             np.copyto(scale, found, where=better)
             np.copyto(best, explained, where=better)

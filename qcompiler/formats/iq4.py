@@ -6,7 +6,7 @@ import numpy as np
 
 from qcompiler.formats.base import Encoding
 from qcompiler.formats.declaration import Declaration, Field, Numerics
-from qcompiler.formats.equation import Float32
+from qcompiler.formats.equation import Entries, Float32
 from qcompiler.formats.ggml import SOURCE, GgmlFormat, quiet, reciprocal
 from qcompiler.formats.ggml_search import TableSearch, nearest, ordered_sum, signed_extreme, transposed
 from qcompiler.formats.packing import Pieces, planes
@@ -118,5 +118,9 @@ class IQ4_XS(_Iq4):
         with quiet():
             levels = np.clip(nearest(reciprocal(d)[:, None] * scales), -32, 31)
             codes = _TABLE.codes(x, reciprocal((d[:, None] * levels).reshape(-1)))
-        entries = {"d": stored, "scales": (levels + np.float32(32)).astype(np.uint8), "codes": codes.T.reshape(-1, 256)}
+        entries: dict[str, Entries] = {
+            "d": stored,
+            "scales": (levels + np.float32(32)).astype(np.uint8),
+            "codes": codes.T.reshape(-1, 256),
+        }
         self.store(job.packed, start // 256, entries)

@@ -8,7 +8,7 @@ import numpy as np
 
 from qcompiler.formats.base import Encoding
 from qcompiler.formats.declaration import Declaration, Field, Numerics
-from qcompiler.formats.equation import Float32
+from qcompiler.formats.equation import Entries, Float32
 from qcompiler.formats.ggml import SOURCE, GgmlFormat, codes_of, quiet
 from qcompiler.formats.ggml_search import (
     SMALLEST,
@@ -16,6 +16,7 @@ from qcompiler.formats.ggml_search import (
     descend_scale,
     nearest,
     ordered_sum,
+    over,
     plain_range,
     search_affine,
     search_levels,
@@ -85,14 +86,15 @@ class _KQuant(GgmlFormat):
 
     def _weighted(self, importance: Float32, blocks: Float32, sigma2: Float32) -> Float32:
         """importance * sqrt(sigma2 + w * w), as (size, blocks * sub-blocks)."""
-        return self._parts(importance * np.sqrt(sigma2[:, None] + blocks * blocks))
+        weights: Float32 = importance * np.sqrt(sigma2[:, None] + blocks * blocks)
+        return self._parts(weights)
 
     def _round(
         self, x: Float32, codes: Float32, scale: Float32, shift: Float32 | None, limits: tuple[int, int]
     ) -> None:
         """Replaces codes by the nearest ones under stored scales (and minima), where the scale is not 0."""
         live = scale != 0
-        divisor = np.where(live, scale, np.float32(1))
+        divisor: Float32 = np.where(live, scale, np.float32(1)).astype(np.float32, copy=False)
         rounded = nearest((x if shift is None else x + shift) / divisor)
         np.copyto(codes, np.clip(rounded, *limits) - np.float32(limits[0]), where=live)
 
@@ -108,8 +110,8 @@ class _Affine(_KQuant):
 
     def _error_weights(self, blocks: Float32, x: Float32) -> Float32:
         """The weights of errors without an importance, (size, blocks * sub-blocks): rms of the sub-block plus |w|."""
-        rms = np.sqrt(ordered_sum(x * x) / np.float32(self.size))
-        return rms + np.abs(x)
+        weights: Float32 = np.sqrt(ordered_sum(x * x) / np.float32(self.size)) + np.abs(x)
+        return weights
 
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         blocks = self._blocks(job, start, tile)
@@ -156,7 +158,7 @@ class _Affine(_KQuant):
     def _levels(self, values: Float32) -> tuple[Float32, Float32]:
         """The largest of (blocks, sub-blocks) divided by `level`, and every value as a multiple of that."""
         top = np.maximum(values.max(axis=1), np.float32(0))
-        inverse = np.where(top > 0, np.float32(self.level) / top, np.float32(0))
+        inverse = np.where(top > 0, over(self.level, top), np.float32(0))
         levels = nearest(inverse[:, None] * values).astype(np.int32).astype(np.uint8)  # wraps, as ggml does
         return top / np.float32(self.level), np.minimum(levels, self.level).astype(np.float32)
 
@@ -243,14 +245,14 @@ class Q3_K(_KQuant):
         with quiet():
             step = stored.astype(np.float32) * (levels - np.float32(32))
             self._round(x, codes, step.reshape(-1), None, (-4, 3))
-        entries = {"scales": levels.astype(np.uint8), "d": stored, "codes": codes_of(codes, 256)}
+        entries: dict[str, Entries] = {"scales": levels.astype(np.uint8), "d": stored, "codes": codes_of(codes, 256)}
         self.store(job.packed, start // 256, entries)
 
 
 def _signed_levels(scales: Float32, half: int) -> tuple[Float32, Float32]:
     """d with which the signed extreme of (blocks, sub-blocks) becomes -half, and the nearest multiples of it."""
-    inverse = np.float32(-half) / signed_extreme(scales.T)
-    d = np.where(np.isinf(inverse), np.float32(0), np.float32(1) / inverse)
+    inverse = over(-half, signed_extreme(scales.T))
+    d = np.where(np.isinf(inverse), np.float32(0), over(1, inverse))
     return d, nearest(inverse[:, None] * scales)
 
 
@@ -342,5 +344,5 @@ class Q6_K(_KQuant):
             self._round(x, codes, (stored.astype(np.float32) * levels).reshape(-1), None, (-32, 31))
         every = codes_of(codes, 256)
         every[zero] = 0
-        entries = {"codes": every, "scales": levels.astype(np.int8), "d": stored}
+        entries: dict[str, Entries] = {"codes": every, "scales": levels.astype(np.int8), "d": stored}
         self.store(job.packed, start // 256, entries)
