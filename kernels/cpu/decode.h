@@ -44,8 +44,8 @@ template <int ROUND> QC_INLINE vf qg_round(vf x) {
 
 // --- small floats ------------------------------------------------------------------------------------------------------
 
-// fp32 of 8-bit floats that stand in the highest byte of each lane: e4m3 (MANTISSA = 3, no infinity, NaN 0x7f) and e5m2
-// (MANTISSA = 2, IEEE-like).  Subnormals are made by a subtraction of normal numbers, so that none is ever multiplied.
+// fp32 of 8-bit floats that stand in the highest byte of each lane, whatever is below: e4m3 (MANTISSA = 3, no infinity,
+// NaN 0x7f) and e5m2 (MANTISSA = 2, IEEE-like).  Subnormals are made by a subtraction of normal numbers, so that none is ever multiplied.
 template <int MANTISSA> QC_INLINE qf qg_minifloat(qu top) {
     constexpr uint32_t BIAS = MANTISSA == 3 ? 7 : 15, REBIAS = (127 - BIAS) << 23, LEAST = (128 - BIAS) << 23;
     const qu magnitude = (top & 0x7f000000) >> (1 + MANTISSA);
@@ -149,6 +149,11 @@ template <int BITS, int GROUP> struct qg_codes {
         if (HIGH) c = (c & MASK<LOW + MIDDLE>) | (w[2].r[i] >> (HIGH * J) & ~MASK<LOW + MIDDLE>);
         return c;
     }
+    // The same in the highest BITS bits; below them stands anything.
+    template <int J> QG_METHOD qu top(int i) const {
+        if constexpr (MIDDLE == 0 && LOW * GROUP <= 32) return w[0].r[i] << (32 - BITS - LOW * J);
+        else return code<J>(i) << (32 - BITS);
+    }
 
 private:
     template <int WIDTH> static constexpr uint32_t MASK = (1u << WIDTH) - 1;
@@ -215,13 +220,11 @@ template <int BITS, bool SIGNED, int OFFSET> struct qg_counts {
         if constexpr (LOOKS_UP) table.load(qg_integers<BITS, OFFSET>.value);
     }
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
-        return QC_EACH(vf, one(codes.template code<J>(i)));
+        if constexpr (LOOKS_UP) return QC_EACH(vf, table.look(codes.template code<J>(i)));
+        else if constexpr (SIGNED) return QC_EACH(vf, count((qi)codes.template top<J>(i) >> (32 - BITS)));
+        else return QC_EACH(vf, count((qi)(codes.template code<J>(i) & ((1u << BITS) - 1))));
     }
-    QG_METHOD qf one(qu code) const {
-        if constexpr (LOOKS_UP) return table.look(code);
-        const qi count = SIGNED ? (qi)(code << (32 - BITS)) >> (32 - BITS) : (qi)(code & ((1u << BITS) - 1));
-        return __builtin_convertvector(OFFSET ? count + OFFSET : count, qf);
-    }
+    static QG_METHOD qf count(qi code) { return __builtin_convertvector(OFFSET ? code + OFFSET : code, qf); }
 };
 
 // Values from a table of 2^BITS floats, at least 16 of them (a shorter one is repeated).
@@ -256,6 +259,6 @@ template <int BITS, const float* TABLE> struct qg_lookup {
 template <int MANTISSA> struct qg_floats {
     QG_METHOD void start() {}
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
-        return QC_EACH(vf, qg_minifloat<MANTISSA>(codes.template code<J>(i) << 24));
+        return QC_EACH(vf, qg_minifloat<MANTISSA>(codes.template top<J>(i)));
     }
 };

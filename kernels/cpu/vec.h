@@ -334,8 +334,17 @@ QC_INLINE vi vload(const int16_t* p) {
     typedef int16_t q16 __attribute__((vector_size(2 * QC_W)));
     return QC_EACH(vi, __builtin_convertvector((q16)q_load_h(p + i * QC_W), qi));
 }
+// Bytes: GCC 12 widens a vector of them lane by lane where it is not told the instruction.
+#if defined(QC_AVX512)
+QC_INLINE vi vload(const int8_t* p) { return {(qi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+QC_INLINE vi vload(const uint8_t* p) { return {(qi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+#elif defined(QC_AVX2)
+QC_INLINE vi vload(const int8_t* p) { return QC_EACH(vi, (qi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * QC_W)))); }
+QC_INLINE vi vload(const uint8_t* p) { return QC_EACH(vi, (qi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * QC_W)))); }
+#else
 QC_INLINE vi vload(const int8_t* p) { return QC_EACH(vi, ({ qb b; memcpy(&b, p + i * QC_W, sizeof b); __builtin_convertvector(b, qi); })); }
 QC_INLINE vi vload(const uint8_t* p) { return vload((const int8_t*)p) & vset((int32_t)255); }
+#endif
 QC_INLINE vm vload(const bool* p) { return QC_EACH(vm, q_loadm(p + i * QC_W)); }
 
 QC_INLINE void vstore(float* p, vf x) { for (int k = 0; k < QC_REGS; k++) q_store(p + k * QC_W, x.r[k]); }

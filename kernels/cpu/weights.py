@@ -32,10 +32,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.formats import Field, Format
+from qcompiler.formats import Field, Format, Section
 from qcompiler.formats.equation import CStyle, Float32
 from qcompiler.kernels import layouts
-from qcompiler.kernels.layouts.panels import LANES, place_of
+from qcompiler.kernels.layouts.panels import LANES, place_of, plane_name, planes
 from qcompiler.kernels.text import identifier, indent
 from qcompiler.plan.kernel import DType
 
@@ -125,7 +125,7 @@ def _literal(value: float) -> str:
 class PanelWeight:
     """How linear kernels read a packed weight: definitions (guarded) and the decoder of gemm.h that walks its panels.
 
-    `parts` are the byte offsets of the sections, in the order of `qg_packed.part`.
+    `parts` are the byte offsets of the sections, in the order of `qg_packed.part`: planes of codes, then entries.
     """
 
     decoder: str
@@ -135,7 +135,7 @@ class PanelWeight:
 
 def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight:
     """The decoder of a weight (rows, cols) of `fmt` in cpu_p16_v1, whose elements are rounded to `dtype`."""
-    sections = layouts.get(PANEL_LAYOUT).sections(fmt, dtype, rows, cols)
+    sections = sorted(layouts.get(PANEL_LAYOUT).sections(fmt, dtype, rows, cols), key=lambda s: not _is_plane(fmt, s))
     if len(sections) > MOST_PARTS:
         raise KernelSelectionError(f"{fmt} has {len(sections)} sections; CPU kernels read at most {MOST_PARTS}")
     across = ends_inside_groups(fmt, cols)
@@ -144,6 +144,10 @@ def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight
     walk = "qg_straddling" if across else "qg_coded"
     decoder = f"{walk}<{name}, QG_{dtype.upper()}>"
     return PanelWeight(decoder, definitions, tuple(s.offset for s in sections))
+
+
+def _is_plane(fmt: Format, section: Section) -> bool:
+    return section.name in {plane_name(shift) for shift, _ in planes(fmt.declaration.codes.bits)}
 
 
 @functools.lru_cache(maxsize=256)
@@ -176,11 +180,9 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
     tables = [c_table(where, d.table_arrays[n]) for n, where in looked_up.items()]
     entries = {f.name: identifier(f.name) for f in d.fields}
     parts = list(d.split.per_entry)
-    loads, number = [], 0
+    loads, number = [], bits.bit_count()  # behind the planes of codes
     for field, place in zip(d.fields, places, strict=True):
-        if place == "codes":
-            number += bits.bit_count()  # its planes
-        else:
+        if place != "codes":
             read = _entries_across(field, place, number) if across else _entries(field, place, number)
             loads.append(f"const auto {entries[field.name]} = {read};")
             number += 1
