@@ -26,7 +26,7 @@ In the pictures of the bytes, the highest bits of a byte stand left, `i` counts 
 of element i + 16 of the block.
 
 Encoders accept float32, float16, bfloat16 and float64 (rounded to fp32 first); NaN and infinity are errors that name
-the row and the column.
+the row and the column. How other systems' checkpoints map to these formats: [packings.md](packings.md).
 """
 
 
@@ -95,6 +95,8 @@ def _blocks(d: Declaration) -> str:
         return "one per row, any K"
     if d.blocking == "flat":
         return f"{d.block} elements of the flattened matrix, across rows; any shape, the last block may be short"
+    if d.tail == "short":
+        return f"{d.block} elements of a row; any K, a row's last block may be short"
     return f"{d.block} elements of a row; K must be a multiple of {d.block}"
 
 

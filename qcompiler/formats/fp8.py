@@ -61,7 +61,7 @@ class _FP8(Format):
                 zero_point="none",
                 reciprocal="divides by the stored fp32 scale, which multiplies when decoding (`weight_scale`; "
                 "DeepSeek's `weight_scale_inv` is the same number). transformers multiplies by largest / absmax and "
-                "stores the reciprocal of that, which is up to an ulp off",
+                "stores the reciprocal of that, which rounds once more",
             ),
             reference="torchao 0.18, quant_primitives._choose_scale_float8 and _quantize_affine_float8, in fp32",
         )

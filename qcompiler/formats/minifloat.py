@@ -45,7 +45,7 @@ class MiniFloat:
     @property
     def largest_scale(self) -> np.float32:
         """One step below fp32's maximum / largest, so that the largest value never decodes to infinity."""
-        return np.nextafter(FLOAT32_MAX / np.float32(self.largest), np.float32(0))
+        return np.float32(np.nextafter(FLOAT32_MAX / np.float32(self.largest), np.float32(0)))
 
 
 E2M1 = MiniFloat("e2m1", 6.0, 2, 1, np.dtype(ml_dtypes.float4_e2m1fn))

@@ -73,14 +73,14 @@ class NVFP4(Format):
                 scale = np.maximum(largest / _RANGE, SMALLEST_GLOBAL)
                 while not np.isfinite(np.float32(448) * scale * np.float32(6)):
                     scale = np.nextafter(scale, np.float32(0))
-                return scale
+                return np.float32(scale)
             # torch divides a number by a tensor through the tensor's reciprocal.
             divisor = np.float32(1) / np.maximum(largest, np.finfo(np.float32).tiny) * _RANGE
             if not np.isfinite(divisor):
                 return np.float32(1)
             while not np.isfinite(np.float32(448) / divisor * np.float32(6)):
                 divisor = np.nextafter(divisor, np.float32(1))
-            return divisor
+            return np.float32(divisor)
 
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         blocks = tile.reshape(-1, BLOCK)

@@ -32,6 +32,7 @@ from qcompiler.formats.foreign.arrays import (
     FLOATS,
     Array,
     Arrays,
+    Group,
     Integers,
     g_idx_of,
     group_of,
@@ -152,7 +153,7 @@ def _packed_zeros(found: Arrays, bits: int, shape: tuple[int, ...], symmetric: b
     return zeros.astype(np.uint16)
 
 
-def _scales(found: Arrays, rows: int, cols: int, bits: int, group: Shared | None) -> tuple[int | Any, Array]:
+def _scales(found: Arrays, rows: int, cols: int, bits: int, group: Shared | None) -> tuple[Group, Array]:
     """(our group, scales (N, groups)) of weight_scale; a scale of the tensor is repeated for its rows."""
     if not found.has("weight_scale"):
         raise found.error(f"needs weight_scale, and the layer has {', '.join(sorted(found.given))}")
@@ -180,7 +181,8 @@ def _read_integers(found: Arrays, bits: int, group: Shared | None, symmetric: bo
     half = 1 << (bits - 1)
     if weight.size and not -half <= int(weight.min()) <= int(weight.max()) < half:
         raise found.value_error(f"weight holds codes from {weight.min()} to {weight.max()}, which {bits} bits do not")
-    ours, scales = _scales(found, *weight.shape, 8, group)
+    rows, cols = weight.shape
+    ours, scales = _scales(found, rows, cols, 8, group)
     zeros = np.full(scales.shape, 128, np.uint16)
     if found.has("weight_zero_point"):
         stored = found.get("weight_zero_point", (np.int8,), np.asarray(found.given["weight_zero_point"]).ndim)
@@ -192,7 +194,7 @@ def _read_integers(found: Arrays, bits: int, group: Shared | None, symmetric: bo
     elif symmetric is False:
         raise found.error("needs weight_zero_point, since the layer is said to be asymmetric")
     unsigned = weight.view(np.uint8) ^ np.uint8(0x80)
-    return tensor_of(found, Integers(8, weight.shape[1], ours, pack_words(unsigned, 8), scales, zeros), symmetric)
+    return tensor_of(found, Integers(8, cols, ours, pack_words(unsigned, 8), scales, zeros), symmetric)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
