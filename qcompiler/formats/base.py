@@ -191,7 +191,7 @@ class Format(ABC):
         elements, block = rows * cols, d.block_size(cols)
         blocks = -(-elements // block)
         if d.interleaved:
-            shape = (rows, cols // block) if d.blocking == "row" else (blocks,)
+            shape: tuple[int, ...] = (rows, cols // block) if d.blocking == "row" else (blocks,)
             return place_sections([("blocks", np.dtype("u1"), (*shape, d.record_bytes))], 1)
         parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
         for f in d.fields:

@@ -9,7 +9,7 @@ against the scale that is stored.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ from qcompiler.formats.packing import stream
 GROUPS = (32, 64, 128)
 ROW_STEP = 32
 """K is a multiple of it where codes of less than a byte have one scale per row: 32 codes of any width fill words."""
+
+Run = int | Literal["row"]
+"""Elements that share something: so many, or all of a row."""
 
 LARGEST_FP16 = 65504.0
 _FLOAT32_MAX = np.finfo(np.float32).max
@@ -98,13 +101,14 @@ class IntegerFormat(Format):
 
     def declare(self) -> Declaration:
         group, symmetric = self.setting("group"), bool(self.setting("symmetric"))
-        covers = group if isinstance(group, int) else "row"
-        block = covers if isinstance(covers, int) else ("row" if self.bits == 8 else ROW_STEP)
+        covers: Run = group if isinstance(group, int) else "row"
+        block: Run = covers if isinstance(covers, int) or self.bits == 8 else ROW_STEP
         kind, width = _SCALE_KINDS[self.setting("scale")]
         if self.bits == 8:
             codes = Field("codes", "int" if symmetric else "uint", 8)
         else:
-            codes = Field("codes", "uint", self.bits, packing=stream(3, int(block)) if self.bits == 3 else None)
+            packing = stream(3, int(block)) if self.bits == 3 else None
+            codes = Field("codes", "uint", self.bits, packing=packing)
         fields = (codes, Field("scales", kind, width, covers=covers))
         zero = "codes" if self.signed else f"(codes - {self.half})" if symmetric else "(codes - zeros)"
         return Declaration(

@@ -103,7 +103,7 @@ def quantise_rows(x: Float32, threshold: float) -> QuantisedRows:
     below the threshold, also those in columns that are left out.  Rows whose absmax is below 3.8e-37 are taken as 0.
     """
     outlier = np.abs(x) >= np.float32(threshold)
-    columns = outlier.any(axis=0)
+    columns: npt.NDArray[np.bool_] = np.logical_or.reduce(outlier, axis=0)
     kept = np.where(outlier, np.float32(0), x)
     absmax = np.abs(kept).max(axis=1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
@@ -130,7 +130,7 @@ def linear(x: Float32, weight: PackedTensor, *, threshold: float = 6.0, bias: Fl
     sums = rows.codes.astype(np.int32) @ weight.section("codes").astype(np.int32).T
     y = scale_output(sums, rows.absmax, weight.section("absmax"))
     if bias is not None:
-        y = y + bias
-    alone = np.where(rows.outliers, x, np.float32(0))
-    result: Float32 = y + alone @ weight.format.decode(weight).T
-    return result
+        y += bias
+    alone: Float32 = np.where(rows.outliers, x, np.float32(0))
+    y += alone @ weight.format.decode(weight).T
+    return y
