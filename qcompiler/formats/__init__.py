@@ -58,7 +58,11 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str, **params: ParamValue) -> Format:
-    """The format of that name; parameters left out take their defaults. UnknownFormatError lists the choices."""
+    """The format of that name; parameters left out take their defaults. UnknownFormatError lists the choices.
+
+    Types of GGUF files have ggml's names ("q4_K", "iq4_nl"), except that ggml's MXFP4 is "mxfp4_ggml": "mxfp4" are the
+    same values in the layout of safetensors files.
+    """
     if name not in FORMATS:
         close = difflib.get_close_matches(str(name), FORMATS, n=1)
         hint = f" (did you mean '{close[0]}'?)" if close else ""
