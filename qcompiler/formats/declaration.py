@@ -96,12 +96,15 @@ class Field:
         if self.bits >= 8:
             return np.ascontiguousarray(entries.astype(self.dtype, copy=False)).reshape(-1).view(np.uint8)
         per_byte = 8 // self.bits
-        grid = entries.astype(np.uint8, copy=False).reshape(-1, per_byte)
-        raw = np.zeros(len(grid), np.uint8)
+        # A word of as many bytes as entries: shifted so that one entry is in its place, all others lie outside of the
+        # lowest byte, because each fills only `bits` of its own.
+        words = np.ascontiguousarray(entries.astype(np.uint8, copy=False)).reshape(-1).view(f"<u{per_byte}")
+        raw = np.zeros(len(words), words.dtype)
         for i in range(per_byte):
             place = i if self.order == "low_first" else per_byte - 1 - i
-            raw |= grid[:, i] << np.uint8(place * self.bits)
-        return raw
+            shift = 8 * i - place * self.bits
+            raw |= words >> np.uint8(shift) if shift >= 0 else words << np.uint8(-shift)
+        return raw.astype(np.uint8)
 
 
 @dataclass(frozen=True)

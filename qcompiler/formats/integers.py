@@ -190,7 +190,9 @@ class IntegerFormat(Format):
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         size = self.group_size(job.packed.cols)
         groups = tile.reshape(-1, size)
-        low, high = groups.min(axis=1), groups.max(axis=1)
+        # NumPy reduces short rows slowly: a copy with groups side by side is faster.
+        turned = np.ascontiguousarray(groups.T) if size <= max(GROUPS) else groups.T
+        low, high = turned.min(axis=0), turned.max(axis=0)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             refuse_nonfinite(self, job.weights, tile, start)
         first = start // size
