@@ -25,7 +25,9 @@ _FIVE = together(
 )
 _AGREE = "gguf-py 0.19 gives the same bytes"
 _AGREE_BUT = f"{_AGREE}, but for signs of zero scales and minima in blocks that mix 0 and -0"
-_WEIGHTED = "squared errors weighted by importance · sqrt(mean(w²) of the row + w²), codes to the nearest integer, halves to even"
+_WEIGHTED = (
+    "errors weighted by importance · sqrt(mean(w²) of the row + w²), and codes are nearest integers, halves to even"
+)
 _TINY = (
     "a block whose 1/d is infinite (|d| < 2.9e-39, stored as 0) takes code 0, as the undefined conversion does on x86"
 )
@@ -82,8 +84,8 @@ class _Symmetric32(_Searched32):
                 ties=f"halves upwards: code = min({2 * half - 1}, trunc(w · (1/d) + {half}.5)), in fp32",
                 zero_block=f"code {half}, d 0 (stored as -0, for -0 = 0 / -{half}); {_TINY}",
                 scale_clamp="none; a scale that exceeds fp16 is an error",
-                zero_point=f"{half}, fixed; d = (signed extreme) / -{half}, and of two equal extremes the first. With an "
-                f"importance the best of 19 scales around that one, {_WEIGHTED}",
+                zero_point=f"{half}, fixed; d = (signed extreme) / -{half}, and of two equal extremes the first. With "
+                f"an importance the best of 19 scales around that one, {_WEIGHTED}",
                 reciprocal="multiplies by fp32 1/d, before d is rounded to fp16",
             ),
             f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE_BUT}",
@@ -134,8 +136,8 @@ class _Affine32(_Searched32):
                 ties=f"halves upwards: code = min({largest}, trunc((w - minimum) · (1/d) + 0.5)), in fp32",
                 zero_block=f"code 0, d 0, m 0; a constant block has d 0 and its value in m; {_TINY}",
                 scale_clamp="none; a scale or a minimum that exceeds fp16 is an error",
-                zero_point="m, the minimum itself: zero is not always representable. With an importance m is at most 0, and d "
-                f"and m are the best of 38 least-squares lines, {_WEIGHTED}",
+                zero_point="m, the minimum itself: zero is not always representable. With an importance m is at most 0, "
+                f"and d and m are the best of the plain range and 37 least-squares lines, {_WEIGHTED}",
                 reciprocal="multiplies by fp32 1/d, before d and m are rounded to fp16",
             ),
             f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE_BUT}",

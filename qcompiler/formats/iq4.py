@@ -76,8 +76,8 @@ class IQ4_NL(_Iq4):
             ),
             "d * table[codes]",
             _NUMERICS[self.block],
-            f"{SOURCE}, quantize_iq4_nl, which llama-quantize runs (quantize_row_iq4_nl_ref tries one scale only; gguf-py "
-            "has no encoder)",
+            f"{SOURCE}, quantize_iq4_nl, which llama-quantize runs (quantize_row_iq4_nl_ref tries one scale only; "
+            "gguf-py has no encoder)",
             table=VALUES,
         )
 
