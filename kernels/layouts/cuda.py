@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from qcompiler.formats.base import Bytes
 from qcompiler.kernels.layouts.base import Items
-from qcompiler.kernels.layouts.panels import LANES, PanelLayout
+from qcompiler.kernels.layouts.panels import LANES, PanelLayout, join_bits, split_bits
 from qcompiler.plan.kernel import ITEMSIZE, DType
 
 TILE_BYTES = 512
@@ -18,9 +18,13 @@ TILE_BYTES = 512
 _Grid = npt.NDArray[Any]
 
 
+PIECES = 4
+"""Pieces (16 x 16) of a tile of codes of less than 8 bits."""
+
+
 def tile_columns(bits: int) -> int:
-    """Columns of a tile (16 rows) whose elements have `bits` bits: 64, 32, 16 or 8."""
-    return 8 * TILE_BYTES // (LANES * bits)
+    """Columns of a tile (16 rows): 64 for codes of less than 8 bits, 32 for bytes, then 16 and 8 for plain values."""
+    return 16 * PIECES if bits < 8 else 8 * TILE_BYTES // (LANES * bits)
 
 
 class CudaT16V1(PanelLayout):
@@ -30,21 +34,26 @@ class CudaT16V1(PanelLayout):
     pair p = 0 … 3 holds row g + 8 (p % 2), columns 2t + 8 (p / 2) + h for h = 0, 1.
 
     codes   4 bits, tile 16 x 64: word j holds the piece at column 16 j, pair p in nibbles p (h = 0) and p + 4 (h = 1)
+            2 bits, tile 16 x 64, 8 bytes per lane: word i holds the pieces j = 2i, 2i + 1, pair p in the two bits from
+            8 (j % 2) + 2p (h = 0) and 16 above (h = 1)
+            1 bit, tile 16 x 64, 4 bytes per lane: pair p of piece j in bits 4j + p (h = 0) and 16 above (h = 1)
             8 bits, tile 16 x 32: words 2j, 2j + 1 hold the piece at column 16 j, pair p in bytes 2 (p % 2) + h of
             word 2j + p / 2
+            Codes of 3, 5, 6 and 7 bits are planes of these widths: whatever the width w, a shift by w (4j + p), counted
+            in words of 32 / w codes, and one mask leave both codes of a pair in the halves of a word.
     values  bf16, f16, tile 16 x 16: word p is pair p, h = 0 in its low half
             f32, tile 16 x 8: word p is row g + 8 (p % 2), column t + 4 (p / 2)
     """
 
     name = "cuda_t16_v1"
-    WIDTHS: ClassVar[frozenset[int]] = frozenset((4, 8))
+    WIDTHS: ClassVar[frozenset[int]] = frozenset((1, 2, 4, 8))
 
     def _values_shape(self, dtype: DType, panels: int, cols: int) -> tuple[int, ...]:
         bits = 8 * ITEMSIZE[dtype]
         return (panels, -(-cols // tile_columns(bits)), 32, 128 // bits)
 
     def _codes_shape(self, bits: int, panels: int, cols: int) -> tuple[int, ...]:
-        return (panels, -(-cols // tile_columns(bits)), 32, 4)
+        return (panels, -(-cols // tile_columns(bits)), 32, min(bits, 4))
 
     def _pack_values(self, values: Items, out: Items) -> None:
         panels, tiles = out.shape[:2]
@@ -64,7 +73,9 @@ class CudaT16V1(PanelLayout):
 
     def _pack_codes(self, bits: int, row_bytes: Bytes, out: Items) -> None:
         panels, tiles = out.shape[:2]
-        if bits == 4:
+        if bits < 4:
+            _pack_narrow(bits, _padded(row_bytes, panels, tiles * 8 * bits), out)
+        elif bits == 4:
             # Rows g and g + 8 share bytes: (k even, k odd) of each become (row g, row g + 8) at k even and at k odd.
             grid = _padded(row_bytes, panels, tiles * 32).reshape(panels, 2, 256 * tiles)
             upper, lower = grid[:, 0], grid[:, 1]
@@ -82,6 +93,8 @@ class CudaT16V1(PanelLayout):
 
     def _unpack_codes(self, bits: int, words: Items, rows: int, nbytes: int) -> Bytes:
         panels, tiles = words.shape[:2]
+        if bits < 4:
+            return _unpack_narrow(bits, words)[:rows, :nbytes]
         if bits == 4:
             lanes = words.view(np.uint8).reshape(panels, tiles, 8, 4, 4, 2, 2)
             columns = np.ascontiguousarray(lanes.transpose(0, 2, 1, 4, 6, 3, 5)).reshape(panels, 256 * tiles, 2)
@@ -93,6 +106,30 @@ class CudaT16V1(PanelLayout):
             pairs = words.view(np.uint16).reshape(panels, tiles, 8, 4, 2, 2, 2)
             grid = np.ascontiguousarray(pairs.transpose(0, 6, 2, 1, 4, 5, 3)).view(np.uint8)
         return grid.reshape(panels * LANES, tiles * 32)[:rows, :nbytes]
+
+
+def _pack_narrow(bits: int, grid: Bytes, out: Items) -> None:
+    """Codes of 1 or 2 bits: whole tiles of bytes (16 * panels, 8 * bits * tiles) into the words of lanes."""
+    panels, tiles = out.shape[:2]
+    together = PIECES // bits  # pieces of a word
+    codes = split_bits(grid, bits, tiles * 16 * PIECES)
+    # panel, row half, g, tile, word, piece of it, column half q, t, h -> the slots of each half of a word
+    split = codes.reshape(panels, 2, 8, tiles, bits, together, 2, 4, 2).transpose(5, 6, 1, 0, 3, 2, 7, 4, 8)
+    halves = out.view(np.uint16).reshape(panels, tiles, 8, 4, bits, 2)
+    for slot, (piece, q, half) in enumerate(np.ndindex(together, 2, 2)):
+        halves |= split[piece, q, half].astype(np.uint16) << np.uint16(bits * slot)
+
+
+def _unpack_narrow(bits: int, words: Items) -> Bytes:
+    """The inverse: bytes of whole tiles."""
+    panels, tiles = words.shape[:2]
+    together = PIECES // bits
+    halves = np.ascontiguousarray(words).view(np.uint16).reshape(panels, tiles, 8, 4, bits, 2)
+    codes = np.empty((panels, 2, 8, tiles, bits, together, 2, 4, 2), np.uint8)
+    split = codes.transpose(5, 6, 1, 0, 3, 2, 7, 4, 8)
+    for slot, (piece, q, half) in enumerate(np.ndindex(together, 2, 2)):
+        split[piece, q, half] = halves >> np.uint16(bits * slot) & np.uint16((1 << bits) - 1)
+    return join_bits(codes.reshape(panels * LANES, tiles * 16 * PIECES), bits)
 
 
 def _padded(items: Items, panels: int, columns: int) -> _Grid:
