@@ -36,9 +36,9 @@ TEMPLATES = (
 _HEADERS: dict[str, tuple[str, ...]] = {
     "attention": ("tile.cuh", "attention.cuh"),
     "batch_matmul": ("tile.cuh",),
-    "embedding": ("lookup.cuh",),
-    "gather": ("lookup.cuh",),
-    "linear": ("scalar.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh"),
+    "embedding": ("decode.cuh", "lookup.cuh"),
+    "gather": ("decode.cuh", "lookup.cuh"),
+    "linear": ("scalar.cuh", "decode.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh"),
     "loop": ("scalar.cuh", "loop.cuh"),
     "norm": ("rows.cuh",),
     "scan": ("scalar.cuh", "scan.cuh"),

@@ -1,41 +1,27 @@
-"""The `linear` template: which engine serves a spec, how a weight is decoded, how a sum becomes a result.
+"""The `linear` template: which engine serves a spec, how a sum becomes a result.
 
     engine_of(spec, arch)      "fma": CUDA cores, linear_fma.py;  "mma": tensor cores, linear_mma.py
-    weight_of(name, operand)   the struct `qk_<name>_w`, from which linear.cuh's templates decode tiles
+    weight_of(name, operand)   the struct `qk_<name>_w` (weights.py), from which both engines decode tiles
     finish_of(spec)            the function `qk_<name>_finish`: bias, epilogue, one rounding, store, within bounds
 
-Nothing here knows a format.  Codes, fields and the arithmetic come from its declaration.  The part of the decode
-equation that depends on codes alone becomes a table of 16 values (or, where they are consecutive integers, arithmetic),
-the rest becomes `value`, operation by operation, so that the bits are those of `Format.decode`.
+Nothing here knows a format: codes, entries and the arithmetic come from its declaration, in weights.py.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
-from qcompiler.formats import Format
-from qcompiler.formats.base import Declaration, Section
-from qcompiler.formats.equation import Equation, Float32
-from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda.geometry import CudaKernel
-from qcompiler.kernels.layouts.cuda import tile_columns
-from qcompiler.kernels.layouts.panels import LANES, packed_name
-from qcompiler.kernels.scalar import float_literal, scalar_statements
-from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, identifier, indent
-from qcompiler.plan.kernel import ITEMSIZE, DType, KernelSpec, LinearKernel, Operand
+from qcompiler.kernels.cuda.weights import FLOATS, LAYOUT, Weight, block, weight_of
+from qcompiler.kernels.scalar import scalar_statements
+from qcompiler.kernels.text import VALUE_TYPES, c_dim, identifier, indent
+from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand
 
-FLOATS: tuple[DType, ...] = ("f32", "bf16", "f16")
-LAYOUT = "cuda_t16_v1"
-PIECE = 16
-"""Columns of a piece: the depth of one `mma`, and of one word of 4-bit codes."""
+__all__ = ["FLOATS", "LAYOUT", "Finish", "Weight", "check", "emit", "engine_of", "finish_of", "linear_body", "weight_of"]
 
 Engine = Literal["fma", "mma"]
 
@@ -49,14 +35,16 @@ def linear_body(spec: KernelSpec) -> LinearKernel:
 
 def engine_of(spec: KernelSpec, arch: str) -> Engine:
     """Tensor cores where x and the decoded weight share a 16-bit type, the architecture multiplies it, and the weight
-    lies in tiles; CUDA cores for everything else, and for M <= 8, where the weight's bytes set the time."""
+    lies in tiles whose groups of entries they take (`linear_mma.takes`: all but those of odd sizes); CUDA cores for
+    everything else, and for M <= 8, where the weight's bytes set the time."""
     from qcompiler.kernels.cuda.emit import arch_number
+    from qcompiler.kernels.cuda.linear_mma import takes
 
     body, (x, w) = linear_body(spec), spec.operands[:2]
     needs = {"bf16": 80, "f16": 75}.get(x.dtype)
     wide = body.m_class in ("9-64", "large")
     fits = needs is not None and x.dtype == w.dtype and arch_number(arch) >= needs and w.layout == LAYOUT
-    return "mma" if wide and fits else "fma"
+    return "mma" if wide and fits and takes(weight_of(spec.name, w)) else "fma"
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -84,188 +72,6 @@ def check(spec: KernelSpec) -> None:
     if len(spec.operands) - fixed != wanted:
         given = len(spec.operands) - fixed
         raise KernelSelectionError(f"{where}: its epilogue takes {wanted} extra inputs, {given} are given")
-
-
-# --- weights ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Weight:
-    """How a kernel reads its weight of `rows` x `cols`.
-
-    `storage`: "codes" (packed) and "values" (plain) lie in cuda_t16_v1, "strided" is plain memory under any strides.
-    `struct` names the generated C++ struct that `definitions` define; linear.cuh says what it holds.  `bits` are those
-    of one stored element; a tile is 16 rows by `tile` columns, a panel has `tiles` of them.  `lookup` says that codes
-    go through a table in shared memory (`code_value` fills it), else `first` makes numbers of them.  A lane that
-    prefetches a tile keeps its scales and zero points in `entry_registers`.
-    """
-
-    storage: Literal["codes", "values", "strided"]
-    dtype: DType
-    rows: int
-    cols: int
-    bits: int
-    struct: str
-    definitions: str
-    lookup: bool = False
-    entry_registers: int = 0
-
-    @property
-    def tile(self) -> int:
-        return tile_columns(self.bits)
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.cols // self.tile)
-
-    @property
-    def panels(self) -> int:
-        return -(-self.rows // LANES)
-
-
-def weight_of(name: str, operand: Operand) -> Weight:
-    """How kernel `name` reads the weight `operand` (n, k); KernelSelectionError where it cannot."""
-    where = f"kernel '{name}': weight '{operand.name}'"
-    if operand.dtype not in FLOATS:
-        raise KernelSelectionError(f"{where} decodes to {operand.dtype}; linears take {', '.join(FLOATS)}")
-    if operand.format is not None:
-        if operand.layout != LAYOUT:
-            raise KernelSelectionError(f"{where} is packed in layout '{operand.layout}'; CUDA reads '{LAYOUT}'")
-        return _packed_weight(name, operand, formats.get(operand.format.name, **operand.format.params))
-    if operand.layout not in (None, "canonical", LAYOUT):
-        raise KernelSelectionError(f"{where} lies in layout '{operand.layout}'; CUDA reads '{LAYOUT}' or plain rows")
-    rows, cols = (int(d) for d in operand.shape)
-    bits, struct, kind = 8 * ITEMSIZE[operand.dtype], f"qk_{name}_w", STORAGE_TYPES[operand.dtype]
-    in_tiles = operand.layout == LAYOUT
-    lines = [
-        f"// The weight of qk_{name}: plain {operand.dtype}{f' in {LAYOUT}' if in_tiles else ''}.",
-        f"struct {struct} {{",
-        f"    typedef {kind} type;",
-        f"    static constexpr int bits = {bits};",
-        "    static constexpr bool packed = false, lookup = false, straddles = false;",
-        f"    static constexpr int64_t rows = {rows}, cols = {cols}, tiles = {-(-cols // tile_columns(bits))};",
-        "};",
-    ]
-    return Weight("values" if in_tiles else "strided", operand.dtype, rows, cols, bits, struct, _block(lines))
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """A decode equation in two parts: `of_code` reads codes alone, `rest` reads the other fields and "code"."""
-
-    of_code: Equation
-    rest: Equation
-
-
-def split_equation(declaration: Declaration) -> Decoding:
-    """The largest part of the decode equation that depends on codes alone, and the equation around it.
-
-    Both parts hold the operations of the whole in its order, so that they round alike.  KernelSelectionError where
-    codes appear in two separate parts.
-    """
-    codes = declaration.codes.name
-    parts: list[ast.expr] = []
-
-    class Split(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> ast.AST:
-            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - set(declaration.table_arrays)
-            if isinstance(node, ast.expr) and names == {codes}:
-                parts.append(node)
-                return ast.Name("code")
-            return self.generic_visit(node)
-
-    rest = Split().visit(ast.parse(declaration.decode.text, mode="eval").body)
-    if len(parts) != 1:
-        raise KernelSelectionError(f"no CUDA kernel decodes '{declaration.decode.text}': codes stand in several parts")
-    return Decoding(Equation(ast.unparse(parts[0])), Equation(ast.unparse(rest)))
-
-
-def code_values(declaration: Declaration) -> Float32:
-    """What each code stands for before scale and zero point: float32, one entry per code, as its unsigned bits."""
-    codes = np.arange(1 << declaration.codes.bits, dtype=np.uint8).view(declaration.codes.dtype)
-    values = split_equation(declaration).of_code.evaluate({declaration.codes.name: codes}, declaration.table_arrays)
-    return np.asarray(values, np.float32)
-
-
-def _code_value(name: str, declaration: Declaration) -> tuple[list[str], list[str], bool]:
-    """(definitions before the struct, members, whether kernels look values up in shared memory)."""
-    values = code_values(declaration)
-    text = split_equation(declaration).of_code.text
-    bits, half = declaration.codes.bits, values.size // 2
-    shift = half if declaration.codes.kind == "int" else 0  # two's complement counts up once its sign bit is flipped
-    ascending = np.roll(values, shift)
-    if np.array_equal(ascending, ascending[0] + np.arange(values.size, dtype=np.float32)):
-        what = "a code, its sign bit flipped," if shift else "a code"
-        return (
-            [],
-            [f"static constexpr int first = {int(ascending[0])};  // {what} stands for code + first: {text}"],
-            False,
-        )
-    if bits != 4:
-        raise KernelSelectionError(f"no CUDA kernel looks up {bits}-bit codes ('{declaration.decode.text}')")
-    literals = [f"{float_literal(float(value), 'f32')}" for value in values]
-    listed = ",\n".join("    " + ", ".join(literals[i : i + 8]) for i in (0, 8))
-    table = f"// What a code stands for: {text}\n__device__ const float qk_{name}_codes[16] = {{\n{listed}}};"
-    return [table], [f"static QC_DEVICE float code_value(int code) {{ return qk_{name}_codes[code]; }}"], True
-
-
-def _entry_field(section: Section, straddles: bool, per_row: int) -> tuple[str, str]:
-    """(C++ type, expression that reads the entry of `row` for `block`) of a field with an entry per block."""
-    kinds = {("f", 2): "qc_f16", ("f", 4): "float", ("u", 1): "uint8_t", ("i", 1): "int8_t"}
-    ctype = kinds[section.dtype.kind, section.dtype.itemsize]
-    index = "block" if straddles else f"((row >> 4) * {per_row} + block) * 16 + (row & 15)"
-    return ctype, f"((const {ctype}*)(w + {section.offset}))[{index}]"
-
-
-def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
-    declaration, (rows, cols) = fmt.declaration, (int(d) for d in operand.shape)
-    sections = {s.name: s for s in layouts.get(LAYOUT).sections(fmt, operand.dtype, rows, cols)}
-    decoding, block = split_equation(declaration), declaration.block_size(cols)
-    straddles, bits = cols % block != 0, declaration.codes.bits
-    if bits not in (4, 8) or block < (PIECE if straddles else 1) or (not straddles and cols > block and block % PIECE):
-        raise KernelSelectionError(f"kernel '{name}': no CUDA kernel decodes {bits}-bit codes in blocks of {block}")
-    before, members, lookup = _code_value(name, declaration)
-    fields: dict[str, tuple[str, str]] = {}
-    for field in declaration.fields:
-        if field.covers != 1:
-            section = sections[packed_name(fmt, field, cols)]
-            fields[identifier(field.name)] = _entry_field(section, straddles, cols // block)
-    struct, listed = f"qk_{name}_w", ", ".join(read for _, read in fields.values())
-    entries = {field: f"qc_float(e.{field})" for field in fields} | {"code": "code"}
-    value = re.sub(r"\(float\)\((code|qc_float\([\w.]+\))\)", r"\1", decoding.rest.to_c(entries))  # floats already
-    lines = [
-        *before,
-        f"// The weight of qk_{name}: {fmt} in {LAYOUT}; an element is {declaration.decode.text}, rounded to "
-        f"{operand.dtype}.",
-        f"struct {struct} {{",
-        f"    typedef {STORAGE_TYPES[operand.dtype]} type;",
-        f"    static constexpr int bits = {bits};",
-        f"    static constexpr bool packed = true, lookup = {_bool(lookup)}, straddles = {_bool(straddles)};",
-        f"    static constexpr bool flips_sign = {_bool(declaration.codes.kind == 'int')};",
-        f"    static constexpr int64_t rows = {rows}, cols = {cols}, block = {block};",
-        f"    static constexpr int64_t tiles = {-(-cols // tile_columns(bits))};",
-        *indent(members),
-        f"    struct entry {{ {' '.join(f'{kind} {field};' for field, (kind, _) in fields.items())} }};  // as stored",
-        "    // `block` counts in the row, or in the whole tensor where blocks straddle rows.",
-        "    static QC_DEVICE entry load(const uint8_t* w, int64_t row, int64_t block) {",
-        f"        return entry{{{listed}}};",
-        "    }",
-        "    static QC_DEVICE float value(float code, const entry& e) {  // before rounding",
-        f"        return {value};",
-        "    }",
-        "};",
-    ]
-    per_tile = 1 if block >= cols else max(1, tile_columns(bits) // block)
-    registers = 0 if straddles else 2 * len(fields) * per_tile  # of two rows
-    return Weight("codes", operand.dtype, rows, cols, bits, struct, _block(lines), lookup, registers)
-
-
-def _bool(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _block(lines: list[str]) -> str:
-    return "\n".join(lines) + "\n"
 
 
 # --- finish ----------------------------------------------------------------------------------------------------------
@@ -311,7 +117,7 @@ def finish_of(spec: KernelSpec) -> Finish:
     name = f"qk_{spec.name}_finish"
     head = "".join(f", {kind} {argument}" for kind, argument in passed)
     definition = [f"QC_DEVICE void {name}(float sum, int64_t m, int64_t n{head}) {{", *indent(lines), "}"]
-    return Finish(_block(definition), name, tuple(argument for _, argument in passed))
+    return Finish(block(definition), name, tuple(argument for _, argument in passed))
 
 
 def _extras(spec: KernelSpec) -> tuple[Operand, ...]:

@@ -143,6 +143,8 @@ template <class W, class S, class Shared, class Table>
 QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, int64_t panel, int64_t k0, int lane,
                                 int live, const Shared* x, Table table, qc_few_sums<S::rows, S::mma>& sums) {
     const int g = lane / 4, t = lane % 4;
+    qc_row_parts<W> parts;
+    parts.begin(tile.entries);
     if constexpr (S::mma) {
         // Column g of B is row g of x. Columns of D that stand for no row go nowhere.
         const Shared* const mine = x + (g < live ? g : live - 1) * S::pitch + 4 * t;
@@ -151,7 +153,7 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
             const uint2 two = *(const uint2*)(mine + 16 * piece);
             const uint32_t b[2] = {two.x, two.y};
             uint32_t a[4];
-            tile.fragment(w, panel, k0, lane, piece, table, a);
+            tile.fragment(w, panel, k0, lane, piece, table, parts, a);
             qc_mma_16816(sums.of[0], a, b, typename W::type());
         }
     } else if constexpr (S::columns == 8) {
@@ -161,15 +163,15 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float& sum = sums.of[r][half];
-                sum = fmaf(__uint_as_float(tile.words[half]), two.x, sum);
-                sum = fmaf(__uint_as_float(tile.words[2 + half]), two.y, sum);
+                sum = fmaf(__uint_as_float(tile.codes.words[half]), two.x, sum);
+                sum = fmaf(__uint_as_float(tile.codes.words[2 + half]), two.y, sum);
             }
         }
     } else {
 #pragma unroll
         for (int piece = 0; piece < tile.pieces; piece++) {
             float v[8];
-            tile.values(w, panel, k0, lane, piece, table, v);
+            tile.values(w, panel, k0, lane, piece, table, parts, v);
 #pragma unroll
             for (int r = 0; r < S::rows; r++) {
                 const float4 four = *(const float4*)(x + r * S::pitch + 16 * piece + 4 * t);
@@ -251,18 +253,14 @@ template <class W, int TN, class Table> QC_DEVICE void qc_decode_step(const uint
         const bool there = panel * 16 < W::rows && tile < W::tiles;
         if constexpr (columns >= 16) {
             float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-            if (there) {
-                qc_lane_tile<W> mine;
-                mine.load_piece(w, panel, tile, (int)(k % columns) / 16, lane);
-                mine.values(w, panel, k, lane, 0, table, v);
-            }
+            if (there) qc_read_piece<W>(w, panel, k, lane, table, v);
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 to[(column + 2 * t + 8 * (j / 4) + j % 2) * pitch + row + g + 8 * (j / 2 % 2)] = v[j];
         } else {
-            qc_lane_tile<W> mine;
+            qc_lane_codes<W> mine;
             mine.words[0] = mine.words[1] = mine.words[2] = mine.words[3] = 0;
-            if (there) mine.load(w, panel, tile, lane);
+            if (there) mine.load(w, panel * W::tiles + tile, lane);
 #pragma unroll
             for (int p = 0; p < 4; p++)
                 to[(column + t + 4 * (p / 2)) * pitch + row + g + 8 * (p % 2)] = __uint_as_float(mine.words[p]);

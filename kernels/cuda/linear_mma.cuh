@@ -14,17 +14,11 @@
 //
 // The WARPS_K partial sums are added in the order of k through shared memory: results do not depend on scheduling.
 //
-// The weight is described by a struct W that the emitter writes from the format's declaration:
-//     element               qc_bf16 or qc_f16: what weights decode to, and the type of x
-//     ROWS, COLS, BITS      n, k; 4, 8 (codes) or 16 (plain values)
-//     BLOCK, FLAT           columns per scale; FLAT: blocks of the row-major stream, which run across rows
-//     TABLE, SIGNED         whether codes index a table; whether they are two's complement
-//     scale_type, ZEROS     storage of a scale; whether there are zero points (uint8_t)
-//     CODES, SCALES, ZERO_POINTS      byte offsets of the sections
-//     row, rows_of(scale, zero)       what a row's block needs for decoding
-//     value(code, row)                the decode equation; `code` is what qm_pair says
+// The weight is described by a struct W that the emitter writes from the format's declaration (linear.cuh). Of the groups of
+// columns that share entries this engine takes those of 16, of 32, and of multiples of 64 columns, or of whole rows; of a
+// stream those of powers of two from 32 on. linear_fma.cuh takes the others.
 #pragma once
-#include "device.cuh"
+#include "linear.cuh"
 
 // The simulator must see every access of a kernel, and sees those of functions that are inlined.
 #ifdef QC_SIM
@@ -51,145 +45,198 @@ struct qm_table {
     QC_DEVICE float operator[](uint32_t code) const { return __shfl_sync(QC_ALL_LANES, entry, (int)code, 16); }
 };
 
-// The two codes of fragment register `p` of a 16 x 16 piece, decoded to one register; `here` and `next` are the states
-// of their blocks (they differ where a block ends between the two). What value() gets for a code c:
-//   TABLE     the word, shifted so that c is its low four bits
-//   4 bits    the float 128 + c: the code is or-ed into the mantissa of the bf16 128
-//   8 bits    the float 2^23 + c (SIGNED: 2^23 + 128 + c): likewise, of the fp32 2^23
+// The two codes of fragment register `p` of a 16 x 16 piece, decoded to one register, from the piece's words (of each
+// plane of codes one, or two of bytes); `here` and `next` are the parts of their groups (they differ where a group ends
+// between the two). What mma_value() gets for a code c:
+//   QC_SIXTEEN, QC_VALUES, 8-bit floats     the value that c stands for
+//   integers, less than 8 bits              the float 128 + c: the code is or-ed into the mantissa of the bf16 128
+//   integers, 8 bits                        the float 2^23 + c (flipped signs: 2^23 + 128 + c): likewise, of the fp32 2^23
 //
 // Instructions per weight: 4-bit codes half a shift, half a lop3, one move into place and half a conversion: 2.5 and
-// value(), which is one fma for an fp16 scale. 8-bit codes: one permute, a quarter of an exclusive or and half a
-// conversion: 1.75 and value(), a subtraction and a product.
+// mma_value(), which is one fma where products are exact; another plane of bits adds half a shift and half a lop3. 8-bit
+// codes: one permute, a quarter of an exclusive or and half a conversion: 1.75 and mma_value(), a subtraction and a product.
 template <class W>
-QC_DEVICE uint32_t qm_pair(
-    const W& w, const uint32_t* words, int p, typename W::row here, typename W::row next) {
+QC_DEVICE uint32_t qm_pair(const qm_table& table, const uint32_t* words, int p, const typename W::mma_parts& here,
+                           const typename W::mma_parts& next) {
     float low, high;
-    if constexpr (W::TABLE) {
-        low = w.value(words[0] >> (4 * p), here);
-        high = w.value(words[0] >> (4 * p + 16), next);
-    } else if constexpr (W::BITS == 4) {
-        const uint32_t codes = (words[0] >> (4 * p) & 0x000f000fu) | 0x43004300u;
-        low = w.value(__uint_as_float(codes << 16), here);
-        high = w.value(__uint_as_float(codes & 0xffff0000u), next);
-    } else {
-        const uint32_t codes = words[p / 2] ^ (W::SIGNED ? 0x80808080u : 0u);
+    if constexpr (W::codes == QC_SIXTEEN) {
+        low = table[words[0] >> (4 * p)], high = table[words[0] >> (4 * p + 16)];
+    } else if constexpr (W::bits < 8) {
+        constexpr int two = (W::bits & 4) != 0, one = two + ((W::bits & 2) != 0);
+        const uint32_t two_bits = (W::bits & 2) != 0 ? words[two] : 0, one_bit = (W::bits & 1) != 0 ? words[one] : 0;
+        const uint32_t pair = qc_code_pair<W::bits>(words[0], two_bits, one_bit, p);
+        if constexpr (W::codes == QC_COUNTS) {
+            const uint32_t codes = pair | 0x43004300u;
+            low = __uint_as_float(codes << 16), high = __uint_as_float(codes & 0xffff0000u);
+        } else {
+            low = W::code_value(pair & 0xffffu), high = W::code_value(pair >> 16);
+        }
+    } else if constexpr (W::codes == QC_COUNTS) {
+        const uint32_t codes = words[p / 2] ^ (W::flips_sign ? 0x80808080u : 0u);
         const int byte = 2 * (p % 2);
-        low = w.value(__uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7540 + byte)), here);
-        high = w.value(__uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7541 + byte)), next);
+        low = __uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7540 + byte));
+        high = __uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7541 + byte));
+    } else {
+        const uint32_t codes = words[p / 2] >> (p % 2 * 16);
+        low = qc_lane_codes<W>::byte_value(codes & 255u), high = qc_lane_codes<W>::byte_value(codes >> 8 & 255u);
     }
-    return qc_pack(low, high, typename W::element());
+    return qc_pack(W::mma_value(low, here), W::mma_value(high, next), typename W::type());
 }
+
+// Whether parts of groups reach the lanes of a quad piece by piece: where a chunk meets more than two groups of a row.
+template <class W> struct qm_groups {
+    static constexpr bool coded = W::packed, flat = coded && W::straddles;
+    static constexpr bool single = !coded || (!flat && (W::covers >= W::cols || W::covers % QM_CHUNK == 0));
+    static constexpr bool many = !single && W::covers < (flat ? QM_CHUNK : QM_CHUNK / 2);
+    // Groups that a chunk meets at a time: those of its halves, or those before and after a border.
+    static constexpr int slots = single || (many && !flat) ? 1 : 2;
+    static constexpr int held = many ? 2 : 1;  // entries that a lane loads per panel and chunk
+    static_assert(!coded || single || (flat ? W::covers >= 32 && (W::covers & (W::covers - 1)) == 0
+                                            : W::covers == 32 || W::covers == 16), "groups");
+};
 
 // One warp's share of a weight: PANELS panels of 16 rows, one chunk of columns at a time. A block has BLOCK_PANELS.
 template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
-    static constexpr int VECTORS = W::BITS / 4;  // 16-byte loads of a lane per panel and chunk
-    static constexpr int TILE = QM_CHUNK / VECTORS;
-    static constexpr int TILES = (W::COLS + TILE - 1) / TILE;
-    static constexpr int ALL_PANELS = (W::ROWS + 15) / 16;
-    static constexpr bool CODED = W::BITS < 16;
-    static constexpr int BLOCKS = !CODED || W::FLAT ? 1 : W::COLS / W::BLOCK;  // per row
-    // A chunk meets at most two blocks of a row: those of its halves, or those before and after a border.
-    static constexpr int SLOTS = W::FLAT || (BLOCKS > 1 && W::BLOCK < QM_CHUNK) ? 2 : 1;
-    static_assert(!CODED || W::FLAT || BLOCKS <= 1 || W::BLOCK == QM_CHUNK / 2 || W::BLOCK % QM_CHUNK == 0, "blocks");
-    static_assert(!W::FLAT || (W::BLOCK % QM_CHUNK == 0 && (W::BLOCK & (W::BLOCK - 1)) == 0), "flat blocks");
+    typedef qm_groups<W> groups;
+    static constexpr bool CODED = W::packed, FLAT = groups::flat, MANY = groups::many, NARROW = CODED && W::bits < 8;
+    static constexpr int WORDS = NARROW ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;  // a piece
+    static constexpr int TILES_OF_CHUNK = NARROW ? 1 : W::bits / 4;
+    static constexpr int TILES = (int)W::tiles, ROWS = (int)W::rows, COLS = (int)W::cols, SLOTS = groups::slots;
+    static constexpr int ALL_PANELS = (ROWS + 15) / 16;
+    typedef typename W::mma_parts state[2][SLOTS];  // of rows g and g + 8
 
     struct chunk {
-        uint4 words[PANELS][VECTORS];
-        typename W::scale_type scale[PANELS];  // of row half t % 2, slot t / 2: a lane loads one of its quad's four
-        uint8_t zero[PANELS];
+        uint32_t words[PANELS][W::bits];
+        // A lane loads one of its quad's four: of row half t % 2, slot t / 2. MANY: group t of both rows.
+        typename W::entry entry[PANELS][groups::held];
+    };
+    struct made {
+        typename W::parts of[PANELS][groups::held];
     };
 
-    int lane, panels;      // of this warp that exist: PANELS, fewer at the end of w
-    const uint8_t* words;  // this lane's share of the first panel's first tile
-    const uint8_t* scales;
-    const uint8_t* zeros;  // both at the row whose scale this lane loads, in the first panel's first block
-    int64_t element;       // FLAT: that row's first element
+    int lane, panels;     // of this warp that exist: PANELS, fewer at the end of w
+    const uint8_t* w;
+    int64_t row;          // g of the first panel
+    int64_t share;        // this lane's, of the first panel's first tile
 
-    QC_DEVICE qm_weight(const uint8_t* w, int64_t panel, int lane) : lane(lane) {
+    QC_DEVICE qm_weight(const uint8_t* w, int64_t panel, int lane)
+        : lane(lane), w(w), row(panel * 16 + lane / 4), share(panel * TILES * 32 + lane) {
         const int64_t left = ALL_PANELS - panel;
         panels = left < PANELS ? (int)left : PANELS;
-        words = w + W::CODES + panel * TILES * 512 + lane * 16;
-        const int row = lane / 4 + lane % 2 * 8;
-        const int64_t entry = W::FLAT ? 0 : panel * BLOCKS * 16 + row;
-        scales = w + W::SCALES + entry * sizeof(typename W::scale_type);
-        zeros = w + W::ZERO_POINTS + entry;
-        element = (panel * 16 + row) * W::COLS;
     }
 
     QC_DEVICE void load(chunk& c, int index) const {
 #pragma unroll
         for (int i = 0; i < PANELS; i++) {
             const bool there = ALL_PANELS % BLOCK_PANELS == 0 || i < panels;
-            const uint8_t* const tiles = words + index * (VECTORS * 512) + (int64_t)i * TILES * 512;
+            const int64_t first = share + ((int64_t)i * TILES + index * TILES_OF_CHUNK) * 32;
+            if constexpr (!NARROW || (W::bits & 4) != 0) {
 #pragma unroll
-            for (int v = 0; v < VECTORS; v++) {
-                const bool inside = TILES % VECTORS == 0 || index * VECTORS + v < TILES;
-                c.words[i][v] = make_uint4(0, 0, 0, 0);
-                if (there && inside) c.words[i][v] = qc_load_stream_16(tiles + v * 512);
+                for (int v = 0; v < TILES_OF_CHUNK; v++) {
+                    const bool inside = TILES % TILES_OF_CHUNK == 0 || index * TILES_OF_CHUNK + v < TILES;
+                    uint4 four = make_uint4(0, 0, 0, 0);
+                    if (there && inside) four = qc_load_stream_16(w + W::plane(0) + (first + v * 32) * 16);
+                    c.words[i][4 * v] = four.x, c.words[i][4 * v + 1] = four.y;
+                    c.words[i][4 * v + 2] = four.z, c.words[i][4 * v + 3] = four.w;
+                }
+            }
+            if constexpr (NARROW && (W::bits & 2) != 0) {
+                uint2 two = make_uint2(0, 0);
+                if (there) two = ((const uint2*)(w + W::plane((W::bits & 4) != 0)))[first];
+                c.words[i][W::bits & 4] = two.x, c.words[i][(W::bits & 4) + 1] = two.y;
+            }
+            if constexpr (NARROW && (W::bits & 1) != 0) {
+                constexpr int plane = ((W::bits & 4) != 0) + ((W::bits & 2) != 0);
+                c.words[i][W::bits & 6] = there ? ((const uint32_t*)(w + W::plane(plane)))[first] : 0;
             }
             if constexpr (CODED) {
-                c.scale[i] = typename W::scale_type();
-                c.zero[i] = 0;
-                if (there) {
-                    const int64_t entry = scale_entry(i, index);
-                    c.scale[i] = ((const typename W::scale_type*)scales)[entry];
-                    if constexpr (W::ZEROS) c.zero[i] = zeros[entry];
+#pragma unroll
+                for (int h = 0; h < groups::held; h++) {
+                    c.entry[i][h] = typename W::entry();
+                    if (there) c.entry[i][h] = entry_of(i, index, MANY ? h : lane % 2, MANY ? lane % 4 : lane / 2 % 2);
                 }
             }
         }
     }
 
-    // The scale that this lane loads for a chunk of panel `i`, counted from `scales`.
-    QC_DEVICE int64_t scale_entry(int i, int index) const {
-        const int slot = SLOTS == 1 ? 0 : lane / 2 % 2;
-        if constexpr (W::FLAT) {
-            const int64_t last = ((int64_t)W::ROWS * W::COLS - 1) / W::BLOCK;
-            const int64_t block = (element + (int64_t)i * 16 * W::COLS + index * QM_CHUNK) / W::BLOCK + slot;
-            return block < last ? block : last;
+    // What the given slot of a chunk needs, for a row of panel `i`.
+    QC_DEVICE typename W::entry entry_of(int i, int index, int half, int slot) const {
+        const int64_t mine = row + i * 16 + half * 8;
+        if constexpr (FLAT) {
+            const int64_t element = mine * COLS + index * QM_CHUNK + slot * W::covers;
+            return W::load(w, qc_min(element, W::rows * W::cols - 1));
         } else {
-            int block = BLOCKS == 1 ? 0 : SLOTS == 2 ? 2 * index + slot : index / (W::BLOCK / QM_CHUNK);
-            if (SLOTS == 2 && BLOCKS % 2 != 0 && block == BLOCKS) block = BLOCKS - 1;  // half a chunk is padding
-            return block * 16 + (int64_t)i * BLOCKS * 16;
+            const int columns = groups::single ? 0 : (int)W::covers;
+            const int k = index * QM_CHUNK + slot * columns;
+            return W::load(w, mine, (uint32_t)(k < COLS ? k : COLS - 1));  // what lies behind the last column is padding
         }
     }
 
-    // The state of both rows of panel `i`, for each slot.
-    QC_DEVICE void rows(const chunk& c, int i, typename W::row (&state)[2][SLOTS]) const {
-        const float scale = qc_load(&c.scale[i]);
-        float zero = 0.0f;
-        if constexpr (W::ZEROS) zero = (float)c.zero[i];
+    QC_DEVICE void make(const chunk& c, made& m) const {
+#pragma unroll
+        for (int i = 0; i < PANELS; i++)
+#pragma unroll
+            for (int h = 0; h < groups::held; h++) m.of[i][h] = W::make(c.entry[i][h]);
+    }
+
+    // The parts that lane `from` made.
+    static QC_DEVICE typename W::mma_parts passed(const typename W::parts& made, int from) {
+        typename W::parts parts;
+#pragma unroll
+        for (int e = 0; e < (int)(sizeof(parts) / sizeof(float)); e++)
+            parts.of[e] = __shfl_sync(QC_ALL_LANES, made.of[e], from);
+        return W::fold(parts);
+    }
+
+    // The state of panel `i` for a whole chunk.
+    QC_DEVICE void turn_to_chunk(const made& m, int i, state& s) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int slot = 0; slot < SLOTS; slot++) s[half][slot] = passed(m.of[i][0], (lane & 28) + half + 2 * slot);
+    }
+
+    // MANY: the state of panel `i` for piece `j`.
+    QC_DEVICE void turn_to_piece(const made& m, int i, int j, int index, state& s) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
+            const int slot = FLAT ? (begins_at(i, half, index) + 16 * j) / (int)W::covers : j;
 #pragma unroll
-            for (int slot = 0; slot < SLOTS; slot++) {
-                const int from = (lane & 28) + half + 2 * slot;
-                float z = 0.0f;
-                if constexpr (W::ZEROS) z = __shfl_sync(QC_ALL_LANES, zero, from);
-                state[half][slot] = W::rows_of(__shfl_sync(QC_ALL_LANES, scale, from), z);
-            }
+            for (int more = 0; more < SLOTS; more++) s[half][more] = passed(m.of[i][half], (lane & 28) + slot + more);
         }
     }
 
-    // Columns of this chunk that lie before the border of a FLAT row.
-    QC_DEVICE int before_border(int i, int half, int index) const {
-        const uint32_t rows = (uint32_t)(i * 16 + half * 8 - lane % 2 * 8);
-        const uint32_t first = (uint32_t)element + rows * (uint32_t)W::COLS + (uint32_t)(index * QM_CHUNK);
-        return W::BLOCK - (int)(first & (W::BLOCK - 1));  // a power of two: the low bits suffice
+    // FLAT: where in its group a row's first element of this chunk stands.
+    QC_DEVICE int begins_at(int i, int half, int index) const {
+        const uint32_t rows = (uint32_t)row + (uint32_t)(i * 16 + half * 8);
+        return (int)(rows * (uint32_t)COLS + (uint32_t)(index * QM_CHUNK) & (uint32_t)(W::covers - 1));  // a power of two
+    }
+    // Columns of the chunk that lie before the border behind which state[…][1] holds.
+    QC_DEVICE int before_border(int i, int half, int j, int index) const {
+        const int begin = begins_at(i, half, index), covers = (int)W::covers;
+        return (MANY ? ((begin + 16 * j) / covers + 1) * covers : covers) - begin;
     }
 
-    // The words of panel `i`, VECTORS for each piece.
-    static QC_DEVICE void flatten(const chunk& c, int i, uint32_t (&words)[4 * VECTORS]) {
+    // The words of panel `i`, WORDS for each piece.
+    static QC_DEVICE void flatten(const chunk& c, int i, uint32_t (&words)[4 * WORDS]) {
+        if constexpr (!NARROW) {
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            const uint4 four = c.words[i][v];
-            words[4 * v] = four.x, words[4 * v + 1] = four.y, words[4 * v + 2] = four.z, words[4 * v + 3] = four.w;
+            for (int q = 0; q < 4 * WORDS; q++) words[q] = c.words[i][q];
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int next = j * WORDS;
+                if constexpr ((W::bits & 4) != 0) words[next++] = c.words[i][j];
+                if constexpr ((W::bits & 2) != 0) words[next++] = c.words[i][(W::bits & 4) + j / 2] >> j % 2 * 8;
+                if constexpr ((W::bits & 1) != 0) words[next] = c.words[i][W::bits & 6] >> j * 4;
+            }
         }
     }
 
     // Fragment A of piece `j` (columns 16 j to 16 j + 15) of panel `i`, whose words stand first in `words`; they are
     // dropped, so that a loop over pieces need not be unrolled to keep them in registers.
-    QC_DEVICE void fragment(const W& w, uint32_t (&words)[4 * VECTORS], int i, int j, int index,
-                            const typename W::row (&state)[2][SLOTS], uint32_t (&a)[4]) const {
+    QC_DEVICE void fragment(const qm_table& table, uint32_t (&words)[4 * WORDS], int i, int j, int index, const state& s,
+                            uint32_t (&a)[4]) const {
         if constexpr (!CODED) {
 #pragma unroll
             for (int p = 0; p < 4; p++) a[p] = words[p];
@@ -197,24 +244,24 @@ template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
 #pragma unroll
             for (int p = 0; p < 4; p++) {
                 const int half = p % 2, column = 16 * j + 2 * (lane % 4) + 8 * (p / 2);
-                typename W::row here = state[half][0], next = here;
-                if constexpr (W::FLAT) {
-                    const int border = before_border(i, half, index);
-                    here = column < border ? state[half][0] : state[half][1];
-                    next = column + 1 < border ? state[half][0] : state[half][1];
+                typename W::mma_parts here = s[half][0], next = here;
+                if constexpr (FLAT) {
+                    const int border = before_border(i, half, j, index);
+                    here = column < border ? s[half][0] : s[half][1];
+                    next = column + 1 < border ? s[half][0] : s[half][1];
                 } else if constexpr (SLOTS == 2) {
-                    here = next = j < 2 ? state[half][0] : state[half][1];
+                    here = next = j < 2 ? s[half][0] : s[half][1];
                 }
-                a[p] = qm_pair(w, words, p, here, next);
-                if constexpr (W::COLS % 16 != 0) {  // what zero codes stand for is no product's business
+                a[p] = qm_pair<W>(table, words, p, here, next);
+                if constexpr (W::cols % 16 != 0) {  // what zero codes stand for is no product's business
                     const int k = index * QM_CHUNK + column;
-                    if (k >= W::COLS) a[p] = 0;
-                    else if (k + 1 >= W::COLS) a[p] &= 0xffffu;
+                    if (k >= COLS) a[p] = 0;
+                    else if (k + 1 >= COLS) a[p] &= 0xffffu;
                 }
             }
         }
 #pragma unroll
-        for (int q = 0; q < 3 * VECTORS; q++) words[q] = words[q + VECTORS];
+        for (int q = 0; q < 3 * WORDS; q++) words[q] = words[q + WORDS];
     }
 };
 
@@ -337,7 +384,7 @@ QC_DEVICE void qm_finish(
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < PASS * BLOCK_ROWS; i += THREADS) {
             const int token = i / BLOCK_ROWS, row = i % BLOCK_ROWS;
-            if (m0 + pass + token < m && n0 + row < W::ROWS) {
+            if (m0 + pass + token < m && n0 + row < W::rows) {
                 float sum = part[token * STRIDE + row];
 #pragma unroll
                 for (int k = 1; k < WARPS_K; k++) sum += part[(k * PASS + token) * STRIDE + row];
@@ -350,13 +397,13 @@ QC_DEVICE void qm_finish(
 // One block. `finish(sum, m, n)` stores an element. All threads of the block arrive here.
 template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Finish>
 QC_DEVICE void qm_linear(
-    const W& w, const uint8_t* bytes, const typename W::element* x, int64_t x_row, int64_t m, void* shared,
+    const qm_table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
     const Finish& finish) {
-    typedef typename W::element T;
+    typedef typename W::type T;
     constexpr int THREADS = 32 * WARPS_N * WARPS_K, BLOCK_ROWS = 16 * PANELS * WARPS_N;
-    constexpr int COLUMNS = QM_CHUNK * WARPS_K, CHUNKS = (W::COLS + QM_CHUNK - 1) / QM_CHUNK;
+    constexpr int COLUMNS = QM_CHUNK * WARPS_K, CHUNKS = (int)((W::cols + QM_CHUNK - 1) / QM_CHUNK);
     constexpr int STEPS = (CHUNKS + WARPS_K - 1) / WARPS_K;
-    typedef qm_x<T, TOKENS, COLUMNS, W::COLS, THREADS> Tile;
+    typedef qm_x<T, TOKENS, COLUMNS, (int)W::cols, THREADS> Tile;
     typedef qm_weight<W, PANELS, PANELS * WARPS_N> Weight;
     constexpr int TILE = TOKENS * Tile::STRIDE;
     constexpr int PIECES = TOKENS > 64 ? 1 : 2;  // unrolled at a time: more of them take more registers
@@ -407,21 +454,25 @@ QC_DEVICE void qm_linear(
                 qc_cp_async_commit();
                 if (CHUNKS % WARPS_K == 0 || index < CHUNKS) {
                     const T* const b_rows = ring + slot * TILE + b_offset;
-                    typename W::row state[PANELS][2][Weight::SLOTS];
-                    uint32_t words[PANELS][4 * Weight::VECTORS];
+                    typename Weight::made made;
+                    typename Weight::state state[PANELS];
+                    uint32_t words[PANELS][4 * Weight::WORDS];
+                    if constexpr (Weight::CODED) weight.make(ahead[d], made);
 #pragma unroll
                     for (int i = 0; i < PANELS; i++) {
                         weight.flatten(ahead[d], i, words[i]);
-                        if constexpr (Weight::CODED) weight.rows(ahead[d], i, state[i]);
+                        if constexpr (Weight::CODED && !Weight::MANY) weight.turn_to_chunk(made, i, state[i]);
                     }
                     if (index + DEPTH * WARPS_K < CHUNKS) weight.load(ahead[d], index + DEPTH * WARPS_K);
 #pragma unroll(PIECES)
                     for (int j = 0; j < 4; j++) {
-                        if (W::COLS % QM_CHUNK == 0 || index * QM_CHUNK + 16 * j < W::COLS) {
+                        if (W::cols % QM_CHUNK == 0 || index * QM_CHUNK + 16 * j < W::cols) {
                             uint32_t a[PANELS][4];
 #pragma unroll
-                            for (int i = 0; i < PANELS; i++)
-                                weight.fragment(w, words[i], i, j, index, state[i], a[i]);
+                            for (int i = 0; i < PANELS; i++) {
+                                if constexpr (Weight::MANY) weight.turn_to_piece(made, i, j, index, state[i]);
+                                weight.fragment(table, words[i], i, j, index, state[i], a[i]);
+                            }
                             const T* const b_piece = b_rows + 16 * j;
                             if (TOKENS != 64 || tile.used == 64)
                                 qm_multiply<TOKENS / 16, Tile::STRIDE>(sums, a, b_piece, T());

@@ -1,8 +1,7 @@
 """Linears on tensor cores: `linear` kernels for 9 rows of x and more, over linear_mma.cuh.
 
-A kernel becomes three pieces of CUDA C++: a struct that describes the weight (sections, block size, decode equation,
-all from the format's declaration), a function that finishes an element (bias, epilogue, one rounding), and the kernel,
-which instantiates `qm_linear` with the tile chosen here.
+A kernel becomes three pieces of CUDA C++: a struct that describes the weight (weights.py), a function that finishes an
+element (bias, epilogue, one rounding), and the kernel, which instantiates `qm_linear` with the tile chosen here.
 
     "9-64"    16, 32 or 64 tokens; the columns of a block are split over its warps
     "large"   128 tokens by 128 rows of w, no split; smaller tiles where the output has few of those
@@ -12,18 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from qcompiler import formats
-from qcompiler.errors import KernelSelectionError
-from qcompiler.formats import Format
-from qcompiler.formats.base import Section
-from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry
-from qcompiler.kernels.cuda.linear import LAYOUT, code_values, finish_of, linear_body, split_equation
+from qcompiler.kernels.cuda.linear import finish_of, linear_body
+from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.layouts.panels import LANES as PANEL
-from qcompiler.kernels.layouts.panels import straddles
-from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
+from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec, LinearKernel
 
@@ -105,10 +97,19 @@ BUSY = 96
 """Blocks below which a GPU of 108 to 148 multiprocessors is mostly idle."""
 
 
-def tile_of(body: LinearKernel, bits: int, limit: int) -> Tile:
-    """The tile for a linear whose weight stores `bits` bits, with `limit` bytes of shared memory per block."""
+REGISTERS = 18
+"""Words of codes and entries ahead per lane and panel: three chunks of 4 bits with two entries."""
+
+
+def tile_of(body: LinearKernel, bits: int, limit: int, entries: int = 1) -> Tile:
+    """The tile for a linear whose weight stores `bits` bits, with `limit` bytes of shared memory per block.
+
+    A lane keeps `entries` entries per panel and chunk.  Depths above are for 4 bits and up to two entries: others go as
+    far ahead in bytes, as far as registers reach.
+    """
     tile = _tile_of(body, limit)
-    return replace(tile, depth=max(1, tile.depth * 4 // bits))  # the depths below are for 4 bits
+    reach = tile.depth * REGISTERS // (3 * (bits + entries))
+    return replace(tile, depth=max(1, min(tile.depth * 4 // bits, reach)))
 
 
 def _tile_of(body: LinearKernel, limit: int) -> Tile:
@@ -124,122 +125,22 @@ def _tile_of(body: LinearKernel, limit: int) -> Tile:
 # --- the weight -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """What the weight's struct says of codes: flags for linear_mma.cuh, and the members that decode a code."""
-
-    table: bool
-    signed: bool
-    members: tuple[str, ...]
-
-
-def decoder_of(fmt: Format) -> Decoder:
-    """The declared equation as `row`, `rows_of` and `value`.
-
-    KernelSelectionError for 8-bit codes that are not integers (a table of 256 has no place in a warp's lanes).
-    """
-    d = fmt.declaration
-    bits, values, equation = d.codes.bits, code_values(d), split_equation(d)
-    fields = {f.name: "r.zero" if f.kind == "uint" else "r.scale" for f in d.fields if f.covers != 1}
-    has_zero = "r.zero" in fields.values()
-    state = "scale, zero" if has_zero else "scale"
-    members = [
-        f"struct row {{ float {state}; }};",
-        f"static QC_DEVICE row rows_of(float scale, float zero) {{ return {{{state}}}; }}",
-    ]
-    rest, signed = equation.rest.to_c({**fields, "code": "code"}), d.codes.kind == "int"
-    integers = values.view() if not signed else np.concatenate(np.split(values, 2)[::-1])  # in the order of the values
-    first = int(integers[0])
-    if not np.array_equal(integers, first + np.arange(values.size, dtype=np.float32)):
-        if bits != 4:
-            raise KernelSelectionError(f"no tensor-core kernel looks up {bits}-bit codes ('{d.decode.text}')")
-        looked_up = rest.replace("(float)(code)", "table[code]")
-        lookup = f"QC_DEVICE float value(uint32_t code, const row& r) const {{ return {looked_up}; }}"
-        return Decoder(True, False, (*members, lookup, *_table(fmt, values)))
-    # A code arrives as the float 128 + code or 2^23 + code (linear_mma.cuh, qm_pair); one exact subtraction undoes both
-    # that and the equation's own constant.
-    bias = (128 if bits == 4 else 1 << 23) - first
-    scale = next(f for f in d.fields if f.kind in ("f16", "f32"))
-    forms = {f"code * {scale.name}": "", f"(code - zeros) * {scale.name}": " + zero"}
-    if bits == 4 and scale.kind == "f16" and equation.rest.text in forms:
-        zero = forms[equation.rest.text]
-        return Decoder(
-            False,
-            signed,
-            (
-                "struct row { float scale, shift; };",
-                "static QC_DEVICE row rows_of(float scale, float zero) {",
-                f"    return {{scale, -({bias}.0f{zero}) * scale}};",
-                "}",
-                "// The equation in one step, and exact: codes and constants have at most 9 bits, an fp16 scale 11.",
-                "QC_DEVICE float value(float biased, const row& r) const { return fmaf(biased, r.scale, r.shift); }",
-            ),
-        )
-    value = [
-        "QC_DEVICE float value(float biased, const row& r) const {",
-        f"    const float code = biased - {bias}.0f;",
-        f"    return {rest};",
-        "}",
-    ]
-    return Decoder(False, signed, (*members, *value))
+def takes(weight: Weight) -> bool:
+    """Whether linear_mma.cuh's chunks meet the weight's groups of entries: see its `qm_groups`."""
+    if weight.storage != "codes":
+        return weight.storage == "values"
+    if weight.straddles:
+        return weight.covers >= CHUNK // 2 and weight.covers & (weight.covers - 1) == 0
+    whole = weight.covers >= weight.cols or weight.covers % CHUNK == 0
+    return whole or weight.covers in (CHUNK // 2, CHUNK // 4)
 
 
-def _table(fmt: Format, values: np.ndarray) -> list[str]:
-    """What the 16 codes stand for: a member, and the function that gives each lane its entry."""
-    entries = [f"{float(v).hex()}f" for v in values]
-    choices = [f"entry == {i} ? {value} :" for i, value in enumerate(entries[:-1])]
-    return [
-        f"qm_table table;  // {split_equation(fmt.declaration).of_code.text}",
-        "static QC_DEVICE float table_entry(int entry) {",
-        "    return " + f"\n{' ' * 15}".join([*choices, f"{entries[-1]};"]),
-        "}",
-    ]
-
-
-def weight_struct(spec: KernelSpec, fmt: Format | None) -> tuple[str, bool]:
-    """The struct that describes the weight to linear_mma.cuh (see the list there), and whether it holds a table."""
-    operand = spec.operands[1]
-    n, k = (int(d) for d in operand.shape)
-    places = {s.name: s for s in layouts.get(LAYOUT).sections(fmt, operand.dtype, n, k)}
-    if fmt is None:
-        title, facts, decoder = f"plain {operand.dtype}", _plain_facts(places, n, k), None
-    else:
-        title, decoder = f"{fmt}: {fmt.declaration.decode.text}", decoder_of(fmt)
-        facts = _packed_facts(fmt, decoder, places, n, k)
-    lines = [
-        f"struct qk_{spec.name}_tiles {{  // {title}, in {operand.layout}",
-        f"    typedef {STORAGE_TYPES[operand.dtype]} element;",
-        *indent(facts),
-        *indent(["typedef int row;"] if decoder is None else decoder.members),
-        "};\n",
-    ]
-    return "\n".join(lines), decoder is not None and decoder.table
-
-
-def _plain_facts(places: dict[str, Section], n: int, k: int) -> list[str]:
-    return [
-        "typedef uint8_t scale_type;",
-        f"static constexpr int ROWS = {n}, COLS = {k}, BITS = 16, BLOCK = {max(k, 1)};",
-        "static constexpr bool FLAT = false, TABLE = false, SIGNED = false, ZEROS = false;",
-        f"static constexpr int64_t CODES = {places['values'].offset}, SCALES = 0, ZERO_POINTS = 0;",
-    ]
-
-
-def _packed_facts(fmt: Format, decoder: Decoder, places: dict[str, Section], n: int, k: int) -> list[str]:
-    d, zeros = fmt.declaration, places.get("zeros")
-    flat = next((s for name, s in places.items() if name.endswith("_flat")), None)
-    scales = flat or places["scales"]
-    flags = {"FLAT": flat is not None, "TABLE": decoder.table, "SIGNED": decoder.signed, "ZEROS": zeros is not None}
-    listed = ", ".join(f"{name} = {str(value).lower()}" for name, value in flags.items())
-    offsets = (
-        f"CODES = {places['codes'].offset}, SCALES = {scales.offset}, ZERO_POINTS = {zeros.offset if zeros else 0}"
-    )
-    return [
-        f"typedef {'qc_f16' if scales.dtype.itemsize == 2 else 'float'} scale_type;",
-        f"static constexpr int ROWS = {n}, COLS = {k}, BITS = {d.codes.bits}, BLOCK = {d.block_size(k)};",
-        f"static constexpr bool {listed};",
-        f"static constexpr int64_t {offsets};",
-    ]
+def held_entries(weight: Weight) -> int:
+    """Entries that a lane keeps per panel and chunk: as `qm_groups::held`, times the fields."""
+    if weight.storage != "codes":
+        return 0
+    many = weight.covers < (CHUNK if weight.straddles else min(CHUNK // 2, weight.cols))
+    return weight.fields * (2 if many else 1)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -250,31 +151,28 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     from qcompiler.kernels.cuda.emit import arch_number, signature
 
     body, (x, w) = linear_body(spec), spec.operands[:2]
-    fmt = None if w.format is None else formats.get(w.format.name, **w.format.params)
-    limit = SHARED_LIMIT[arch_number(arch)]
-    tile = tile_of(body, 16 if fmt is None else fmt.declaration.codes.bits, limit)
-    straddling = fmt is not None and straddles(fmt, body.k)
-    weight, table = weight_struct(spec, fmt)
+    weight = weight_of(spec.name, w)
+    limit, entries = SHARED_LIMIT[arch_number(arch)], held_entries(weight)
+    tile = tile_of(body, weight.bits, limit, entries)
     finish = finish_of(spec)
     geometry = Geometry((_blocks(body.m, tile.tokens), -(-body.n // tile.rows), 1), (tile.threads, 1, 1), tile.shared)
     note = (
         f"M class {body.m_class}, mma: {tile.tokens} tokens x {tile.rows} rows of w per block of {tile.warps_n} x "
         f"{tile.warps_k} warps; {tile.stages} stages of x in {tile.shared} bytes, {tile.depth} chunks of w ahead"
     )
-    struct, where = f"qk_{spec.name}_tiles", f"(const uint8_t*){identifier(w.name)}, {identifier(x.name)}"
+    struct, where = weight.struct, f"(const uint8_t*){identifier(w.name)}, {identifier(x.name)}"
     lines = [
         f'static_assert(qm_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',
         f"QC_SHARED(uint4, shared, 0, {tile.shared // 16});",
-        f"{struct} tiles;",
-        *([f"tiles.table.entry = {struct}::table_entry((int)threadIdx.x % 16);"] if table else []),
+        f"const qm_table table = {{{f'{struct}::code_value(threadIdx.x % 16)' if weight.lookup else '0.0f'}}};",
         "const auto finish = [&](float sum, int64_t m, int64_t n) QM_LAMBDA {",
         f"    {finish.call('sum', 'm', 'n')}",
         "};",
         f"qm_linear<{struct}, {tile.arguments}, {tile.depth}>(",
-        f"    tiles, {where}, {c_dim(x.strides[0])}, {c_dim(body.m)}, shared, finish);",
+        f"    table, {where}, {c_dim(x.strides[0])}, {c_dim(body.m)}, shared, finish);",
     ]
-    head = signature(spec, tile.threads, tile.resident(limit, straddles=straddling))
-    text = "\n".join([header_comment(spec, note), weight + finish.definition + head, *indent(lines), "}\n"])
+    head = signature(spec, tile.threads, tile.resident(limit, straddles=weight.straddles or entries > 2))
+    text = "\n".join([header_comment(spec, note), weight.definitions + finish.definition + head, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, "mma", (note,))
 
 

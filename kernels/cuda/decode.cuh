@@ -1,0 +1,55 @@
+// Packed weights, what every kernel that reads them shares: entries as stored, 8-bit floats, codes from planes of bits.
+#pragma once
+#include "device.cuh"
+
+// --- 8-bit floats ---------------------------------------------------------------------------------------------------------
+
+// fp32 of the lowest byte, exactly. e5m2 is the upper byte of an f16; e4m3 becomes an f16 of the same digits whose exponent
+// counts from 15 where e4m3's counts from 7: 2^8 less, subnormals included. e4m3 has no infinity, and one NaN of each sign.
+template <int MANTISSA> QC_DEVICE float qc_minifloat(uint32_t byte) {
+    if constexpr (MANTISSA == 2) {
+        return qc_f32_of_f16((uint16_t)(byte << 8));
+    } else {
+        const float value = qc_f32_of_f16((uint16_t)((byte & 0x80u) << 8 | (byte & 0x7fu) << 7)) * 256.0f;
+        return (byte & 0x7fu) == 0x7fu ? NAN : value;
+    }
+}
+
+struct qc_e4m3 { uint8_t bits; };
+struct qc_e5m2 { uint8_t bits; };
+struct qc_e8m0 { uint8_t bits; };  // 2^(bits - 127), NaN for 255
+
+// An entry as a float: exact for every stored type.
+QC_DEVICE float qc_float(float v) { return v; }
+QC_DEVICE float qc_float(qc_bf16 v) { return qc_f32_of_bf16(v.bits); }
+QC_DEVICE float qc_float(qc_f16 v) { return qc_f32_of_f16(v.bits); }
+QC_DEVICE float qc_float(uint8_t v) { return (float)v; }
+QC_DEVICE float qc_float(int8_t v) { return (float)v; }
+QC_DEVICE float qc_float(qc_e4m3 v) { return qc_minifloat<3>(v.bits); }
+QC_DEVICE float qc_float(qc_e5m2 v) { return qc_minifloat<2>(v.bits); }
+QC_DEVICE float qc_float(qc_e8m0 v) {
+    return __uint_as_float(v.bits == 255 ? 0x7fc00000u : v.bits == 0 ? 0x00400000u : (uint32_t)v.bits << 23);
+}
+
+// --- codes of less than 8 bits ----------------------------------------------------------------------------------------------
+
+QC_DEVICE uint32_t qc_moved(uint32_t word, int from, int to) { return from >= to ? word >> (from - to) : word << (to - from); }
+
+// Both codes of pair `p` of a piece in the halves of a word, from the words of the planes of 4, 2 and 1 bits (what is not
+// declared goes unread), moved so that the piece stands first in them. kernels/layouts/cuda.py draws their bits.
+template <int BITS> QC_DEVICE uint32_t qc_code_pair(uint32_t four, uint32_t two, uint32_t one, int p) {
+    uint32_t pair = 0;
+    if constexpr ((BITS & 4) != 0) pair = four >> 4 * p & 0x000f000fu;
+    if constexpr ((BITS & 2) != 0) pair |= qc_moved(two, 2 * p, BITS & 4) & 0x00030003u << (BITS & 4);
+    if constexpr ((BITS & 1) != 0) pair |= qc_moved(one, p, BITS & 6) & 0x00010001u << (BITS & 6);
+    return pair;
+}
+
+// What codes stand for before scales and zero points.
+enum qc_codes {
+    QC_COUNTS,   // consecutive integers: code + W::first (W::flips_sign: from the code with its sign bit flipped)
+    QC_SIXTEEN,  // one of 16 values, by a 4-bit code: W::code_value(code)
+    QC_E4M3,     // the float that an 8-bit code is
+    QC_E5M2,
+    QC_VALUES,   // one of any number of values: W::code_value(code), which reads global memory
+};

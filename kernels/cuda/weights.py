@@ -1,0 +1,429 @@
+"""Weights as CUDA kernels read them: the struct `qk_<name>_w` that a format's declaration is printed to.
+
+A declaration falls into parts (`Declaration.split`): what a code stands for, what is computed once for the elements
+that share entries, and what is computed for each.  The struct holds just that, operation by operation, so that both
+engines decode to the bits of `Format.decode`:
+
+    // q4_K in cuda_t16_v1: d * scales * codes - dmin * mins
+    struct qk_l0_w {
+        …                                                  // sizes, where sections begin, what codes stand for
+        struct entry { qc_f16 d; qc_f16 dmin; uint8_t scales; uint8_t mins; };
+        static QC_DEVICE entry load(const uint8_t* w, int64_t row, int64_t k) { … }
+        struct parts { float of[2]; };
+        static QC_DEVICE parts make(const entry& e) {
+            return {{(qc_float(e.d) * qc_float(e.scales)), (qc_float(e.dmin) * qc_float(e.mins))}};
+        }
+        static QC_DEVICE float element(float code, const parts& p) { return ((p.of[0] * code) - p.of[1]); }
+    };
+
+linear.cuh says what kernels want of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from qcompiler import formats
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import Field, Format, Section
+from qcompiler.formats.base import Declaration
+from qcompiler.formats.equation import CStyle, Float32
+from qcompiler.kernels import layouts
+from qcompiler.kernels.decoding import ends_inside_groups, first_of_integers, shared_columns
+from qcompiler.kernels.layouts.cuda import tile_columns
+from qcompiler.kernels.layouts.panels import LANES, packed_name, per_row, place_of, plane_name, planes
+from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent
+from qcompiler.plan.kernel import ITEMSIZE, DType, Operand
+
+FLOATS: tuple[DType, ...] = ("f32", "bf16", "f16")
+LAYOUT = "cuda_t16_v1"
+PIECE = 16
+"""Columns of a piece: the depth of one `mma`."""
+
+Codes = Literal["counts", "sixteen", "e4m3", "e5m2", "values"]
+
+ENTRY_TYPES = {
+    "f16": "qc_f16", "bf16": "qc_bf16", "f32": "float", "e4m3": "qc_e4m3", "e5m2": "qc_e5m2", "e8m0": "qc_e8m0",
+    "uint": "uint8_t", "int": "int8_t",
+}  # fmt: skip
+"""The C++ type of a stored entry, as decode.cuh reads it."""
+
+ENTRIES = CStyle(entry="qc_float({entry})")
+AS_THEY_ARE = CStyle(entry="{entry}")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How a kernel reads its weight of `rows` x `cols`.
+
+    `storage`: "codes" (packed) and "values" (plain) lie in cuda_t16_v1, "strided" is plain memory under any strides.
+    `struct` names the generated C++ struct that `definitions` define.  `bits` are those of one stored element; a tile
+    is 16 rows by `tile` columns, a panel has `tiles` of them.  `codes` says what the codes of a packed weight stand
+    for.  Entries change every `covers` columns: of the row, or of the tensor where blocks straddle rows; a row has its
+    own where `covers` is not below `cols`.  A lane that prefetches a tile keeps its entries in `entry_registers`.
+    """
+
+    storage: Literal["codes", "values", "strided"]
+    dtype: DType
+    rows: int
+    cols: int
+    bits: int
+    struct: str
+    definitions: str
+    codes: Codes | None = None
+    covers: int = 0
+    straddles: bool = False
+    fields: int = 0
+
+    @property
+    def tile(self) -> int:
+        return tile_columns(self.bits)
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.cols // self.tile)
+
+    @property
+    def panels(self) -> int:
+        return -(-self.rows // LANES)
+
+    @property
+    def lookup(self) -> bool:
+        """Whether codes go through a table in shared memory or in the lanes of a warp."""
+        return self.codes == "sixteen"
+
+    @property
+    def entry_registers(self) -> int:
+        """As linear.cuh's `qc_entries`: of two rows for each group of a tile, or a quarter of that."""
+        pieces = max(1, self.tile // PIECE)
+        if self.storage != "codes" or self.straddles:
+            return 0
+        if self.covers >= self.cols or self.covers % self.tile == 0:
+            groups = 1
+        elif self.covers % PIECE:
+            return 0
+        else:
+            groups = self.tile // self.covers if self.tile % self.covers == 0 else pieces
+        each = 2 * groups * self.fields
+        return each if groups == 1 or each <= MOST_OWN else each // 4
+
+
+MOST_OWN = 4
+"""Entries of a tile up to which every lane keeps its own; linear.cuh's `qc_entries` has the same number."""
+
+
+def weight_of(name: str, operand: Operand) -> Weight:
+    """How kernel `name` reads the weight `operand` (n, k); KernelSelectionError where it cannot."""
+    where = f"kernel '{name}': weight '{operand.name}'"
+    if operand.dtype not in FLOATS:
+        raise KernelSelectionError(f"{where} decodes to {operand.dtype}; linears take {', '.join(FLOATS)}")
+    if operand.format is not None:
+        if operand.layout != LAYOUT:
+            raise KernelSelectionError(f"{where} is packed in layout '{operand.layout}'; CUDA reads '{LAYOUT}'")
+        return _packed_weight(name, operand, formats.get(operand.format.name, **operand.format.params))
+    if operand.layout not in (None, "canonical", LAYOUT):
+        raise KernelSelectionError(f"{where} lies in layout '{operand.layout}'; CUDA reads '{LAYOUT}' or plain rows")
+    rows, cols = (int(d) for d in operand.shape)
+    bits, struct, kind = 8 * ITEMSIZE[operand.dtype], f"qk_{name}_w", STORAGE_TYPES[operand.dtype]
+    in_tiles = operand.layout == LAYOUT
+    lines = [
+        f"// The weight of qk_{name}: plain {operand.dtype}{f' in {LAYOUT}' if in_tiles else ''}.",
+        f"struct {struct} {{",
+        f"    typedef {kind} type;",
+        f"    static constexpr int bits = {bits}, fields = 0;",
+        "    static constexpr bool packed = false, lookup = false, straddles = false;",
+        f"    static constexpr int64_t rows = {rows}, cols = {cols}, tiles = {-(-cols // tile_columns(bits))};",
+        f"    static constexpr int64_t covers = {max(cols, 1)};",
+        "    static constexpr int64_t plane(int) { return 0; }",
+        "    struct entry {};",
+        "    struct parts {};",
+        "    struct mma_parts {};",
+        "};",
+    ]
+    return Weight("values" if in_tiles else "strided", operand.dtype, rows, cols, bits, struct, block(lines))
+
+
+def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
+    d, (rows, cols) = fmt.declaration, (int(n) for n in operand.shape)
+    sections = {s.name: s for s in layouts.get(LAYOUT).sections(fmt, operand.dtype, rows, cols)}
+    straddles, bits, kind = ends_inside_groups(fmt, cols), d.codes.bits, codes_of(d)
+    covers = shared_columns(fmt) or max(cols, 1)
+    entries = [f for f in d.fields if f.covers != 1]
+    struct = f"qk_{name}_w"
+    tables, looked_up = entry_tables(d, f"qk_{name}")
+    code_table, code_value = _code_values(name, d, kind)
+    offsets = [sections[plane_name(shift)].offset for shift, _ in planes(bits)]
+    lines = [
+        f"// The weight of qk_{name}: {fmt} in {LAYOUT}; an element is {d.decode.text}, rounded to {operand.dtype}.",
+        f"struct {struct} {{",
+        f"    typedef {STORAGE_TYPES[operand.dtype]} type;",
+        f"    static constexpr int bits = {bits}, fields = {len(entries)};",
+        f"    static constexpr bool packed = true, lookup = {_bool(kind == 'sixteen')}, straddles = {_bool(straddles)};",
+        f"    static constexpr bool flips_sign = {_bool(d.codes.kind == 'int')};",
+        f"    static constexpr int64_t rows = {rows}, cols = {cols}, tiles = {-(-cols // tile_columns(bits))};",
+        f"    static constexpr int64_t covers = {covers};",
+        f"    static constexpr qc_codes codes = QC_{kind.upper()};",
+        f"    static constexpr int64_t plane(int i) {{ return {_chosen(offsets)}; }}",
+        *indent(code_value),
+        *indent(_entries(fmt, entries, sections, rows, cols, straddles=straddles)),
+        *indent(_arithmetic(d, entries, looked_up)),
+        *indent(_tensor_core_arithmetic(d, kind)),
+        "};",
+    ]
+    definitions = "".join([*code_table, *tables]) + block(lines)
+    return Weight(
+        "codes", operand.dtype, rows, cols, bits, struct, definitions, kind, covers, straddles, len(entries)
+    )
+
+
+# --- what codes stand for --------------------------------------------------------------------------------------------
+
+
+def codes_of(declaration: Declaration) -> Codes:
+    """What the codes of a declaration stand for, as kernels make it."""
+    codes = declaration.codes
+    if first_of_integers(declaration) is not None:
+        return "counts"
+    if declaration.split.of_code.text == codes.name:
+        return "e4m3" if codes.kind == "e4m3" else "e5m2"
+    return "sixteen" if codes.bits == 4 else "values"
+
+
+def _code_values(name: str, declaration: Declaration, kind: Codes) -> tuple[list[str], list[str]]:
+    """(definitions before the struct, members) for the values of codes."""
+    text = declaration.split.of_code.text
+    if kind == "counts":
+        what = "a code, its sign bit flipped," if declaration.codes.kind == "int" else "a code"
+        first = first_of_integers(declaration)
+        return [], [f"static constexpr int first = {first};  // {what} stands for code + first: {text}"]
+    if kind not in ("sixteen", "values"):
+        return [], [f"// A code is a float: {text}"]
+    table = f"qk_{name}_codes"
+    member = f"static QC_DEVICE float code_value(uint32_t code) {{ return {table}[code]; }}"
+    return [f"// What a code stands for: {text}\n", device_table(table, declaration.code_values)], [member]
+
+
+def device_table(name: str, values: Float32) -> str:
+    """A C++ definition of an array of floats in global memory, exact (hexadecimal)."""
+    literals = [_literal(float(value)) for value in np.asarray(values, np.float32)]
+    lines = ",\n".join("    " + ", ".join(literals[i : i + 8]) for i in range(0, len(literals), 8))
+    return f"__device__ const float {name}[{len(literals)}] = {{\n{lines}}};\n"
+
+
+def _literal(value: float) -> str:
+    if math.isnan(value):
+        return "NAN"
+    return ("-INFINITY" if value < 0 else "INFINITY") if math.isinf(value) else f"{value.hex()}f"
+
+
+# --- entries ---------------------------------------------------------------------------------------------------------
+
+
+def entry_tables(declaration: Declaration, prefix: str) -> tuple[list[str], dict[str, str]]:
+    """(definitions, C++ name by table) of the tables that entries, as opposed to codes, are looked up in."""
+    names = sorted({t for eq in declaration.split.per_entry.values() for t in eq.tables})
+    looked_up = {name: f"{prefix}_{identifier(name)}" for name in names}
+    return [device_table(where, declaration.table_arrays[name]) for name, where in looked_up.items()], looked_up
+
+
+def _entries(
+    fmt: Format, entries: list[Field], sections: dict[str, Section], rows: int, cols: int, *, straddles: bool
+) -> list[str]:
+    """Members: an entry of every field as stored, and how it is read."""
+    declared = " ".join(f"{ENTRY_TYPES[f.kind]} {identifier(f.name)};" for f in entries)
+    reads = []
+    for field in entries:
+        section = sections[packed_name(fmt, field, cols)]
+        index = _index_in_stream(fmt, field, cols) if straddles else entry_index(fmt, field, rows, cols)
+        reads.append(f"((const {ENTRY_TYPES[field.kind]}*)(w + {section.offset}))[{index}]")
+    at = "int64_t element" if straddles else "int64_t row, uint32_t k"
+    where = "element `element` of the tensor" if straddles else "row `row`, column `k`; rows of whole panels exist"
+    return [
+        f"struct entry {{ {declared} }};  // as stored",
+        f"// What serves {where}.",
+        f"static QC_DEVICE entry load(const uint8_t* w, {at}) {{",
+        f"    return entry{{{', '.join(reads)}}};",
+        "}",
+    ]
+
+
+def _index_in_stream(fmt: Format, field: Field, cols: int) -> str:
+    place = place_of(fmt, field, cols)
+    if place == "once":
+        return "0"
+    assert place == "flat", "where rows do not hold whole entries of the finest level, they do of none"
+    return f"element / {field.covers}"
+
+
+def entry_index(fmt: Format, field: Field, rows: int, cols: int) -> str:
+    """The index, in its section of cuda_t16_v1, of the entry for `row` (of a whole panel) and column `k`."""
+    place, count = place_of(fmt, field, cols), per_row(field, cols)
+    column = f"k / {field.covers}" if isinstance(field.covers, int) else "0"
+    if place == "once":
+        return "0"
+    if place == "flat":
+        return f"(qc_min(row, {rows - 1}) * {cols} + k) / {field.covers}"
+    if place == "row_blocks":
+        return f"qc_min(row, {rows - 1}) / {field.rows} * {count} + {column}"
+    if count == 1:
+        return "row"
+    small = -(-rows // LANES) * LANES * count < 1 << 31
+    panel, lane = ("(uint32_t)row / 16", "(uint32_t)row % 16") if small else ("row / 16", "row % 16")
+    return f"({panel} * {count} + {column}) * 16 + {lane}"
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def _arithmetic(declaration: Declaration, entries: list[Field], looked_up: dict[str, str]) -> list[str]:
+    """Members: what is computed once per entry, and what for each element."""
+    split, names = declaration.split, {f.name: f"e.{identifier(f.name)}" for f in entries}
+    computed = [eq.to_c(names, looked_up, ENTRIES) for eq in split.per_entry.values()]
+    element = split.per_element.to_c({"code": "code", **_parts(declaration)}, style=AS_THEY_ARE)
+    return [
+        f"struct parts {{ float of[{max(1, len(computed))}]; }};",
+        "static QC_DEVICE parts make(const entry& e) {  // once per entry",
+        f"    return {{{{{', '.join(computed) or '0.0f'}}}}};",
+        "}",
+        f"static QC_DEVICE float element(float code, const parts& p) {{ return {element}; }}  // before rounding",
+    ]
+
+
+def _parts(declaration: Declaration) -> dict[str, str]:
+    return {name: f"p.of[{i}]" for i, name in enumerate(declaration.split.per_entry)}
+
+
+def _tensor_core_arithmetic(declaration: Declaration, kind: Codes) -> list[str]:
+    """Members: the same for linear_mma.cuh, where integer codes arrive as the float `biased`: bias + code, exactly.
+
+    The bias is 128 for codes of less than 8 bits, else 2^23 (2^23 + 128 where signs are flipped); one subtraction undoes
+    it, or none: see `_folds`.
+    """
+    parts = declaration.split.per_entry
+    if kind == "counts":
+        first = first_of_integers(declaration)
+        assert first is not None
+        bias = (128 if declaration.codes.bits < 8 else 1 << 23) - first
+        folded = _folds(declaration, bias)
+        if folded is not None:
+            scale, zero = (None if g is None else f"p.of[{list(parts).index(g)}]" for g in folded)
+            return [
+                "struct mma_parts { float of[2]; };",
+                "static QC_DEVICE mma_parts fold(const parts& p) {",
+                f"    return {{{{{scale}, -({bias}.0f{f' + {zero}' if zero else ''}) * {scale}}}}};",
+                "}",
+                "// The equation in one step, and exact: no product has more than fp32's 24 bits.",
+                "static QC_DEVICE float mma_value(float biased, const mma_parts& p) {",
+                "    return fmaf(biased, p.of[0], p.of[1]);",
+                "}",
+            ]
+        value = [f"return element(biased - {bias}.0f, p);"]
+    else:
+        value = ["return element(biased, p);  // the code's value"]
+    return [
+        "typedef parts mma_parts;",
+        "static QC_DEVICE mma_parts fold(const parts& p) { return p; }",
+        "static QC_DEVICE float mma_value(float biased, const mma_parts& p) {",
+        *indent(value),
+        "}",
+    ]
+
+
+# --- exact products --------------------------------------------------------------------------------------------------
+
+_FORMS = {
+    "code * g0": ("g0", None), "g0 * code": ("g0", None),
+    "(code - g0) * g1": ("g1", "g0"), "g1 * (code - g0)": ("g1", "g0"),
+}  # fmt: skip
+_MANTISSA = 24
+
+
+def _folds(declaration: Declaration, bias: int) -> tuple[str, str | None] | None:
+    """(scale, zero point or None) where ``fmaf(bias + code, scale, -(bias + zero) * scale)`` is exact, else None.
+
+    That is so where scale * (code - zero) and scale * (bias + zero) have at most 24 bits: f16 scales have 11, integers
+    as many as lie between their first and last one.  Sums of the fma are then multiples of the scale's last place.
+    """
+    parts, form = declaration.split.per_entry, _FORMS.get(declaration.split.per_element.text)
+    if form is None or declaration.codes.bits >= 8:
+        return None
+    scale, zero = form
+    digits = _digits(ast.parse(parts[scale].text, mode="eval").body, declaration)
+    zeros = range(1)
+    if zero is not None:
+        found = _integers(ast.parse(parts[zero].text, mode="eval").body, declaration)
+        if found is None:
+            return None
+        zeros = found
+    first = first_of_integers(declaration)
+    assert first is not None
+    last = first + (1 << declaration.codes.bits) - 1
+    codes = range(first - zeros[-1], last - zeros[0] + 1)
+    shifts = range(bias + zeros[0], bias + zeros[-1] + 1)
+    fits = digits is not None and digits + max(_widest(codes), _widest(shifts)) <= _MANTISSA
+    return (scale, zero) if fits else None
+
+
+def _widest(numbers: range) -> int:
+    """Most binary digits from the first to the last one that is set, among integers."""
+    return max((abs(n) // (n & -n)).bit_length() if n else 0 for n in numbers)
+
+
+def _integers(node: ast.expr, declaration: Declaration) -> range | None:
+    """The integers that an expression of entries can be; None where it may be another number."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return range(value, value + 1)
+        case ast.Name(name):
+            field = next(f for f in declaration.fields if f.name == name)
+            half = 1 << (field.bits - 1)
+            return {"uint": range(2 * half), "int": range(-half, half)}.get(field.kind)
+        case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
+            a, b = _integers(left, declaration), _integers(right, declaration)
+            if a is None or b is None:
+                return None
+            if isinstance(op, ast.Add):
+                return range(a[0] + b[0], a[-1] + b[-1] + 1)
+            return range(a[0] - b[-1], a[-1] - b[0] + 1)
+        case _:
+            return None
+
+
+def _digits(node: ast.expr, declaration: Declaration) -> int | None:
+    """Most binary digits of a product of f16 entries and integers; None for anything else.
+
+    bf16 and e8m0 have the range of fp32: a multiple of theirs may overflow where the element would not.
+    """
+    integers = _integers(node, declaration)
+    if integers is not None:
+        return _widest(integers)
+    match node:
+        case ast.Name(name):
+            return 11 if next(f for f in declaration.fields if f.name == name).kind == "f16" else None
+        case ast.BinOp(left, ast.Mult(), right):
+            a, b = _digits(left, declaration), _digits(right, declaration)
+            return None if a is None or b is None else a + b
+        case _:
+            return None
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def _chosen(offsets: list[int]) -> str:
+    """An expression of `i` that gives the i-th offset."""
+    return "".join(f"i == {i} ? {offset} : " for i, offset in enumerate(offsets[:-1])) + f"{offsets[-1]}"
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def block(lines: list[str]) -> str:
+    """Lines as text that ends with one."""
+    return "\n".join(lines) + "\n"
