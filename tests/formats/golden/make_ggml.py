@@ -3,8 +3,8 @@
     python tests/formats/golden/make_ggml.py path/to/llama.cpp
 
 The source is ggml/src/ggml-quants.c of the llama.cpp that llama-cpp-python 0.3.36 ships (vendor/llama.cpp), compiled
-with ``gcc -O2 -ffp-contract=off -DNDEBUG`` so that every operation rounds as it is written.  ggml.npz holds bytes of small
-matrices by name ("q4_K/bell/importance"), ggml.json the SHA-256 of the bytes of larger ones.
+with ``gcc -O2 -ffp-contract=off -DNDEBUG`` so that every operation rounds as it is written.  ggml.npz holds bytes of
+small matrices by name ("q4_K/bell/importance"), ggml.json the SHA-256 of the bytes of larger ones.
 
 Inputs come from integers alone, so that they are the same bits with every NumPy.
 """
@@ -33,6 +33,7 @@ BLOCKS = {
 }  # fmt: skip
 SEARCHED = ("q4_0", "q4_1", "q5_0", "q5_1", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs")
 SMALL, LARGE = (2, 256), (48, 1024)
+CASES = ("bell", "tails", "sparse", "positive", "negative", "steps", "constant", "tiny", "mixed")
 SMALL_CASES = ("bell", "steps", "tiny", "mixed")
 
 
