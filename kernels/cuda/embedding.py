@@ -1,29 +1,24 @@
 """Rows of a table by id as CUDA C++, decoded on the way.
 
-A block copies one row.  The table may be plain (any strides, or cuda_t16_v1) or packed (canonical or cuda_t16_v1); how
-an element is found and decoded follows from the format's declaration, operation by operation, so that the bits are
-those of `Format.decode`.  A kernel on the device has nowhere to report an id outside [0, rows): it gives a row of NaN.
+A block copies one row.  The table may be plain (any strides, or cuda_t16_v1) or packed (canonical or cuda_t16_v1,
+whatever its format): element.py.  A kernel on the device has nowhere to report an id outside [0, rows): it gives a row of NaN.
 """
 
 from __future__ import annotations
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
-from qcompiler.formats.base import Field, Format, Section
-from qcompiler.kernels import layouts
+from qcompiler.kernels.cuda.element import Table, element_function
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
 from qcompiler.kernels.cuda.places import offset
 from qcompiler.kernels.layouts.cuda import tile_columns
-from qcompiler.kernels.layouts.panels import packed_name
-from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, header_comment, identifier, indent
 from qcompiler.plan.kernel import ITEMSIZE, EmbeddingKernel, KernelSpec, Operand
 
 _FLOATS = ("f32", "bf16", "f16")
 _LAYOUT = "cuda_t16_v1"
 _THREADS = 128
-_ENTRIES = {("f", 4): "float", ("f", 2): "qc_f16", ("u", 1): "uint8_t", ("i", 1): "int8_t"}
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -90,60 +85,8 @@ def _plain(spec: KernelSpec, table: Operand) -> str:
     return _function(spec, f"const {kind}*", [f"return {convert}({cast}{item});"], f"Plain {table.dtype} in {_LAYOUT}.")
 
 
-# --- packed tables ---------------------------------------------------------------------------------------------------
-
-
 def _packed(spec: KernelSpec, table: Operand) -> str:
     assert table.format is not None
     fmt = formats.get(table.format.name, **table.format.params)
-    declaration, (rows, cols) = fmt.declaration, (int(d) for d in table.shape)
-    if declaration.interleaved or declaration.codes.bits not in (4, 8):
-        raise KernelSelectionError(f"kernel '{spec.name}': no CUDA kernel decodes tables of {fmt}")
-    layout = table.layout or "canonical"
-    sections = {s.name: s for s in layouts.get(layout).sections(fmt, table.dtype, rows, cols)}
-    lines, entries = [], {}
-    for field in declaration.fields:
-        name = field.name if layout == "canonical" else packed_name(fmt, field, cols)
-        read = _code if field.covers == 1 else _entry
-        lines.append(f"const auto {identifier(field.name)} = {read(fmt, field, sections[name], layout, cols)};")
-        entries[field.name] = identifier(field.name)
-    values = f"qk_{spec.name}_values"
-    round_to = {"f32": "{}", "bf16": "qc_f32_of_bf16(qc_bf16_of_f32({}))", "f16": "qc_f32_of_f16(qc_f16_of_f32({}))"}
-    value = declaration.decode.to_c(entries, {"table": values})
-    lines.append(f"return {round_to[table.dtype].format(value)};")
-    comment = f"{fmt} in {layout}: {declaration.decode.text}, rounded to {table.dtype}."
-    text = _function(spec, "const uint8_t*", lines, comment)
-    if declaration.table is None:
-        return text
-    literals = [float_literal(value, "f32") for value in declaration.table]
-    listed = ",\n".join("    " + ", ".join(literals[k : k + 8]) for k in range(0, len(literals), 8))
-    return f"__device__ const float {values}[{len(literals)}] = {{\n{listed}}};\n{text}"
-
-
-def _code(fmt: Format, field: Field, section: Section, layout: str, cols: int) -> str:
-    """The code of (row, column), an integer of the field's kind."""
-    bits = field.bits
-    start = f"table + {section.offset}"
-    if layout == _LAYOUT:
-        item = f"qc_tile_item<{bits}>({start}, {-(-cols // tile_columns(bits))}, row, column)"
-    else:
-        order = "true" if field.order == "high_first" else "false"
-        # Rows of a format that blocks by rows begin at whole bytes.
-        per_row = section.shape[-1] * section.dtype.itemsize * 8 // bits if len(section.shape) > 1 else cols
-        item = f"qc_stream_item<{bits}, {order}>({start}, row * {per_row} + column)"
-    return f"(int8_t){item}" if field.kind == "int" else item
-
-
-def _entry(fmt: Format, field: Field, section: Section, layout: str, cols: int) -> str:
-    """The entry of a scale or zero point that covers (row, column), as a float."""
-    declaration = fmt.declaration
-    covers = cols if field.covers == "row" else int(field.covers)
-    per_row = cols // covers
-    if cols % covers or (layout != _LAYOUT and declaration.blocking == "flat"):
-        index = f"(row * {cols} + column) / {covers}"
-    elif layout == _LAYOUT:
-        index = f"(row / 16 * {per_row} + column / {covers}) * 16 + row % 16"
-    else:
-        index = f"row * {per_row} + column / {covers}"
-    kind = _ENTRIES[section.dtype.kind, section.dtype.itemsize]
-    return f"qc_load((const {kind}*)(table + {section.offset}) + ({index}))"
+    rows, cols = (int(d) for d in table.shape)
+    return element_function(Table(spec.name, fmt, table.layout or "canonical", table.dtype, rows, cols))

@@ -1,6 +1,6 @@
 // Elements by index: what embedding and gather use.
 #pragma once
-#include "device.cuh"
+#include "decode.cuh"
 
 // What stands where an index is out of range: NaN, or the lowest integer (the highest of an unsigned type). A kernel on
 // the device has nowhere to report to; a value that cannot be mistaken for data is better than a neighbour's.
@@ -15,20 +15,54 @@ QC_DEVICE int8_t qc_poison(const int8_t*) { return -128; }
 QC_DEVICE uint8_t qc_poison(const uint8_t*) { return 255; }
 QC_DEVICE bool qc_poison(const bool*) { return false; }
 
-// The bits of element `index` of a stream of BITS-bit entries in bytes.
+// The bits of element `index` of a stream of BITS-bit entries in bytes: 1, 2, 4 or 8.
 template <int BITS, bool HIGH_FIRST> QC_DEVICE uint32_t qc_stream_item(const uint8_t* section, int64_t index) {
-    if (BITS == 8) return section[index];
-    return section[index / 2] >> (((index & 1) != 0) != HIGH_FIRST ? 4 : 0) & 15;
+    constexpr int PER = 8 / BITS;
+    const int place = (int)(index % PER);
+    return section[index / PER] >> (HIGH_FIRST ? PER - 1 - place : place) * BITS & ((1 << BITS) - 1);
+}
+
+// Entry `index` of a packed table's entries of whole bytes, which begin anywhere.
+QC_DEVICE float qc_from_bits(uint32_t bits, const float*) { return __uint_as_float(bits); }
+QC_DEVICE qc_f16 qc_from_bits(uint32_t bits, const qc_f16*) { return qc_f16{(uint16_t)bits}; }
+QC_DEVICE qc_bf16 qc_from_bits(uint32_t bits, const qc_bf16*) { return qc_bf16{(uint16_t)bits}; }
+QC_DEVICE qc_e4m3 qc_from_bits(uint32_t bits, const qc_e4m3*) { return qc_e4m3{(uint8_t)bits}; }
+QC_DEVICE qc_e5m2 qc_from_bits(uint32_t bits, const qc_e5m2*) { return qc_e5m2{(uint8_t)bits}; }
+QC_DEVICE qc_e8m0 qc_from_bits(uint32_t bits, const qc_e8m0*) { return qc_e8m0{(uint8_t)bits}; }
+QC_DEVICE uint8_t qc_from_bits(uint32_t bits, const uint8_t*) { return (uint8_t)bits; }
+QC_DEVICE int8_t qc_from_bits(uint32_t bits, const int8_t*) { return (int8_t)bits; }
+template <class T> QC_DEVICE T qc_stored_entry(const uint8_t* from, int64_t index, const T* tag) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(T); i++) bits |= (uint32_t)from[index * (int)sizeof(T) + i] << 8 * i;
+    return qc_from_bits(bits, tag);
+}
+
+// Where the bits of an entry stand in its block, lowest first; a base-3 digit of a byte that is a fraction of 256.
+struct qc_piece { uint16_t byte; uint8_t shift, mask, place; };
+template <int N> struct qc_pieces { qc_piece of[N]; };
+struct qc_trit { uint16_t byte; uint8_t power; };
+template <int N> QC_DEVICE uint32_t qc_packed_entry(const qc_pieces<N>& at, const uint8_t* block) {
+    uint32_t entry = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        entry |= ((uint32_t)block[at.of[i].byte] >> at.of[i].shift & at.of[i].mask) << at.of[i].place;
+    return entry;
+}
+QC_DEVICE uint32_t qc_packed_entry(const qc_trit& at, const uint8_t* block) {
+    return (block[at.byte] * (uint32_t)at.power & 255u) * 3 >> 8;
 }
 
 // The bits of element (row, column) of a section in cuda_t16_v1 (kernels/layouts/cuda.py), panels of `tiles` tiles.
 template <int BITS> QC_DEVICE uint32_t qc_tile_item(const uint8_t* section, int64_t tiles, int64_t row, int64_t column) {
-    constexpr int COLUMNS = 256 / BITS;  // of a tile: 512 bytes, 16 rows
+    constexpr int COLUMNS = BITS < 8 ? 64 : 256 / BITS, WORDS = BITS < 4 ? BITS : 4;  // of a tile; of a lane in it
     const int r = (int)(row % 16), c = (int)(column % COLUMNS);
-    const uint32_t* const tile = (const uint32_t*)section + (row / 16 * tiles + column / COLUMNS) * 128;
+    const uint32_t* const tile = (const uint32_t*)section + (row / 16 * tiles + column / COLUMNS) * 32 * WORDS;
     if (BITS == 32) return tile[(r % 8 * 4 + c % 4) * 4 + r / 8 + c / 4 * 2];
-    const int pair = r / 8 + c % 16 / 8 * 2, lane = r % 8 * 4 + c % 8 / 2, high = c % 2;
-    if (BITS == 16) return tile[lane * 4 + pair] >> 16 * high & 0xffff;
-    if (BITS == 8) return tile[lane * 4 + c / 16 * 2 + pair / 2] >> (16 * (pair % 2) + 8 * high) & 255;
-    return tile[lane * 4 + c / 16] >> (4 * pair + 16 * high) & 15;
+    const int pair = r / 8 + c % 16 / 8 * 2, high = c % 2;
+    const uint32_t* const lane = tile + (r % 8 * 4 + c % 8 / 2) * WORDS;
+    if (BITS == 16) return lane[pair] >> 16 * high & 0xffff;
+    if (BITS == 8) return lane[c / 16 * 2 + pair / 2] >> (16 * (pair % 2) + 8 * high) & 255;
+    const int place = BITS * (c / 16 * 4 + pair);  // in words of 16 bits, one for each of two neighbours
+    return lane[place / 16] >> (place % 16 + 16 * high) & ((1u << BITS % 32) - 1);
 }
