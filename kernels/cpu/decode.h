@@ -45,16 +45,39 @@ template <int ROUND> QC_INLINE vf qg_round(vf x) {
 // --- small floats ------------------------------------------------------------------------------------------------------
 
 // fp32 of 8-bit floats that stand in the highest byte of each lane, whatever is below: e4m3 (MANTISSA = 3, no infinity,
-// NaN 0x7f) and e5m2 (MANTISSA = 2, IEEE-like).  Subnormals are made by a subtraction of normal numbers, so that none is ever multiplied.
+// NaN 0x7f) and e5m2 (MANTISSA = 2, IEEE-like).  Subnormals are made by a subtraction of normal numbers, so that none is
+// ever multiplied.  `qg_number` takes every code for a number, `qg_minifloat` knows those that are none.
+template <int MANTISSA> QC_INLINE qf qg_number(qu top) {
+    constexpr int BIAS = MANTISSA == 3 ? 7 : 15, REBIAS = (127 - BIAS) << 23, LEAST = (128 - BIAS) << 23;
+    const qi bits = ((qi)top >> (1 + MANTISSA)) & (int32_t)(0x80000000 | 0x7f000000 >> (1 + MANTISSA));
+    const qi least = (bits & (int32_t)0x80000000) | LEAST;
+    const qm subnormal = q_eq(bits & 0x7f800000, qi{});
+    return q_sel(subnormal, (qf)(bits + LEAST) - (qf)least, (qf)(bits + REBIAS));
+}
+
 template <int MANTISSA> QC_INLINE qf qg_minifloat(qu top) {
-    constexpr uint32_t BIAS = MANTISSA == 3 ? 7 : 15, REBIAS = (127 - BIAS) << 23, LEAST = (128 - BIAS) << 23;
-    const qu magnitude = (top & 0x7f000000) >> (1 + MANTISSA);
-    const qi normal = (qi)(magnitude + REBIAS);
-    const qf small = (qf)(normal + (1 << 23)) - (qf)q_seti((int32_t)LEAST);
-    qi bits = q_sel(q_ltu((qi)magnitude, q_seti(1 << 23)), (qi)small, normal);
-    if (MANTISSA == 3) bits = q_sel(q_eq((qi)magnitude, q_seti(0x7f << 20)), q_seti(0x7fc00000), bits);
-    else bits = q_sel(q_ltu((qi)magnitude, q_seti(0x1f << 23)), bits, bits + (int32_t)REBIAS);
-    return (qf)(bits | (qi)(top & 0x80000000));
+    constexpr int BIAS = MANTISSA == 3 ? 7 : 15, REBIAS = (127 - BIAS) << 23;
+    const qi magnitude = (qi)((top & 0x7f000000) >> (1 + MANTISSA)), number = (qi)qg_number<MANTISSA>(top);
+    if (MANTISSA == 3) return (qf)q_sel(q_eq(magnitude, q_seti(0x7f << 20)), q_seti(0x7fc00000), number);
+    return (qf)q_sel(q_lt(magnitude, q_seti(0x1f << 23)), number, number + REBIAS);
+}
+
+// Whether a byte of the words has all bits of `pattern`.
+QC_INLINE bool qg_any_byte(const qg_words& w, int pattern) {
+#if defined(QC_AVX512)
+    const __m512i wanted = _mm512_set1_epi8((char)pattern);
+    return _mm512_cmpeq_epi8_mask(_mm512_and_si512((__m512i)w.r[0], wanted), wanted) != 0;
+#elif defined(QC_AVX2)
+    const __m256i wanted = _mm256_set1_epi8((char)pattern);
+    const __m256i a = _mm256_and_si256((__m256i)w.r[0], wanted), b = _mm256_and_si256((__m256i)w.r[1], wanted);
+    return _mm256_movemask_epi8(_mm256_or_si256(_mm256_cmpeq_epi8(a, wanted), _mm256_cmpeq_epi8(b, wanted))) != 0;
+#else
+    uint8_t bytes[64];
+    memcpy(bytes, &w, sizeof bytes);
+    bool any = false;
+    for (int i = 0; i < 64; i++) any |= (bytes[i] & pattern) == pattern;
+    return any;
+#endif
 }
 
 struct qc_e4m3 { uint8_t bits; };
@@ -115,61 +138,110 @@ template <class F> QG_METHOD auto qg_lanes(F one) { return qg_lanes_of(one, decl
 
 QC_INLINE vf qg_float(vf x) { return x; }
 QC_INLINE vf qg_float(vi x) { return vtofloat(x); }
-QC_INLINE vf qg_look_up(const float* table, vi index) {
-    int32_t at[16];
-    float lane[16];
-    vstore(at, index);
-    for (int l = 0; l < 16; l++) lane[l] = table[at[l]];
-    return vload(lane);
+QC_INLINE qf qg_gather(const float* table, qu index) {
+#if defined(QC_AVX512)
+    return _mm512_i32gather_ps((__m512i)index, table, 4);
+#elif defined(QC_AVX2)
+    return _mm256_i32gather_ps(table, (__m256i)index, 4);
+#else
+    qf r;
+    for (int l = 0; l < QC_W; l++) r[l] = table[index[l]];
+    return r;
+#endif
 }
+QC_INLINE vf qg_look_up(const float* table, vi index) { return QC_EACH(vf, qg_gather(table, (qu)index.r[i])); }
+
+// Entries of a stream that serve COVERS elements, many rows long: row r, column k reads entry (r * K + k) / COVERS. The
+// lanes are kept until one of them meets another entry.
+template <class T, int64_t COVERS> struct qg_stream {
+    vf lanes;
+    int64_t until = 0;
+    QG_METHOD vf at(const qg_packed& from, int number, int64_t panel, int64_t k) {
+        if (k >= until) move(from, (const T*)from.part[number], panel, k);
+        return lanes;
+    }
+
+private:
+    __attribute__((noinline)) void move(const qg_packed& from, const T* entries, int64_t panel, int64_t k) {
+        float lane[16];
+        until = INT64_MAX;
+        for (int l = 0; l < 16; l++) {
+            const int64_t row = panel * 16 + l < from.n ? panel * 16 + l : from.n - 1;  // past the last row: its entry
+            const int64_t entry = (row * from.k + k) / COVERS, next = (entry + 1) * COVERS - row * from.k;
+            lane[l] = (float)qg_entry(entries + entry);
+            until = next < until ? next : until;
+        }
+        lanes = vload(lane);
+    }
+};
 
 // --- codes -------------------------------------------------------------------------------------------------------------
 
-// The words of one panel's codes, GROUP columns at a time.
+// Bits of a where the constant MASK has them, else of b.
+template <uint32_t MASK> QC_INLINE qu qg_select(qu a, qu b) {
+#if defined(QC_AVX512)
+    return (qu)_mm512_ternarylogic_epi32(_mm512_set1_epi32((int32_t)MASK), (__m512i)a, (__m512i)b, 0xca);
+#else
+    return (a & MASK) | (b & ~MASK);
+#endif
+}
+
+// GROUP columns of one plane: codes of WIDTH bits, of which that of column J is wanted at bit SHIFT.
+template <int WIDTH, int SHIFT, int GROUP> struct qg_plane {
+    static constexpr int PER = 32 / WIDTH, WORDS = GROUP > PER ? GROUP / PER : 1;
+    const uint32_t* words;
+    qg_words w[WORDS];
+
+    QG_METHOD void start(const qg_packed& from, int number, int64_t panel) {
+        words = (const uint32_t*)from.part[number] + panel * qg_up(from.k, PER) * 16;
+    }
+    QG_METHOD void at(int64_t k) {
+        const uint32_t* const first = words + (uint64_t)k / PER * 16;
+        QG_UNROLL for (int j = 0; j < WORDS; j++) w[j] = qg_load_words(first + j * 16);
+        if (PER > GROUP) {  // a part of a word
+            const int skip = (int)((uint64_t)k % PER) * WIDTH;
+            QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0].r[i] = w[0].r[i] >> skip << (GROUP * WIDTH + SHIFT <= 32 ? SHIFT : 0);
+        }
+    }
+    // Column J's code from bit SHIFT on; the other bits hold anything.
+    template <int J> QG_METHOD qu code(int i) const {
+        constexpr int RIGHT = J % PER * WIDTH, LEFT = PER > GROUP && GROUP * WIDTH + SHIFT <= 32 ? 0 : SHIFT;
+        const qu word = w[J / PER].r[i];
+        if constexpr (RIGHT >= LEFT) return word >> (RIGHT - LEFT);
+        else return word << (LEFT - RIGHT);
+    }
+};
+template <int SHIFT, int GROUP> struct qg_plane<0, SHIFT, GROUP> {};
+
+// The codes of one panel, GROUP columns at a time.
 template <int BITS, int GROUP> struct qg_codes {
     static constexpr int LOW = BITS & 8 ? 8 : BITS & 4 ? 4 : BITS & 2 ? 2 : 1;
     static constexpr int MIDDLE = BITS == LOW ? 0 : (BITS - LOW) & 2 ? 2 : 1, HIGH = BITS - LOW - MIDDLE;
-    const uint32_t *low, *middle, *high;
-    qg_words w[3];
+    qg_plane<LOW, 0, GROUP> low;
+    qg_plane<MIDDLE, LOW, GROUP> middle;
+    qg_plane<HIGH, LOW + MIDDLE, GROUP> high;
 
     QG_METHOD void start(const qg_packed& from, int64_t panel) {
-        low = plane<LOW>(from, 0, panel);
-        if (MIDDLE) middle = plane<MIDDLE>(from, 1, panel);
-        if (HIGH) high = plane<HIGH>(from, 2, panel);
+        low.start(from, 0, panel);
+        if constexpr (MIDDLE != 0) middle.start(from, 1, panel);
+        if constexpr (HIGH != 0) high.start(from, 2, panel);
     }
     QG_METHOD void at(int64_t k) {
-        w[0] = columns<LOW, 0>(low, k);
-        if (MIDDLE) w[1] = columns<MIDDLE, LOW>(middle, k);
-        if (HIGH) w[2] = columns<HIGH, LOW + MIDDLE>(high, k);
+        low.at(k);
+        if constexpr (MIDDLE != 0) middle.at(k);
+        if constexpr (HIGH != 0) high.at(k);
     }
     // The code of column J of the group in the lowest BITS bits; above them stands anything.
     template <int J> QG_METHOD qu code(int i) const {
-        qu c = w[0].r[i] >> (LOW * J);
-        if (MIDDLE) c = (c & MASK<LOW>) | (w[1].r[i] >> (MIDDLE * J) & ~MASK<LOW>);
-        if (HIGH) c = (c & MASK<LOW + MIDDLE>) | (w[2].r[i] >> (HIGH * J) & ~MASK<LOW + MIDDLE>);
+        qu c = low.template code<J>(i);
+        if constexpr (MIDDLE != 0) c = qg_select<(1 << LOW) - 1>(c, middle.template code<J>(i));
+        if constexpr (HIGH != 0) c = qg_select<(1 << (LOW + MIDDLE)) - 1>(c, high.template code<J>(i));
         return c;
     }
     // The same in the highest BITS bits; below them stands anything.
     template <int J> QG_METHOD qu top(int i) const {
-        if constexpr (MIDDLE == 0 && LOW * GROUP <= 32) return w[0].r[i] << (32 - BITS - LOW * J);
+        if constexpr (MIDDLE == 0 && LOW * GROUP >= 32) return low.w[J / low.PER].r[i] << (32 - BITS - J % low.PER * LOW);
         else return code<J>(i) << (32 - BITS);
-    }
-
-private:
-    template <int WIDTH> static constexpr uint32_t MASK = (1u << WIDTH) - 1;
-
-    template <int WIDTH> static QG_METHOD const uint32_t* plane(const qg_packed& from, int number, int64_t panel) {
-        return (const uint32_t*)from.part[number] + panel * qg_up(from.k, 32 / (WIDTH ? WIDTH : 1)) * 16;
-    }
-    // The words that hold columns k … k + GROUP - 1, moved so that the code of column k begins at bit SHIFT.
-    template <int WIDTH, int SHIFT> static QG_METHOD qg_words columns(const uint32_t* words, int64_t k) {
-        constexpr int PER = 32 / (WIDTH ? WIDTH : 1);
-        qg_words w = qg_load_words(words + (uint64_t)k / PER * 16);
-        if (PER > GROUP) {
-            const int first = (int)((uint64_t)k % PER) * WIDTH;
-            QG_UNROLL for (int i = 0; i < QC_REGS; i++) w.r[i] = w.r[i] >> first << SHIFT;
-        }
-        return w;
     }
 };
 
@@ -199,66 +271,97 @@ struct qg_table {
 #endif
 };
 
-// Integers from OFFSET on, 2^BITS of them, 16 floats by their lowest four bits.
-template <int BITS, int OFFSET> struct qg_sixteen {
-    float value[16];
-    constexpr qg_sixteen() : value() {
-        for (int i = 0; i < 16; i++) value[i] = (float)((i & ((1 << BITS) - 1)) + OFFSET);
+// Tables that codes are looked up in. A printed one:
+template <const float* TABLE> struct qg_printed { static QG_METHOD const float* table() { return TABLE; } };
+
+// Integers from OFFSET on, as many as codes of BITS bits, repeated up to 16:
+template <int BITS, int OFFSET> struct qg_integers {
+    static constexpr int SIZE = BITS < 4 ? 16 : 1 << BITS;
+    struct values {
+        float value[SIZE];
+        constexpr values() : value() {
+            for (int i = 0; i < SIZE; i++) value[i] = (float)((i & ((1 << BITS) - 1)) + OFFSET);
+        }
+    };
+    static QG_METHOD const float* table() {
+        alignas(64) static constexpr values all{};
+        return all.value;
     }
 };
-template <int BITS, int OFFSET> alignas(64) static constexpr qg_sixteen<BITS, OFFSET> qg_integers{};
 
 // Integers: a code of BITS bits, SIGNED or not, plus OFFSET.
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counts {
-#if defined(QC_AVX512)
-    static constexpr bool LOOKS_UP = BITS <= 4;  // one permutation instead of a mask, an addition and a conversion
-#else
-    static constexpr bool LOOKS_UP = false;
-#endif
-    qg_table table;
-    QG_METHOD void start() {
-        if constexpr (LOOKS_UP) table.load(qg_integers<BITS, OFFSET>.value);
-    }
+    QG_METHOD void start() {}
+    template <class C> QG_METHOD void at(const C&) {}
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
-        if constexpr (LOOKS_UP) return QC_EACH(vf, table.look(codes.template code<J>(i)));
-        else if constexpr (SIGNED) return QC_EACH(vf, count((qi)codes.template top<J>(i) >> (32 - BITS)));
-        else return QC_EACH(vf, count((qi)(codes.template code<J>(i) & ((1u << BITS) - 1))));
+        if constexpr (SIGNED) return QC_EACH(vf, count((qi)codes.template top<J>(i) >> (32 - BITS)));
+        else return QC_EACH(vf, natural(codes.template code<J>(i)));
     }
+
+private:
     static QG_METHOD qf count(qi code) { return __builtin_convertvector(OFFSET ? code + OFFSET : code, qf); }
+    static QG_METHOD qf natural(qu code) {
+        constexpr uint32_t MASK = (1u << BITS) - 1;
+#if defined(QC_AVX512)
+        if (OFFSET != 0) {  // in the lowest bits of 2^23, which is subtracted with the offset: one instruction less
+            const __m512i mask = _mm512_set1_epi32(MASK), power = _mm512_set1_epi32(0x4b000000);
+            return (qf)_mm512_ternarylogic_epi32((__m512i)code, mask, power, 0xea) - (0x1p23f - OFFSET);
+        }
+#endif
+        return count((qi)(code & MASK));
+    }
 };
 
 // Values from a table of 2^BITS floats, at least 16 of them (a shorter one is repeated).
-template <int BITS, const float* TABLE> struct qg_lookup {
+template <int BITS, class TABLE> struct qg_lookup {
     qg_table first;
 #if defined(QC_AVX512)
-    __m512 second;  // of 32 values
+    qg_table second;  // of 32 values
 #endif
     QG_METHOD void start() {
-        if constexpr (BITS <= 4) first.load(TABLE);
+        if constexpr (BITS <= 5) first.load(TABLE::table());
 #if defined(QC_AVX512)
-        if constexpr (BITS == 5) first.load(TABLE), second = _mm512_loadu_ps(TABLE + 16);
+        if constexpr (BITS == 5) second.load(TABLE::table() + 16);
 #endif
     }
+    template <class C> QG_METHOD void at(const C&) {}
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
         return QC_EACH(vf, one(codes.template code<J>(i)));
     }
+
+private:
     QG_METHOD qf one(qu code) const {
         if constexpr (BITS <= 4) return first.look(code);
 #if defined(QC_AVX512)
-        if constexpr (BITS == 5) return _mm512_permutex2var_ps(first.all, (__m512i)code, second);
-        return _mm512_i32gather_ps((__m512i)(code & ((1u << BITS) - 1)), TABLE, 4);
-#else
-        qf r;
-        for (int l = 0; l < QC_W; l++) r[l] = TABLE[code[l] & ((1u << BITS) - 1)];
-        return r;
+        if constexpr (BITS == 5) return _mm512_permutex2var_ps(first.all, (__m512i)code, second.all);
 #endif
+        return qg_gather(TABLE::table(), code & ((1u << BITS) - 1));
     }
 };
 
-// 8-bit floats.
+// Codes that count: on AVX-512 up to 32 of them are looked up, instead of a mask, an addition and a conversion.
+#if defined(QC_AVX512)
+template <int BITS, bool SIGNED, int OFFSET, bool FEW = BITS <= 5 && !SIGNED> struct qg_counting {
+    typedef qg_lookup<BITS, qg_integers<BITS, OFFSET>> values;
+};
+template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, false> {
+    typedef qg_counts<BITS, SIGNED, OFFSET> values;
+};
+#else
+template <int BITS, bool SIGNED, int OFFSET> struct qg_counting { typedef qg_counts<BITS, SIGNED, OFFSET> values; };
+#endif
+
+// 8-bit floats. Codes without a number (NaN, infinity) are looked for in a whole group at once.
 template <int MANTISSA> struct qg_floats {
+    bool special;
     QG_METHOD void start() {}
+    template <class C> QG_METHOD void at(const C& codes) {
+        special = false;
+        for (const qg_words& w : codes.low.w) special |= qg_any_byte(w, MANTISSA == 3 ? 0x7f : 0x7c);
+    }
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
-        return QC_EACH(vf, qg_minifloat<MANTISSA>(codes.template top<J>(i)));
+        const vf x = QC_EACH(vf, qg_number<MANTISSA>(codes.template top<J>(i)));
+        if (__builtin_expect(special, 0)) return QC_EACH(vf, qg_minifloat<MANTISSA>(codes.template top<J>(i)));
+        return x;
     }
 };

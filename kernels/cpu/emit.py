@@ -19,6 +19,7 @@ from qcompiler.kernels.cpu import (
     embedding,
     entry,
     gather,
+    grouped_linear,
     index_update,
     linear,
     loop,
@@ -47,6 +48,7 @@ _TEMPLATES: dict[str, ModuleType] = {
     "batch_matmul": batch_matmul,
     "embedding": embedding,
     "gather": gather,
+    "grouped_linear": grouped_linear,
     "index_update": index_update,
     "linear": linear,
     "loop": loop,
@@ -63,6 +65,7 @@ TEMPLATES = tuple(_TEMPLATES)
 _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": ("decode.h", "gemm.h"), "batch_matmul": ("decode.h", "gemm.h"),
     "embedding": ("decode.h", "gemm.h", "lookup.h"),
+    "grouped_linear": ("decode.h", "gemm.h", "lookup.h", "mixture.h"),
     "attention": ("attention.h",), "order": ("order.h",), "argmax": ("order.h",),
 }  # fmt: skip
 """Headers that a template needs beside the common ones."""

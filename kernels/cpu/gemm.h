@@ -105,6 +105,7 @@ template <class W, int ROUND> struct qg_coded {
             entries.load(*from, panel, k);
         }
         codes.at(k);
+        values.at(codes);
     }
     template <int J> QG_METHOD vf value() const {
         return qg_round<ROUND>(entries.element(values.template value<J>(codes)));
@@ -146,6 +147,7 @@ template <class W, int ROUND> struct qg_straddling {
         for (int l = 0; l < 16; l++) columns[l] = (uint32_t)qc_max(qc_min(border[l] - k, GROUP), 0);
         change = qg_load_words(columns);
         codes.at(k);
+        values.at(codes);
     }
     template <int J> QG_METHOD vf value() const {
         const vm before = QC_EACH(vm, q_ltu(q_seti(J), (qi)change.r[i]));

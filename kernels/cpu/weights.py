@@ -7,7 +7,7 @@ decode to the bits of `Format.decode`:
     // q4_K in cpu_p16_v1: d * scales * codes - dmin * mins
     struct qw_q4_K_1c0de5 {
         static constexpr int BITS = 4, GROUP = 8, COVERS = 32;
-        typedef qg_counts<4, false, 0> values;
+        typedef qg_counting<4, false, 0>::values values;
         vf g0, g1;
         QG_METHOD void load(const qg_packed& from, int64_t panel, int64_t k) {
             const auto d = qg_entries((const qc_f16*)from.part[1] + (panel * qg_up(from.k, 256) + k / 256) * 16);
@@ -91,9 +91,9 @@ def code_values(fmt: Format, table: str) -> CodeValues:
             offset += (1 << (codes.bits - 1)) * signed  # the value of code 0
             read = "(int8_t){code}" if signed else "{code}"
             scalar = f"(float)({read} + {offset})" if offset else f"(float){read}"
-            return CodeValues(f"qg_counts<{codes.bits}, {str(signed).lower()}, {offset}>", scalar, None)
+            return CodeValues(f"qg_counting<{codes.bits}, {str(signed).lower()}, {offset}>::values", scalar, None)
     repeated = np.tile(values, max(1, 16 // values.size))
-    return CodeValues(f"qg_lookup<{codes.bits}, {table}>", f"{table}[{{code}}]", c_table(table, repeated))
+    return CodeValues(f"qg_lookup<{codes.bits}, qg_printed<{table}>>", f"{table}[{{code}}]", c_table(table, repeated))
 
 
 def _first_of_integers(values: Float32, *, signed: bool) -> int | None:
@@ -174,28 +174,33 @@ def ends_inside_groups(fmt: Format, cols: int) -> bool:
 def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, table: str) -> str:
     d, covers = fmt.declaration, shared_columns(fmt)
     bits = d.codes.bits
-    group = math.gcd(4 if bits == 8 else 8, covers)
+    group = columns_at_a_time(bits, covers)
     values = code_values(fmt, f"{table}_codes")
     looked_up = {n: f"{table}_{identifier(n)}" for n in _tables_of_entries(fmt)}
     tables = [c_table(where, d.table_arrays[n]) for n, where in looked_up.items()]
     entries = {f.name: identifier(f.name) for f in d.fields}
     parts = list(d.split.per_entry)
+    of_tables = _fields_of_tables(fmt)
+    members = [f"vf {', '.join(parts)};"] if parts else []
     loads, number = [], bits.bit_count()  # behind the planes of codes
     for field, place in zip(d.fields, places, strict=True):
         if place != "codes":
+            kept = place == "flat" and not across and field.name not in of_tables
             read = _entries_across(field, place, number) if across else _entries(field, place, number)
+            if kept:
+                members.append(f"qg_stream<{entry_type(field)}, {field.covers}> {entries[field.name]}_;")
+                read = f"{entries[field.name]}_.at(from, {number}, panel, k)"
             loads.append(f"const auto {entries[field.name]} = {read};")
             number += 1
     where = "const int64_t (&at)[16]" if across else "int64_t panel, int64_t k"
     computed = [f"{g} = {eq.to_c(entries, looked_up, VECTORS)};" for g, eq in d.split.per_entry.items()]
     element = d.split.per_element.to_c({"code": "code", **{g: g for g in parts}}, style=FLOAT_LANES)
-    declared = [f"vf {', '.join(parts)};"] if parts else []
     lines = [
         f"// {fmt} in {PANEL_LAYOUT}: {d.decode.text}",
         f"struct {name} {{",
         f"    static constexpr int BITS = {bits}, GROUP = {group}, COVERS = {covers};",
         f"    typedef {values.policy} values;",
-        *indent(declared),
+        *indent(members),
         f"    QG_METHOD void load(const qg_packed& from, {where}) {{",
         *indent([*loads, *computed], 2),
         "    }",
@@ -212,6 +217,21 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
 def _tables_of_entries(fmt: Format) -> list[str]:
     """The tables that entries are looked up in, as opposed to codes."""
     return sorted({t for eq in fmt.declaration.split.per_entry.values() for t in eq.tables})
+
+
+def _fields_of_tables(fmt: Format) -> set[str]:
+    """The fields that index a table: their entries stay integers."""
+    found: set[str] = set()
+    for equation in fmt.declaration.split.per_entry.values():
+        found |= equation.lookups
+    return found
+
+
+def columns_at_a_time(bits: int, covers: int) -> int:
+    """Columns that a decoder moves on by: what divides the columns that share entries, and fills words where it can."""
+    if bits == 8:
+        return 4 if covers == 0 else math.gcd(8, covers)
+    return math.gcd(16 if bits & 2 else 8, covers)
 
 
 def _entries(field: Field, place: str, number: int) -> str:

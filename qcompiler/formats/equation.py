@@ -79,6 +79,12 @@ class Equation:
         lookups = (n.value for n in ast.walk(self._tree) if isinstance(n, ast.Subscript))
         return frozenset(table.id for table in lookups if isinstance(table, ast.Name))
 
+    @property
+    def lookups(self) -> frozenset[str]:
+        """The fields that the equation looks up in tables."""
+        found = (n.slice for n in ast.walk(self._tree) if isinstance(n, ast.Subscript))
+        return frozenset(index.id for index in found if isinstance(index, ast.Name))
+
     def evaluate(self, entries: Mapping[str, Entries], tables: Mapping[str, Float32] = NO_TABLES) -> Float32:
         """fp32 values for arrays of field entries that broadcast against each other."""
         return self._evaluate(self._tree, entries, tables)

@@ -1,0 +1,74 @@
+"""The `grouped_linear` template: products with the weights of chosen experts, over mixture.h.
+
+One kernel serves any number of pairs: how many rows an expert gets is data, and mixture.h decides for each expert
+whether its codes are decoded in registers (few rows) or to panels (more).  Weights are read as those of linears are
+(linear.py), packed or plain.
+"""
+
+from __future__ import annotations
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels import text as shared
+from qcompiler.kernels.cpu import text
+from qcompiler.kernels.cpu.linear import FLOATS, block_of, product_scratch, tile_of, weight_of
+from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim
+from qcompiler.plan.dims import dim
+from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec
+
+FEW = 4
+"""mixture.h's QM_FEW, where the ISA's tile allows as many."""
+
+
+def scratch_bytes(spec: KernelSpec, isa: str) -> int:
+    """Scratch per thread, in bytes: the larger one of what few rows and many rows take."""
+    body = _body(spec)
+    tile, block = tile_of(isa), block_of(body.k)
+    few = 4 * min(tile.few, FEW) * (16 * tile.panels + -(-body.k // 16) * 16)
+    return max(few, product_scratch(isa, block, whole=block >= body.k, converts=True))
+
+
+def _body(spec: KernelSpec) -> GroupedLinearKernel:
+    assert isinstance(spec.body, GroupedLinearKernel)
+    return spec.body
+
+
+def _check(spec: KernelSpec) -> None:
+    where = f"kernel '{spec.name}'"
+    if len(spec.operands) != 4:
+        raise KernelSelectionError(f"{where}: a grouped linear has the operands x, w, index and out")
+    x, _, index, out = spec.operands
+    if index.dtype not in ("i64", "i32"):
+        raise KernelSelectionError(f"{where}: the index is {index.dtype}; a grouped linear takes i64 or i32")
+    for operand in (x, out):
+        if operand.dtype not in FLOATS:
+            raise KernelSelectionError(f"{where}: '{operand.name}' is {operand.dtype}, not one of {FLOATS}")
+        if operand.strides[-1] != 1 and operand.shape[-1] != 1:
+            raise KernelSelectionError(f"{where}: '{operand.name}' needs unit stride in its last dim")
+
+
+def emit(spec: KernelSpec, isa: str) -> str:
+    """C++ text of one kernel. KernelSelectionError for operands that no decoder fits."""
+    body = _body(spec)
+    _check(spec)
+    x, w, index, out = spec.operands
+    weight = weight_of(spec.name, w)
+    in_panels = w.format is not None or w.layout == PANEL_LAYOUT
+    x_type, index_type, out_type = (STORAGE_TYPES[operand.dtype] for operand in (x, index, out))
+    pairs = (dim(body.rows) * body.repeat).to_dim()
+    needed = f"qg_scratch({body.k}, true) <= {scratch_bytes(spec, isa)} && qm_few_scratch({body.k})"
+    lines = [
+        "qm_job job = {};",
+        f"job.n = {body.experts * body.n}, job.k = {body.k};",
+        f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.load_x = qm_load_rows<{x_type}>;",
+        "const char* const w = (const char*)op[1];",
+        *weight.statements,
+        *([] if weight.in_place else [f"job.decode = qg_decode_panel<{weight.decoder}>;"]),
+        f"job.index = op[2], job.index_step = {c_dim(index.strides[0])};",
+        f"job.pairs = {c_dim(pairs)}, job.repeat = {body.repeat}, job.experts = {body.experts}, job.width = {body.n};",
+        f"job.out = (char*)op[3], job.out_row = {c_dim(out.strides[0])}, job.finish = qm_finish<{out_type}>;",
+        f"qm_run<{weight.decoder}, {index_type}, {out_type}, {str(in_panels).lower()}>(ctx, &job);",
+    ]
+    lines.insert(0, f'static_assert({needed} <= {scratch_bytes(spec, isa)}, "scratch");')
+    header = shared.header_comment(spec, f"{weight.decoder}; an index out of range gives zeros and is reported")
+    return "\n".join([header, weight.definitions, text.entry_function(spec, lines)])

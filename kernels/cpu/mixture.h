@@ -1,0 +1,150 @@
+// Products with chosen experts on the CPU, over gemm.h's decoders and microkernel.
+//
+//     out[p, j] = sum_k x[p / repeat, k] * w[index[p] * width + j, k]      for every pair p of a row and an expert
+//
+// The weight is one matrix in panels of 16 rows, the experts' rows below each other, so an expert begins anywhere in a
+// panel. A task owns a group of panels of one expert. It looks the pairs of that expert up in `index`, in ascending order,
+// as many at a time as its sums have room for, and multiplies their rows: few of them straight from codes, more by panels
+// that are decoded once. So weights of experts that nobody chose are not read, and no list depends on the number of pairs.
+// The order of an element's additions depends on k, and on whether its expert has few rows or many; never on threads.
+#pragma once
+#include "gemm.h"
+#include "lookup.h"
+
+enum {
+    QM_FEW = QG_FEW < 4 ? QG_FEW : 4,  // most rows of an expert that are multiplied straight from codes
+    QM_ROWS = QG_MR * QG_BLOCKS,       // most rows of an expert at a time: those of qg_product
+};
+
+// What all tasks share: gemm.h's job (n: rows of the whole weight), and who meets whom.
+struct qm_job : qg_job {
+    const void* index;
+    int64_t index_step;  // elements from one pair's expert to the next one's
+    int64_t pairs, repeat, experts, width;
+    int64_t out_row;
+    int64_t units, groups;  // items: `groups` of panels for each unit, that is for each expert or for each pair
+};
+
+// One expert's product: row i of it is the pair rows[i].
+struct qm_product : qg_job {
+    const qm_job* all;
+    int64_t first;  // the expert's first row of w
+    int64_t rows[QM_ROWS];
+};
+
+// A `qg_load_x` for rows that stand anywhere in x.
+template <class X> static void qm_load_rows(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride) {
+    const qm_product* const product = (const qm_product*)job;
+    for (int64_t i = 0; i < rows; i++, dst += stride) {
+        const X* const x = (const X*)job->x + product->rows[m0 + i] / product->all->repeat * job->x_row + k0;
+        for (int64_t k = 0; k < kc; k += 16) {
+            const int lanes = (int)qc_min(kc - k, 16);
+            if (lanes == 16) vstore(dst + k, vload(x + k));
+            else vstore_n(dst + k, vload_n(x + k, lanes), lanes);
+        }
+    }
+}
+
+// A `qg_finish`: sums of the expert's own columns go to the rows of its pairs; a panel may hold rows of its neighbours.
+template <class OUT> static void qm_finish(
+    const qg_job* job, const float* tile, int64_t stride, int64_t m0, int64_t rows, int64_t n0, int64_t cols) {
+    const qm_product* const product = (const qm_product*)job;
+    const int64_t from = qc_max(n0, product->first), to = qc_min(n0 + cols, product->first + product->all->width);
+    for (int64_t i = 0; i < rows; i++) {
+        OUT* const out = (OUT*)job->out + product->rows[m0 + i] * product->all->out_row - product->first;
+        const float* const sums = tile + i * stride - n0;
+        for (int64_t n = from; n < to; n += 16) {
+            const int lanes = (int)qc_min(to - n, 16);
+            qg_store_lanes(out + n, qg_load_lanes(sums + n, lanes), lanes);
+        }
+    }
+}
+
+// Few rows of one expert times panels [p0, p1): rows of x become fp32 in scratch, codes are decoded in registers.
+template <class D> static void qm_few(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
+    float* const tile = (float*)scratch;
+    float* const x = tile + QM_FEW * QG_NP * 16;
+    const int64_t stride = (job->k + 15) / 16 * 16;
+    job->load_x(job, 0, count, 0, job->k, x, stride);
+    for (int64_t p = p0; p < p1; p += QG_NP) {
+        qg_few_rows<D, QM_FEW>(job, count, x, stride, p, qc_min(p + QG_NP, p1) - 1, tile);
+        job->finish(job, tile, QG_NP * 16, 0, count, p * 16, qc_min(job->n - p * 16, QG_NP * 16));
+    }
+}
+
+constexpr int64_t qm_few_scratch(int64_t k) { return 4 * QM_FEW * (QG_NP * 16 + (k + 15) / 16 * 16); }
+
+// The unit's expert and its first pair, or -1 where another unit has them. Units are experts; where there are fewer pairs
+// than experts they are pairs, and the first pair of an expert stands for all of them.
+template <class I> static int64_t qm_expert(const qm_job* job, int64_t unit, int64_t* pair) {
+    const I* const index = (const I*)job->index;
+    *pair = 0;
+    if (job->units == job->experts) return unit;
+    const int64_t expert = index[unit * job->index_step];
+    if (expert < 0 || expert >= job->experts) return -1;
+    for (int64_t p = 0; p < unit; p++)
+        if (index[p * job->index_step] == expert) return -1;
+    *pair = unit;
+    return expert;
+}
+
+// Group `group` of the panels of one expert, times the rows of all pairs that chose it.
+template <class D, class I, bool FEW> static void qm_item(const qm_job* job, int64_t unit, int64_t group, char* scratch) {
+    int64_t pair;
+    const int64_t expert = qm_expert<I>(job, unit, &pair);
+    if (expert < 0) return;
+    const I* const index = (const I*)job->index;
+    const int64_t first = expert * job->width, last = first + job->width;
+    const int64_t panel = first / 16, count = (last + 15) / 16 - panel;
+    const int64_t p0 = panel + count * group / job->groups, p1 = panel + count * (group + 1) / job->groups;
+    qm_product one;
+    (qg_job&)one = *job;
+    one.all = job, one.first = first;
+    while (pair < job->pairs) {
+        int64_t rows = 0;
+        for (; pair < job->pairs && rows < QM_ROWS; pair++)
+            if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
+        if (rows == 0) return;
+        one.m = rows;
+        if constexpr (FEW) {
+            if (rows <= QM_FEW) {
+                qm_few<D>(&one, rows, p0, p1, scratch);
+                continue;
+            }
+        }
+        qg_product(&one, p0, p1, 0, rows, scratch);
+    }
+}
+
+template <class D, class I, bool FEW> static void qm_task(void* arg, int64_t task, char* scratch) {
+    const qm_job* const job = (const qm_job*)arg;
+    for (int64_t i = qc_share(job->items, task, job->tasks); i < qc_share(job->items, task + 1, job->tasks); i++)
+        qm_item<D, I, FEW>(job, i / job->groups, i % job->groups, scratch);
+}
+
+// Pairs without an expert get zeros and are reported.
+template <class I, class OUT> QC_COLD void qm_check(qc_ctx* ctx, const qm_job* job) {
+    for (int64_t p = 0; p < job->pairs; p++) {
+        const int64_t expert = ((const I*)job->index)[p * job->index_step];
+        if (expert >= 0 && expert < job->experts) continue;
+        ql_report(ctx, expert, job->experts);
+        ql_zero_row(job->width, (OUT*)job->out + p * job->out_row);
+    }
+}
+
+// FEW: whether D decodes panels group by group in registers.
+template <class D, class I, class OUT, bool FEW> static void qm_run(qc_ctx* ctx, qm_job* job) {
+    if (job->pairs <= 0) return;
+    qm_check<I, OUT>(ctx, job);
+    const int64_t panels = (job->width + 15) / 16 + (job->width % 16 != 0);  // at most
+    job->units = qc_min(job->pairs, job->experts);
+    job->groups = (panels + QG_GROUP - 1) / QG_GROUP;
+    job->items = job->units * job->groups;
+    const int64_t cycles = panels * job->k * QC_REGS * (job->pairs / 2 + qc_min(job->units, 2 * job->pairs));
+    const int64_t threads = ctx->num_threads;
+    job->tasks = qc_max(1, qc_min(qc_min(job->items, 64 * threads), cycles / QG_TASK));
+    if (job->tasks > 1 && threads > 1) return ctx->parallel(ctx, job->tasks, qm_task<D, I, FEW>, job);
+    job->tasks = 1;
+    qm_task<D, I, FEW>(job, 0, ctx->scratch);
+}
