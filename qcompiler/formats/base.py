@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from qcompiler.errors import FormatError, FormatShapeError, FormatValueError, UnknownFormatError
 from qcompiler.formats.declaration import Bytes, Declaration, Field, Kind, Numerics, Section, place_sections
 from qcompiler.formats.equation import Entries, Float32
+from qcompiler.formats.made import MadeMatrix
 
 __all__ = [
     "Bytes", "Declaration", "Encoding", "Field", "Format", "Kind", "Numerics", "PackedTensor", "ParamValue",
@@ -251,6 +252,30 @@ class Format(ABC):
         self._end(job)
         return packed
 
+    def encode_made(
+        self,
+        weights: MadeMatrix,
+        *,
+        out: Bytes | None = None,
+        importance: npt.ArrayLike | None = None,
+    ) -> PackedTensor:
+        """Quantises a matrix that is made a piece at a time: the bytes and the errors of `encode`, in little memory.
+
+        Formats with statistics of the whole tensor read it twice.
+        """
+        rows, cols = weights.shape
+        packed = self.allocate(rows, cols) if out is None else PackedTensor(self, rows, cols, out)
+        job = Encoding(cast("Weights", weights), packed, self._checked_importance(importance, cols))
+        self._begin(job)
+        multiple = self.tile_multiple(cols)
+        step = multiple * max(1, weights.piece // multiple)
+        for start in range(0, weights.size, step):
+            elements = weights.reshape(-1)[start : start + step]
+            for first, tile in float32_tiles(elements, multiple):
+                self._encode_tile(job, start + first, tile)
+        self._end(job)
+        return packed
+
     def _checked_importance(self, importance: npt.ArrayLike | None, cols: int) -> Float32 | None:
         if importance is None:
             return None
@@ -295,22 +320,29 @@ class Format(ABC):
         """The values, float32 (rows, cols), by the declared equation. This is the definition of the format."""
         if packed.format != self:
             raise FormatError(f"{self} cannot decode a tensor of format {packed.format}")
-        d, rows, cols = self.declaration, packed.rows, packed.cols
-        out = np.empty(rows * cols, np.float32)
+        return self.decode_rows(packed, 0, packed.rows)
+
+    def decode_rows(self, packed: PackedTensor, first: int, stop: int) -> Float32:
+        """The values of the rows [first, stop), float32 (stop - first, cols): the same bits as `decode`'s."""
+        d, cols = self.declaration, packed.cols
+        if not 0 <= first <= stop <= packed.rows:
+            raise FormatShapeError(f"a tensor of {packed.rows} rows has no rows {first}…{stop}")
+        out = np.empty((stop - first, cols), np.float32)
         if d.blocking == "row":  # whole rows at a time
             step = max(1, TILE // cols)
-            step = -(-step // 8) * 8 if rows > step else step
-            for first in range(0, rows, step):
-                stop = min(first + step, rows)
-                entries = {f.name: self._row_entries(packed, f, first, stop) for f in d.fields}
-                out[first * cols : stop * cols] = d.decode.evaluate(entries, d.table_arrays).reshape(-1)
-            return out.reshape(rows, cols)
-        step = 8 * -(-TILE // 8)  # a multiple of 8 elements starts at a whole byte in every field
-        for first in range(0, rows * cols, step):
-            stop = min(first + step, rows * cols)
-            entries = {f.name: self._flat_entries(packed, f, first, stop) for f in d.fields}
-            out[first:stop] = d.decode.evaluate(entries, d.table_arrays)
-        return out.reshape(rows, cols)
+            step = -(-step // 8) * 8 if packed.rows > step else step
+            for begin in range(first, stop, step):
+                end = min(begin + step, stop)
+                entries = {f.name: self._row_entries(packed, f, begin, end) for f in d.fields}
+                out[begin - first : end - first] = d.decode.evaluate(entries, d.table_arrays)
+            return out
+        flat, skip = out.reshape(-1), first * cols
+        aligned = skip - skip % 8  # a multiple of 8 elements starts at a whole byte in every field
+        for begin in range(aligned, stop * cols, 8 * -(-TILE // 8)):
+            end = min(begin + 8 * -(-TILE // 8), stop * cols)
+            entries = {f.name: self._flat_entries(packed, f, begin, end) for f in d.fields}
+            flat[max(begin - skip, 0) : end - skip] = d.decode.evaluate(entries, d.table_arrays)[max(skip - begin, 0) :]
+        return out
 
     def entries(self, packed: PackedTensor, name: str) -> Entries:
         """All stored entries of a field, (rows of them, per row) or (n,): codes as integers, scales in their dtype."""
