@@ -68,16 +68,14 @@ class NVFP4(Format):
         job.packed.section("global_scale")[:] = self._global_scale(absmax_of_all(self, job.weights))
 
     def _global_scale(self, largest: np.float32) -> np.float32:
+        if not self.setting("divisor"):
+            return np.float32(np.maximum(largest / _RANGE, SMALLEST_GLOBAL))
         with np.errstate(over="ignore"):
-            if not self.setting("divisor"):
-                scale = np.maximum(largest / _RANGE, SMALLEST_GLOBAL)
-                while not np.isfinite(np.float32(448) * scale * np.float32(6)):
-                    scale = np.nextafter(scale, np.float32(0))
-                return np.float32(scale)
             # torch divides a number by a tensor through the tensor's reciprocal.
             divisor = np.float32(1) / np.maximum(largest, np.finfo(np.float32).tiny) * _RANGE
             if not np.isfinite(divisor):
                 return np.float32(1)
+            # Three roundings may carry a weight at fp32's maximum past it.
             while not np.isfinite(np.float32(448) / divisor * np.float32(6)):
                 divisor = np.nextafter(divisor, np.float32(1))
             return np.float32(divisor)
@@ -107,8 +105,7 @@ _MULTIPLIER = Numerics(
     ties=_TIES,
     zero_block="codes 0 (-0 keeps its sign), block scale 2^-6",
     scale_clamp="block scales from 2^-6 (E4M3's smallest normal; other systems go down to 2^-9) to 448; the global "
-    "scale absmax / 2688 is at least 2^-120, also for a tensor of zeros, where the reference divides by 0, and so "
-    "small that the largest weight stays finite",
+    "scale absmax / 2688 is at least 2^-120, also for a tensor of zeros, where the reference divides by 0",
     zero_point="none",
     reciprocal="multiplies by fp32 (1 / global) / scale; decoding multiplies by both",
 )

@@ -130,6 +130,15 @@ def test_the_even_rule_is_compressed_tensors_but_for_maxima_of_e4m3_from_1_75() 
     assert 10 < differs.sum() < 100
 
 
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_rceil_takes_the_smallest_scale_that_holds_a_maximum_even_below_fp32s_normal_numbers(element: str) -> None:
+    largest = np.float32(ELEMENTS[element][0].largest)
+    for factor, code in ((0.25, 0), (0.5, 0), (0.75, 0), (1, 0), (1.25, 1), (1.75, 1), (2, 1), (2.5, 2), (4, 2)):
+        weights = np.zeros((1, 32), np.float32)
+        weights[0, 3] = largest * np.float32(factor * 2.0**-127)
+        assert get(element, "rceil").encode(weights).section("scales").view(np.uint8)[0, 0] == code
+
+
 @given(
     weights=hnp.arrays(np.float32, (2, 32), elements=st.floats(-MAX, MAX, width=32, allow_subnormal=True)),
     element=st.sampled_from(list(ELEMENTS)),

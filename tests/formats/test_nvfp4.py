@@ -106,7 +106,7 @@ def test_a_tensor_of_zeros_keeps_its_signs_where_the_reference_does(divisor: boo
 
 
 @pytest.mark.parametrize("divisor", [False, True])
-@pytest.mark.parametrize("value", [MAX, -MAX, 1e-36, 1e-42, 1e-45])
+@pytest.mark.parametrize("value", [MAX, -MAX, float(np.nextafter(np.float32(MAX), np.float32(0))), 1e-36, 1e-42, 1e-45])
 def test_the_ends_of_fp32_stay_finite(divisor: bool, value: float) -> None:
     weights = np.tile(np.array([value, -value / 2] * 8, np.float32), (2, 3))
     fmt = formats.get("nvfp4", divisor=divisor)
