@@ -50,9 +50,11 @@ template <int ROUND> QC_INLINE vf qg_round(vf x) {
 template <int MANTISSA> QC_INLINE qf qg_number(qu top) {
     constexpr int BIAS = MANTISSA == 3 ? 7 : 15, REBIAS = (127 - BIAS) << 23, LEAST = (128 - BIAS) << 23;
     const qi bits = ((qi)top >> (1 + MANTISSA)) & (int32_t)(0x80000000 | 0x7f000000 >> (1 + MANTISSA));
-    const qi least = (bits & (int32_t)0x80000000) | LEAST;
+    const qi sign = bits & (int32_t)0x80000000;
     const qm subnormal = q_eq(bits & 0x7f800000, qi{});
-    return q_sel(subnormal, (qf)(bits + LEAST) - (qf)least, (qf)(bits + REBIAS));
+    // A difference that is zero has no sign of its own.
+    const qf small = q_or((qf)(bits + LEAST) - (qf)(sign | LEAST), (qf)sign);
+    return q_sel(subnormal, small, (qf)(bits + REBIAS));
 }
 
 template <int MANTISSA> QC_INLINE qf qg_minifloat(qu top) {

@@ -1,0 +1,254 @@
+"""Every declared format in CPU kernels: fused linears in fp64's bounds, decoded values and embedding rows to the bit.
+
+The cases come from `formats.FORMATS`, so that a new format is met here by being registered.  Stored bytes are made from
+random entries of every field, not by encoders: kernels must read whatever a file may hold.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from qcompiler import formats
+from qcompiler.formats import Field, Format, PackedTensor
+from qcompiler.formats.doc import variants
+from qcompiler.formats.packing import Trits
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu.weights import panel_weight
+from qcompiler.kernels.layouts.stored import StoredEntries
+from qcompiler.plan.kernel import DType, EmbeddingKernel, FormatRef, KernelSpec, LinearKernel, Operand
+
+Array = npt.NDArray[Any]
+DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+PANELS = "cpu_p16_v1"
+MS = (1, 2, 7, 8, 33)
+N = 147
+"""Rows of the weights: no multiple of a panel, and more than one block of 128 rows."""
+
+ALL = [fmt for cls in formats.FORMATS.values() for fmt in variants(cls)]
+
+
+def widths(fmt: Format) -> tuple[int, ...]:
+    """Columns to try: three odd blocks where rows are of whole ones, else also a K that is a multiple of nothing."""
+    d = fmt.declaration
+    if d.tail == "refuse":
+        return (3 * int(d.block_size(0) if d.block == "row" else d.block),)
+    return (139,) if d.blocking == "row" else (192, 203)
+
+
+def entries_of(field: Field, count: int, rng: np.random.Generator) -> Array:
+    """Random entries as unsigned bits: any code, and scales with which values fit into fp16."""
+    if field.kind in ("f16", "bf16", "f32"):
+        values = (rng.uniform(0.02, 0.2, count) * rng.choice([-1, 1], count)).astype(np.float32)
+        return values.astype(field.dtype).view(f"u{field.dtype.itemsize}")
+    if field.kind == "e8m0":
+        return rng.integers(122, 130, count, np.uint8)
+    if field.kind in ("e4m3", "e5m2"):
+        finite = 0x7F if field.kind == "e4m3" else 0x58  # numbers that fp16 holds, times a scale
+        found = rng.integers(0, finite, count, np.uint8)
+        return found | rng.integers(0, 2, count, np.uint8) << np.uint8(7)
+    top = 3 if isinstance(field.packing, Trits) else 1 << field.bits
+    return rng.integers(0, top, count).astype(np.uint8)
+
+
+def random_tensor(fmt: Format, rows: int, cols: int) -> PackedTensor:
+    """A tensor whose every field holds random entries."""
+    rng = np.random.default_rng(zlib.crc32(f"{fmt} {rows} {cols}".encode()))
+    packed = fmt.allocate(rows, cols)
+    stored = StoredEntries(fmt, rows, cols, packed.data)
+    for field in fmt.declaration.fields:
+        there = stored.read(field)
+        stored.write(field, entries_of(field, there.size, rng).reshape(there.shape))
+    return packed
+
+
+@dataclass
+class Case:
+    """A weight in a layout: its operand, its bytes, and the values that kernels must compute with."""
+
+    name: str
+    operand: Operand
+    data: Array
+    values: Array
+
+
+def case_of(fmt: Format, cols: int, dtype: DType, layout: str) -> Case:
+    packed = random_tensor(fmt, N, cols)
+    data = layouts.get(layout).pack(fmt, dtype, N, cols, packed.data)
+    ref = FormatRef(name=fmt.name, params=fmt.params)
+    operand = Operand(name="w", dtype=dtype, access="r", shape=(N, cols), format=ref, layout=layout)
+    values = fmt.decode(packed).astype(DTYPES[dtype])
+    name = f"{fmt.name}_{zlib.crc32(f'{fmt} {cols} {dtype} {layout}'.encode()):08x}"
+    return Case(name, operand, aligned(data), values)
+
+
+def aligned(data: Array) -> Array:
+    """A copy that starts at a multiple of 64 bytes, as weights do in an arena."""
+    buffer = np.zeros(data.size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    buffer[start : start + data.size] = data
+    return buffer[start : start + data.size]
+
+
+def cases(dtype: DType, layout: str, some: list[Format]) -> Iterator[Case]:
+    for fmt in some:
+        for cols in widths(fmt):
+            yield case_of(fmt, cols, dtype, layout)
+
+
+def linear(case: Case, m_class: Any) -> KernelSpec:
+    n, k = (int(d) for d in case.operand.shape)
+    dtype = case.operand.dtype
+    operands = (
+        Operand(name="x", dtype=dtype, access="r", shape=("m", k), strides=(k, 1)),
+        case.operand,
+        Operand(name="out", dtype="f32", access="w", shape=("m", n), strides=(n, 1)),
+    )
+    body = LinearKernel(m="m", n=n, k=k, m_class=m_class, has_bias=False)
+    name = f"{case.name}_{m_class.replace('-', '_')}"
+    return KernelSpec(name=name, symbols=("m",), operands=operands, body=body)
+
+
+def check_products(kernels: Any, case: Case, m_class: str, ms: tuple[int, ...]) -> None:
+    """x @ w.T against fp64: each product and each addition rounds once, in whatever order."""
+    n, k = case.values.shape
+    w = case.values.astype(np.float64)
+    for m in ms:
+        x = np.random.default_rng(m).standard_normal((m, k)).astype(DTYPES[case.operand.dtype])
+        out = np.full((m, n), np.nan, np.float32)
+        out = kernels.run_both(linear(case, m_class).name, lambda x=x, o=out: [x, case.data, o.copy()], (m,))[2]
+        expected = x.astype(np.float64) @ w.T
+        bound = np.abs(x.astype(np.float64)) @ np.abs(w.T) * (k + 2) * 2.0**-24
+        assert (np.abs(out - expected) <= bound).all(), f"{case.operand.format} at M = {m}, class {m_class}"
+
+
+def check_values(kernels: Any, case: Case, m_class: str) -> None:
+    """x = identity: each output is one weight times 1, plus zeros, so that rounding cannot hide another decode."""
+    n, k = case.values.shape
+    x, out = np.eye(k).astype(DTYPES[case.operand.dtype]), np.zeros((k, n), np.float32)
+    kernels.run(linear(case, m_class).name, [x, case.data, out], (k,))
+    np.testing.assert_array_equal(out, case.values.T.astype(np.float32), str(case.operand.format))
+
+
+def best_isa(harness: Any) -> str:
+    return [isa for isa in harness.ISAS if harness.runnable(isa)][-1]
+
+
+def one_of_each() -> list[Format]:
+    """Formats of which every field, width and equation occurs once: the first variant of each name, and nested ones."""
+    seen: dict[tuple[Any, ...], Format] = {}
+    for fmt in ALL:
+        d = fmt.declaration
+        seen.setdefault((d.decode.text, d.codes.kind, d.codes.bits, d.blocking, len(d.fields)), fmt)
+    return list(seen.values())
+
+
+def build_linears(build: Callable[..., Any], isa: str, made: list[Case], classes: tuple[str, ...]) -> Any:
+    return build([linear(case, m_class) for case in made for m_class in classes], isa)
+
+
+def check_all(build: Callable[..., Any], isa: str, made: list[Case], classes: tuple[str, ...]) -> None:
+    kernels = build_linears(build, isa, made, classes)
+    for case in made:
+        for m_class in classes:
+            check_products(kernels, case, m_class, MS)
+            check_values(kernels, case, m_class)
+
+
+def test_every_format_is_decoded_once_for_many_rows(build: Callable[..., Any], harness: Any) -> None:
+    check_all(build, best_isa(harness), list(cases("bf16", PANELS, ALL)), ("large",))
+
+
+def test_every_equation_is_decoded_in_registers_for_few_rows(build: Callable[..., Any], harness: Any) -> None:
+    check_all(build, best_isa(harness), list(cases("f32", PANELS, one_of_each())), ("1",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_every_format_on_every_isa(build: Callable[..., Any], isa: str, dtype: DType) -> None:
+    check_all(build, isa, list(cases(dtype, PANELS, ALL)), ("1", "2-8", "large"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", formats.names())
+def test_every_choice_of_every_parameter(build: Callable[..., Any], harness: Any, name: str) -> None:
+    cls = formats.FORMATS[name]
+    made = [cls(**{p.name: choice}) for p in cls.parameters for choice in p.choices]
+    check_all(build, best_isa(harness), list(cases("f32", PANELS, made)), ("large",))
+
+
+def test_codes_that_are_no_numbers_decode_to_none(build: Callable[..., Any], harness: Any) -> None:
+    """NaN and infinity are looked for in a whole group of columns; their neighbours keep their values."""
+    made, expected = [], []
+    for name in ("fp8_e4m3", "fp8_e5m2"):
+        fmt = formats.get(name)
+        packed = random_tensor(fmt, N, 139)
+        codes = packed.section("codes").view(np.uint8)
+        codes[3, 5], codes[20, 138], codes[40, 7] = 0x7F, 0xFF, 0x7C  # 0x7c is infinity as e5m2, 320 as e4m3
+        ref = FormatRef(name=name, params=fmt.params)
+        operand = Operand(name="w", dtype="f32", access="r", shape=(N, 139), format=ref, layout=PANELS)
+        data = layouts.get(PANELS).pack(fmt, "f32", N, 139, packed.data)
+        made.append(Case(name, operand, aligned(data), fmt.decode(packed)))
+        with np.errstate(invalid="ignore"):
+            expected.append(fmt.decode(packed) @ np.ones(139, np.float32))
+    kernels = build_linears(build, best_isa(harness), made, ("1", "large"))
+    for case, sums in zip(made, expected, strict=True):
+        for m_class in ("1", "large"):
+            out = np.zeros((1, N), np.float32)
+            kernels.run(linear(case, m_class).name, [np.ones((1, 139), np.float32), case.data, out], (1,))
+            assert np.isnan(out[0, [3, 20]]).all()
+            np.testing.assert_allclose(out[0], sums, rtol=1e-3, atol=1e-2)
+
+
+# --- rows of tables --------------------------------------------------------------------------------------------------
+
+
+def embedding(case: Case) -> KernelSpec:
+    rows, cols = (int(d) for d in case.operand.shape)
+    operands = (
+        Operand(name="ids", dtype="i64", access="r", shape=("m",), strides=(1,)),
+        case.operand,
+        Operand(name="out", dtype=case.operand.dtype, access="w", shape=("m", cols), strides=(cols, 1)),
+    )
+    body = EmbeddingKernel(count="m", rows=rows, cols=cols)
+    return KernelSpec(name=case.name, symbols=("m",), operands=operands, body=body)
+
+
+def check_rows(build: Callable[..., Any], isa: str, made: list[Case]) -> None:
+    kernels = build([embedding(case) for case in made], isa)
+    ids = np.random.default_rng(0).permutation(N)
+    for case in made:
+        out = np.zeros((N, case.values.shape[1]), case.values.dtype)
+        kernels.run(case.name, [ids, case.data, out], (N,))
+        assert out.tobytes() == case.values[ids].tobytes(), f"{case.operand.format} in {case.operand.layout}"
+
+
+@pytest.mark.parametrize("layout", ["canonical", PANELS])
+def test_rows_of_every_format_equal_the_decoder_to_the_bit(
+    build: Callable[..., Any], harness: Any, layout: str
+) -> None:
+    check_rows(build, best_isa(harness), list(cases("f32", layout, ALL)))
+
+
+@pytest.mark.slow
+def test_rows_of_narrow_types_on_every_isa(build: Callable[..., Any], isa: str) -> None:
+    made = [case for dtype in ("bf16", "f16") for layout in ("canonical", PANELS) for case in cases(dtype, layout, ALL)]
+    check_rows(build, isa, made)
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_one_format_share_their_decoder() -> None:
+    """What is instantiated from it is most of what a program's compilation takes."""
+    for fmt in one_of_each():
+        narrow, wide = (panel_weight(fmt, "f32", rows, widths(fmt)[0] * 2) for rows in (16, 300))
+        assert (narrow.decoder, narrow.definitions) == (wide.decoder, wide.definitions)
+        assert narrow.decoder.partition("<")[2].partition(",")[0] in narrow.definitions
