@@ -19,6 +19,8 @@ import qcompiler.kernels
 from qcompiler import formats
 from qcompiler.errors import LayoutError
 from qcompiler.formats import Format
+from qcompiler.formats.doc import variants
+from qcompiler.formats.packing import Trits
 from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -39,6 +41,56 @@ def canonical_bytes(fmt: Format | None, dtype: DType, rows: int, cols: int) -> B
 
 def views(sections: tuple[formats.Section, ...], data: Bytes) -> dict[str, Any]:
     return {s.name: data[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape) for s in sections}
+
+
+ALL = [fmt for cls in formats.FORMATS.values() for fmt in variants(cls)]
+CHOICES = [cls(**{p.name: c}) for cls in formats.FORMATS.values() for p in cls.parameters for c in p.choices]
+
+
+def any_bytes(fmt: Format, rows: int, cols: int, rng: np.random.Generator) -> Bytes:
+    """Canonical bytes of which every stored bit is random, and no other one is set."""
+    data = rng.integers(0, 256, fmt.nbytes(rows, cols), np.uint8)
+    kept = np.zeros(data.size, np.uint8)
+    for s in fmt.sections(rows, cols):
+        kept[s.offset : s.offset + s.nbytes] = 255  # the gaps between sections are zero
+    codes = fmt.declaration.codes
+    unused = -rows * cols * codes.bits % 8
+    if unused and codes.packing is None:  # of a last byte that is half full: the padding code stands there
+        end = fmt.sections(rows, cols)[0].nbytes - 1
+        high = codes.order == "high_first"
+        data[end] = (data[end] & 240 if high else data[end] & 15) | fmt.declaration.pad_code << (0 if high else 4)
+    return data & kept
+
+
+def widths(fmt: Format) -> tuple[int, ...]:
+    block = fmt.declaration.block
+    whole = 32 if block == "row" else int(block)
+    if fmt.declaration.tail == "refuse":
+        return (whole, 3 * whole)
+    return (1, 37, 128) if fmt.declaration.blocking == "row" else (33, whole // 2, whole, whole + 2)
+
+
+@pytest.mark.parametrize("fmt", [*ALL, *CHOICES], ids=str)
+def test_any_bytes_of_any_format_come_back_from_panels(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    ternary = any(isinstance(f.packing, Trits) for f in fmt.declaration.fields)
+    for run in (1, 1 << 21):  # sixteen rows at a time, and all at once
+        monkeypatch.setattr("qcompiler.kernels.layouts.panels.RUN", run)
+        for cols in widths(fmt):
+            for rows in (1, 35):
+                data = any_bytes(fmt, rows, cols, rng)
+                if ternary:
+                    data = fmt.encode(rng.standard_normal((rows, cols)).astype(np.float32)).data
+                packed = P16.pack(fmt, "f32", rows, cols, data)
+                np.testing.assert_array_equal(P16.unpack(fmt, "f32", rows, cols, packed), data)
+
+
+def test_bytes_that_no_encoder_writes_are_refused_where_they_would_be_lost() -> None:
+    fmt = formats.get("tq1_0")
+    data = fmt.encode(np.ones((2, 256), np.float32)).data.copy()
+    data[fmt.nbytes(1, 256) + 5] = 1  # the digits of byte 1 are those of byte 0
+    with pytest.raises(LayoutError, match=r"'codes' of tq1_0.* holds bytes .*base-3 digits.* in rows 0…1 that no"):
+        P16.pack(fmt, "f32", 2, 256, data)
 
 
 def shapes_for(fmt: Format | None) -> st.SearchStrategy[tuple[int, int]]:
