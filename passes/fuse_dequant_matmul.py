@@ -6,8 +6,8 @@
 
 First normalise: a matmul whose right side is a weight becomes `qc.linear` (which takes `(N, K)`), plain weights are
 transposed at compile time, and two transposes cancel.  Then there is one pattern, `linear(dequantize(w)) -> linear(w)`,
-and the same for the table of an embedding.  A weight that something else reads in full is looked up row by row, and
-reported.
+and the same for the table of an embedding and the weights of experts.  A weight that something else reads in full is
+looked up row by row, and reported.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FuseDequantMatmulPass(ModulePass):
                 if isinstance(each, qc.LinearOp):
                     _transpose_at_compile_time(each, context)
                     _read_packed(each, 1)
-                elif isinstance(each, qc.EmbeddingOp):
+                elif isinstance(each, qc.EmbeddingOp | qc.GroupedLinearOp):
                     _read_packed(each, 1)
             for each in list(body.ops):
                 if isinstance(each, qc.DequantizeOp) and each.result.uses:

@@ -25,7 +25,7 @@ from xdsl.rewriter import Rewriter
 from qcompiler import formats
 from qcompiler.errors import LayoutError
 from qcompiler.ir.context import qc_context
-from qcompiler.ir.qc import ConstOp, EmbeddingOp, LinearOp
+from qcompiler.ir.qc import ConstOp, EmbeddingOp, GroupedLinearOp, LinearOp
 from qcompiler.ir.types import QTensorType
 from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import DType, FormatRef
@@ -66,7 +66,8 @@ class PackWeightsPass(ModulePass):
 def _wanted(key: str, ops: list[ConstOp]) -> str | None:
     """The one layout that the users of a constant ask for; LayoutError if two of them disagree.
 
-    A plain matrix that some op other than a linear or an embedding reads stays row-major: only those two know layouts.
+    A plain matrix that some op other than a linear (grouped or not) or an embedding reads stays row-major: only those
+    know layouts.
     """
     wanted: dict[str, str] = {}
     for const in ops:
@@ -82,8 +83,8 @@ def _wanted(key: str, ops: list[ConstOp]) -> str | None:
 
 
 def _reads_weight(use: Use) -> bool:
-    """Whether a use is the weight of a linear or the table of an embedding (both are operand 1)."""
-    return isinstance(use.operation, LinearOp | EmbeddingOp) and use.index == 1
+    """Whether a use is the weight of a linear or of experts, or the table of an embedding (all are operand 1)."""
+    return isinstance(use.operation, LinearOp | GroupedLinearOp | EmbeddingOp) and use.index == 1
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from qcompiler.errors import KernelSelectionError
@@ -30,6 +30,7 @@ from qcompiler.ir.qc import (
     DimOp,
     EmbeddingOp,
     GatherOp,
+    GroupedLinearOp,
     IndexUpdateOp,
     LayerNormOp,
     LinearOp,
@@ -43,7 +44,7 @@ from qcompiler.ir.qc import (
     WindowsOp,
 )
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
-from qcompiler.kernels.select import FLOATS, Case, LinearQuery, choose_linear, templates
+from qcompiler.kernels.select import FLOATS, LINEAR, Case, LinearQuery, choose_linear, templates
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.plan.dims import Range, product
 
@@ -51,6 +52,7 @@ CASES = "qc.cases"
 
 TEMPLATES: dict[type[Operation], str] = {
     LinearOp: "linear",
+    GroupedLinearOp: "grouped_linear",
     BatchMatmulOp: "batch_matmul",
     AttentionOp: "attention",
     LayerNormOp: "norm",
@@ -67,7 +69,7 @@ TEMPLATES: dict[type[Operation], str] = {
 }
 """The template that serves each `qc` op. linalg.generic has the loop template; views and sizes need none."""
 
-FLOAT_ONLY = (LinearOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp)
+FLOAT_ONLY = (LinearOp, GroupedLinearOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp)
 """Their kernels accumulate in fp32."""
 
 _NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, WindowsOp)
@@ -96,6 +98,8 @@ class SelectKernelsPass(ModulePass):
                     _select_linear(each, ranges, context)
                 elif each.name.startswith("qc.") and not isinstance(each, _NO_KERNEL):
                     _check_template(each, context)
+                if isinstance(each, GroupedLinearOp):
+                    _select_layout(each, context)
 
 
 def _check_template(op: Operation, context: QCContext) -> None:
@@ -128,7 +132,7 @@ def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -
         x_dtype=tensor_dtype(op.x.type),
         out_dtype=tensor_dtype(op.result.type),
         format=op.w.type.format.ref if isinstance(op.w.type, QTensorType) else None,
-        constant_weight=isinstance(op.w.owner, ConstOp) and op.w.owner.key in context.weights,
+        constant_weight=_is_constant(op.w, context),
         kind=context.target.kind,
         isas=context.target.isas,
     )
@@ -139,6 +143,20 @@ def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -
     chosen = ", ".join(f"{c.m_class}" + ("" if c.max is None else f" (M <= {c.max})") for c in choice.cases)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.rejected)
     context.report.add("select-kernels", path_of(op), f"linear {chosen}", reasons)
+
+
+def _select_layout(op: GroupedLinearOp, context: QCContext) -> None:
+    """One kernel serves any number of pairs; constant weights lie as linears want theirs."""
+    n, k = shape_of(op.w.type)
+    if _is_constant(op.w, context):
+        op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
+    experts = op.experts.value.data
+    what = f"grouped_linear: {experts} experts of {int(n) // experts}x{k}, {op.repeat.value.data} pairs per row"
+    context.report.add("select-kernels", path_of(op), what, "")
+
+
+def _is_constant(weight: SSAValue, context: QCContext) -> bool:
+    return isinstance(weight.owner, ConstOp) and weight.owner.key in context.weights
 
 
 def _case_text(case: Case) -> str:

@@ -23,6 +23,7 @@ from qcompiler.plan.kernel import (
     BatchMatmulKernel,
     EmbeddingKernel,
     GatherKernel,
+    GroupedLinearKernel,
     IndexUpdateKernel,
     KernelBody,
     KernelSpec,
@@ -137,6 +138,22 @@ def _image(body: LinearKernel, window: Window) -> tuple[Dim, ...]:
             f"{math.prod(window.kernel) * channels}"
         )
     return window.image
+
+
+@_roles.register
+def _(body: GroupedLinearKernel, operands: int) -> list[Role]:
+    if min(body.repeat, body.experts, body.n, body.k) < 1:
+        raise PlanError(
+            f"a grouped linear has {body.experts} experts of {body.n}x{body.k} and {body.repeat} pairs per row; all "
+            "must be positive"
+        )
+    pairs = (dim(body.rows) * body.repeat).to_dim()
+    return [
+        ((body.rows, body.k), "r"),
+        ((body.experts * body.n, body.k), "r"),
+        ((pairs,), "r"),
+        ((pairs, body.n), "w"),
+    ]
 
 
 @_roles.register

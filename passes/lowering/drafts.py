@@ -164,6 +164,22 @@ def _rows_of_windows(out_draft: Draft, windows: qc.WindowsOp, image: SSAValue) -
     return build.collapse(builder, rows, [(0, 1, 2), (3,)])
 
 
+def _grouped_linear(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.GroupedLinearOp)
+    weight, experts = places.view(op.w), op.experts.value.data
+    kind = weight.format.name if weight.format else weight.dtype
+    result = Draft(f"grouped_linear_{kind}_{experts}x{int(weight.shape[0]) // experts}x{weight.shape[1]}", path_of(op))
+    x = result.add("x", "r", _matrix(op.x, op, places))
+    w = result.add("w", "r", weight if weight.layout else _unit_last(op.w, op, places))
+    index = result.add("index", "r", _vector(op.index, op, places))
+    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    assert out is not None
+    result.add("out", "w", out)
+    type_, repeat = tensor(out.shape, out.dtype), op.repeat.value.data
+    result.body.add_op(qc.GroupedLinearOp(x, w, index, type_, experts=experts, repeat=repeat))
+    return result
+
+
 def _batch_matmul(op: Operation, places: Places) -> Draft:
     assert isinstance(op, qc.BatchMatmulOp)
     result = Draft("batch_matmul", path_of(op))
@@ -415,6 +431,7 @@ def _parallel(inputs: Sequence[SSAValue], outputs: Sequence[SSAValue], body: Blo
 
 RULES: dict[type[Operation], Callable[[Operation, Places], Draft]] = {
     qc.LinearOp: _linear,
+    qc.GroupedLinearOp: _grouped_linear,
     qc.BatchMatmulOp: _batch_matmul,
     qc.AttentionOp: _attention,
     qc.LayerNormOp: _norm,

@@ -27,6 +27,7 @@ from qcompiler.plan.kernel import (
     BatchMatmulKernel,
     EmbeddingKernel,
     GatherKernel,
+    GroupedLinearKernel,
     IndexUpdateKernel,
     KernelBody,
     KernelSpec,
@@ -91,6 +92,19 @@ def _window(op: qc.LinearOp, x: Operand) -> Window | None:
         strides=(strides[0], strides[1]),
         padding=numbers(windows.padding)[:2],  # type: ignore[arg-type]
         dilation=(dilation[0], dilation[1]),
+    )
+
+
+def _grouped_linear(op: Operation, operands: Operands, serves: str) -> KernelBody:
+    assert isinstance(op, qc.GroupedLinearOp)
+    x, w = _named(operands, "x"), _named(operands, "w")
+    experts = op.experts.value.data
+    return GroupedLinearKernel(
+        rows=x.shape[0],
+        repeat=op.repeat.value.data,
+        experts=experts,
+        n=int(w.shape[0]) // experts,
+        k=int(w.shape[1]),
     )
 
 
@@ -275,6 +289,7 @@ def _extents(maps: Sequence[Sequence[AffineExpr]], operands: Operands, rank: int
 
 BODIES: dict[type[Operation], Callable[[Operation, Operands, str], KernelBody]] = {
     qc.LinearOp: _linear,
+    qc.GroupedLinearOp: _grouped_linear,
     qc.BatchMatmulOp: _batch_matmul,
     qc.AttentionOp: _attention,
     qc.LayerNormOp: _norm,

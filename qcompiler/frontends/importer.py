@@ -226,6 +226,13 @@ class Importer:
             self.block.add_op(op)
         return decoded.result
 
+    def _grouped_linear(self, scope: Scope, node: fx.Node) -> SSAValue:
+        """Products with chosen experts; insert-qdq has brought them into this form."""
+        x, w, index, experts, repeat = node.args
+        type_ = types.tensor(scope.shape(node), scope.dtype(node))
+        operands = [scope.value(each) for each in (x, w, index)]
+        return scope.insert(qc.GroupedLinearOp(*operands, type_, experts=int(experts), repeat=int(repeat)))  # type: ignore[call-overload]
+
     def _target_of(self, placeholder: fx.Node) -> str:
         if placeholder.name not in self._targets:
             raise FrontendError(f"{placeholder.name} is dequantised, but it is an argument and not a weight")
@@ -241,6 +248,9 @@ class Importer:
             self.scope.values[node] = self._dequantize(node)
             return
         scope = self.scope.at(node)
+        if node.target is torch.ops.qc.grouped_linear.default:
+            self.scope.values[node] = self._grouped_linear(scope, node)
+            return
         try:
             self.scope.values[node] = self._build(scope, node)
         except UnsupportedOperatorError:

@@ -25,7 +25,7 @@ from qcompiler.errors import (
     UnboundedDimError,
     UnsupportedOperatorError,
 )
-from qcompiler.frontends import dynamic, empty_weights, narrowing
+from qcompiler.frontends import dynamic, empty_weights, expert_weights, narrowing
 from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
@@ -89,7 +89,7 @@ def export_model(
             raise ExportError(
                 f"cannot compile a {type(model).__name__}: give an nn.Module, an ExportedProgram or an fx.GraphModule"
             )
-        with dynamic.named_keywords(model, args, kwargs or {}):
+        with dynamic.named_keywords(model, args, kwargs or {}), expert_weights.as_pairs(model):
             exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep, refused)
     return exported
 

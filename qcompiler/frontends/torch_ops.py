@@ -1,4 +1,4 @@
-"""`torch.ops.qc.dequantize` and `torch.ops.qc.quantize`: the storage formats as torch operators.
+"""`torch.ops.qc.dequantize` and `torch.ops.qc.quantize`: the storage formats as torch operators; and `grouped_linear`.
 
 Their CPU code is plain torch: a rewritten program that runs in eager torch is an oracle of the emitted kernels.  nf4,
 int8 and int4 with the parameters below are written against the documented bytes and share nothing with
@@ -7,6 +7,7 @@ are encoded.
 
     dequantize(packed_u8, "nf4:block=64", [rows, cols], torch.bfloat16) -> Tensor    decode in fp32, round once
     quantize(x, "int8") -> Tensor                                                    bytes of x.reshape(-1, K)
+    grouped_linear(x, w, index, experts, repeat) -> Tensor                           products with chosen experts
 
 Canonical bytes are sections one after another, each aligned to its item size:
 
@@ -105,6 +106,28 @@ def _encoded(format: str) -> _Text:
             f"torch.ops.qc.quantize does not encode {format!r}; it encodes nf4 (block), int8, int4 (group, symmetric)"
         )
     return text
+
+
+@torch.library.custom_op("qc::grouped_linear", mutates_args=())
+def grouped_linear(x: Tensor, w: Tensor, index: Tensor, experts: int, repeat: int) -> Tensor:
+    """`out[p] = x[p // repeat] @ w_e.T`, e = index[p]: x (M, K), w (experts * N, K), index (M * repeat), out (…, N).
+
+    One product per expert that some pair names.  IndexError for an expert that does not exist.
+    """
+    matrices = w.reshape(experts, -1, w.shape[1])
+    out = x.new_empty(index.shape[0], matrices.shape[1])
+    for expert in index.unique().tolist():
+        if not 0 <= expert < experts:
+            raise IndexError(f"there is no expert {expert}; there are {experts}")
+        pairs = (index == expert).nonzero()[:, 0]
+        out[pairs] = torch.nn.functional.linear(x[pairs // repeat], matrices[expert])
+    return out
+
+
+@grouped_linear.register_fake
+def _(x: Tensor, w: Tensor, index: Tensor, experts: int, repeat: int) -> Tensor:
+    del repeat
+    return x.new_empty(index.shape[0], w.shape[0] // experts)
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

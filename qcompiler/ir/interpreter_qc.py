@@ -111,17 +111,17 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
 
 @rule(qc.GroupedLinearOp)
 def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    x, w, offsets = operands[0], plain(operands[1], op.w.type, frame), operands[2]
-    groups, (rows, cols) = len(offsets) - 1, x.shape
+    x, w, index = operands[0], plain(operands[1], op.w.type, frame), operands[2]
+    experts, repeat = op.experts.value.data, op.repeat.value.data
     acc = accumulator(x, w)
-    weights = w.astype(acc, copy=False).reshape(groups, -1, cols)
-    out = np.zeros((rows, weights.shape[1]), acc)
-    bounds = [int(o) for o in offsets]
-    if bounds[0] != 0 or bounds[-1] != rows or sorted(bounds) != bounds:
-        raise InterpreterError(f"{where(op)}: offsets {bounds} do not rise from 0 to {rows}")
-    for group in range(groups):
-        span = slice(bounds[group], bounds[group + 1])
-        out[span] = x[span].astype(acc, copy=False) @ weights[group].T
+    weights = w.astype(acc, copy=False).reshape(experts, -1, x.shape[1])
+    out = np.zeros((len(index), weights.shape[1]), acc)
+    outside = [int(i) for i in index if not 0 <= i < experts]
+    if outside:
+        raise InterpreterError(f"{where(op)}: there is no expert {outside[0]}; there are {experts}")
+    for expert in sorted({int(i) for i in index}):
+        pairs = np.flatnonzero(index == expert)
+        out[pairs] = x[pairs // repeat].astype(acc, copy=False) @ weights[expert].T
     return [round_to(out, tensor_dtype(op.result.type))]
 
 

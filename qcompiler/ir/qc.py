@@ -280,32 +280,47 @@ class LinearOp(QCOp):
 
 @irdl_op_definition
 class GroupedLinearOp(QCOp):
-    """Expert matmul: rows of `x (M, K)` sorted by group; group e covers rows [offsets[e], offsets[e+1]) and uses
-    `w[e] (N, K)`. `w` is a tensor (E, N, K) or a qtensor (E*N, K); `offsets` is i32 (E + 1)."""
+    """Products with the weights of chosen experts: `out[p] = x[p // repeat] @ w[index[p]]ᵀ`.
+
+    x (M, K); `w` holds the (N, K) matrices of `experts` experts one below the other, (E*N, K), plain or packed; `index`
+    (M * repeat), i64 or i32, names the expert of each pair of a row and an expert; the result is (M * repeat, N).  Rows
+    of x serve `repeat` pairs that follow each other: a token and its top-k experts.  An index outside [0, E) is an
+    error.  Which rows meet which expert is data: shapes do not depend on it.
+    """
 
     name = "qc.grouped_linear"
     x = operand_def(TensorType)
     w = operand_def(AnyAttr())
-    offsets = operand_def(TensorType)
+    index = operand_def(TensorType)
+    experts = prop_def(IntegerAttr)
+    repeat = prop_def(IntegerAttr)
     result = result_def(TensorType)
     traits = traits_def(Pure())
 
-    def __init__(self, x: SSAValue, w: SSAValue, offsets: SSAValue, type_: Attribute) -> None:
-        super().__init__(operands=[x, w, offsets], result_types=[type_])
+    def __init__(
+        self,
+        x: SSAValue | Operation,
+        w: SSAValue | Operation,
+        index: SSAValue | Operation,
+        type_: Attribute,
+        *,
+        experts: int,
+        repeat: int = 1,
+    ) -> None:
+        properties = {"experts": IntegerAttr(experts, i64), "repeat": IntegerAttr(repeat, i64)}
+        super().__init__(operands=[x, w, index], properties=properties, result_types=[type_])
 
     def verify_op(self) -> None:
-        x, w = shape_of(self.x.type), shape_of(self.w.type)
-        offsets, out = shape_of(self.offsets.type), shape_of(self.result.type)
-        self.expect(len(x) == len(out) == 2 and len(offsets) == 1, "x and the result need rank 2, offsets rank 1")
-        self.expect(tensor_dtype(self.offsets.type) == "i32", "offsets must be i32")
-        self.expect(isinstance(offsets[0], int) and offsets[0] >= 2, f"offsets of {offsets[0]} entries hold no group")
-        groups = int(offsets[0]) - 1
-        if isinstance(self.w.type, QTensorType):
-            self.expect(int(w[0]) % groups == 0, f"{w[0]} rows of w are not a multiple of {groups} groups")
-            w = (groups, int(w[0]) // groups, w[1])
-        self.expect(len(w) == 3 and w[0] == groups, f"w of shape {w} does not hold {groups} groups")
-        self.expect(x[1] == w[2], f"x has K = {x[1]} but w has K = {w[2]}")
-        self.expect_shape(self.result, (x[0], w[1]))
+        x, w, index = (shape_of(value.type) for value in self.operands)
+        experts, repeat = self.experts.value.data, self.repeat.value.data
+        self.expect(len(x) == len(w) == 2 and len(index) == 1, "x and w need rank 2, index rank 1")
+        self.expect(tensor_dtype(self.index.type) in ("i64", "i32"), "index must be i64 or i32")
+        self.expect(experts >= 1 and repeat >= 1, f"{experts} experts and {repeat} pairs per row must be positive")
+        self.expect(int(w[0]) % experts == 0, f"{w[0]} rows of w are not a multiple of {experts} experts")
+        self.expect(x[1] == w[1], f"x has K = {x[1]} but w has K = {w[1]}")
+        pairs = (dim(x[0]) * repeat).to_dim()
+        self.expect(index[0] == pairs, f"index must hold {pairs} entries, {repeat} for each row of x, not {index[0]}")
+        self.expect_shape(self.result, (pairs, int(w[0]) // experts))
 
 
 @irdl_op_definition

@@ -141,6 +141,22 @@ class LinearKernel(Strict, frozen=True, tag="linear"):
     window: Window | None = None
 
 
+class GroupedLinearKernel(Strict, frozen=True, tag="grouped_linear"):
+    """``out[p, j] = sum_k x[p // repeat, k] * decode(w)[index[p] * n + j, k]``, fp32 accumulation, rounded once.
+
+    Operands: x (rows, k), w (experts * n, k) plain or packed, index (rows * repeat; i64 or i32), out (rows * repeat,
+    n).  x has unit stride along k and out unit stride along n.  Decoded weights are rounded to the packed operand's
+    dtype before use.  Of w only the experts that `index` names are read.  An index outside [0, experts) gives zeros and
+    is reported (on CUDA: it gives NaN).
+    """
+
+    rows: Dim
+    repeat: int
+    experts: int
+    n: int
+    k: int
+
+
 class BatchMatmulKernel(Strict, frozen=True, tag="batch_matmul"):
     """``out[b…, m, n] = sum_k a[b…, m, k] * b[b…, k, n]`` over strided operands of equal rank, fp32 accumulation."""
 
@@ -281,8 +297,8 @@ class ArgmaxKernel(Strict, frozen=True, tag="argmax"):
 
 
 KernelBody = (
-    LoopKernel | LinearKernel | BatchMatmulKernel | AttentionKernel | NormKernel | SoftmaxKernel | EmbeddingKernel
-    | GatherKernel | IndexUpdateKernel | ScanKernel | ScatterKernel | OrderKernel | ArgmaxKernel
+    LoopKernel | LinearKernel | GroupedLinearKernel | BatchMatmulKernel | AttentionKernel | NormKernel | SoftmaxKernel
+    | EmbeddingKernel | GatherKernel | IndexUpdateKernel | ScanKernel | ScatterKernel | OrderKernel | ArgmaxKernel
 )  # fmt: skip
 
 

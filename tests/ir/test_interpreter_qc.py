@@ -102,9 +102,15 @@ def test_bf16_linear_rounds_once(module_of: ModuleOf, rng: np.random.Generator) 
 
 
 def test_grouped_linear(module_of: ModuleOf, rng: np.random.Generator) -> None:
-    x, w, offsets = f32(rng, 6, 8), f32(rng, 3, 5, 8), np.array([0, 2, 2, 6], np.int32)
-    got = one(module_of, lambda *a: qc.GroupedLinearOp(*a, T((6, 5), "f32")), [x, w, offsets])
-    close(got, np.concatenate([x[:2] @ w[0].T, x[2:] @ w[2].T]))
+    x, w, index = f32(rng, 3, 8), f32(rng, 20, 8), np.array([3, 0, 0, 2, 3, 3], np.int64)
+    got = one(module_of, lambda *a: qc.GroupedLinearOp(*a, T((6, 5), "f32"), experts=4, repeat=2), [x, w, index])
+    close(got, np.stack([w[5 * e : 5 * e + 5] @ x[p // 2] for p, e in enumerate(index)]))
+
+
+def test_an_expert_that_does_not_exist_is_an_error(module_of: ModuleOf, rng: np.random.Generator) -> None:
+    x, w, index = f32(rng, 2, 8), f32(rng, 20, 8), np.array([3, 4], np.int32)
+    with pytest.raises(InterpreterError, match="there is no expert 4; there are 4"):
+        one(module_of, lambda *a: qc.GroupedLinearOp(*a, T((2, 5), "f32"), experts=4), [x, w, index])
 
 
 def test_batch_matmul(module_of: ModuleOf, rng: np.random.Generator) -> None:

@@ -68,10 +68,11 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         state = b.insert(qc.IndexUpdateOp(state, index, rows, T((4, 8), "f32"), axis=0)).result
         where = build.fill(b, 0, (2, 8), "i64")
         state = b.insert(qc.ScatterOp(state, where, rows, T((4, 8), "f32"), axis=0, reduce="add")).result
-        offsets = build.fill(b, 0, (2,), "i32")
-        experts = build.fill(b, 0.5, (1, 3, 8), "bf16")
+        expert = build.fill(b, 0, ("2*s",), "i32")
+        experts = build.fill(b, 0.5, (9, 8), "bf16")
         rows = build.fill(b, 0.5, ("s", 8), "bf16")
-        grouped = b.insert(qc.GroupedLinearOp(rows, experts, offsets, T(("s", 3), "bf16"))).result
+        kind = T(("2*s", 3), "bf16")
+        grouped = b.insert(qc.GroupedLinearOp(rows, experts, expert, kind, experts=3, repeat=2)).result
         image = b.insert(
             qc.Conv2dOp(
                 image, conv_w, None, T(("b", 4, "(s + 1) // 2", 5), "f32"), strides=[2, 1], padding=[1, 1, 1, 1],
