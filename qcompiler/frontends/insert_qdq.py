@@ -6,8 +6,9 @@
 
 A matrix that is used as `x @ W` only (GPT-2's Conv1D: addmm with W as (in, out)) is stored transposed and its uses
 become `aten.linear`, quantised or not: one pattern for everything after.  The weight of a convolution is stored as the
-matrix that its product reads (conv_weights.py), batch norms behind it included (fold_batch_norm.py).  Tied weights (one
-storage) are encoded once.
+matrix that its product reads (conv_weights.py), batch norms behind it included (fold_batch_norm.py).  The fused weights
+of experts, (E, N, K), are stored as one matrix (E * N, K) (expert_weights.py).  Tied weights (one storage) are encoded
+once.
 
 The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of everything that follows.
 """
@@ -26,9 +27,10 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError, WeightsError
-from qcompiler.frontends import torch_ops
+from qcompiler.frontends import expert_weights, torch_ops
 from qcompiler.frontends.conv_weights import GROUPED, ConvWeight, conv_weight, restore
 from qcompiler.frontends.empty_weights import is_empty
+from qcompiler.frontends.expert_weights import ExpertWeight, expert_weight
 from qcompiler.frontends.fold_batch_norm import fold_batch_norms
 from qcompiler.frontends.places import readable
 from qcompiler.frontends.torch_export import Exported
@@ -90,6 +92,7 @@ class _Weight:
     tensor: torch.Tensor
     transposed: bool = False
     conv: ConvWeight | None = None
+    experts: ExpertWeight | None = None
     kinds: set[Kind] = field(default_factory=set)
     format: str | None = None
     """Text of the storage format; None keeps the values."""
@@ -105,6 +108,8 @@ class _Weight:
     @property
     def arrangement(self) -> str:
         """How the stored tensor differs from the model's: "" if not at all."""
+        if self.experts is not None:
+            return self.experts.text
         return "transposed" if self.transposed else self.conv.text if self.conv is not None else ""
 
     @property
@@ -112,6 +117,8 @@ class _Weight:
         """The stored shape."""
         if self.conv is not None:
             return self.conv.stored_shape
+        if self.experts is not None:
+            return self.experts.stored_shape
         shape = tuple(self.tensor.shape)
         return tuple(reversed(shape)) if self.transposed else shape
 
@@ -127,6 +134,8 @@ class _Weight:
         """A view of the model's values in the order in which they are stored."""
         if self.conv is not None:
             return self.conv.moved(values)
+        if self.experts is not None:
+            return self.experts.moved(values)
         return values.t() if self.transposed else values
 
     def entry(self) -> Entry:
@@ -280,6 +289,8 @@ class _Rewriter:
             self._transpose(weight)
         if weight.conv is not None:
             restore(self.graph, weight.conv, weight.nodes, weight.targets[0].rpartition(".")[0])
+        if weight.experts is not None:
+            expert_weights.group(self.graph, weight.experts, weight.nodes)
         if weight.format is not None:
             self._quantize(weight)
         elif weight.is_parameter:
@@ -298,8 +309,10 @@ class _Rewriter:
         if self._is_stored(weight):
             tensor = torch.from_numpy(self._stored(weight, self._copy)).view(weight.tensor.dtype).reshape(weight.shape)
         elif self.source.valued:
-            self.source.read(weight.targets, weight.tensor)  # refuses a tensor without values
-            return
+            tensor = self.source.read(weight.targets, weight.tensor)  # refuses a tensor without values
+            if tuple(tensor.shape) == weight.shape:
+                return
+            tensor = tensor.reshape(weight.shape)  # a view: the matrices of experts one below the other
         else:
             with weight.nodes[0].meta["val"].fake_mode:
                 tensor = torch.empty(weight.shape, dtype=weight.tensor.dtype)
@@ -414,12 +427,15 @@ def storage_key(tensor: torch.Tensor) -> Any:
 
 
 def _kinds(weight: _Weight) -> set[Kind]:
-    """What the graph uses a float matrix for; sets `transposed` where all uses are `x @ W`, `conv` for convolutions."""
+    """What the graph uses a float matrix for; sets `transposed` where all uses are `x @ W`, `conv`, `experts`."""
     if weight.tensor.dtype not in _FLOATS or weight.specs[0].kind != InputKind.PARAMETER:
         return set()
     weight.conv = conv_weight(weight.tensor, weight.nodes)
     if weight.conv is not None and weight.conv.quantizes:
         return {"conv"}
+    weight.experts = expert_weight(weight.tensor, weight.nodes)
+    if weight.experts is not None:
+        return {"linear"}
     if weight.tensor.ndim != 2:
         return set()
     kinds: set[Kind] = set()
