@@ -1,0 +1,142 @@
+"""The C++ text of a format's encoder: the shared headers, and one function with the format's numbers in it.
+
+What NumPy's encoder (`Format._encode_tile`) reads from the declaration is printed into the text here: thresholds, block
+sizes, where the bits of an entry stand.  A format without an entry in `_PRINTERS` has no compiled encoder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.formats.base import Encoding, Format
+from qcompiler.formats.fp8 import _FP8
+from qcompiler.formats.integers import IntegerFormat
+from qcompiler.formats.llm_int8 import LARGEST_ABSMAX, SMALLEST_ABSMAX, LLMInt8
+from qcompiler.formats.minifloat import E2M1, E4M3, MiniFloat
+from qcompiler.formats.mx import _MX
+from qcompiler.formats.nf4 import TableFormat
+from qcompiler.formats.nvfp4 import NVFP4, SMALLEST_SCALE, ZERO_SCALE
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class CompiledEncoder:
+    """How to encode tiles of one format.
+
+    `source` exports ``int32_t qc_encode(const qe_tile*)``.  `sections` gives the arrays that `qe_tile.out` points to,
+    for a matrix that is being encoded; `statistics` (fp32) what the format has found out about the whole of it.
+    """
+
+    source: str
+    sections: Callable[[Encoding], list[Array]]
+    statistics: Callable[[Encoding], Array | None] = lambda job: None
+
+
+def compiled_encoder(fmt: Format) -> CompiledEncoder | None:
+    """The encoder of a format, or None where NumPy's is the only one."""
+    for base, printer in _PRINTERS:
+        if isinstance(fmt, base):
+            return printer(fmt)
+    return None
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def header(name: str) -> str:
+    """A header of kernels/cpu or of this folder, without `#pragma once` and includes of such headers."""
+    package = "qcompiler.kernels.cpu" if name == "vec.h" else "qcompiler.kernels.encode"
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
+
+
+def translation_unit(headers: Iterable[str], tables: Iterable[str], call: str) -> str:
+    """The source of a library whose `qc_encode` is ``return call;`` of a tile `t`."""
+    body = f"    const qe_tile& t = *tile;\n    return {call};"
+    entry = f'extern "C" int32_t qc_encode(const qe_tile* tile) {{\n{body}\n}}\n'
+    parts = [header(name) for name in ("vec.h", "tile.h", *headers)]
+    return "\n".join((*parts, *tables, entry))
+
+
+def float_text(value: float | np.float32) -> str:
+    """An fp32 literal, exact."""
+    return f"{float(np.float32(value)).hex()}f"
+
+
+def array_text(ctype: str, name: str, values: Iterable[str], size: str = "") -> str:
+    return f"alignas(64) static const {ctype} {name}[{size}] = {{{', '.join(values)}}};\n"
+
+
+def _fields(*names: str) -> Callable[[Encoding], list[Array]]:
+    return lambda job: [job.packed.section(name) for name in names]
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def _table_format(fmt: TableFormat) -> CompiledEncoder:
+    tables = [array_text("float", "THRESHOLDS", map(float_text, fmt.thresholds), "16")]
+    by_rank = "nullptr"
+    if fmt.codes_by_rank is not None:
+        tables.append(array_text("uint8_t", "BY_RANK", map(str, fmt.codes_by_rank)))
+        by_rank = "BY_RANK"
+    call = f"qe_nf4<{fmt.setting('block')}>(t, THRESHOLDS, {by_rank}, {fmt.zero_code})"
+    return CompiledEncoder(
+        translation_unit(("table.h", "nf4.h"), tables, call),
+        lambda job: [job.packed.section("codes"), job.notes["absmax"]],
+    )
+
+
+def _integers(fmt: IntegerFormat) -> CompiledEncoder:
+    group, symmetric = fmt.setting("group"), bool(fmt.setting("symmetric"))
+    scale = {"fp16": "qe_f16", "bf16": "qe_bf16", "fp32": "qe_f32"}[str(fmt.setting("scale"))]
+    size = 0 if group == "row" else group
+    call = f"qe_integers<{fmt.bits}, {size}, {str(symmetric).lower()}, {scale}>(t)"
+    names = ("codes", "scales") if symmetric else ("codes", "scales", "zeros")
+    return CompiledEncoder(translation_unit(("integers.h",), (), call), _fields(*names))
+
+
+def _llm_int8(fmt: LLMInt8) -> CompiledEncoder:
+    call = f"qe_llm_int8(t, {float_text(LARGEST_ABSMAX)}, {float_text(SMALLEST_ABSMAX)})"
+    return CompiledEncoder(translation_unit(("rows8.h",), (), call), _fields("codes", "absmax"))
+
+
+def _mini(element: MiniFloat) -> str:
+    exponent = {E2M1.name: 2, E4M3.name: 4}.get(element.name, 5)
+    return f"qe_mini<{exponent}, {element.mantissa}>"
+
+
+def _fp8(fmt: _FP8) -> CompiledEncoder:
+    per, largest = fmt.setting("per"), float_text(fmt.element.largest)
+    limit = "" if per == "tensor" else f", {float_text(fmt.element.largest_scale)}"
+    call = f"qe_fp8_{per}<{_mini(fmt.element)}>(t, {largest}{limit})"
+    return CompiledEncoder(translation_unit(("minifloat.h",), (), call), _fields("codes", "scales"))
+
+
+def _mx(fmt: _MX) -> CompiledEncoder:
+    element, rule = fmt.element, f"QE_{str(fmt.setting('exponent')).upper()}"
+    call = f"qe_mx<{_mini(element)}, {element.mantissa}, {rule}>(t, {float_text(element.largest)}, {element.exponent})"
+    return CompiledEncoder(translation_unit(("minifloat.h",), (), call), _fields("codes", "scales"))
+
+
+def _nvfp4(fmt: NVFP4) -> CompiledEncoder:
+    zero_scale = int(np.array(ZERO_SCALE).astype(E4M3.dtype).view(np.uint8))
+    call = f"qe_nvfp4<{str(bool(fmt.setting('divisor'))).lower()}>(t, {float_text(SMALLEST_SCALE)}, {zero_scale})"
+    return CompiledEncoder(translation_unit(("minifloat.h",), (), call), _fields("codes", "scales", "global_scale"))
+
+
+_PRINTERS: tuple[tuple[type[Format], Callable[..., CompiledEncoder]], ...] = (
+    (TableFormat, _table_format),
+    (IntegerFormat, _integers),
+    (LLMInt8, _llm_int8),
+    (_FP8, _fp8),
+    (_MX, _mx),
+    (NVFP4, _nvfp4),
+)

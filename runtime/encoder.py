@@ -1,0 +1,159 @@
+"""Encoding on the CPU: by compiled code where a format has it and there is a compiler, else by NumPy. The same bytes.
+
+`Format.encode` is the definition and needs nothing but NumPy; `encode` here is what long work calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import json
+import platform
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.errors import CompileFailedError, CompilerMissingError
+from qcompiler.formats.base import Bytes, Encoding, Format, PackedTensor, TileEncoder, Weights
+from qcompiler.formats.equation import Float32
+from qcompiler.kernels.encode.source import CompiledEncoder, compiled_encoder
+from qcompiler.runtime.cache import cache_dir, write_atomically
+from qcompiler.runtime.compiler import compile_library, flags_for
+from qcompiler.runtime.isa import host_isa
+from qcompiler.runtime.progress import note
+from qcompiler.runtime.threads import resolve_num_threads
+
+WORTH_COMPILING = 1 << 24
+"""Elements of one format after which its encoder is compiled, which takes about as long as NumPy takes for so many."""
+
+SECTIONS = 4
+
+
+class _Tile(ctypes.Structure):
+    """`qe_tile` of kernels/encode/tile.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("start", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("cols", ctypes.c_int64),
+        ("out", ctypes.c_void_p * SECTIONS),
+        ("importance", ctypes.c_void_p),
+        ("statistics", ctypes.c_void_p),
+    )
+
+
+def encode(
+    fmt: Format,
+    weights: Weights,
+    *,
+    out: Bytes | None = None,
+    threads: int | None = None,
+    importance: npt.ArrayLike | None = None,
+) -> PackedTensor:
+    """`fmt.encode`, with compiled tiles where that is worth it; by default on all threads (`QC_NUM_THREADS`).
+
+    The bytes and the errors are those of `fmt.encode`.  Without a compiler NumPy does the work, which is said once on
+    stderr.
+    """
+    return fmt.encode(
+        weights,
+        out=out,
+        threads=resolve_num_threads(threads),
+        importance=importance,
+        tiles=tile_encoder(fmt, np.asarray(weights).size),
+    )
+
+
+# --- which -----------------------------------------------------------------------------------------------------------
+
+_elements: dict[Format, int] = {}
+_lock = threading.Lock()
+
+
+def tile_encoder(fmt: Format, elements: int) -> TileEncoder | None:
+    """The compiled tiles of a format of which `elements` more are to be encoded; None where NumPy is to do it.
+
+    Compiling waits until a process has seen `WORTH_COMPILING` elements; what was compiled before, on any day, is used.
+    """
+    with _lock:
+        seen = _elements[fmt] = _elements.get(fmt, 0) + elements
+    return _tiles(fmt, host_isa(), seen >= WORTH_COMPILING)
+
+
+@functools.cache
+def _encoder(fmt: Format) -> CompiledEncoder | None:
+    return compiled_encoder(fmt)
+
+
+_loaded: dict[tuple[Format, str], TileEncoder | None] = {}
+
+
+def _tiles(fmt: Format, isa: str, worth: bool) -> TileEncoder | None:
+    with _lock:
+        if (fmt, isa) in _loaded:
+            return _loaded[fmt, isa]
+        encoder = _encoder(fmt)
+        if encoder is None:
+            return None
+        record = cache_dir("plans") / f"encoder-{_key(encoder, isa)}"
+        path = _recorded(record)
+        if path is None:
+            if not worth:
+                return None
+            try:
+                path = compile_library(encoder.source, isa, name="encoder")
+            except (CompilerMissingError, CompileFailedError) as error:
+                _say_once(f"weights are encoded by NumPy, which is slower: {str(error).splitlines()[0]}")
+                _loaded[fmt, isa] = None
+                return None
+            write_atomically(record, path.name.encode())
+        made = _loaded[fmt, isa] = _load(encoder, path)
+        return made
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    note(text)
+
+
+def _key(encoder: CompiledEncoder, isa: str) -> str:
+    return hashlib.sha256(json.dumps([encoder.source, isa, platform.machine(), flags_for(isa)]).encode()).hexdigest()
+
+
+def _recorded(record: Path) -> Path | None:
+    """The library that was compiled before: it needs no compiler to be found."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        name = record.read_text()
+        if name.startswith("encoder-") and "/" not in name and (path := cache_dir("native") / name).exists():
+            return path
+    return None
+
+
+def _load(encoder: CompiledEncoder, path: Path) -> TileEncoder:
+    function: Callable[..., int] = ctypes.CDLL(str(path)).qc_encode  # lets go of the interpreter lock
+    function.restype, function.argtypes = ctypes.c_int32, (ctypes.POINTER(_Tile),)  # type: ignore[attr-defined]
+
+    def encode_tile(job: Encoding, start: int, tile: Float32) -> bool:
+        sections = encoder.sections(job)
+        out = (ctypes.c_void_p * SECTIONS)(*(section.ctypes.data for section in sections))
+        statistics = encoder.statistics(job)
+        done = function(
+            _Tile(
+                tile.ctypes.data,
+                start,
+                tile.size,
+                job.packed.cols,
+                out,
+                None if job.importance is None else job.importance.ctypes.data,
+                None if statistics is None else statistics.ctypes.data,
+            )
+        )
+        return done == 0
+
+    return encode_tile
