@@ -5,15 +5,17 @@
 
 Each row is a compiled program (CPU).  Its next-byte distributions over the held-out text are compared with those of the
 fp32 model in eager torch: bits per byte, the divergence KL(fp32 || quantised), and how often both think the same byte
-the most likely.  The rows are made from the formats' declarations: every format with every value of its parameters.
+the most likely.  Beside them stand the errors of the format on numbers from a Gaussian, on MiniLM's matrices and on
+this model's own.  The rows are made from the formats' declarations: every format, and each of its parameters varied.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import functools
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 import qcompiler as qc
+from qcompiler.config import resolve_format
+from qcompiler.errors import FormatShapeError
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "models" / "tiny_llama"
@@ -35,6 +39,12 @@ LENGTH = 512  # bytes in a window: what the model was trained with
 BATCH = 16
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
+Matrices = list[np.ndarray]
+
+MEASURED_BYTES = 128 * 1024
+"""Of the held-out text, by default: every fourth window's worth would do to order the formats."""
+SAME_NUMBERS = ("scale", "exponent", "divisor")
+"""Parameters for foreign files: which type a scale is stored in, how an exponent was chosen. The table leaves them."""
 
 
 class NextByte(nn.Module):
@@ -91,14 +101,65 @@ def measure(model: Logits, reference: list[torch.Tensor], windows: torch.Tensor)
 
 
 def recipes() -> list[str | None]:
-    """None for float, then every format with every combination of its parameters' values."""
+    """None for float; then every format as it is, and with each parameter varied alone (a range by its two ends)."""
     texts: list[str | None] = [None]
     for name, kind in qc.formats.FORMATS.items():
-        names = [each.name for each in kind.parameters]
-        for values in itertools.product(*(each.choices for each in kind.parameters)):
-            settings = ",".join(f"{key}={value}" for key, value in zip(names, values, strict=True))
-            texts.append(f"{name}:{settings}" if settings else name)
+        texts.append(name)
+        for each in kind.parameters:
+            others = [value for value in each.choices if value != each.default]
+            if each.name in SAME_NUMBERS:
+                continue
+            ends = others if len(others) <= 4 else [others[0], others[-1]]
+            texts += [f"{name}:{each.name}={value}" for value in ends]
     return texts
+
+
+# --- errors of single matrices ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def gaussian() -> Matrices:
+    """A matrix of 1024 x 1024 numbers from a Gaussian."""
+    return [np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)]
+
+
+@functools.cache
+def minilm() -> Matrices:
+    """The matrices of all-MiniLM-L6-v2's linears, from the package that the demo uses."""
+    sys.path.insert(0, str(HERE))
+    import minilm as demo
+
+    return linears(demo.load_encoder())
+
+
+@functools.cache
+def own() -> Matrices:
+    """The matrices of this model's linears, without the tied output matrix."""
+    return linears(load_model().llama.model)
+
+
+def linears(model: nn.Module) -> Matrices:
+    return [each.weight.detach().numpy() for each in model.modules() if isinstance(each, nn.Linear)]
+
+
+def error(text: str | None, matrices: Matrices) -> float | None:
+    """||W - decoded|| / ||W|| over all matrices that the format takes; None where it takes fewer than half of them."""
+    if text is None:
+        return 0.0
+    fmt, lost, whole, taken = resolve_format(text), 0.0, 0.0, 0
+    for each in matrices:
+        try:
+            fmt.check_shape(*each.shape)
+        except FormatShapeError:
+            continue
+        taken += 1
+        wide = each.astype(np.float64)
+        lost += float(((fmt.decode(fmt.encode(each)) - wide) ** 2).sum())
+        whole += float((wide**2).sum())
+    return math.sqrt(lost / whole) if 2 * taken >= len(matrices) else None
+
+
+# --- the language model ----------------------------------------------------------------------------------------------
 
 
 def compiled(model: NextByte, text: str | None) -> qc.Program:
@@ -109,24 +170,62 @@ def compiled(model: NextByte, text: str | None) -> qc.Program:
     return qc.qcompile(model, (example,), quant=quant, dynamic_shapes=shapes, device="cpu")
 
 
-def rows(windows: torch.Tensor) -> list[tuple[str, float, Quality]]:
-    """(format, bits per weight, quality) for each recipe; the reference stands first."""
+@dataclass
+class Row:
+    """A format: its recipe, bits per weight of the whole model, relative errors of matrices, what the model loses."""
+
+    name: str
+    bits_per_weight: float
+    errors: tuple[float | None, float | None, float | None]
+    quality: Quality
+
+
+def rows(windows: torch.Tensor) -> list[Row]:
+    """A row for each recipe; the reference stands first."""
     model = load_model()
     reference = [
         base.float() for base, _ in track(log_probabilities(model, windows), "torch fp32", len(windows) // BATCH)
     ]
-    result = [("fp32 (eager torch)", 32.0, measure(model, reference, windows))]
+    result = [Row("fp32 (eager torch)", 32.0, (0.0, 0.0, 0.0), measure(model, reference, windows))]
     for text in track(recipes(), "formats"):
         program = compiled(model, text)
+        errors = (error(text, gaussian()), error(text, minilm()), error(text, own()))
         quality = measure(program, reference, windows)
-        result.append((text or "float (compiled)", program.ledger.bits_per_weight(), quality))
+        result.append(Row(text or "float (compiled)", program.ledger.bits_per_weight(), errors, quality))
     return result
 
 
-def markdown(found: list[tuple[str, float, Quality]], windows: torch.Tensor) -> str:
+def cells(row: Row, base: float) -> list[str]:
+    """A row of the table as text; `base` are the reference's bits per byte."""
+    above = round((row.quality.bits_per_byte / base - 1) * 100, 2) + 0.0  # never -0.00
+    return [
+        row.name,
+        f"{row.bits_per_weight:.3f}",
+        *("-" if each is None else f"{each * 100:.3f} %" for each in row.errors),
+        f"{row.quality.bits_per_byte:.4f}",
+        f"{above:+.2f} %",
+        f"{max(row.quality.divergence, 0.0):.1e}",
+        f"{row.quality.agreement * 100:.2f} %",
+    ]
+
+
+COLUMNS = (
+    "linears",
+    "bits per weight",
+    "Gaussian",
+    "MiniLM",
+    "this model",
+    "bits per byte",
+    "above fp32",
+    "KL",
+    "top-1",
+)
+
+
+def markdown(found: list[Row], windows: torch.Tensor) -> str:
     """docs/quality.md."""
     history = json.loads((FOLDER / "loss.json").read_text())
-    base = found[0][2].bits_per_byte
+    base = found[0].quality.bits_per_byte
     lines = [
         "# What a format costs",
         "",
@@ -139,34 +238,30 @@ def markdown(found: list[tuple[str, float, Quality]], windows: torch.Tensor) -> 
         "",
         "- *bits per weight*: all stored bits over the elements of all matrices, as in the ledger. Linears have the "
         "row's format; the embedding, which is the output matrix as well, is int8 per row.",
+        "- *Gaussian*, *MiniLM*, *this model*: the root of the mean squared error over that of the numbers, of one "
+        "matrix of normal numbers, of all linears of all-MiniLM-L6-v2, and of this model's. A dash stands where fewer "
+        "than half of the matrices have rows that the format can cut into its blocks.",
         "- *bits per byte*: the mean of -log2 p(next byte); lower is better.",
         "- *KL*: the mean divergence of the quantised next-byte distribution from the fp32 one, in bits.",
         "- *top-1*: how often both give the same most likely byte.",
         "",
-        "| linears | bits per weight | bits per byte | above fp32 | KL | top-1 |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---|" + "---:|" * (len(COLUMNS) - 1),
+        *(f"| {' | '.join(cells(row, base))} |" for row in found),
     ]
-    for name, bits, q in found:
-        above = round((q.bits_per_byte / base - 1) * 100, 2) + 0.0  # never -0.00
-        lines.append(
-            f"| {name} | {bits:.3f} | {q.bits_per_byte:.4f} | {above:+.2f} % | {max(q.divergence, 0.0):.1e} | "
-            f"{q.agreement * 100:.2f} % |"
-        )
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=int, help="of the held-out text (default: all)")
+    parser.add_argument("--bytes", type=int, default=MEASURED_BYTES, help="of the held-out text")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(HERE.parent)}")
     options = parser.parse_args()
     windows = held_out(options.bytes)
     found = rows(windows)
-    table = Table("linears", "bits per weight", "bits per byte", "KL (bits)", "top-1")
-    for name, bits, q in found:
-        table.add_row(
-            name, f"{bits:.3f}", f"{q.bits_per_byte:.4f}", f"{q.divergence:.2e}", f"{q.agreement * 100:.2f} %"
-        )
+    table = Table(*COLUMNS)
+    for row in found:
+        table.add_row(*cells(row, found[0].quality.bits_per_byte))
     Console().print(table)
     if options.write:
         PAGE.write_text(markdown(found, windows))
