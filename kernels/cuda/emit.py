@@ -28,8 +28,8 @@ ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_12
 """Architectures that programs compile for. CUDA 13's NVRTC has dropped sm_70: CUDA 12's compiles that one."""
 
 TEMPLATES = (
-    "argmax", "attention", "batch_matmul", "embedding", "gather", "index_update", "linear", "loop", "norm", "order",
-    "scan", "scatter", "softmax",
+    "argmax", "attention", "batch_matmul", "embedding", "gather", "grouped_linear", "index_update", "linear", "loop",
+    "norm", "order", "scan", "scatter", "softmax",
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
@@ -38,6 +38,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "batch_matmul": ("tile.cuh",),
     "embedding": ("decode.cuh", "lookup.cuh"),
     "gather": ("decode.cuh", "lookup.cuh"),
+    "grouped_linear": ("scalar.cuh", "decode.cuh", "linear.cuh", "linear_fma.cuh", "grouped.cuh"),
     "linear": ("scalar.cuh", "decode.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh"),
     "loop": ("scalar.cuh", "loop.cuh"),
     "norm": ("rows.cuh",),

@@ -75,11 +75,14 @@ def uses_mma(spec: KernelSpec, weight: Weight, arch: str) -> bool:
 
 
 def few_shape(spec: KernelSpec, weight: Weight, arch: str) -> Few:
-    """Warps so that each has work for its ring of tiles, more of them where there are few panels to fill a GPU with."""
+    """The shape of a linear's kernel."""
     body = linear_body(spec)
     most = FEW_ROWS if isinstance(body.m, str) else min(FEW_ROWS, max(body.m, 1))
-    rows = 1 if body.m_class == "1" else most
-    mma = uses_mma(spec, weight, arch)
+    return shape_for(1 if body.m_class == "1" else most, weight, mma=uses_mma(spec, weight, arch))
+
+
+def shape_for(rows: int, weight: Weight, *, mma: bool) -> Few:
+    """Warps so that each has work for its ring of tiles, more of them where there are few panels to fill a GPU with."""
     depth = RING if mma or rows <= RING else RING // 2
     row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # of x, for one round of one warp's ring
     most_warps = 16 if weight.panels <= 128 else 8
@@ -99,7 +102,7 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     staged, item = (x_type, 2) if shape.mma else ("float", 4)
     shared.add("x_tile", staged, shape.rows * pitch, item)
     shared.add("partial", "float", shape.warps * shape.rows * 16, 4)
-    table = _table(shared, weight, SHARED_LIMIT[arch_number(arch)])
+    table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
     numbers = f"{shape.rows}, {shape.warps}, {shape.depth}, {shape.chunk}"
     kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}>"
     one_pass = isinstance(body.m, int) and body.m <= shape.rows
@@ -138,7 +141,7 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     return _kernel(spec, weight, finish, geometry, lines, (note,), engine)
 
 
-def _table(shared: SharedMemory, weight: Weight, limit: int) -> str:
+def code_table(shared: SharedMemory, weight: Weight, limit: int) -> str:
     """The expression of a lane's view of the table of code values.
 
     Pairs of codes where `limit` bytes of shared memory leave room, else single codes.
@@ -182,7 +185,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
     shared = SharedMemory()
     shared.add("x_step", "float", 32 * (m + 4), 4)
     shared.add("w_step", "float", 32 * (n + 4), 4)
-    table = _table(shared, weight, 0)
+    table = code_table(shared, weight, 0)
     name = identifier(spec.operands[1].name)
     if weight.storage == "strided":
         down, right = (c_dim(s) for s in (spec.operands[1].strides or (weight.cols, 1)))

@@ -1,0 +1,86 @@
+// Products with chosen experts on the CUDA cores: any number of pairs of a row of x and an expert.
+//
+// A block makes TN columns of one expert for all rows that chose it, TM at a time: it looks their pairs up in `index`, in
+// ascending order, and takes steps of 32 columns of x and w like qc_linear_tiled. Blocks of experts that nobody chose end
+// without reading a weight.
+#pragma once
+#include "linear_fma.cuh"
+
+// Listed pairs that found no room are met again from `*next` on. `counts` has a number for each of the 8 warps.
+struct qc_pair_list {
+    int* rows;
+    int* counts;
+    int* next;
+};
+
+// The next pairs, from `from` on, for which chosen(p) holds: their number, at most TM, and the first pair not looked at.
+// By a block of 256 threads; a barrier stands behind it.
+template <int TM, class Chosen>
+QC_DEVICE int qc_list_pairs(int64_t pairs, int64_t& from, const Chosen& chosen, qc_pair_list list) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int live = 0;
+    __syncthreads();  // the list before is used up
+    while (live < TM && from < pairs) {
+        const int64_t pair = from + threadIdx.x;
+        const bool hit = pair < pairs && chosen(pair);
+        const uint32_t mask = __ballot_sync(QC_ALL_LANES, hit);
+        if (lane == 0) list.counts[warp] = __popc(mask);
+        __syncthreads();
+        int place = live + __popc(mask & ((1u << lane) - 1)), total = live;
+        for (int w = 0; w < 8; w++) {
+            if (w < warp) place += list.counts[w];
+            total += list.counts[w];
+        }
+        if (hit && place < TM) list.rows[place] = (int)pair;
+        if (hit && place == TM) *list.next = (int)pair;
+        __syncthreads();
+        from = total > TM ? (int64_t)*list.next : from + 256;
+        live = total < TM ? total : TM;
+    }
+    __syncthreads();
+    return live;
+}
+
+// Rows of x that stand anywhere, columns k0 … k0 + 31, as [column][row], zero past `live` rows and the last column.
+template <int TM, class X>
+QC_DEVICE void qc_gather_rows(const X* x, int64_t x_row, const int* rows, int repeat, int live, int64_t cols, int64_t k0,
+                              float* to) {
+    for (int i = threadIdx.x; i < TM * QC_TILED_STEP / 4; i += 256) {
+        const int row = i % TM, column = i / TM * 4;
+        const X* const at = x + (row < live ? rows[row] / repeat * x_row : 0) + k0 + column;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const bool there = row < live && k0 + column + j < cols;
+            to[(column + j) * (TM + 4) + row] = there ? qc_load(at + j) : 0.0f;
+        }
+    }
+}
+
+// sums[i][j]: listed row threadIdx.x / 16 * (TM / 16) + i, column threadIdx.x % 16 * (TN / 16) + j of what `stage_w(k0, to)`
+// fills.
+template <int TN, int TM, class X, class Stage>
+QC_DEVICE void qc_grouped_tiled(const X* x, int64_t x_row, const int* rows, int repeat, int live, int64_t cols,
+                                float* x_step, float* w_step, const Stage& stage_w, float (&sums)[TM / 16][TN / 16]) {
+    constexpr int RM = TM / 16, RN = TN / 16;
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll
+    for (int i = 0; i < RM; i++)
+#pragma unroll
+        for (int j = 0; j < RN; j++) sums[i][j] = 0.0f;
+    for (int64_t k0 = 0; k0 < cols; k0 += QC_TILED_STEP) {
+        __syncthreads();  // the last step is used up
+        qc_gather_rows<TM>(x, x_row, rows, repeat, live, cols, k0, x_step);
+        stage_w(k0, w_step);
+        __syncthreads();
+#pragma unroll 8
+        for (int k = 0; k < QC_TILED_STEP; k++) {
+            float a[RM], b[RN];
+            qc_read_vector<RM>(x_step + k * (TM + 4) + ty * RM, a);
+            qc_read_vector<RN>(w_step + k * (TN + 4) + tx * RN, b);
+#pragma unroll
+            for (int i = 0; i < RM; i++)
+#pragma unroll
+                for (int j = 0; j < RN; j++) sums[i][j] = fmaf(a[i], b[j], sums[i][j]);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+"""The `grouped_linear` template: products with the weights of chosen experts, in fp32 on the CUDA cores.
+
+    few pairs     (a number known here, at most 64)  qc_linear_few of linear_fma.cuh: a block per panel and pair, which
+                  reads the panel of the pair's own expert
+    any number    grouped.cuh: a block per expert and 32 of its columns, for all rows that chose it
+
+Which expert a pair has is read on the device.  A weight is read as linears read theirs (weights.py), whatever its
+format; an expert may begin inside of a panel.  A kernel on the device has nowhere to report an index outside
+[0, experts): it gives a row of NaN.
+"""
+
+from __future__ import annotations
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda.emit import arch_number, signature
+from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.linear_fma import TILED_THREADS, Few, code_table, shape_for
+from qcompiler.kernels.cuda.weights import FLOATS, Weight, weight_of
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import dim
+from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec
+
+MOST_PAIRS = 64
+"""Pairs up to which each has blocks of its own: a token or a few with their experts."""
+
+TN, TM = 32, 64
+"""Columns of an expert, and rows of x, that a block multiplies at a time."""
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes."""
+    _check(spec)
+    weight = weight_of(spec.name, spec.operands[1])
+    pairs = dim(_body(spec).rows) * _body(spec).repeat
+    if pairs.is_static and pairs.value <= MOST_PAIRS and weight.storage != "strided":
+        return _emit_pairs(spec, weight, arch, pairs.value)
+    return _emit_tiled(spec, weight)
+
+
+def _body(spec: KernelSpec) -> GroupedLinearKernel:
+    assert isinstance(spec.body, GroupedLinearKernel)
+    return spec.body
+
+
+def _check(spec: KernelSpec) -> None:
+    where = f"kernel '{spec.name}'"
+    if len(spec.operands) != 4:
+        raise KernelSelectionError(f"{where}: a grouped linear has the operands x, w, index and out")
+    x, _, index, out = spec.operands
+    if index.dtype not in ("i64", "i32"):
+        raise KernelSelectionError(f"{where}: the index is {index.dtype}; a grouped linear takes i64 or i32")
+    for operand in (x, out):
+        if operand.dtype not in FLOATS:
+            raise KernelSelectionError(f"{where}: '{operand.name}' is {operand.dtype}, not one of {FLOATS}")
+        if operand.strides[1] != 1:
+            raise KernelSelectionError(f"{where}: '{operand.name}' needs unit stride in its last dim")
+
+
+def _most_tiles(body: GroupedLinearKernel, columns: int) -> int:
+    """Tiles of `columns` columns, from a multiple of 16 on, that hold an expert wherever it begins."""
+    inside = 15 if body.n % 16 and body.experts > 1 else 0
+    return -(-(inside + body.n) // columns)
+
+
+def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, pairs: int) -> CudaKernel:
+    body, shape = _body(spec), shape_for(1, weight, mma=False)
+    x, _, index, out = spec.operands
+    threads = 32 * shape.warps
+    shared = SharedMemory()
+    shared.add("x_tile", "float", shape.chunk * shape.warps * weight.tile, 4)
+    shared.add("partial", "float", shape.warps * 16, 4)
+    table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
+    names = [identifier(operand.name) for operand in spec.operands]
+    row = "pair" if body.repeat == 1 else f"pair / {body.repeat}"
+    lines = [
+        *shared.declarations(),
+        "const int64_t pair = blockIdx.y;",
+        f"const int64_t expert = (int64_t){names[2]}[pair * {c_dim(index.strides[0])}];",
+        f"const bool there = expert >= 0 && expert < {body.experts};",
+        f"const int64_t first = there ? expert * {body.n} : 0, panel = first / 16 + blockIdx.x;",
+        f"if (panel * 16 >= first + {body.n}) return;",
+        f"qc_linear_few<{weight.struct}, {_few(weight, STORAGE_TYPES[x.dtype], shape)}>(",
+        f"        (const uint8_t*){names[1]}, {names[0]} + {row} * {c_dim(x.strides[0])}, 0,",
+        f"        1, panel, x_tile, {table},",
+        "        true, partial);",
+        "__syncthreads();",
+        "if (threadIdx.x < 16) {",
+        "    float sum = 0.0f;",
+        f"    for (int warp = 0; warp < {shape.warps}; warp++) sum += partial[warp * 16 + threadIdx.x];",
+        "    const int64_t column = panel * 16 + threadIdx.x - first;",
+        f"    if (column >= 0 && column < {body.n})",
+        f"        qc_store({names[3]} + pair * {c_dim(out.strides[0])} + column, there ? sum : NAN);",
+        "}",
+    ]
+    geometry = Geometry((_most_tiles(body, 16), pairs, 1), (threads, 1, 1), shared.nbytes)
+    note = f"fma: {shape.warps} warps share K, a block per panel and pair; {shared.nbytes} bytes of shared memory"
+    return _kernel(spec, weight, geometry, lines, note)
+
+
+def _few(weight: Weight, x_type: str, shape: Few) -> str:
+    return f"qc_few<{weight.struct}, {x_type}, 1, {shape.warps}, {shape.depth}, {shape.chunk}, false>"
+
+
+def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
+    body, (x, w, index, out) = _body(spec), spec.operands
+    names = [identifier(operand.name) for operand in spec.operands]
+    shared = SharedMemory()
+    shared.add("x_step", "float", 32 * (TM + 4), 4)
+    shared.add("w_step", "float", 32 * (TN + 4), 4)
+    shared.add("listed", "int", TM, 4)
+    shared.add("counts", "int", 8, 4)
+    shared.add("next", "int", 1, 4)
+    table = code_table(shared, weight, 0)
+    if weight.storage == "strided":
+        down, right = (c_dim(s) for s in (w.strides or (weight.cols, 1)))
+        stage = f"qc_gather_step<{TN}>({names[1]}, {down}, {right}, {weight.rows}, {weight.cols}, n0, k0, to);"
+    else:
+        stage = f"qc_decode_step<{weight.struct}, {TN}>((const uint8_t*){names[1]}, n0, k0, {table}, to);"
+    rows, columns = TM // 16, TN // 16
+    pairs = c_dim((dim(body.rows) * body.repeat).to_dim())
+    out_place = f"{names[3]} + (int64_t)listed[row] * {c_dim(out.strides[0])} + column"
+    lines = [
+        *shared.declarations(),
+        f"const int64_t expert = blockIdx.y, first = expert * {body.n};  // the last one: pairs without an expert",
+        f"const int64_t n0 = first / 16 * 16 + (int64_t)blockIdx.x * {TN};",
+        f"if (n0 >= first + {body.n}) return;",
+        *([f"qc_fill<{weight.struct}>({table});"] if weight.lookup else []),
+        f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",
+        "const auto chosen = [&](int64_t pair) {",
+        f"    const int64_t its = (int64_t){names[2]}[pair * {c_dim(index.strides[0])}];",
+        f"    return (its < 0 || its >= {body.experts} ? {body.experts} : its) == expert;",
+        "};",
+        "int64_t from = 0;",
+        f"while (const int live = qc_list_pairs<{TM}>({pairs}, from, chosen, {{listed, counts, next}})) {{",
+        f"    float sums[{rows}][{columns}];",
+        f"    if (expert < {body.experts})",
+        f"        qc_grouped_tiled<{TN}, {TM}>({names[0]}, {c_dim(x.strides[0])}, listed, {body.repeat}, live, "
+        f"{weight.cols},",
+        "                x_step, w_step, stage_w, sums);",
+        "    #pragma unroll 1",
+        f"    for (int i = 0; i < {rows * columns}; i++) {{",
+        f"        const int row = threadIdx.x / 16 * {rows} + i / {columns};",
+        f"        const int64_t column = n0 + threadIdx.x % 16 * {columns} + i % {columns} - first;",
+        f"        if (row < live && column >= 0 && column < {body.n})",
+        f"            qc_store({out_place}, expert < {body.experts} ? qc_pick(sums, i) : NAN);",
+        "    }",
+        "}",
+    ]
+    geometry = Geometry((_most_tiles(body, TN), body.experts + 1, 1), (TILED_THREADS, 1, 1), shared.nbytes)
+    note = f"fma: {TN} columns of an expert for {TM} of its rows at a time; {shared.nbytes} bytes of shared memory"
+    return _kernel(spec, weight, geometry, lines, note)
+
+
+def _kernel(spec: KernelSpec, weight: Weight, geometry: Geometry, lines: list[str], note: str) -> CudaKernel:
+    head = header_comment(spec, note, "an index out of range gives NaN")
+    text = "\n".join([head, weight.definitions, signature(spec, geometry.threads), *indent(lines), "}\n"])
+    return CudaKernel(text, geometry, "fma", (note,))

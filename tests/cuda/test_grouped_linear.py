@@ -1,0 +1,190 @@
+"""Products with chosen experts on the device against float64: formats, both kernels, routings of every kind."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from qcompiler.config import parse_format, resolve_format
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cuda.emit import emit_kernel
+from qcompiler.kernels.cuda.weights import LAYOUT
+from qcompiler.plan.kernel import DType, GroupedLinearKernel, KernelSpec, Operand
+
+Array = npt.NDArray[Any]
+DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+BOUNDS = {"f32": 2e-6, "bf16": 4e-3, "f16": 6e-4}
+"""Relative L2 error of a row: fp32 sums, and half an ulp of the result's type."""
+
+
+@dataclass
+class Case:
+    """One kernel: its spec, the weight as the kernel reads it, and the experts' matrices as float64 (E, N, K)."""
+
+    spec: KernelSpec
+    weight: Array
+    values: Array
+
+    @property
+    def body(self) -> GroupedLinearKernel:
+        assert isinstance(self.spec.body, GroupedLinearKernel)
+        return self.spec.body
+
+
+def make_case(
+    weight: str, experts: int, n: int, k: int, *, rows: int | str, dtype: DType = "f32", repeat: int = 1,
+    index: DType = "i64",
+) -> Case:  # fmt: skip
+    """`weight`: the text of a format, "tiles" or "rows"; `rows`: a number for the kernel of few pairs, or a symbol."""
+    name = f"g{zlib.crc32(f'{weight} {experts} {n} {k} {rows} {dtype} {repeat} {index}'.encode()):08x}"
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    total = experts * n
+    w = (rng.standard_normal((total, k)) / np.sqrt(k)).astype(np.float32)
+    operand = Operand(name="w", dtype=dtype, access="r", shape=(total, k), layout=LAYOUT)
+    plain = w.astype(DTYPES[dtype])
+    data, values = plain, plain.astype(np.float64)
+    if weight == "tiles":
+        data = layouts.get(LAYOUT).pack(None, dtype, total, k, plain.view(np.uint8).reshape(-1)).view(plain.dtype)
+    elif weight == "rows":
+        operand = Operand(name="w", dtype=dtype, access="r", shape=(total, k), strides=(k, 1))
+    else:
+        fmt = resolve_format(weight)
+        packed = fmt.encode(w)
+        values = fmt.decode(packed).astype(DTYPES[dtype]).astype(np.float64)
+        data = layouts.get(LAYOUT).pack(fmt, dtype, total, k, packed.data)
+        ref = parse_format(weight)
+        operand = Operand(name="w", dtype=dtype, access="r", shape=(total, k), format=ref, layout=LAYOUT)
+    pairs: int | str = rows * repeat if isinstance(rows, int) else f"{repeat}*{rows}" if repeat > 1 else rows
+    operands = (
+        Operand(name="x", dtype=dtype, access="r", shape=(rows, k), strides=(k + 5, 1)),
+        operand,
+        Operand(name="index", dtype=index, access="r", shape=(pairs,), strides=(1 if index == "i64" else 3,)),
+        Operand(name="out", dtype=dtype, access="w", shape=(pairs, n), strides=(n + 1, 1)),
+    )
+    body = GroupedLinearKernel(rows=rows, repeat=repeat, experts=experts, n=n, k=k)
+    symbols = (rows,) if isinstance(rows, str) else ()
+    spec = KernelSpec(name=name, symbols=symbols, operands=operands, body=body)
+    return Case(spec, data, values.reshape(experts, n, k))
+
+
+def run(module: Any, case: Case, chosen: Sequence[int], **options: Any) -> tuple[Array, Array]:
+    """The result, and what float64 says of the pairs whose expert exists."""
+    body, (x_operand, _, index_operand, _) = case.body, case.spec.operands
+    dtype, count = DTYPES[x_operand.dtype], len(chosen)
+    rng = np.random.default_rng(count)
+    x = rng.standard_normal((count // body.repeat, body.k + 5)).astype(dtype)[:, : body.k]
+    index = np.full((count, 3), -(2**30), np.int64 if index_operand.dtype == "i64" else np.int32)[:, 0]
+    index = np.ascontiguousarray(index) if index_operand.dtype == "i64" else index
+    index[:] = chosen
+    expected = np.full((count, body.n), np.nan)
+    for p, expert in enumerate(chosen):
+        if 0 <= expert < body.experts:
+            expected[p] = case.values[expert] @ x[p // body.repeat].astype(np.float64)
+    out = np.zeros((count, body.n + 1), dtype)[:, : body.n]
+    symbols = {name: len(x) for name in case.spec.symbols}
+    (result,) = module.run(case.spec.name, [x, case.weight, index, out], symbols, **options)
+    return result, expected
+
+
+def check(module: Any, case: Case, chosen: Sequence[int], **options: Any) -> Array:
+    result, expected = run(module, case, chosen, **options)
+    error = np.linalg.norm(result.astype(np.float64) - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    bound = 2 * BOUNDS[case.spec.operands[0].dtype]
+    assert error.max() <= bound, f"{case.spec.operands[1].format}, {len(chosen)} pairs: {error.max():.2e} in a row"
+    return result
+
+
+FEW = [
+    make_case("nf4", 5, 19, 97, rows=2, repeat=2), make_case("int8", 4, 35, 101, rows=1, repeat=3, index="i32"),
+    make_case("q4_K", 3, 16, 512, rows=3), make_case("tiles", 5, 19, 77, rows=2),
+]  # fmt: skip
+ANY = [
+    make_case("nf4", 5, 19, 97, rows="t", repeat=2), make_case("q4_0", 3, 35, 96, rows="t", index="i32"),
+    make_case("rows", 4, 19, 61, rows="t", repeat=2), make_case("tiles", 3, 40, 70, rows="t"),
+]  # fmt: skip
+
+
+def routings(case: Case, count: int) -> list[list[int]]:
+    last, rng = case.body.experts - 1, np.random.default_rng(count)
+    return [
+        [int(e) for e in rng.integers(0, last + 1, count)],
+        [last] * count,
+        [int(e) for e in rng.choice([1, last], count)],
+    ]
+
+
+def test_few_pairs_equal_float64(sim_module: Callable[..., Any]) -> None:
+    module = sim_module([case.spec for case in FEW], "sm_80")
+    for case in FEW:
+        assert isinstance(case.body.rows, int)
+        for chosen in routings(case, case.body.rows * case.body.repeat):
+            check(module, case, chosen)
+
+
+def test_any_number_of_pairs_equals_float64(sim_module: Callable[..., Any]) -> None:
+    """More than 64 rows of one expert, and more than 256 pairs, take several lists."""
+    module = sim_module([case.spec for case in ANY], "sm_80")
+    for case in ANY:
+        for count in (1, 70):
+            for chosen in routings(case, count * case.body.repeat):
+                check(module, case, chosen)
+    for chosen in (routings(ANY[0], 2 * 150)[0], [4] * 300):
+        check(module, ANY[0], chosen)
+
+
+def test_the_order_of_execution_changes_no_bit(sim_module: Callable[..., Any]) -> None:
+    module, case = sim_module([case.spec for case in ANY], "sm_80"), ANY[0]
+    chosen = routings(case, 2 * 40)[0]
+    first = check(module, case, chosen)
+    assert all(check(module, case, chosen, seed=seed).tobytes() == first.tobytes() for seed in (1, 2))
+
+
+def test_narrow_types_round_once(sim_module: Callable[..., Any]) -> None:
+    cases = [
+        make_case("int4", 3, 19, 96, rows="t", dtype="bf16", repeat=2),
+        make_case("tiles", 4, 19, 70, rows=5, dtype="f16"), make_case("nf4", 3, 19, 128, rows=2, dtype="bf16"),
+    ]  # fmt: skip
+    module = sim_module([case.spec for case in cases], "sm_80")
+    for case in cases:
+        rows = case.body.rows if isinstance(case.body.rows, int) else 9
+        for chosen in routings(case, rows * case.body.repeat):
+            check(module, case, chosen)
+
+
+def test_an_expert_that_does_not_exist_gives_nan_in_its_row_alone(sim_module: Callable[..., Any]) -> None:
+    for cases, case, chosen in ((FEW, FEW[0], [0, 5, -1, 4]), (ANY, ANY[0], [0, 5, -1, 4, 2**40, 2])):
+        result, expected = run(sim_module([each.spec for each in cases], "sm_80"), case, chosen)
+        wrong = np.isnan(expected).all(1)
+        assert wrong.sum() == len(chosen) - sum(0 <= e < 5 for e in chosen)
+        assert np.isnan(result[wrong]).all()
+        np.testing.assert_allclose(result[~wrong], expected[~wrong], rtol=1e-4, atol=1e-5)
+
+
+def test_both_kernels_compile_for_every_architecture(
+    nvrtc: Callable[[Sequence[KernelSpec], str], dict[str, Any]],
+) -> None:
+    for arch in ("sm_75", "sm_90a"):
+        table = nvrtc([FEW[0].spec, ANY[0].spec, ANY[2].spec], arch)
+        assert len(table) == 3
+
+
+def test_wrong_operands_are_named() -> None:
+    spec = make_case("rows", 2, 3, 4, rows="t").spec
+    for place, change, message in (
+        (2, {"dtype": "f32"}, "the index is f32"), (0, {"dtype": "i32"}, "'x' is i32"),
+        (3, {"strides": (1, 6)}, "'out' needs unit stride"),
+    ):  # fmt: skip
+        operands = list(spec.operands)
+        fields = {f: getattr(operands[place], f) for f in operands[place].__struct_fields__}
+        operands[place] = Operand(**{**fields, **change})
+        broken = KernelSpec(name=spec.name, symbols=spec.symbols, operands=tuple(operands), body=spec.body)
+        with pytest.raises(KernelSelectionError, match=message):
+            emit_kernel(broken, "sm_80")
