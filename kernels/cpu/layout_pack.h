@@ -92,4 +92,33 @@ inline void p16_unpack_codes8(const uint32_t* src, int64_t rows, int64_t cols, u
                 dst[(p * LANES + r) * cols + k] = (uint8_t)(src[(p * count + k / 4) * LANES + r] >> (8 * (k % 4)));
 }
 
+// One plane of codes of any width, which stand in a byte each, [rows][cols]: their bits shift … shift + bits - 1.
+inline void p16_pack_plane(const uint8_t* codes, int shift, int bits, int64_t rows, int64_t cols, uint32_t* dst,
+                           int64_t begin, int64_t end) {
+    const int64_t count = words(cols, bits), per = 32 / bits;
+    const uint32_t mask = (1u << bits) - 1;
+    for (int64_t p = begin; p < end; ++p)
+        for (int64_t g = 0; g < count; ++g)
+            for (int64_t r = 0; r < LANES; ++r) {
+                const int64_t row = p * LANES + r;
+                uint32_t word = 0;
+                for (int64_t j = 0; j < per && row < rows && per * g + j < cols; ++j)
+                    word |= ((uint32_t)codes[row * cols + per * g + j] >> shift & mask) << (bits * j);
+                dst[(p * count + g) * LANES + r] = word;
+            }
+}
+
+// The inverse: adds the plane's bits to codes whose bits there are zero.
+inline void p16_unpack_plane(const uint32_t* src, int shift, int bits, int64_t rows, int64_t cols, uint8_t* codes,
+                             int64_t begin, int64_t end) {
+    const int64_t count = words(cols, bits), per = 32 / bits;
+    const uint32_t mask = (1u << bits) - 1;
+    for (int64_t p = begin; p < end; ++p)
+        for (int64_t r = 0; r < LANES && p * LANES + r < rows; ++r)
+            for (int64_t k = 0; k < cols; ++k) {
+                const uint32_t code = src[(p * count + k / per) * LANES + r] >> (bits * (k % per)) & mask;
+                codes[(p * LANES + r) * cols + k] |= (uint8_t)(code << shift);
+            }
+}
+
 }  // namespace qc_layout

@@ -22,6 +22,8 @@ from qcompiler.formats import Format
 from qcompiler.formats.doc import variants
 from qcompiler.formats.packing import Trits
 from qcompiler.kernels import layouts
+from qcompiler.kernels.layouts.panels import plane_name, planes
+from qcompiler.kernels.layouts.stored import StoredEntries
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
 
@@ -258,6 +260,10 @@ void pack_codes8(const uint8_t* s, int64_t rows, int64_t cols, uint32_t* d)
     HALVES(p16_pack_codes8(s, rows, cols, d, b, e))
 void unpack_codes8(const uint32_t* s, int64_t rows, int64_t cols, uint8_t* d)
     HALVES(p16_unpack_codes8(s, rows, cols, d, b, e))
+void pack_plane(const uint8_t* s, int shift, int bits, int64_t rows, int64_t cols, uint32_t* d)
+    HALVES(p16_pack_plane(s, shift, bits, rows, cols, d, b, e))
+void unpack_plane(const uint32_t* s, int shift, int bits, int64_t rows, int64_t cols, uint8_t* d)
+    HALVES(p16_unpack_plane(s, shift, bits, rows, cols, d, b, e))
 }
 """
 
@@ -312,3 +318,20 @@ def test_cpp_packs_and_unpacks_the_same_bytes(
             call(library[f"unpack_items_{items.itemsize}"], packed, [], (rows, per_row), back)
         assert packed.tobytes() == expected[section.name].tobytes(), section.name
         assert back.tobytes() == items.tobytes(), name
+
+
+@pytest.mark.parametrize("name", ["int2", "int3", "q5_0", "q6_K", "q3_K"])
+def test_cpp_packs_and_unpacks_the_same_planes_of_codes(library: ctypes.CDLL, name: str) -> None:
+    fmt, rows, cols = formats.get(name), 35, 768
+    codes = fmt.declaration.codes
+    data = any_bytes(fmt, rows, cols, np.random.default_rng(3))
+    source = StoredEntries(fmt, rows, cols, data).read(codes)
+    expected = views(P16.sections(fmt, "f32", rows, cols), P16.pack(fmt, "f32", rows, cols, data))
+    back = np.zeros((rows, cols), np.uint8)
+    for shift, bits in planes(codes.bits):
+        words = expected[plane_name(shift)]
+        packed = np.full(words.shape, 0xAAAAAAAA, np.uint32)
+        call(library.pack_plane, np.ascontiguousarray(source), [shift, bits], (rows, cols), packed)
+        assert packed.tobytes() == words.tobytes()
+        call(library.unpack_plane, packed, [shift, bits], (rows, cols), back)
+    np.testing.assert_array_equal(back, source)
