@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from qcompiler.api import qcompile as qcompile
     from qcompiler.config import QuantConfig as QuantConfig
     from qcompiler.config import Rule as Rule
+    from qcompiler.frontends.checkpoint import Checkpoint as Checkpoint
     from qcompiler.frontends.empty_weights import empty_weights as empty_weights
+    from qcompiler.frontends.gguf_files import write_gguf as write_gguf
+    from qcompiler.frontends.gguf_models import from_gguf as from_gguf
+    from qcompiler.frontends.merge_lora import merge_lora as merge_lora
     from qcompiler.frontends.survey import doctor as doctor
     from qcompiler.frontends.weight_source import Shards as Shards
     from qcompiler.program import Program as Program
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "Checkpoint": "qcompiler.frontends.checkpoint",
+    "from_gguf": "qcompiler.frontends.gguf_models",
+    "write_gguf": "qcompiler.frontends.gguf_files",
     "qcompile": "qcompiler.api",
     "Program": "qcompiler.program",
     "QuantConfig": "qcompiler.config",
@@ -40,10 +47,12 @@ _EXPORTS = {
     "doctor": "qcompiler.frontends.survey",
     "empty_weights": "qcompiler.frontends.empty_weights",
     "load": "qcompiler.runtime",
+    "merge_lora": "qcompiler.frontends.merge_lora",
 }
 _MODULES = ("errors", "formats")
 
 __all__ = [
+    "Checkpoint",
     "Program",
     "QCompilerError",
     "QuantConfig",
@@ -53,8 +62,11 @@ __all__ = [
     "empty_weights",
     "errors",
     "formats",
+    "from_gguf",
     "load",
+    "merge_lora",
     "qcompile",
+    "write_gguf",
 ]
 
 

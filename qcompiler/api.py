@@ -52,7 +52,8 @@ def qcompile(
 ) -> Program:
     """Quantises a PyTorch model and compiles it to a program.
 
-    `model` is an nn.Module, an ExportedProgram or an fx.GraphModule; `args` and `kwargs` are example inputs.
+    `model` is an nn.Module, an ExportedProgram or an fx.GraphModule; `args` and `kwargs` are example inputs.  It may be
+    a `Checkpoint` (`qc.from_gguf`, `qc.from_checkpoint`), which is its module and its weights in one.
     `quant` is a format's name ("nf4", "int4:group=64"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
     dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is what torch.export takes.
     `device` is where the program runs: "cpu", "cuda:0", or "sim:0", the simulated GPU; by default where the model's
@@ -67,8 +68,9 @@ def qcompile(
     `weights` is where values come from: None (the model's own parameters), a safetensors file or a folder of shards (or
     `qc.Shards(path, …)`), read one tensor at a time, or "none" (nowhere: the program has a plan, IR, sizes and a
     report, and refuses to run and to be saved).  With a folder or "none" the model may have been built under
-    `qc.empty_weights()`: its parameters take no memory.  `workdir` is a folder for packed weights: a compile that was
-    killed goes on there.  docs/large-models.md says how much memory each way takes.
+    `qc.empty_weights()`: its parameters take no memory.  Codes that a checkpoint holds are stored as they are, and
+    `quant` decides about the weights that it holds in floating point.  `workdir` is a folder for packed weights: a
+    compile that was killed goes on there.  docs/large-models.md says how much memory each way takes.
 
     `calibrate` and `fallback` are refused in this release.
 
@@ -83,6 +85,7 @@ def qcompile(
         )
     if verify_each not in (None, "ir", "numerics"):
         raise ArgumentError(f"verify_each={verify_each!r}: choose 'ir', 'numerics' or None")
+    model, weights = _of_checkpoint(model, weights)
     source = weight_source(weights)
     if not source.valued and verify_each == "numerics":
         raise ArgumentError('verify_each="numerics" runs the program, which weights="none" leaves without values')
@@ -157,6 +160,17 @@ def weight_source(weights: str | Path | WeightSource | None) -> WeightSource:
     if not callable(getattr(weights, "read", None)):
         raise ArgumentError(f"weights={weights!r} is neither a path, 'none', qc.Shards(…) nor None")
     return weights
+
+
+def _of_checkpoint(
+    model: Any, weights: str | Path | WeightSource | None
+) -> tuple[Any, str | Path | WeightSource | None]:
+    """The module of a checkpoint, and its weights unless others are named; anything else as it is."""
+    from qcompiler.frontends.checkpoint import Checkpoint
+
+    if not isinstance(model, Checkpoint):
+        return model, weights
+    return model.module, model.weights if weights is None else weights
 
 
 def _home(model: Any) -> str:

@@ -8,7 +8,7 @@ A matrix that is used as `x @ W` only (GPT-2's Conv1D: addmm with W as (in, out)
 become `aten.linear`, quantised or not: one pattern for everything after.  The weight of a convolution is stored as the
 matrix that its product reads (conv_weights.py), batch norms behind it included (fold_batch_norm.py).  The fused weights
 of experts, (E, N, K), are stored as one matrix (E * N, K) (expert_weights.py).  Tied weights (one storage) are encoded
-once.
+once.  What a source holds as codes is stored as it is (stored_codes.py).
 
 The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of everything that follows.
 """
@@ -33,12 +33,13 @@ from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.expert_weights import ExpertWeight, expert_weight
 from qcompiler.frontends.fold_batch_norm import fold_batch_norms
 from qcompiler.frontends.places import readable
+from qcompiler.frontends.stored_codes import AS_STORED, add_permutation, check_use
 from qcompiler.frontends.torch_export import Exported
 from qcompiler.frontends.torch_values import dtype_name, row_major, to_numpy
 from qcompiler.frontends.weight_files import ByNeed, Entry, InMemory, Unnamed, WeightFiles
-from qcompiler.frontends.weight_source import ModuleWeights, WeightSource
+from qcompiler.frontends.weight_source import ModuleWeights, StoredCodes, WeightSource
 from qcompiler.ledger import Ledger, LedgerRow
-from qcompiler.plan.kernel import DType
+from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
 from qcompiler.runtime.progress import Progress
 from qcompiler.runtime.threads import default_threads
@@ -96,6 +97,8 @@ class _Weight:
     kinds: set[Kind] = field(default_factory=set)
     format: str | None = None
     """Text of the storage format; None keeps the values."""
+    codes: StoredCodes | None = None
+    """What the source has instead of values."""
 
     @property
     def users(self) -> list[fx.Node]:
@@ -192,11 +195,14 @@ class _Rewriter:
             _join_transposes(self.graph, weight)
             weight.kinds = _kinds(weight)
         weights = [weight for weight in weights if not self._drop(weight)]
+        for weight in weights:
+            weight.codes = self.source.packed(weight.targets, weight.tensor) if weight.is_parameter else None
         eligible = [t for w in weights if w.kinds for t in w.targets]
         self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
         for weight in weights:
             self._decide(weight)
-        ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe))
+        chosen = all(weight.codes is None for weight in weights)  # a recipe promises what it decides
+        ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe) if chosen else None)
         ledger.check_promise()  # before the work, which may take long
         stored = [weight for weight in weights if self._is_stored(weight)]
         kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
@@ -251,7 +257,13 @@ class _Rewriter:
     def _decide(self, weight: _Weight) -> None:
         """The format, from the recipe, and the ledger's row."""
         why = _why_kept(weight)
-        if weight.kinds:
+        if weight.codes is not None:
+            check_use(weight.codes, weight.targets, weight.shape, weight.kinds, weight.arrangement, self.recipe)
+            weight.format, why = (
+                format_text(FormatRef(weight.codes.format.name, dict(weight.codes.format.params))),
+                AS_STORED,
+            )
+        elif weight.kinds:
             kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
             weight.format, why = self._choose(weight, kind)
         counts = weight.is_parameter and weight.tensor.ndim >= 2
@@ -279,7 +291,7 @@ class _Rewriter:
 
     def _is_stored(self, weight: _Weight) -> bool:
         """Whether bytes are made: of what is encoded, rearranged or read from files. The rest stays where it is."""
-        if not self.source.valued or not weight.is_parameter:
+        if not self.source.valued or not weight.is_parameter or (weight.codes is not None and weight.codes.mapped):
             return False
         return weight.format is not None or bool(weight.arrangement) or self.source.streams
 
@@ -332,6 +344,9 @@ class _Rewriter:
 
     def _encode(self, weight: _Weight, out: Bytes) -> None:
         assert weight.format is not None
+        if weight.codes is not None:
+            out[...] = weight.codes.read().data
+            return
         values = weight.arranged(self.source.read(weight.targets, weight.tensor))
         with _naming(weight):
             matrix = to_numpy(row_major(values).reshape(weight.shape))
@@ -342,7 +357,13 @@ class _Rewriter:
         assert weight.format is not None
         ref, key = parse_format(weight.format), weight.targets[0]
         rows, cols = weight.shape
-        packed = self._stored(weight, self._encode) if self.source.valued else NoBytes(weight.nbytes)
+        packed: Bytes | NoBytes
+        if weight.codes is not None and weight.codes.mapped:
+            packed = weight.codes.read().data
+        else:
+            packed = self._stored(weight, self._encode) if self.source.valued else NoBytes(weight.nbytes)
+        if weight.codes is not None and weight.codes.permutation is not None:
+            add_permutation(self.graph, self.specs, self.state, weight.nodes, key, weight.codes.permutation)
         dtype = _FLOATS[weight.tensor.dtype]
         self.weights.add(StoredTensor(key, dtype, (rows, cols), packed, ref, "canonical", tuple(weight.targets)))
         first, value = weight.nodes[0], weight.nodes[0].meta["val"]

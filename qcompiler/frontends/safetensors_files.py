@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from qcompiler.errors import WeightsError
@@ -29,6 +31,10 @@ DTYPES: dict[str, torch.dtype] = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool,
 }  # fmt: skip
+CODES: dict[str, torch.dtype] = {
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+"""Dtypes that mean something only together with a scale in another tensor."""
 MAX_HEADER = 100 << 20  # the format's own limit
 INDEX = "model.safetensors.index.json"
 
@@ -47,9 +53,22 @@ class FileTensor:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def codes(self) -> None:
+        """A tensor of a safetensors file is what it is; checkpoints whose tensors together are codes read several."""
+
     def view(self) -> torch.Tensor:
         """The values where the file is mapped; a private mapping, so that writing would not change the file."""
         return self.file.view(self)
+
+    def array(self) -> npt.NDArray[Any]:
+        """The values as NumPy has them, bf16 and fp8 by ml_dtypes."""
+        name = str(self.dtype).removeprefix("torch.")
+        small = getattr(ml_dtypes, name, None)
+        if small is None:
+            values: npt.NDArray[Any] = self.view().numpy()
+            return values
+        return self.view().view(torch.uint8 if self.dtype.itemsize == 1 else torch.int16).numpy().view(small)
 
     def identity(self) -> dict[str, Any]:
         """What says that the bytes are those of another time: the file's name, size and change, and the place in it."""
@@ -72,8 +91,9 @@ class FileTensor:
 class ShardFile:
     """One file, mapped when first read. WeightsError if it is no safetensors file or ends before its data."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, codes: bool = False) -> None:
         self.path = path
+        self._dtypes = {**DTYPES, **CODES} if codes else DTYPES
         try:
             with path.open("rb") as file:
                 self.status = os.fstat(file.fileno())
@@ -98,11 +118,16 @@ class ShardFile:
 
     def _tensor(self, name: str, facts: Mapping[str, Any], data: int) -> FileTensor:
         kind, shape, (start, end) = facts["dtype"], tuple(int(n) for n in facts["shape"]), facts["data_offsets"]
-        if kind not in DTYPES:
+        if kind not in self._dtypes:
             raise WeightsError(
-                f"'{name}' in {self.path} has the dtype {kind}; there are: {', '.join(DTYPES)}. Convert the checkpoint"
+                f"'{name}' in {self.path} has the dtype {kind}; there are: {', '.join(self._dtypes)}. "
+                + (
+                    "Its scales are in other tensors: qc.from_checkpoint reads both"
+                    if kind in CODES
+                    else "Convert the checkpoint"
+                )
             )
-        tensor = FileTensor(self, name, DTYPES[kind], shape, data + int(start))
+        tensor = FileTensor(self, name, self._dtypes[kind], shape, data + int(start))
         if min((*shape, int(start))) < 0 or tensor.nbytes != int(end) - int(start):
             raise WeightsError(f"'{name}' in {self.path} has offsets {start}…{end} for {kind} {list(shape)}")
         if data + int(end) > self.status.st_size:
@@ -134,8 +159,8 @@ class ShardFile:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, tensor.start + tensor.nbytes - first)
 
 
-def read_tensors(path: Path) -> dict[str, FileTensor]:
-    """All tensors of a file or folder by name.
+def read_tensors(path: Path, *, codes: bool = False) -> dict[str, FileTensor]:
+    """All tensors of a file or folder by name; fp8 only where `codes` says that the caller knows its scales.
 
     In a folder the index (`model.safetensors.index.json`, or the only other `*.index.json`) says which file holds
     what; without one, all `*.safetensors` count.  WeightsError if there are none, if a file is missing or damaged, or
@@ -144,16 +169,16 @@ def read_tensors(path: Path) -> dict[str, FileTensor]:
     if not path.is_dir():
         if not path.exists():
             raise WeightsError(f"weights={str(path)!r}: there is no such file or folder")
-        return ShardFile(path).tensors
+        return ShardFile(path, codes=codes).tensors
     index = _index(path)
     if index is not None:
-        return _indexed(path, index)
+        return _indexed(path, index, codes)
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise WeightsError(f"weights={str(path)!r}: the folder holds no *.safetensors")
     found: dict[str, FileTensor] = {}
     for file in files:
-        for name, tensor in ShardFile(file).tensors.items():
+        for name, tensor in ShardFile(file, codes=codes).tensors.items():
             if name in found:
                 raise WeightsError(
                     f"both {found[name].file.path.name} and {file.name} in {path} hold '{name}'; name the file to read"
@@ -169,7 +194,7 @@ def _index(folder: Path) -> Path | None:
     return others[0] if len(others) == 1 else None
 
 
-def _indexed(folder: Path, index: Path) -> dict[str, FileTensor]:
+def _indexed(folder: Path, index: Path, codes: bool) -> dict[str, FileTensor]:
     try:
         places: dict[str, str] = json.loads(index.read_text())["weight_map"]
         names = sorted(set(places.values()))
@@ -178,7 +203,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, FileTensor]:
     missing = [name for name in names if Path(name).name != name or not (folder / name).exists()]
     if missing:
         raise WeightsError(f"{index} names files that are not there: {', '.join(missing)}")
-    files = {name: ShardFile(folder / name) for name in names}
+    files = {name: ShardFile(folder / name, codes=codes) for name in names}
     absent = [name for name, place in places.items() if name not in files[place].tensors]
     if absent:
         raise WeightsError(

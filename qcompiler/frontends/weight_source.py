@@ -1,6 +1,7 @@
-"""Where the values of a model's parameters come from: the module itself, safetensors files, or nowhere.
+"""Where the values of a model's parameters come from: the module itself, files, or nowhere.
 
-`insert-qdq` asks a source for one tensor at a time and lets go of it before it asks for the next.
+`insert-qdq` asks a source for one tensor at a time and lets go of it before it asks for the next.  A source whose files
+hold a matrix as codes hands those over (`packed`), and they are stored as they are.
 """
 
 from __future__ import annotations
@@ -8,17 +9,20 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from qcompiler.errors import WeightsError
+from qcompiler.formats import Format, PackedTensor
 from qcompiler.frontends.empty_weights import is_empty
-from qcompiler.frontends.safetensors_files import FileTensor, read_tensors
+from qcompiler.frontends.safetensors_files import read_tensors
 from qcompiler.frontends.torch_values import row_major, to_numpy
 
 Identity = dict[str, Any]
@@ -45,8 +49,28 @@ class WeightSource(Protocol):
     def identity(self, targets: Sequence[str], tensor: torch.Tensor) -> Identity:
         """What tells these values from others."""
 
+    def packed(self, targets: Sequence[str], tensor: torch.Tensor) -> StoredCodes | None:
+        """The codes that stand for a stored tensor, if it is quantised already; None for values."""
+
     def release(self, targets: Sequence[str]) -> None:
         """The values are not needed any more."""
+
+
+@dataclass(frozen=True)
+class StoredCodes:
+    """A matrix that a file holds as codes of one of our formats.
+
+    `read` gives its canonical bytes; they are pages of the file where `mapped`, and else made anew each time.  With a
+    `permutation` the codes belong to columns in another order: ``y = x[..., permutation] @ W.T``.
+    """
+
+    where: str
+    format: Format
+    rows: int
+    cols: int
+    read: Callable[[], PackedTensor]
+    mapped: bool = False
+    permutation: npt.NDArray[np.intp] | None = None
 
 
 class ModuleWeights:
@@ -70,6 +94,10 @@ class ModuleWeights:
     def identity(self, targets: Sequence[str], tensor: torch.Tensor) -> Identity:
         return content_identity(self.read(targets, tensor))
 
+    def packed(self, targets: Sequence[str], tensor: torch.Tensor) -> StoredCodes | None:
+        del targets, tensor
+        return None
+
     def release(self, targets: Sequence[str]) -> None:
         del targets
 
@@ -92,6 +120,10 @@ class NoValues:
         self.read(targets, tensor)
         return {}
 
+    def packed(self, targets: Sequence[str], tensor: torch.Tensor) -> StoredCodes | None:
+        del targets, tensor
+        return None
+
     def release(self, targets: Sequence[str]) -> None:
         del targets
 
@@ -107,29 +139,55 @@ def content_identity(values: torch.Tensor) -> Identity:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-class Shards:
-    """The values of a safetensors file, or of a folder of shards, mapped and read one at a time.
+class InFile(Protocol):
+    """A tensor of a file: plain values, or codes that stand for them."""
 
-    Names are the model's, or the model's after one prefix is taken away from all of either ("model.", for a module that
-    wraps the checkpoint's, or is a part of it).  `rename` maps a parameter's path to its name in the file where that is
-    not enough; `ignore` are globs of names in the file that the model does not have.  Of tied parameters any one may be
-    in the file.  Values are converted to the dtype that the model declares.
+    @property
+    def name(self) -> str: ...
 
-    Everything has to fit: a parameter, or a persistent buffer, that the file lacks, a name in the file that the model
-    lacks, and another shape are WeightsErrors that list the names.  A buffer that the model writes (its state) may be
-    missing: it begins as the model made it.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What the model has."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of values; None for codes."""
+
+    @property
+    def codes(self) -> StoredCodes | None: ...
+
+    def view(self) -> torch.Tensor:
+        """The values: where the file is mapped, if they stand there; decoded, if they are codes."""
+
+    def identity(self) -> Identity: ...
+
+    def release(self) -> None: ...
+
+
+class FileWeights:
+    """Values and codes of files, mapped and read one tensor at a time; what `Shards` and checkpoints have in common.
+
+    `tensors` are by the names of the file, which are the model's after `rename`, or but for one prefix.  `ignore` are
+    globs of names that the model does not have.
     """
 
     valued = True
     streams = True
+    hint = ""
+    """How names that do not fit are mapped: the end of the message."""
 
     def __init__(
-        self, path: str | Path, *, rename: Callable[[str], str] | None = None, ignore: Sequence[str] = ()
+        self,
+        path: str | Path,
+        tensors: Mapping[str, InFile],
+        *,
+        rename: Callable[[str], str] | None = None,
+        ignore: Sequence[str] = (),
     ) -> None:
         self.path = Path(path)
-        self.tensors = read_tensors(self.path)
+        self.tensors = tensors
         self._rename, self._ignore = rename, tuple(ignore)
-        self._found: dict[str, FileTensor] = {}
+        self._found: dict[str, InFile] = {}
         self._views: dict[str, torch.Tensor] = {}
 
     def bind(self, program: ExportedProgram) -> Mapping[str, torch.Tensor]:
@@ -145,7 +203,7 @@ class Shards:
             value: torch.Tensor
             if found.dtype == declared.dtype:
                 value = found.view()
-            elif isinstance(declared, torch.nn.Parameter):
+            elif found.dtype is None or isinstance(declared, torch.nn.Parameter):
                 with mode:
                     value = torch.empty(found.shape, dtype=declared.dtype)
             else:  # buffers are few and small, and are read by value
@@ -165,6 +223,11 @@ class Shards:
             return self._found[targets[0]].identity()
         return content_identity(tensor)
 
+    def packed(self, targets: Sequence[str], tensor: torch.Tensor) -> StoredCodes | None:
+        """Of a tensor that is still as the file has it."""
+        found = self._found.get(targets[0])
+        return found.codes if found is not None and tensor is self._views.get(targets[0]) else None
+
     def release(self, targets: Sequence[str]) -> None:
         if targets[0] in self._found:
             self._found[targets[0]].release()
@@ -173,10 +236,10 @@ class Shards:
 
     def _match(
         self, groups: Sequence[tuple[list[str], torch.Tensor]], optional: set[str], known: set[str]
-    ) -> dict[str, FileTensor]:
+    ) -> dict[str, InFile]:
         """The file's tensor for each group of tied names, under all of them."""
         rename = self._rename or _best_renaming([names for names, _ in groups], self.tensors)
-        found: dict[str, FileTensor] = {}
+        found: dict[str, InFile] = {}
         missing: list[str] = []
         mismatched: list[str] = []
         for names, declared in groups:
@@ -205,11 +268,31 @@ class Shards:
         if mismatched:
             problems.append(f"{len(mismatched)} shapes differ: {_few(mismatched)}")
         if problems:
-            raise WeightsError(
-                f"the weights in {self.path} do not fit the model. " + "; ".join(problems) + ". Names are mapped by "
-                "weights=Shards(path, rename=lambda name: …), and those that the model does not need are named by "
-                'Shards(path, ignore=["cls.*"])'
-            )
+            raise WeightsError(f"the weights in {self.path} do not fit the model. " + "; ".join(problems) + self.hint)
+
+
+class Shards(FileWeights):
+    """The values of a safetensors file, or of a folder of shards, mapped and read one at a time.
+
+    Names are the model's, or the model's after one prefix is taken away from all of either ("model.", for a module that
+    wraps the checkpoint's, or is a part of it).  `rename` maps a parameter's path to its name in the file where that is
+    not enough; `ignore` are globs of names in the file that the model does not have.  Of tied parameters any one may be
+    in the file.  Values are converted to the dtype that the model declares.
+
+    Everything has to fit: a parameter, or a persistent buffer, that the file lacks, a name in the file that the model
+    lacks, and another shape are WeightsErrors that list the names.  A buffer that the model writes (its state) may be
+    missing: it begins as the model made it.
+    """
+
+    hint = (
+        ". Names are mapped by weights=Shards(path, rename=lambda name: …), and those that the model does not need are "
+        'named by Shards(path, ignore=["cls.*"])'
+    )
+
+    def __init__(
+        self, path: str | Path, *, rename: Callable[[str], str] | None = None, ignore: Sequence[str] = ()
+    ) -> None:
+        super().__init__(path, read_tensors(Path(path)), rename=rename, ignore=ignore)
 
 
 def _stored_groups(program: ExportedProgram) -> tuple[list[tuple[list[str], torch.Tensor]], set[str], set[str]]:
@@ -268,4 +351,6 @@ def _text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "a number"
 
 
-__all__ = ["ModuleWeights", "NoValues", "Shards", "WeightSource", "content_identity"]
+__all__ = [
+    "FileWeights", "InFile", "ModuleWeights", "NoValues", "Shards", "StoredCodes", "WeightSource", "content_identity",
+]  # fmt: skip
