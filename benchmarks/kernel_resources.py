@@ -35,11 +35,15 @@ from qcompiler.plan.kernel import (
 )
 from qcompiler.runtime import nvrtc
 
+BF16_ONLY = ("q4_K", "q6_K", "fp8_e4m3", "nvfp4")
+"""Formats that the table has in the type of their models alone."""
+
 FORMATS: dict[str, FormatRef | None] = {
     "nf4": FormatRef(name="nf4", params={"block": 64}),
     "int4": FormatRef(name="int4", params={"group": 32}),
     "int8": FormatRef(name="int8"),
     "plain": None,
+    **{name: FormatRef(name=name) for name in BF16_ONLY},
 }
 DTYPES: tuple[DType, ...] = ("f32", "bf16", "f16")
 M_CLASSES = ("1", "2-8", "9-64", "large")
@@ -53,7 +57,7 @@ def tensor(name: str, dtype: DType, shape: tuple[Dim, ...], strides: Strides, ac
 
 
 def linear(weight: str, dtype: DType, m_class: Any, n: int = 4096, k: int = 4096) -> KernelSpec:
-    """A linear with bias over `weight` ("nf4", "int4", "int8" or "plain") in the layout of CUDA targets."""
+    """A linear with bias over `weight` (a key of `FORMATS`) in the layout of CUDA targets."""
     m: Dim = 1 if m_class == "1" else "m"
     operands = (
         tensor("x", dtype, (m, k), (k, 1)),
@@ -155,7 +159,8 @@ def specs(part: str) -> list[KernelSpec]:
     """The kernels of one part of the table."""
     match part:
         case "linear":
-            return [linear(*each) for each in itertools.product(FORMATS, DTYPES, M_CLASSES)]
+            every = itertools.product(FORMATS, DTYPES, M_CLASSES)
+            return [linear(*each) for each in every if each[1] == "bf16" or each[0] not in BF16_ONLY]
         case "norm":
             return [norm(*each) for each in itertools.product(("layer", "rms"), DTYPES)]
         case "softmax":

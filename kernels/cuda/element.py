@@ -122,7 +122,8 @@ def _entry(table: Table, field: Field) -> str:
     fmt, cols = table.fmt, table.cols
     if table.layout == LAYOUT:
         section = table.sections[packed_name(fmt, field, cols)]
-        return f"((const {ENTRY_TYPES[field.kind]}*)(table + {section.offset}))[{entry_index(fmt, field, table.rows, cols)}]"
+        index = entry_index(fmt, field, table.rows, cols)
+        return f"((const {ENTRY_TYPES[field.kind]}*)(table + {section.offset}))[{index}]"
     covers = field.covers if isinstance(field.covers, int) else 0
     if field.offset is not None or field.packing is not None:
         return _in_block(table, field, f"inside / {covers}")

@@ -1,7 +1,8 @@
 """Rows of a table by id as CUDA C++, decoded on the way.
 
 A block copies one row.  The table may be plain (any strides, or cuda_t16_v1) or packed (canonical or cuda_t16_v1,
-whatever its format): element.py.  A kernel on the device has nowhere to report an id outside [0, rows): it gives a row of NaN.
+whatever its format): element.py.  A kernel on the device has nowhere to report an id outside [0, rows): it gives a row
+of NaN.
 """
 
 from __future__ import annotations

@@ -21,7 +21,18 @@ from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, identifier, indent
 from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand
 
-__all__ = ["FLOATS", "LAYOUT", "Finish", "Weight", "check", "emit", "engine_of", "finish_of", "linear_body", "weight_of"]
+__all__ = [
+    "FLOATS",
+    "LAYOUT",
+    "Finish",
+    "Weight",
+    "check",
+    "emit",
+    "engine_of",
+    "finish_of",
+    "linear_body",
+    "weight_of",
+]
 
 Engine = Literal["fma", "mma"]
 

@@ -163,8 +163,8 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
         f"struct {struct} {{",
         f"    typedef {STORAGE_TYPES[operand.dtype]} type;",
         f"    static constexpr int bits = {bits}, fields = {len(entries)};",
-        f"    static constexpr bool packed = true, lookup = {_bool(kind == 'sixteen')}, straddles = {_bool(straddles)};",
-        f"    static constexpr bool flips_sign = {_bool(d.codes.kind == 'int')};",
+        f"    static constexpr bool packed = true, straddles = {_bool(straddles)};",
+        f"    static constexpr bool lookup = {_bool(kind == 'sixteen')}, flips_sign = {_bool(d.codes.kind == 'int')};",
         f"    static constexpr int64_t rows = {rows}, cols = {cols}, tiles = {-(-cols // tile_columns(bits))};",
         f"    static constexpr int64_t covers = {covers};",
         f"    static constexpr qc_codes codes = QC_{kind.upper()};",
@@ -176,9 +176,7 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
         "};",
     ]
     definitions = "".join([*code_table, *tables]) + block(lines)
-    return Weight(
-        "codes", operand.dtype, rows, cols, bits, struct, definitions, kind, covers, straddles, len(entries)
-    )
+    return Weight("codes", operand.dtype, rows, cols, bits, struct, definitions, kind, covers, straddles, len(entries))
 
 
 # --- what codes stand for --------------------------------------------------------------------------------------------
@@ -301,8 +299,8 @@ def _parts(declaration: Declaration) -> dict[str, str]:
 def _tensor_core_arithmetic(declaration: Declaration, kind: Codes) -> list[str]:
     """Members: the same for linear_mma.cuh, where integer codes arrive as the float `biased`: bias + code, exactly.
 
-    The bias is 128 for codes of less than 8 bits, else 2^23 (2^23 + 128 where signs are flipped); one subtraction undoes
-    it, or none: see `_folds`.
+    The bias is 128 for codes of less than 8 bits, else 2^23 (2^23 + 128 where signs are flipped); one subtraction
+    undoes it, or none: see `_folds`.
     """
     parts = declaration.split.per_entry
     if kind == "counts":
@@ -348,6 +346,7 @@ def _folds(declaration: Declaration, bias: int) -> tuple[str, str | None] | None
 
     That is so where scale * (code - zero) and scale * (bias + zero) have at most 24 bits: f16 scales have 11, integers
     as many as lie between their first and last one.  Sums of the fma are then multiples of the scale's last place.
+    A zero may lose its sign, and an infinite scale, which no encoder writes, gives NaN for every code.
     """
     parts, form = declaration.split.per_entry, _FORMS.get(declaration.split.per_element.text)
     if form is None or declaration.codes.bits >= 8:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +16,6 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
-from qcompiler.formats.equation import Equation
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import linear, linear_fma
 from qcompiler.kernels.cuda.emit import emit_kernel
@@ -311,17 +310,6 @@ def test_no_depth_gives_the_bias(sim_module: Callable[..., Any]) -> None:
 
 
 # --- what is chosen --------------------------------------------------------------------------------------------------
-
-
-def test_the_code_part_of_an_equation_is_tabulated_and_the_rest_kept() -> None:
-    nf4, int4 = formats.get("nf4").declaration, formats.get("int4", symmetric=False).declaration
-    assert [e.text for e in vars(linear.split_equation(nf4)).values()] == ["table[codes]", "code * absmax"]
-    assert [e.text for e in vars(linear.split_equation(int4)).values()] == ["codes", "(code - zeros) * scales"]
-    symmetric = linear.split_equation(formats.get("int4").declaration)
-    assert (symmetric.of_code.text, symmetric.rest.text) == ("codes - 8", "code * scales")
-    twice = replace(nf4, decode=Equation("table[codes] * absmax + codes"))
-    with pytest.raises(KernelSelectionError, match="several parts"):
-        linear.split_equation(twice)
 
 
 @pytest.mark.parametrize(("kind", "lookup"), [("nf4", True), ("int4", False), ("int4_zeros", False), ("int8", False)])

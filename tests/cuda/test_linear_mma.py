@@ -309,11 +309,11 @@ def test_tiles_fit_the_shared_memory_of_every_architecture() -> None:
 
 def test_the_equation_of_an_affine_format_is_one_fma() -> None:
     text = emit.emit_kernel(make_case("zeros_64", (33, 192), "bf16", "9-64").spec, "sm_80").text
-    assert "return {scale, -(128.0f + zero) * scale};" in text
+    assert "return {{p.of[1], -(128.0f + p.of[0]) * p.of[1]}};" in text
     text = emit.emit_kernel(make_case("int4_32", (33, 96), "bf16", "9-64").spec, "sm_80").text
-    assert "return {scale, -(136.0f) * scale};" in text
+    assert "return {{p.of[0], -(136.0f) * p.of[0]}};" in text
     text = emit.emit_kernel(make_case("nf4", (33, 320), "bf16", "9-64").spec, "sm_80").text
-    assert "return (table[code] * (float)(r.scale));" in text
+    assert "float element(float code, const parts& p) { return (code * p.of[0]); }" in text
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ SANITIZED = {
     "tests/gpu/test_conformance_gpu.py": DEVICE_CASES,
     "tests/cuda/test_linear_fma.py": f"{DEVICE_CASES} and every_format_class_and_m",
     "tests/cuda/test_linear_mma.py": f"{DEVICE_CASES} and nf4 and not large",
+    "tests/cuda/test_every_format.py": f"{DEVICE_CASES} and (beyond or rows_of_every_format)",
     "tests/cuda/test_attention.py": f"{DEVICE_CASES} and (plain or decode or bf16)",
     "tests/cuda/test_norm.py": DEVICE_CASES,
     "tests/cuda/test_softmax.py": DEVICE_CASES,
