@@ -1,6 +1,7 @@
 """Linear kernels beside torch's fp32 linear, per shape and M, in one interleaved run.
 
     .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
+        [--formats nf4 q4_K q6_K]
 
 Every round times each engine once for each case (many calls in a batch when they are short), in an order that changes,
 so that a slow moment of the machine hits all of them; the table gives medians. Probes of the same run: fused
@@ -226,14 +227,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--m", type=int, nargs="*", default=list(MS))
+    parser.add_argument("--formats", nargs="*", help="formats with their default parameters, instead of the usual four")
     parser.add_argument("--json", default=None, help="also write every row to this file")
     options = parser.parse_args()
+    if options.formats:
+        FORMATS.clear()
+        FORMATS.update({name: (name, {}) for name in options.formats})
     threads = resolve_num_threads(options.threads)
     torch.set_num_threads(threads)
     bench = Bench([make_spec(kind, m, n, k) for n, k in SHAPES for m in options.m for kind in FORMATS], threads)
     print(f"{threads} threads, {host_isa()}, torch {torch.__version__}, medians of {options.rounds}")
     print(
-        f"{'N x K':>10} {'M':>5} {'engine':>6} {'us':>9} {'GFLOP/s':>8} {'of peak':>8} {'GB/s':>6} {'of read':>8} "
+        f"{'N x K':>10} {'M':>5} {'engine':>10} {'us':>9} {'GFLOP/s':>8} {'of peak':>8} {'GB/s':>6} {'of read':>8} "
         f"{'x torch':>8}"
     )
     found: list[dict[str, Any]] = []
@@ -243,7 +248,7 @@ def main() -> None:
                 for row in rows(bench, m, n, k, options.rounds):
                     found.append(row)
                     print(
-                        f"{n:>5}x{k:<4} {m:>5} {row['engine']:>6} {row['us']:>9.1f} {row['gflops']:>8.1f} "
+                        f"{n:>5}x{k:<4} {m:>5} {row['engine']:>10} {row['us']:>9.1f} {row['gflops']:>8.1f} "
                         f"{row['of_peak']:>8.1%} {row['gbytes']:>6.1f} {row['of_bandwidth']:>8.1%} "
                         f"{row['speedup']:>8.2f}"
                     )
