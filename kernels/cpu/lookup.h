@@ -21,7 +21,7 @@ struct ql_table {
     int64_t cols, kb;     // kb: columns per scale, or elements of a flat block (a power of two)
 };
 
-// --- codes: 16 from column k of a row; lanes past the last column hold anything ----------------------------------------
+// --- codes: 16 from column k of a row; lanes past the last column hold anything --------------------------------------
 
 // cpu_p16_v1: words of 8 or 4 codes, row r in lane r % 16 of panel r / 16.
 template <int BITS> struct ql_panel_codes {
@@ -67,7 +67,7 @@ struct ql_bytes {
     }
 };
 
-// --- scales ------------------------------------------------------------------------------------------------------------
+// --- scales ----------------------------------------------------------------------------------------------------------
 
 // Which scale serves column k: entry * step + start, one for each kb columns (kb is a multiple of 16, or all columns).
 struct ql_blocks {
@@ -79,7 +79,7 @@ struct ql_blocks {
     QG_METHOD static ql_blocks rows(const ql_table& t, int64_t row) { return {row * ((t.cols + t.kb - 1) / t.kb), 1}; }
 };
 
-// --- one row -----------------------------------------------------------------------------------------------------------
+// --- one row ---------------------------------------------------------------------------------------------------------
 
 QC_INLINE vf ql_look(const qg_table& values, vi codes) {
     qg_words w;

@@ -30,7 +30,7 @@ QC_DEVICE float qc_high(uint32_t pair, qc_f16) { return qc_f32_of_f16((uint16_t)
 template <class T> struct qc_is_float { static constexpr bool value = false; };
 template <> struct qc_is_float<float> { static constexpr bool value = true; };
 
-// --- codes ----------------------------------------------------------------------------------------------------------------
+// --- codes -----------------------------------------------------------------------------------------------------------
 
 // The value of the code in bits [Bit, Bit + W::bits) of a word, exactly, in two instructions: the bits are the mantissa
 // of a float whose last places count one, so that one subtraction leaves the integer. Bit + W::bits <= 23.
@@ -40,15 +40,15 @@ template <class W, int Bit> QC_DEVICE float qc_code_number(uint32_t word) {
 }
 
 // Tables of code values in shared memory. Codes are random, so that lanes would meet in one bank: every lane reads a
-// replica in banks of its own. `lane` is the byte offset of that replica; entries are 128 bytes apart, so that an address
-// is one shift and one and-or away from the word.
+// replica in banks of its own. `lane` is the byte offset of that replica; entries are 128 bytes apart, so that an
+// address is one shift and one and-or away from the word.
 struct qc_no_table {};
 struct qc_table16 {  // one code: 16 entries, 32 replicas (2 KiB)
     float* entries;
     uint32_t lane;
 };
-// Two codes of a byte at once, (low nibble, high nibble): 256 entries, 16 replicas (32 KiB), since the 8-byte loads of a
-// half warp are one access of all 32 banks.
+// Two codes of a byte at once, (low nibble, high nibble): 256 entries, 16 replicas (32 KiB), since the 8-byte loads of
+// a half warp are one access of all 32 banks.
 struct qc_table256 {
     float2* entries;
     uint32_t lane;
@@ -108,7 +108,7 @@ template <class W> QC_DEVICE void qc_code_values(uint32_t low, uint32_t high, fl
     }
 }
 
-// --- entries: scales and zero points of the blocks that a tile touches ------------------------------------------------------
+// --- entries: scales and zero points of the blocks that a tile touches -----------------------------------------------
 
 template <class W> struct qc_tile_of {
     static constexpr int columns = 256 / W::bits;
@@ -145,7 +145,7 @@ template <class W> struct qc_entries<W, true> {
     }
 };
 
-// --- elements -------------------------------------------------------------------------------------------------------------
+// --- elements --------------------------------------------------------------------------------------------------------
 
 // Elements of piece `piece` of a tile that begins at column `k0`, before rounding, from its code values. Where blocks
 // straddle rows, a piece meets two of them at most (blocks have 16 elements or more).

@@ -22,7 +22,8 @@ template <int BITS, bool HIGH_FIRST> QC_DEVICE uint32_t qc_stream_item(const uin
 }
 
 // The bits of element (row, column) of a section in cuda_t16_v1 (kernels/layouts/cuda.py), panels of `tiles` tiles.
-template <int BITS> QC_DEVICE uint32_t qc_tile_item(const uint8_t* section, int64_t tiles, int64_t row, int64_t column) {
+template <int BITS>
+QC_DEVICE uint32_t qc_tile_item(const uint8_t* section, int64_t tiles, int64_t row, int64_t column) {
     constexpr int COLUMNS = 256 / BITS;  // of a tile: 512 bytes, 16 rows
     const int r = (int)(row % 16), c = (int)(column % COLUMNS);
     const uint32_t* const tile = (const uint32_t*)section + (row / 16 * tiles + column / COLUMNS) * 128;
