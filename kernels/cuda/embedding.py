@@ -12,7 +12,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.base import Field, Format, Section
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda.emit import signature
-from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_extent
 from qcompiler.kernels.cuda.places import offset
 from qcompiler.kernels.layouts.cuda import tile_columns
 from qcompiler.kernels.layouts.panels import packed_name
@@ -54,6 +54,7 @@ def _check(spec: KernelSpec) -> None:
     if len(spec.operands) != 3:
         raise KernelSelectionError(f"{where}: an embedding has the operands ids, table and out")
     ids, table, out = spec.operands
+    check_extent(spec, table, 1)
     if ids.dtype not in ("i64", "i32"):
         raise KernelSelectionError(f"{where}: ids are {ids.dtype}; an embedding takes i64 or i32")
     for operand in (table, out):

@@ -25,7 +25,7 @@ from qcompiler.formats import Format
 from qcompiler.formats.base import Declaration, Section
 from qcompiler.formats.equation import Equation, Float32
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cuda.geometry import CudaKernel
+from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.layouts.cuda import tile_columns
 from qcompiler.kernels.layouts.panels import LANES, packed_name
 from qcompiler.kernels.scalar import float_literal, scalar_statements
@@ -75,6 +75,8 @@ def check(spec: KernelSpec) -> None:
     fixed = 4 if body.has_bias else 3
     if len(spec.operands) < fixed:
         raise KernelSelectionError(f"{where}: a linear has x, w, {'bias, ' * body.has_bias}extras and out")
+    check_extent(spec, spec.operands[1], 0)
+    check_extent(spec, spec.operands[1], 1)
     for operand in (spec.operands[0], spec.operands[-1]):
         if operand.dtype not in FLOATS:
             raise KernelSelectionError(f"{where}: operand '{operand.name}' is {operand.dtype}; linears take {FLOATS}")

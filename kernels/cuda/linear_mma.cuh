@@ -120,7 +120,7 @@ template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
 #pragma unroll
         for (int i = 0; i < PANELS; i++) {
             const bool there = ALL_PANELS % BLOCK_PANELS == 0 || i < panels;
-            const uint8_t* const tiles = words + index * (VECTORS * 512) + (int64_t)i * TILES * 512;
+            const uint8_t* const tiles = words + (int64_t)index * (VECTORS * 512) + (int64_t)i * TILES * 512;
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) {
                 const bool inside = TILES % VECTORS == 0 || index * VECTORS + v < TILES;
