@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.gather_order import counts_fastest
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import GatherKernel, KernelSpec, Operand
@@ -44,11 +45,6 @@ def check_indices(index: Operand, sizes: Sequence[tuple[str, Dim]], length: Dim)
         once = f"{name} < 1 && " if stride == 0 else ""  # else the same indices would be checked again
         lines = [f"for (int64_t {name} = 0; {once}{name} < {c_dim(size)}; {name}++) {{", *indent(lines), "}"]
     return lines
-
-
-def counts_fastest(body: GatherKernel, out: Operand) -> bool:
-    """Whether neighbours in memory differ in their place along the axis, and not behind it."""
-    return body.mode == "along" and out.strides[1] == 1 and out.strides[2] != 1
 
 
 def emit(spec: KernelSpec, isa: str) -> str:

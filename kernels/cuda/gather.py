@@ -6,10 +6,10 @@ index out of range: what it should have fetched becomes `qc_poison` (NaN, or the
 
 from __future__ import annotations
 
-from qcompiler.kernels.cpu.gather import counts_fastest
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.gather_order import counts_fastest
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import GatherKernel, KernelSpec
