@@ -126,8 +126,9 @@ def _along_groups(x: View, index: View, axis: int) -> list[Sequence[int]]:
     be put in front of it or behind it as both operands lie. An index that repeats over heads is read where it is."""
     others = [n for n in range(len(x.shape)) if n != axis]
     usual = _axis_groups(len(x.shape), axis)
-    split = ([tuple(others[:n]), (axis,), tuple(others[n:])] for n in range(len(others), -1, -1))
-    for groups in (usual, *split):
+    candidates: list[list[Sequence[int]]] = [usual]
+    candidates += [[tuple(others[:n]), (axis,), tuple(others[n:])] for n in range(len(others), -1, -1)]
+    for groups in candidates:
         if views.collapse(x, groups) is not None and views.collapse(index, groups) is not None:
             return groups
     return usual

@@ -236,7 +236,7 @@ def split_batch(op: qc.BatchMatmulOp) -> SSAValue | None:
         return None
     batch = strided[0][1]
     builder = _before(op)
-    operands = []
+    operands: list[SSAValue] = []
     for value, found in zip((op.a, op.b), joined, strict=True):
         rows, cols = shape_of(value.type)[1:]
         if found is None or found[1] != batch:
@@ -248,7 +248,7 @@ def split_batch(op: qc.BatchMatmulOp) -> SSAValue | None:
         rank = len(batch)
         operands.append(build.transpose(builder, split, [*range(rank), rank + 1, rank]) if turned else split)
     shape = shape_of(op.result.type)
-    made = qc.BatchMatmulOp(*operands, tensor_type((*batch, *shape[1:]), tensor_dtype(op.result.type)))
+    made = qc.BatchMatmulOp(operands[0], operands[1], tensor_type((*batch, *shape[1:]), tensor_dtype(op.result.type)))
     set_path(made, path_of(op))
     loops.insert_before(op, made)
     return build.reshape(builder, made.result, shape)

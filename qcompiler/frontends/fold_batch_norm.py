@@ -66,7 +66,8 @@ class _Folder:
 
     def fold(self, norm: fx.Node) -> None:
         """Folds one batch norm, if everything it needs is constant and nothing else reads what would change."""
-        product, *given = norm.args[:5]
+        operands: list[Any] = list(norm.args[:5])
+        product, given = operands[0], operands[1:]
         if not isinstance(product, fx.Node) or any(n is not None and n not in self.stored for n in given):
             return
         if not self._alone(product, norm):
