@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import struct
 from collections.abc import Callable
@@ -132,8 +133,18 @@ def test_a_residual_block_from_shards_is_that_of_the_module(
     assert "math.sqrt" not in ops_of(planned), "a norm is left"
 
 
-@pytest.mark.parametrize("declared", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+QUICK = ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float16), (torch.float16, torch.float32))
+"""(saved, declared): each type once on either side."""
+
+
+@pytest.mark.parametrize(
+    ("saved", "declared"),
+    [
+        pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow], id=f"{pair[0]}-{pair[1]}")
+        for pair in itertools.product(FLOATS, FLOATS)
+    ],
+)
 def test_values_are_converted_to_what_the_model_declares(
     shards: SaveShards, saved: torch.dtype, declared: torch.dtype
 ) -> None:
