@@ -7,7 +7,9 @@
 Masks, rope tables and position grids of symbolic size are built at the symbols' maximum, without the dims along which
 they repeat, and read through a view.  What would differ at another size (a reversed range) stays and is reported.  An
 iota that a loop nest can compute for itself stays for fuse-elementwise.  An attention mask that keeps everything, and
-`causal` for one token that sees one key, are removed: they cannot change the result.
+`causal` for one token that sees one key, are removed: they cannot change the result.  A comparison that comes out the
+same at all sizes of the entry point is its result: `max(iota(s)) + 1 > 128` is false for s <= 128, and what it selects
+depends on no size any more.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects import func
+from xdsl.dialects import func, tensor
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Operation, Use
@@ -34,11 +36,13 @@ from qcompiler.ir.module import (
     set_path,
 )
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.canonicalize import canonicalize_block
 from qcompiler.passes.support import loops, masks
 from qcompiler.passes.support.cones import FREE, Built, ConeBuilder, input_independent
 from qcompiler.passes.support.fusion import is_trivial
 from qcompiler.passes.support.init_function import InitBuilder, cone_text
 from qcompiler.passes.support.numerics import Numerics, Reordered
+from qcompiler.passes.support.value_ranges import ValueRanges, decide
 from qcompiler.passes.support.view_rules import fold_views
 from qcompiler.passes.support.views import VIEWS
 from qcompiler.plan.kernel import ITEMSIZE
@@ -59,8 +63,20 @@ class HoistConstantMasksPass(ModulePass):
             masks.remove_useless_masks(function, context)
         init = InitBuilder.of(op)
         for function in entry_funcs(op):
+            _decide_comparisons(function, context)
             _hoist_from(function, init, context)
         init.finish()
+
+
+def _decide_comparisons(function: func.FuncOp, context: QCContext) -> None:
+    """Booleans inside loop nests that are the same at every size of the entry point become constants."""
+    ranges = ValueRanges(ranges_of(function))
+    decided = [op for op in function.body.block.ops if isinstance(op, ops.GenericOp) and decide(op, ranges)]
+    for op in decided:
+        what = "a comparison of sizes is decided before the call"
+        context.report.add(HoistConstantMasksPass.name, path_of(op), what, "the sizes' ranges allow one outcome only")
+    if decided:
+        canonicalize_block(function.body.block)
 
 
 def _hoist_from(function: func.FuncOp, init: InitBuilder, context: QCContext) -> None:
@@ -129,8 +145,10 @@ def _reads_table(op: Operation, reader: Operation, independent: set[Operation]) 
 
 
 def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
-    """A little index arithmetic that every reader can do for itself."""
+    """A little index arithmetic that every reader can do for itself: but not through a slice, which is read strided."""
     if not isinstance(op, ops.GenericOp) or op.inputs or not loops.is_pointwise(op) or not is_trivial(op):
+        return False
+    if any(isinstance(use.operation, tensor.ExtractSliceOp) for use in op.res[0].uses):
         return False
     return all(isinstance(r, ops.GenericOp) or r in independent for r in _readers(op))
 

@@ -7,7 +7,8 @@
 Matching reads what one element is computed from (support/trace.py), so it does not matter how the form was split into
 loop nests, nor where casts and unit dims stand.  An attention mask that is provably (j <= i) becomes the flag `causal`,
 one that keeps everything is dropped, also as part of a conjunction.  SwiGLU has no op of its own: fuse-epilogues makes
-`silu(x Wg) * (x Wu)` two linears whose epilogues hold the silu and the product.
+`silu(x Wg) * (x Wu)` two linears whose epilogues hold the silu and the product.  A matmul that is no part of an
+attention, over heads that were joined with the batch (`view(-1, s, d)`), has them as two dims again: joining copies.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from qcompiler.passes.support import loops
 from qcompiler.passes.support.masks import MaskReader, simplify_mask
 from qcompiler.passes.support.numerics import Numerics, Reordered
 from qcompiler.passes.support.trace import Tracer
-from qcompiler.passes.support.view_rules import fold_views
+from qcompiler.passes.support.view_rules import fold_views, split_batch
 
 _POINTWISE_FORMS: tuple[tuple[str, Callable[[SSAValue, Tracer], Raised | None]], ...] = (
     ("arith.addf", norms.match),
@@ -57,7 +58,7 @@ class RaiseIdiomsPass(ModulePass):
         context = qc_context(ctx)
         for function in functions(op):
             raised = _raise_pointwise_forms(function, context) + _raise_attention(function, context)
-            if raised:
+            if raised + _split_batches(function):
                 fold_views(list(function.body.block.ops))
             reader = MaskReader(function, context)
             for each in list(function.body.block.ops):
@@ -86,6 +87,18 @@ def _replace(op: ops.GenericOp, made: Raised, context: QCContext) -> None:
     op.res[0].replace_all_uses_with(made.result)
     loops.erase_if_dead(op)
     context.report.add(RaiseIdiomsPass.name, path_of(made.op), f"raised {made.op.name}", "it was written out in parts")
+
+
+def _split_batches(function: func.FuncOp) -> int:
+    """Products that are left over joined batch dims read their operands as they lie; returns how many."""
+    split = 0
+    for op in list(function.body.block.ops):
+        result = split_batch(op) if isinstance(op, qc.BatchMatmulOp) and op.parent is not None else None
+        if result is not None:
+            op.results[0].replace_all_uses_with(result)
+            loops.erase_if_dead(op)
+            split += 1
+    return split
 
 
 def _raise_attention(function: func.FuncOp, context: QCContext) -> int:

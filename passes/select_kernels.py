@@ -46,6 +46,7 @@ from qcompiler.ir.qc import (
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.kernels.select import FLOATS, LINEAR, Case, LinearQuery, choose_linear, templates
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
+from qcompiler.passes.support.extents import check_extents
 from qcompiler.plan.dims import Range, product
 
 CASES = "qc.cases"
@@ -94,6 +95,7 @@ class SelectKernelsPass(ModulePass):
             for each in function.body.block.ops:
                 if isinstance(each, FLOAT_ONLY):
                     _check_float(each, context)
+                check_extents(each, context)
                 if isinstance(each, LinearOp):
                     _select_linear(each, ranges, context)
                 elif each.name.startswith("qc.") and not isinstance(each, _NO_KERNEL):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from qcompiler.errors import ArgumentShapeError, DimError, PlanError
-from qcompiler.plan.dims import Dim, Expr, dim
+from qcompiler.plan.dims import Dim, dim
+from qcompiler.plan.equations import Equation, plan_equations
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import EntryPoint, Plan, TensorSig
 
@@ -27,41 +28,6 @@ class Binding:
     output_nbytes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Equation:
-    """`expr == shapes[argument][axis]`; `solves` is the symbol it determines, if any."""
-
-    argument: int
-    axis: int
-    expr: Expr
-    solves: _Linear | None
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """``slope * name + rest``."""
-
-    name: str
-    slope: Expr
-    rest: Expr
-
-    @staticmethod
-    def of(expr: Expr, name: str) -> _Linear | None:
-        """None where `expr` is not linear in `name`."""
-        try:
-            rest = expr.substitute({name: 0})
-            slope = (expr - rest).divide_exact(Expr.symbol(name))
-        except DimError:  # no polynomial of the symbol, or a division by it
-            return None
-        return None if name in slope.symbols() else _Linear(name, slope, rest)
-
-    def solve(self, extent: int, symbols: dict[str, int]) -> int | None:
-        slope, rest = self.slope.evaluate(symbols), self.rest.evaluate(symbols)
-        if slope == 0 or (extent - rest) % slope:
-            return None
-        return (extent - rest) // slope
-
-
 class EntryBinder:
     """Binds one entry point. PlanError if its inputs' shapes do not determine its symbols."""
 
@@ -73,27 +39,10 @@ class EntryBinder:
         self.equations = self._plan_equations()
         self.outputs = [[dim(extent) for extent in sig.shape] for sig in entry.outputs]
 
-    def _plan_equations(self) -> list[_Equation]:
-        """In an order in which each equation determines one symbol from those before it, or checks."""
-        waiting = [
-            _Equation(number, axis, dim(extent), None)
-            for number, sig in enumerate(self.entry.inputs)
-            for axis, extent in enumerate(sig.shape)
-        ]
-        known: set[str] = set()
-        planned: list[_Equation] = []
-        progress = True
-        while progress:
-            progress = False
-            for equation in list(waiting):
-                unknown = equation.expr.symbols() - known
-                solves = _Linear.of(equation.expr, next(iter(unknown))) if len(unknown) == 1 else None
-                if not unknown or solves is not None:
-                    waiting.remove(equation)
-                    planned.append(replace(equation, solves=solves))
-                    known |= unknown
-                    progress = True
-        if missing := (set(self.order) | {name for each in waiting for name in each.expr.symbols()}) - known:
+    def _plan_equations(self) -> list[Equation]:
+        planned, known = plan_equations([sig.shape for sig in self.entry.inputs])
+        used = {name for sig in self.entry.inputs for extent in sig.shape for name in dim(extent).symbols()}
+        if missing := (set(self.order) | used) - known:
             raise PlanError(
                 f"entry point '{self.entry.name}': the shapes of its inputs do not determine "
                 f"{', '.join(sorted(missing))}"
@@ -122,13 +71,14 @@ class EntryBinder:
             _nbytes(self.entry.inputs, shapes), _nbytes(self.entry.outputs, outputs),
         )  # fmt: skip
 
-    def _solve(self, equation: _Equation, extent: int, symbols: dict[str, int], sig: TensorSig, shape: Shape) -> None:
+    def _solve(self, equation: Equation, extent: int, symbols: dict[str, int], sig: TensorSig, shape: Shape) -> None:
         assert equation.solves is not None
         name = equation.solves.name
         low, high = self.ranges[name]
         value = equation.solves.solve(extent, symbols)
         if value is None:
-            raise self._error(sig, shape, f"dimension {equation.axis} ({equation.expr}) cannot be {extent}")
+            why = f"which is not {equation.expr} for any whole number {name}"
+            raise self._error(sig, shape, f"dimension {equation.axis} is {extent}, {why}")
         if not low <= value <= high:
             raise self._error(
                 sig,

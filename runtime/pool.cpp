@@ -5,9 +5,9 @@
 //   gate = [ sequence : 40 | limit : 12 | workers inside : 12 ]      an odd sequence is open
 //
 // A worker enters by adding one to the gate it has seen (compare-and-swap, so never into a later region), takes tasks
-// from one shared counter until none is left, and leaves by subtracting one. The caller takes tasks too, closes the gate
-// and waits until nobody is inside. So the fields of a region are only written while no worker can read them, and a call
-// allocates nothing. Workers spin for `spin_ns` after a region (the next one of the same model follows within
+// from one shared counter until none is left, and leaves by subtracting one. The caller takes tasks too, closes the
+// gate and waits until nobody is inside. So the fields of a region are only written while no worker can read them, and
+// a call allocates nothing. Workers spin for `spin_ns` after a region (the next one of the same model follows within
 // microseconds), then sleep on a futex.
 #include "abi.h"
 
@@ -184,7 +184,8 @@ bool own_pool() {
     const int64_t begin = now_ns();
     for (;;) {
         for (int i = 0; i < 64; ++i) {
-            if (!pool.owned.load(std::memory_order_relaxed) && !pool.owned.exchange(true, std::memory_order_acquire)) return true;
+            if (!pool.owned.load(std::memory_order_relaxed) && !pool.owned.exchange(true, std::memory_order_acquire))
+                return true;
             relax();
         }
         if (now_ns() - begin > 100000) return false;

@@ -28,6 +28,6 @@ enum { QC_OK = 0, QC_INDEX_OUT_OF_RANGE = 1 };
 // Every kernel: operands' addresses in the order of its KernelSpec, the values of `KernelSpec.symbols` in order.
 typedef void (*qc_kernel)(struct qc_ctx* ctx, void* const* operands, const int64_t* symbols);
 
-// Every entry point: base addresses of the plan's arenas in the order of `Plan.arenas` (null where the entry does not use
-// one), the values of `EntryPoint.symbols` in order. Returns ctx->error_code.
+// Every entry point: base addresses of the plan's arenas in the order of `Plan.arenas` (null where the entry does not
+// use one), the values of `EntryPoint.symbols` in order. Returns ctx->error_code.
 typedef int32_t (*qc_entry)(struct qc_ctx* ctx, char* const* arenas, const int64_t* symbols);

@@ -3,13 +3,15 @@
 #include "rows.h"
 
 // panels[j / width][d][j % width] = keys[j][d] for `count` keys, zeros up to the next multiple of `width` (16 or 32).
-template <class T> static void qc_pack_keys(const T* keys, int64_t stride, int64_t count, int64_t depth, int64_t width, float* panels) {
+template <class T>
+static void qc_pack_keys(const T* keys, int64_t stride, int64_t count, int64_t depth, int64_t width, float* panels) {
     for (int64_t j = 0; j < count; j += QC_LANES) {
         float* const panel = panels + j / width * width * depth + j % width;
         const int64_t live = qc_min(QC_LANES, count - j);
         int64_t d = 0;
         if (live == QC_LANES)
-            for (; d + QC_LANES <= depth; d += QC_LANES) vtranspose(keys + j * stride + d, stride, panel + d * width, width);
+            for (; d + QC_LANES <= depth; d += QC_LANES)
+                vtranspose(keys + j * stride + d, stride, panel + d * width, width);
         for (; d < depth; d++)
             for (int64_t lane = 0; lane < QC_LANES; lane++)
                 panel[d * width + lane] = lane < live ? qc_load(keys + (j + lane) * stride + d) : 0.0f;
@@ -19,14 +21,19 @@ template <class T> static void qc_pack_keys(const T* keys, int64_t stride, int64
 }
 
 // Rows of `columns` floats (a multiple of 16), zeros from `live_columns` on.
-template <class T> static void qc_pack_values(const T* values, int64_t stride, int64_t count, int64_t live_columns, int64_t columns, float* packed) {
+template <class T>
+static void qc_pack_values(const T* values, int64_t stride, int64_t count, int64_t live_columns, int64_t columns,
+                           float* packed) {
     for (int64_t j = 0; j < count; j++)
         for (int64_t c = 0; c < columns; c += QC_LANES)
-            vstore(packed + j * columns + c, vload_upto(values + j * stride + c, (int)qc_max(0, qc_min(QC_LANES, live_columns - c))));
+            vstore(packed + j * columns + c,
+                   vload_upto(values + j * stride + c, (int)qc_max(0, qc_min(QC_LANES, live_columns - c))));
 }
 
 // `rows` rows of `depth` floats, zeros from row `live` on.
-template <class T> static void qc_pack_queries(const T* queries, int64_t stride, int64_t live, int64_t rows, int64_t depth, float* packed) {
+template <class T>
+static void qc_pack_queries(const T* queries, int64_t stride, int64_t live, int64_t rows, int64_t depth,
+                            float* packed) {
     for (int64_t r = 0; r < rows; r++)
         qc_columns(depth, [&](int64_t d, int n) QC_BODY {
             vstore_upto(packed + r * depth + d, r < live ? vload_upto(queries + r * stride + d, n) : vzero(), n);

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.gather_order import counts_fastest
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import GatherKernel, KernelSpec, Operand
@@ -40,26 +41,30 @@ def check_indices(index: Operand, sizes: Sequence[tuple[str, Dim]], length: Dim)
         "    return;",
         "}",
     ]
-    for name, size in reversed(sizes):
-        lines = [f"for (int64_t {name} = 0; {name} < {c_dim(size)}; {name}++) {{", *indent(lines), "}"]
+    for (name, size), stride in reversed(list(zip(sizes, index.strides, strict=True))):
+        once = f"{name} < 1 && " if stride == 0 else ""  # else the same indices would be checked again
+        lines = [f"for (int64_t {name} = 0; {once}{name} < {c_dim(size)}; {name}++) {{", *indent(lines), "}"]
     return lines
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """Items are (outer, count) pairs; each copies `inner` elements."""
+    """Items are (outer, count) pairs, each of which copies `inner` elements; or (outer, inner) pairs with `count`."""
     body = spec.body
     assert isinstance(body, GatherKernel)
     x, index, out = spec.operands
     take = body.mode == "take"
-    cost = f"4 * {c_dim(body.inner)}"
-    items = f"{c_dim(body.outer)} * {c_dim(body.count)}"
+    (mid, per_item), (run, many) = ("i", body.count), ("n", body.inner)
+    if counts_fastest(body, out):
+        (mid, per_item), (run, many) = (run, many), (mid, per_item)
+    cost = f"4 * {c_dim(many)}"
+    items = f"{c_dim(body.outer)} * {c_dim(per_item)}"
     index_at = ["i"] if take else ["o", "i", "n"]
     position = [
         f"int64_t at = (int64_t)index[{offset(index, index_at)}];",
         f"if (at < 0) at += {c_dim(body.length)};",
     ]
     copy = f"out[{offset(out, ['o', 'i', 'n'])}] = x[{offset(x, ['o', 'at', 'n'])}];"
-    loop = f"for (int64_t n = 0; n < {c_dim(body.inner)}; n++)"
+    loop = f"for (int64_t {run} = 0; {run} < {c_dim(many)}; {run}++)"
     contiguous = take and x.strides[-1] == 1 and out.strides[-1] == 1
     if contiguous:
         row = [
@@ -78,7 +83,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         *pointers,
         f"const int64_t items = {items}, tasks = qc_tasks(items, {cost});",
         "for (int64_t item = qc_share(items, task, tasks); item < qc_share(items, task + 1, tasks); item++) {",
-        f"    const int64_t o = item / {c_dim(body.count)}, i = item % {c_dim(body.count)};",
+        f"    const int64_t o = item / {c_dim(per_item)}, {mid} = item % {c_dim(per_item)};",
         "    (void)o;",
         *indent(row),
         "}",

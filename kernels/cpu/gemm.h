@@ -40,7 +40,9 @@ enum {
 };
 
 // 16 lanes, or the first few of them at the end of a row.
-template <class T> QC_INLINE auto qg_load_lanes(const T* p, int lanes) { return lanes == 16 ? vload(p) : vload_n(p, lanes); }
+template <class T> QC_INLINE auto qg_load_lanes(const T* p, int lanes) {
+    return lanes == 16 ? vload(p) : vload_n(p, lanes);
+}
 template <class T, class V> QC_INLINE void qg_store_lanes(T* p, V x, int lanes) {
     if (lanes == 16) vstore(p, x);
     else vstore_n(p, x, lanes);
@@ -52,7 +54,8 @@ struct qg_job;
 // Writes panel `panel`, columns [k0, k0 + kc), as fp32 [kc][16].
 typedef void (*qg_decode)(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst);
 // Converts x[m0 … m0 + rows)[k0 … k0 + kc) to fp32 rows of `stride` floats.
-typedef void (*qg_load_x)(const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride);
+typedef void (*qg_load_x)(const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst,
+                          int64_t stride);
 // Finishes out[m0 … m0 + rows)[n0 … n0 + cols) from the fp32 sums at `tile` (rows `stride` floats apart; lanes
 // beyond `cols` up to a multiple of 16 may be read).
 typedef void (*qg_finish)(
@@ -74,13 +77,15 @@ struct qg_job {
     int64_t batches;       // batched products: how many, and what turns to number `batch` (null: there is one)
     void (*select)(qg_job* job, int64_t batch);
     char* out;             // for `select` and `finish` of batched products
-    int64_t groups, chunks, items, tasks;  // how the work is cut (qg_cut): tasks share items, one group times one chunk each
+    // how the work is cut (qg_cut): tasks share items, one group times one chunk each
+    int64_t groups, chunks, items, tasks;
 };
 
-// --- decoders ---------------------------------------------------------------------------------------------------------
+// --- decoders --------------------------------------------------------------------------------------------------------
 
-// Each decoder walks one panel, given to `start`, in groups of GROUP columns: `at(k)` moves to the group that starts at k (a multiple of
-// GROUP, ascending), `value<J>()` gives the 16 lanes of column k + J, scaled and rounded as the format's decoder does.
+// Each decoder walks one panel, given to `start`, in groups of GROUP columns: `at(k)` moves to the group that starts at
+// k (a multiple of GROUP, ascending), `value<J>()` gives the 16 lanes of column k + J, scaled and rounded as the
+// format's decoder does.
 
 // Packed weights: W is the struct of their format (decode.h). COVERS columns share the entries (0: all columns do); GROUP
 // divides it.
@@ -209,7 +214,8 @@ template <class T> struct qg_strided {
 
     QG_METHOD void start(const qg_job* j, int64_t panel) { job = j, n0 = panel * 16; }
     QG_METHOD void at(int64_t k) {
-        const int64_t rows = qc_min(job->n - n0, 16), cols = qc_min(job->k - k, 16), down = job->w_row, right = job->w_col;
+        const int64_t rows = qc_min(job->n - n0, 16), cols = qc_min(job->k - k, 16);
+        const int64_t down = job->w_row, right = job->w_col;
         const T* from = (const T*)job->codes + n0 * down + k * right;
         if (down == 1) {  // lanes are neighbours in memory
             for (int64_t c = 0; c < cols; c++) vstore(block[c], qg_load_lanes(from + c * right, (int)rows));
@@ -273,7 +279,7 @@ template <class D> QC_COLD void qg_decode_panel(const qg_job* job, int64_t panel
     }
 }
 
-// --- few rows: codes to accumulators in registers ---------------------------------------------------------------------
+// --- few rows: codes to accumulators in registers --------------------------------------------------------------------
 
 // How MR rows are multiplied: PANELS panels at once, so that a broadcast x serves several multiplications, and SUMS
 // interleaved sums for each, so that at least eight chains of additions hide the latency of FMA.
@@ -382,7 +388,7 @@ template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
     qg_few_task<D, MAX>(job, 0, ctx->scratch);
 }
 
-// --- many rows: decoded panels and the microkernel --------------------------------------------------------------------
+// --- many rows: decoded panels and the microkernel -------------------------------------------------------------------
 
 // tile[i][16 * p + lane] (+)= sum_k x[i][k] * panel[p][k][lane] for MR rows. Row pointers are kept for every third row,
 // the two after it are reached by index, so that MR rows need MR / 3 registers.
@@ -401,7 +407,8 @@ template <int MR> static void qg_micro(
     QG_UNROLL for (int p = 0; p < QG_NP; p++) b[p] = panel[p];
     auto column = [&](int u) __attribute__((always_inline)) {
         qf w[QG_NP * QC_REGS];
-        QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) w[v] = q_load(b[v / QC_REGS] + 16 * u + QC_W * (v % QC_REGS));
+        QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++)
+            w[v] = q_load(b[v / QC_REGS] + 16 * u + QC_W * (v % QC_REGS));
         QG_UNROLL for (int i = 0; i < MR; i++) {
             qf a = q_set(row[i / 3][(i % 3) * stride + u]);
             QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) sum[i][v] = q_fma(a, w[v], sum[i][v]);
@@ -434,7 +441,8 @@ template <int MR> static void qg_micro(
 }
 
 template <int MR> QC_INLINE void qg_micro_rows(
-    int64_t rows, const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile, int64_t tile_stride, bool add) {
+    int64_t rows, const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
+    int64_t tile_stride, bool add) {
     if constexpr (MR > 0) {
         if (rows == MR) return qg_micro<MR>(x, stride, panel, kc, tile, tile_stride, add);
         qg_micro_rows<MR - 1>(rows, x, stride, panel, kc, tile, tile_stride, add);
@@ -442,7 +450,8 @@ template <int MR> QC_INLINE void qg_micro_rows(
 }
 
 static void qg_micro_any(
-    int64_t rows, const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile, int64_t tile_stride, bool add) {
+    int64_t rows, const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
+    int64_t tile_stride, bool add) {
     qg_micro_rows<QG_MR>(rows, x, stride, panel, kc, tile, tile_stride, add);
 }
 
@@ -473,7 +482,8 @@ static void qg_product(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, in
         const int64_t kc = job->k - k0 < block ? job->k - k0 : block;
         const float* panel[QG_GROUP + QG_NP];
         for (int64_t p = p0; p < p1; p++) {
-            panel[p - p0] = job->decode ? panels + (p - p0) * block * 16 : (const float*)job->codes + (p * job->k + k0) * 16;
+            panel[p - p0] = job->decode ? panels + (p - p0) * block * 16
+                                        : (const float*)job->codes + (p * job->k + k0) * 16;
             if (job->decode) job->decode(job, p, k0, kc, panels + (p - p0) * block * 16);
         }
         for (int64_t p = p1 - p0; p % QG_NP; p++) panel[p] = panel[0];  // computed and never read
@@ -498,8 +508,8 @@ static void qg_product(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, in
 }
 
 // How the product is cut: `groups` of panels times `chunks` of rows, by an estimate of the clock cycles until the last
-// thread is done: all work shared evenly, plus the largest task for each thread that idles in the last round. A cut never
-// changes a result: an element's additions are ordered by k alone.
+// thread is done: all work shared evenly, plus the largest task for each thread that idles in the last round. A cut
+// never changes a result: an element's additions are ordered by k alone.
 static void qg_cut(qg_job* job, int64_t threads) {
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
     const int64_t blocks = (job->m + QG_MR - 1) / QG_MR, products = job->select ? job->batches : 1;
@@ -512,7 +522,8 @@ static void qg_cut(qg_job* job, int64_t threads) {
             const int64_t sums = job->m * panels * column / 2, decoding = chunks * panels * column * 2;
             const int64_t all = products * (sums + decoding + groups * job->m * job->k / 8) + tasks * 600;
             const int64_t largest = broad * column * (tall / 2 + 2) + tall * job->k / 8 + 600;
-            const int64_t cost = (all + (tasks + threads - 1) / threads * threads * largest - tasks * largest) / threads;
+            const int64_t cost =
+                (all + (tasks + threads - 1) / threads * threads * largest - tasks * largest) / threads;
             if (cost < best) best = cost, job->groups = groups, job->chunks = chunks;
             if (threads == 1 || tall == QG_MR) break;
         }

@@ -40,6 +40,7 @@ def write(nest: Nest, form: Form) -> str:
         items,
         f"const int64_t tasks = {tasks};",
         "const int64_t begin = qc_share(items, task, tasks), end = qc_share(items, task + 1, tasks);",
+        *_unless_empty(form.outer),
         *start,
         "for (int64_t item = begin; item < end; item++) {",
         *indent([*form.lines, *advance]),
@@ -61,6 +62,12 @@ def _chunk_limits(nest: Nest, form: Form) -> list[str]:
     """Extents of the loops that a form adds: chunks or tiles of one of the nest's loops."""
     own = {loop.name for loop in nest.loops}
     return [f"const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in form.outer if loop.name not in own]
+
+
+def _unless_empty(outer: Sequence[Loop]) -> list[str]:
+    """A task without items leaves before the odometer divides by an extent that may be zero."""
+    divides = len(outer) > 1 and not all(loop.extent.is_static for loop in outer[1:])
+    return ["if (begin == end) return;"] if divides else []
 
 
 def _odometer(outer: Sequence[Loop]) -> tuple[list[str], list[str]]:

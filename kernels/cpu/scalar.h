@@ -14,7 +14,8 @@ template <class T> QC_INLINE T qc_sub(T a, T b) { return (T)((qc_unsigned<T>)a -
 template <class T> QC_INLINE T qc_mul(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
 template <class T> QC_INLINE T qc_divsi(T a, T b) { return b == 0 ? T(0) : b == T(-1) ? qc_sub<T>(T(0), a) : T(a / b); }
 template <class T> QC_INLINE T qc_remsi(T a, T b) { return b == 0 ? a : b == T(-1) ? T(0) : T(a % b); }
-template <class T> QC_INLINE T qc_ipow(T a, T n) {  // wraps; a negative exponent gives 1, -1 or 0, as integers have no more
+// wraps; a negative exponent gives 1, -1 or 0, as integers have no more
+template <class T> QC_INLINE T qc_ipow(T a, T n) {
     if (n < 0) return a == T(1) ? T(1) : a == T(-1) ? T(n & 1 ? -1 : 1) : T(0);
     T power = 1;
     for (; n != 0; n >>= 1, a = qc_mul<T>(a, a))
@@ -32,8 +33,12 @@ template <class T> QC_INLINE T qc_ceildivsi(T a, T b) {
 template <class T> QC_INLINE T qc_divui(T a, T b) { return b == 0 ? T(0) : T((qc_unsigned<T>)a / (qc_unsigned<T>)b); }
 template <class T> QC_INLINE T qc_remui(T a, T b) { return b == 0 ? a : T((qc_unsigned<T>)a % (qc_unsigned<T>)b); }
 template <class T> QC_INLINE T qc_shl(T a, T n) { return (uint64_t)n >= 8 * sizeof(T) ? T(0) : T((uint64_t)a << n); }
-template <class T> QC_INLINE T qc_shr(T a, T n) { return T(a >> ((uint64_t)n >= 8 * sizeof(T) ? 8 * sizeof(T) - 1 : (uint64_t)n)); }
-template <class T> QC_INLINE T qc_shru(T a, T n) { return (uint64_t)n >= 8 * sizeof(T) ? T(0) : T((qc_unsigned<T>)a >> n); }
+template <class T> QC_INLINE T qc_shr(T a, T n) {
+    return T(a >> ((uint64_t)n >= 8 * sizeof(T) ? 8 * sizeof(T) - 1 : (uint64_t)n));
+}
+template <class T> QC_INLINE T qc_shru(T a, T n) {
+    return (uint64_t)n >= 8 * sizeof(T) ? T(0) : T((qc_unsigned<T>)a >> n);
+}
 
 template <class T, class F> QC_INLINE T qc_ftoi(F x) {
     const F limit = (F)(1ull << (8 * sizeof(T) - 1)) * (std::is_signed<T>::value ? 1 : 2);

@@ -18,14 +18,16 @@ static inline void qc_run(struct qc_ctx* ctx, void* const* op, const int64_t* sy
 }
 
 // Task t of `tasks` works on [qc_share(t), qc_share(t + 1)) of `count` items: equal shares, independent of threads.
-static inline int64_t qc_share(int64_t count, int64_t t, int64_t tasks) { return count / tasks * t + (count % tasks) * t / tasks; }
+static inline int64_t qc_share(int64_t count, int64_t t, int64_t tasks) {
+    return count / tasks * t + (count % tasks) * t / tasks;
+}
 
 #ifndef QC_TASK_COST  // tests lower it, so that small shapes split too
 #define QC_TASK_COST 65536
 #endif
 
-// How many tasks `count` items of `cost` element operations each are worth: 64 k operations take 16 lanes 1 to 2 us, what
-// handing a task over must not outweigh.
+// How many tasks `count` items of `cost` element operations each are worth: 64 k operations take 16 lanes 1 to 2 us,
+// what handing a task over must not outweigh.
 static inline int64_t qc_tasks(int64_t count, int64_t cost) {
     const int64_t wanted = (count * (cost < 1 ? 1 : cost)) / QC_TASK_COST;
     return wanted < 1 ? 1 : wanted < count ? (wanted < 256 ? wanted : 256) : count;

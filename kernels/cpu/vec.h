@@ -132,7 +132,10 @@ QC_INLINE qm q_setm(bool x) { return x ? 0xffff : 0; }
 QC_INLINE qm q_not(qm m) { return (qm)~m; }
 QC_INLINE int q_any(qm m) { return m != 0; }
 QC_INLINE qm q_first(int n) { return (qm)((1u << n) - 1); }  // lanes below n, 0 <= n <= 16
-QC_INLINE qm q_loadm(const bool* p) { const __m128i b = _mm_loadu_si128((const __m128i*)p); return _mm_test_epi8_mask(b, b); }
+QC_INLINE qm q_loadm(const bool* p) {
+    const __m128i b = _mm_loadu_si128((const __m128i*)p);
+    return _mm_test_epi8_mask(b, b);
+}
 QC_INLINE void q_storem(bool* p, qm m) { _mm_storeu_si128((__m128i*)p, _mm_maskz_set1_epi8(m, 1)); }
 QC_INLINE qi q_maskbits(qm m) { return (qi)_mm512_movm_epi32(m); }
 QC_INLINE qf q_from_f16(qh h) { return _mm512_cvtph_ps((__m256i)h); }
@@ -181,7 +184,8 @@ QC_INLINE qf q_sqrt(qf a) { for (int j = 0; j < QC_W; j++) a[j] = sqrtf(a[j]); r
 QC_INLINE qf q_min(qf a, qf b) { return a < b ? a : b; }
 QC_INLINE qf q_max(qf a, qf b) { return a > b ? a : b; }
 QC_INLINE qf q_abs(qf a);
-// Adding and subtracting 1.5 * 2^23 rounds to nearest even where a fraction exists (|a| < 2^23); the sign of zero is kept.
+// Adding and subtracting 1.5 * 2^23 rounds to nearest even where a fraction exists (|a| < 2^23); the sign of zero is
+// kept.
 QC_INLINE qf q_rint(qf a) {
     const qf magnitude = (qf)((qi)a & 0x7fffffff), rounded = magnitude + 0x1p23f - 0x1p23f;
     return (magnitude < 0x1p23f) ? (qf)((qi)rounded | ((qi)a & (int32_t)0x80000000)) : a;
@@ -252,7 +256,8 @@ struct vm { qm r[QC_REGS]; };
 #elif QC_REGS == 2
 #define QC_EACH(T, ...) ({ T out_; QC_REG_(0, __VA_ARGS__) QC_REG_(1, __VA_ARGS__) out_; })
 #else
-#define QC_EACH(T, ...) ({ T out_; QC_REG_(0, __VA_ARGS__) QC_REG_(1, __VA_ARGS__) QC_REG_(2, __VA_ARGS__) QC_REG_(3, __VA_ARGS__) out_; })
+#define QC_EACH(T, ...) \
+    ({ T out_; QC_REG_(0, __VA_ARGS__) QC_REG_(1, __VA_ARGS__) QC_REG_(2, __VA_ARGS__) QC_REG_(3, __VA_ARGS__) out_; })
 #endif
 
 QC_INLINE vf vset(float x) { return QC_EACH(vf, q_set(x)); }
@@ -348,12 +353,19 @@ QC_INLINE vi vload(const uint8_t* p) { return vload((const int8_t*)p) & vset((in
 QC_INLINE vm vload(const bool* p) { return QC_EACH(vm, q_loadm(p + i * QC_W)); }
 
 QC_INLINE void vstore(float* p, vf x) { for (int k = 0; k < QC_REGS; k++) q_store(p + k * QC_W, x.r[k]); }
-QC_INLINE void vstore(qc_bf16* p, vf x) { for (int k = 0; k < QC_REGS; k++) q_store_h(p + k * QC_W, q_to_bf16(x.r[k])); }
+QC_INLINE void vstore(qc_bf16* p, vf x) {
+    for (int k = 0; k < QC_REGS; k++) q_store_h(p + k * QC_W, q_to_bf16(x.r[k]));
+}
 QC_INLINE void vstore(qc_f16* p, vf x) { for (int k = 0; k < QC_REGS; k++) q_store_h(p + k * QC_W, q_to_f16(x.r[k])); }
 QC_INLINE void vstore(int32_t* p, vi x) { for (int k = 0; k < QC_REGS; k++) q_store(p + k * QC_W, x.r[k]); }
-QC_INLINE void vstore(int16_t* p, vi x) { for (int k = 0; k < QC_REGS; k++) q_store_h(p + k * QC_W, __builtin_convertvector((qu)x.r[k], qh)); }
+QC_INLINE void vstore(int16_t* p, vi x) {
+    for (int k = 0; k < QC_REGS; k++) q_store_h(p + k * QC_W, __builtin_convertvector((qu)x.r[k], qh));
+}
 QC_INLINE void vstore(int8_t* p, vi x) {
-    for (int k = 0; k < QC_REGS; k++) { const qb b = __builtin_convertvector(x.r[k], qb); memcpy(p + k * QC_W, &b, sizeof b); }
+    for (int k = 0; k < QC_REGS; k++) {
+        const qb b = __builtin_convertvector(x.r[k], qb);
+        memcpy(p + k * QC_W, &b, sizeof b);
+    }
 }
 QC_INLINE void vstore(uint8_t* p, vi x) { vstore((int8_t*)p, x); }
 QC_INLINE void vstore(bool* p, vm x) { for (int k = 0; k < QC_REGS; k++) q_storem(p + k * QC_W, x.r[k]); }
@@ -364,9 +376,14 @@ QC_INLINE vf vload_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(q_fi
 QC_INLINE vf vload_n(const qc_bf16* p, int n) { return {q_from_bf16((qh)_mm256_maskz_loadu_epi16(q_first(n), p))}; }
 QC_INLINE vf vload_n(const qc_f16* p, int n) { return {q_from_f16((qh)_mm256_maskz_loadu_epi16(q_first(n), p))}; }
 QC_INLINE vi vload_n(const int32_t* p, int n) { return {(qi)_mm512_maskz_loadu_epi32(q_first(n), p)}; }
-QC_INLINE vm vload_n(const bool* p, int n) { const __m128i b = _mm_maskz_loadu_epi8(q_first(n), p); return {_mm_test_epi8_mask(b, b)}; }
+QC_INLINE vm vload_n(const bool* p, int n) {
+    const __m128i b = _mm_maskz_loadu_epi8(q_first(n), p);
+    return {_mm_test_epi8_mask(b, b)};
+}
 QC_INLINE void vstore_n(float* p, vf x, int n) { _mm512_mask_storeu_ps(p, q_first(n), x.r[0]); }
-QC_INLINE void vstore_n(qc_bf16* p, vf x, int n) { _mm256_mask_storeu_epi16(p, q_first(n), (__m256i)q_to_bf16(x.r[0])); }
+QC_INLINE void vstore_n(qc_bf16* p, vf x, int n) {
+    _mm256_mask_storeu_epi16(p, q_first(n), (__m256i)q_to_bf16(x.r[0]));
+}
 QC_INLINE void vstore_n(qc_f16* p, vf x, int n) { _mm256_mask_storeu_epi16(p, q_first(n), (__m256i)q_to_f16(x.r[0])); }
 QC_INLINE void vstore_n(int32_t* p, vi x, int n) { _mm512_mask_storeu_epi32(p, q_first(n), (__m512i)x.r[0]); }
 #endif
@@ -383,7 +400,9 @@ template <class T, class V> QC_INLINE void vstore_n(T* p, V x, int n) {
 
 // All 16 lanes where n is 16, which is a constant in loop bodies, else the first n.
 template <class T> QC_INLINE auto vload_upto(const T* p, int n) { return n == QC_LANES ? vload(p) : vload_n(p, n); }
-template <class T, class V> QC_INLINE void vstore_upto(T* p, V x, int n) { n == QC_LANES ? vstore(p, x) : vstore_n(p, x, n); }
+template <class T, class V> QC_INLINE void vstore_upto(T* p, V x, int n) {
+    n == QC_LANES ? vstore(p, x) : vstore_n(p, x, n);
+}
 
 // Lanes `stride` elements apart.
 template <class T> QC_INLINE auto vload_s(const T* p, int64_t stride, int n = QC_LANES) {
@@ -435,7 +454,8 @@ template <class T> QC_INLINE void vtranspose(const T* in, int64_t stride, float*
         b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {  // fours of rows: a[4 i + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 i … 4 i + 3
+    // fours of rows: a[4 i + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 i … 4 i + 3
+    for (int i = 0; i < 4; i++) {
         a[4 * i] = (__m512)_mm512_unpacklo_pd((__m512d)b[4 * i], (__m512d)b[4 * i + 2]);
         a[4 * i + 1] = (__m512)_mm512_unpackhi_pd((__m512d)b[4 * i], (__m512d)b[4 * i + 2]);
         a[4 * i + 2] = (__m512)_mm512_unpacklo_pd((__m512d)b[4 * i + 1], (__m512d)b[4 * i + 3]);
@@ -444,7 +464,8 @@ template <class T> QC_INLINE void vtranspose(const T* in, int64_t stride, float*
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {  // 4 x 4 transpose of 128-bit lanes
         const __m512 p = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), q = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
-        const __m512 r = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88), s = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
+        const __m512 r = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
+        const __m512 s = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
         _mm512_storeu_ps(out + c * out_stride, _mm512_shuffle_f32x4(p, r, 0x88));
         _mm512_storeu_ps(out + (c + 4) * out_stride, _mm512_shuffle_f32x4(q, s, 0x88));
         _mm512_storeu_ps(out + (c + 8) * out_stride, _mm512_shuffle_f32x4(p, r, 0xdd));

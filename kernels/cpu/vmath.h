@@ -1,8 +1,8 @@
 // Elementary functions on 16 lanes, own polynomials: exp exp2 expm1 log log2 log1p tanh sigmoid erf sin cos pow.
 //
-// Error, measured by tests/kernels/test_vec.py against float64 over all floats' exponents: <= 2 ulp; erf, pow, sigmoid <= 4 ulp.
-// Polynomials are Chebyshev interpolants of the function over the reduced range, rounded to float; reductions after
-// Cephes (S. Moshier) and fdlibm.  The scalar forms are lane 0 of the vector forms, so tails give the same bits.
+// Error, measured by tests/kernels/test_vec.py against float64 over all floats' exponents: <= 2 ulp; erf, pow, sigmoid
+// <= 4 ulp. Polynomials are Chebyshev interpolants of the function over the reduced range, rounded to float; reductions
+// after Cephes (S. Moshier) and fdlibm.  The scalar forms are lane 0 of the vector forms, so tails give the same bits.
 #pragma once
 #include "vec.h"
 
@@ -191,7 +191,8 @@ QC_COLD void qc_pow_lanes(const float* base, const float* exponent, float* out) 
         out[j] = (float)value;
     }
     for (int j = 0; j < QC_LANES; j++)  // zero, negative, infinite and NaN operands by the C library
-        if (!(base[j] > 0.0f && base[j] < INFINITY && fabsf(exponent[j]) < INFINITY)) out[j] = powf(base[j], exponent[j]);
+        if (!(base[j] > 0.0f && base[j] < INFINITY && fabsf(exponent[j]) < INFINITY))
+            out[j] = powf(base[j], exponent[j]);
 }
 
 // --- 16 lanes and scalars --------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ template <class T> static void qg_load_windows(
     const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride) {
     const qg_window g = *job->window;
     const bool dense = g.dilation_columns == 1 && g.column_step == g.channels;
-    const int64_t taps = dense ? g.kernel_columns : 1, across = g.kernel_columns / taps;  // taps of a run, runs of a row
+    // taps of a run, runs of a row
+    const int64_t taps = dense ? g.kernel_columns : 1, across = g.kernel_columns / taps;
     const int64_t run = taps * g.channels, first = k0 / run, end = k0 + kc;
     int64_t j = m0 % g.columns, i = m0 / g.columns % g.rows, b = m0 / g.columns / g.rows;
     for (int64_t m = 0; m < rows; m++, dst += stride) {
@@ -49,7 +50,8 @@ template <class T> static void qg_load_windows(
             const int64_t to = inside ? qg_clamp(qg_clamp(g.width - column, 0, taps) * g.channels, from, high) : high;
             float* const at = dst + begin - k0;
             if (from > low) qg_zeros(at + low, from - low);
-            if (to > from) qg_copy_run(at + from, image + (row * g.row_step + column * g.column_step + from), to - from);
+            if (to > from)
+                qg_copy_run(at + from, image + (row * g.row_step + column * g.column_step + from), to - from);
             if (high > to) qg_zeros(at + to, high - to);
             if (++x == across) x = 0, y++;
         }

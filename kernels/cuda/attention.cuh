@@ -17,7 +17,7 @@ QC_DEVICE float qc_row16_sum(float v) {
     return v;
 }
 
-// --- fp32 on the CUDA cores (scores by tile.cuh's qc_dot_tile) ---------------------------------------------------------
+// --- fp32 on the CUDA cores (scores by tile.cuh's qc_dot_tile) -------------------------------------------------------
 
 // sum[r][g][e] += sum_j weights[r][j] * values[j][64 g + e] over KEYS (a multiple of 4) keys.
 template <int KEYS, int WEIGHT_STRIDE, int VALUE_STRIDE, int GROUPS>
@@ -46,7 +46,7 @@ QC_DEVICE void qc_weigh_tile(float (&sum)[4][GROUPS][4], const float* weights, c
     }
 }
 
-// --- 16 bytes of a row as fp32 -----------------------------------------------------------------------------------------
+// --- 16 bytes of a row as fp32 ---------------------------------------------------------------------------------------
 
 QC_DEVICE void qc_unpack_pair(uint32_t pair, float& low, float& high, qc_bf16) {
     low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
@@ -77,10 +77,10 @@ QC_DEVICE void qc_read_columns(float (&value)[WIDTH], const T* row, int c, bool 
     }
 }
 
-// --- 16-bit tiles for the tensor cores ---------------------------------------------------------------------------------
+// --- 16-bit tiles for the tensor cores -------------------------------------------------------------------------------
 
-// tile[r * STRIDE + c] = rows[r][c] for ROWS x COLS 16-bit elements, zero rows from `live` on: asynchronous copies where
-// rows are aligned, else element by element (complete at the next barrier).
+// tile[r * STRIDE + c] = rows[r][c] for ROWS x COLS 16-bit elements, zero rows from `live` on: asynchronous copies
+// where rows are aligned, else element by element (complete at the next barrier).
 template <int ROWS, int COLS, int STRIDE, int THREADS, class T>
 QC_DEVICE void qc_stage_tile(T* tile, const T* rows, int64_t row_stride, int live, bool aligned) {
     constexpr int CHUNKS = COLS / 8;
@@ -101,9 +101,11 @@ QC_DEVICE void qc_stage_tile(T* tile, const T* rows, int64_t row_stride, int liv
     }
 }
 
-// The operand a of qc_mma_16816 for rows g and g + 8 of 16 rows and STEPS steps of 16 columns; zero rows from `live` on.
+// The operand a of qc_mma_16816 for rows g and g + 8 of 16 rows and STEPS steps of 16 columns; zero rows from `live`
+// on.
 template <int STEPS, class T>
-QC_DEVICE void qc_load_fragments(uint32_t (&part)[STEPS][4], const T* rows, int64_t row_stride, int64_t live, int lane) {
+QC_DEVICE void qc_load_fragments(uint32_t (&part)[STEPS][4], const T* rows, int64_t row_stride, int64_t live,
+                                 int lane) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
 #pragma unroll

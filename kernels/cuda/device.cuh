@@ -34,7 +34,7 @@ typedef unsigned long long uint64_t;
 struct alignas(2) qc_bf16 { uint16_t bits; };
 struct alignas(2) qc_f16 { uint16_t bits; };
 
-// --- inline PTX, one wrapper per instruction; the simulator's twins stand in kernels/sim/shim.h ------------------------
+// --- inline PTX, one wrapper per instruction; the simulator's twins stand in kernels/sim/shim.h ----------------------
 #ifndef QC_SIM
 
 // A name for a range of the block's dynamic shared memory: `QC_SHARED(float, x_tile, 1024, 256)` is 256 floats at byte
@@ -85,8 +85,9 @@ template <int N> QC_DEVICE void qc_cp_async_wait() {
 #endif
 }
 
-// Four 8x8 matrices of 16-bit elements. Lane 8i + r gives the address of row r (16 bytes) of matrix i; register i of lane
-// l then holds elements 2*(l % 4) and 2*(l % 4) + 1 of row l / 4 of matrix i. `_trans`: of the transposed matrices.
+// Four 8x8 matrices of 16-bit elements. Lane 8i + r gives the address of row r (16 bytes) of matrix i; register i of
+// lane l then holds elements 2*(l % 4) and 2*(l % 4) + 1 of row l / 4 of matrix i. `_trans`: of the transposed
+// matrices.
 QC_DEVICE void qc_ldmatrix_x4(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(qc_shared_address(row)) : "memory");
@@ -101,8 +102,8 @@ QC_DEVICE void qc_ldmatrix_x2(uint32_t (&r)[2], const void* row) {
                  : "=r"(r[0]), "=r"(r[1]) : "r"(qc_shared_address(row)) : "memory");
 }
 
-// d += a (16 x 16, row-major) * b (16 x 8, column-major), fp32 accumulation. With g = lane / 4, t = lane % 4, two 16-bit
-// elements per register, the lower half first:
+// d += a (16 x 16, row-major) * b (16 x 8, column-major), fp32 accumulation. With g = lane / 4, t = lane % 4, two
+// 16-bit elements per register, the lower half first:
 //   a[0]: row g,     columns 2t, 2t+1        b[0]: rows 2t, 2t+1,     column g
 //   a[1]: row g + 8, columns 2t, 2t+1        b[1]: rows 2t+8, 2t+9,   column g
 //   a[2]: row g,     columns 2t+8, 2t+9      d[0], d[1]: row g,     columns 2t, 2t+1
@@ -175,7 +176,7 @@ QC_DEVICE uint32_t qc_atomic_add_acq_rel(uint32_t* global, uint32_t v) {  // the
 
 #endif  // QC_SIM
 
-// --- on every target ------------------------------------------------------------------------------------------------------
+// --- on every target -------------------------------------------------------------------------------------------------
 
 QC_DEVICE float qc_f32_of_bf16(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
 QC_DEVICE uint16_t qc_bf16_of_f32(float x) {  // nearest even; a NaN stays one

@@ -11,7 +11,7 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.element import Table, element_function
 from qcompiler.kernels.cuda.emit import signature
-from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_extent
 from qcompiler.kernels.cuda.places import offset
 from qcompiler.kernels.layouts.cuda import tile_columns
 from qcompiler.kernels.text import STORAGE_TYPES, header_comment, identifier, indent
@@ -50,6 +50,7 @@ def _check(spec: KernelSpec) -> None:
     if len(spec.operands) != 3:
         raise KernelSelectionError(f"{where}: an embedding has the operands ids, table and out")
     ids, table, out = spec.operands
+    check_extent(spec, table, 1)
     if ids.dtype not in ("i64", "i32"):
         raise KernelSelectionError(f"{where}: ids are {ids.dtype}; an embedding takes i64 or i32")
     for operand in (table, out):

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
 from qcompiler.plan.kernel import KernelSpec, Operand
 
@@ -68,6 +68,7 @@ def emit_kernel(spec: KernelSpec, arch: str) -> CudaKernel:
     """One kernel's text (without headers) and geometry."""
     arch_number(arch)
     kernel: CudaKernel = _template(spec).emit(spec, arch)
+    check_grid(spec, kernel.geometry)
     return kernel
 
 

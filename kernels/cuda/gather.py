@@ -9,6 +9,7 @@ from __future__ import annotations
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.gather_order import counts_fastest
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import GatherKernel, KernelSpec
@@ -22,12 +23,14 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     check_plain(spec, ("x", "index", "out"), "index")
     x, index, out = spec.operands
     sizes = (body.outer, body.count, body.inner)
+    by_name = {"o": body.outer, "i": body.count, "n": body.inner}
+    names = ("o", "n", "i") if counts_fastest(body, out) else ("o", "i", "n")  # neighbouring threads, neighbours in out
     place = ["i"] if body.mode == "take" else ["o", "i", "n"]
     length = c_dim(body.length)
     lines = [
         f"const int64_t e = (int64_t)blockIdx.x * {THREADS} + threadIdx.x;",
         f"if (e < {c_dim(product(sizes))}) {{",
-        *indent(unravel("e", ("o", "i", "n"), sizes)),
+        *indent(unravel("e", names, [by_name[name] for name in names])),
         f"    int64_t at = (int64_t){identifier(index.name)}[{offset(index, place)}];",
         f"    if (at < 0) at += {length};",
         f"    const bool there = at >= 0 && at < {length};",

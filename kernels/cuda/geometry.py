@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.plan.dims import Dim, dim
+from qcompiler.plan.kernel import KernelSpec, Operand
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
+
+MAX_EXTENT = 2**31 - 2**13
+"""Most rows and columns of a weight: kernels count them in 32 bits, and go up to the end of their last tile."""
+
+WAY_OUT = "Split it in the model, or compile for the CPU, whose kernels count in 64 bits"
 
 SHARED_LIMIT: dict[int, int] = {
     70: 98304,
@@ -48,6 +55,31 @@ class Geometry:
     def threads(self) -> int:
         x, y, z = self.block
         return x * y * z
+
+
+def check_grid(spec: KernelSpec, geometry: Geometry) -> None:
+    """KernelSelectionError if a launch needs more blocks than CUDA has, whatever the symbols are."""
+    for axis, blocks, limit in zip("xyz", geometry.grid, MAX_GRID, strict=True):
+        if isinstance(blocks, int) and blocks > limit:
+            raise KernelSelectionError(
+                f"kernel '{spec.name}' ({spec.serves}) needs {blocks:,} blocks along {axis}, and CUDA launches at most "
+                f"{limit:,}: its operands are {_shapes(spec)}. {WAY_OUT}"
+            )
+
+
+def check_extent(spec: KernelSpec, weight: Operand, axis: Literal[0, 1]) -> None:
+    """KernelSelectionError for a weight with more rows (axis 0) or columns (1) than its kernel counts."""
+    size = weight.shape[axis]
+    if isinstance(size, int) and size > MAX_EXTENT:
+        what = ("rows", "columns")[axis]
+        raise KernelSelectionError(
+            f"kernel '{spec.name}' ({spec.serves}): the weight '{weight.name}' has {size:,} {what}, and CUDA kernels "
+            f"count at most {MAX_EXTENT:,} of them. {WAY_OUT}"
+        )
+
+
+def _shapes(spec: KernelSpec) -> str:
+    return ", ".join(f"{operand.name} {list(operand.shape)}" for operand in spec.operands)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ QC_DEVICE float qc_high(uint32_t pair, qc_f16) { return qc_f32_of_f16((uint16_t)
 template <class T> struct qc_is_float { static constexpr bool value = false; };
 template <> struct qc_is_float<float> { static constexpr bool value = true; };
 
-// --- codes ----------------------------------------------------------------------------------------------------------------
+// --- codes -----------------------------------------------------------------------------------------------------------
 
 // The value of the code in bits [Bit, Bit + W::bits) of a word, exactly, in two instructions: the bits are the mantissa
 // of a float whose last places count one, so that one subtraction leaves the integer. Bit + W::bits <= 23.
@@ -37,15 +37,15 @@ template <class W, int Bit> QC_DEVICE float qc_code_number(uint32_t word) {
 }
 
 // Tables of code values in shared memory. Codes are random, so that lanes would meet in one bank: every lane reads a
-// replica in banks of its own. `lane` is the byte offset of that replica; entries are 128 bytes apart, so that an address
-// is one shift and one and-or away from the word.
+// replica in banks of its own. `lane` is the byte offset of that replica; entries are 128 bytes apart, so that an
+// address is one shift and one and-or away from the word.
 struct qc_no_table {};
 struct qc_table16 {  // one code: 16 entries, 32 replicas (2 KiB)
     float* entries;
     uint32_t lane;
 };
-// Two codes of a byte at once, (low nibble, high nibble): 256 entries, 16 replicas (32 KiB), since the 8-byte loads of a
-// half warp are one access of all 32 banks.
+// Two codes of a byte at once, (low nibble, high nibble): 256 entries, 16 replicas (32 KiB), since the 8-byte loads of
+// a half warp are one access of all 32 banks.
 struct qc_table256 {
     float2* entries;
     uint32_t lane;
@@ -244,7 +244,7 @@ template <class W> struct qc_row_parts {
     }
 };
 
-// --- elements -------------------------------------------------------------------------------------------------------------
+// --- elements --------------------------------------------------------------------------------------------------------
 
 // Elements of the piece at column `k`, before rounding, from its code values, whatever entries they meet. Where a stream's
 // groups have 16 elements or more, a piece meets two of them at most; else each element asks for its own.

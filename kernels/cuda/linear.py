@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda.geometry import CudaKernel
+from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.weights import FLOATS, LAYOUT, Weight, block, weight_of
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, identifier, indent
@@ -74,6 +74,8 @@ def check(spec: KernelSpec) -> None:
     fixed = 4 if body.has_bias else 3
     if len(spec.operands) < fixed:
         raise KernelSelectionError(f"{where}: a linear has x, w, {'bias, ' * body.has_bias}extras and out")
+    check_extent(spec, spec.operands[1], 0)
+    check_extent(spec, spec.operands[1], 1)
     for operand in (spec.operands[0], spec.operands[-1]):
         if operand.dtype not in FLOATS:
             raise KernelSelectionError(f"{where}: operand '{operand.name}' is {operand.dtype}; linears take {FLOATS}")

@@ -3,8 +3,8 @@
 // qc_linear_few: up to 8 rows of x, where the bytes of the weight set the time. A block has one panel of 16 rows of the
 // weight; its warps take tiles in turn, so that the block as a whole reads its panel front to back; x lies in shared
 // memory, in the order in which a lane wants it. Four tiles are under way per lane (64 bytes, 16 KiB per block of 8
-// warps), the next ones asked for as soon as one is used, across the barriers of x as well. (Two where CUDA cores multiply
-// more than four rows: arithmetic sets the time then, and the sums need the registers.)
+// warps), the next ones asked for as soon as one is used, across the barriers of x as well. (Two where CUDA cores
+// multiply more than four rows: arithmetic sets the time then, and the sums need the registers.)
 //
 // Instructions per weight (SASS, the lane's share; M = 1, 16-bit x and w on tensor cores / in fp32 on CUDA cores):
 //   table of pairs   shift, and, 8-byte load per two codes           1.5   | 1.5
@@ -20,10 +20,10 @@
 #pragma once
 #include "linear.cuh"
 
-// --- x --------------------------------------------------------------------------------------------------------------------
+// --- x ---------------------------------------------------------------------------------------------------------------
 
-// 16 elements of a row of x from column k on, zero past the last column, as pairs or in fp32. Rows begin anywhere, so that
-// 16-byte loads are taken only where the address allows them.
+// 16 elements of a row of x from column k on, zero past the last column, as pairs or in fp32. Rows begin anywhere, so
+// that 16-byte loads are taken only where the address allows them.
 template <class X> QC_DEVICE void qc_read_pairs(const X* row, int64_t k, int64_t cols, uint32_t (&pairs)[8]) {
     if (k + 16 <= cols && ((uint64_t)(row + k) & 15) == 0) {
         const uint4 low = ((const uint4*)(row + k))[0], high = ((const uint4*)(row + k))[1];
@@ -78,10 +78,10 @@ template <bool InEights, class X> QC_DEVICE void qc_stage_piece_f32(const X* row
     }
 }
 
-// --- up to 8 rows of x ------------------------------------------------------------------------------------------------------
+// --- up to 8 rows of x -----------------------------------------------------------------------------------------------
 
-// How sums of ROWS rows of x are held by a lane (g, t): on CUDA cores rows g and g + 8 of the weight over the lane's own
-// columns; by `mma` as its operand D, whose 8 columns are the rows of x.
+// How sums of ROWS rows of x are held by a lane (g, t): on CUDA cores rows g and g + 8 of the weight over the lane's
+// own columns; by `mma` as its operand D, whose 8 columns are the rows of x.
 template <int ROWS, bool MMA> struct qc_few_sums {
     float of[MMA ? 1 : ROWS][MMA ? 4 : 2];
     QC_DEVICE void clear() {
@@ -188,8 +188,8 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
     }
 }
 
-// Sums of `live` (at most S::rows) rows of x with panel `panel`: partial[warp][row of x][row of the panel]. A barrier must
-// follow. The table is filled on the `first` pass, while the first tiles are under way.
+// Sums of `live` (at most S::rows) rows of x with panel `panel`: partial[warp][row of x][row of the panel]. A barrier
+// must follow. The table is filled on the `first` pass, while the first tiles are under way.
 template <class W, class S, class Shared, class Table>
 QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int live, int64_t panel,
                              Shared* x_tile, Table table, bool first, float* partial) {
@@ -224,11 +224,11 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
     sums.store(partial + warp * S::rows * 16, lane);
 }
 
-// --- any number of rows of x ------------------------------------------------------------------------------------------------
+// --- any number of rows of x -----------------------------------------------------------------------------------------
 
-// A block of 256 threads makes TN columns by TM rows of the result, in steps of 32 columns of x and w. Shared memory holds
-// [32][pitch] of both, columns of x first, so that a thread's inputs are one vector; the pitch of 4 modulo 32 keeps the
-// stores of a decoded piece (rows g apart, columns 2t apart) in banks of their own.
+// A block of 256 threads makes TN columns by TM rows of the result, in steps of 32 columns of x and w. Shared memory
+// holds [32][pitch] of both, columns of x first, so that a thread's inputs are one vector; the pitch of 4 modulo 32
+// keeps the stores of a decoded piece (rows g apart, columns 2t apart) in banks of their own.
 constexpr int QC_TILED_STEP = 32;
 
 template <int N> QC_DEVICE void qc_read_vector(const float* from, float (&v)[N]) {
@@ -243,7 +243,8 @@ template <int N> QC_DEVICE void qc_read_vector(const float* from, float (&v)[N])
 
 // Rows n0 … of a weight in cuda_t16_v1, columns k0 … k0 + 31, as [column][row]. Rows past the last panel stay what they
 // are: only results that nobody stores come from them. Columns past the last meet zeros of x, but must be finite.
-template <class W, int TN, class Table> QC_DEVICE void qc_decode_step(const uint8_t* w, int64_t n0, int64_t k0, Table table, float* to) {
+template <class W, int TN, class Table>
+QC_DEVICE void qc_decode_step(const uint8_t* w, int64_t n0, int64_t k0, Table table, float* to) {
     constexpr int columns = qc_tile_of<W>::columns, pitch = TN + 4;
     constexpr int units = TN / 16 * (columns >= 16 ? 2 : 4);  // pieces, or tiles of 8 columns
     for (int i = threadIdx.x; i < units * 32; i += 256) {
@@ -270,8 +271,8 @@ template <class W, int TN, class Table> QC_DEVICE void qc_decode_step(const uint
 
 // Rows r0 … of a plain matrix, columns k0 … k0 + 31, as [column][row], zero outside (rows x cols).
 template <int ROWS, class T>
-QC_DEVICE void qc_gather_step(const T* from, int64_t down, int64_t right, int64_t rows, int64_t cols, int64_t r0, int64_t k0,
-                              float* to) {
+QC_DEVICE void qc_gather_step(const T* from, int64_t down, int64_t right, int64_t rows, int64_t cols, int64_t r0,
+                              int64_t k0, float* to) {
     // Neighbouring threads take neighbouring rows: their stores meet no bank twice.
     for (int i = threadIdx.x; i < ROWS * QC_TILED_STEP / 4; i += 256) {
         const int row = i % ROWS, column = i / ROWS * 4;
@@ -284,8 +285,8 @@ QC_DEVICE void qc_gather_step(const T* from, int64_t down, int64_t right, int64_
     }
 }
 
-// sums[i / RN][i % RN], by constants alone: an index in a register would put the array into local memory. It lets results
-// be finished in a loop, whose epilogue stands in the code once.
+// sums[i / RN][i % RN], by constants alone: an index in a register would put the array into local memory. It lets
+// results be finished in a loop, whose epilogue stands in the code once.
 template <int RM, int RN> QC_DEVICE float qc_pick(const float (&sums)[RM][RN], int i) {
     float picked = 0.0f;
 #pragma unroll
@@ -294,11 +295,11 @@ template <int RM, int RN> QC_DEVICE float qc_pick(const float (&sums)[RM][RN], i
     return picked;
 }
 
-// sums[i][j]: row of x m0 + threadIdx.x / 16 * (TM / 16) + i, row of w n0 + threadIdx.x % 16 * (TN / 16) + j. `stage_w(k0, to)`
-// fills the weight's step.
+// sums[i][j]: row of x m0 + threadIdx.x / 16 * (TM / 16) + i, row of w n0 + threadIdx.x % 16 * (TN / 16) + j.
+// `stage_w(k0, to)` fills the weight's step.
 template <int TN, int TM, class X, class Stage>
-QC_DEVICE void qc_linear_tiled(const X* x, int64_t x_row, int64_t m, int64_t cols, int64_t m0, float* x_step, float* w_step,
-                               const Stage& stage_w, float (&sums)[TM / 16][TN / 16]) {
+QC_DEVICE void qc_linear_tiled(const X* x, int64_t x_row, int64_t m, int64_t cols, int64_t m0, float* x_step,
+                               float* w_step, const Stage& stage_w, float (&sums)[TM / 16][TN / 16]) {
     constexpr int RM = TM / 16, RN = TN / 16;
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll

@@ -129,7 +129,7 @@ template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
 #pragma unroll
         for (int i = 0; i < PANELS; i++) {
             const bool there = ALL_PANELS % BLOCK_PANELS == 0 || i < panels;
-            const int64_t first = share + ((int64_t)i * TILES + index * TILES_OF_CHUNK) * 32;
+            const int64_t first = share + ((int64_t)i * TILES + (int64_t)index * TILES_OF_CHUNK) * 32;
             if constexpr (!NARROW || (W::bits & 4) != 0) {
 #pragma unroll
                 for (int v = 0; v < TILES_OF_CHUNK; v++) {

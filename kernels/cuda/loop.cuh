@@ -8,8 +8,8 @@ template <> struct qc_word<2> { typedef uint16_t type; };
 template <> struct qc_word<4> { typedef uint32_t type; };
 template <> struct qc_word<8> { typedef uint2 type; };
 
-// Elements [0, n) behind `from`; the others become 0. `whole` allows wide accesses: n is N and the address is a multiple
-// of N * sizeof(T), or of 16 if that is less.
+// Elements [0, n) behind `from`; the others become 0. `whole` allows wide accesses: n is N and the address is a
+// multiple of N * sizeof(T), or of 16 if that is less.
 template <int N, class T, class V> QC_DEVICE void qc_load_group(const T* from, bool whole, int n, V (&to)[N]) {
     if (whole) {
         typedef typename qc_word<N * sizeof(T)>::type word;

@@ -29,14 +29,15 @@ template <class To, class From> QC_DEVICE To qc_bitcast(From x) {
     return bits.to;
 }
 
-// --- integers ---------------------------------------------------------------------------------------------------------
+// --- integers --------------------------------------------------------------------------------------------------------
 
 template <class T> QC_DEVICE T qc_add(T a, T b) { return (T)((qc_unsigned<T>)a + (qc_unsigned<T>)b); }
 template <class T> QC_DEVICE T qc_sub(T a, T b) { return (T)((qc_unsigned<T>)a - (qc_unsigned<T>)b); }
 template <class T> QC_DEVICE T qc_mul(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
 template <class T> QC_DEVICE T qc_divsi(T a, T b) { return b == 0 ? T(0) : b == T(-1) ? qc_sub<T>(T(0), a) : T(a / b); }
 template <class T> QC_DEVICE T qc_remsi(T a, T b) { return b == 0 ? a : b == T(-1) ? T(0) : T(a % b); }
-template <class T> QC_DEVICE T qc_ipow(T a, T n) {  // wraps; a negative exponent gives 1, -1 or 0, as integers have no more
+// wraps; a negative exponent gives 1, -1 or 0, as integers have no more
+template <class T> QC_DEVICE T qc_ipow(T a, T n) {
     if (n < 0) return a == T(1) ? T(1) : a == T(-1) ? T(n & 1 ? -1 : 1) : T(0);
     T power = 1;
     for (; n != 0; n >>= 1, a = qc_mul<T>(a, a))
@@ -71,7 +72,7 @@ template <class T, class F> QC_DEVICE T qc_ftoi(F x) {
     return (T)x;
 }
 
-// --- floats -----------------------------------------------------------------------------------------------------------
+// --- floats ----------------------------------------------------------------------------------------------------------
 
 QC_DEVICE bool qc_negative(float x) { return qc_bitcast<uint32_t>(x) >> 31; }
 QC_DEVICE bool qc_negative(double x) { return qc_bitcast<uint64_t>(x) >> 63; }

@@ -1,18 +1,20 @@
 // What is checked at each access: bounds, declared mode, alignment, initialisation, and order (happens-before).
 //
-// Two accesses of one byte, one of them a write, by different threads are a race unless something orders them: a barrier
-// of their block, a __syncwarp of a group that holds both, or a chain of release and acquire. A shuffle, a vote, ldmatrix
-// and mma order nothing, as on the device. The order of execution does not matter: a race is found in every order.
+// Two accesses of one byte, one of them a write, by different threads are a race unless something orders them: a
+// barrier of their block, a __syncwarp of a group that holds both, or a chain of release and acquire. A shuffle, a
+// vote, ldmatrix and mma order nothing, as on the device. The order of execution does not matter: a race is found in
+// every order.
 #pragma once
 #include "warp.h"
 
 namespace qs {
 
-// ATOMIC: read-modify-write and atomic stores; ATOMIC_READ: acquiring and volatile loads; ASYNC: the destination of a cp.async
+// ATOMIC: read-modify-write and atomic stores; ATOMIC_READ: acquiring and volatile loads; ASYNC: the destination of a
+// cp.async
 enum Kind { READ, WRITE, ATOMIC, ATOMIC_READ, ASYNC };
 constexpr bool is_read(Kind kind) { return kind == READ || kind == ATOMIC_READ; }
 
-// --- describing -------------------------------------------------------------------------------------------------------------
+// --- describing ------------------------------------------------------------------------------------------------------
 
 inline const char* describe_global(uintptr_t at, uint64_t size) {
     const Range* best = nullptr;
@@ -34,8 +36,10 @@ inline const char* describe_global(uintptr_t at, uint64_t size) {
                     (unsigned long long)best->size);
     }
     if (const Allocation* a = S.memory.allocation_of(at))
-        return text("allocation '%s' of sim:%d + %llu bytes", a->label.c_str(), a->device, (unsigned long long)(at - a->base));
-    if (device >= 0) return text("address 0x%llx of sim:%d, where nothing is allocated", (unsigned long long)at, device);
+        return text("allocation '%s' of sim:%d + %llu bytes", a->label.c_str(), a->device,
+                    (unsigned long long)(at - a->base));
+    if (device >= 0)
+        return text("address 0x%llx of sim:%d, where nothing is allocated", (unsigned long long)at, device);
     return text("address 0x%llx, which is no device memory", (unsigned long long)at);
 }
 
@@ -54,9 +58,11 @@ inline const char* describe_shared(uintptr_t at) {
                 (long long)best->size);
 }
 
-inline const char* verb(Kind kind) { return is_read(kind) ? "reads" : kind == ATOMIC ? "updates" : kind == ASYNC ? "copies" : "writes"; }
+inline const char* verb(Kind kind) {
+    return is_read(kind) ? "reads" : kind == ATOMIC ? "updates" : kind == ASYNC ? "copies" : "writes";
+}
 
-// --- order --------------------------------------------------------------------------------------------------------------------
+// --- order -----------------------------------------------------------------------------------------------------------
 
 inline bool lane_ordered(const Warp& w, int mine, int other, uint32_t time) {
     return time < w.ordered_time || (w.partial && time < w.met[mine][other]);
@@ -123,10 +129,12 @@ struct Access {
     add_site(text("%s %s", name_of(S.thread), verb(a.kind)), a.pc, a.line);
     if (!strcmp(finding, "race")) add_watched_sites();
     S.watched = a.at, S.watched_size = a.size;
-    fail(finding, "%s %s %llu bytes at %s: %s", name_of(S.thread), verb(a.kind), (unsigned long long)a.size, where, detail);
+    fail(finding, "%s %s %llu bytes at %s: %s", name_of(S.thread), verb(a.kind), (unsigned long long)a.size, where,
+         detail);
 }
 
-[[noreturn]] __attribute__((noinline)) inline void report_race(const Access& a, Stamp other, const char* did, bool several) {
+[[noreturn]] __attribute__((noinline)) inline void report_race(const Access& a, Stamp other, const char* did,
+                                                               bool several) {
     const Block& b = *S.block;
     const char* who = "a thread of another block";
     if (serial_of(other) == b.serial) {
@@ -150,11 +158,14 @@ template <Kind kind> inline void check_cell(Cell& c, const Access& a, Stamp mine
         if (c.pending && near) {
             if (kind == ASYNC || kind == WRITE)
                 report(a, "cp-async-pending", "a cp.async to the same byte is under way, and no wait has covered it");
-            report(a, "cp-async-pending", text("a cp.async by %s writes it, and no wait has covered it", name_of_thread((int)thread_of(c.written))));
+            report(a, "cp-async-pending",
+                   text("a cp.async by %s writes it, and no wait has covered it",
+                        name_of_thread((int)thread_of(c.written))));
         }
         const bool before = near && c.written < b.ordered;
         if (!before && thread_of(c.written) == (uint32_t)S.thread->id && near) {
-        } else if (!before && !((kind == ATOMIC || kind == ATOMIC_READ) && (c.written & 1)) && !ordered_slowly(c.written)) {
+        } else if (!before && !((kind == ATOMIC || kind == ATOMIC_READ) && (c.written & 1))
+                   && !ordered_slowly(c.written)) {
             report_race(a, c.written, c.written & 1 ? "updated" : "wrote", false);
         }
     }
@@ -187,7 +198,8 @@ template <Kind kind> inline void check_cell(Cell& c, const Access& a, Stamp mine
     c.pending = kind == ASYNC;
 }
 
-template <Kind kind> inline void check_split(Shadow& shadow, uint64_t word, uint64_t first, uint64_t last, const Access& a, Stamp mine,
+template <Kind kind>
+inline void check_split(Shadow& shadow, uint64_t word, uint64_t first, uint64_t last, const Access& a, Stamp mine,
                                              Stamp fresh) {
     Cell& c = shadow.words[word];
     Cell* bytes = &shadow.bytes[word * 4];
@@ -226,7 +238,7 @@ template <Kind kind> inline void check_cells(Shadow& shadow, const Access& a, St
     }
 }
 
-// --- where an access lies -------------------------------------------------------------------------------------------------------
+// --- where an access lies --------------------------------------------------------------------------------------------
 
 inline void mark(uint64_t* bits, uintptr_t base, uintptr_t at, uint64_t size) {
     if (__builtin_expect(size > 64, false)) {
@@ -244,8 +256,9 @@ inline void watch(const Access& a) {
         S.seen.push_back({a.pc, a.line, S.thread->id, S.thread->block->number, !is_read(a.kind)});
 }
 
-// The common case of shared memory, without a report to prepare: whole words (or bytes of split ones) that this block wrote
-// before its last barrier, or the thread itself. False: nothing is decided; the whole check follows and may repeat this.
+// The common case of shared memory, without a report to prepare: whole words (or bytes of split ones) that this block
+// wrote before its last barrier, or the thread itself. False: nothing is decided; the whole check follows and may
+// repeat this.
 template <Kind kind> __attribute__((always_inline)) inline bool plainly_right(uintptr_t at, uint64_t size) {
     const Block& b = *S.block;
     const Stamp mine = S.stamp;
@@ -260,12 +273,14 @@ template <Kind kind> __attribute__((always_inline)) inline bool plainly_right(ui
         return false;
     }
     const Stamp since = b.ordered - b.first;
-    if (kind == READ && size >= 4) {  // most often the block has read all of it since the barrier: nothing to note either
+    // most often the block has read all of it since the barrier: nothing to note either
+    if (kind == READ && size >= 4) {
         uint64_t other = 0;
         for (uint64_t i = 0; i < count; ++i) {
             uint64_t rest;
             memcpy(&rest, &c[i].read_lanes, 8);
-            other |= (c[i].written ^ b.first) | (c[i].read ^ b.ordered) | ((rest ^ (uint64_t)ONE_BLOCK << 32) & ~(0xffull << 56));
+            other |= (c[i].written ^ b.first) | (c[i].read ^ b.ordered)
+                     | ((rest ^ (uint64_t)ONE_BLOCK << 32) & ~(0xffull << 56));
         }
         if (!other) return true;
     }
@@ -318,17 +333,21 @@ __attribute__((noinline)) inline Range* find_range(uintptr_t at, uint64_t size, 
 [[noreturn]] __attribute__((noinline)) inline void report_place(const Access& a) {
     const int device = S.memory.device_of(a.at);
     if (device >= 0 && device != S.launch.device)
-        report(a, "wrong-device", text("the kernel runs on sim:%d, the memory belongs to sim:%d", S.launch.device, device));
+        report(a, "wrong-device",
+               text("the kernel runs on sim:%d, the memory belongs to sim:%d", S.launch.device, device));
     for (const Range& r : S.ranges)
         if (a.at >= r.low && a.at + a.size <= r.low + r.size)
             report(a, "undeclared-access", text("the launch declares operand '%s' as read only", r.label));
     for (const Range& r : S.ranges)
-        if (a.at < r.low + r.size && r.low < a.at + a.size) report(a, "out-of-bounds", "the access crosses the operand's bounds");
+        if (a.at < r.low + r.size && r.low < a.at + a.size)
+            report(a, "out-of-bounds", "the access crosses the operand's bounds");
     const Allocation* allocation = S.memory.allocation_of(a.at);
-    if (device < 0) report(a, "out-of-bounds", "a kernel may only touch device memory, its shared memory and its locals");
+    if (device < 0)
+        report(a, "out-of-bounds", "a kernel may only touch device memory, its shared memory and its locals");
     for (const Range& r : S.ranges) {  // close to an operand: an index is wrong
         const uint64_t d = a.at < r.low ? r.low - a.at : a.at - (r.low + r.size);
-        if (!allocation || (r.allocation == allocation && d < 64)) report(a, "out-of-bounds", "outside of every operand of the launch");
+        if (!allocation || (r.allocation == allocation && d < 64))
+            report(a, "out-of-bounds", "outside of every operand of the launch");
     }
     if (!allocation) report(a, "out-of-bounds", "nothing is allocated there");
     report(a, "undeclared-access", "no operand of the launch covers it");
@@ -340,7 +359,8 @@ template <Kind kind> __attribute__((noinline)) void access_global(Range* r, cons
             for (uint64_t i = a.at - r->bits_base, end = i + a.size; i < end; ++i)
                 if (!(r->written_bits[i >> 6] >> (i & 63) & 1))
                     report(a, "undeclared-access",
-                           text("operand '%s' is declared as written only, and this launch has not written the byte", r->label));
+                           text("operand '%s' is declared as written only, and this launch has not written the byte",
+                                r->label));
         }
         const Shadow& shadow = r->allocation->shadow;
         const uintptr_t missing = shadow.first_uninitialised(a.at, a.size);
@@ -367,11 +387,13 @@ template <Kind kind> __attribute__((noinline)) void access_elsewhere(const Acces
 }
 
 // Everything that the short path of `access` leaves: the whole check, with its reports.
-template <Kind kind> __attribute__((noinline)) void access_slowly(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
+template <Kind kind>
+__attribute__((noinline)) void access_slowly(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
     if (S.accesses >= S.slice_at) slice(pc, line);
     const bool shared = at - S.shared_base < S.shared_bytes;
     const Access a = {at, size, kind, pc, line, shared};
-    if (aligned && (at & (size - 1))) report(a, "misaligned", text("the address is no multiple of %llu", (unsigned long long)size));
+    if (aligned && (at & (size - 1)))
+        report(a, "misaligned", text("the address is no multiple of %llu", (unsigned long long)size));
     if (S.watched) watch(a);
     if (shared) return access_shared<kind>(a);
     Range* r = (is_read(kind) ? S.read_cache : S.write_cache)[at >> 12 & 63];

@@ -1,5 +1,5 @@
-// The engine of the simulated GPU: what kernels call (the shim's functions and the access hooks that the compiler places),
-// and what Python calls. One launch runs at a time.
+// The engine of the simulated GPU: what kernels call (the shim's functions and the access hooks that the compiler
+// places), and what Python calls. One launch runs at a time.
 
 #include "launch.h"
 
@@ -8,7 +8,7 @@ using namespace qs;
 #define QS_API extern "C" __attribute__((visibility("default")))
 #define QS_PC ((uint64_t)__builtin_return_address(0) - 1)
 
-// --- what kernels call -------------------------------------------------------------------------------------------------------
+// --- what kernels call -----------------------------------------------------------------------------------------------
 
 QS_API uint64_t qs_thread_index() { return S.thread->index; }
 QS_API uint64_t qs_block_index() { return S.block->index; }
@@ -24,13 +24,15 @@ QS_API uint32_t qs_activemask() { return S.thread->warp->alive; }
 QS_API uint64_t qs_shuffle(int line, uint32_t mask, uint64_t value, int kind, int operand, int width) {
     if (width < 1 || width > 32 || (width & (width - 1))) {
         add_site(name_of(S.thread), 0, line);
-        fail("shuffle-mask", "%s shuffles with the width %d; it must be 1, 2, 4, 8, 16 or 32", name_of(S.thread), width);
+        fail("shuffle-mask", "%s shuffles with the width %d; it must be 1, 2, 4, 8, 16 or 32", name_of(S.thread),
+             width);
     }
     ShuffleData data = {value, value, operand, -1};
     arrive(SHUFFLE, line, mask, &data, (uint64_t)kind | (uint64_t)width << 3);
     if (data.failed_source >= 0) {
         add_site(name_of(S.thread), 0, line);
-        fail("shuffle-mask", "%s (lane %d) takes a value from lane %d, which does not take part in the shuffle (mask 0x%08x)",
+        fail("shuffle-mask",
+             "%s (lane %d) takes a value from lane %d, which does not take part in the shuffle (mask 0x%08x)",
              name_of(S.thread), S.thread->lane, data.failed_source, mask);
     }
     return data.result;
@@ -41,7 +43,8 @@ QS_API uint32_t qs_vote(int line, uint32_t mask, int predicate) {
     return (uint32_t)data;
 }
 
-template <Kind kind> __attribute__((noinline)) static void access_at(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
+template <Kind kind>
+__attribute__((noinline)) static void access_at(uintptr_t at, uint64_t size, uint64_t pc, int line, bool aligned) {
     access<kind>(at, size, pc, line, aligned);
 }
 
@@ -72,8 +75,8 @@ QS_API qs_fragment qs_ldmatrix(int line, const void* row, int matrices, int tran
     arrive(LDMATRIX, line, ~0u, &data, (uint64_t)matrices | (uint64_t)transposed << 3);
     return {{data.r[0], data.r[1], data.r[2], data.r[3]}};
 }
-QS_API qs_sum qs_mma(int line, int bf16, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, float d0,
-                     float d1, float d2, float d3) {
+QS_API qs_sum qs_mma(int line, int bf16, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
+                     float d0, float d1, float d2, float d3) {
     whole_warp("mma", line);
     ProductData data = {{a0, a1, a2, a3}, {b0, b1}, {d0, d1, d2, d3}};
     arrive(MMA, line, ~0u, &data, (uint64_t)bf16);
@@ -147,7 +150,8 @@ static uint64_t apply(void* p, uint64_t value, uint64_t compare, int operation, 
     enum { READ_, WRITE_, ADD, MAX, MIN, CAS, AND, OR, XOR, ADD_F32, ADD_F64, MAX_SIGNED, MIN_SIGNED };
     uint64_t old = 0;
     memcpy(&old, p, (size_t)size);
-    const int64_t s_old = size == 4 ? (int64_t)(int32_t)old : (int64_t)old, s_value = size == 4 ? (int64_t)(int32_t)value : (int64_t)value;
+    const int64_t s_old = size == 4 ? (int64_t)(int32_t)old : (int64_t)old;
+    const int64_t s_value = size == 4 ? (int64_t)(int32_t)value : (int64_t)value;
     uint64_t next = value;
     switch (operation) {
         case READ_: next = old; break;
@@ -181,7 +185,8 @@ static uint64_t apply(void* p, uint64_t value, uint64_t compare, int operation, 
     return old;
 }
 
-QS_API uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t compare, int operation, int size, int order) {
+QS_API uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t compare, int operation, int size,
+                          int order) {
     Thread* t = S.thread;
     const uintptr_t at = (uintptr_t)address;
     const bool reads = operation != 1, writes = operation != 0;
@@ -242,7 +247,7 @@ QS_API void qs_fill(int line, void* to, int value, size_t bytes) {
     memset(to, value, bytes);
 }
 
-// --- the hooks that -fsanitize=thread places before each load and store ------------------------------------------------------------
+// --- the hooks that -fsanitize=thread places before each load and store ----------------------------------------------
 
 template <Kind kind> static void rarely(uintptr_t at, uint64_t size, uint64_t pc, bool aligned) {
     access_at<kind>(at, size, pc, 0, aligned);
@@ -299,7 +304,7 @@ QS_API void* __wrap_memcpy(void* to, const void* from, size_t n) { return __tsan
 QS_API void* __wrap_memmove(void* to, const void* from, size_t n) { return __tsan_memmove(to, from, n); }
 QS_API void* __wrap_memset(void* to, int value, size_t n) { return __tsan_memset(to, value, n); }
 
-// --- what Python calls -----------------------------------------------------------------------------------------------------------
+// --- what Python calls -----------------------------------------------------------------------------------------------
 
 typedef std::lock_guard<std::mutex> Lock;
 

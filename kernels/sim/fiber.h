@@ -117,7 +117,8 @@ inline void switch_fiber(Fiber* from, Fiber* to) { qs_switch_stacks(&from->stack
 // `count` stacks, each with a guard page below it; null if the system has no room for them.
 inline char* map_stacks(size_t count) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), each = STACK_BYTES + page;
-    char* base = (char*)mmap(nullptr, count * each, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char* base = (char*)mmap(nullptr, count * each, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (base == MAP_FAILED) return nullptr;
     for (size_t i = 0; i < count; ++i) mprotect(base + i * each, page, PROT_NONE);
     return base;

@@ -67,7 +67,8 @@ inline bool prepare_ranges() {
             return false;
         }
         if (device != S.launch.device) {
-            record("wrong-device", "operand '%s' lies on sim:%d, but the kernel runs on sim:%d", q.label, device, S.launch.device);
+            record("wrong-device", "operand '%s' lies on sim:%d, but the kernel runs on sim:%d", q.label, device,
+                   S.launch.device);
             return false;
         }
     }
@@ -77,14 +78,16 @@ inline bool prepare_ranges() {
         const uint64_t words = (r.low + r.size - r.bits_base) / 64 + 2;
         r.read_map.assign(r.readable ? words : 0, 0), r.written_map.assign(r.writable ? words : 0, 0);
         r.read_bits = r.read_map.data(), r.written_bits = r.written_map.data();
-        r.plain = r.readable && !r.writable && r.allocation->shadow.first_uninitialised(r.low, r.size) == r.low + r.size;
+        r.plain = r.readable && !r.writable
+                  && r.allocation->shadow.first_uninitialised(r.low, r.size) == r.low + r.size;
         for (const Range& other : S.ranges)
-            if (other.writable && other.size && other.low < r.low + r.size && r.low < other.low + other.size) r.plain = false;
+            if (other.writable && other.size && other.low < r.low + r.size && r.low < other.low + other.size)
+                r.plain = false;
     }
     return true;
 }
 
-// --- writes that no hook saw ------------------------------------------------------------------------------------------------------
+// --- writes that no hook saw -----------------------------------------------------------------------------------------
 
 inline void take_copies() {
     for (Range& r : S.ranges) {
@@ -128,16 +131,19 @@ inline void search_unseen_writes() {
                 if (!memcmp(&r.before[i], after + i, n)) continue;
                 for (uint64_t j = i; j < i + n; ++j)
                     if (r.before[j] != after[j] && !seen_as_written(r.low + j))
-                        return record("self-check", "%s changed, and no write to it was seen: the compiler's hooks missed an access "
+                        return record("self-check",
+                                      "%s changed, and no write to it was seen: the compiler's hooks missed an access "
                                                     "(inline assembly? a copy made by a call?)",
                                       describe_global(r.low + j, 1));
             }
         } else if (digest_of((const char*)r.low, r.size) != r.digest) {
             bool rewritten = false;  // the same bytes under another name
             for (const Range& other : S.ranges)
-                rewritten |= other.writable && other.size && other.low < r.low + r.size && r.low < other.low + other.size;
+                rewritten |= other.writable && other.size && other.low < r.low + r.size
+                             && r.low < other.low + other.size;
             if (!rewritten)
-                record("self-check", "operand '%s' is declared as read only, has changed, and no write to it was seen", r.label);
+                record("self-check", "operand '%s' is declared as read only, has changed, and no write to it was seen",
+                       r.label);
         }
     }
 }
@@ -153,7 +159,8 @@ inline void search_unseen_shared_writes(Block& b) {
             const Cell& cell = word.split ? b.shadow.bytes[at] : word;
             if (cell.written >= b.first) continue;
             enter_block(b);
-            return record("self-check", "%s of %s changed, and no write to it was seen: the compiler's hooks missed an access",
+            return record("self-check",
+                          "%s of %s changed, and no write to it was seen: the compiler's hooks missed an access",
                           describe_shared(r.at + (uint64_t)i), name_of_block(b.number));
         }
     }
@@ -163,9 +170,10 @@ inline void finish_block(Block& b) {
     if (S.checked && (b.number < 4 || b.number % 16 == 0)) search_unseen_shared_writes(b);
 }
 
-// --- the launch ---------------------------------------------------------------------------------------------------------------------
+// --- the launch ------------------------------------------------------------------------------------------------------
 
-inline void add_intervals(const Range& r, const std::vector<uint64_t>& map, bool written, std::vector<QsInterval>& into) {
+inline void add_intervals(const Range& r, const std::vector<uint64_t>& map, bool written,
+                          std::vector<QsInterval>& into) {
     uint64_t begin = 0;
     bool open = false;
     for (uint64_t w = 0; w < map.size(); ++w) {
@@ -235,10 +243,11 @@ inline void run_launch(QsReport* report) {
     const uint64_t threads = (uint64_t)l.block[0] * l.block[1] * l.block[2];
     const uint64_t blocks = (uint64_t)l.grid[0] * l.grid[1] * l.grid[2];
     if (!threads || threads > MAX_THREADS || l.block[2] > 64)
-        return record("bad-launch", "a block of %u x %u x %u threads (at most 1024, z at most 64)", l.block[0], l.block[1], l.block[2]);
+        return record("bad-launch", "a block of %u x %u x %u threads (at most 1024, z at most 64)", l.block[0],
+                      l.block[1], l.block[2]);
     if (!blocks || l.grid[0] > 0x7fffffff || l.grid[1] > 65535 || l.grid[2] > 65535 || blocks > 0x7fffffff)
-        return record("bad-launch", "a grid of %u x %u x %u blocks (at most 2147483647 x 65535 x 65535, none 0)", l.grid[0], l.grid[1],
-                      l.grid[2]);
+        return record("bad-launch", "a grid of %u x %u x %u blocks (at most 2147483647 x 65535 x 65535, none 0)",
+                      l.grid[0], l.grid[1], l.grid[2]);
     S.checked = l.checked;
     S.function = (void (*)(void* const*))l.function;
     S.arg_values.assign(l.args, l.args + l.arg_count);

@@ -1,10 +1,10 @@
 // Device memory and its shadow.
 //
-// A device is one reserved range of addresses: which device a pointer belongs to can be read off the pointer. Allocations
-// lie in it with red zones around them. Beside each allocation, and beside each resident block's shared memory, lies a
-// shadow: one Cell for each four bytes (four more, one per byte, for words whose bytes have different histories) and,
-// for allocations, one bit per byte that says whether it was ever given a value. The pages of a shadow exist once they
-// are touched, and memory that a launch only reads never touches its cells.
+// A device is one reserved range of addresses: which device a pointer belongs to can be read off the pointer.
+// Allocations lie in it with red zones around them. Beside each allocation, and beside each resident block's shared
+// memory, lies a shadow: one Cell for each four bytes (four more, one per byte, for words whose bytes have different
+// histories) and, for allocations, one bit per byte that says whether it was ever given a value. The pages of a shadow
+// exist once they are touched, and memory that a launch only reads never touches its cells.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -39,7 +39,8 @@ struct Cell {
     Stamp read;           // the latest read since; 0 for none
     uint32_t read_lanes;  // for ONE_WARP: which lanes have read
     uint8_t readers;
-    uint8_t split;        // SPLIT: the four byte cells hold the histories; RANGE_END: likewise, and a range ends in the word
+    // SPLIT: the four byte cells hold the histories; RANGE_END: likewise, and a range ends in the word
+    uint8_t split;
     uint8_t pending;      // a cp.async writes here and no wait has covered it
     uint8_t range;        // shared memory: index of the declared range + 1, 0 for red zones
 };
@@ -86,7 +87,8 @@ struct Shadow {
     uintptr_t first_uninitialised(uintptr_t at, uint64_t size) const {
         for (uint64_t i = at - base, end = i + size; i < end;) {
             const uint64_t word = i / 64, from = i % 64, count = std::min<uint64_t>(64 - from, end - i);
-            const uint64_t want = (count == 64 ? ~0ull : (1ull << count) - 1) << from, missing = want & ~initialised[word];
+            const uint64_t want = (count == 64 ? ~0ull : (1ull << count) - 1) << from;
+            const uint64_t missing = want & ~initialised[word];
             if (missing) return base + word * 64 + (uint64_t)__builtin_ctzll(missing);
             i += count;
         }
@@ -132,7 +134,7 @@ class Memory {
             block = it->first;
             if (it->second > room) device.free_blocks[block + room] = it->second - room;
             device.free_blocks.erase(block);
-            memset((void*)block, 0, room);
+            clear(block, room);
             break;
         }
         if (!block) {
@@ -150,6 +152,17 @@ class Memory {
         const uintptr_t base = made->base;
         allocations[base] = std::move(made);
         return base;
+    }
+
+    // Zeros. Whole pages become fresh ones: a large allocation takes memory only where it is touched.
+    static void clear(uintptr_t block, uint64_t room) {
+        const uintptr_t end = block + room, first = (block + 4095) & ~(uintptr_t)4095, last = end & ~(uintptr_t)4095;
+        if (first >= last || madvise((void*)first, last - first, MADV_DONTNEED)) {
+            memset((void*)block, 0, room);
+            return;
+        }
+        memset((void*)block, 0, first - block);
+        memset((void*)last, 0, end - last);
     }
 
     bool release(uintptr_t base) {

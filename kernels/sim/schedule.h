@@ -1,8 +1,9 @@
-// Who runs next: a warp runs while it has a lane that can, in random order; a block runs until it is done or all of it waits.
+// Who runs next: a warp runs while it has a lane that can, in random order; a block runs until it is done or all of it
+// waits.
 //
-// Threads that poll (an acquiring load, a compare-and-swap, a volatile read of the same address again) step back until no
-// other thread of the block can run; then further blocks become resident, up to the launch's limit, so that a grid may
-// wait for itself as on a device. If all resident threads poll for long, the launch has a finding.
+// Threads that poll (an acquiring load, a compare-and-swap, a volatile read of the same address again) step back until
+// no other thread of the block can run; then further blocks become resident, up to the launch's limit, so that a grid
+// may wait for itself as on a device. If all resident threads poll for long, the launch has a finding.
 #pragma once
 #include <numeric>
 
@@ -180,7 +181,8 @@ inline void run_block(Block& b) {
 }
 
 inline void explain_spin(uint64_t started, uint64_t total) {
-    record("timeout", "every resident thread polls and nothing else happened for %.3g s (%llu of %llu blocks have started; "
+    record("timeout",
+           "every resident thread polls and nothing else happened for %.3g s (%llu of %llu blocks have started; "
                       "at most %d are resident at once)",
            S.launch.spin_limit, (unsigned long long)started, (unsigned long long)total, S.launch.resident_blocks);
     int named = 0;
@@ -188,7 +190,8 @@ inline void explain_spin(uint64_t started, uint64_t total) {
         if (!slot->resident) continue;
         for (int i = 0; i < slot->threads && named < 2; ++i)
             if (slot->thread[i].warp->spinning >> slot->thread[i].lane & 1) {
-                add_site(text("%s polls", name_of(&slot->thread[i])), slot->thread[i].waiting_pc, slot->thread[i].waiting_line);
+                add_site(text("%s polls", name_of(&slot->thread[i])), slot->thread[i].waiting_pc,
+                         slot->thread[i].waiting_line);
                 ++named;
                 break;
             }

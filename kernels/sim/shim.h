@@ -1,8 +1,8 @@
 // CUDA C++ for the host's compiler: what NVRTC provides of itself, and the twins of device.cuh's PTX wrappers.
 //
-// The text of a kernel is compiled unchanged behind this header. Threads are fibers of the engine (engine.cpp); whatever
-// involves more than one thread, or memory that arrives late, is a call into it and carries the line it stands on.
-// No header of the C++ library is used: they would cost more to compile than the kernels.
+// The text of a kernel is compiled unchanged behind this header. Threads are fibers of the engine (engine.cpp);
+// whatever involves more than one thread, or memory that arrives late, is a call into it and carries the line it stands
+// on. No header of the C++ library is used: they would cost more to compile than the kernels.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -16,7 +16,7 @@
 #define __align__(n) alignas(n)
 #define QS_INLINE static inline __attribute__((always_inline))
 
-// --- the engine ---------------------------------------------------------------------------------------------------------
+// --- the engine ------------------------------------------------------------------------------------------------------
 
 extern "C" {
 uint64_t qs_thread_index() __attribute__((const));  // x, y, z in 16 bits each: a fiber's never changes
@@ -36,8 +36,8 @@ void qs_cp_async_wait(int line, int groups);
 struct qs_fragment { uint32_t r[4]; };
 struct qs_sum { float d[4]; };
 qs_fragment qs_ldmatrix(int line, const void* row, int matrices, int transposed);
-qs_sum qs_mma(int line, int bf16, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, float d0, float d1,
-              float d2, float d3);
+qs_sum qs_mma(int line, int bf16, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
+              float d0, float d1, float d2, float d3);
 // `size` bytes at `address`; `order` 0 relaxed, 1 acquire, 2 release, 3 both. Each gives the old value.
 uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t compare, int operation, int size, int order);
 void qs_fence(int line, int device_wide);
@@ -49,7 +49,8 @@ void qs_trap(int line);
 
 struct qs_index { unsigned x, y, z; };
 QS_INLINE qs_index qs_unpack(uint64_t v, int x_bits) {
-    return {(unsigned)(v & ((1ull << x_bits) - 1)), (unsigned)(v >> x_bits & 0xffff), (unsigned)(v >> (x_bits + 16) & 0xffff)};
+    return {(unsigned)(v & ((1ull << x_bits) - 1)), (unsigned)(v >> x_bits & 0xffff),
+            (unsigned)(v >> (x_bits + 16) & 0xffff)};
 }
 #define threadIdx qs_unpack(qs_thread_index(), 16)
 #define blockDim qs_unpack(qs_block_dim(), 16)
@@ -57,9 +58,9 @@ QS_INLINE qs_index qs_unpack(uint64_t v, int x_bits) {
 #define gridDim qs_unpack(qs_grid_dim(), 31)
 #define warpSize 32
 
-// --- vector types ---------------------------------------------------------------------------------------------------------
-// A copy is one access of the vector's whole size, as on the device: else the compiler would take the fields one by one,
-// and neither a misaligned vector nor the width of the access could be seen.
+// --- vector types ----------------------------------------------------------------------------------------------------
+// A copy is one access of the vector's whole size, as on the device: else the compiler would take the fields one by
+// one, and neither a misaligned vector nor the width of the access could be seen.
 
 #define QS_RAW(bits) \
     typedef uint##bits##_t qs_raw##bits __attribute__((may_alias))
@@ -91,9 +92,10 @@ QS_VECTOR_2(ushort2, unsigned short, 32) QS_VECTOR_4(ushort4, unsigned short, 64
 QS_VECTOR_2(int2, int, 64)            QS_VECTOR_4(int4, int, 128)
 QS_VECTOR_2(uint2, unsigned, 64)      QS_VECTOR_4(uint4, unsigned, 128)
 QS_VECTOR_2(float2, float, 64)        QS_VECTOR_4(float4, float, 128)
-QS_VECTOR_2(double2, double, 128)     QS_VECTOR_2(longlong2, long long, 128) QS_VECTOR_2(ulonglong2, unsigned long long, 128)
+QS_VECTOR_2(double2, double, 128)     QS_VECTOR_2(longlong2, long long, 128)
+QS_VECTOR_2(ulonglong2, unsigned long long, 128)
 
-// --- bits and numbers -------------------------------------------------------------------------------------------------------
+// --- bits and numbers ------------------------------------------------------------------------------------------------
 
 template <class To, class From> QS_INLINE To qs_bits(From v) {
     static_assert(sizeof(To) == sizeof(From), "");
@@ -167,8 +169,9 @@ QS_INLINE long long abs(long long v) { return v < 0 ? -v : v; }
     QS_INLINE float name##f(float x, float y) { return __builtin_##name##f(x, y); }         \
     QS_INLINE double name(double x, double y) { return __builtin_##name(x, y); }            \
     QS_INLINE float name(float x, float y) { return __builtin_##name##f(x, y); }
-QS_MATH_1(sqrt) QS_MATH_1(exp) QS_MATH_1(exp2) QS_MATH_1(expm1) QS_MATH_1(log) QS_MATH_1(log2) QS_MATH_1(log10) QS_MATH_1(log1p)
-QS_MATH_1(sin) QS_MATH_1(cos) QS_MATH_1(tan) QS_MATH_1(asin) QS_MATH_1(acos) QS_MATH_1(atan) QS_MATH_1(sinh) QS_MATH_1(cosh)
+QS_MATH_1(sqrt) QS_MATH_1(exp) QS_MATH_1(exp2) QS_MATH_1(expm1) QS_MATH_1(log) QS_MATH_1(log2) QS_MATH_1(log10)
+QS_MATH_1(log1p) QS_MATH_1(sin) QS_MATH_1(cos) QS_MATH_1(tan) QS_MATH_1(asin) QS_MATH_1(acos) QS_MATH_1(atan)
+QS_MATH_1(sinh) QS_MATH_1(cosh)
 QS_MATH_1(tanh) QS_MATH_1(asinh) QS_MATH_1(acosh) QS_MATH_1(atanh) QS_MATH_1(erf) QS_MATH_1(erfc) QS_MATH_1(cbrt)
 QS_MATH_1(floor) QS_MATH_1(ceil) QS_MATH_1(trunc) QS_MATH_1(round) QS_MATH_1(rint) QS_MATH_1(nearbyint) QS_MATH_1(fabs)
 QS_MATH_2(pow) QS_MATH_2(fmod) QS_MATH_2(remainder) QS_MATH_2(atan2) QS_MATH_2(hypot) QS_MATH_2(fmin) QS_MATH_2(fmax)
@@ -210,12 +213,24 @@ template <class Integer> QS_INLINE Integer qs_saturate(double x, Integer lowest,
     if (x >= (double)highest) return highest;
     return (Integer)x;
 }
-QS_INLINE int __float2int_rn(float x) { return qs_saturate<int>(__builtin_rint((double)x), -2147483647 - 1, 2147483647); }
-QS_INLINE int __float2int_rz(float x) { return qs_saturate<int>(__builtin_trunc((double)x), -2147483647 - 1, 2147483647); }
-QS_INLINE int __float2int_rd(float x) { return qs_saturate<int>(__builtin_floor((double)x), -2147483647 - 1, 2147483647); }
-QS_INLINE int __float2int_ru(float x) { return qs_saturate<int>(__builtin_ceil((double)x), -2147483647 - 1, 2147483647); }
-QS_INLINE unsigned __float2uint_rn(float x) { return qs_saturate<unsigned>(__builtin_rint((double)x), 0u, 4294967295u); }
-QS_INLINE unsigned __float2uint_rz(float x) { return qs_saturate<unsigned>(__builtin_trunc((double)x), 0u, 4294967295u); }
+QS_INLINE int __float2int_rn(float x) {
+    return qs_saturate<int>(__builtin_rint((double)x), -2147483647 - 1, 2147483647);
+}
+QS_INLINE int __float2int_rz(float x) {
+    return qs_saturate<int>(__builtin_trunc((double)x), -2147483647 - 1, 2147483647);
+}
+QS_INLINE int __float2int_rd(float x) {
+    return qs_saturate<int>(__builtin_floor((double)x), -2147483647 - 1, 2147483647);
+}
+QS_INLINE int __float2int_ru(float x) {
+    return qs_saturate<int>(__builtin_ceil((double)x), -2147483647 - 1, 2147483647);
+}
+QS_INLINE unsigned __float2uint_rn(float x) {
+    return qs_saturate<unsigned>(__builtin_rint((double)x), 0u, 4294967295u);
+}
+QS_INLINE unsigned __float2uint_rz(float x) {
+    return qs_saturate<unsigned>(__builtin_trunc((double)x), 0u, 4294967295u);
+}
 QS_INLINE long long __float2ll_rn(float x) {
     return qs_saturate<long long>(__builtin_rint((double)x), -9223372036854775807ll - 1, 9223372036854775807ll);
 }
@@ -235,7 +250,7 @@ QS_INLINE float __uint2float_rn(unsigned x) { return (float)x; }
 QS_INLINE float __ll2float_rn(long long x) { return (float)x; }
 QS_INLINE float __double2float_rn(double x) { return (float)x; }
 
-// --- threads together -----------------------------------------------------------------------------------------------------
+// --- threads together ------------------------------------------------------------------------------------------------
 
 #define __syncthreads() ((void)qs_barrier(__LINE__, 0, 0))
 #define __syncthreads_or(value) qs_barrier(__LINE__, 1, (value) != 0)
@@ -301,7 +316,8 @@ QS_ATOMIC(qs_atomic_exch, int, QS_WRITE) QS_ATOMIC(qs_atomic_exch, unsigned, QS_
 QS_ATOMIC(qs_atomic_exch, float, QS_WRITE) QS_ATOMIC(qs_atomic_exch, unsigned long long, QS_WRITE)
 QS_ATOMIC(qs_atomic_exch, unsigned long, QS_WRITE)
 template <class T> struct qs_same { typedef T type; };
-template <class T> QS_INLINE T qs_atomic_cas(int line, T* p, typename qs_same<T>::type compare, typename qs_same<T>::type v) {
+template <class T>
+QS_INLINE T qs_atomic_cas(int line, T* p, typename qs_same<T>::type compare, typename qs_same<T>::type v) {
     return qs_atomic_at<T>(line, QS_CAS, p, v, compare);
 }
 #define atomicAdd(p, v) qs_atomic_add(__LINE__, p, v)
@@ -312,7 +328,7 @@ template <class T> QS_INLINE T qs_atomic_cas(int line, T* p, typename qs_same<T>
 #define atomicExch(p, v) qs_atomic_exch(__LINE__, p, v)
 #define atomicCAS(p, compare, v) qs_atomic_cas(__LINE__, p, compare, v)
 
-// --- twins of device.cuh's PTX wrappers -------------------------------------------------------------------------------------
+// --- twins of device.cuh's PTX wrappers ------------------------------------------------------------------------------
 
 #define QC_SHARED(type, name, offset, count) \
     type* const name = (type*)qs_shared(__LINE__, #name, offset, count, sizeof(type), alignof(type))
@@ -358,7 +374,8 @@ QS_INLINE void qs_mma_tagged(int line, float (&d)[4], const uint32_t (&a)[4], co
 QS_INLINE float qc_f32_of_f16(uint16_t bits) {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
     if (rest >= 0x7c00u) return __uint_as_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-    const float magnitude = __uint_as_float(rest << 13) * __uint_as_float(0x77800000u);  // * 2^112: subnormals come right
+    // * 2^112: subnormals come right
+    const float magnitude = __uint_as_float(rest << 13) * __uint_as_float(0x77800000u);
     return __uint_as_float(sign | __float_as_uint(magnitude));
 }
 QS_INLINE uint16_t qc_f16_of_f32(float x) {
@@ -372,7 +389,9 @@ QS_INLINE uint16_t qc_f16_of_f32(float x) {
     }
     return (uint16_t)(sign | ((rest - 0x38000000u + 0xfffu + (rest >> 13 & 1)) >> 13));
 }
-QS_INLINE uint32_t qc_pack_f16(float low, float high) { return (uint32_t)qc_f16_of_f32(high) << 16 | qc_f16_of_f32(low); }
+QS_INLINE uint32_t qc_pack_f16(float low, float high) {
+    return (uint32_t)qc_f16_of_f32(high) << 16 | qc_f16_of_f32(low);
+}
 QS_INLINE float qc_exp2_fast(float x) {
     const float y = __builtin_exp2f(x);
     return y < 1.17549435e-38f ? 0.0f : y;

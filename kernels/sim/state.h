@@ -11,7 +11,7 @@
 #include "fiber.h"
 #include "memory.h"
 
-// --- the interface to Python (runtime/sim/engine.py mirrors these structures) -------------------------------------------
+// --- the interface to Python (runtime/sim/engine.py mirrors these structures) ----------------------------------------
 
 enum { QS_RANGE_READ = 1, QS_RANGE_WRITE = 2 };
 
@@ -125,7 +125,8 @@ struct Block {
     uint64_t index;  // blockIdx: x 31 bits, y 16, z 16
     uint64_t number; // linear
     uint32_t serial, time;
-    Stamp first, ordered;  // stamps below `ordered` that are this block's, or older than it, are before every thread's present
+    // stamps below `ordered` that are this block's, or older than it, are before every thread's present
+    Stamp first, ordered;
     int threads, warps, exited, at_barrier, first_exited;
     int barrier_line, barrier_reduction, barrier_value, barrier_thread;
     uint32_t ready_warps;
@@ -220,7 +221,7 @@ inline double now() {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// --- findings -------------------------------------------------------------------------------------------------------------
+// --- findings --------------------------------------------------------------------------------------------------------
 
 inline const char* text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 inline const char* text(const char* format, ...) {  // a rotating buffer: findings leave fibers without unwinding them
@@ -249,7 +250,9 @@ inline const char* name_of_thread(int id) {
     if (y == 1 && S.launch.block[2] == 1) return text("thread %d", id);
     return text("thread (%u, %u, %u)", (unsigned)id % x, (unsigned)id / x % y, (unsigned)id / x / y);
 }
-inline const char* name_of(uint64_t block, int thread) { return text("%s, %s", name_of_block(block), name_of_thread(thread)); }
+inline const char* name_of(uint64_t block, int thread) {
+    return text("%s, %s", name_of_block(block), name_of_thread(thread));
+}
 inline const char* name_of(const Thread* t) { return name_of(t->block->number, t->id); }
 
 inline void record_finding(const char* kind, const char* format, va_list list) {

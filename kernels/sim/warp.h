@@ -4,7 +4,7 @@
 
 namespace qs {
 
-// --- shared memory's ranges ------------------------------------------------------------------------------------------------
+// --- shared memory's ranges ------------------------------------------------------------------------------------------
 
 constexpr uint64_t SHARED_RED_ZONE = 128;
 
@@ -15,19 +15,20 @@ inline void* shared_range(int line, const char* name, int64_t offset, int64_t co
         if (r.offset == offset && r.size == bytes && strcmp(r.name, name) == 0) return (void*)r.at;
     if (offset < 0 || bytes < 0 || (uint64_t)(offset + bytes) > S.launch.shared_bytes) {
         add_site("declared", 0, line);
-        fail("out-of-bounds", "shared '%s' takes bytes %lld to %lld, but the block has %llu bytes of shared memory", name,
-             (long long)offset, (long long)(offset + bytes), (unsigned long long)S.launch.shared_bytes);
+        fail("out-of-bounds", "shared '%s' takes bytes %lld to %lld, but the block has %llu bytes of shared memory",
+             name, (long long)offset, (long long)(offset + bytes), (unsigned long long)S.launch.shared_bytes);
     }
     if (offset % alignment) {
         add_site("declared", 0, line);
-        fail("misaligned", "shared '%s' begins at byte %lld, but its type needs multiples of %lld", name, (long long)offset,
-             (long long)alignment);
+        fail("misaligned", "shared '%s' begins at byte %lld, but its type needs multiples of %lld", name,
+             (long long)offset, (long long)alignment);
     }
     for (const SharedRange& r : b.ranges)
         if (offset < r.offset + r.size && r.offset < offset + bytes) {
             add_site("declared", 0, line);
             fail("out-of-bounds", "shared '%s' (bytes %lld to %lld) overlaps shared '%s' (bytes %lld to %lld)", name,
-                 (long long)offset, (long long)(offset + bytes), r.name, (long long)r.offset, (long long)(r.offset + r.size));
+                 (long long)offset, (long long)(offset + bytes), r.name, (long long)r.offset,
+                 (long long)(r.offset + r.size));
         }
     // The same place within 128 bytes as declared, so that alignment is as on the device; a red zone on either side.
     const uint64_t start = (b.shared_used + SHARED_RED_ZONE + 127) / 128 * 128 + (uint64_t)offset % 128;
@@ -48,11 +49,12 @@ inline void* shared_range(int line, const char* name, int64_t offset, int64_t co
     return b.shared + start;
 }
 
-// --- barrier ----------------------------------------------------------------------------------------------------------------
+// --- barrier ---------------------------------------------------------------------------------------------------------
 
 inline void advance_time(Block& b) {
     S.stamp += (Stamp)1 << TIME_SHIFT;
-    if (++b.time >= TIME_LIMIT - 1) fail("timeout", "%s synchronised more than two million times", name_of_block(b.number));
+    if (++b.time >= TIME_LIMIT - 1)
+        fail("timeout", "%s synchronised more than two million times", name_of_block(b.number));
 }
 
 inline int barrier(int line, int reduction, int value) {
@@ -106,7 +108,7 @@ inline int barrier(int line, int reduction, int value) {
     return t->barrier_result;
 }
 
-// --- warp collectives ----------------------------------------------------------------------------------------------------------
+// --- warp collectives ------------------------------------------------------------------------------------------------
 
 inline const char* name_of_collective(Collective kind) {
     static const char* const names[] = {"__syncwarp", "a shuffle", "a vote", "ldmatrix", "mma"};
@@ -116,7 +118,8 @@ inline const char* name_of_collective(Collective kind) {
 inline void mismatch(const Thread* t, const Arrival& mine, const Thread* other, const Arrival& theirs) {
     add_site(text("%s: %s, mask 0x%08x", name_of(t), name_of_collective(mine.kind), mine.mask), 0, mine.line);
     add_site(text("%s: %s, mask 0x%08x", name_of(other), name_of_collective(theirs.kind), theirs.mask), 0, theirs.line);
-    fail("shuffle-mask", "lanes of one warp that name each other do not do the same: %s is at %s with mask 0x%08x on line %d, %s at "
+    fail("shuffle-mask",
+         "lanes of one warp that name each other do not do the same: %s is at %s with mask 0x%08x on line %d, %s at "
                          "%s with mask 0x%08x on line %d",
          name_of(t), name_of_collective(mine.kind), mine.mask, mine.line, name_of_thread(other->id),
          name_of_collective(theirs.kind), theirs.mask, theirs.line);
@@ -237,7 +240,8 @@ inline void perform_syncwarp(Warp& w, uint32_t lanes) {
     uint32_t together[WARP];
     for (int j = 0; j < WARP; ++j) {
         together[j] = w.ordered_time;
-        for (uint32_t rest = lanes; rest; rest &= rest - 1) together[j] = std::max(together[j], w.met[__builtin_ctz(rest)][j]);
+        for (uint32_t rest = lanes; rest; rest &= rest - 1)
+            together[j] = std::max(together[j], w.met[__builtin_ctz(rest)][j]);
         if (lanes >> j & 1) together[j] = b.time;
     }
     for (uint32_t rest = lanes; rest; rest &= rest - 1) memcpy(w.met[__builtin_ctz(rest)], together, sizeof together);
@@ -350,7 +354,7 @@ inline void whole_warp(const char* what, int line) {
          S.thread->warp->alive);
 }
 
-// --- ends --------------------------------------------------------------------------------------------------------------------
+// --- ends ------------------------------------------------------------------------------------------------------------
 
 inline void exit_thread() {
     Thread* t = S.thread;
@@ -358,7 +362,8 @@ inline void exit_thread() {
     note_progress();
     if (b.at_barrier) {
         add_site(text("%s waits", name_of(b.number, b.barrier_thread)), 0, b.barrier_line);
-        fail("exited-before-barrier", "%s returned from the kernel while %s waits at a barrier (%d of %d threads are there)",
+        fail("exited-before-barrier",
+             "%s returned from the kernel while %s waits at a barrier (%d of %d threads are there)",
              name_of(t), name_of_thread(b.barrier_thread), b.at_barrier, b.threads);
     }
     if (!b.exited++) b.first_exited = t->id;
@@ -367,9 +372,10 @@ inline void exit_thread() {
         const Arrival& a = t->warp->arrivals[__builtin_ctz(rest)];
         if (a.kind == SYNCWARP || !(a.mask >> t->lane & 1)) continue;
         const int waiter = (int)(t->warp - b.warp) * WARP + __builtin_ctz(rest);
-        add_site(text("%s waits at %s, mask 0x%08x", name_of(b.number, waiter), name_of_collective(a.kind), a.mask), 0, a.line);
-        fail("shuffle-mask", "%s returned from the kernel while %s waits for it at %s with mask 0x%08x on line %d", name_of(t),
-             name_of_thread(waiter), name_of_collective(a.kind), a.mask, a.line);
+        add_site(text("%s waits at %s, mask 0x%08x", name_of(b.number, waiter), name_of_collective(a.kind), a.mask), 0,
+                 a.line);
+        fail("shuffle-mask", "%s returned from the kernel while %s waits for it at %s with mask 0x%08x on line %d",
+             name_of(t), name_of_thread(waiter), name_of_collective(a.kind), a.mask, a.line);
     }
     release_waiting(*t->warp);
     wait();
@@ -389,18 +395,21 @@ inline void explain_stuck(Block& b) {
     if (!at_collective) return record("barrier-divergence", "a block can make no progress at its barrier");
     const Warp& w = *at_collective->warp;
     const Arrival& a = w.arrivals[at_collective->lane];
-    add_site(text("%s waits at %s, mask 0x%08x", name_of(at_collective), name_of_collective(a.kind), a.mask), 0, a.line);
-    const int missing = __builtin_ctz(a.mask & w.alive & ~w.waiting ? a.mask & w.alive & ~w.waiting : a.mask & w.waiting);
+    add_site(text("%s waits at %s, mask 0x%08x", name_of(at_collective), name_of_collective(a.kind), a.mask), 0,
+             a.line);
+    const int missing =
+        __builtin_ctz(a.mask & w.alive & ~w.waiting ? a.mask & w.alive & ~w.waiting : a.mask & w.waiting);
     const Thread& other = b.thread[(&w - b.warp) * WARP + missing];
     const bool barrier = w.at_barrier >> missing & 1;
     add_site(text("%s waits at %s", name_of(&other), barrier ? "the block's barrier" : "another collective"), 0,
              other.waiting_line);
     if (barrier)
         record("barrier-divergence", "%s waits at %s on line %d for %s, which is at the block's barrier on line %d",
-               name_of(at_collective), name_of_collective(a.kind), a.line, name_of_thread(other.id), other.waiting_line);
+               name_of(at_collective), name_of_collective(a.kind), a.line, name_of_thread(other.id),
+               other.waiting_line);
     else
-        record("shuffle-mask", "%s waits at %s with mask 0x%08x on line %d for %s, which never comes", name_of(at_collective),
-               name_of_collective(a.kind), a.mask, a.line, name_of_thread(other.id));
+        record("shuffle-mask", "%s waits at %s with mask 0x%08x on line %d for %s, which never comes",
+               name_of(at_collective), name_of_collective(a.kind), a.mask, a.line, name_of_thread(other.id));
 }
 
 }  // namespace qs

@@ -121,6 +121,19 @@ def _axis_groups(rank: int, axis: int) -> list[Sequence[int]]:
     return [tuple(range(axis)), (axis,), tuple(range(axis + 1, rank))]
 
 
+def _along_groups(x: View, index: View, axis: int) -> list[Sequence[int]]:
+    """Groups that need no copy if there are such: each element is picked for itself, so the dims beside the axis may
+    be put in front of it or behind it as both operands lie. An index that repeats over heads is read where it is."""
+    others = [n for n in range(len(x.shape)) if n != axis]
+    usual = _axis_groups(len(x.shape), axis)
+    candidates: list[list[Sequence[int]]] = [usual]
+    candidates += [[tuple(others[:n]), (axis,), tuple(others[n:])] for n in range(len(others), -1, -1)]
+    for groups in candidates:
+        if views.collapse(x, groups) is not None and views.collapse(index, groups) is not None:
+            return groups
+    return usual
+
+
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
@@ -263,16 +276,22 @@ def _gather(op: Operation, places: Places) -> Draft:
     result = Draft("gather", path_of(op))
     shape, axis, along = shape_of(op.x.type), op.axis.value.data, op.mode.data == "along"
     groups = _axis_groups(len(shape), axis)
+    if along:
+        groups = _along_groups(places.view(op.x), places.view(op.index), axis)
     x = result.add("x", "r", _collapsed(places.view(op.x), groups, op, places))
     index = places.view(op.index)
     index = _collapsed(index, groups, op, places) if along else _vector(op.index, op, places)
     index_argument = result.add("index", "r", index)
     index_rank = 1 if along else len(shape_of(op.index.type))
-    out_groups = [
-        tuple(range(axis)),
-        tuple(range(axis, axis + index_rank)),
-        tuple(range(axis + index_rank, len(shape) - 1 + index_rank)),
-    ]
+    out_groups = (
+        groups
+        if along
+        else [
+            tuple(range(axis)),
+            tuple(range(axis, axis + index_rank)),
+            tuple(range(axis + index_rank, len(shape) - 1 + index_rank)),
+        ]
+    )
     out = views.collapse(places.result(op.result, shape_of(op.result.type)), out_groups)
     assert out is not None
     result.add("out", "w", out)

@@ -9,7 +9,7 @@ from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.ir import qc
-from qcompiler.ir.arith_rem import RemFOp
+from qcompiler.ir.scalar_ops import RemFOp
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.loops import Index
 

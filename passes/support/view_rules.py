@@ -14,6 +14,7 @@ from qcompiler.errors import PassError
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of, set_path
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.support import loops, views
 from qcompiler.passes.support.loops import producer
 from qcompiler.plan.dims import Dim, dim
@@ -221,6 +222,56 @@ def _unrepeated(value: SSAValue) -> SSAValue | None:
     if not isinstance(repeat, ops.BroadcastOp) or views.added_dims(repeat) != (2,):
         return None
     return repeat.input
+
+
+def split_batch(op: qc.BatchMatmulOp) -> SSAValue | None:
+    """`matmul(collapse(a), b)` over joined batch dims -> `collapse(matmul(a, expand(b)))`, where `a` is strided.
+
+    Heads that a transpose has put in front, or that repeat over the batch, would be copied to become one dim.  Not one
+    of the rules of `fold_views`: attention is recognised before.
+    """
+    joined = [_joined_batch(value) for value in (op.a, op.b)]
+    strided = [each for each in joined if each is not None and _is_strided(producer(each[0]))]
+    if not strided or len(shape_of(op.a.type)) != 3:
+        return None
+    batch = strided[0][1]
+    builder = _before(op)
+    operands: list[SSAValue] = []
+    for value, found in zip((op.a, op.b), joined, strict=True):
+        rows, cols = shape_of(value.type)[1:]
+        if found is None or found[1] != batch:
+            operands.append(build.reshape(builder, value, (*batch, rows, cols)))
+            continue
+        source, _, turned = found
+        inner = (cols, rows) if turned else (rows, cols)
+        split = build.reshape(builder, source, (*batch, *inner))
+        rank = len(batch)
+        operands.append(build.transpose(builder, split, [*range(rank), rank + 1, rank]) if turned else split)
+    shape = shape_of(op.result.type)
+    made = qc.BatchMatmulOp(operands[0], operands[1], tensor_type((*batch, *shape[1:]), tensor_dtype(op.result.type)))
+    set_path(made, path_of(op))
+    loops.insert_before(op, made)
+    return build.reshape(builder, made.result, shape)
+
+
+def _is_strided(op: Operation | None) -> bool:
+    """Whether a view's elements lie in another order than they are counted, or several times."""
+    while isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+        op = producer(op.src)
+    return isinstance(op, ops.TransposeOp | ops.BroadcastOp)
+
+
+def _joined_batch(value: SSAValue) -> tuple[SSAValue, tuple[Dim, ...], bool] | None:
+    """(source, its batch dims, whether the two last dims are transposed after) of a (batch, rows, cols) operand."""
+    op, turned = producer(value), False
+    if isinstance(op, ops.TransposeOp) and views.permutation_of(op) == (0, 2, 1):
+        op, turned = producer(op.inputs[0]), True
+    if not isinstance(op, tensor.CollapseShapeOp) or len(shape_of(op.result.type)) != 3:
+        return None
+    groups, shape = views.groups_of(op), shape_of(op.src.type)
+    batch = tuple(shape[n] for n in groups[0] if shape[n] != 1)
+    plain = all(sum(shape[n] != 1 for n in group) <= 1 for group in groups[1:])
+    return (op.src, batch, turned) if plain and len(batch) > 1 else None
 
 
 _RULES: dict[type[Operation], Callable[[Operation], SSAValue | None]] = {

@@ -161,13 +161,12 @@ _UNARY: dict[Any, Callable[[S, V], V]] = {
     aten.trunc.default: _rounding("trunc"),
     aten.round.default: _rounding("roundeven"),
     aten.erfinv.default: _erfinv,
-    aten.erfc.default: lambda m, x: m.sub(m.const(1), m.call("erf", x)),
     aten.bitwise_not.default: lambda m, x: m.bitwise("xor", x, m.const(1 if m.dtype == "i1" else -1)),
     **{
         getattr(aten, name).default: _function(name)
         for name in (
             "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
-            "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sqrt", "rsqrt",
+            "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sqrt", "rsqrt",
         )
     },
 }  # fmt: skip

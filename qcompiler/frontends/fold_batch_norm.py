@@ -6,9 +6,10 @@
     after   y = aten.convolution(x, p_conv_weight, p_conv_bias, …)     weight * s,  (bias - mean) * s + bn_bias
                                                                        with s = bn_weight / sqrt(var + eps)
 
-The first step of insert-qdq.  Values are computed in fp64 and rounded once to the weight's type.  A batch norm stays
-where its convolution's result has another reader, where the weight is shared, where its statistics are not constants of
-the program, or where the module holds no values (they are read later); import makes it a scale and a shift then.
+The first step of insert-qdq.  Values come from the same source as all others, one weight at a time, in the type that
+the model declares; they are computed in fp64 and rounded once to the weight's type.  For a program without values only
+the graph changes.  A batch norm stays where its convolution's result has another reader, where the weight is shared, or
+where its statistics are not constants of the program; import makes it a scale and a shift then.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.torch_export import Exported
+from qcompiler.frontends.weight_source import WeightSource
 from qcompiler.plan.weights import Bytes
 
 aten = torch.ops.aten
@@ -31,12 +33,14 @@ AT_A_TIME = 1 << 16  # elements
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def fold_batch_norms(exported: Exported, room: Callable[[int], Bytes]) -> tuple[Exported, dict[str, str]]:
+def fold_batch_norms(
+    exported: Exported, room: Callable[[int], Bytes], source: WeightSource
+) -> tuple[Exported, dict[str, str]]:
     """The program without the batch norms that fold, and for each tensor that became part of another its path.
 
-    The graph is taken over, not copied.  `room` gives bytes for new values.
+    The graph is taken over, not copied.  `room` gives bytes for new values.  WeightsError where `source` lacks values.
     """
-    folder = _Folder(exported.program, room)
+    folder = _Folder(exported.program, room, source)
     for node in list(exported.program.graph.nodes):
         if node.target is aten._native_batch_norm_legit_no_training.default:
             folder.fold(node)
@@ -46,8 +50,8 @@ def fold_batch_norms(exported: Exported, room: Callable[[int], Bytes]) -> tuple[
 
 
 class _Folder:
-    def __init__(self, program: ExportedProgram, room: Callable[[int], Bytes]) -> None:
-        self.program, self.graph, self.room = program, program.graph, room
+    def __init__(self, program: ExportedProgram, room: Callable[[int], Bytes], source: WeightSource) -> None:
+        self.program, self.graph, self.room, self.source = program, program.graph, room, source
         self.specs = list(program.graph_signature.input_specs)
         self.state = dict(program.state_dict)
         self.nodes = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
@@ -62,31 +66,42 @@ class _Folder:
 
     def fold(self, norm: fx.Node) -> None:
         """Folds one batch norm, if everything it needs is constant and nothing else reads what would change."""
-        product, *given = norm.args[:5]
-        eps = float(norm.args[6])  # type: ignore[arg-type]
-        parts = [None if node is None else self._value(node) for node in given]
-        if not isinstance(product, fx.Node) or any(
-            v is None for v, n in zip(parts, given, strict=True) if n is not None
-        ):
+        operands: list[Any] = list(norm.args[:5])
+        product, given = operands[0], operands[1:]
+        if not isinstance(product, fx.Node) or any(n is not None and n not in self.stored for n in given):
             return
         if not self._alone(product, norm):
             return
         weight, bias = product.args[1], _bias(product)
-        old = None if bias is None else self._value(bias)
-        if bias is not None and old is None:
+        assert isinstance(weight, fx.Node)
+        if bias is not None and bias not in self.stored:
             return
-        factor, shift = _affine(parts, old, eps)
-        values = self._value(weight)
-        assert isinstance(weight, fx.Node) and values is not None
-        self._set(weight, self._scaled(values, factor))
-        self._give_bias(product, weight, shift.to(values.dtype))
+        if self.source.valued:
+            parts = [None if node is None else self._value(node) for node in given]
+            eps = float(norm.args[6])  # type: ignore[arg-type]
+            factor, shift = _affine(parts, None if bias is None else self._value(bias), eps)
+            values = self._value(weight)
+            self._set(weight, self._scaled(values, factor))
+            self.source.release([self.stored[weight]])
+            self._give_bias(product, weight, shift.to(values.dtype))
+        else:
+            with weight.meta["val"].fake_mode:
+                self._give_bias(
+                    product, weight, torch.empty(weight.meta["val"].shape[0], dtype=weight.meta["val"].dtype)
+                )
         self._remove(norm, product, given)
 
-    def _value(self, node: Any) -> torch.Tensor | None:
-        """The values of a constant of the program; None for anything else, and for a tensor without values."""
-        target = self.stored.get(node)
-        found = None if target is None else self.state.get(target, self.program.constants.get(target))
-        return found.detach() if isinstance(found, torch.Tensor) and not is_empty(found) else None
+    def _tensor(self, node: fx.Node) -> torch.Tensor:
+        """What the program holds for a constant: perhaps without values."""
+        target = self.stored[node]
+        found = self.state.get(target, self.program.constants.get(target))
+        assert isinstance(found, torch.Tensor)
+        return found.detach()
+
+    def _value(self, node: fx.Node) -> torch.Tensor:
+        """The values of a constant of the program."""
+        held = self._tensor(node)
+        return self.source.read([self.stored[node]], held) if is_empty(held) else held
 
     def _alone(self, product: fx.Node, norm: fx.Node) -> bool:
         """A product whose only reader is the norm, with an output channel for each row of a weight of its own."""
@@ -106,12 +121,9 @@ class _Folder:
 
     def _tied(self, node: fx.Node) -> bool:
         """Whether another tensor of the program shares this one's memory."""
-        mine = self._value(node)
-        if mine is None:
-            return True
-        cell = mine.untyped_storage()._cdata
-        others = (self._value(n) for n in self.stored if n is not node and n.users)
-        return any(v is not None and v.untyped_storage()._cdata == cell for v in others)
+        cell = self._tensor(node).untyped_storage()._cdata
+        others = (self._tensor(n) for n in self.stored if n is not node and n.users)
+        return any(each.untyped_storage()._cdata == cell for each in others)
 
     def _scaled(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         """`values` times a factor for each of its rows, some rows at a time: fp64 takes a multiple of their memory."""

@@ -180,7 +180,7 @@ class _Rewriter:
     def __init__(self, exported: Exported, recipe: QuantConfig, source: WeightSource, files: WeightFiles) -> None:
         self.recipe, self.source, self.files = recipe, source, files
         exported.program.state_dict.update(source.bind(exported.program))
-        self.exported, self.folded = fold_batch_norms(exported, files.room)
+        self.exported, self.folded = fold_batch_norms(exported, files.room, source)
         self.program = self.exported.program
         self.graph = self.program.graph
         self.state = dict(self.program.state_dict)

@@ -15,8 +15,8 @@ from xdsl.dialects.builtin import IndexType, IntegerType
 from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 
-from qcompiler.ir.arith_rem import RemFOp
 from qcompiler.ir.build import scalar
+from qcompiler.ir.scalar_ops import ErfcOp, RemFOp
 from qcompiler.ir.types import ELEMENT_TYPES, dtype_of
 from qcompiler.plan.kernel import DType
 
@@ -149,6 +149,7 @@ _FUNCTIONS: dict[str, Callable[..., Operation]] = {
     "log10": math.Log10Op, "log1p": math.Log1pOp, "sin": math.SinOp, "cos": math.CosOp, "tan": math.TanOp,
     "asin": math.AsinOp, "acos": math.AcosOp, "atan": math.AtanOp, "sinh": math.SinhOp, "cosh": math.CoshOp,
     "tanh": math.TanhOp, "asinh": math.AsinhOp, "acosh": math.AcoshOp, "atanh": math.AtanhOp, "erf": math.ErfOp,
+    "erfc": ErfcOp,
     "sqrt": math.SqrtOp, "rsqrt": math.RsqrtOp, "ceil": math.CeilOp, "floor": math.FloorOp, "trunc": math.TruncOp,
     "roundeven": math.RoundEvenOp, "powf": math.PowFOp, "atan2": math.Atan2Op, "copysign": math.CopySignOp,
     "ipowi": math.IPowIOp,

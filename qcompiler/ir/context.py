@@ -9,13 +9,12 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.func import Func
 from xdsl.dialects.linalg import Linalg
-from xdsl.dialects.math import Math
 from xdsl.dialects.tensor import Tensor
 from xdsl.ir import Dialect
 
 from qcompiler.errors import QCompilerError
-from qcompiler.ir.arith_rem import ARITH
 from qcompiler.ir.qc import QC
+from qcompiler.ir.scalar_ops import ARITH, MATH
 from qcompiler.plan.weights import WeightStore
 
 
@@ -103,7 +102,7 @@ class QCContext(Context):
             devices=devices,
             device_map=dict(device_map or {}),
         )
-        for dialect in (Builtin, Func, ARITH, Math, Linalg, Tensor, QC):
+        for dialect in (Builtin, Func, ARITH, MATH, Linalg, Tensor, QC):
             ctx.load_dialect(dialect)
         ctx.register_dialect("rt", _rt)
         ctx.register_dialect("test", _test)  # what filecheck files take their operands from

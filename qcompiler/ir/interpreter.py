@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
 from xdsl.ir import Operation, SSAValue
 
-from qcompiler.errors import InterpreterError
+from qcompiler.errors import DimError, InterpreterError
 from qcompiler.ir import interpreter_linalg, interpreter_qc  # noqa: F401  (they register their rules)
 from qcompiler.ir.interpreter_base import RULES, Array, Frame, Unpack, check_result, where
 from qcompiler.ir.interpreter_linalg import evaluate_structured
@@ -28,6 +28,7 @@ from qcompiler.ir.interpreter_scalar import evaluate_scalar, numpy_dtype
 from qcompiler.ir.module import arg_names, find_func, functions, init_func, ranges_of, result_keys
 from qcompiler.ir.types import shape_of
 from qcompiler.plan.dims import dim
+from qcompiler.plan.equations import solve
 from qcompiler.plan.weights import WeightStore
 
 __all__ = ["RULES", "Interpreter", "Unpack", "bind_symbols", "evaluate_op", "run"]
@@ -115,16 +116,16 @@ def bind_symbols(function: func.FuncOp, inputs: Arrays) -> dict[str, int]:
     arguments, names = function.body.block.args, arg_names(function)
     if len(arguments) != len(inputs):
         raise InterpreterError(f"@{function.sym_name.data} takes {len(arguments)} inputs, not {len(inputs)}")
-    symbols: dict[str, int] = {}
     for argument, name, array in zip(arguments, names, inputs, strict=True):
         assert isinstance(argument.type, TensorType)
         shape, dtype = shape_of(argument.type), numpy_dtype(argument.type)
         if array.dtype != dtype or array.ndim != len(shape):
             wanted = f"{dtype} of rank {len(shape)}"
             raise InterpreterError(f"argument '{name}' is {array.dtype} of rank {array.ndim}, not {wanted}")
-        for entry, size in zip(shape, array.shape, strict=True):
-            if isinstance(entry, str) and entry.isidentifier():
-                symbols.setdefault(entry, size)
+    try:
+        symbols = solve([shape_of(argument.type) for argument in arguments], [array.shape for array in inputs], names)
+    except DimError as error:
+        raise InterpreterError(f"argument {error}") from None
     for argument, name, array in zip(arguments, names, inputs, strict=True):
         shape = shape_of(argument.type)
         expected = tuple(dim(entry).evaluate(symbols) for entry in shape)

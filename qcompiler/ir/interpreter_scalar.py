@@ -64,6 +64,10 @@ def _erf(x: Array) -> Array:
     return np.fromiter(map(pymath.erf, x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape)
 
 
+def _erfc(x: Array) -> Array:
+    return np.fromiter(map(pymath.erfc, x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape)
+
+
 def _round_away(x: Array) -> Array:
     return np.asarray(np.trunc(x + np.copysign(0.5, x)))
 
@@ -114,6 +118,7 @@ _FLOAT_UNARY: dict[str, Unary] = {
     "math.acosh": _precise(np.arccosh),
     "math.atanh": _precise(np.arctanh),
     "math.erf": _precise(_erf),
+    "math.erfc": _precise(_erfc),
 }
 
 

@@ -20,12 +20,13 @@ import numpy.typing as npt
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
-from qcompiler.errors import InterpreterError
+from qcompiler.errors import DimError, InterpreterError
 from qcompiler.ir.interpreter import Unpack, evaluate_op
 from qcompiler.ir.rt import BufferOp, CopyOp, EntryOp, KernelOp, LaunchOp, LibraryCallOp, SelectOp, StepOp, YieldOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.plan.dims import dim
+from qcompiler.plan.equations import solve
 from qcompiler.plan.geometry import is_packed
 from qcompiler.plan.plan import TensorSig, View
 from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore
@@ -226,13 +227,13 @@ def _bind(entry: EntryOp, inputs: Sequence[Array]) -> dict[str, int]:
     sigs = [sig.record for sig in entry.inputs]
     if len(sigs) != len(inputs):
         raise InterpreterError(f"@{entry.sym} takes {len(sigs)} inputs, not {len(inputs)}")
-    symbols: dict[str, int] = {}
     for sig, array in zip(sigs, inputs, strict=True):
         if array.dtype != NUMPY_DTYPES[sig.dtype] or array.ndim != len(sig.shape):
             raise InterpreterError(f"input '{sig.name}' is {array.dtype} {array.shape}, not {sig.dtype} {sig.shape}")
-        for size, extent in zip(sig.shape, array.shape, strict=True):
-            if isinstance(size, str) and size in entry.ranges:
-                symbols.setdefault(size, extent)
+    try:
+        symbols = solve([sig.shape for sig in sigs], [array.shape for array in inputs], [sig.name for sig in sigs])
+    except DimError as error:
+        raise InterpreterError(f"input {error}") from None
     for sig, array in zip(sigs, inputs, strict=True):
         if tuple(dim(size).evaluate(symbols) for size in sig.shape) != array.shape:
             raise InterpreterError(f"input '{sig.name}' has shape {array.shape}, not {sig.shape} (symbols: {symbols})")

@@ -4,7 +4,8 @@
 * `print_for_mlir` is what a stock MLIR parses with unregistered dialects allowed: `qc` and `rt` ops in generic form.
 
 xDSL's own syntax of `linalg.transpose`, `linalg.broadcast` and `tensor.empty` has no place for attributes; where one
-stands on such an op, it is printed in generic form, so that nothing is lost.  So is `arith.remf`, which xDSL lacks.
+stands on such an op, it is printed in generic form, so that nothing is lost.  So are the scalar
+ops that xDSL lacks.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from qcompiler.errors import QCompilerError
-from qcompiler.ir.arith_rem import RemFOp
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.scalar_ops import OURS
 from qcompiler.ir.types import DimsAttr, QTensorType
 
 _LOSES_ATTRIBUTES = (TransposeOp, BroadcastOp, tensor.EmptyOp)
@@ -63,7 +64,7 @@ class _Printer(Printer):
             super().print_attribute(attribute)
 
     def print_op(self, op: Operation) -> None:
-        generic = (isinstance(op, _LOSES_ATTRIBUTES) and bool(op.attributes)) or isinstance(op, RemFOp)
+        generic = (isinstance(op, _LOSES_ATTRIBUTES) and bool(op.attributes)) or isinstance(op, OURS)
         if self.for_mlir and op.name.startswith(("qc.", "rt.")):
             generic = True
         if not generic or self.print_generic_format:

@@ -5,6 +5,7 @@ Everything here counts bytes from the start of the buffer.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,17 +19,17 @@ Ranges = Mapping[str, Range]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """The hull [low, high) of a view. `min`/`max` bound it over all symbol values; `at` holds it at sample bindings.
+    """The bytes of a view; [low, high) is their hull, and `min`/`max` bound that over all symbol values.
 
-    `axes` are the (extent, stride) pairs with extent != 1 and stride != 0, strides made positive (reversing an axis
-    does not change which bytes it covers); with `size`, the bytes of one element, they serve proofs of disjointness.
+    `axes` are (extent, stride in bytes) pairs, strides made positive (reversing an axis does not change which bytes it
+    covers), less those that add no byte: extent 1, or stride 0 with an extent that is never 0. `size` is the bytes of
+    one element.
     """
 
     low: Expr
     high: Expr
     min: int
     max: int
-    at: tuple[tuple[int, int], ...]
     axes: tuple[tuple[Expr, Expr], ...]
     size: int
 
@@ -47,13 +48,6 @@ def is_contiguous(view: View) -> bool:
     )
 
 
-def sample_bindings(ranges: Ranges) -> tuple[dict[str, int], ...]:
-    """All symbols at their maximum, then (where that differs) all at their minimum."""
-    largest = {name: high for name, (_, high) in ranges.items()}
-    smallest = {name: low for name, (low, _) in ranges.items()}
-    return (largest,) if largest == smallest else (largest, smallest)
-
-
 def region_of(dtype: str, shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, ranges: Ranges) -> Region:
     """The region of a strided view. DimError if a symbol has no range or a stride has no definite sign."""
     size = ITEMSIZE[dtype]
@@ -61,7 +55,7 @@ def region_of(dtype: str, shape: Sequence[Dim], strides: Sequence[Dim], offset: 
     high = low + size
     axes: list[tuple[Expr, Expr]] = []
     for extent, stride in zip(shape, strides, strict=True):
-        if extent == 1 or stride == 0:
+        if extent == 1 or (stride == 0 and _bound(dim(extent), ranges)[0] > 0):
             continue
         step = dim(stride) * size
         span = (dim(extent) - 1) * step
@@ -73,14 +67,19 @@ def region_of(dtype: str, shape: Sequence[Dim], strides: Sequence[Dim], offset: 
         else:
             raise DimError(f"the stride '{stride}' may be positive or negative ({smallest} to {largest} bytes)")
         axes.append((dim(extent), step))
-    bindings = sample_bindings(ranges)
-    at = tuple((low.evaluate(b), high.evaluate(b)) for b in bindings)
-    return Region(low, high, _bound(low, ranges)[0], _bound(high, ranges)[1], at, tuple(axes), size)
+    return Region(low, high, _bound(low, ranges)[0], _bound(high, ranges)[1], tuple(axes), size)
 
 
-def whole(nbytes: int, bindings: int) -> Region:
+def whole(nbytes: int) -> Region:
     """The region of a packed view: all `nbytes` of its buffer."""
-    return Region(dim(0), dim(nbytes), 0, nbytes, ((0, nbytes),) * bindings, (), nbytes)
+    return Region(dim(0), dim(nbytes), 0, nbytes, (), nbytes)
+
+
+def moved(region: Region, by: int) -> Region:
+    """The region `by` bytes further on."""
+    return dataclasses.replace(
+        region, low=region.low + by, high=region.high + by, min=region.min + by, max=region.max + by
+    )
 
 
 def _bound(expr: Expr, ranges: Ranges) -> Range:

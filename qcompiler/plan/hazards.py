@@ -6,17 +6,18 @@ the step at hand on stream `j` if `clock[j][i] >= c`.
 
 *Content.* Memory plans let buffers share bytes, one after the other.  A write to a buffer gives it life and ends the
 life of every buffer that it overlaps; a read of a buffer without life is refused.  That is decided for whole buffers,
-so it does not depend on what the symbols are.  Which bytes of a living buffer are written is judged by hulls, at the
-largest and at the smallest shapes.
+so it does not depend on what the symbols are.  A read of a living buffer must find each of its bytes written since that
+life began; coverage.py decides that, holes of strided writes included.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qcompiler.errors import ScheduleError
+from qcompiler.plan.coverage import Coverage
 from qcompiler.plan.geometry import Ranges, Region, disjoint
 
 
@@ -89,6 +90,7 @@ class BufferState:
     alive: bool = False
     ended_by: tuple[str, int] | None = None
     written: dict[int, Region] = field(default_factory=dict)  # by identity: regions of an entry are shared
+    covered: set[int] = field(default_factory=set)  # regions that those were found to cover
     accesses: dict[tuple[int, int, bool], _Access] = field(default_factory=dict)
     before: dict[int, tuple[int, int, str]] = field(default_factory=dict)  # stream -> count, step, buffer
     touched: int = -1  # the last step that used it
@@ -131,6 +133,7 @@ class Memory:
     def __init__(self, clocks: Clocks, ranges: Ranges) -> None:
         self.clocks = clocks
         self.ranges = ranges
+        self.coverage = Coverage(ranges)
         self.arenas = Arenas()
         self.ordered = len(clocks.names) <= 1  # one stream: everything is ordered
 
@@ -139,15 +142,22 @@ class Memory:
         if not state.loaded:
             if not state.alive:
                 self._refuse_dead(state)
-            if id(region) not in state.written and not covered(region, state.written.values()):
-                low, high = region.at[0]
-                raise ScheduleError(
-                    f"reads bytes [{low}, {high}) of buffer '{state.name}', not all of which were written before; "
-                    "write them first",
-                    rule="unwritten-read",
-                )
+            self._check_written(state, region)
         self._order(state, region, stream, step, is_write=False)
         state.touched = step
+
+    def _check_written(self, state: BufferState, region: Region) -> None:
+        if id(region) in state.written or id(region) in state.covered:
+            return
+        hole = self.coverage.hole(region, state.written.values())
+        if hole is not None:
+            low, high = region.low.evaluate(hole), region.high.evaluate(hole)
+            raise ScheduleError(
+                f"reads bytes [{low}, {high}) of buffer '{state.name}', not all of which were written "
+                f"before{at_shapes(hole)}; write them first",
+                rule="unwritten-read",
+            )
+        state.covered.add(id(region))
 
     def write(self, state: BufferState, arena: str, region: Region, stream: int, step: int) -> None:
         """ScheduleError: live-overlap, unordered-reuse or unordered-write."""
@@ -181,7 +191,7 @@ class Memory:
                 self._inherit(state, stream, access, owner.name)
             if owner.alive:
                 owner.alive, owner.ended_by = False, (state.name, step)
-        state.alive, state.written, state.accesses = True, {}, {}
+        state.alive, state.written, state.covered, state.accesses = True, {}, set(), {}
 
     @staticmethod
     def _inherit(state: BufferState, stream: int, access: _Access, name: str) -> None:
@@ -229,18 +239,6 @@ _UNORDERED = {
 }
 
 
-def covered(region: Region, written: Iterable[Region]) -> bool:
-    """Whether the hulls of `written` cover the region's at every sample binding."""
-    regions = list(written)
-    return all(
-        intervals_cover(low, high, [known.at[k] for known in regions]) for k, (low, high) in enumerate(region.at)
-    )
-
-
-def intervals_cover(low: int, high: int, intervals: Sequence[tuple[int, int]]) -> bool:
-    """Whether [low, high) lies in the union of the intervals."""
-    for begin, end in sorted(intervals):
-        if begin > low:
-            break
-        low = max(low, end)
-    return low >= high
+def at_shapes(binding: Mapping[str, int]) -> str:
+    """Symbol values for a message: " at b = 1, s = 7", or nothing."""
+    return " at " + ", ".join(f"{name} = {value}" for name, value in binding.items()) if binding else ""

@@ -15,11 +15,12 @@ from collections.abc import Collection
 
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, dim, product
+from qcompiler.plan.equations import plan_equations
 from qcompiler.plan.geometry import is_packed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.lookup import Program, unique
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, Plan, Symbol
-from qcompiler.plan.verify_steps import EntryVerifier
+from qcompiler.plan.verify_steps import EntryVerifier, InitWritten
 
 BUFFER_ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector load."""
@@ -41,7 +42,7 @@ def verify_plan(plan: Plan, captured: Collection[str] = ()) -> None:
     _check_weights(program)
     for spec in plan.kernels:
         _check_kernel(spec)
-    init_written: dict[str, list[tuple[int, int]]] = {}
+    init_written: InitWritten = {}
     if plan.init is not None:
         _check_symbols(plan.init)
         init_written = EntryVerifier(program, plan.init, is_init=True, init_written={}).run()
@@ -218,12 +219,12 @@ def _symbols(dims: tuple[Dim, ...]) -> set[str]:
 def _check_symbols(entry: EntryPoint) -> None:
     """Ranges are ranges, and every symbol can be read off some input's shape."""
     unique(f"symbol of entry '{entry.name}'", (symbol.name for symbol in entry.symbols))
-    visible = {size for sig in entry.inputs for size in sig.shape if isinstance(size, str)}
+    _, determined = plan_equations([sig.shape for sig in entry.inputs])
     for symbol in entry.symbols:
         _check_range(entry, symbol)
-        if symbol.name not in visible:
+        if symbol.name not in determined:
             raise ScheduleError(
-                f"entry '{entry.name}': no input has a dimension '{symbol.name}' that would give the symbol its value",
+                f"entry '{entry.name}': no input has a dimension that would give the symbol '{symbol.name}' its value",
                 rule="unbound-symbol",
             )
 

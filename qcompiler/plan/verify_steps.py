@@ -8,8 +8,8 @@ from typing import NoReturn
 from qcompiler import formats
 from qcompiler.errors import DimError, ScheduleError
 from qcompiler.plan.dims import Dim, Range, dim, product
-from qcompiler.plan.geometry import Region, disjoint, is_contiguous, is_packed, region_of, sample_bindings, whole
-from qcompiler.plan.hazards import BufferState, Clocks, Memory, intervals_cover
+from qcompiler.plan.geometry import Region, disjoint, is_contiguous, is_packed, moved, region_of, whole
+from qcompiler.plan.hazards import BufferState, Clocks, Memory, at_shapes
 from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, LoopKernel, Operand
 from qcompiler.plan.lookup import Program
 from qcompiler.plan.plan import (
@@ -28,12 +28,12 @@ from qcompiler.plan.plan import (
     WeightEntry,
 )
 
-InitWritten = dict[str, list[tuple[int, int]]]
+InitWritten = dict[str, list[Region]]
 _READ_ONLY = {"constants": "write-constant", "input": "write-input", "init": "write-init"}
 
 
 class EntryVerifier:
-    """Verifies one entry. `run` returns what the entry wrote into init arenas: buffer -> byte intervals."""
+    """Verifies one entry. `run` returns what the entry wrote into init arenas: buffer -> regions."""
 
     def __init__(
         self,
@@ -50,7 +50,6 @@ class EntryVerifier:
         self.is_captured = is_captured
         self.init_written = init_written
         self.ranges: dict[str, Range] = {symbol.name: (symbol.min, symbol.max) for symbol in entry.symbols}
-        self.bindings = sample_bindings(self.ranges)
         used = dict.fromkeys(step.stream for step in entry.steps if step.stream in program.streams)
         self.clocks = Clocks(tuple(used))
         self.memory = Memory(self.clocks, self.ranges)
@@ -79,7 +78,7 @@ class EntryVerifier:
         except ScheduleError as error:
             raise ScheduleError(f"entry '{self.entry.name}': {error}", rule=error.rule) from None
         return {
-            name: [region.at[0] for region in state.written.values()]
+            name: list(state.written.values())
             for name, state in self.states.items()
             if self.program.arenas[self.program.buffers[name].arena].kind == "init"
         }
@@ -139,20 +138,20 @@ class EntryVerifier:
         """Every byte of every output is written; the executor joins all streams at the end, so order is given."""
         for sig in self.entry.outputs:
             size = product(sig.shape) * ITEMSIZE[sig.dtype]
-            states = [s for s in self.states.values() if self.program.buffers[s.name].arena == sig.arena]
-            for k, binding in enumerate(self.bindings):
-                intervals = [
-                    (state.start + region.at[k][0], state.start + region.at[k][1])
-                    for state in states
-                    for region in state.written.values()
-                ]
-                wanted = size.evaluate(binding)
-                if not intervals_cover(0, wanted, intervals):
-                    shape = ", ".join(f"{name} = {value}" for name, value in binding.items()) or "its shape"
-                    raise ScheduleError(
-                        f"output '{sig.name}' has {wanted} bytes at {shape}, not all of which any step writes",
-                        rule="output-unwritten",
-                    )
+            written = [
+                moved(region, state.start) if state.start else region
+                for state in self.states.values()
+                if self.program.buffers[state.name].arena == sig.arena
+                for region in state.written.values()
+            ]
+            wanted = region_of("ui8", (size.to_dim(),), (1,), 0, self.ranges)
+            hole = self.memory.coverage.hole(wanted, written)
+            if hole is not None:
+                raise ScheduleError(
+                    f"output '{sig.name}' has {size.evaluate(hole)} bytes{at_shapes(hole)}, not all of which any step "
+                    "writes",
+                    rule="output-unwritten",
+                )
 
     def _check_capture_is_not_empty(self) -> None:
         """An empty graph is no error of CUDA's; it is ours, because it means that the work went elsewhere."""
@@ -381,7 +380,7 @@ class EntryVerifier:
         return BufferState(buffer.name, buffer.offset, buffer.nbytes, arena.kind == "activations", loaded)
 
     def _check_init_read(self, buffer: Buffer, region: Region) -> None:
-        if not intervals_cover(region.min, region.max, self.init_written.get(buffer.name, [])):
+        if self.memory.coverage.hole(region, self.init_written.get(buffer.name, [])) is not None:
             raise ScheduleError(
                 f"it reads bytes [{region.min}, {region.max}) of the init buffer '{buffer.name}', not all of which "
                 "the init entry writes",
@@ -415,7 +414,7 @@ class EntryVerifier:
                     f"the packed view of buffer '{buffer.name}' takes {nbytes} bytes, the buffer has {buffer.nbytes}",
                     rule="packed-size",
                 )
-            return self._wholes.setdefault(nbytes, whole(nbytes, len(self.bindings)))
+            return self._wholes.setdefault(nbytes, whole(nbytes))
         region = self._strided(view)
         if region.min < 0 or region.max > buffer.nbytes:
             raise ScheduleError(

@@ -435,7 +435,7 @@ RESIZE: Table = {
 
 def layers() -> dict[str, tuple[nn.Module, Case]]:
     """Modules whose operators read parameters."""
-    image, rows = (lambda d: d.x), (lambda d: d.f)
+    image, rows, steps = (lambda d: d.x), (lambda d: d.f), (lambda d: d.x[:, 0, :3])  # torch traces each step
     return {
         "linear": (nn.Linear(6, 4), rows), "linear without bias": (nn.Linear(6, 4, bias=False), rows), "embedding":
         (nn.Embedding(5, 4), lambda d: d.n), "layer norm": (nn.LayerNorm(6), rows), "rms norm": (nn.RMSNorm(6), rows),
@@ -443,8 +443,8 @@ def layers() -> dict[str, tuple[nn.Module, Case]]:
         (nn.GroupNorm(2, 4), image), "instance norm": (nn.InstanceNorm2d(4, affine=True), image), "prelu":
         (nn.PReLU(4), image), "conv": (nn.Conv2d(4, 6, 3, 2, 1), image), "conv grouped": (nn.Conv2d(4, 4, 3, groups=4),
         image), "conv 1d": (nn.Conv1d(8, 3, 3, padding=1), lambda d: d.x[:, 0]), "conv transposed":
-        (nn.ConvTranspose2d(4, 3, 2, 2), image), "lstm": (nn.LSTM(6, 4, batch_first=True), lambda d: d.x[:, 0]), "gru":
-        (nn.GRU(6, 4, batch_first=True, bidirectional=True), lambda d: d.x[:, 0]), "rnn cell": (nn.RNNCell(6, 4),
+        (nn.ConvTranspose2d(4, 3, 2, 2), image), "lstm": (nn.LSTM(6, 4, batch_first=True), steps), "gru":
+        (nn.GRU(6, 4, batch_first=True, bidirectional=True), steps), "rnn cell": (nn.RNNCell(6, 4),
         rows), "attention": (nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), lambda d: d.x[:, 0]),
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from graphfuzz import batch, generate, plan
+from graphfuzz.keep import kept_files, read
 
 
 @pytest.mark.slow
@@ -21,4 +22,13 @@ def test_the_simulated_gpu_agrees(seed: int) -> None:
     profile = ("float", "bf16", "fp16")[seed % 3]
     graphs = [generate.graph_of(1000 * seed + i, sizes, profile) for i in range(10)]
     report = plan.hold(graphs, sizes, batch.Checks(native=False, sim=True), f"seed {seed}")
+    assert report.compared["sim"] >= len(graphs)
+
+
+@pytest.mark.slow
+def test_graphs_that_failed_once_are_right_on_the_simulated_gpu() -> None:
+    files = kept_files()
+    graphs = [read(path) for path in files]
+    what = f"the kept graphs ({', '.join(path.stem for path in files)})"
+    report = plan.hold(graphs, generate.sizes_of(1), batch.Checks(native=False, sim=True), what)
     assert report.compared["sim"] >= len(graphs)

@@ -1,7 +1,7 @@
-// A libcuda.so.1 of host memory, on which the real cuda.bindings and cuda.core run: memory is the host's, streams are done
-// at once, kernels are noted (one line per launch in the file STUB_LAUNCHES) and not run. What needs a current context
-// fails without one, as in the driver. A capture spreads by events and ends as the driver's do: 901 invalidated, 904
-// unjoined, 908 in another thread. test_plumbing.py runs the cuda backend on it.
+// A libcuda.so.1 of host memory, on which the real cuda.bindings and cuda.core run: memory is the host's, streams are
+// done at once, kernels are noted (one line per launch in the file STUB_LAUNCHES) and not run. What needs a current
+// context fails without one, as in the driver. A capture spreads by events and ends as the driver's do: 901
+// invalidated, 904 unjoined, 908 in another thread. test_plumbing.py runs the cuda backend on it.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -184,8 +184,8 @@ Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, un
     NEEDS_CONTEXT;
     if (!parameters || extra) return 1;
     if (FILE* log = fopen(getenv("STUB_LAUNCHES"), "a")) {
-        fprintf(log, "%s %u %u %u %u %u %u %u %llu %llu %lld\n", (char*)functions[function], gx, gy, gz, bx, by, bz, shared,
-                *(Pointer*)parameters[0], *(Pointer*)parameters[1], *(long long*)parameters[2]);
+        fprintf(log, "%s %u %u %u %u %u %u %u %llu %llu %lld\n", (char*)functions[function], gx, gy, gz, bx, by, bz,
+                shared, *(Pointer*)parameters[0], *(Pointer*)parameters[1], *(long long*)parameters[2]);
         fclose(log);
     }
     captured(stream, KERNEL);
@@ -201,7 +201,8 @@ Status cuStreamIsCapturing(Handle stream, int* status) {
     if (stream == LEGACY) NEEDS_CONTEXT;
     return *status = status_of(stream), OK;
 }
-Status cuStreamGetCaptureInfo_v3(Handle stream, int* status, uint64_t* id, Handle* graph, Handle**, void**, size_t* count) {
+Status cuStreamGetCaptureInfo_v3(Handle stream, int* status, uint64_t* id, Handle* graph, Handle**, void**,
+                                 size_t* count) {
     CALLED;
     *status = status_of(stream);
     if (id) *id = 1;

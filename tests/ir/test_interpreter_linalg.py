@@ -19,8 +19,8 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.errors import InterpreterError
 from qcompiler.ir import build, types
-from qcompiler.ir.arith_rem import RemFOp
 from qcompiler.ir.interpreter import evaluate_op, run
+from qcompiler.ir.scalar_ops import ErfcOp, RemFOp
 from qcompiler.ir.types import ELEMENT_TYPES
 from qcompiler.plan.weights import WeightStore
 
@@ -186,6 +186,7 @@ UNARY = {
     math.Log2Op: torch.log2, math.Log10Op: torch.log10, math.Log1pOp: torch.log1p, math.SqrtOp: torch.sqrt,
     math.RsqrtOp: torch.rsqrt, math.SinOp: torch.sin, math.CosOp: torch.cos, math.TanOp: torch.tan,
     math.TanhOp: torch.tanh, math.ErfOp: torch.erf, math.AbsFOp: torch.abs, math.FloorOp: torch.floor,
+    ErfcOp: torch.erfc,
     math.CeilOp: torch.ceil, math.TruncOp: torch.trunc, math.RoundEvenOp: torch.round, math.AtanOp: torch.atan,
     math.SinhOp: torch.sinh, math.CoshOp: torch.cosh, math.AsinhOp: torch.asinh, math.AtanhOp: torch.atanh,
     math.AsinOp: torch.asin, math.AcosOp: torch.acos, math.AcoshOp: torch.acosh, arith.NegfOp: torch.neg,

@@ -16,9 +16,9 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc, types
-from qcompiler.ir.arith_rem import RemFOp
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of, set_arg_names, set_path, set_ranges
+from qcompiler.ir.scalar_ops import ErfcOp, RemFOp
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.plan.kernel import FormatRef
 
@@ -160,16 +160,19 @@ def test_a_views_path_is_that_of_what_it_reads(module_of: ModuleOf) -> None:
     module_of([((2, 3), "f32")], body)
 
 
-def test_a_remainder_of_floats_reads_back_and_a_plain_context_takes_it_as_an_unknown_op(module_of: ModuleOf) -> None:
+def test_scalar_ops_that_xdsl_lacks_read_back_and_a_plain_context_takes_them_as_unknown(module_of: ModuleOf) -> None:
     def body(b: Builder, a: Any) -> Any:
-        return [build.pointwise(b, [a[0], a[0]], ("s",), "f32", lambda i, s: i.insert(RemFOp(s[0], s[1])))]
+        return [
+            build.pointwise(b, [a[0], a[0]], ("s",), "f32", lambda i, s: i.insert(RemFOp(i.insert(ErfcOp(s[0])), s[1])))
+        ]
 
     module = module_of([(("s",), "f32")], body)
     for text in (print_module(module), print_for_mlir(module)):
-        assert '"arith.remf"(' in text
+        assert '"arith.remf"(' in text and '"math.erfc"(' in text
         assert parse_module(text).is_structurally_equivalent(module)
     plain = QCContext.default()
-    plain._loaded_ops.pop("arith.remf")
+    for name in ("arith.remf", "math.erfc"):
+        del plain._loaded_ops[name]
     plain.allow_unregistered = True
     assert print_module(parse_module(print_module(module), plain)) == print_module(module)
 

@@ -27,6 +27,15 @@ def gather(name: str, mode: str, dtype: DType, index_dtype: DType = "i64") -> Ke
     return KernelSpec(name=name, symbols=(), operands=operands, body=body)
 
 
+def repeated(name: str, length: int = L) -> KernelSpec:
+    """Rows of a matrix (C, I) of indices, the same for each of O: read where it lies, written with count fastest."""
+    index = tensor("index", "i64", "r", O, C, I, strides=(0, 1, C + 2))
+    x = tensor("x", "f32", "r", O, length, I, strides=(I * length, 1, length))
+    out = tensor("out", "f32", "w", O, C, I, strides=(C * I, 1, C))
+    body = GatherKernel(mode="along", outer=O, length=length, count=C, inner=I)
+    return KernelSpec(name=name, symbols=(), operands=(x, index, out), body=body)
+
+
 def scan(name: str, dtype: DType, out: DType) -> KernelSpec:
     operands = (tensor("x", dtype, "r", O, 101, 70), tensor("out", out, "w", O, 101, 70))
     return KernelSpec(name=name, symbols=(), operands=operands, body=ScanKernel(outer=O, length=101, inner=70))
@@ -41,6 +50,7 @@ def update(name: str, src_strides: tuple[int, ...] | None = None) -> KernelSpec:
 
 SPECS = [
     gather("take", "take", "f32"), gather("take_bf16_i32", "take", "bf16", "i32"), gather("along", "along", "i64"),
+    repeated("along_repeated"),
     update("update"), update("update_strided", (1, O, O * C)),
     scan("scan_f32", "f32", "f32"), scan("scan_bf16", "bf16", "bf16"), scan("scan_i64", "i64", "i64"),
     scan("scan_bool", "i1", "i64"),
@@ -72,6 +82,18 @@ def test_gather_along(kernels: Any) -> None:
     where = np.random.default_rng(1).integers(-L, L, (O, C, I))
     out = kernels.run_both("along", lambda: [x, where, np.zeros((O, C, I), np.int64)])[-1]
     np.testing.assert_array_equal(out, np.take_along_axis(x, where % L, 1))
+
+
+def test_gather_along_with_one_index_for_all(kernels: Any) -> None:
+    x = data("f32", O, I, L)
+    where = np.random.default_rng(1).integers(-L, L, (I, C + 2))
+    where[:, C:] = 99  # is not read
+    out = kernels.run_both("along_repeated", lambda: [x, where, np.zeros((O, I, C), np.float32)])[-1]
+    rows = np.broadcast_to(where[:, :C] % L, (O, I, C))
+    assert out.tobytes() == np.take_along_axis(x, rows, 2).tobytes()
+    where[I - 1, C - 1] = -L - 1
+    context = kernels.run("along_repeated", [x, where, out])
+    assert (context.error_code, context.error_value, context.error_limit) == (1, -L - 1, L)
 
 
 @pytest.mark.parametrize("bad", [L, -L - 1, 2**40])

@@ -98,6 +98,8 @@ CASES = [
     Case("add_long", (70001,), ((F32, 0, (1,)),) * 3, ADD, ("s",), lambda x, y: x + y),
     Case("add_symbolic", ("b", "s", 48), ((F32, 0, ("48*s", 48, 1)),) * 3, ADD, ("s",), lambda x, y: x + y,
          symbols=(("b", 3), ("s", 37))),
+    Case("add_nothing", ("b", "s", 37), ((F32, 0, (5000, 40, 1)),) * 3, ADD, ("s",), lambda x, y: x + y,
+         symbols=(("b", 3), ("s", 0))),
     Case("add_row_broadcast", ("r", 37), ((F32, 0, (37, 1)), (F32, 0, (0, 1)), (F32, 0, (37, 1))), ADD, ("s",),
          lambda x, y: x + y, symbols=(("r", 61),)),
     Case("add_column_broadcast", (41, 37), ((F32, 0, (37, 1)), (F32, 0, (1, 0)), (F32, 0, (37, 1))), ADD, ("s",),

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import qcompiler as qc
@@ -37,6 +38,37 @@ zoo = sibling("zoo")
 
 SIZES = ((zoo.BATCH, zoo.LENGTH), (1, 1), (8, zoo.LONGEST), (2, 1), (1, 2))
 """(batch, sequence): inside of the ranges, and their ends."""
+
+
+FORMATS = ("nf4", "int4", "int8")
+Case = tuple[str, "str | None", bool]  # architecture, format, with a padding mask
+
+
+def fp32_cases(names: Iterable[str], quick: set[Case]) -> list[object]:
+    """Every architecture in float with and without a mask, and in every format; whether that has a mask alternates."""
+    every: list[Case] = []
+    for i, name in enumerate(names):
+        every += [(name, None, False), (name, None, True)]
+        every += [(name, quant, (i + j) % 2 == 1) for j, quant in enumerate(FORMATS)]
+    return _cases(every, quick)
+
+
+def bf16_cases(names: Iterable[str], quick: set[Case]) -> list[object]:
+    """Every architecture in float and in one format, one of them with a mask."""
+    every: list[Case] = []
+    for i, name in enumerate(names):
+        every += [(name, None, i % 2 == 0), (name, FORMATS[i % 3], i % 2 == 1)]
+    return _cases(every, quick)
+
+
+def _cases(every: list[Case], quick: set[Case]) -> list[object]:
+    """As parameters, `quick` added; all but `quick` are slow. Experts are not quantised yet."""
+    kept = [case for case in dict.fromkeys([*every, *sorted(quick, key=str)]) if case[0] != "mixtral" or not case[1]]
+    return [
+        pytest.param(*case, id="-".join([case[0], case[1] or "float", "masked" if case[2] else "plain"]),
+                     marks=[] if case in quick else [pytest.mark.slow])
+        for case in kept
+    ]  # fmt: skip
 
 
 @cache

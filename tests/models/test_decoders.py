@@ -22,23 +22,12 @@ if _key not in sys.modules:
 oracles = sys.modules[_key]
 zoo = oracles.zoo
 
-QUANTS = (None, "nf4", "int4", "int8")
 QUICK = {("llama", "nf4", True), ("gemma2", None, False)}
 """(architecture, format, with a padding mask): what `make test` compiles in fp32."""
 QUICK_BF16 = {("llama", "nf4", True)}
 
 
-def cases(quick: set[tuple[str, str | None, bool]]) -> list[object]:
-    """Every architecture in every format with and without a mask; all but `quick` are slow."""
-    every = [(name, quant, masked) for name in zoo.DECODERS for quant in QUANTS for masked in (False, True)]
-    return [
-        pytest.param(*case, id="-".join([case[0], case[1] or "float", "masked" if case[2] else "plain"]),
-                     marks=[] if case in quick else [pytest.mark.slow])
-        for case in every if not (case[0] == "mixtral" and case[1])  # quantised experts: not yet
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "quant", "masked"), cases(QUICK))
+@pytest.mark.parametrize(("name", "quant", "masked"), oracles.fp32_cases(zoo.DECODERS, QUICK))
 def test_fp32_equals_the_eager_oracle(name, quant, masked):
     _, program = oracles.compiled(name, quant, masked=masked)
     inputs = [zoo.tokens(*size, masked) for size in oracles.SIZES]
@@ -47,7 +36,7 @@ def test_fp32_equals_the_eager_oracle(name, quant, masked):
     oracles.assert_equals_the_oracle(program, inputs, least=1.0)
 
 
-@pytest.mark.parametrize(("name", "quant", "masked"), cases(QUICK_BF16))
+@pytest.mark.parametrize(("name", "quant", "masked"), oracles.bf16_cases(zoo.DECODERS, QUICK_BF16))
 def test_bf16_is_as_close_to_float64_as_torch(name, quant, masked):
     case, program = oracles.compiled(name, quant, torch.bfloat16, masked=masked)
     oracles.assert_as_close_to_float64_as_torch(case, program, case.inputs)

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import lzma
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import qcompiler as qc
 from qcompiler import formats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +32,7 @@ def example(name: str) -> ModuleType:
     return module
 
 
-tiny = example("tiny_llama")
+tiny, generate = example("tiny_llama"), example("generate")
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,72 @@ def test_the_model_writes_python():
         lines = bytes(row.tolist()).decode("utf-8", "replace").split("\n")
         good += any(parses("\n".join(lines[:end])) for end in range(first, len(lines)))
     assert good >= 4
+
+
+# --- examples/generate.py ---------------------------------------------------------------------------------------------
+
+PROMPTS = (generate.PROMPT.encode(), b"class Stack:\n    def __init__(self", b"x")
+
+
+@pytest.fixture(scope="module")
+def program_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("generate") / "float.qca"
+    generate.build(path, None)
+    return path
+
+
+def test_greedy_text_is_what_eager_transformers_generates(program_file):
+    """60 tokens behind each prompt, from a cache that the prompt before has filled, too."""
+    program, llama = qc.load(program_file), tiny.load_model().llama
+    for prompt in PROMPTS:
+        with torch.no_grad():
+            wanted = llama.generate(torch.tensor([list(prompt)]), max_new_tokens=60, do_sample=False)
+        assert list(generate.generate(program, prompt, 60)) == [t for t in wanted[0, len(prompt) :].tolist() if t]
+
+
+def test_drawn_text_depends_on_the_seed_alone_and_follows_the_distribution(program_file):
+    program = qc.load(program_file)
+    first, again, other = (list(generate.generate(program, PROMPTS[0], 40, 0.8, seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    rng, logits = np.random.default_rng(0), np.log(np.array([0.7, 0.2, 0.1], np.float32))
+    drawn = np.bincount([generate.pick(logits, 0.5, rng) for _ in range(4000)], minlength=3) / 4000
+    np.testing.assert_allclose(drawn, np.array([0.49, 0.04, 0.01]) / 0.54, atol=0.02)
+
+
+def test_what_the_cache_cannot_hold_is_refused(program_file):
+    program = qc.load(program_file)
+    for prompt, tokens in ((b"", 5), (b"x" * 500, 13)):
+        with pytest.raises(ValueError, match=rf"{len(prompt)} bytes and {tokens} tokens.* 512 in all"):
+            next(generate.generate(program, prompt, tokens))
+    assert len(list(generate.generate(program, b"x" * 500, 12))) == 12
+
+
+def test_the_page_runs_without_torch_once_the_program_is_compiled(program_file):
+    script = ROOT / "examples" / "generate.py"
+    arguments = [str(script), "--program", str(program_file), "--tokens", "20", "--prompt", "import "]
+    code = f"""
+import runpy, sys
+sys.modules.update(torch=None, transformers=None, xdsl=None)
+sys.argv = {arguments!r}
+runpy.run_path({str(script)!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    text = bytes(generate.generate(qc.load(program_file), b"import ", 20))
+    assert done.stdout == b"import " + text + b"\n"
+    assert re.search(rb"\[20 tokens; the first after .* a second\]", done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+def test_a_quantised_model_writes_much_of_the_same_text(quant, tmp_path):
+    generate.build(tmp_path / "model.qca", quant)
+    program = qc.load(tmp_path / "model.qca")
+    prompt = (FOLDER / "held_out.txt").read_bytes()[:400]
+    logits = program(input_ids=np.frombuffer(prompt, np.uint8).astype(np.int64)[None], cache_position=np.arange(400))
+    with torch.no_grad():
+        wanted = tiny.load_model()(torch.tensor([list(prompt)]))
+    assert (torch.from_numpy(logits).argmax(-1) == wanted.argmax(-1)).float().mean() > 0.85
 
 
 def parses(text: str) -> bool:

@@ -113,8 +113,10 @@ class UNetStep(nn.Module):
 def unet() -> Case:
     torch.manual_seed(1)
     model = lively(UNetStep())
-    batches = [(torch.randn(b, 4, 16, 16), torch.tensor([37]), torch.randn(b, 5, 32)) for b in (2, 3)]
-    dims = {"x": {0: ("b", 1, 8)}, "t": None, "states": {0: ("b", 1, 8)}}
+    sizes = ((2, 16, 12), (3, 10, 24))
+    batches = [(torch.randn(b, 4, h, w), torch.tensor([37]), torch.randn(b, 5, 32)) for b, h, w in sizes]
+    b, h, w = (torch.export.Dim(name, min=1, max=most) for name, most in (("b", 8), ("h", 12), ("w", 12)))
+    dims = {"x": {0: b, 2: 2 * h, 3: 2 * w}, "t": None, "states": {0: b}}
     return Case(model, batches[0], batches[1], dims)
 
 

@@ -216,7 +216,7 @@ DECODERS: dict[str, Architecture] = {
     "phi3-longrope": Architecture("Phi3ForCausalLM", "Phi3Config", {
         **_LLAMA, "rope_parameters": _LONGROPE, "max_position_embeddings": 256,
         "original_max_position_embeddings": 128},
-        note="which of its two rope tables holds depends on the length: computed in each call"),
+        note="one of its two rope tables, by the range of the length; made at load time"),
     "opt": Architecture("OPTForCausalLM", "OPTConfig", {
         "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY,
         "word_embed_proj_dim": 64, "max_position_embeddings": 64}),
@@ -247,7 +247,7 @@ ENCODERS: dict[str, Architecture] = {
         **_BERT, "relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"],
         "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False, "type_vocab_size": 0},
         attention="eager", others=(),
-        note="relative positions are gathered from products; their index is spread over the batch in each call"),
+        note="relative positions are gathered from products, by one index for all heads"),
     "mpnet": Architecture("MPNetModel", "MPNetConfig", _BERT, attention="eager", others=(),
                           note="positions are counted from the ids"),
     "modernbert": Architecture("ModernBertModel", "ModernBertConfig", {
@@ -260,7 +260,7 @@ ENCODERS: dict[str, Architecture] = {
                              note="the position bias is made at load time"),
     "clip-text": Architecture("CLIPTextModel", "CLIPTextConfig", {
         **_BERT, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1},
-        note="the pooled output needs two sizes as numbers: two loops over the batch or the sequence"),
+        note="the pooled output is found by the ids"),
 }  # fmt: skip
 
 TEXT = {**DECODERS, **ENCODERS}
@@ -278,7 +278,7 @@ OPS: dict[str, dict[str, int]] = {
     "gemma2": _ops(attention=2, embedding=1, linear=15, loop=9, rms_norm=9, steps=36),
     "gemma3": _ops(attention=2, embedding=1, linear=15, loop=9, rms_norm=13, steps=40),
     "phi3": _ops(attention=2, embedding=1, linear=9, loop=6, rms_norm=5, steps=23),
-    "phi3-longrope": _ops(attention=2, concat=5, embedding=1, linear=9, loop=12, rms_norm=5, steps=39, constant=8),
+    "phi3-longrope": _ops(attention=2, concat=4, embedding=1, linear=9, loop=6, rms_norm=5, steps=31),
     "opt": _ops(attention=2, embedding=1, layer_norm=5, linear=13, loop=1, steps=22),
     "neox": _ops(attention=2, concat=4, embedding=1, layer_norm=5, linear=9, loop=4, steps=29),
     "falcon": _ops(attention=2, embedding=1, gather=4, layer_norm=3, linear=9, loop=4, steps=23),
@@ -292,11 +292,11 @@ OPS: dict[str, dict[str, int]] = {
     "electra": _ops(attention=2, embedding=1, layer_norm=5, linear=13, loop=1, steps=22),
     "albert": _ops(attention=2, embedding=1, layer_norm=5, linear=14, loop=1, steps=23),
     "deberta-v2": _ops(attention=2, batch_matmul=4, embedding=1, gather=4,
-        layer_norm=5, linear=12, loop=5, steps=45, constant=8),
+        layer_norm=5, linear=12, loop=5, steps=33),
     "mpnet": _ops(attention=2, cumsum=1, embedding=2, layer_norm=5, linear=13, loop=3, steps=26),
     "modernbert": _ops(attention=2, embedding=1, layer_norm=5, linear=8, loop=6, steps=22),
     "t5": _ops(attention=2, embedding=1, linear=12, rms_norm=5, steps=20),
     "t5-gated": _ops(attention=2, embedding=1, linear=14, rms_norm=5, steps=22),
-    "clip-text": _ops(attention=2, embedding=1, gather=1, layer_norm=5, linear=12, loop=6, steps=27, constant=2),
+    "clip-text": _ops(attention=2, embedding=1, gather=1, layer_norm=5, linear=12, loop=4, steps=25),
 }  # fmt: skip
 """What a call of each program computes, float and without a padding mask; see oracles.shape_of_the_program."""

@@ -85,6 +85,80 @@ def test_slice_from_the_end_is_not_taken_from_a_table_at_the_maximum(make: Any) 
     make.run(MIDDLE, [sample(2, 8), sample(7)])
 
 
+def longest(make: Any, length: build.Dim) -> SSAValue:
+    """How many positions there are, as a program counts them: the largest one, and one more."""
+    top = build.reduce(make.builder, positions(make, length), [0], "max")
+
+    def body(inner: Builder, a: Sequence[SSAValue]) -> Operation:
+        return inner.insert(arith.AddiOp(a[0], build.scalar(inner, 1, "i64")))
+
+    return build.pointwise(make.builder, [top], (), "i64", body)
+
+
+def rope_of_two_tables(make: Any, limit: int) -> None:
+    """x * sin(position * (long if the length is beyond the limit else short))."""
+    x = make.arg(("s", 8))
+
+    def beyond(inner: Builder, a: Sequence[SSAValue]) -> Operation:
+        return inner.insert(arith.CmpiOp(a[0], build.scalar(inner, limit, "i64"), "sgt"))
+
+    is_long = build.pointwise(make.builder, [longest(make, "s")], (), "i1", beyond)
+
+    def chosen(inner: Builder, a: Sequence[SSAValue]) -> Operation:
+        return inner.insert(arith.SelectOp(a[0], a[1], a[2]))
+
+    table = build.pointwise(make.builder, [is_long, make.const(8), make.const(8)], (8,), "f32", chosen)
+    angle = make.pointwise(
+        arith.MulfOp, build.reshape(make.builder, as_float(make, positions(make, "s")), ("s", 1)), table
+    )
+    make.finish(make.pointwise(arith.MulfOp, x, make.pointwise(math.SinOp, angle)))
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(32, "w1"), (40, "w1"), (0, "w0")])
+def test_which_table_holds_is_decided_where_the_range_of_the_length_does(
+    make: Any, per_call: Any, limit: int, kept: str
+) -> None:
+    rope_of_two_tables(make, limit)
+    make.run(MIDDLE, [sample(7, 8)])
+    assert per_call(make.module) == []
+    read = {op.sym.root_reference.data for op in init_func(make.module).body.block.ops if isinstance(op, qc.ConstOp)}  # type: ignore[union-attr]
+    assert read == {kept}, "the other table is not even read"
+    assert any("a comparison of sizes is decided" in d.what for d in make.ctx.report.of("hoist-constant-masks"))
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 32])
+def test_a_choice_that_the_range_does_not_decide_stays(make: Any, per_call: Any, length: int) -> None:
+    rope_of_two_tables(make, 8)
+    make.run(MIDDLE, [sample(length, 8)])
+    assert per_call(make.module) != []
+    assert not any("a comparison of sizes is decided" in d.what for d in make.ctx.report.of("hoist-constant-masks"))
+
+
+def test_buckets_on_both_sides_of_a_limit_decide_it_each_for_itself(make: Any, per_call: Any) -> None:
+    rope_of_two_tables(make, 8)
+    make.ctx.options["buckets"] = [("short", {"s": (1, 8)}), ("long", {"s": (9, 32)})]
+    make.run(MIDDLE, [sample(9, 8)])
+    assert per_call(make.module) == []
+    init = init_func(make.module)
+    assert init is not None and len(result_keys(init)) == 2, "a table for each"
+
+
+def test_a_size_that_is_read_as_a_number_is_a_slice_of_a_table(make: Any, per_call: Any) -> None:
+    """`arange(1, s + 1)[s - 1 :]`: no loop can count through a slice, so the numbers are made at load."""
+    x = make.arg(("s",), "i64")
+
+    def body(inner: Builder, a: Sequence[SSAValue]) -> Operation:
+        index = inner.insert(arith.IndexCastOp(inner.insert(IndexOp(0)).result, ELEMENT_TYPES["i64"])).result
+        return inner.insert(arith.AddiOp(index, build.scalar(inner, 1, "i64")))
+
+    numbers = build.pointwise(make.builder, [], ("s",), "i64", body)
+    last = build.extract_slice(make.builder, numbers, [build.dim("s - 1").to_dim()], [1])
+    make.finish(make.pointwise(arith.MuliOp, x, last))
+    make.run(MIDDLE, [np.arange(5)])
+    assert per_call(make.module) == []
+    assert [shape_of(t) for t in init_func(make.module).function_type.outputs.data] == [(32,)]  # type: ignore[union-attr]
+
+
 def test_iota_that_a_loop_can_count_needs_no_table(make: Any, per_call: Any) -> None:
     x = make.arg(("s",), "i64")
     make.finish(make.pointwise(arith.AddiOp, x, positions(make, "s")))

@@ -92,10 +92,9 @@ def test_nothing_unsound_is_accepted_for_partial_views(maker, drawn, gap):
     kernels = []
     steps += [Record(stream="s0", event="e0"), Wait(stream="s1", event="e0")]
     for number, (stream, is_write, buffer, (offset, count, stride)) in enumerate(drawn):
-        step = 1 if is_write else stride  # written bytes are judged by hulls (see hazards), holes and all
-        if offset + (count - 1) * step >= 16:
+        if offset + (count - 1) * stride >= 16:
             continue
-        view = maker.view(buffer, offset, count, step)
+        view = maker.view(buffer, offset, count, stride)
         access = "w" if is_write else "r"
         spec = maker.kernel([access], f"k{number}")
         operand = replace(spec.operands[0], shape=view.shape, strides=view.strides)
@@ -105,6 +104,25 @@ def test_nothing_unsound_is_accepted_for_partial_views(maker, drawn, gap):
     plan = with_steps(replace(plan, kernels=(*plan.kernels, *kernels)), steps)
     if refusal(plan) is None:
         assert is_sound(plan, plan.entries[0], {})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("aab"), views), max_size=12), st.booleans())
+def test_a_read_is_refused_just_if_a_byte_of_it_was_never_written(maker, drawn, in_halves):
+    """One stream and buffers apart: what remains is which bytes are written, and that is judged exactly."""
+    halves = [(True, "a", (0, 8, 2)), (True, "a", (1, 8, 2))] if in_halves else []
+    steps: list[Step] = []
+    kernels = []
+    for number, (is_write, buffer, (offset, count, stride)) in enumerate([*halves, *drawn]):
+        if offset + (count - 1) * stride >= 16:
+            continue
+        view = maker.view(buffer, offset, count, stride)
+        spec = maker.kernel(["w" if is_write else "r"], f"k{number}")
+        kernels.append(replace(spec, operands=(replace(spec.operands[0], shape=view.shape, strides=view.strides),)))
+        steps.append(Launch(kernel=spec.name, stream="s0", operands=(view,)))
+    plan = replace(maker.plan([], {"a": 0, "b": 64}, outputs=False), kernels=tuple(kernels))
+    plan = with_steps(plan, steps)
+    assert refusal(plan) == (None if is_sound(plan, plan.entries[0], {}) else "unwritten-read")
 
 
 # --- mutants of the hand-written schedules ---------------------------------------------------------------------------

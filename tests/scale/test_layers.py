@@ -66,7 +66,7 @@ def test_work_grows_linearly_and_kernels_not_at_all(target: str | None, monkeypa
     for name in ("ops verified", "steps", "decisions", "decompositions traced"):
         assert third[name] - second[name] == second[name] - first[name], name
     assert second["decompositions traced"] == first["decompositions traced"], "equal layers share traces"
-    kernels = [[spec.name for spec in program.plan.kernels] for program in (two, three, four)]
+    kernels = [[(spec.name, spec.digest) for spec in program.plan.kernels] for program in (two, three, four)]
     assert kernels[0] == kernels[1] == kernels[2], "equal layers share emitted kernels"
     assert "launches of" in str(four.report()) and "places" in str(four.report())
     uses = four.report().as_dict()["kernel_uses"]

@@ -115,7 +115,4 @@ def main(folder: Path, kind: str, source: str, layers: int, width: int, workdir:
 
 
 if __name__ == "__main__":
-    if sys.argv[3] == "write":
-        write(Path(sys.argv[1]), filled(sys.argv[2], int(sys.argv[4]), int(sys.argv[5])))
-    else:
-        main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])

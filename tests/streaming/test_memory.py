@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -15,10 +16,15 @@ SLACK = {"linear": 6 << 20, "turned": 6 << 20, "conv": 14 << 20}
 the larger graphs of convolutions."""
 
 
+_spec = importlib.util.spec_from_file_location("streaming_measure", Path(__file__).with_name("measure.py"))
+assert _spec is not None and _spec.loader is not None
+measure = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(measure)
+
+
 def run(tmp_path: Path, *arguments: object) -> str:
-    script = Path(__file__).with_name("measure.py")
     done = subprocess.run(
-        [sys.executable, "-P", str(script), str(tmp_path), *map(str, arguments)],
+        [sys.executable, "-P", str(measure.__file__), str(tmp_path), *map(str, arguments)],
         capture_output=True, text=True, check=False, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -27,7 +33,7 @@ def run(tmp_path: Path, *arguments: object) -> str:
 
 def measured(tmp_path: Path, kind: str, source: str, layers: int, width: int, workdir: str) -> list[dict[str, Any]]:
     if source == "shards":
-        run(tmp_path, kind, "write", layers, width)
+        measure.write(tmp_path, measure.filled(kind, layers, width))
     return [json.loads(line) for line in run(tmp_path, kind, source, layers, width, workdir).splitlines()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import struct
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from torch import nn
 import qcompiler as qc
 from qcompiler.config import QuantConfig
 from qcompiler.errors import ArgumentError, FormatValueError, PromiseError, WeightsError
+from qcompiler.frontends.importer import ImportResult
 from qcompiler.frontends.safetensors_files import read_tensors
 from qcompiler.frontends.weight_files import ByNeed, InMemory
+from qcompiler.frontends.weight_source import NoValues
 
 _spec = importlib.util.spec_from_file_location("qcompiler_test_streaming", Path(__file__).with_name("models.py"))
 assert _spec is not None and _spec.loader is not None
@@ -82,8 +85,66 @@ def test_batch_norms_fold_with_the_files_values(shards: SaveShards, quant: objec
             torch.testing.assert_close(found.quantized.module(*args), model(*args), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("declared", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+class Residual(nn.Module):
+    """A block of a ResNet with a strided shortcut; of its last norms one has no parameters, one is a linear's."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(4, 8, 3, padding=1, stride=2, bias=False), nn.BatchNorm2d(8)
+        self.second, self.norm2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, affine=False)
+        self.short, self.norm3 = nn.Conv2d(4, 8, 1, stride=2, bias=False), nn.BatchNorm2d(8)
+        self.head, self.norm4 = nn.Linear(8, 6), nn.BatchNorm1d(6)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm2(self.second(torch.relu(self.norm1(self.first(x)))))
+        y = torch.relu(y + self.norm3(self.short(x)))
+        return self.norm4(self.head(y.mean((2, 3))))
+
+
+def ops_of(result: ImportResult) -> list[str]:
+    return [op.name for op in result.module.walk() if op.name not in ("qc.const", "qc.dim", "tensor.empty")]
+
+
+@pytest.mark.parametrize("quant", [LOOSE, None], ids=["nf4", "float"])
+@pytest.mark.parametrize(
+    ("saved", "declared"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float16)], ids=str,
+)  # fmt: skip
+def test_a_residual_block_from_shards_is_that_of_the_module(
+    shards: SaveShards, saved: torch.dtype, declared: torch.dtype, quant: object
+) -> None:
+    """Also where the file's type is not the model's: what folds is converted first. Without values it folds, too."""
+    model = trained(Residual(saved))
+    args = (torch.randn(2, 4, 8, 8).to(declared),)
+    folder = shards(saved_state(model))
+    with qc.empty_weights():
+        hollow = Residual(declared).eval()
+    expected = imported(model.to(declared), args, quant)
+    found = imported(hollow, args, quant, qc.Shards(folder))
+    assert stored(found) == stored(expected)
+    assert torch.equal(found.quantized.module(*args), expected.quantized.module(*args))
+    assert str(found.ledger) == str(expected.ledger)
+    folded = {row.parameters[0]: row.reason for row in found.ledger if row.parameters[0].endswith("running_var")}
+    into = {"norm1": "first", "norm2": "second", "norm3": "short", "norm4": "head"}
+    assert folded == {f"{norm}.running_var": f"folded into {name}.weight" for norm, name in into.items()}
+    planned = imported(hollow, args, quant, NoValues())
+    assert str(planned.ledger) == str(expected.ledger) and ops_of(planned) == ops_of(expected)
+    assert "math.sqrt" not in ops_of(planned), "a norm is left"
+
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+QUICK = ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float16), (torch.float16, torch.float32))
+"""(saved, declared): each type once on either side."""
+
+
+@pytest.mark.parametrize(
+    ("saved", "declared"),
+    [
+        pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow], id=f"{pair[0]}-{pair[1]}")
+        for pair in itertools.product(FLOATS, FLOATS)
+    ],
+)
 def test_values_are_converted_to_what_the_model_declares(
     shards: SaveShards, saved: torch.dtype, declared: torch.dtype
 ) -> None:

@@ -200,6 +200,22 @@ class Trial:
         if bool(((value.double() - doubles[0]).abs()[finite] > allowed[finite]).any()):
             raise Meaningless("eager torch itself is further off")
 
+    def write(self, buffer: str, value: str, statements: Iterable[Statement]) -> None:
+        """`buffer.copy_(value)`, behind all statements: views of the buffer show what was written."""
+        held = self.eager[buffer]
+        if not held.numel():
+            return
+        storage = held.untyped_storage().data_ptr()
+        views = [s for s in statements if any(self.eager[n].untyped_storage().data_ptr() == storage for n in s.names)]
+        held.copy_(self.eager[value])
+        for env in self.doubles:
+            env[buffer] = env[value]
+            for view in views:
+                results = evaluate(view.text, env, self.symbols, double=True)
+                results = results if isinstance(results, list | tuple) else [results]
+                env.update(zip(view.names, results, strict=True))
+        self.known.update({name: self.known[value] for view in views for name in view.names})
+
     def tolerance(self, name: str) -> Tensor | None:
         """What another implementation may be off by at each element; None: nothing, not a bit."""
         if self.known[name].exact:
@@ -239,6 +255,8 @@ def run_graph(
     for statement in graph.statements:
         if statement.names:
             trial.step(statement)
+    for buffer, value in written_states(graph).items():
+        trial.write(buffer, value, graph.statements)
     return trial
 
 

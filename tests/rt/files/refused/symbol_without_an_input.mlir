@@ -1,5 +1,5 @@
 // refused: unbound-symbol
-// message: entry 'main': no input has a dimension 'b' that would give the symbol its value
+// message: entry 'main': no input has a dimension that would give the symbol 'b' its value
 // base: two_streams.mlir
 // edit: a symbol that no input binds
 builtin.module {

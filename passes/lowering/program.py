@@ -1,0 +1,140 @@
+"""What the entry points of a module share (`Program`), and the memory of one of them (`EntryMemory`).
+
+    rt.arena @constants.cpu {kind = constants}               rt.buffer @w.layer.weight in @constants.cpu
+    rt.arena @activations.main.cpu {kind = activations}      rt.buffer @main.tmp.0 in @activations.main.cpu
+
+Arenas and buffers are declared when they are first asked for; offsets come later (plan-memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from qcompiler.ir import qc, rt
+from qcompiler.ir.context import QCContext
+from qcompiler.ir.module import INIT, ranges_of
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.lowering.kernels import KernelTable
+from qcompiler.passes.lowering.views import contiguous
+from qcompiler.passes.lowering.views import with_shape as reshaped
+from qcompiler.plan.dims import Dim, Range, product
+from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.plan.plan import ArenaKind, View, initial_weight
+
+
+@dataclass
+class Program:
+    """Devices, arenas, buffers, kernels, and the entry points so far."""
+
+    context: QCContext
+    kernels: KernelTable = field(default_factory=KernelTable)
+    arenas: dict[str, rt.ArenaOp] = field(default_factory=dict)
+    buffers: dict[str, rt.BufferOp] = field(default_factory=dict)
+    entries: list[rt.EntryOp] = field(default_factory=list)
+    init_results: dict[str, View] = field(default_factory=dict)
+
+    def ops(self) -> list[Operation]:
+        devices = [rt.DeviceOp(device_name(d), *_kind_and_index(d)) for d in self.context.devices]
+        return [*devices, *self.arenas.values(), *self.buffers.values(), *self.kernels.ops(), *self.entries]
+
+    def arena(self, name: str, device: str, kind: ArenaKind, entry: str | None = None) -> str:
+        if name not in self.arenas:
+            self.arenas[name] = rt.ArenaOp(name, device_name(device), kind, 0, entry)
+        return name
+
+    def buffer(self, name: str, arena: str, nbytes: int, weight: str | None = None) -> str:
+        if name not in self.buffers:
+            self.buffers[name] = rt.BufferOp(name, arena, nbytes, None, weight)
+        return name
+
+
+def device_name(device: str) -> str:
+    return device.replace(":", "")
+
+
+def _kind_and_index(device: str) -> tuple[str, int]:
+    kind, _, index = device.partition(":")
+    return kind, int(index or 0)
+
+
+class EntryMemory:
+    """The buffers of one function: arguments, results, constants, states and activations."""
+
+    def __init__(self, program: Program, function: FuncOp) -> None:
+        self.program = program
+        self.entry = function.sym_name.data
+        self.is_init = self.entry == INIT
+        self.ranges: dict[str, Range] = ranges_of(function)
+        self.default_device = program.context.devices[0]
+        self._count = 0
+
+    def device_of(self, op: object) -> str:
+        """Where an op runs, as assign-devices wrote it."""
+        attribute = op.attributes.get("qc.device") if isinstance(op, Operation) else None
+        return attribute.data if isinstance(attribute, StringAttr) else self.default_device
+
+    def arena_of(self, view: View) -> str:
+        return self.program.buffers[view.buffer].arena.root_reference.data
+
+    def nbytes(self, shape: Sequence[Dim], dtype: str) -> int:
+        """Bytes at the entry's maximum."""
+        return product(shape).bounds(self.ranges)[1] * ITEMSIZE[dtype]
+
+    def argument(self, index: int, value: SSAValue) -> View:
+        shape, dtype = shape_of(value.type), tensor_dtype(value.type)
+        arena = self.program.arena(f"input.{self.entry}.{index}", self.default_device, "input", self.entry)
+        return contiguous(
+            self.program.buffer(f"{self.entry}.in.{index}", arena, self.nbytes(shape, dtype)), dtype, shape
+        )
+
+    def result(self, index: int, key: str, value: SSAValue) -> View:
+        """Room for what the function returns at `index`; `key` is its name if that is a result of @init."""
+        shape, dtype = shape_of(value.type), tensor_dtype(value.type)
+        if self.is_init:
+            name, arena = key, self.program.arena("init", self.default_device, "init")
+        else:
+            name = f"{self.entry}.out.{index}"
+            arena = self.program.arena(f"output.{self.entry}.{index}", self.default_device, "output", self.entry)
+        view = contiguous(self.program.buffer(name, arena, self.nbytes(shape, dtype)), dtype, shape)
+        if self.is_init:
+            self.program.init_results[name] = view
+        return view
+
+    def constant(self, op: qc.ConstOp) -> View:
+        """A weight, a graph constant, or a result of @init."""
+        if op.key in self.program.init_results:
+            return self.program.init_results[op.key]
+        tensor = self.program.context.weights[op.key]
+        device = self.device_of(op)
+        arena = self.program.arena(f"constants.{device_name(device)}", device, "constants")
+        suffix = "" if device == self.default_device else f".{device_name(device)}"
+        buffer = self.program.buffer(f"w.{op.key}{suffix}", arena, tensor.nbytes, weight=op.key)
+        if tensor.format is None and tensor.layout == "canonical":
+            return contiguous(buffer, tensor.dtype, tensor.shape)
+        return View(buffer=buffer, dtype=tensor.dtype, shape=tensor.shape, format=tensor.format, layout=tensor.layout)
+
+    def state(self, key: str, value: SSAValue, device: str) -> View:
+        """The memory of a state; what it begins as is a weight, unless it begins as zeros."""
+        shape, dtype = shape_of(value.type), tensor_dtype(value.type)
+        arena = self.program.arena(f"state.{key}", device, "state")
+        weights, initial = self.program.context.weights, initial_weight(arena)
+        if initial in weights:
+            constants = self.program.arena(f"constants.{device_name(device)}", device, "constants")
+            self.program.buffer(f"w.{initial}", constants, weights[initial].nbytes, weight=initial)
+        return contiguous(self.program.buffer(f"s.{key}", arena, self.nbytes(shape, dtype)), dtype, shape)
+
+    def fresh(self, like: View, device: str, order: tuple[int, ...] | None = None) -> View:
+        """A new activation buffer for a tensor like `like`; `order` lists its dims from slowest to fastest."""
+        name = f"activations.{self.entry}.{device_name(device)}"
+        arena = self.program.arena(name, device, "activations", self.entry)
+        buffer = self.program.buffer(f"{self.entry}.tmp.{self._count}", arena, self.nbytes(like.shape, like.dtype))
+        self._count += 1
+        if order is None:
+            return contiguous(buffer, like.dtype, like.shape)
+        stored = contiguous(buffer, like.dtype, [like.shape[i] for i in order])
+        return reshaped(stored, like.shape, [stored.strides[order.index(i)] for i in range(len(order))])

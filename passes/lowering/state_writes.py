@@ -1,0 +1,136 @@
+"""Writing the memory of states: in place where states.py allows it; every other copy is counted and explained.
+
+    %s = qc.state @cache                             rt.launch @index_update [x: @s.cache, at: …, rows: …]
+    %1 = qc.index_update %s, %at, %rows        →     (nothing: the new value lies in the state's memory)
+    qc.state_update @cache, %1
+
+What somebody reads of a value after it was overwritten is copied before, into the caller's memory if it is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.tensor import InsertSliceOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from qcompiler.ir import qc
+from qcompiler.ir.module import path_of
+from qcompiler.ir.types import shape_of
+from qcompiler.passes.lowering import states
+from qcompiler.passes.lowering.drafts import copy_draft
+from qcompiler.passes.lowering.places import Placer
+from qcompiler.passes.lowering.steps import Steps
+from qcompiler.passes.lowering.views import is_contiguous
+from qcompiler.passes.lowering.views import with_shape as reshaped
+from qcompiler.plan.dims import Dim, contiguous_strides
+from qcompiler.plan.plan import View
+
+Room = Callable[[SSAValue, Sequence[Dim]], View]
+
+
+class StateWrites:
+    """The states of one function. `returned` are its results, each with the caller's memory for it, once known."""
+
+    def __init__(self, block: Block, placer: Placer, steps: Steps, room: Room) -> None:
+        self.placer, self.steps, self.memory, self.room = placer, steps, steps.memory, room
+        self.in_place = states.in_place(block, self.memory.device_of)
+        self.returned: list[tuple[SSAValue, View]] = []
+        self._overwritten: dict[SSAValue, View] = {}  # where a value was that later readers find elsewhere
+
+    def destinations(self) -> dict[SSAValue, View]:
+        """The op results that are computed in the memory of a state."""
+        return {
+            value: self.memory.state(update.key, update.value, self.memory.device_of(update))
+            for value, update in self.in_place.results.items()
+        }
+
+    def updated(self, op: Operation, base: SSAValue) -> View:
+        """Where an op writes a part of its result, all of which is `base` before: in place, or into a copy."""
+        result = op.results[0]
+        if op not in self.in_place.chains:
+            source, view = self.placer.view(base), self.room(result, shape_of(result.type))
+            self.steps.launch(copy_draft(source, view, path_of(op)))
+            if self.memory.arena_of(source).startswith("state."):
+                self._count_copy(
+                    source, f"{op.name} at '{path_of(op)}' updates a copy, which the state does not become"
+                )
+            return view
+        view = self.placer.view(base)
+        for value in dict.fromkeys((self.in_place.chains[op], states.origin_of(base))):
+            reader = states.later_reader(value, op, self.in_place.absorbed)
+            if reader is None or self.placer.view(value).buffer != view.buffer:
+                continue
+            self._overwritten[value] = old = self.placer.view(value)
+            kept = self._kept(value, op)
+            self.placer.move(value, kept)
+            if not self.memory.arena_of(kept).startswith("output."):
+                why = f"{reader.name} at '{path_of(reader)}' reads its value of before '{path_of(op)}' afterwards"
+                self._count_copy(old, why)
+        others = list(op.operands)
+        others.remove(base)  # once: cache.index_copy(0, at, cache) also reads what it writes
+        for operand in others:
+            if self._lies_in(operand, view.buffer):
+                self._count_copy(self.placer.view(operand), f"'{path_of(op)}' reads and writes it at once")
+                self.placer.move(operand, self.steps.contiguous_copy(self.placer.view(operand), op))
+        self.placer.define(result, view)
+        return view
+
+    def absorb(self, op: InsertSliceOp) -> None:
+        """Places the result of an insert_slice whose source was written in place: where the whole was."""
+        whole = states.origin_of(op.dest)
+        place = self._overwritten.get(whole) or self.placer.view(whole)
+        shape = shape_of(op.result.type)
+        self.placer.define(op.result, reshaped(place, shape, contiguous_strides(shape)))
+
+    def update(self, ops: Sequence[qc.StateUpdateOp]) -> None:
+        """Behind all that reads the old values. Nothing for a value that already lies in its state; else one counted
+        copy, and two where the value lies in the memory of a state that such a copy overwrites (states that change
+        places, or one that is turned around).
+        """
+        pending: list[tuple[View, View, qc.StateUpdateOp]] = []
+        for op in ops:
+            target = self.memory.state(op.key, op.value, self.memory.device_of(op))
+            source = self.placer.view(op.value)
+            if source.buffer != target.buffer or source.offset != 0 or not is_contiguous(source):
+                pending.append((source, target, op))
+        overwritten = {target.buffer for _, target, _ in pending}
+        copies = []
+        for source, target, op in pending:
+            self._count_copy(target, self._why_elsewhere(source))
+            if source.buffer in overwritten:
+                self._count_copy(target, "what it becomes lies in a state that is overwritten")
+                copies.append((self.steps.contiguous_copy(source, op), target, op))
+            else:
+                copies.append((source, target, op))
+        for source, target, op in copies:
+            self.steps.copy(source, target, op)
+
+    def _lies_in(self, value: SSAValue, buffer: str) -> bool:
+        return isinstance(value.type, TensorType) and self.placer.view(value).buffer == buffer
+
+    def _kept(self, value: SSAValue, op: Operation) -> View:
+        """A copy of a value that an op is about to overwrite: in the caller's memory if it is returned, else fresh."""
+        view = self.placer.view(value)
+        for returned, out in self.returned:
+            if states.origin_of(returned) is value and is_contiguous(view):
+                target = reshaped(out, view.shape, view.strides)
+                self.steps.copy(view, target, op)
+                return target
+        return self.steps.contiguous_copy(view, op)
+
+    def _count_copy(self, view: View, why: str) -> None:
+        """Reports a copy of, or to, a state's memory."""
+        nbytes = self.memory.nbytes(view.shape, view.dtype)
+        key = self.memory.arena_of(view).removeprefix("state.")
+        report = self.memory.program.context.report
+        report.add("lower-to-rt", key, f"state copied: {nbytes} bytes for each run", why)
+
+    def _why_elsewhere(self, source: View) -> str:
+        kind, _, name = self.memory.arena_of(source).partition(".")
+        if kind == "state":
+            return f"it becomes what '{name}' is"
+        if kind == "activations":
+            return "its old value is read where, or after, the new one is computed"
+        return f"it becomes {'an input' if kind == 'input' else 'a constant'}"

@@ -1,0 +1,91 @@
+"""From the sizes of an entry's inputs to its symbols: each stated size is an equation, solved where it is linear.
+
+An input of shape ``(b, 4*h, 4*h + 2*w)`` determines `b`, then `h`, then `w`.  The verifier asks which symbols the
+inputs determine, the runtime and the interpreter solve for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from qcompiler.errors import DimError
+from qcompiler.plan.dims import Dim, Expr, dim
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``slope * name + rest``."""
+
+    name: str
+    slope: Expr
+    rest: Expr
+
+    @staticmethod
+    def of(expr: Expr, name: str) -> Linear | None:
+        """None where `expr` is not linear in `name`."""
+        try:
+            rest = expr.substitute({name: 0})
+            slope = (expr - rest).divide_exact(Expr.symbol(name))
+        except DimError:  # no polynomial of the symbol, or a division by it
+            return None
+        return None if name in slope.symbols() else Linear(name, slope, rest)
+
+    def solve(self, extent: int, symbols: Mapping[str, int]) -> int | None:
+        """The symbol's value if the whole is `extent`; None if no integer makes it that, or any does."""
+        slope, rest = self.slope.evaluate(symbols), self.rest.evaluate(symbols)
+        if slope == 0 or (extent - rest) % slope:
+            return None
+        return (extent - rest) // slope
+
+
+@dataclass(frozen=True)
+class Equation:
+    """``expr == shapes[argument][axis]``; `solves` is the symbol that it determines, if any."""
+
+    argument: int
+    axis: int
+    expr: Expr
+    solves: Linear | None
+
+
+def plan_equations(shapes: Sequence[Sequence[Dim]]) -> tuple[list[Equation], frozenset[str]]:
+    """All sizes in an order in which each determines one symbol from those before it, or checks; and the symbols that
+    they determine. A size with a symbol that is not determined is left out."""
+    waiting = [
+        Equation(number, axis, dim(extent), None)
+        for number, shape in enumerate(shapes)
+        for axis, extent in enumerate(shape)
+    ]
+    known: set[str] = set()
+    planned: list[Equation] = []
+    progress = True
+    while progress:
+        progress = False
+        for equation in list(waiting):
+            unknown = equation.expr.symbols() - known
+            solves = Linear.of(equation.expr, next(iter(unknown))) if len(unknown) == 1 else None
+            if not unknown or solves is not None:
+                waiting.remove(equation)
+                planned.append(replace(equation, solves=solves))
+                known |= unknown
+                progress = True
+    return planned, frozenset(known)
+
+
+def solve(shapes: Sequence[Sequence[Dim]], given: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, int]:
+    """The symbols of arguments of these shapes when they are `given` (of the same ranks). Sizes that only check are not
+    looked at. DimError names the argument whose size no integer fits."""
+    symbols: dict[str, int] = {}
+    for equation in plan_equations(shapes)[0]:
+        if equation.solves is None:
+            continue
+        extent, name = given[equation.argument][equation.axis], equation.solves.name
+        value = equation.solves.solve(extent, symbols)
+        if value is None:
+            raise DimError(
+                f"'{names[equation.argument]}': dimension {equation.axis} is {extent}, which is not {equation.expr} "
+                f"for any whole number {name}"
+            )
+        symbols[name] = value
+    return symbols
