@@ -140,6 +140,8 @@ def _load(encoder: CompiledEncoder, path: Path) -> TileEncoder:
     function.restype, function.argtypes = ctypes.c_int32, (ctypes.POINTER(_Tile),)  # type: ignore[attr-defined]
 
     def encode_tile(job: Encoding, start: int, tile: Float32) -> bool:
+        if not encoder.takes(job):
+            return False
         sections = encoder.sections(job)
         out = (ctypes.c_void_p * SECTIONS)(*(section.ctypes.data for section in sections))
         statistics = encoder.statistics(job)
