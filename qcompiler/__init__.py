@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from qcompiler.config import QuantConfig as QuantConfig
     from qcompiler.config import Rule as Rule
     from qcompiler.frontends.checkpoint import Checkpoint as Checkpoint
+    from qcompiler.frontends.checkpoint_folder import from_checkpoint as from_checkpoint
     from qcompiler.frontends.empty_weights import empty_weights as empty_weights
     from qcompiler.frontends.gguf_files import write_gguf as write_gguf
     from qcompiler.frontends.gguf_models import from_gguf as from_gguf
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "Checkpoint": "qcompiler.frontends.checkpoint",
+    "from_checkpoint": "qcompiler.frontends.checkpoint_folder",
     "from_gguf": "qcompiler.frontends.gguf_models",
     "write_gguf": "qcompiler.frontends.gguf_files",
     "qcompile": "qcompiler.api",
@@ -62,6 +64,7 @@ __all__ = [
     "empty_weights",
     "errors",
     "formats",
+    "from_checkpoint",
     "from_gguf",
     "load",
     "merge_lora",
