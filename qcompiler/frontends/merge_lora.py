@@ -29,6 +29,7 @@ from qcompiler.frontends.lora_adapter import LoraLayer, listed, read_adapter
 from qcompiler.kernels import layouts
 from qcompiler.plan.plan import WeightEntry
 from qcompiler.plan.weights import NUMPY_DTYPES
+from qcompiler.runtime.encoder import encode_made
 from qcompiler.runtime.image import ProgramImage
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.memory import Block, Bytes, file_bytes
@@ -166,11 +167,11 @@ def _merge_all(
 ) -> tuple[dict[str, Matrix], MergeReport]:
     merged: dict[str, Matrix] = {}
     rows = []
-    progress = Progress("merging", sum(4 * _shape(matrix)[0] * _shape(matrix)[1] for _, matrix in found))
-    for layer, matrix in found:
-        merged[layer.path], row = _merge(layer, matrix, outputs_first=outputs_first)
-        rows.append(row)
-        progress.step(4 * row.shape[0] * row.shape[1])
+    with Progress("merging", sum(4 * _shape(matrix)[0] * _shape(matrix)[1] for _, matrix in found)) as progress:
+        for layer, matrix in found:
+            merged[layer.path], row = _merge(layer, matrix, outputs_first=outputs_first)
+            rows.append(row)
+            progress.step(4 * row.shape[0] * row.shape[1])
     report = MergeReport(tuple(rows))
     beyond = [row for row in rows if threshold is not None and not row.error <= threshold]
     if beyond:
@@ -190,7 +191,7 @@ def _merge(layer: LoraLayer, matrix: Matrix, *, outputs_first: bool) -> tuple[Ma
     after: Matrix
     if isinstance(matrix, PackedTensor):
         try:
-            after = matrix.format.encode_made(made)
+            after = encode_made(matrix.format, made)
         except (FormatValueError, FormatShapeError) as refused:
             raise type(refused)(f"'{layer.path}', merged: {refused}") from refused
     else:
