@@ -118,8 +118,8 @@ def test_the_eager_oracle_decodes_the_codes_of_every_architecture(name: str, tmp
     imported = import_torch(checkpoint.module, (), {"input_ids": ids}, dynamic_shapes=DIMS, weights=checkpoint.weights)
     with torch.no_grad():
         check_equal(imported.quantized.module(input_ids=ids).logits, made.model, ids)
-    for name, parameter in made.model.named_parameters():
-        assert torch.equal(checkpoint.weights.tensors[name].view().float(), parameter.detach()), name
+    for path, parameter in made.model.named_parameters():
+        assert torch.equal(checkpoint.weights.tensors[path].view().float(), parameter.detach()), path
 
 
 def _stored(path: Path) -> dict[str, bytes]:
