@@ -99,7 +99,7 @@ class Weight:
 
     @property
     def scattered(self) -> bool:
-        """Whether entries are read piece by piece, where they are needed: as linear.cuh's `qc_tile_of` has no groups."""
+        """Whether entries are read piece by piece, where they are needed: linear.cuh's `qc_tile_of` has no groups."""
         whole = self.covers >= self.cols or self.covers % PIECE == 0
         return self.storage == "codes" and (self.straddles or not whole)
 

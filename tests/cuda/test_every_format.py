@@ -326,7 +326,9 @@ def compiles(nvrtc: Callable[..., Any], arch: str, dtype: str, some: Sequence[Fo
 
 @pytest.mark.parametrize(("arch", "m_class"), [("sm_75", "2-8"), ("sm_90a", "9-64")])
 def test_every_format_compiles_without_spills(nvrtc: Callable[..., Any], arch: str, m_class: str) -> None:
-    compiles(nvrtc, arch, "f16" if arch == "sm_75" else "bf16", every.one_of_each(), (m_class,))
+    """Half of the formats on an old architecture, the others on a new one."""
+    some = every.one_of_each()[arch != "sm_75" :: 2]
+    compiles(nvrtc, arch, "f16" if arch == "sm_75" else "bf16", some, (m_class,))
 
 
 @pytest.mark.slow
