@@ -115,8 +115,8 @@ def float64_model(case: Any, program: qc.Program) -> torch.nn.Module:
             values = torch.from_numpy(decoded)
             if type(model.get_submodule(parameter.rpartition(".")[0])).__name__ == "Conv1D":
                 values = values.T  # stored (in, out), and the shape does not tell where it is square
-            with torch.no_grad():
-                target.copy_(values.to(target.dtype))
+            with torch.no_grad():  # the matrices of experts lie one below the other
+                target.copy_(values.reshape(target.shape).to(target.dtype))
     return model.double()
 
 

@@ -34,7 +34,7 @@ def cases(quick: set[tuple[str, str | None, bool]]) -> list[object]:
     return [
         pytest.param(*case, id="-".join([case[0], case[1] or "float", "masked" if case[2] else "plain"]),
                      marks=[] if case in quick else [pytest.mark.slow])
-        for case in every if not (case[0] == "mixtral" and case[1])  # quantised experts: not yet
+        for case in every
     ]  # fmt: skip
 
 
