@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from qcompiler.config import QuantConfig as QuantConfig
     from qcompiler.config import Rule as Rule
     from qcompiler.frontends.checkpoint import Checkpoint as Checkpoint
+    from qcompiler.frontends.checkpoint_folder import from_checkpoint as from_checkpoint
+    from qcompiler.frontends.convert import convert as convert
     from qcompiler.frontends.empty_weights import empty_weights as empty_weights
     from qcompiler.frontends.gguf_files import write_gguf as write_gguf
     from qcompiler.frontends.gguf_models import from_gguf as from_gguf
@@ -37,6 +39,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "Checkpoint": "qcompiler.frontends.checkpoint",
+    "convert": "qcompiler.frontends.convert",
+    "from_checkpoint": "qcompiler.frontends.checkpoint_folder",
     "from_gguf": "qcompiler.frontends.gguf_models",
     "write_gguf": "qcompiler.frontends.gguf_files",
     "qcompile": "qcompiler.api",
@@ -58,10 +62,12 @@ __all__ = [
     "QuantConfig",
     "Rule",
     "Shards",
+    "convert",
     "doctor",
     "empty_weights",
     "errors",
     "formats",
+    "from_checkpoint",
     "from_gguf",
     "load",
     "merge_lora",

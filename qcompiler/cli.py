@@ -1,4 +1,4 @@
-"""`qc compile | run | inspect | opt | bench | doctor`.
+"""`qc compile | run | inspect | opt | bench | convert | doctor`.
 
 Data goes to stdout, progress and messages to stderr. Exit status 1 and one message on stderr for every `QCompilerError`
 and for files that cannot be read or written.
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_loading(command)
     command.set_defaults(run=_bench)
 
+    _add_convert(commands)
     command = commands.add_parser("doctor", help="show what this machine offers, or what of a model would not lower")
     command.add_argument(
         "--model", metavar="WHERE", help="package.module:function, as for qc compile, or a .pt2 file of torch.export"
@@ -103,6 +104,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=_doctor)
     return parser
+
+
+def _add_convert(commands: Any) -> None:
+    command = commands.add_parser("convert", help="convert a GGUF file or a quantised checkpoint")
+    command.add_argument("source", type=Path, help="a .gguf file, or a folder with config.json and safetensors")
+    command.add_argument("target", type=Path, help="a .gguf file, or a folder to make")
+    command.add_argument("--to", metavar="FORMAT", help="such as q8_0 or int4:group=32; default: each as it is")
+    command.add_argument("--layout", help="of a folder: gptq, gptq_v2, awq, compressed-tensors, bitsandbytes")
+    command.add_argument("--lossy", action="store_true", help="allow what loses precision, which is said in any case")
+    command.add_argument("--json", action="store_true", help="print each tensor's formats and errors")
+    command.set_defaults(run=_convert)
 
 
 def _add_loading(command: argparse.ArgumentParser) -> None:
@@ -179,6 +191,20 @@ def _factory(text: str) -> tuple[Any, Any, Any, Any]:
     parts = list(result) if isinstance(result, tuple) else [result]
     model, args, kwargs, dims = (parts + [None] * 4)[:4]
     return model, args or (), kwargs or {}, dims
+
+
+# --- convert ---------------------------------------------------------------------------------------------------------
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
+    from qcompiler.frontends.convert import convert
+
+    done = convert(options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy)
+    if options.json:
+        print(json.dumps({"path": str(done.path), "tensors": [asdict(each) for each in done.tensors]}))
+    print(done, file=sys.stderr)
 
 
 # --- run and bench ---------------------------------------------------------------------------------------------------

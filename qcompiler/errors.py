@@ -47,6 +47,22 @@ class WeightsError(QCompilerError):
     """Values of weights are missing, or those in a file do not fit the model's parameters."""
 
 
+class AdapterError(QCompilerError):
+    """A LoRA adapter cannot be read, is of a kind that is not merged, or does not fit the weights."""
+
+
+class MergeError(QCompilerError):
+    """Merging an adapter would lose more than the caller allows; `report` is the `MergeReport`."""
+
+    def __init__(self, message: str, *, report: object) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class CalibrationError(QCompilerError):
+    """Calibration has no inputs, or met values that are not finite."""
+
+
 # --- frontends -------------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from qcompiler.errors import CompileFailedError, CompilerMissingError
 from qcompiler.formats.base import Bytes, Encoding, Format, PackedTensor, TileEncoder, Weights
 from qcompiler.formats.equation import Float32
+from qcompiler.formats.made import MadeMatrix
 from qcompiler.kernels.encode.source import CompiledEncoder, compiled_encoder
 from qcompiler.runtime.cache import cache_dir, write_atomically
 from qcompiler.runtime.compiler import compile_library, flags_for
@@ -55,19 +56,36 @@ def encode(
     out: Bytes | None = None,
     threads: int | None = None,
     importance: npt.ArrayLike | None = None,
+    step: Callable[[int], object] | None = None,
 ) -> PackedTensor:
     """`fmt.encode`, with compiled tiles where that is worth it; by default on all threads (`QC_NUM_THREADS`).
 
     The bytes and the errors are those of `fmt.encode`.  Without a compiler NumPy does the work, which is said once on
-    stderr.
+    stderr.  `step` is called with the number of elements of each tile, from whichever thread encodes it.
     """
+    weights = np.asarray(weights)
+    tiles = tile_encoder(fmt, weights.size)
     return fmt.encode(
         weights,
         out=out,
         threads=resolve_num_threads(threads),
         importance=importance,
-        tiles=tile_encoder(fmt, np.asarray(weights).size),
+        tiles=tiles if step is None else _counted(tiles, step),
     )
+
+
+def encode_made(fmt: Format, weights: MadeMatrix, *, out: Bytes | None = None) -> PackedTensor:
+    """`fmt.encode_made`, with compiled tiles."""
+    return fmt.encode_made(weights, out=out, tiles=tile_encoder(fmt, weights.size))
+
+
+def _counted(tiles: TileEncoder | None, step: Callable[[int], object]) -> TileEncoder:
+    def encode_tile(job: Encoding, start: int, tile: Float32) -> bool:
+        done = tiles is not None and tiles(job, start, tile)
+        step(tile.size)
+        return done
+
+    return encode_tile
 
 
 # --- which -----------------------------------------------------------------------------------------------------------
@@ -140,6 +158,8 @@ def _load(encoder: CompiledEncoder, path: Path) -> TileEncoder:
     function.restype, function.argtypes = ctypes.c_int32, (ctypes.POINTER(_Tile),)  # type: ignore[attr-defined]
 
     def encode_tile(job: Encoding, start: int, tile: Float32) -> bool:
+        if not encoder.takes(job):
+            return False
         sections = encoder.sections(job)
         out = (ctypes.c_void_p * SECTIONS)(*(section.ctypes.data for section in sections))
         statistics = encoder.statistics(job)

@@ -15,7 +15,8 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Field, Format, Section
 from qcompiler.formats.packing import Packing, Pieces, Trits
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, c_table, code_values, entry_type, shared_columns
+from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, c_table, code_values, entry_type
+from qcompiler.kernels.decoding import shared_columns
 from qcompiler.kernels.layouts.panels import LANES, per_row, place_of, plane_name, planes
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent
 from qcompiler.plan.kernel import DType

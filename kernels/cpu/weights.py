@@ -35,6 +35,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Field, Format, Section
 from qcompiler.formats.equation import CStyle, Float32
 from qcompiler.kernels import layouts
+from qcompiler.kernels.decoding import ends_inside_groups, first_of_integers, shared_columns
 from qcompiler.kernels.layouts.panels import LANES, place_of, plane_name, planes
 from qcompiler.kernels.text import identifier, indent
 from qcompiler.plan.kernel import DType
@@ -85,7 +86,7 @@ def code_values(fmt: Format, table: str) -> CodeValues:
             mantissa = 3 if codes.kind == "e4m3" else 2
             return CodeValues(f"qg_floats<{mantissa}>", f"qg_minifloat_of<{mantissa}>({{code}})", None)
     else:
-        offset = _first_of_integers(values, signed=codes.kind == "int")
+        offset = first_of_integers(d)
         if offset is not None:
             signed = codes.kind == "int"
             offset += (1 << (codes.bits - 1)) * signed  # the value of code 0
@@ -94,15 +95,6 @@ def code_values(fmt: Format, table: str) -> CodeValues:
             return CodeValues(f"qg_counting<{codes.bits}, {str(signed).lower()}, {offset}>::values", scalar, None)
     repeated = np.tile(values, max(1, 16 // values.size))
     return CodeValues(f"qg_lookup<{codes.bits}, qg_printed<{table}>>", f"{table}[{{code}}]", c_table(table, repeated))
-
-
-def _first_of_integers(values: Float32, *, signed: bool) -> int | None:
-    """The smallest of the values if they are consecutive integers in the codes' order, else None."""
-    ascending = np.roll(values, values.size // 2) if signed else values
-    first = ascending[0]
-    counted = np.array_equal(ascending, first + np.arange(values.size, dtype=np.float32))
-    whole = counted and float(first).is_integer() and abs(first) < 1 << 16
-    return int(first) if whole and not np.signbit(values[values == 0]).any() else None
 
 
 def c_table(name: str, values: Float32) -> str:
@@ -157,18 +149,6 @@ def _panel_struct(fmt: Format, across: bool, places: tuple[str, ...]) -> tuple[s
     name = f"{identifier(fmt.name)}_{zlib.crc32(anonymous.encode()):08x}"
     text = _struct_text(fmt, across, places, f"qw_{name}", f"qt_{name}")
     return f"qw_{name}", f"#ifndef QW_{name}\n#define QW_{name}\n{text}#endif\n"
-
-
-def shared_columns(fmt: Format) -> int:
-    """Columns after which an entry may change: the greatest common divisor of what entries cover; 0 if rows do."""
-    covers = [f.covers for f in fmt.declaration.fields if isinstance(f.covers, int) and f.covers > 1]
-    return math.gcd(*covers) if covers else 0
-
-
-def ends_inside_groups(fmt: Format, cols: int) -> bool:
-    """Whether entries begin at other columns in each row: in streams whose rows hold no whole entries."""
-    covers = shared_columns(fmt)
-    return fmt.declaration.blocking == "flat" and covers > 0 and cols % covers != 0
 
 
 def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, table: str) -> str:

@@ -4,7 +4,8 @@
 // weight; its warps take tiles in turn, so that the block as a whole reads its panel front to back; x lies in shared
 // memory, in the order in which a lane wants it. Four tiles are under way per lane (64 bytes, 16 KiB per block of 8
 // warps), the next ones asked for as soon as one is used, across the barriers of x as well. (Two where CUDA cores
-// multiply more than four rows: arithmetic sets the time then, and the sums need the registers.)
+// multiply more than four rows: arithmetic sets the time then, and the sums need the registers. One where pieces ask
+// for entries of their own, as in rows that end inside a block: sixteen pieces of them would spill.)
 //
 // Instructions per weight (SASS, the lane's share; M = 1, 16-bit x and w on tensor cores / in fp32 on CUDA cores):
 //   table of pairs   shift, and, 8-byte load per two codes           1.5   | 1.5

@@ -84,6 +84,8 @@ def few_shape(spec: KernelSpec, weight: Weight, arch: str) -> Few:
 def shape_for(rows: int, weight: Weight, *, mma: bool) -> Few:
     """Warps so that each has work for its ring of tiles, more of them where there are few panels to fill a GPU with."""
     depth = RING if mma or rows <= RING else RING // 2
+    if weight.scattered:  # each piece loads entries of its own: registers are for these
+        depth = 1
     row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # of x, for one round of one warp's ring
     most_warps = 16 if weight.panels <= 128 else 8
     warps = 1
@@ -171,7 +173,7 @@ def _kernel(
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
     # Unless told how many blocks a multiprocessor should hold, ptxas aims at more and spills to get there.
-    blocks = 2 if geometry.threads <= 256 and weight.entry_registers <= 4 else 1
+    blocks = 2 if geometry.threads <= 256 and weight.entry_registers <= 4 and not weight.scattered else 1
     text = "\n".join([*head, signature(spec, geometry.threads, blocks), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
 

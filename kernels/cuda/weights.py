@@ -98,15 +98,19 @@ class Weight:
         return self.codes == "sixteen"
 
     @property
+    def scattered(self) -> bool:
+        """Whether entries are read piece by piece, where they are needed: linear.cuh's `qc_tile_of` has no groups."""
+        whole = self.covers >= self.cols or self.covers % PIECE == 0
+        return self.storage == "codes" and (self.straddles or not whole)
+
+    @property
     def entry_registers(self) -> int:
         """As linear.cuh's `qc_entries`: of two rows for each group of a tile, or a quarter of that."""
         pieces = max(1, self.tile // PIECE)
-        if self.storage != "codes" or self.straddles:
+        if self.storage != "codes" or self.scattered:
             return 0
         if self.covers >= self.cols or self.covers % self.tile == 0:
             groups = 1
-        elif self.covers % PIECE:
-            return 0
         else:
             groups = self.tile // self.covers if self.tile % self.covers == 0 else pieces
         each = 2 * groups * self.fields

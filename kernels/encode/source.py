@@ -6,6 +6,7 @@ sizes, where the bits of an entry stand.  A format without an entry in `_PRINTER
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,13 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from qcompiler.formats.base import Encoding, Format
+from qcompiler.formats.declaration import Field
 from qcompiler.formats.fp8 import _FP8
+from qcompiler.formats.ggml import LARGEST_IMPORTANCE, GgmlFormat
+from qcompiler.formats.ggml_32 import Q8_0, MXFP4Ggml, _Affine32, _Searched32, _Symmetric32
+from qcompiler.formats.ggml_search import Trials
 from qcompiler.formats.integers import IntegerFormat
+from qcompiler.formats.iq4 import VALUES, _Iq4
+from qcompiler.formats.k_quants import Q3_K, Q6_K, _Affine
 from qcompiler.formats.llm_int8 import LARGEST_ABSMAX, SMALLEST_ABSMAX, LLMInt8
 from qcompiler.formats.minifloat import E2M1, E4M3, MiniFloat
 from qcompiler.formats.mx import _MX
 from qcompiler.formats.nf4 import TableFormat
 from qcompiler.formats.nvfp4 import NVFP4, SMALLEST_SCALE, ZERO_SCALE
+from qcompiler.formats.packing import Piece, Pieces
+from qcompiler.formats.ternary import TQ2_0
 
 Array = npt.NDArray[np.generic]
 
@@ -31,12 +40,14 @@ class CompiledEncoder:
     """How to encode tiles of one format.
 
     `source` exports ``int32_t qc_encode(const qe_tile*)``.  `sections` gives the arrays that `qe_tile.out` points to,
-    for a matrix that is being encoded; `statistics` (fp32) what the format has found out about the whole of it.
+    for a matrix that is being encoded; `statistics` (fp32) what the format has found out about the whole of it.  What
+    `takes` refuses is left to NumPy.
     """
 
     source: str
     sections: Callable[[Encoding], list[Array]]
     statistics: Callable[[Encoding], Array | None] = lambda job: None
+    takes: Callable[[Encoding], bool] = lambda job: True
 
 
 def compiled_encoder(fmt: Format) -> CompiledEncoder | None:
@@ -132,6 +143,81 @@ def _nvfp4(fmt: NVFP4) -> CompiledEncoder:
     return CompiledEncoder(translation_unit(("minifloat.h",), (), call), _fields("codes", "scales", "global_scale"))
 
 
+# --- formats of GGUF files -------------------------------------------------------------------------------------------
+
+
+def _pieces(f: Field, entries: int) -> list[list[Piece]]:
+    """For each entry of a record's field where its bits stand, lowest first; bytes counted from the record's start."""
+    first = f.offset or 0
+    if isinstance(f.packing, Pieces):
+        return [[(first + byte, bit, width) for byte, bit, width in entry] for entry in f.packing.pieces]
+    if f.bits >= 8:
+        size = f.bits // 8
+        return [[(first + e * size + i, 0, 8) for i in range(size)] for e in range(entries)]
+    raise ValueError(f"field {f.name!r} is not made of pieces of bits")
+
+
+def _field_text(f: Field, entries: int) -> str:
+    """The field as `qe_piece` of 32-bit words; entries with fewer pieces than others get empty ones."""
+    rows = []
+    for entry in _pieces(f, entries):
+        row, place = [], 0
+        for byte, bit, width in entry:
+            row.append((byte // 4, (1 << width) - 1, byte % 4 * 8 + bit, place))
+            place += width
+        rows.append(row)
+    longest = max(map(len, rows))
+    texts = []
+    for row in rows:
+        full = row + [(row[0][0], 0, 0, 0)] * (longest - len(row))
+        texts.append("{" + ", ".join(f"{{{word}, {mask}, {bit}, {place}}}" for word, mask, bit, place in full) + "}")
+    return f"static constexpr qe_piece {f.name}[{len(rows)}][{longest}] = {{{', '.join(texts)}}};"
+
+
+def _trials_text(name: str, trials: Trials) -> str:
+    values = f"{float_text(trials.first)}, {float_text(trials.step)}, {trials.count}, {str(trials.absolute).lower()}"
+    return f"static constexpr qe_trials {name} = {{{values}}};"
+
+
+def _ggml(headers: tuple[str, ...], template: str, fmt: GgmlFormat, *members: str) -> CompiledEncoder:
+    """An encoder of whole records; `template` with the format as its first argument is the function."""
+    d = fmt.declaration
+    lines = [
+        f"static constexpr int BLOCK = {fmt.block}, BYTES = {d.record_bytes};",
+        f"static constexpr float FAR = {float_text(min(2 * fmt.reach, np.finfo(np.float32).max))};",
+        _trials_text("WEIGHTED_TRIALS", Trials(-0.9, 0.05, 36)),
+        *(_field_text(f, d.entries_per_block(f, fmt.block)) for f in d.fields),
+        *members,
+    ]
+    # Without a namespace of its own, the loader would give all encoders in a process the tables of the first.
+    struct = "namespace {\nstruct qe_format {\n" + "".join(f"    {line}\n" for line in lines) + "};\n}  // namespace\n"
+    name, _, more = template.partition("<")
+    call = f"{name}<{', '.join(('qe_format', *filter(None, [more.rstrip('>')])))}>(t)"
+    return CompiledEncoder(
+        translation_unit(("blocks.h", "search.h", *headers), [struct], call),
+        _fields("blocks"),
+        lambda job: job.notes.get("mean_square"),
+        lambda job: job.importance is None or bool(job.importance.max() <= LARGEST_IMPORTANCE),
+    )
+
+
+def _ggml_32(fmt: _Searched32) -> CompiledEncoder:
+    kind = "symmetric" if isinstance(fmt, _Symmetric32) else "affine"
+    return _ggml(("ggml_32.h",), f"qe_{kind}32<{fmt.bits}>", fmt)
+
+
+def _k_affine(fmt: _Affine) -> CompiledEncoder:
+    sizes = f"static constexpr int SIZE = {fmt.size}, BITS = {fmt.bits}, LEVEL = {fmt.level};"
+    return _ggml(("ggml_32.h", "k_quants.h"), "qe_affine256", fmt, sizes, _trials_text("TRIALS", fmt.trials))
+
+
+def _iq4(fmt: _Iq4) -> CompiledEncoder:
+    thresholds = ", ".join(f"{low + high}" for low, high in itertools.pairwise(VALUES))
+    values = ", ".join(map(str, VALUES))
+    table = f"static constexpr qe_table TABLE = {{{{{thresholds}}}, {{{values}}}}};"
+    return _ggml(("ggml_32.h", "k_quants.h", "table.h", "iq4.h"), "qe_iq4", fmt, table)
+
+
 _PRINTERS: tuple[tuple[type[Format], Callable[..., CompiledEncoder]], ...] = (
     (TableFormat, _table_format),
     (IntegerFormat, _integers),
@@ -139,4 +225,13 @@ _PRINTERS: tuple[tuple[type[Format], Callable[..., CompiledEncoder]], ...] = (
     (_FP8, _fp8),
     (_MX, _mx),
     (NVFP4, _nvfp4),
+    (_Symmetric32, _ggml_32),
+    (_Affine32, _ggml_32),
+    (Q8_0, lambda fmt: _ggml(("ggml_32.h",), "qe_rounded_away<127, 0>", fmt)),
+    (TQ2_0, lambda fmt: _ggml(("ggml_32.h",), "qe_rounded_away<1, 1>", fmt)),
+    (MXFP4Ggml, lambda fmt: _ggml(("ggml_32.h",), "qe_mxfp4_ggml", fmt)),
+    (_Affine, _k_affine),
+    (Q3_K, lambda fmt: _ggml(("ggml_32.h", "k_quants.h"), "qe_q3_k", fmt)),
+    (Q6_K, lambda fmt: _ggml(("ggml_32.h", "k_quants.h"), "qe_q6_k", fmt)),
+    (_Iq4, _iq4),
 )

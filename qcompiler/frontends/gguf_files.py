@@ -382,8 +382,7 @@ def write_gguf(
         header += _string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, tensor.type, offset)
         places.append(offset)
         offset = _aligned(offset + tensor.nbytes)
-    progress = Progress(f"writing {Path(path).name}", offset)
-    with new_file(Path(path)) as file:
+    with Progress(f"writing {Path(path).name}", offset) as progress, new_file(Path(path)) as file:
         file.write(header + bytes(_aligned(len(header)) - len(header)))
         for tensor in new.values():
             data = tensor.make()

@@ -41,8 +41,8 @@ from qcompiler.frontends.weight_source import ModuleWeights, StoredCodes, Weight
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
+from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress
-from qcompiler.runtime.threads import default_threads
 
 aten = torch.ops.aten
 PACKED = "_packed"
@@ -188,6 +188,7 @@ class _Rewriter:
         self.specs = list(self.program.graph_signature.input_specs)
         self.weights = WeightStore()
         self.rows: list[LedgerRow] = []
+        self.progress = Progress("packing weights", 0)
 
     def run(self) -> Quantized:
         weights = self._group()
@@ -207,10 +208,13 @@ class _Rewriter:
         stored = [weight for weight in weights if self._is_stored(weight)]
         kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
         self.files.begin([weight.entry() for weight in stored], kept)
-        progress = Progress("packing weights", sum(w.tensor.numel() * w.tensor.element_size() for w in stored))
-        for weight in weights:
-            self._rewrite(weight)
-            progress.step(weight.tensor.numel() * weight.tensor.element_size() if self._is_stored(weight) else 0)
+        done = 0
+        with Progress("packing weights", sum(w.tensor.numel() * w.tensor.element_size() for w in stored)) as progress:
+            self.progress = progress  # which long encodings move from within
+            for weight in weights:
+                self._rewrite(weight)
+                done += weight.tensor.numel() * weight.tensor.element_size() if self._is_stored(weight) else 0
+                progress.reach(done)
         self.files.finish()
         self.graph.lint()
         self.program.graph_module.recompile()
@@ -350,7 +354,11 @@ class _Rewriter:
         values = weight.arranged(self.source.read(weight.targets, weight.tensor))
         with _naming(weight):
             matrix = to_numpy(row_major(values).reshape(weight.shape))
-            resolve_format(weight.format).encode(matrix, out=out, threads=default_threads())
+
+            def step(elements: int) -> None:
+                self.progress.step(elements * matrix.itemsize)
+
+            encode(resolve_format(weight.format), matrix, out=out, step=step)
 
     def _quantize(self, weight: _Weight) -> None:
         """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""

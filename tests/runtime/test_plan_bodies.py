@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from qcompiler.errors import PlanError
-from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import AttentionKernel, GroupedLinearKernel, KernelSpec, Operand
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.loaded import check_image
 from qcompiler.runtime.plan_bodies import check_bodies
@@ -114,3 +114,34 @@ def test_an_attention_with_impossible_limits_is_refused(small: Any, change: dict
     check_bodies(plan)
     with pytest.raises(PlanError, match=text):
         check_bodies(with_kernel(plan, "attend", **change))
+
+
+GROUPED = {"rows": 2, "repeat": 3, "experts": 4, "n": 5, "k": 7}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"rows": 3}, "'x'"), ({"k": 8}, "'x'"), ({"experts": 5}, "'w'"), ({"n": 6}, "'w'"), ({"repeat": 4}, "'index'"),
+        ({"experts": -4, "n": -5}, "positive"), ({"repeat": 0}, "positive"), ({"experts": 2, "n": 10}, "'out'"),
+    ],
+)  # fmt: skip
+def test_a_grouped_linear_beyond_its_operands_is_refused(small: Any, change: dict[str, Any], text: str) -> None:
+    """Experts times rows is the weight, rows times pairs per row the index and the result."""
+    shapes: dict[str, Any] = {"x": (2, 7), "w": (20, 7), "index": (6,), "out": (6, 5)}
+    operands = tuple(
+        Operand(
+            name=name, dtype="i64" if name == "index" else "f32", access="w" if name == "out" else "r", shape=shape,
+            strides=(shape[1], 1) if len(shape) == 2 else (1,),
+        )
+        for name, shape in shapes.items()
+    )  # fmt: skip
+
+    def plan(**body: Any) -> Plan:
+        spec = KernelSpec(name="g", symbols=(), operands=operands, body=GroupedLinearKernel(**{**GROUPED, **body}))
+        found: Plan = small.image.plan
+        return msgspec.structs.replace(found, kernels=(*found.kernels, spec))
+
+    check_bodies(plan())
+    with pytest.raises(PlanError, match=text):
+        check_bodies(plan(**change))

@@ -1,0 +1,134 @@
+"""`qc convert`: codes go to other packings as they are; what loses something has to be allowed, and is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+import qcompiler as qc
+from qcompiler.cli import main
+from qcompiler.errors import ArgumentError, FormatError
+
+
+def _sibling(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        f"qcompiler_test_files_{name}", Path(__file__).with_name(f"{name}.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+writing = _sibling("writing")
+
+
+@pytest.fixture(scope="module")
+def q4_0(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose layers and table are q4_0, its head q6_K."""
+
+    def kind_of(name: str) -> Type:
+        return Type.Q6_K if name == "output.weight" else Type.Q4_0
+
+    path: Path = tmp_path_factory.mktemp("convert") / "llama.gguf"
+    writing.write(path, writing.build("Llama", num_hidden_layers=1), "llama", kind_of)
+    return path
+
+
+def values(checkpoint: qc.Checkpoint) -> dict[str, np.ndarray]:
+    return {name: item.view().float().numpy() for name, item in checkpoint.weights.tensors.items()}
+
+
+def same(one: qc.Checkpoint, other: qc.Checkpoint) -> None:
+    mine, theirs = values(one), values(other)
+    assert mine.keys() == theirs.keys()
+    for name, array in mine.items():
+        assert np.array_equal(array, theirs[name]), name
+
+
+@pytest.mark.parametrize(("layout", "to"), [
+    ("gptq", None), ("gptq_v2", "int4:group=32,symmetric=False"), ("awq", None), ("compressed-tensors", None),
+    ("compressed-tensors", "int8:group=32,scale=fp32"),
+])  # fmt: skip
+def test_q4_0_goes_to_every_integer_packing_without_loss(
+    layout: str, to: str | None, q4_0: Path, tmp_path: Path
+) -> None:
+    done = qc.convert(q4_0, tmp_path / "out", layout=layout, to=to)
+    assert not done.lossy and sum(each.before == "q4_0" for each in done.tensors) == 8
+    checkpoint = qc.from_checkpoint(tmp_path / "out")
+    same(checkpoint, qc.from_gguf(q4_0))
+    kept = [item for name, item in checkpoint.weights.tensors.items() if name.endswith("_proj.weight")]
+    assert len(kept) == 7 and all(item.codes is not None for item in kept), "as codes, not as numbers"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_method"] == {
+        "gptq_v2": "gptq"
+    }.get(layout, layout)
+
+
+def test_one_packing_goes_to_another(q4_0: Path, tmp_path: Path) -> None:
+    qc.convert(q4_0, tmp_path / "awq", layout="awq")
+    qc.convert(tmp_path / "awq", tmp_path / "ct", layout="compressed-tensors")
+    qc.convert(tmp_path / "ct", tmp_path / "gptq", layout="gptq")
+    same(qc.from_checkpoint(tmp_path / "gptq"), qc.from_gguf(q4_0))
+
+
+def test_a_loss_is_refused_with_its_size_and_leaves_nothing(q4_0: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        FormatError, match=r"_proj.weight' does not go from q4_0.* to nf4.* without loss: relative error 0\.\d+"
+    ):
+        qc.convert(q4_0, tmp_path / "out", layout="bitsandbytes", to="nf4")
+    with pytest.raises(FormatError, match=r"does not go from q6_K\(\) to q4_0\(\) without loss"):
+        qc.convert(q4_0, tmp_path / "out.gguf", to="q4_0")
+    assert not list(tmp_path.iterdir())
+    done = qc.convert(q4_0, tmp_path / "out", layout="bitsandbytes", to="nf4", lossy=True)
+    assert len(done.lossy) == 7 and all(0 < each.loss.relative < 0.2 for each in done.lossy)
+    mine, before = values(qc.from_checkpoint(tmp_path / "out")), values(qc.from_gguf(q4_0))
+    for each in done.tensors:
+        assert np.abs(mine[each.name] - before[each.name]).max() == each.loss.largest, each.name
+
+
+def test_the_command_writes_a_gguf_file_with_all_its_keys(
+    q4_0: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.gguf"
+    assert main(["convert", str(q4_0), str(out), "--to", "q8_0"]) == 1
+    assert "without loss" in capsys.readouterr().err and not out.exists()
+    assert main(["convert", str(q4_0), str(out), "--to", "q8_0", "--lossy", "--json"]) == 0
+    said = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(said.out)["tensors"]}
+    assert rows["blk.0.attn_q.weight"]["loss"] == {"relative": 0.0, "largest": 0.0}, "q4_0 is in q8_0 without loss"
+    assert rows["output.weight"]["loss"]["relative"] > 0 and "'output.weight': relative error" in said.err
+    old, new = gguf.GGUFReader(q4_0), gguf.GGUFReader(out)
+    keys = [key for key in old.fields if not key.startswith("GGUF.")]
+    assert {key: old.fields[key].contents() for key in keys} == {key: new.fields[key].contents() for key in keys}
+    assert {t.name: t.tensor_type for t in new.tensors if len(t.shape) > 1} == {
+        t.name: Type.Q8_0 for t in old.tensors if len(t.shape) > 1
+    }
+
+
+def test_what_cannot_be_converted_is_named(q4_0: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"is there already"):
+        qc.convert(q4_0, tmp_path / "full", layout="awq")
+    with pytest.raises(ArgumentError, match=r"choose its layout: gptq, gptq_v2, awq"):
+        qc.convert(q4_0, tmp_path / "out")
+    with pytest.raises(ArgumentError, match=r"converted onto itself"):
+        qc.convert(q4_0, q4_0)
+    with pytest.raises(FormatError, match=r"GGUF files do not hold nf4"):
+        qc.convert(q4_0, tmp_path / "out.gguf", to="nf4")
+    with pytest.raises(FormatError, match=r"'model.layers.0.*' as awq: AWQ's GEMM packing has 4-bit codes"):
+        qc.convert(q4_0, tmp_path / "out", layout="awq", to="int8:group=32,scale=fp16")
+    with pytest.raises(ArgumentError, match=r"is a folder, and GGUF files hold a tokenizer"):
+        qc.convert(tmp_path, tmp_path / "out.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    assert torch.is_tensor(next(iter(qc.from_gguf(q4_0).weights.tensors.values())).view())
