@@ -59,7 +59,11 @@ def hollow(model: str, config: Any, dtype: torch.dtype) -> nn.Module:
     config.dtype = dtype
     with empty_weights():
         module: nn.Module = getattr(classes, model)(config)
-    return module.eval().to(dtype)
+    computed = [(m, name, m._buffers[name]) for m in module.modules() for name in m._non_persistent_buffers_set]
+    module = module.eval().to(dtype)
+    for owner, name, buffer in computed:  # frequencies of rotary embeddings keep their precision, as in from_pretrained
+        owner._buffers[name] = buffer
+    return module
 
 
 def transformers() -> Any:
