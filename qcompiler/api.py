@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from qcompiler.errors import (
     ArgumentError,
     DeviceUnavailableError,
-    RecipeError,
     TargetMismatchError,
     UnsupportedOperatorError,
 )
@@ -72,12 +71,15 @@ def qcompile(
     `quant` decides about the weights that it holds in floating point.  `workdir` is a folder for packed weights: a
     compile that was killed goes on there.  docs/large-models.md says how much memory each way takes.
 
-    `calibrate` and `fallback` are refused in this release.
+    `calibrate` is an iterable of inputs (each a tensor, a tuple of arguments, or a dict of keywords): the float model
+    is run over them, one at a time, and weights in formats that search for their scales (`takes_importance`: the
+    k-quants and most others of GGUF) are encoded for what their linears read.  With `workdir` that goes on after a
+    kill, too.
+
+    `fallback` is refused in this release.
 
     Raises subclasses of `QCompilerError`, each naming the module path, the op and the way out.
     """
-    if calibrate is not None:
-        raise RecipeError("no format of this release uses calibration data; leave `calibrate` out")
     if fallback is not None:
         raise UnsupportedOperatorError(
             f"fallback={fallback!r}: no runtime of this release can run torch operators, so every operator needs a "
@@ -92,15 +94,18 @@ def qcompile(
     device = device if device is not None else _home(model)
     target = compile_target(device, targets)
 
+    from qcompiler.frontends.calibrate import Calibration
     from qcompiler.frontends.torch_frontend import import_torch
     from qcompiler.frontends.workdir import WorkFolder
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
     dumps = StageDumps(directory or None)
     files = WorkFolder(workdir) if workdir is not None and source.valued else None
+    calibration = None if calibrate is None else Calibration(calibrate, files.path if files is not None else None)
     imported = import_torch(
-        model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source, files=files
-    )
+        model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source, files=files,
+        calibration=calibration,
+    )  # fmt: skip
     for name, text in imported.texts.items():
         stage = name.partition("-")[2]
         dumps.add(stage, text, imported.seconds[stage], "txt")
@@ -110,6 +115,8 @@ def qcompile(
     context = QCContext.default(weights=imported.weights, target=target, devices=devices)
     for note in imported.quantized.exported.notes:
         context.report.add("export", "", note.what, note.why)
+    for stage, path, what in imported.quantized.decisions:
+        context.report.add(stage, path, what, f"{calibration.inputs_seen} inputs" if calibration is not None else "")
     if buckets is not None:
         context.options["buckets"] = list(buckets)
     samples = imported.sample_inputs() if verify_each == "numerics" else None

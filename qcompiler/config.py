@@ -71,6 +71,57 @@ _PROMISED = {"nf4": 6.5, "int8": 9.0, "int4": 6.5}
 """The least that is promised for a name, whatever the block."""
 
 
+LLM_INT8_THRESHOLD = 6.0
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What `QuantConfig.activations` says: "token" or "tensor" scales, or "outliers" with their `threshold`."""
+
+    kind: str
+    threshold: float = LLM_INT8_THRESHOLD
+
+    @staticmethod
+    def of(text: str) -> Activations:
+        """RecipeError for a text that is none of the three."""
+        name, _, value = text.partition(":")
+        if text == "int8":
+            return Activations("token")
+        if text == "int8:static":
+            return Activations("tensor")
+        if name == "llm_int8":
+            try:
+                threshold = float(value) if value else LLM_INT8_THRESHOLD
+            except ValueError:
+                threshold = 0.0
+            if 0 < threshold < float("inf"):
+                return Activations("outliers", threshold)
+        raise RecipeError(
+            f"activations={text!r}: choose 'int8' (a scale per token), 'int8:static' (one per tensor, from "
+            "calibration), 'llm_int8' or 'llm_int8:<threshold>'"
+        )
+
+    @property
+    def text(self) -> str:
+        """For reports."""
+        return {
+            "token": "int8, a scale per token",
+            "tensor": "int8, a static scale",
+            "outliers": f"int8, a scale per token; columns with |x| >= {self.threshold:g} stay",
+        }[self.kind]
+
+
+def check_observer(text: str) -> None:
+    """RecipeError unless `text` names an observer (frontends/observers.py)."""
+    name, colon, value = text.partition(":")
+    try:
+        fits = (name == "percentile" and 0 < float(value) <= 100) if colon else name in ("minmax", "percentile", "mse")
+    except ValueError:
+        fits = False
+    if not fits:
+        raise RecipeError(f"observer={text!r}: choose 'minmax', 'percentile' (or 'percentile:99.9'), or 'mse'")
+
+
 @dataclass(frozen=True)
 class QuantConfig:
     """A recipe. `preset` is "float" or a storage format, optionally with parameters ("nf4:block=128", "int3:group=64").
@@ -78,6 +129,10 @@ class QuantConfig:
     `linear` (which decides for convolutions, too) and `embedding` are format texts, or None to keep that kind of weight
     as it is.  `rules` may be given as a mapping pattern -> format.  `promise_bits` is the most bits per weight that the
     compiled model may take (see `Ledger.bits_per_weight`); None makes no promise.
+
+    `activations` is what linears with quantised weights read: None (floats), "int8" (a scale per token), "int8:static"
+    (one per tensor, from `qcompile(calibrate=…)`), or "llm_int8", optionally with its threshold ("llm_int8:6.0").
+    `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
     """
 
     preset: str = "nf4"
@@ -85,8 +140,13 @@ class QuantConfig:
     embedding: str | _Unset | None = PRESET
     rules: tuple[Rule, ...] | Mapping[str, str | None] | Sequence[RuleLike] = ()
     promise_bits: float | _Unset | None = PRESET
+    activations: str | None = None
+    observer: str = "minmax"
 
     def __post_init__(self) -> None:
+        check_observer(self.observer)
+        if self.activations is not None:
+            Activations.of(self.activations)
         if self.preset.partition(":")[0].strip() not in ("float", *formats.names()):
             raise UnknownFormatError(_unknown(self.preset, ("float", *formats.names()), "recipe"))
         linear, embedding, promise = _preset(self.preset)

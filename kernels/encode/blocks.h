@@ -50,7 +50,7 @@ QC_INLINE vf qe_reciprocal(vf d) { return vsel(veq(d, vset(0.0f)), vset(0.0f), v
 
 QC_INLINE vf qe_clip(vf x, float low, float high) { return vmin(vmax(x, vset(low)), vset(high)); }
 
-// --- records -----------------------------------------------------------------------------------------------------------
+// --- records ---------------------------------------------------------------------------------------------------------
 
 // Some bits of an entry: from bit `place` of it on those under `mask` go to bit `bit` of a record's 32-bit word.
 struct qe_piece { uint16_t word, mask; uint8_t bit, place; };

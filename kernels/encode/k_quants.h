@@ -10,7 +10,7 @@ QC_INLINE vf qe_times_mean_square(const qe_lanes* x, float times) {
 
 QC_INLINE bool qe_finite(vf x) { return !vany(~vle(vabs(x), vset(QE_FLT_MAX))); }
 
-// Codes LOW … HIGH of a sub-block under its stored scale `step` (and shift), from 0 on; those of the search where it is 0.
+// Codes LOW … HIGH of a sub-block under its stored scale `step` (and shift), from 0 on; where it is 0, the search's.
 template <int SIZE, class FIELD, class SEARCHED, class RECORDS>
 QC_INLINE void qe_put_codes(const FIELD& field, int from, const qe_lanes* x, vf step, vf shift, float low, float high,
                             RECORDS& records, SEARCHED searched) {
@@ -24,7 +24,7 @@ QC_INLINE void qe_put_codes(const FIELD& field, int from, const qe_lanes* x, vf 
     }
 }
 
-// --- q2_K, q4_K, q5_K: codes above a minimum ---------------------------------------------------------------------------
+// --- q2_K, q4_K, q5_K: codes above a minimum -------------------------------------------------------------------------
 
 // Multiples of the largest of N values over LEVEL; gives back that quotient.
 template <int N> QC_INLINE vf qe_plain_levels(const qe_lanes* values, float level, qe_lanes* levels) {
@@ -90,7 +90,7 @@ template <class F> static int32_t qe_affine256(const qe_tile& t) {
     });
 }
 
-// --- q3_K, q6_K: codes around zero -------------------------------------------------------------------------------------
+// --- q3_K, q6_K: codes around zero -----------------------------------------------------------------------------------
 
 // d with which the signed extreme becomes -half, and the nearest multiples of it.
 QC_INLINE vf qe_signed_levels(const qe_lanes* scales, float half, qe_lanes* levels) {

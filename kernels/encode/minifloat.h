@@ -11,7 +11,8 @@ template <int EXPONENT, int MANTISSA> struct qe_mini {
         const vi sign = vshl(vshru(vbits(x), 31), BITS - 1);
         const vf size = vmin(vabs(x), vset(largest));
         const vi u = vbits(size), odd = vshru(u, 23 - MANTISSA) & vset(1);
-        const vi normal = vshru(u + odd + vset((1 << (22 - MANTISSA)) - 1), 23 - MANTISSA) - vset((127 - BIAS) << MANTISSA);
+        const vi rounded = vshru(u + odd + vset((1 << (22 - MANTISSA)) - 1), 23 - MANTISSA);
+        const vi normal = rounded - vset((127 - BIAS) << MANTISSA);
         // Below the smallest normal value steps are even, and rounding up to it gives its code.
         const vi small = qe_truncated(vrint(size * vset(qc_from_bits((uint32_t)(126 + BIAS + MANTISSA) << 23))));
         return sign | vsel(vlt(u, vset((128 - BIAS) << 23)), small, normal);
@@ -92,7 +93,7 @@ template <class MINI> static int32_t qe_fp8_block(const qe_tile& t, float larges
     return QE_DONE;
 }
 
-// --- MX: out: codes, scales (E8M0) -------------------------------------------------------------------------------------
+// --- MX: out: codes, scales (E8M0) -----------------------------------------------------------------------------------
 
 enum { QE_FLOOR, QE_CEIL, QE_EVEN, QE_RCEIL };
 
@@ -120,7 +121,7 @@ template <class MINI, int MANTISSA, int RULE> static int32_t qe_mx(const qe_tile
     return QE_DONE;
 }
 
-// --- nvfp4: out: codes, scales (E4M3), global_scale --------------------------------------------------------------------
+// --- nvfp4: out: codes, scales (E4M3), global_scale ------------------------------------------------------------------
 
 template <bool DIVISOR> static int32_t qe_nvfp4(const qe_tile& t, float smallest_scale, int zero_scale) {
     typedef qe_mini<4, 3> e4m3;

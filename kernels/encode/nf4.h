@@ -4,7 +4,8 @@
 #include "tile.h"
 
 // Codes of 16 weights from on `x`. `scale` divides those of a short last block and multiplies the others.
-template <bool DIVIDE> QC_INLINE void qe_nearest4(const float* x, int n, float scale, const float* threshold, uint8_t* codes) {
+template <bool DIVIDE>
+QC_INLINE void qe_nearest4(const float* x, int n, float scale, const float* threshold, uint8_t* codes) {
     const vf w = vload_upto(x, n), s = vset(scale);
     vstore(codes, qe_rank<true>(DIVIDE ? w / s : w * s, threshold));
 }

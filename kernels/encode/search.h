@@ -17,7 +17,7 @@ template <bool ROUNDS> QC_INLINE vf qe_nearest(vf x) { return ROUNDS ? vrint(x) 
 QC_INLINE vf qe_ratio(vf a, vf b) { return vsel(veq(b, vset(0.0f)), vset(0.0f), a / b); }
 QC_INLINE vf qe_quotient(vf a, vf b, vm where) { return vsel(where, a / b, vset(0.0f)); }
 
-// --- a scale -----------------------------------------------------------------------------------------------------------
+// --- a scale ---------------------------------------------------------------------------------------------------------
 
 struct qe_scale {
     vf scale, inverse;
@@ -97,10 +97,11 @@ template <int N> static vf qe_descend_scale(const qe_lanes* x, int half, qe_lane
         vstore(codes[i], qe_clip(vrint(inverse * v), (float)-half, (float)(half - 1)));
     }
     qe_fit fit = qe_fit::of<N>(wx, w, codes);
+    const float low = (float)-half, high = (float)(half - 1);
     for (int round = 0; round < 5; round++) {
         bool changed = false;
         for (int i = 0; i < N; i++)
-            changed |= fit.move(vload(x[i]), vload(w[i]), vload(wx[i]), codes[i], (float)-half, (float)(half - 1), false);
+            changed |= fit.move(vload(x[i]), vload(w[i]), vload(wx[i]), codes[i], low, high, false);
         if (!changed) break;
     }
     for (int i = 0; i < N; i++) vstore(codes[i], vsel(zero, vset(0.0f), vload(codes[i]) + vset((float)half)));
@@ -149,7 +150,7 @@ template <int N> static vf qe_search_levels(const qe_lanes* x, const qe_lanes* w
     return vsel(zero, vset(0.0f), fit.scale());
 }
 
-// --- a scale and a minimum ---------------------------------------------------------------------------------------------
+// --- a scale and a minimum -------------------------------------------------------------------------------------------
 
 struct qe_trials { float first, step; int count; bool absolute; };
 

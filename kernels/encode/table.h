@@ -5,7 +5,7 @@
 struct qe_table { float threshold[16], value[16]; };  // threshold[15] is not used
 
 #if defined(QC_AVX512)
-// The number of thresholds t with t < x (or, for STRICT false, not x < t), by halving: a permutation looks up four times.
+// The number of thresholds t with t < x (or, for STRICT false, not x < t), by halving: four permutations look up.
 template <bool STRICT> QC_INLINE vi qe_rank(vf x, const float* threshold) {
     const __m512 t = _mm512_loadu_ps(threshold);
     __m512i rank = _mm512_setzero_si512();

@@ -1,9 +1,9 @@
 // What a compiled encoder is called with, and what all of them share.
 //
-// An encoder writes the bytes that `Format._encode_tile` (NumPy) writes: every operation is the same fp32 operation, and
-// sums run in the same order.  Compile with -ffp-contract=off.  It returns QE_LEFT, whatever it has written by then, for
-// a tile with an element that it has no answer for (NaN, infinity, a scale that overflows): NumPy takes that tile, and
-// raises the error that names the element.
+// An encoder writes the bytes that `Format._encode_tile` (NumPy) writes: every operation is the same fp32 operation,
+// and sums run in the same order.  Compile with -ffp-contract=off.  It returns QE_LEFT, whatever it has written by then,
+// for a tile with an element that it has no answer for (NaN, infinity, a scale that overflows): NumPy takes that tile,
+// and raises the error that names the element.
 #pragma once
 #include "vec.h"
 
@@ -22,7 +22,7 @@ struct qe_tile {
 constexpr int32_t QE_INFINITY = 0x7f800000;
 constexpr float QE_FLT_MAX = 0x1.fffffep127f;
 
-// --- extremes of a run -------------------------------------------------------------------------------------------------
+// --- extremes of a run -----------------------------------------------------------------------------------------------
 
 // Integers in the order of floats: what reduces them is a vector instruction on every ISA, and NaN stands outside.
 QC_INLINE int32_t qe_key(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
@@ -53,7 +53,7 @@ QC_INLINE qe_range qe_extremes(const float* x, int64_t n) {
     return {qc_from_bits((uint32_t)qe_key(low)), qc_from_bits((uint32_t)qe_key(high)), finite};
 }
 
-// --- scales in fewer bits ----------------------------------------------------------------------------------------------
+// --- scales in fewer bits --------------------------------------------------------------------------------------------
 
 // A double rounded once to the type of a stored scale; what was stored, as fp32.
 struct qe_f32 {
@@ -81,9 +81,9 @@ struct qe_bf16 {  // ml_dtypes goes through fp32
     static float widen(type x) { return qc_from_bits((uint32_t)x << 16); }
 };
 
-// --- codes of less than a byte, one after another ------------------------------------------------------------------------
+// --- codes of less than a byte, one after another --------------------------------------------------------------------
 
-// `n` codes, one in each byte of `from`, into n * BITS / 8 bytes, the first in the lowest bits. A multiple of 8 of them.
+// `n` codes (a multiple of 8), one in each byte of `from`, into n * BITS / 8 bytes, the first in the lowest bits.
 template <int BITS> QC_INLINE void qe_pack(const uint8_t* from, int64_t n, uint8_t* to) {
     if (BITS == 8) {
         memcpy(to, from, n);
@@ -119,7 +119,7 @@ QC_INLINE void qe_pack4_high(const uint8_t* from, int64_t n, uint8_t* to) {
     }
 }
 
-// --- lanes -------------------------------------------------------------------------------------------------------------
+// --- lanes -----------------------------------------------------------------------------------------------------------
 
 // Floats within int32's range as integers, truncated.
 QC_INLINE vi qe_truncated(vf x) { return QC_EACH(vi, q_toint(x.r[i])); }

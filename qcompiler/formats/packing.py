@@ -19,6 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+LONG_RUN = 8
+"""Entries next to each other for which a slice is worth a step of its own."""
+
 Piece = tuple[int, int, int]
 """(byte of the block, lowest bit in it, number of bits)"""
 
@@ -71,6 +74,12 @@ class Pieces(Packing):
 
     def unpack(self, raw: Bytes) -> Bytes:
         out = np.zeros((len(raw), self.entries), np.uint8)
+        for entries, stored, shift, mask, place in self._runs:
+            found = raw[:, stored] >> shift
+            found &= mask
+            if place:
+                found <<= place
+            out[:, entries] |= found
         for byte, shift, mask, place, which in self._gathers:
             found = raw[:, byte]
             found >>= shift
@@ -107,9 +116,33 @@ class Pieces(Packing):
         return rows
 
     @functools.cached_property
+    def _in_runs(self) -> list[list[tuple[int, int, int, int, int]]]:
+        """`_rows` cut into runs of neighbouring entries in neighbouring bytes, otherwise alike."""
+        runs: list[list[tuple[int, int, int, int, int]]] = []
+        for row in sorted(self._rows, key=lambda row: (row[4], row[0])):
+            last = runs[-1][-1] if runs else None
+            if last is not None and row == (last[0] + 1, last[1] + 1, *last[2:]):
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        return runs
+
+    @functools.cached_property
+    def _runs(self) -> list[tuple[slice, slice, np.uint8, np.uint8, np.uint8]]:
+        """Steps of `unpack` for long runs, by (entries, bytes, shift, mask, place): slices with one shift for all are
+        several times as fast as a shift for each entry."""
+        return [
+            (slice(e, e + len(run)), slice(byte, byte + len(run)), np.uint8(shift), np.uint8(mask), np.uint8(place))
+            for run in self._in_runs
+            if len(run) >= LONG_RUN
+            for e, byte, shift, mask, place in run[:1]
+        ]
+
+    @functools.cached_property
     def _gathers(self) -> list[tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp] | None]]:
-        """Steps of `unpack`, one for the first piece of each entry, one for the second…"""
-        return [_columns(step, self.entries) for step in _in_turns(self._rows, key=0)]
+        """Steps of `unpack` for what stands alone, one for the first piece of each entry, one for the second…"""
+        alone = [row for run in self._in_runs if len(run) < LONG_RUN for row in run]
+        return [_columns(step, self.entries) for step in _in_turns(alone, key=0)]
 
     @functools.cached_property
     def _scatters(self) -> list[tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp]]]:

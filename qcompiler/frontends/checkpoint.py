@@ -6,7 +6,6 @@ program = qc.qcompile(checkpoint, (ids,))         # qcompile(checkpoint.module, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +59,11 @@ def hollow(model: str, config: Any, dtype: torch.dtype) -> nn.Module:
     config.dtype = dtype
     with empty_weights():
         module: nn.Module = getattr(classes, model)(config)
-    return module.eval().to(dtype)
+    computed = [(m, name, m._buffers[name]) for m in module.modules() for name in m._non_persistent_buffers_set]
+    module = module.eval().to(dtype)
+    for owner, name, buffer in computed:  # frequencies of rotary embeddings keep their precision, as in from_pretrained
+        owner._buffers[name] = buffer
+    return module
 
 
 def transformers() -> Any:
@@ -126,25 +129,22 @@ class ValuesInFile:
         self.let_go()
 
 
-def rows_of(fmt: Format, packed: PackedTensor) -> Bytes:
-    """The bytes of a matrix of blocks, row by row: (rows, bytes of a row). Only for formats of one section."""
-    (section,) = fmt.sections(packed.rows, packed.cols)
-    del section
-    return packed.data.reshape(packed.rows, -1)
+def _rows_of(packed: PackedTensor) -> Bytes:
+    """The bytes of a matrix of blocks, row by row: (rows, bytes of a row)."""
+    return packed.section("blocks").reshape(packed.rows, -1)
 
 
 def gathered(fmt: Format, cols: int, parts: Sequence[tuple[PackedTensor, Order | None]]) -> PackedTensor:
-    """One matrix of the rows of several: of each part row i goes to row `order[i]` (None: to where it stands)."""
+    """One matrix of the rows of several: of each part row i goes to row `order[i]` (None: to where it stands).
+
+    Of a format whose rows are blocks of one section, as those of GGUF are.
+    """
     rows = sum(part.rows for part, _ in parts)
     made = fmt.allocate(rows, cols)
-    out = rows_of(fmt, made)
+    out = _rows_of(made)
     for part, order in parts:
-        out[slice(0, rows) if order is None else order] = rows_of(fmt, part)
+        out[slice(0, rows) if order is None else order] = _rows_of(part)
     return made
-
-
-def elements(shape: Sequence[int]) -> int:
-    return math.prod(shape)
 
 
 __all__ = ["Checkpoint", "CodesInFile", "Order", "ValuesInFile", "gathered", "hollow", "transformers"]

@@ -11,6 +11,7 @@ its name when all of it is on the disk.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import struct
@@ -220,13 +221,14 @@ class _Folder:
         linears = {name for name, module in self.checkpoint.module.named_modules() if isinstance(module, nn.Linear)}
         head = self.checkpoint.module.get_output_embeddings()
         linears -= {name for name, module in self.checkpoint.module.named_modules() if module is head}
-        progress = Progress(f"converting {self.checkpoint.path.name}", len(items))
+        sizes = [4 * math.prod(item.shape) for _, item in items]  # as fp32
+        progress = Progress(f"converting {self.checkpoint.path.name}", sum(sizes))
         writer = _Safetensors(file, 8 * len(items))
-        for name, item in items:
+        for (name, item), size in zip(items, sizes, strict=True):
             for part, array in self._arrays(name, item, linears, done):
                 writer.add(part, array)
             item.release()
-            progress.step(1)
+            progress.step(size)
         writer.close()
 
     def _arrays(self, name: str, item: InFile, linears: set[str], done: Conversion) -> Iterator[tuple[str, Array]]:

@@ -16,28 +16,35 @@ The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
-from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
-from qcompiler.errors import FormatShapeError, FormatValueError, WeightsError
+from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
+from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, WeightsError
 from qcompiler.frontends import expert_weights, torch_ops
+from qcompiler.frontends.activations import quantise_inputs
+from qcompiler.frontends.calibrate import Calibration, Watched
 from qcompiler.frontends.conv_weights import GROUPED, ConvWeight, conv_weight, restore
-from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.expert_weights import ExpertWeight, expert_weight
 from qcompiler.frontends.fold_batch_norm import fold_batch_norms
+from qcompiler.frontends.observers import InputStatistics
 from qcompiler.frontends.places import readable
 from qcompiler.frontends.stored_codes import AS_STORED, add_permutation, check_use
 from qcompiler.frontends.torch_export import Exported
 from qcompiler.frontends.torch_values import dtype_name, row_major, to_numpy
 from qcompiler.frontends.weight_files import ByNeed, Entry, InMemory, Unnamed, WeightFiles
 from qcompiler.frontends.weight_source import ModuleWeights, StoredCodes, WeightSource
+from qcompiler.frontends.weight_uses import as_linear, join_transposes, reads, replace_by_linear, storage_key
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
@@ -50,7 +57,6 @@ PACKED = "_packed"
 
 Kind = Literal["linear", "embedding", "conv"]
 _FLOATS: dict[torch.dtype, DType] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-_TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
 @dataclass
@@ -66,6 +72,8 @@ class Quantized:
     ledger: Ledger
     valued: bool = True
     files: WeightFiles = field(default_factory=InMemory)
+    decisions: tuple[tuple[str, str, str], ...] = ()
+    """(stage, a weight's path, what): whose inputs were measured, and whose are quantised."""
 
     @property
     def module(self) -> Callable[..., Any]:
@@ -152,19 +160,22 @@ def insert_qdq(
     quant: QuantConfig | str | None = None,
     source: WeightSource | None = None,
     files: WeightFiles | None = None,
+    calibration: Calibration | None = None,
 ) -> Quantized:
     """Rewrites `exported` (taken over, not copied) by the recipe, with values from `source` (default: its own).
 
     What is stored goes to `files`; by default to memory if it is little, else to files without a name.  One tensor is
-    in work at a time.
+    in work at a time.  With `calibration` the graph is run over its inputs first, and what its linears read decides how
+    their weights are encoded, in formats that take an importance.
 
-    Errors: RecipeError for a rule that matches nothing, FormatShapeError and FormatValueError naming the parameter,
-    WeightsError where the source lacks values, PromiseError if the recipe's promise is missed, WorkdirError.
+    Errors: RecipeError for a rule that matches nothing and for a calibration that serves nothing, FormatShapeError and
+    FormatValueError naming the parameter, WeightsError where the source lacks values, PromiseError if the recipe's
+    promise is missed, WorkdirError.
     """
     source = source if source is not None else ModuleWeights()
     files = files if files is not None else _default_files(exported, source)
     try:
-        return _Rewriter(exported, QuantConfig.of(quant), source, files).run()
+        return _Rewriter(exported, QuantConfig.of(quant), source, files, calibration).run()
     finally:
         files.abandon()
 
@@ -177,8 +188,15 @@ def _default_files(exported: Exported, source: WeightSource) -> WeightFiles:
 
 
 class _Rewriter:
-    def __init__(self, exported: Exported, recipe: QuantConfig, source: WeightSource, files: WeightFiles) -> None:
-        self.recipe, self.source, self.files = recipe, source, files
+    def __init__(
+        self,
+        exported: Exported,
+        recipe: QuantConfig,
+        source: WeightSource,
+        files: WeightFiles,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.recipe, self.source, self.files, self.calibration = recipe, source, files, calibration
         exported.program.state_dict.update(source.bind(exported.program))
         self.exported, self.folded = fold_batch_norms(exported, files.room, source)
         self.program = self.exported.program
@@ -188,12 +206,16 @@ class _Rewriter:
         self.specs = list(self.program.graph_signature.input_specs)
         self.weights = WeightStore()
         self.rows: list[LedgerRow] = []
+        self.activations = Activations.of(recipe.activations) if recipe.activations is not None else None
+        self.inputs: dict[str, InputStatistics] = {}
+        self.decoded: dict[fx.Node, str] = {}
+        self.decisions: list[tuple[str, str, str]] = []
         self.progress = Progress("packing weights", 0)
 
     def run(self) -> Quantized:
         weights = self._group()
         for weight in weights:
-            _join_transposes(self.graph, weight)
+            join_transposes(self.graph, weight.tensor, weight.nodes)
             weight.kinds = _kinds(weight)
         weights = [weight for weight in weights if not self._drop(weight)]
         for weight in weights:
@@ -205,6 +227,7 @@ class _Rewriter:
         chosen = all(weight.codes is None for weight in weights)  # a recipe promises what it decides
         ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe) if chosen else None)
         ledger.check_promise()  # before the work, which may take long
+        self._calibrate(weights)
         stored = [weight for weight in weights if self._is_stored(weight)]
         kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
         self.files.begin([weight.entry() for weight in stored], kept)
@@ -216,10 +239,11 @@ class _Rewriter:
                 done += weight.tensor.numel() * weight.tensor.element_size() if self._is_stored(weight) else 0
                 progress.reach(done)
         self.files.finish()
+        self._quantise_activations()
         self.graph.lint()
         self.program.graph_module.recompile()
         exported = replace(self.exported, program=self._program())
-        return Quantized(exported, self.weights, ledger, self.source.valued, self.files)
+        return Quantized(exported, self.weights, ledger, self.source.valued, self.files, tuple(self.decisions))
 
     # --- what there is ---
 
@@ -239,6 +263,56 @@ class _Rewriter:
             weight.specs.append(spec)
             weight.nodes.append(nodes[spec.arg.name])
         return list(groups.values())
+
+    # --- what its inputs are ---
+
+    def _calibrate(self, weights: Sequence[_Weight]) -> None:
+        """Measures the inputs of linears whose formats take an importance, and of all for static scales."""
+        if self.calibration is None:
+            if self.activations is not None and self.activations.kind == "tensor":
+                raise RecipeError(
+                    f"activations={self.recipe.activations!r} needs calibration data: qcompile(…, calibrate=[inputs])"
+                )
+            return
+        static = self.activations is not None and self.activations.kind == "tensor"
+        chosen = [w for w in weights if _takes_importance(w) or (static and _is_quantised_linear(w))]
+        if not chosen or not self.source.valued:
+            raise RecipeError(
+                "`calibrate` was given, and nothing here uses it: "
+                + ("the weights have no values" if chosen else _NO_IMPORTANCE)
+            )
+        watched = [Watched(weight.targets[0], weight.shape[1], reads(weight.nodes)) for weight in chosen]
+        values = {node.name: functools.partial(self._value, weight) for weight in weights for node in weight.nodes}
+        found = self.calibration.measure(
+            self.program, watched, values, lambda: self._identities(weights), magnitudes=static
+        )
+        for weight in chosen:
+            self.inputs[weight.targets[0]] = found[weight.targets[0]]
+            kinds = ["importance of columns"] * _takes_importance(weight) + ["range"] * static
+            rows = found[weight.targets[0]].rows
+            self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {rows} rows"))
+
+    def _quantise_activations(self) -> None:
+        if self.activations is None:
+            return
+        clips = {
+            path: each.magnitudes.clip(self.recipe.observer)
+            for path, each in self.inputs.items()
+            if each.magnitudes is not None
+        }
+        done = quantise_inputs(self.graph, self.activations, clips, lambda node: self.decoded.get(node, node.name))
+        if not done:
+            raise RecipeError(
+                f"activations={self.recipe.activations!r}, and no linear has a quantised weight: choose a format for "
+                "linears, or leave `activations` out"
+            )
+        self.decisions += [("activations", path, what) for path, what in done]
+
+    def _value(self, weight: _Weight) -> torch.Tensor:
+        return self.source.read(weight.targets, weight.tensor) if weight.is_parameter else weight.tensor
+
+    def _identities(self, weights: Sequence[_Weight]) -> list[Any]:
+        return [self.source.identity(weight.targets, weight.tensor) for weight in weights if weight.is_parameter]
 
     # --- what becomes of it ---
 
@@ -318,7 +392,7 @@ class _Rewriter:
         for node in weight.nodes:
             node.meta["val"] = node.meta["val"].t().contiguous()
             for user in list(node.users):
-                _replace(self.graph, user, *_as_linear(user, node))
+                replace_by_linear(self.graph, user, *as_linear(user, node))
 
     def _keep(self, weight: _Weight) -> None:
         """A parameter keeps its values, or has none."""
@@ -338,9 +412,21 @@ class _Rewriter:
     def _stored(self, weight: _Weight, fill: Callable[[_Weight, Bytes], None]) -> Bytes:
         return self.files.store(
             weight.entry(),
-            lambda: self.source.identity(weight.targets, weight.tensor),
+            lambda: self._identity(weight),
             lambda out: fill(weight, out),
         )
+
+    def _identity(self, weight: _Weight) -> dict[str, Any]:
+        """Of the values, and of the importance that they are encoded with."""
+        values = self.source.identity(weight.targets, weight.tensor)
+        importance = self._importance(weight)
+        if importance is None:
+            return values
+        return {**values, "importance": hashlib.sha256(importance.tobytes()).hexdigest()}
+
+    def _importance(self, weight: _Weight) -> npt.NDArray[np.float32] | None:
+        found = self.inputs.get(weight.targets[0])
+        return found.importance if found is not None and _takes_importance(weight) else None
 
     def _copy(self, weight: _Weight, out: Bytes) -> None:
         values = weight.arranged(self.source.read(weight.targets, weight.tensor))
@@ -358,7 +444,7 @@ class _Rewriter:
             def step(elements: int) -> None:
                 self.progress.step(elements * matrix.itemsize)
 
-            encode(resolve_format(weight.format), matrix, out=out, step=step)
+            encode(resolve_format(weight.format), matrix, out=out, importance=self._importance(weight), step=step)
 
     def _quantize(self, weight: _Weight) -> None:
         """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""
@@ -382,6 +468,7 @@ class _Rewriter:
             )
         node.meta["val"] = value
         node.meta["nn_module_stack"] = {"": (key.rpartition(".")[0], "")}
+        self.decoded[node] = key
         for other in weight.nodes:
             other.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
         with value.fake_mode:
@@ -448,13 +535,6 @@ def _naming(weight: _Weight) -> Iterator[None]:
 # --- uses of a weight ------------------------------------------------------------------------------------------------
 
 
-def storage_key(tensor: torch.Tensor) -> Any:
-    """Equal for tensors that are one: tied parameters."""
-    storage = tensor.untyped_storage()
-    place = storage._cdata if is_empty(tensor) else storage.data_ptr()  # a fake's storage has no address
-    return (place, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-
-
 def _kinds(weight: _Weight) -> set[Kind]:
     """What the graph uses a float matrix for; sets `transposed` where all uses are `x @ W`, `conv`, `experts`."""
     if weight.tensor.dtype not in _FLOATS or weight.specs[0].kind != InputKind.PARAMETER:
@@ -474,7 +554,7 @@ def _kinds(weight: _Weight) -> set[Kind]:
             kinds.add("linear")
         elif user.target is aten.embedding.default and user.args[0] in weight.nodes:
             kinds.add("embedding")
-        elif any(_as_linear(user, node) for node in weight.nodes):
+        elif any(as_linear(user, node) for node in weight.nodes):
             products += 1
     if products and products == len(weight.users):
         weight.transposed = True
@@ -482,44 +562,22 @@ def _kinds(weight: _Weight) -> set[Kind]:
     return kinds
 
 
-def _as_linear(user: fx.Node, weight: fx.Node) -> tuple[Any, ...]:
-    """The arguments (x, W, bias) of the linear that `user` is, if it is `x @ weight (+ bias)`; else ()."""
-    args = user.args
-    if user.target in (aten.mm.default, aten.matmul.default) and args[1] is weight and args[0] is not weight:
-        return (args[0], weight)
-    if user.target is aten.addmm.default and args[2] is weight and weight not in args[:2] and not user.kwargs:
-        bias = args[0]
-        assert isinstance(bias, fx.Node)
-        if bias.meta["val"].ndim == 1 and bias.meta["val"].shape[0] != 1:
-            return (args[1], weight, bias)
-    return ()
+_NO_IMPORTANCE = (
+    "only linears in formats that search for their scales take an importance of columns, such as q4_K and q4_0 (but "
+    "not q8_0, nf4 and int4), and only activations='int8:static' takes ranges. Leave `calibrate` out, or choose one"
+)
 
 
-def _join_transposes(graph: fx.Graph, weight: _Weight) -> None:
-    """`x @ W.t()` to `linear(x, W)`, for programs whose linears were decomposed before they came here."""
-    if weight.tensor.ndim != 2:
-        return
-    for node in weight.nodes:
-        for view in [u for u in node.users if u.target in _TRANSPOSES]:
-            dims = view.args[1:] if view.target is not aten.permute.default else view.args[1]
-            if view.target is not aten.t.default and [int(d) % 2 for d in dims] not in ([1, 0], [0, 1]):  # type: ignore[union-attr,arg-type]
-                continue
-            if view.target is aten.permute.default and [int(d) % 2 for d in dims] == [0, 1]:  # type: ignore[union-attr,arg-type]
-                continue
-            for user in list(view.users):
-                arguments = _as_linear(user, view)
-                if arguments:
-                    _replace(graph, user, arguments[0], node, *arguments[2:])
-            if not view.users:
-                graph.erase_node(view)
+def _takes_importance(weight: _Weight) -> bool:
+    """Whether a linear's weight is encoded here, in a format that weighs the errors of columns."""
+    if weight.codes is not None or weight.format is None or not _is_quantised_linear(weight):
+        return False
+    return resolve_format(weight.format).takes_importance
 
 
-def _replace(graph: fx.Graph, user: fx.Node, *arguments: Any) -> None:
-    with graph.inserting_before(user):
-        linear = graph.call_function(aten.linear.default, arguments)
-    linear.meta = dict(user.meta)
-    user.replace_all_uses_with(linear)
-    graph.erase_node(user)
+def _is_quantised_linear(weight: _Weight) -> bool:
+    single = weight.conv is None and weight.experts is None
+    return single and "linear" in weight.kinds and weight.format is not None
 
 
 def _why_kept(weight: _Weight) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from qcompiler.config import QuantConfig
+from qcompiler.frontends.calibrate import Calibration
 from qcompiler.frontends.importer import Fallback, ImportResult, import_program
 from qcompiler.frontends.insert_qdq import insert_qdq
 from qcompiler.frontends.torch_export import export_model
@@ -26,17 +27,18 @@ def import_torch(
     fallback: Fallback = None,
     weights: WeightSource | None = None,
     files: WeightFiles | None = None,
+    calibration: Calibration | None = None,
 ) -> ImportResult:
     """Runs the three stages; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
 
     `quant=None` keeps floats; `weights` is where values come from (default: the model's own tensors), `files`
-    where packed ones go.
+    where packed ones go, `calibration` what the graph is run over before weights are encoded.
     See `export_model` for dynamic_shapes, `insert_qdq` and `import_program` for errors.
     """
     began = time.perf_counter()
     exported = export_model(model, args, kwargs, dynamic_shapes)
     exported_text, export_ended = exported.text(), time.perf_counter()
-    quantized = insert_qdq(exported, quant, weights, files)
+    quantized = insert_qdq(exported, quant, weights, files, calibration)
     quantized_text, qdq_ended = quantized.text(), time.perf_counter()
     result = import_program(quantized, fallback=fallback)
     result.texts = {"00-export": exported_text, "01-insert-qdq": quantized_text}

@@ -163,7 +163,9 @@ def test_a_rule_for_a_weight_that_is_stored_as_codes_is_an_error(llama: Any, ids
 
 def test_a_file_of_fp16_makes_a_model_of_fp16_unless_asked_otherwise(tmp_path: Path) -> None:
     path = write(tmp_path / "f16.gguf", build("Llama", num_hidden_layers=1), "llama", lambda name: Type.F16).path
-    assert qc.from_gguf(path).module.dtype == torch.float16
+    module = qc.from_gguf(path).module
+    assert module.dtype == torch.float16
+    assert module.model.rotary_emb.inv_freq.dtype == torch.float32, "positions need it, as in from_pretrained"
     assert qc.from_gguf(path, dtype=torch.bfloat16).module.dtype == torch.bfloat16
 
 
