@@ -17,7 +17,7 @@ from qcompiler.passes.canonicalize import CanonicalizePass
 from qcompiler.passes.fold_views import FoldViewsPass
 from qcompiler.passes.fuse_elementwise import FuseElementwisePass
 
-SIZE, MOST = 10, 120
+SIZE, MOST = 10, 200
 """Graphs in a program, and how many may be needed."""
 
 
@@ -105,6 +105,8 @@ def test_a_maximum_that_starts_at_zero_is_found(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_kernels_compiled_with_fast_math_are_found() -> None:
-    graphs, component = count_until_found(batch.Checks(optimise="-Ofast"), "special")
+    # Not -Ofast: linked with it, a library makes the whole process flush denormals when it is loaded.
+    flags = "-O3 -fassociative-math -fno-signed-zeros -fno-trapping-math -ffinite-math-only -freciprocal-math"
+    graphs, component = count_until_found(batch.Checks(optimise=flags), "special")
     print(f"found after {graphs} graphs")
     assert component == "native"

@@ -400,11 +400,11 @@ def held_state(held: Mapping[str, Any], key: str, like: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def quick_compiler(level: str) -> Iterator[None]:
-    """The host's compiler at another level of optimisation; libraries of each level have keys of their own."""
+    """The host's compiler with other flags for -O3; libraries of each level have keys of their own."""
     plain = compiler.flags_for
 
     def flags(isa: str) -> tuple[str, ...]:
-        return tuple(level if flag == "-O3" else flag for flag in plain(isa))
+        return tuple(each for flag in plain(isa) for each in (level.split() if flag == "-O3" else (flag,)))
 
     places: list[tuple[Any, Any]] = [(place, place.flags_for) for place in (compiler, native)]
     for place, _ in places:
