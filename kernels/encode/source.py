@@ -184,7 +184,7 @@ def _ggml(headers: tuple[str, ...], template: str, fmt: GgmlFormat, *members: st
     d = fmt.declaration
     lines = [
         f"static constexpr int BLOCK = {fmt.block}, BYTES = {d.record_bytes};",
-        f"static constexpr float FAR = {float_text(min(2 * fmt.reach, np.finfo(np.float32).max))};",
+        f"static constexpr float FAR = {float_text(min(2 * float(fmt.reach), float(np.finfo(np.float32).max)))};",
         _trials_text("WEIGHTED_TRIALS", Trials(-0.9, 0.05, 36)),
         *(_field_text(f, d.entries_per_block(f, fmt.block)) for f in d.fields),
         *members,

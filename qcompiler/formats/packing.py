@@ -80,15 +80,15 @@ class Pieces(Packing):
             if place:
                 found <<= place
             out[:, entries] |= found
-        for byte, shift, mask, place, which in self._gathers:
-            found = raw[:, byte]
-            found >>= shift
-            found &= mask
-            found <<= place
+        for bytes_, shifts, masks, places, which in self._gathers:
+            gathered = raw[:, bytes_]
+            gathered >>= shifts
+            gathered &= masks
+            gathered <<= places
             if which is None:
-                out |= found
+                out |= gathered
             else:
-                out[:, which] |= found
+                out[:, which] |= gathered
         return out
 
     def pack(self, entries: Bytes) -> Bytes:

@@ -177,7 +177,7 @@ def _mx(packed: PackedTensor, to: Format) -> PackedTensor:
     made = to.allocate(packed.rows, packed.cols)
     names = {MXFP4: "scales", MXFP4Ggml: "scale"}
     codes = fmt.entries(packed, "codes").reshape(-1, 32)
-    scales = fmt.entries(packed, names[type(fmt)]).reshape(-1, 1)  # type: ignore[index]
+    scales = fmt.entries(packed, names[type(fmt)]).reshape(-1, 1)
     if isinstance(to, MXFP4Ggml):
         to.store(made, 0, {"codes": codes, "scale": scales})
     else:

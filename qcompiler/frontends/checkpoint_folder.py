@@ -234,7 +234,7 @@ def _compressed_tensors(settings: _Settings) -> System:
 
 def _group_of(settings: _Settings, layer: str, groups: Mapping[str, Any]) -> Mapping[str, Any]:
     """The group that names the layer, by path or `re:` pattern; else the one for all linears."""
-    general = None
+    general: Mapping[str, Any] | None = None
     for group in groups.values():
         for target in group.get("targets") or ["Linear"]:
             if target == layer or (target.startswith("re:") and re.match(target[3:], layer)):

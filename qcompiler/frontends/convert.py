@@ -130,7 +130,7 @@ def _to_gguf(source: Path, target: Path, to: Format | None, lossy: bool) -> Conv
         else:
             to.check_shape(tensor.rows, tensor.cols)
             make = _gguf_maker(tensor, to, lossy, done)
-            tensors[name] = NewTensor(tensor.shape, to.ggml_type, make)  # type: ignore[attr-defined]
+            tensors[name] = NewTensor(tensor.shape, to.ggml_type, make)
     write_gguf(target, tensors, file.metadata)
     return done
 

@@ -116,7 +116,7 @@ def grouped_linear(x: Tensor, w: Tensor, index: Tensor, experts: int, repeat: in
     """
     matrices = w.reshape(experts, -1, w.shape[1])
     out = x.new_empty(index.shape[0], matrices.shape[1])
-    for expert in index.unique().tolist():
+    for expert in torch.unique(index).tolist():
         if not 0 <= expert < experts:
             raise IndexError(f"there is no expert {expert}; there are {experts}")
         pairs = (index == expert).nonzero()[:, 0]
