@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,7 +248,7 @@ class _Journal:
                 return digests, {path: _load(file, number) for number, path in enumerate(fresh)}
         except FileNotFoundError:
             return [], fresh
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             note(f"{self.path} cannot be read ({error}): calibration begins anew")
             return [], fresh
 
