@@ -225,7 +225,7 @@ def _check(name: str, expected: torch.Tensor, leaf: Any) -> None:
 
 def _measure(path: str, x: torch.Tensor, into: InputStatistics) -> None:
     rows = x.reshape(-1, x.shape[-1])
-    for part in rows.split(ROWS):
+    for part in rows.split(ROWS):  # type: ignore[no-untyped-call]
         into.add(path, part.to(torch.float32).cpu().contiguous().numpy())
 
 

@@ -66,7 +66,7 @@ class Magnitudes:
             total = np.cumsum(self.counts)
             place = int(np.searchsorted(total, total[-1] * (float(value) if value else PERCENT) / 100))
             return min((place + 1) * self.limit / BINS, self.largest)
-        centres = (np.arange(BINS) + 0.5) * (self.limit / BINS)
+        centres: Float64 = (np.arange(BINS, dtype=np.float64) + 0.5) * (self.limit / BINS)
         candidates = self.largest * np.arange(1, CANDIDATES + 1) / CANDIDATES
         errors = [self._error(centres, clip / LARGEST_CODE) for clip in candidates]
         return float(candidates[int(np.argmin(errors))])
