@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,7 +225,7 @@ def _check(name: str, expected: torch.Tensor, leaf: Any) -> None:
 
 def _measure(path: str, x: torch.Tensor, into: InputStatistics) -> None:
     rows = x.reshape(-1, x.shape[-1])
-    for part in torch.split(rows, ROWS):
+    for part in rows.split(ROWS):  # type: ignore[no-untyped-call]
         into.add(path, part.to(torch.float32).cpu().contiguous().numpy())
 
 
@@ -247,7 +248,7 @@ class _Journal:
                 return digests, {path: _load(file, number) for number, path in enumerate(fresh)}
         except FileNotFoundError:
             return [], fresh
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             note(f"{self.path} cannot be read ({error}): calibration begins anew")
             return [], fresh
 

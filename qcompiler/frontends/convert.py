@@ -38,6 +38,7 @@ from qcompiler.frontends.gguf_files import GgufFile, GgufTensor, NewTensor, writ
 from qcompiler.frontends.gguf_models import from_gguf
 from qcompiler.frontends.torch_values import to_numpy
 from qcompiler.frontends.weight_source import InFile
+from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress
 from qcompiler.runtime.threads import default_threads
 
@@ -165,7 +166,7 @@ def _packed(given: PackedTensor | Array, name: str, to: Format, lossy: bool) -> 
         require(loss, name, given, to, allowed=lossy)
         return made, loss
     values = np.asarray(given, np.float32).reshape(-1, given.shape[-1])
-    made = to.encode(values, threads=default_threads())
+    made = encode(to, values)
     loss = loss_of(values, to.decode(made))
     if loss and not lossy:
         raise FormatError(
@@ -222,13 +223,13 @@ class _Folder:
         head = self.checkpoint.module.get_output_embeddings()
         linears -= {name for name, module in self.checkpoint.module.named_modules() if module is head}
         sizes = [4 * math.prod(item.shape) for _, item in items]  # as fp32
-        progress = Progress(f"converting {self.checkpoint.path.name}", sum(sizes))
         writer = _Safetensors(file, 8 * len(items))
-        for (name, item), size in zip(items, sizes, strict=True):
-            for part, array in self._arrays(name, item, linears, done):
-                writer.add(part, array)
-            item.release()
-            progress.step(size)
+        with Progress(f"converting {self.checkpoint.path.name}", sum(sizes)) as progress:
+            for (name, item), size in zip(items, sizes, strict=True):
+                for part, array in self._arrays(name, item, linears, done):
+                    writer.add(part, array)
+                item.release()
+                progress.step(size)
         writer.close()
 
     def _arrays(self, name: str, item: InFile, linears: set[str], done: Conversion) -> Iterator[tuple[str, Array]]:

@@ -200,12 +200,14 @@ def _sorted_index(ends: fx.Node) -> fx.Node | None:
     values, bins, low, high = (*counts.args, *[None] * 4)[:4]
     while isinstance(values, fx.Node) and values.target in _COPIES:
         values = values.args[0]
-    fits = bins == ends.meta["val"].shape[0] and low == 0 and high == int(bins) - 1  # type: ignore[call-overload]
-    sorts = isinstance(values, fx.Node) and values.args and isinstance(values.args[0], fx.Node)
-    if not fits or not sorts or values.args[0].target is not aten.sort.default:  # type: ignore[union-attr]
+    if not isinstance(bins, int) or bins != ends.meta["val"].shape[0] or low != 0 or high != bins - 1:
         return None
-    first = values.args[1] == 0 and len(values.args[0].args) == 1  # type: ignore[union-attr]
-    return values if first and values.meta["val"].dtype in _INTEGERS else None  # type: ignore[union-attr]
+    if not isinstance(values, fx.Node) or len(values.args) != 2:
+        return None
+    sort, result = values.args
+    if not isinstance(sort, fx.Node) or sort.target is not aten.sort.default or len(sort.args) != 1 or result != 0:
+        return None
+    return values if values.meta["val"].dtype in _INTEGERS else None
 
 
 # --- the one form ----------------------------------------------------------------------------------------------------

@@ -228,10 +228,11 @@ class Importer:
 
     def _grouped_linear(self, scope: Scope, node: fx.Node) -> SSAValue:
         """Products with chosen experts; insert-qdq has brought them into this form."""
-        x, w, index, experts, repeat = node.args
+        experts, repeat = node.args[3:]
+        assert isinstance(experts, int) and isinstance(repeat, int)
         type_ = types.tensor(scope.shape(node), scope.dtype(node))
-        operands = [scope.value(each) for each in (x, w, index)]
-        return scope.insert(qc.GroupedLinearOp(*operands, type_, experts=int(experts), repeat=int(repeat)))  # type: ignore[call-overload]
+        x, w, index = (scope.value(each) for each in node.args[:3])
+        return scope.insert(qc.GroupedLinearOp(x, w, index, type_, experts=experts, repeat=repeat))
 
     def _target_of(self, placeholder: fx.Node) -> str:
         if placeholder.name not in self._targets:

@@ -123,8 +123,8 @@ class Block(nn.Module):
 @pytest.mark.parametrize("linear", ["int8", "int4"])
 def test_products_are_those_of_the_codes_scaled_once(linear: str) -> None:
     model = nn.Linear(K, 96).eval()
-    program = compiled(model, "int8", linear=linear)
     x = values(7)
+    program = qc.qcompile(model, (x,), quant=qc.QuantConfig(linear, activations="int8", promise_bits=None))
     fmt, act = qc.formats.get(linear), qc.formats.get("int8")
     w = fmt.encode(model.weight.detach().numpy())
     rows = act.encode(x.reshape(-1, K).numpy())
@@ -138,15 +138,15 @@ def test_products_are_those_of_the_codes_scaled_once(linear: str) -> None:
         sums = (parts * scales).sum(-1) * sa
     expected = (sums + model.bias.detach().double().numpy()).reshape(2, 9, 96)
     scale = np.abs(expected).max()
-    assert np.abs(program(x).numpy() - expected).max() < 1e-6 * scale
-    assert np.abs(program.oracle(x).numpy() - expected).max() < 1e-6 * scale
+    assert np.abs(program(x).numpy() - expected).max() < 2e-6 * scale
+    assert np.abs(program.oracle(x).detach().numpy() - expected).max() < 2e-6 * scale
 
 
 def test_linears_that_read_one_input_share_its_codes_and_rules_leave_linears_out() -> None:
     recipe = qc.QuantConfig("int8", rules={"c": None}, activations="int8", promise_bits=None)
     program = qc.qcompile(Block().eval(), (values(0),), quant=recipe)
     text = program.ir("insert-qdq")
-    assert text.count("round") == 1 and text.count("amax") == 1
+    assert text.count("aten.round.default(") == 1 and text.count("aten.amax.default(") == 1
     report = str(program.report())
     assert "a.weight" in report and report.count("activations: int8") >= 1
     assert torch.allclose(program(values(1)), program.oracle(values(1)), atol=1e-5)

@@ -31,7 +31,7 @@ def test_a_value_that_is_not_finite_names_the_module() -> None:
 def test_bins_that_grow_count_what_bins_of_the_last_width_would() -> None:
     x = (RNG.normal(size=20000) * np.exp2(RNG.integers(-20, 12, 20000))).astype(np.float32)
     grown = Magnitudes()
-    for part in np.split(np.concatenate([np.zeros(5, np.float32), np.sort(np.abs(x))]), 15):
+    for part in np.array_split(np.concatenate([np.zeros(5, np.float32), np.sort(np.abs(x))]), 15):
         grown.add(part)
     expected, _ = np.histogram(np.abs(x), BINS, (0, grown.limit))
     expected[0] += 5
