@@ -1,6 +1,7 @@
 // Packed weights in registers: codes of any width from panels of 16 rows, what they stand for, the entries beside them.
 //
-//     codes   planes of 8, 4, 2 and 1 bits (3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2): [panel][word][16 lanes], words of u32 that
+//     codes   planes of 8, 4, 2 and 1 bits (3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2): [panel][word][16 lanes], words of u32
+//     that
 //             hold columns of one row, lowest bits first
 //     entries [panel][entry of the row][16 lanes], or as canonical where rows share them
 //
@@ -26,7 +27,7 @@ struct qg_packed {
     int64_t n, k;
 };
 
-// --- rounding to the weight's type -------------------------------------------------------------------------------------
+// --- rounding to the weight's type -----------------------------------------------------------------------------------
 
 enum { QG_F32 = 0, QG_BF16 = 1, QG_F16 = 2 };
 
@@ -42,11 +43,11 @@ template <int ROUND> QC_INLINE vf qg_round(vf x) {
     return x;
 }
 
-// --- small floats ------------------------------------------------------------------------------------------------------
+// --- small floats ----------------------------------------------------------------------------------------------------
 
 // fp32 of 8-bit floats that stand in the highest byte of each lane, whatever is below: e4m3 (MANTISSA = 3, no infinity,
-// NaN 0x7f) and e5m2 (MANTISSA = 2, IEEE-like).  Subnormals are made by a subtraction of normal numbers, so that none is
-// ever multiplied.  `qg_number` takes every code for a number, `qg_minifloat` knows those that are none.
+// NaN 0x7f) and e5m2 (MANTISSA = 2, IEEE-like).  Subnormals are made by a subtraction of normal numbers, so that none
+// is ever multiplied.  `qg_number` takes every code for a number, `qg_minifloat` knows those that are none.
 template <int MANTISSA> QC_INLINE qf qg_number(qu top) {
     constexpr int BIAS = MANTISSA == 3 ? 7 : 15, REBIAS = (127 - BIAS) << 23, LEAST = (128 - BIAS) << 23;
     const qi bits = ((qi)top >> (1 + MANTISSA)) & (int32_t)(0x80000000 | 0x7f000000 >> (1 + MANTISSA));
@@ -93,7 +94,7 @@ QC_INLINE float qg_power_of(uint8_t byte) {  // 2^(byte - 127), NaN for 255
     return qc_from_bits(byte == 255 ? 0x7fc00000 : byte ? (uint32_t)byte << 23 : 0x00400000);
 }
 
-// --- entries -----------------------------------------------------------------------------------------------------------
+// --- entries ---------------------------------------------------------------------------------------------------------
 
 // One entry: a float, or the integer of a small code.
 QC_INLINE float qg_entry(const float* p) { float x; memcpy(&x, p, 4); return x; }
@@ -177,7 +178,7 @@ private:
     }
 };
 
-// --- codes -------------------------------------------------------------------------------------------------------------
+// --- codes -----------------------------------------------------------------------------------------------------------
 
 // Bits of a where the constant MASK has them, else of b.
 template <uint32_t MASK> QC_INLINE qu qg_select(qu a, qu b) {
@@ -202,7 +203,8 @@ template <int WIDTH, int SHIFT, int GROUP> struct qg_plane {
         QG_UNROLL for (int j = 0; j < WORDS; j++) w[j] = qg_load_words(first + j * 16);
         if (PER > GROUP) {  // a part of a word
             const int skip = (int)((uint64_t)k % PER) * WIDTH;
-            QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0].r[i] = w[0].r[i] >> skip << (GROUP * WIDTH + SHIFT <= 32 ? SHIFT : 0);
+            constexpr int SHIFTED = GROUP * WIDTH + SHIFT <= 32 ? SHIFT : 0;
+            QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0].r[i] = w[0].r[i] >> skip << SHIFTED;
         }
     }
     // Column J's code from bit SHIFT on; the other bits hold anything.
@@ -242,12 +244,13 @@ template <int BITS, int GROUP> struct qg_codes {
     }
     // The same in the highest BITS bits; below them stands anything.
     template <int J> QG_METHOD qu top(int i) const {
-        if constexpr (MIDDLE == 0 && LOW * GROUP >= 32) return low.w[J / low.PER].r[i] << (32 - BITS - J % low.PER * LOW);
+        if constexpr (MIDDLE == 0 && LOW * GROUP >= 32)
+            return low.w[J / low.PER].r[i] << (32 - BITS - J % low.PER * LOW);
         else return code<J>(i) << (32 - BITS);
     }
 };
 
-// --- what codes stand for: `value<J>(codes)` gives the 16 lanes of column J --------------------------------------------
+// --- what codes stand for: `value<J>(codes)` gives the 16 lanes of column J ------------------------------------------
 
 // 16 floats that are looked up in registers; of an index only the lowest four bits count.
 struct qg_table {
@@ -259,7 +262,8 @@ struct qg_table {
     __m256 low, high;
     QG_METHOD void load(const float* t) { low = _mm256_loadu_ps(t); high = _mm256_loadu_ps(t + 8); }
     QG_METHOD qf look(qu index) const {  // a permutation reads the low three bits; bit 3 picks the half
-        const __m256 a = _mm256_permutevar8x32_ps(low, (__m256i)index), b = _mm256_permutevar8x32_ps(high, (__m256i)index);
+        const __m256 a = _mm256_permutevar8x32_ps(low, (__m256i)index);
+        const __m256 b = _mm256_permutevar8x32_ps(high, (__m256i)index);
         return _mm256_blendv_ps(a, b, (__m256)(index << 28));
     }
 #else

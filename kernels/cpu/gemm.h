@@ -21,9 +21,9 @@
 #include "task.h"
 #include "vec.h"
 
-// QG_MR rows x QG_NP panels: the microkernel's accumulators, which with one row of w and one broadcast x fill the register
-// file (32 zmm: 14 * 2 + 2 + 1; 16 ymm: 6 * 2 + 2 + 1; 16 xmm: 2 * 4 + 4 + 2; 32 NEON: 6 * 4 + 4 + 1). QG_FEW: most rows
-// that are multiplied straight from codes.
+// QG_MR rows x QG_NP panels: the microkernel's accumulators, which with one row of w and one broadcast x fill the
+// register file (32 zmm: 14 * 2 + 2 + 1; 16 ymm: 6 * 2 + 2 + 1; 16 xmm: 2 * 4 + 4 + 2; 32 NEON: 6 * 4 + 4 + 1). QG_FEW:
+// most rows that are multiplied straight from codes.
 #if defined(QC_AVX512)
 enum { QG_MR = 14, QG_NP = 2, QG_FEW = 8 };
 #elif defined(QC_AVX2)
@@ -48,7 +48,7 @@ template <class T, class V> QC_INLINE void qg_store_lanes(T* p, V x, int lanes) 
     else vstore_n(p, x, lanes);
 }
 
-// --- one matrix product -----------------------------------------------------------------------------------------------
+// --- one matrix product ----------------------------------------------------------------------------------------------
 
 struct qg_job;
 // Writes panel `panel`, columns [k0, k0 + kc), as fp32 [kc][16].
@@ -87,8 +87,8 @@ struct qg_job {
 // k (a multiple of GROUP, ascending), `value<J>()` gives the 16 lanes of column k + J, scaled and rounded as the
 // format's decoder does.
 
-// Packed weights: W is the struct of their format (decode.h). COVERS columns share the entries (0: all columns do); GROUP
-// divides it.
+// Packed weights: W is the struct of their format (decode.h). COVERS columns share the entries (0: all columns do);
+// GROUP divides it.
 template <class W, int ROUND> struct qg_coded {
     static constexpr int GROUP = W::GROUP;
     const qg_packed* from;

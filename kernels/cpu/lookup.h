@@ -13,7 +13,7 @@ QC_COLD void ql_report(qc_ctx* ctx, int64_t id, int64_t limit) {
     ctx->error_limit = limit;
 }
 
-// --- entries that do not simply stand side by side (canonical bytes) ---------------------------------------------------
+// --- entries that do not simply stand side by side (canonical bytes) -------------------------------------------------
 
 // Entry `index` of a stream of BITS bits each, in whole bytes; the first of a byte is its highest or its lowest.
 template <int BITS, bool HIGH_FIRST> QC_INLINE uint32_t qg_bits(const uint8_t* from, int64_t index) {
@@ -40,7 +40,7 @@ QC_INLINE uint32_t qg_packed_entry(const qg_trit& at, const uint8_t* from) {
     return (from[at.byte] * at.power & 255) * 3 >> 8;
 }
 
-// --- rows --------------------------------------------------------------------------------------------------------------
+// --- rows ------------------------------------------------------------------------------------------------------------
 
 // A row of plain values `stride` apart.
 template <class T, class OUT> static void ql_plain_row(const T* from, int64_t stride, int64_t cols, OUT* out) {

@@ -3,10 +3,11 @@
 //     out[p, j] = sum_k x[p / repeat, k] * w[index[p] * width + j, k]      for every pair p of a row and an expert
 //
 // The weight is one matrix in panels of 16 rows, the experts' rows below each other, so an expert begins anywhere in a
-// panel. A task owns a group of panels of one expert. It looks the pairs of that expert up in `index`, in ascending order,
-// as many at a time as its sums have room for, and multiplies their rows: few of them straight from codes, more by panels
-// that are decoded once. So weights of experts that nobody chose are not read, and no list depends on the number of pairs.
-// The order of an element's additions depends on k, and on whether its expert has few rows or many; never on threads.
+// panel. A task owns a group of panels of one expert. It looks the pairs of that expert up in `index`, in ascending
+// order, as many at a time as its sums have room for, and multiplies their rows: few of them straight from codes, more
+// by panels that are decoded once. So weights of experts that nobody chose are not read, and no list depends on the
+// number of pairs. The order of an element's additions depends on k, and on whether its expert has few rows or many;
+// never on threads.
 #pragma once
 #include "gemm.h"
 #include "lookup.h"
@@ -75,8 +76,8 @@ template <class D> static void qm_few(const qm_product* job, int64_t count, int6
 
 constexpr int64_t qm_few_scratch(int64_t k) { return 4 * QM_FEW * (QG_NP * 16 + (k + 15) / 16 * 16); }
 
-// The unit's expert and its first pair, or -1 where another unit has them. Units are experts; where there are fewer pairs
-// than experts they are pairs, and the first pair of an expert stands for all of them.
+// The unit's expert and its first pair, or -1 where another unit has them. Units are experts; where there are fewer
+// pairs than experts they are pairs, and the first pair of an expert stands for all of them.
 template <class I> static int64_t qm_expert(const qm_job* job, int64_t unit, int64_t* pair) {
     const I* const index = (const I*)job->index;
     *pair = 0;
@@ -90,7 +91,8 @@ template <class I> static int64_t qm_expert(const qm_job* job, int64_t unit, int
 }
 
 // Group `group` of the panels of one expert, times the rows of all pairs that chose it.
-template <class D, class I, bool FEW> static void qm_item(const qm_job* job, int64_t unit, int64_t group, char* scratch) {
+template <class D, class I, bool FEW>
+static void qm_item(const qm_job* job, int64_t unit, int64_t group, char* scratch) {
     int64_t pair;
     const int64_t expert = qm_expert<I>(job, unit, &pair);
     if (expert < 0) return;

@@ -344,10 +344,16 @@ QC_INLINE vi vload(const int16_t* p) {
 QC_INLINE vi vload(const int8_t* p) { return {(qi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 QC_INLINE vi vload(const uint8_t* p) { return {(qi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 #elif defined(QC_AVX2)
-QC_INLINE vi vload(const int8_t* p) { return QC_EACH(vi, (qi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * QC_W)))); }
-QC_INLINE vi vload(const uint8_t* p) { return QC_EACH(vi, (qi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * QC_W)))); }
+QC_INLINE vi vload(const int8_t* p) {
+    return QC_EACH(vi, (qi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * QC_W))));
+}
+QC_INLINE vi vload(const uint8_t* p) {
+    return QC_EACH(vi, (qi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * QC_W))));
+}
 #else
-QC_INLINE vi vload(const int8_t* p) { return QC_EACH(vi, ({ qb b; memcpy(&b, p + i * QC_W, sizeof b); __builtin_convertvector(b, qi); })); }
+QC_INLINE vi vload(const int8_t* p) {
+    return QC_EACH(vi, ({ qb b; memcpy(&b, p + i * QC_W, sizeof b); __builtin_convertvector(b, qi); }));
+}
 QC_INLINE vi vload(const uint8_t* p) { return vload((const int8_t*)p) & vset((int32_t)255); }
 #endif
 QC_INLINE vm vload(const bool* p) { return QC_EACH(vm, q_loadm(p + i * QC_W)); }

@@ -2,10 +2,11 @@
 #pragma once
 #include "device.cuh"
 
-// --- 8-bit floats ---------------------------------------------------------------------------------------------------------
+// --- 8-bit floats ----------------------------------------------------------------------------------------------------
 
-// fp32 of the lowest byte, exactly. e5m2 is the upper byte of an f16; e4m3 becomes an f16 of the same digits whose exponent
-// counts from 15 where e4m3's counts from 7: 2^8 less, subnormals included. e4m3 has no infinity, and one NaN of each sign.
+// fp32 of the lowest byte, exactly. e5m2 is the upper byte of an f16; e4m3 becomes an f16 of the same digits whose
+// exponent counts from 15 where e4m3's counts from 7: 2^8 less, subnormals included. e4m3 has no infinity, and one NaN
+// of each sign.
 template <int MANTISSA> QC_DEVICE float qc_minifloat(uint32_t byte) {
     if constexpr (MANTISSA == 2) {
         return qc_f32_of_f16((uint16_t)(byte << 8));
@@ -31,12 +32,14 @@ QC_DEVICE float qc_float(qc_e8m0 v) {
     return __uint_as_float(v.bits == 255 ? 0x7fc00000u : v.bits == 0 ? 0x00400000u : (uint32_t)v.bits << 23);
 }
 
-// --- codes of less than 8 bits ----------------------------------------------------------------------------------------------
+// --- codes of less than 8 bits ---------------------------------------------------------------------------------------
 
-QC_DEVICE uint32_t qc_moved(uint32_t word, int from, int to) { return from >= to ? word >> (from - to) : word << (to - from); }
+QC_DEVICE uint32_t qc_moved(uint32_t word, int from, int to) {
+    return from >= to ? word >> (from - to) : word << (to - from);
+}
 
-// Both codes of pair `p` of a piece in the halves of a word, from the words of the planes of 4, 2 and 1 bits (what is not
-// declared goes unread), moved so that the piece stands first in them. kernels/layouts/cuda.py draws their bits.
+// Both codes of pair `p` of a piece in the halves of a word, from the words of the planes of 4, 2 and 1 bits (what is
+// not declared goes unread), moved so that the piece stands first in them. kernels/layouts/cuda.py draws their bits.
 template <int BITS> QC_DEVICE uint32_t qc_code_pair(uint32_t four, uint32_t two, uint32_t one, int p) {
     uint32_t pair = 0;
     if constexpr ((BITS & 4) != 0) pair = four >> 4 * p & 0x000f000fu;

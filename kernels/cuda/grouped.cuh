@@ -1,8 +1,8 @@
 // Products with chosen experts on the CUDA cores: any number of pairs of a row of x and an expert.
 //
-// A block makes TN columns of one expert for all rows that chose it, TM at a time: it looks their pairs up in `index`, in
-// ascending order, and takes steps of 32 columns of x and w like qc_linear_tiled. Blocks of experts that nobody chose end
-// without reading a weight.
+// A block makes TN columns of one expert for all rows that chose it, TM at a time: it looks their pairs up in `index`,
+// in ascending order, and takes steps of 32 columns of x and w like qc_linear_tiled. Blocks of experts that nobody
+// chose end without reading a weight.
 #pragma once
 #include "linear_fma.cuh"
 
@@ -13,8 +13,8 @@ struct qc_pair_list {
     int* next;
 };
 
-// The next pairs, from `from` on, for which chosen(p) holds: their number, at most TM, and the first pair not looked at.
-// By a block of 256 threads; a barrier stands behind it.
+// The next pairs, from `from` on, for which chosen(p) holds: their number, at most TM, and the first pair not looked
+// at. By a block of 256 threads; a barrier stands behind it.
 template <int TM, class Chosen>
 QC_DEVICE int qc_list_pairs(int64_t pairs, int64_t& from, const Chosen& chosen, qc_pair_list list) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -43,8 +43,8 @@ QC_DEVICE int qc_list_pairs(int64_t pairs, int64_t& from, const Chosen& chosen, 
 
 // Rows of x that stand anywhere, columns k0 … k0 + 31, as [column][row], zero past `live` rows and the last column.
 template <int TM, class X>
-QC_DEVICE void qc_gather_rows(const X* x, int64_t x_row, const int* rows, int repeat, int live, int64_t cols, int64_t k0,
-                              float* to) {
+QC_DEVICE void qc_gather_rows(const X* x, int64_t x_row, const int* rows, int repeat, int live, int64_t cols,
+                              int64_t k0, float* to) {
     for (int i = threadIdx.x; i < TM * QC_TILED_STEP / 4; i += 256) {
         const int row = i % TM, column = i / TM * 4;
         const X* const at = x + (row < live ? rows[row] / repeat * x_row : 0) + k0 + column;
@@ -56,8 +56,8 @@ QC_DEVICE void qc_gather_rows(const X* x, int64_t x_row, const int* rows, int re
     }
 }
 
-// sums[i][j]: listed row threadIdx.x / 16 * (TM / 16) + i, column threadIdx.x % 16 * (TN / 16) + j of what `stage_w(k0, to)`
-// fills.
+// sums[i][j]: listed row threadIdx.x / 16 * (TM / 16) + i, column threadIdx.x % 16 * (TN / 16) + j of what `stage_w(k0,
+// to)` fills.
 template <int TN, int TM, class X, class Stage>
 QC_DEVICE void qc_grouped_tiled(const X* x, int64_t x_row, const int* rows, int repeat, int live, int64_t cols,
                                 float* x_step, float* w_step, const Stage& stage_w, float (&sums)[TM / 16][TN / 16]) {

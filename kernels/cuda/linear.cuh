@@ -120,9 +120,11 @@ template <class W> struct qc_lane_codes {
         if constexpr (narrow) {
             if constexpr ((W::bits & 4) != 0) words[0] = ((const uint32_t*)(w + W::plane(0)))[share * 4 + piece];
             if constexpr ((W::bits & 2) != 0)
-                words[two] = ((const uint32_t*)(w + W::plane((W::bits & 4) != 0)))[share * 2 + piece / 2] >> piece % 2 * 8;
+                words[two] =
+                    ((const uint32_t*)(w + W::plane((W::bits & 4) != 0)))[share * 2 + piece / 2] >> piece % 2 * 8;
             if constexpr ((W::bits & 1) != 0)
-                words[one] = ((const uint32_t*)(w + W::plane(((W::bits & 4) != 0) + ((W::bits & 2) != 0))))[share] >> piece * 4;
+                words[one] =
+                    ((const uint32_t*)(w + W::plane(((W::bits & 4) != 0) + ((W::bits & 2) != 0))))[share] >> piece * 4;
         } else if constexpr (W::bits == 8) {
             const uint2 read = ((const uint2*)(w + W::plane(0)))[share * 2 + piece];
             words[0] = read.x, words[1] = read.y;
@@ -144,14 +146,15 @@ template <class W> struct qc_lane_codes {
                 uint32_t two_bits = 0, one_bit = 0;
                 if constexpr ((W::bits & 2) != 0) two_bits = words[two + piece / 2] >> piece % 2 * 8;
                 if constexpr ((W::bits & 1) != 0) one_bit = words[one] >> piece * 4;
-                const uint32_t pair = qc_code_pair<W::bits>(words[(W::bits & 4) != 0 ? piece : 0], two_bits, one_bit, p);
+                const uint32_t four_bits = words[(W::bits & 4) != 0 ? piece : 0];
+                const uint32_t pair = qc_code_pair<W::bits>(four_bits, two_bits, one_bit, p);
                 v[2 * p] = pair_value(pair << 16, pair & 0xffffu);
                 v[2 * p + 1] = pair_value(pair & 0xffff0000u, pair >> 16);
             }
         }
     }
-    // Or-ed into the mantissa of 128, whose last place in the upper half of a word counts one, a code of up to 7 bits is 128
-    // more than itself.
+    // Or-ed into the mantissa of 128, whose last place in the upper half of a word counts one, a code of up to 7 bits
+    // is 128 more than itself.
     static QC_DEVICE float pair_value(uint32_t upper, uint32_t code) {
         if constexpr (W::codes == QC_COUNTS) return __uint_as_float(upper | 0x43000000u) + (float)(W::first - 128);
         else return W::code_value(code);
@@ -178,15 +181,18 @@ template <class W> struct qc_lane_codes {
     }
 };
 
-// --- entries: scales and zero points of the groups of columns that a tile touches -------------------------------------------
+// --- entries: scales and zero points of the groups of columns that a tile touches ------------------------------------
 
 template <class W> struct qc_tile_of {
     static constexpr int columns = W::packed && W::bits < 8 ? 64 : 256 / W::bits;
     static constexpr int pieces = columns >= 16 ? columns / 16 : 1;
-    // Groups of columns that share entries: one where tiles do not cross groups, else as many as fit, else one per piece;
-    // none where a piece meets more than one, and where rows do not hold whole groups.
-    static constexpr int groups = !W::packed || W::straddles ? 0 : W::covers >= W::cols || W::covers % columns == 0 ? 1
-                                  : W::covers % 16 != 0 ? 0 : columns % W::covers == 0 ? (int)(columns / W::covers) : pieces;
+    // Groups of columns that share entries: one where tiles do not cross groups, else as many as fit, else one per
+    // piece; none where a piece meets more than one, and where rows do not hold whole groups.
+    static constexpr int groups = !W::packed || W::straddles                               ? 0
+                                  : W::covers >= W::cols || W::covers % columns == 0 ? 1
+                                  : W::covers % 16 != 0                              ? 0
+                                  : columns % W::covers == 0 ? (int)(columns / W::covers)
+                                                             : pieces;
 };
 
 // Entries of one lane's rows (g, g + 8) for a tile, kept as stored so that a prefetch waits for nothing. Where they are
@@ -246,9 +252,10 @@ template <class W> struct qc_row_parts {
 
 // --- elements --------------------------------------------------------------------------------------------------------
 
-// Elements of the piece at column `k`, before rounding, from its code values, whatever entries they meet. Where a stream's
-// groups have 16 elements or more, a piece meets two of them at most; else each element asks for its own.
-template <class W> QC_DEVICE void qc_apply_entries(const uint8_t* w, int64_t panel, int64_t k, int lane, float (&v)[8]) {
+// Elements of the piece at column `k`, before rounding, from its code values, whatever entries they meet. Where a
+// stream's groups have 16 elements or more, a piece meets two of them at most; else each element asks for its own.
+template <class W>
+QC_DEVICE void qc_apply_entries(const uint8_t* w, int64_t panel, int64_t k, int lane, float (&v)[8]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int64_t row = qc_min(panel * 16 + lane / 4 + 8 * half, W::rows - 1);
@@ -281,7 +288,8 @@ template <class W> QC_DEVICE void qc_apply_parts(const typename W::parts (&rows)
     for (int i = 0; i < 8; i++) v[i] = W::element(v[i], rows[i / 2 % 2]);
 }
 
-// Zeros behind the last column: what codes of zero stand for may be infinite, and infinity times a zero of x is no number.
+// Zeros behind the last column: what codes of zero stand for may be infinite, and infinity times a zero of x is no
+// number.
 template <class W> QC_DEVICE void qc_clear_outside(int64_t k, int lane, float (&v)[8]) {
     if constexpr (W::cols % qc_tile_of<W>::columns != 0) {
         if (k + 16 > W::cols) {
@@ -318,7 +326,8 @@ template <class W> struct qc_lane_tile {
         entries.load(w, panel, tile * columns, lane);
     }
 
-    // The 8 elements of a piece of the tile that begins at column k0, before rounding. Packed weights only; pieces in order.
+    // The 8 elements of a piece of the tile that begins at column k0, before rounding. Packed weights only; pieces in
+    // order.
     template <class Table>
     QC_DEVICE void decode(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
                           qc_row_parts<W>& parts, float (&v)[8]) const {

@@ -14,9 +14,9 @@
 //
 // The WARPS_K partial sums are added in the order of k through shared memory: results do not depend on scheduling.
 //
-// The weight is described by a struct W that the emitter writes from the format's declaration (linear.cuh). Of the groups of
-// columns that share entries this engine takes those of 16, of 32, and of multiples of 64 columns, or of whole rows; of a
-// stream those of powers of two from 32 on. linear_fma.cuh takes the others.
+// The weight is described by a struct W that the emitter writes from the format's declaration (linear.cuh). Of the
+// groups of columns that share entries this engine takes those of 16, of 32, and of multiples of 64 columns, or of
+// whole rows; of a stream those of powers of two from 32 on. linear_fma.cuh takes the others.
 #pragma once
 #include "linear.cuh"
 
@@ -50,11 +50,13 @@ struct qm_table {
 // between the two). What mma_value() gets for a code c:
 //   QC_SIXTEEN, QC_VALUES, 8-bit floats     the value that c stands for
 //   integers, less than 8 bits              the float 128 + c: the code is or-ed into the mantissa of the bf16 128
-//   integers, 8 bits                        the float 2^23 + c (flipped signs: 2^23 + 128 + c): likewise, of the fp32 2^23
+//   integers, 8 bits                        the float 2^23 + c (flipped signs: 2^23 + 128 + c): likewise, of the fp32
+//   2^23
 //
 // Instructions per weight: 4-bit codes half a shift, half a lop3, one move into place and half a conversion: 2.5 and
-// mma_value(), which is one fma where products are exact; another plane of bits adds half a shift and half a lop3. 8-bit
-// codes: one permute, a quarter of an exclusive or and half a conversion: 1.75 and mma_value(), a subtraction and a product.
+// mma_value(), which is one fma where products are exact; another plane of bits adds half a shift and half a lop3.
+// 8-bit codes: one permute, a quarter of an exclusive or and half a conversion: 1.75 and mma_value(), a subtraction and
+// a product.
 template <class W>
 QC_DEVICE uint32_t qm_pair(const qm_table& table, const uint32_t* words, int p, const typename W::mma_parts& here,
                            const typename W::mma_parts& next) {
@@ -99,7 +101,8 @@ template <class W> struct qm_groups {
 template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
     typedef qm_groups<W> groups;
     static constexpr bool CODED = W::packed, FLAT = groups::flat, MANY = groups::many, NARROW = CODED && W::bits < 8;
-    static constexpr int WORDS = NARROW ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;  // a piece
+    // a piece
+    static constexpr int WORDS = NARROW ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
     static constexpr int TILES_OF_CHUNK = NARROW ? 1 : W::bits / 4;
     static constexpr int TILES = (int)W::tiles, ROWS = (int)W::rows, COLS = (int)W::cols, SLOTS = groups::slots;
     static constexpr int ALL_PANELS = (ROWS + 15) / 16;
@@ -168,7 +171,8 @@ template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
         } else {
             const int columns = groups::single ? 0 : (int)W::covers;
             const int k = index * QM_CHUNK + slot * columns;
-            return W::load(w, mine, (uint32_t)(k < COLS ? k : COLS - 1));  // what lies behind the last column is padding
+            // what lies behind the last column is padding
+            return W::load(w, mine, (uint32_t)(k < COLS ? k : COLS - 1));
         }
     }
 
@@ -209,7 +213,8 @@ template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
     // FLAT: where in its group a row's first element of this chunk stands.
     QC_DEVICE int begins_at(int i, int half, int index) const {
         const uint32_t rows = (uint32_t)row + (uint32_t)(i * 16 + half * 8);
-        return (int)(rows * (uint32_t)COLS + (uint32_t)(index * QM_CHUNK) & (uint32_t)(W::covers - 1));  // a power of two
+        // a power of two
+        return (int)(rows * (uint32_t)COLS + (uint32_t)(index * QM_CHUNK) & (uint32_t)(W::covers - 1));
     }
     // Columns of the chunk that lie before the border behind which state[…][1] holds.
     QC_DEVICE int before_border(int i, int half, int j, int index) const {
@@ -235,8 +240,8 @@ template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
 
     // Fragment A of piece `j` (columns 16 j to 16 j + 15) of panel `i`, whose words stand first in `words`; they are
     // dropped, so that a loop over pieces need not be unrolled to keep them in registers.
-    QC_DEVICE void fragment(const qm_table& table, uint32_t (&words)[4 * WORDS], int i, int j, int index, const state& s,
-                            uint32_t (&a)[4]) const {
+    QC_DEVICE void fragment(const qm_table& table, uint32_t (&words)[4 * WORDS], int i, int j, int index,
+                            const state& s, uint32_t (&a)[4]) const {
         if constexpr (!CODED) {
 #pragma unroll
             for (int p = 0; p < 4; p++) a[p] = words[p];

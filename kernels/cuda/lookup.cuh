@@ -54,7 +54,8 @@ QC_DEVICE uint32_t qc_packed_entry(const qc_trit& at, const uint8_t* block) {
 }
 
 // The bits of element (row, column) of a section in cuda_t16_v1 (kernels/layouts/cuda.py), panels of `tiles` tiles.
-template <int BITS> QC_DEVICE uint32_t qc_tile_item(const uint8_t* section, int64_t tiles, int64_t row, int64_t column) {
+template <int BITS>
+QC_DEVICE uint32_t qc_tile_item(const uint8_t* section, int64_t tiles, int64_t row, int64_t column) {
     constexpr int COLUMNS = BITS < 8 ? 64 : 256 / BITS, WORDS = BITS < 4 ? BITS : 4;  // of a tile; of a lane in it
     const int r = (int)(row % 16), c = (int)(column % COLUMNS);
     const uint32_t* const tile = (const uint32_t*)section + (row / 16 * tiles + column / COLUMNS) * 32 * WORDS;

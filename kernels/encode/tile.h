@@ -1,9 +1,9 @@
 // What a compiled encoder is called with, and what all of them share.
 //
 // An encoder writes the bytes that `Format._encode_tile` (NumPy) writes: every operation is the same fp32 operation,
-// and sums run in the same order.  Compile with -ffp-contract=off.  It returns QE_LEFT, whatever it has written by then,
-// for a tile with an element that it has no answer for (NaN, infinity, a scale that overflows): NumPy takes that tile,
-// and raises the error that names the element.
+// and sums run in the same order.  Compile with -ffp-contract=off.  It returns QE_LEFT, whatever it has written by
+// then, for a tile with an element that it has no answer for (NaN, infinity, a scale that overflows): NumPy takes that
+// tile, and raises the error that names the element.
 #pragma once
 #include "vec.h"
 

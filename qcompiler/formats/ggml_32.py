@@ -136,8 +136,8 @@ class _Affine32(_Searched32):
                 ties=f"halves upwards: code = min({largest}, trunc((w - minimum) · (1/d) + 0.5)), in fp32",
                 zero_block=f"code 0, d 0, m 0; a constant block has d 0 and its value in m; {_TINY}",
                 scale_clamp="none; a scale or a minimum that exceeds fp16 is an error",
-                zero_point="m, the minimum itself: zero is not always representable. With an importance m <= 0, and d and m "
-                f"are the best of the plain range and 37 least-squares lines, {_WEIGHTED}",
+                zero_point="m, the minimum itself: zero is not always representable. With an importance m <= 0, and "
+                f"d and m are the best of the plain range and 37 least-squares lines, {_WEIGHTED}",
                 reciprocal="multiplies by fp32 1/d, before d and m are rounded to fp16",
             ),
             f"{SOURCE}, quantize_row_{self.name}_ref and quantize_{self.name}; {_AGREE_BUT}",

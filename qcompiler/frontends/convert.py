@@ -220,7 +220,9 @@ class _Folder:
     def _write_tensors(self, file: BinaryIO, done: Conversion) -> None:
         items = list(self.checkpoint.weights.tensors.items())
         linears = {name for name, module in self.checkpoint.module.named_modules() if isinstance(module, nn.Linear)}
-        head = self.checkpoint.module.get_output_embeddings()
+        find_head = self.checkpoint.module.get_output_embeddings
+        assert callable(find_head)  # a transformers model
+        head = find_head()
         linears -= {name for name, module in self.checkpoint.module.named_modules() if module is head}
         sizes = [4 * math.prod(item.shape) for _, item in items]  # as fp32
         writer = _Safetensors(file, 8 * len(items))
