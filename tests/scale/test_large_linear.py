@@ -218,4 +218,4 @@ def test_emitted_cuda_linears_count_in_64_bits(kind: str, dtype: str, m_class: A
 def test_chunks_of_a_cuda_weight_are_numbered_in_64_bits_before_they_become_bytes() -> None:
     """A row of 2**26 bf16 columns has 2**31 bytes of tiles: too many to run on the simulated GPU."""
     text = emit.header("linear_mma.cuh")
-    assert "words + (int64_t)index * (VECTORS * 512)" in text
+    assert "(int64_t)i * TILES + (int64_t)index * TILES_OF_CHUNK) * 32" in text
