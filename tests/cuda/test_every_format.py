@@ -324,7 +324,9 @@ def compiles(nvrtc: Callable[..., Any], arch: str, dtype: str, some: Sequence[Fo
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), (name, arch, used)
 
 
-@pytest.mark.parametrize(("arch", "m_class"), [("sm_75", "2-8"), ("sm_90a", "9-64")])
+@pytest.mark.parametrize(
+    ("arch", "m_class"), [pytest.param("sm_75", "2-8", marks=pytest.mark.slow), ("sm_90a", "9-64")]
+)
 def test_every_format_compiles_without_spills(nvrtc: Callable[..., Any], arch: str, m_class: str) -> None:
     """Half of the formats on an old architecture, the others on a new one."""
     some = every.one_of_each()[arch != "sm_75" :: 2]
