@@ -10,8 +10,9 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import FLOATS, packed_format, used_symbols
-from qcompiler.kernels.cpu.row_reader import Table, row_function
+from qcompiler.kernels.cpu.row_reader import row_function
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
+from qcompiler.kernels.packed_table import PackedTable
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, Operand
 
@@ -37,7 +38,7 @@ def _packed_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tupl
     """(definitions, the call that decodes row `id`)."""
     assert table.format is not None and table.layout is not None
     fmt = packed_format(table.format)
-    packed = Table(spec.name, fmt, table.layout, table.dtype, body.rows, body.cols)
+    packed = PackedTable(spec.name, fmt, table.layout, table.dtype, body.rows, body.cols)
     return row_function(packed, spec.operands[2].dtype), f"qk_{spec.name}_row((const uint8_t*)op[1], id, out);"
 
 

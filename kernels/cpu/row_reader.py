@@ -9,43 +9,18 @@ at a time (`Split.per_element`), with the operations and the order of the format
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.formats import Field, Format, Section
-from qcompiler.formats.packing import Packing, Pieces, Trits
-from qcompiler.kernels import layouts
+from qcompiler.formats import Field, Section
 from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, c_table, code_values, entry_type
 from qcompiler.kernels.decoding import shared_columns
 from qcompiler.kernels.layouts.panels import LANES, per_row, place_of, plane_name, planes
+from qcompiler.kernels.packed_table import PackedTable, places_of
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent
 from qcompiler.plan.kernel import DType
 
 
-@dataclass(frozen=True)
-class Table:
-    """A packed table: its format, layout and sizes, and the prefix of the C++ names that belong to it."""
-
-    name: str
-    fmt: Format
-    layout: str
-    dtype: DType
-    rows: int
-    cols: int
-
-    @property
-    def sections(self) -> dict[str, Section]:
-        return {s.name: s for s in layouts.get(self.layout).sections(self.fmt, self.dtype, self.rows, self.cols)}
-
-    @property
-    def block(self) -> int:
-        """Elements of a block that is stored as one piece; 0 where fields simply stand in order."""
-        d = self.fmt.declaration
-        stands = self.layout == PANEL_LAYOUT or not (d.interleaved or any(f.packing for f in d.fields))
-        return 0 if stands else d.block_size(self.cols)
-
-
-def row_function(table: Table, out: DType) -> str:
+def row_function(table: PackedTable, out: DType) -> str:
     """C++ text: tables of values and of places, and the function. KernelSelectionError for an unknown layout."""
     if table.layout not in (PANEL_LAYOUT, "canonical"):
         raise KernelSelectionError(
@@ -55,7 +30,7 @@ def row_function(table: Table, out: DType) -> str:
     values = code_values(table.fmt, f"qk_{table.name}_codes")
     looked_up = {n: f"qk_{table.name}_{identifier(n)}" for eq in d.split.per_entry.values() for n in eq.tables}
     definitions = [values.table or "", *(c_table(where, d.table_arrays[n]) for n, where in looked_up.items())]
-    definitions += [_places_table(table, f) for f in d.fields if f.packing is not None and table.block]
+    definitions += [_places_table(table, f) for f in table.packed_fields()]
     entries = [f for f in d.fields if f.covers != 1]
     names = {f.name: identifier(f.name) for f in entries}
     reads = [f"const auto {names[f.name]} = {_entry(table, f)};" for f in entries]
@@ -83,43 +58,31 @@ def row_function(table: Table, out: DType) -> str:
     return "".join(definitions) + "\n".join(lines)
 
 
-def _run(table: Table) -> list[str]:
+def _run(table: PackedTable) -> list[str]:
     """Statements that bound the run of columns from k on: `end`, and the `block` it lies in and where, if needed."""
     flat = table.fmt.declaration.blocking == "flat"
     run = math.gcd(shared_columns(table.fmt), table.block)
-    element = f"row * {table.cols} + k" if flat else "k"
     if not run:
         return [f"const int64_t end = {table.cols};"]
-    behind = f"({element}) / {run} * {run} + {run}" + (f" - row * {table.cols}" if flat else "")
+    behind = f"({table.column}) / {run} * {run} + {run}" + (f" - row * {table.cols}" if flat else "")
     lines = [f"const int64_t end = qc_min({table.cols}, {behind});  // what follows has other entries"]
-    if table.block:
-        before = "" if flat else f"row * {-(-table.cols // table.block)} + "
-        lines += [
-            f"const int64_t block = {before}({element}) / {table.block}, inside = ({element}) % {table.block};",
-        ]
-    return lines
+    return [*lines, table.find_block()] if table.block else lines
 
 
 # --- entries and codes -----------------------------------------------------------------------------------------------
 
 
-def _entry(table: Table, field: Field) -> str:
+def _entry(table: PackedTable, field: Field) -> str:
     """The entry that serves row `row`, column k: a float, or the integer of a small one."""
-    fmt, cols = table.fmt, table.cols
     covers = field.covers if isinstance(field.covers, int) else 0
     if table.layout == PANEL_LAYOUT:
         return _entry_of_panels(table, field, covers)
     if field.offset is not None or field.packing is not None:
         return _in_block(table, field, f"inside / {covers}")
-    section = table.sections[field.name]
-    flat = fmt.declaration.blocking == "flat"
-    beside = f" + k / {covers}" if covers else ""
-    stored = section.shape[-1] * 8 * section.dtype.itemsize // field.bits
-    index = f"(row * {cols} + k) / {covers}" if flat else f"row / {field.rows} * {stored}{beside}"
-    return _in_order(field, f"table + {section.offset}", "0" if field.covers == "tensor" else index)
+    return _in_order(field, f"table + {table.sections[field.name].offset}", table.entry_index(field))
 
 
-def _entry_of_panels(table: Table, field: Field, covers: int) -> str:
+def _entry_of_panels(table: PackedTable, field: Field, covers: int) -> str:
     section = _section(table, field)
     place, count = place_of(table.fmt, field, table.cols), per_row(field, table.cols)
     beside = f" + k / {covers}" if covers else ""
@@ -132,12 +95,12 @@ def _entry_of_panels(table: Table, field: Field, covers: int) -> str:
     return f"qg_entry((const {entry_type(field)}*)(table + {section.offset}) + {index})"
 
 
-def _section(table: Table, field: Field) -> Section:
+def _section(table: PackedTable, field: Field) -> Section:
     across = place_of(table.fmt, field, table.cols) == "flat"
     return table.sections[f"{field.name}_flat" if across else field.name]
 
 
-def _code(table: Table) -> str:
+def _code(table: PackedTable) -> str:
     """The code of row `row`, column c + j, as an unsigned integer."""
     field, cols = table.fmt.declaration.codes, table.cols
     if table.layout == PANEL_LAYOUT:
@@ -152,9 +115,8 @@ def _code(table: Table) -> str:
     if field.offset is not None or field.packing is not None:
         return _in_block(table, field, "(inside + c - k + j)")
     section = table.sections[field.name]
-    stored = section.shape[-1] * 8 * section.dtype.itemsize // field.bits  # rows of blocks begin at whole bytes
-    flat = table.fmt.declaration.blocking == "flat"
-    return _in_order(field, f"table + {section.offset}", f"(row * {cols if flat else stored} + c + j)")
+    per = cols if table.fmt.declaration.blocking == "flat" else table.entries_of_a_row(field)
+    return _in_order(field, f"table + {section.offset}", f"(row * {per} + c + j)")
 
 
 def _in_order(field: Field, base: str, index: str) -> str:
@@ -166,51 +128,19 @@ def _in_order(field: Field, base: str, index: str) -> str:
     return f"qg_bits<{field.bits}, {str(field.order == 'high_first').lower()}>({base}, {index})"
 
 
-def _in_block(table: Table, field: Field, index: str) -> str:
+def _in_block(table: PackedTable, field: Field, index: str) -> str:
     """Entry `index` of the field in block `block`."""
-    d = table.fmt.declaration
-    if field.offset is not None:
-        base = f"table + block * {d.record_bytes} + {field.offset}"
-    else:
-        assert field.packing is not None
-        base = f"table + {table.sections[field.name].offset} + block * {field.packing.nbytes}"
+    base = table.block_base(field)
     if field.packing is None:
         return _in_order(field, base, index)
-    return f"qg_packed_entry({_places_name(table, field)}[{index}], {base})"
+    return f"qg_packed_entry({table.places_name(field)}[{index}], {base})"
 
 
-# --- where packed entries stand --------------------------------------------------------------------------------------
-
-
-def _places_name(table: Table, field: Field) -> str:
-    return f"qk_{table.name}_{identifier(field.name)}_at"
-
-
-def _places_table(table: Table, field: Field) -> str:
-    """A table with the pieces of bits of each entry of a block."""
+def _places_table(table: PackedTable, field: Field) -> str:
+    """A table with the places of the entries of a block."""
     assert field.packing is not None
-    places = _places(field.packing)
-    kind = "qg_trit" if isinstance(field.packing, Trits) else f"qg_pieces<{places[0].count('{') - 2}>"
-    rows = ",\n".join("    " + ", ".join(places[i : i + 4]) for i in range(0, len(places), 4))
-    name = _places_name(table, field)
-    return f"// {field.name}: {field.packing.describe()}\nstatic const {kind} {name}[] = {{\n{rows}}};\n"
-
-
-def _places(packing: Packing) -> list[str]:
-    if isinstance(packing, Trits):
-        found, first = [], 0
-        for count, digits in packing.runs:
-            found += [f"{{{first + byte}, {3**n}}}" for n in range(digits) for byte in range(count)]
-            first += count
-        return found
-    if not isinstance(packing, Pieces):
-        raise KernelSelectionError(f"no CPU kernel reads entries packed as {packing.describe()}")
-    most, found = max(len(entry) for entry in packing.pieces), []
-    for entry in packing.pieces:
-        place, pieces = 0, []
-        for byte, shift, width in entry:
-            pieces.append(f"{{{byte}, {shift}, {(1 << width) - 1}, {place}}}")
-            place += width
-        pieces += ["{0, 0, 0, 0}"] * (most - len(pieces))
-        found.append(f"{{{{{', '.join(pieces)}}}}}")
-    return found
+    places = places_of(field.packing, f"kernel '{table.name}': no CPU kernel")
+    name = table.places_name(field)
+    return (
+        f"// {field.name}: {field.packing.describe()}\nstatic const qg_{places.type} {name}[] = {{\n{places.rows}}};\n"
+    )

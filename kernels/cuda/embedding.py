@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda.element import Table, element_function
+from qcompiler.kernels.cuda.element import element_function
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_extent
 from qcompiler.kernels.cuda.places import offset
 from qcompiler.kernels.layouts.cuda import tile_columns
+from qcompiler.kernels.packed_table import PackedTable
 from qcompiler.kernels.text import STORAGE_TYPES, header_comment, identifier, indent
 from qcompiler.plan.kernel import ITEMSIZE, EmbeddingKernel, KernelSpec, Operand
 
@@ -91,4 +92,4 @@ def _packed(spec: KernelSpec, table: Operand) -> str:
     assert table.format is not None
     fmt = formats.get(table.format.name, **table.format.params)
     rows, cols = (int(d) for d in table.shape)
-    return element_function(Table(spec.name, fmt, table.layout or "canonical", table.dtype, rows, cols))
+    return element_function(PackedTable(spec.name, fmt, table.layout or "canonical", table.dtype, rows, cols))
