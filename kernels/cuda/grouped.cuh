@@ -56,31 +56,12 @@ QC_DEVICE void qc_gather_rows(const X* x, int64_t x_row, const int* rows, int re
     }
 }
 
-// sums[i][j]: listed row threadIdx.x / 16 * (TM / 16) + i, column threadIdx.x % 16 * (TN / 16) + j of what `stage_w(k0,
-// to)` fills.
+// qc_tiled_sums of the listed rows.
 template <int TN, int TM, class X, class Stage>
 QC_DEVICE void qc_grouped_tiled(const X* x, int64_t x_row, const int* rows, int repeat, int live, int64_t cols,
                                 float* x_step, float* w_step, const Stage& stage_w, float (&sums)[TM / 16][TN / 16]) {
-    constexpr int RM = TM / 16, RN = TN / 16;
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-#pragma unroll
-    for (int i = 0; i < RM; i++)
-#pragma unroll
-        for (int j = 0; j < RN; j++) sums[i][j] = 0.0f;
-    for (int64_t k0 = 0; k0 < cols; k0 += QC_TILED_STEP) {
-        __syncthreads();  // the last step is used up
-        qc_gather_rows<TM>(x, x_row, rows, repeat, live, cols, k0, x_step);
-        stage_w(k0, w_step);
-        __syncthreads();
-#pragma unroll 8
-        for (int k = 0; k < QC_TILED_STEP; k++) {
-            float a[RM], b[RN];
-            qc_read_vector<RM>(x_step + k * (TM + 4) + ty * RM, a);
-            qc_read_vector<RN>(w_step + k * (TN + 4) + tx * RN, b);
-#pragma unroll
-            for (int i = 0; i < RM; i++)
-#pragma unroll
-                for (int j = 0; j < RN; j++) sums[i][j] = fmaf(a[i], b[j], sums[i][j]);
-        }
-    }
+    const auto stage_x = [&](int64_t k0, float* to) {
+        qc_gather_rows<TM>(x, x_row, rows, repeat, live, cols, k0, to);
+    };
+    qc_tiled_sums<TN, TM>(cols, x_step, w_step, stage_x, stage_w, sums);
 }

@@ -296,11 +296,11 @@ template <int RM, int RN> QC_DEVICE float qc_pick(const float (&sums)[RM][RN], i
     return picked;
 }
 
-// sums[i][j]: row of x m0 + threadIdx.x / 16 * (TM / 16) + i, row of w n0 + threadIdx.x % 16 * (TN / 16) + j.
-// `stage_w(k0, to)` fills the weight's step.
-template <int TN, int TM, class X, class Stage>
-QC_DEVICE void qc_linear_tiled(const X* x, int64_t x_row, int64_t m, int64_t cols, int64_t m0, float* x_step,
-                               float* w_step, const Stage& stage_w, float (&sums)[TM / 16][TN / 16]) {
+// sums[i][j]: row threadIdx.x / 16 * (TM / 16) + i of what `stage_x(k0, to)` fills, column threadIdx.x % 16 * (TN / 16)
+// + j of what `stage_w(k0, to)` fills, over all columns of both.
+template <int TN, int TM, class StageX, class StageW>
+QC_DEVICE void qc_tiled_sums(int64_t cols, float* x_step, float* w_step, const StageX& stage_x, const StageW& stage_w,
+                             float (&sums)[TM / 16][TN / 16]) {
     constexpr int RM = TM / 16, RN = TN / 16;
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll
@@ -309,7 +309,7 @@ QC_DEVICE void qc_linear_tiled(const X* x, int64_t x_row, int64_t m, int64_t col
         for (int j = 0; j < RN; j++) sums[i][j] = 0.0f;
     for (int64_t k0 = 0; k0 < cols; k0 += QC_TILED_STEP) {
         __syncthreads();  // the last step is used up
-        qc_gather_step<TM>(x, x_row, 1, m, cols, m0, k0, x_step);
+        stage_x(k0, x_step);
         stage_w(k0, w_step);
         __syncthreads();
 #pragma unroll 8
@@ -323,4 +323,12 @@ QC_DEVICE void qc_linear_tiled(const X* x, int64_t x_row, int64_t m, int64_t col
                 for (int j = 0; j < RN; j++) sums[i][j] = fmaf(a[i], b[j], sums[i][j]);
         }
     }
+}
+
+// The same of rows of x from m0 on; the columns are rows of w from n0 on.
+template <int TN, int TM, class X, class Stage>
+QC_DEVICE void qc_linear_tiled(const X* x, int64_t x_row, int64_t m, int64_t cols, int64_t m0, float* x_step,
+                               float* w_step, const Stage& stage_w, float (&sums)[TM / 16][TN / 16]) {
+    const auto stage_x = [&](int64_t k0, float* to) { qc_gather_step<TM>(x, x_row, 1, m, cols, m0, k0, to); };
+    qc_tiled_sums<TN, TM>(cols, x_step, w_step, stage_x, stage_w, sums);
 }
