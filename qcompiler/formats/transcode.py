@@ -13,6 +13,7 @@ count as one value).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,9 +43,12 @@ class Loss:
         return f"relative error {self.relative:.3g}, largest {self.largest:.3g}" if self else "no loss"
 
 
-def transcode(packed: PackedTensor, to: Format, *, threads: int = 1) -> tuple[PackedTensor, Loss]:
+def transcode(
+    packed: PackedTensor, to: Format, *, encode: Callable[[Format, Float32], PackedTensor] = Format.encode
+) -> tuple[PackedTensor, Loss]:
     """The matrix in another format, and what that cost: `Loss()` exactly where all values are the same.
 
+    `encode` is what encodes values that cannot be moved (`runtime.encoder.encode` has compiled code).
     FormatShapeError and FormatValueError where the format cannot hold the matrix.
     """
     if packed.format == to:
@@ -55,7 +59,7 @@ def transcode(packed: PackedTensor, to: Format, *, threads: int = 1) -> tuple[Pa
         loss = loss_of(values, to.decode(made))
         if not loss:
             return made, loss
-    made = to.encode(values, threads=threads)
+    made = encode(to, values)
     return made, loss_of(values, to.decode(made))
 
 

@@ -40,7 +40,6 @@ from qcompiler.frontends.torch_values import to_numpy
 from qcompiler.frontends.weight_source import InFile
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress
-from qcompiler.runtime.threads import default_threads
 
 LAYOUTS = ("gguf", "gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes")
 
@@ -162,7 +161,7 @@ def _gguf_maker(tensor: GgufTensor, to: Format, lossy: bool, done: Conversion) -
 def _packed(given: PackedTensor | Array, name: str, to: Format, lossy: bool) -> tuple[PackedTensor, Loss]:
     """Codes or values in the format; FormatError names the tensor where something would be lost."""
     if isinstance(given, PackedTensor):
-        made, loss = transcode(given, to, threads=default_threads())
+        made, loss = transcode(given, to, encode=encode)
         require(loss, name, given, to, allowed=lossy)
         return made, loss
     values = np.asarray(given, np.float32).reshape(-1, given.shape[-1])
