@@ -98,7 +98,7 @@ def merge_lora(
     `weights` is a mapping of module paths (or paths of their weights) to `PackedTensor`s, or to arrays of floats, as
     the model has them: (out, in), or (in, out) for an embedding and where the adapter's config says `fan_in_fan_out`.
     The result is a dictionary with all of them, those that the adapter does not name as they were.  Or it is a program,
-    compiled or loaded; then the result is a `LoadedProgram` on its device with weights of its own, ready to run and to
+    compiled or loaded; then the result is a `LoadedProgram` on its devices with weights of its own, ready to run and to
     save.  Nothing that was given is changed.
 
     `adapter` is a folder with adapter_config.json and adapter_model.safetensors, or the tensors (of NumPy or torch)
@@ -314,8 +314,8 @@ def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], t
     directory = tuple(msgspec.structs.replace(e, sha256=()) if e.name in names else e for e in image.plan.weights)
     plan = msgspec.structs.replace(image.plan, weights=directory)
     made = replace(image, plan=plan, weights=arena, native=())
-    device = getattr(program, "device", None)
-    return Merged(LoadedProgram.from_image(made, device), report)
+    devices = program.devices if isinstance(program, LoadedProgram) else None
+    return Merged(LoadedProgram.from_image(made, program.device, devices=devices), report)
 
 
 def _path_in(path: str, by_parameter: Mapping[str, Any]) -> str:

@@ -269,6 +269,20 @@ def test_a_program_takes_an_adapter_and_runs_saves_and_loads_with_it(tmp_path: P
         qc.merge_lora(program, factors("lm_tail", 96, 128), config=CONFIG)
 
 
+def test_a_program_on_another_device_stays_there_with_the_same_codes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)).eval()
+    x = torch.randn(3, 64)
+    adapter = factors("0", 96, 64)
+    programs = [qc.qcompile(model, (x,), quant="int8", device=device) for device in ("cpu", "sim:1")]
+    merged = [qc.merge_lora(program, adapter, config=CONFIG) for program in programs]
+    assert [each.weights.device for each in merged] == ["cpu", "sim:1"]
+    assert merged[0].report == merged[1].report
+    before, after = programs[1](x), merged[1].weights(x)
+    assert (after - before).norm() > 0.01 * before.norm()
+    torch.testing.assert_close(after, merged[0].weights(x), rtol=1e-5, atol=1e-5)
+
+
 def test_tied_weights_of_a_program_are_refused() -> None:
     embedding, head = nn.Embedding(64, 32), nn.Linear(32, 64, bias=False)
     head.weight = embedding.weight
