@@ -58,9 +58,9 @@ def entries_of(field: Field, count: int, rng: np.random.Generator) -> Array:
     return rng.integers(0, top, count).astype(np.uint8)
 
 
-def random_tensor(fmt: Format, rows: int, cols: int) -> PackedTensor:
+def random_tensor(fmt: Format, rows: int, cols: int, draw: int = 0) -> PackedTensor:
     """A tensor whose every field holds random entries."""
-    rng = np.random.default_rng(zlib.crc32(f"{fmt} {rows} {cols}".encode()))
+    rng = np.random.default_rng(zlib.crc32(f"{fmt} {rows} {cols}".encode()) + draw)
     packed = fmt.allocate(rows, cols)
     stored = StoredEntries(fmt, rows, cols, packed.data)
     for field in fmt.declaration.fields:
@@ -79,12 +79,22 @@ class Case:
     values: Array
 
 
+def finite_tensor(fmt: Format, rows: int, cols: int, dtype: DType) -> tuple[PackedTensor, Array]:
+    """The first random tensor that stays within the type's range (scales of tensors may lead out of f16's)."""
+    for draw in range(20):
+        packed = random_tensor(fmt, rows, cols, draw)
+        with np.errstate(over="ignore"):
+            values = fmt.decode(packed).astype(DTYPES[dtype])
+        if np.isfinite(values).all():
+            return packed, values
+    raise AssertionError(f"{fmt}: twenty random tensors of {rows} x {cols} beyond {dtype}")
+
+
 def case_of(fmt: Format, cols: int, dtype: DType, layout: str) -> Case:
-    packed = random_tensor(fmt, N, cols)
+    packed, values = finite_tensor(fmt, N, cols, dtype)
     data = layouts.get(layout).pack(fmt, dtype, N, cols, packed.data)
     ref = FormatRef(name=fmt.name, params=fmt.params)
     operand = Operand(name="w", dtype=dtype, access="r", shape=(N, cols), format=ref, layout=layout)
-    values = fmt.decode(packed).astype(DTYPES[dtype])
     name = f"{fmt.name}_{zlib.crc32(f'{fmt} {cols} {dtype} {layout}'.encode()):08x}"
     return Case(name, operand, aligned(data), values)
 
