@@ -230,7 +230,7 @@ def argmaxes() -> Iterator[KernelSpec]:
 def loops() -> Iterator[KernelSpec]:
     """A sum of two operands, in every element type: side by side, transposed, folded along either loop; every op."""
     forms = {
-        "pointwise": ("parallel", (1, 96), (96, 1)), "transposed": ("parallel", (7, 1), (96, 1)),
+        "pointwise": ("parallel", (96, 1), (96, 1)), "transposed": ("parallel", (1, 7), (96, 1)),
         "rows": ("reduction", (96, 1), (1, 0)), "columns": ("reduction", (1, 7), (1, 0)),
     }  # fmt: skip
     for dtype, (kind, read, written) in itertools.product(DTYPES, forms.values()):
@@ -239,7 +239,7 @@ def loops() -> Iterator[KernelSpec]:
         sum_ = ScalarOp(result="r", op=op, dtype=dtype, args=("x", "acc" if reduces else "x"))
         program = ScalarProgram(inputs=(("x", dtype), ("acc", dtype)), ops=(sum_,), yields=("r",))
         zero = (0.0).hex() if dtype in ALL_FLOATS else "0"
-        operands = [Operand(name=n, dtype=dtype, access=a, shape=()) for n, a in (("x", "r"), ("y", "w"))]
+        operands = [plain("x", dtype, (7 * 96,)), plain("y", dtype, (7 if reduces else 7 * 96,), "w")]
         yield make(
             "loop", operands, extents=(7, 96), iterators=("parallel", kind), body=program, init=(zero,) * reduces,
             accesses=tuple(kernel.AffineAccess(offset=0, coefficients=c) for c in (read, written)),
