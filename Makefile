@@ -24,7 +24,8 @@ help:
 	@echo "make lint       ruff, strict mypy and import-linter on the installed wheel"
 	@echo "make bench      the benchmarks, peers in the same run"
 	@echo "make docs       writes the generated pages of docs/"
-	@echo "make gpu-check  everything that needs a GPU; WHEELS=folder installs from there, OUT=folder gets the JSON"
+	@echo "make gpu-check  everything that needs a GPU; WHEELS=folder installs from there, OUT=folder gets the JSON,"
+	@echo "                PARTS='first bench' runs these alone, BUDGET=570 stops after so many seconds"
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on PATH; install Python 3.11 or later (apt install python3 python3-venv)" >&2; exit 1; }
@@ -75,7 +76,8 @@ docs: $(STAMP)
 # Works on a bare CUDA image without network and without the environment above: WHEELS holds what the image lacks.
 CHECK_PYTHON = $(if $(WHEELS),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 gpu-check:
-	$(CHECK_PYTHON) -P tests/gpu/check.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(OUT),--out $(OUT))
+	$(CHECK_PYTHON) -P tests/gpu/check.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(OUT),--out $(OUT)) \
+		$(if $(PARTS),--part $(PARTS)) $(if $(BUDGET),--budget $(BUDGET))
 
 clean:
 	rm -rf build dumps

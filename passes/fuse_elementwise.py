@@ -8,9 +8,9 @@ computed again for every step of a loop they do not depend on, is copied only wh
 little index arithmetic, or one operand and at most two cheap operations.  A pair `truncf` -> `extf` that meets inside a
 fused body is deleted; nothing else changes the numbers.
 
-`qc.rope` becomes a loop nest first, so that it fuses, too.  So does `qc.windows`, unless its linear gets a kernel that
-reads the image itself, as those of the CPU do.  The walk goes from the last op to the first, so each body moves once:
-linear in the number of ops.
+`qc.rope` becomes a loop nest first, so that it fuses, too.  So does `qc.windows`, unless a linear is all that reads it:
+its kernel reads the image itself.  The walk goes from the last op to the first, so each body moves once: linear in the
+number of ops.
 """
 
 from __future__ import annotations
@@ -45,15 +45,10 @@ class FuseElementwisePass(ModulePass):
             for each in list(function.body.block.ops):
                 if isinstance(each, qc.RopeOp):
                     rope_to_loops(each)
-                elif isinstance(each, qc.WindowsOp) and not _kernel_reads(each, ctx):
+                elif isinstance(each, qc.WindowsOp) and not feeds_linear(each):
                     windows_to_loops(each)
             for each in reversed(list(function.body.block.ops)):
                 if isinstance(each, ops.GenericOp) and each.parent is not None:
                     pairs += absorb_producers(each, worth_fusing)
         if pairs and isinstance(ctx, QCContext):
             ctx.report.add(self.name, "", f"deleted {pairs} rounding pairs", "truncf -> extf inside fused bodies")
-
-
-def _kernel_reads(op: qc.WindowsOp, ctx: Context) -> bool:
-    """Whether the target's linears read these windows in the image."""
-    return isinstance(ctx, QCContext) and ctx.target.kind == "cpu" and feeds_linear(op)

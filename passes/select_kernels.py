@@ -46,6 +46,7 @@ from qcompiler.ir.qc import (
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.kernels.select import FLOATS, LINEAR, Case, LinearQuery, choose_linear, templates
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
+from qcompiler.passes.support.engine_report import report_engines
 from qcompiler.passes.support.extents import check_extents
 from qcompiler.plan.dims import Range, product
 
@@ -102,6 +103,8 @@ class SelectKernelsPass(ModulePass):
                     _check_template(each, context)
                 if isinstance(each, GroupedLinearOp):
                     _select_layout(each, context)
+                if isinstance(each, AttentionOp):
+                    report_engines(each, context, (), constant=False)
 
 
 def _check_template(op: Operation, context: QCContext) -> None:
@@ -145,6 +148,7 @@ def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -
     chosen = ", ".join(f"{c.m_class}" + ("" if c.max is None else f" (M <= {c.max})") for c in choice.cases)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.rejected)
     context.report.add("select-kernels", path_of(op), f"linear {chosen}", reasons)
+    report_engines(op, context, [case.m_class for case in choice.cases], constant=query.constant_weight)
 
 
 def _select_layout(op: GroupedLinearOp, context: QCContext) -> None:
@@ -155,6 +159,7 @@ def _select_layout(op: GroupedLinearOp, context: QCContext) -> None:
     experts = op.experts.value.data
     what = f"grouped_linear: {experts} experts of {int(n) // experts}x{k}, {op.repeat.value.data} pairs per row"
     context.report.add("select-kernels", path_of(op), what, "")
+    report_engines(op, context, (), constant=_is_constant(op.w, context))
 
 
 def _is_constant(weight: SSAValue, context: QCContext) -> bool:

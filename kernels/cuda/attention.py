@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qcompiler.kernels.cuda import attention_decode, attention_mma
+from qcompiler.kernels.cuda import attention_decode, attention_mma, engines
 from qcompiler.kernels.cuda.attention_operands import (
     body_of,
     capped,
@@ -24,6 +24,7 @@ from qcompiler.kernels.cuda.attention_operands import (
     hidden,
     masked,
     number_of,
+    operand,
     roles,
     seen_keys,
     stride,
@@ -99,12 +100,20 @@ class Tile:
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """The kernel for `arch`. KernelSelectionError for operands that `AttentionKernel` does not allow."""
     check(spec)
-    if attention_decode.fits(body_of(spec)):
+    decision = decision_of(spec, arch)
+    if decision.key == "decode":
         return attention_decode.emit(spec, arch)
-    refusal = attention_mma.refuses(spec, arch_number(arch))
-    if refusal is None:
+    if decision.key == "mma":
         return attention_mma.emit(spec, arch)
-    return _emit(spec, arch_number(arch), refusal)
+    return _emit(spec, arch_number(arch), dict(decision.rejected)["tensor cores"])
+
+
+def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
+    """The engine of an attention on `arch`, and why not the others."""
+    body = body_of(spec)
+    types = (operand(spec, "q").dtype, operand(spec, "k").dtype, operand(spec, "v").dtype)
+    facts = engines.attention_facts(types, body.q_len, body.head_dim, body.value_dim)
+    return engines.choose(engines.ATTENTION, facts, arch_number(arch))
 
 
 def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:

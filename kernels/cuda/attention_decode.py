@@ -28,17 +28,12 @@ from qcompiler.kernels.text import header_comment, indent
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import ITEMSIZE, AttentionKernel, KernelSpec
 
-QUERIES = 4
 ROWS = 8
 _STRIP = 32
 _KEY_LANES = 8
 _XYZW = tuple(enumerate("xyzw"))
 _SHARED = 48 * 1024
 """Bytes that a block may have on every architecture without asking for more."""
-
-
-def fits(body: AttentionKernel) -> bool:
-    return isinstance(body.q_len, int) and body.q_len <= QUERIES
 
 
 @dataclass(frozen=True)

@@ -34,20 +34,6 @@ _KEYS = 64
 _LOG2E = math.log2(math.e)
 
 
-def refuses(spec: KernelSpec, number: int) -> str | None:
-    """Why tensor cores cannot serve the spec on sm_`number`, or None."""
-    body, dtypes = body_of(spec), {operand(spec, role).dtype for role in ("q", "k", "v")}
-    if len(dtypes) != 1 or not dtypes <= {"bf16", "f16"}:
-        return f"q, k and v are {', '.join(sorted(dtypes))}, not one 16-bit type"
-    least = 80 if dtypes == {"bf16"} else 75
-    if number < least:
-        return f"{dtypes.pop()} products need sm_{least}"
-    for what, size in (("head_dim", body.head_dim), ("value_dim", body.value_dim)):
-        if size % 16 or size > 128:
-            return f"{what} is {size}, not a multiple of 16 up to 128"
-    return None
-
-
 @dataclass(frozen=True)
 class Tile:
     """`warps` of 16 queries each against 64 keys."""
@@ -89,7 +75,7 @@ class Tile:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """The kernel, for a spec that `refuses` has nothing against."""
+    """The kernel, for a spec that engines.ATTENTION gives to tensor cores."""
     del arch
     body = body_of(spec)
     few = isinstance(body.q_len, int) and body.q_len <= 32

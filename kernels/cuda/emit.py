@@ -21,7 +21,7 @@ from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
 from qcompiler.plan.kernel import KernelSpec, Operand
 
-EMITTER_VERSION = 2
+EMITTER_VERSION = 3
 """Part of the cache key of compiled modules: raise it whenever emitted text changes for an unchanged spec."""
 
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -33,13 +33,17 @@ TEMPLATES = (
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
+_LINEAR = (
+    "scalar.cuh", "decode.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "window.cuh", "linear_mma_rows.cuh",
+)  # fmt: skip
+
 _HEADERS: dict[str, tuple[str, ...]] = {
     "attention": ("tile.cuh", "attention.cuh"),
     "batch_matmul": ("tile.cuh",),
     "embedding": ("decode.cuh", "lookup.cuh"),
     "gather": ("decode.cuh", "lookup.cuh"),
-    "grouped_linear": ("scalar.cuh", "decode.cuh", "linear.cuh", "linear_fma.cuh", "grouped.cuh"),
-    "linear": ("scalar.cuh", "decode.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh"),
+    "grouped_linear": (*_LINEAR, "grouped.cuh"),
+    "linear": _LINEAR,
     "loop": ("scalar.cuh", "loop.cuh"),
     "norm": ("rows.cuh",),
     "scan": ("scalar.cuh", "scan.cuh"),

@@ -6,7 +6,7 @@
 #pragma once
 #include "linear_fma.cuh"
 
-// Listed pairs that found no room are met again from `*next` on. `counts` has a number for each of the 8 warps.
+// Listed pairs that found no room are met again from `*next` on. `counts` has a number for each warp.
 struct qc_pair_list {
     int* rows;
     int* counts;
@@ -14,8 +14,8 @@ struct qc_pair_list {
 };
 
 // The next pairs, from `from` on, for which chosen(p) holds: their number, at most TM, and the first pair not looked
-// at. By a block of 256 threads; a barrier stands behind it.
-template <int TM, class Chosen>
+// at. By a block of THREADS threads; a barrier stands behind it.
+template <int TM, int THREADS, class Chosen>
 QC_DEVICE int qc_list_pairs(int64_t pairs, int64_t& from, const Chosen& chosen, qc_pair_list list) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int live = 0;
@@ -27,14 +27,14 @@ QC_DEVICE int qc_list_pairs(int64_t pairs, int64_t& from, const Chosen& chosen, 
         if (lane == 0) list.counts[warp] = __popc(mask);
         __syncthreads();
         int place = live + __popc(mask & ((1u << lane) - 1)), total = live;
-        for (int w = 0; w < 8; w++) {
+        for (int w = 0; w < THREADS / 32; w++) {
             if (w < warp) place += list.counts[w];
             total += list.counts[w];
         }
         if (hit && place < TM) list.rows[place] = (int)pair;
         if (hit && place == TM) *list.next = (int)pair;
         __syncthreads();
-        from = total > TM ? (int64_t)*list.next : from + 256;
+        from = total > TM ? (int64_t)*list.next : from + THREADS;
         live = total < TM ? total : TM;
     }
     __syncthreads();

@@ -1,8 +1,9 @@
-"""The `grouped_linear` template: products with the weights of chosen experts, in fp32 on the CUDA cores.
+"""The `grouped_linear` template: products with the weights of chosen experts.
 
     few pairs     (a number known here, at most 64)  qc_linear_few of linear_fma.cuh: a block per panel and pair, which
-                  reads the panel of the pair's own expert
-    any number    grouped.cuh: a block per expert and 32 of its columns, for all rows that chose it
+                  reads the panel of the pair's own expert; on tensor cores where they multiply the weight's type
+    any number    grouped_mma.py, on tensor cores; else grouped.cuh: a block per expert and 32 of its columns, in fp32,
+                  for all rows that chose it
 
 Which expert a pair has is read on the device.  A weight is read as linears read theirs (weights.py), whatever its
 format; an expert may begin inside of a panel.  A kernel on the device has nowhere to report an index outside
@@ -12,28 +13,44 @@ format; an expert may begin inside of a panel.  A kernel on the device has nowhe
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda import engines
 from qcompiler.kernels.cuda.emit import arch_number, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.linear_fma import TILED_THREADS, Few, code_table, shape_for
 from qcompiler.kernels.cuda.weights import FLOATS, Weight, weight_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec
-
-MOST_PAIRS = 64
-"""Pairs up to which each has blocks of its own: a token or a few with their experts."""
+from qcompiler.plan.kernel import DType, GroupedLinearKernel, KernelSpec
 
 TN, TM = 32, 64
 """Columns of an expert, and rows of x, that a block multiplies at a time."""
 
 
+def facts_of(x: DType, weight: Weight, body: GroupedLinearKernel) -> engines.Facts:
+    """What engines.GROUPED_LINEAR asks of a grouped linear."""
+    from qcompiler.kernels.cuda import grouped_mma
+    from qcompiler.kernels.cuda.linear_mma import takes
+
+    pairs = (dim(body.rows) * body.repeat).to_dim()
+    return engines.grouped_facts(x, weight, pairs, groups=takes(weight), shared=grouped_mma.least_shared(body))
+
+
+def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
+    """The engine of a grouped linear on `arch`, and why not the others."""
+    facts = facts_of(spec.operands[0].dtype, weight_of(spec.name, spec.operands[1]), _body(spec))
+    return engines.choose(engines.GROUPED_LINEAR, facts, arch_number(arch))
+
+
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes."""
+    from qcompiler.kernels.cuda import grouped_mma
+
     _check(spec)
-    weight = weight_of(spec.name, spec.operands[1])
-    pairs = dim(_body(spec).rows) * _body(spec).repeat
-    if pairs.is_static and pairs.value <= MOST_PAIRS and weight.storage != "strided":
-        return _emit_pairs(spec, weight, arch, pairs.value)
+    weight, key = weight_of(spec.name, spec.operands[1]), decision_of(spec, arch).key
+    if key in ("few_mma", "few_fma"):
+        return _emit_pairs(spec, weight, arch, mma=key == "few_mma")
+    if key == "mma":
+        return grouped_mma.emit(spec, weight, arch)
     return _emit_tiled(spec, weight)
 
 
@@ -52,22 +69,26 @@ def _check(spec: KernelSpec) -> None:
     for operand in (x, out):
         if operand.dtype not in FLOATS:
             raise KernelSelectionError(f"{where}: '{operand.name}' is {operand.dtype}, not one of {FLOATS}")
-        if operand.strides[1] != 1:
+        if operand.strides[1] != 1 and operand.shape[1] != 1:
             raise KernelSelectionError(f"{where}: '{operand.name}' needs unit stride in its last dim")
 
 
-def _most_tiles(body: GroupedLinearKernel, columns: int) -> int:
+def most_tiles(body: GroupedLinearKernel, columns: int) -> int:
     """Tiles of `columns` columns, from a multiple of 16 on, that hold an expert wherever it begins."""
     inside = 15 if body.n % 16 and body.experts > 1 else 0
     return -(-(inside + body.n) // columns)
 
 
-def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, pairs: int) -> CudaKernel:
-    body, shape = _body(spec), shape_for(1, weight, mma=False)
+def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, *, mma: bool) -> CudaKernel:
+    body = _body(spec)
+    pairs = (dim(body.rows) * body.repeat).value
+    panels = most_tiles(body, 16)
+    shape = shape_for(1, weight, panels * pairs, mma=mma)
     x, _, index, out = spec.operands
     threads = 32 * shape.warps
     shared = SharedMemory()
-    shared.add("x_tile", "float", shape.chunk * shape.warps * weight.tile, 4)
+    staged, item = (STORAGE_TYPES[x.dtype], 2) if mma else ("float", 4)
+    shared.add("x_tile", staged, shape.chunk * shape.warps * weight.tile, item)
     shared.add("partial", "float", shape.warps * 16, 4)
     table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
     names = [identifier(operand.name) for operand in spec.operands]
@@ -92,17 +113,31 @@ def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, pairs: int) -> Cuda
         f"        qc_store({names[3]} + pair * {c_dim(out.strides[0])} + column, there ? sum : NAN);",
         "}",
     ]
-    geometry = Geometry((_most_tiles(body, 16), pairs, 1), (threads, 1, 1), shared.nbytes)
-    note = f"fma: {shape.warps} warps share K, a block per panel and pair; {shared.nbytes} bytes of shared memory"
-    return _kernel(spec, weight, geometry, lines, note)
+    geometry = Geometry((panels, pairs, 1), (threads, 1, 1), shared.nbytes)
+    engine = "mma" if mma else "fma"
+    note = f"{engine}: {shape.warps} warps share K, a block per panel and pair; {shared.nbytes} bytes of shared memory"
+    return _kernel(spec, weight, geometry, lines, note, engine)
 
 
 def _few(weight: Weight, x_type: str, shape: Few) -> str:
-    return f"qc_few<{weight.struct}, {x_type}, 1, {shape.warps}, {shape.depth}, {shape.chunk}, false>"
+    return (
+        f"qc_few<{weight.struct}, {x_type}, 1, {shape.warps}, {shape.depth}, {shape.chunk}, {str(shape.mma).lower()}>"
+    )
+
+
+def chosen(spec: KernelSpec) -> list[str]:
+    """The statements that declare ``chosen(pair)``: whether a pair has this `expert`; the last one is none."""
+    body, index = _body(spec), spec.operands[2]
+    return [
+        "const auto chosen = [&](int64_t pair) QM_LAMBDA {",
+        f"    const int64_t its = (int64_t){identifier(index.name)}[pair * {c_dim(index.strides[0])}];",
+        f"    return (its < 0 || its >= {body.experts} ? {body.experts} : its) == expert;",
+        "};",
+    ]
 
 
 def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
-    body, (x, w, index, out) = _body(spec), spec.operands
+    body, (x, w, _, out) = _body(spec), spec.operands
     names = [identifier(operand.name) for operand in spec.operands]
     shared = SharedMemory()
     shared.add("x_step", "float", 32 * (TM + 4), 4)
@@ -126,12 +161,10 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
         f"if (n0 >= first + {body.n}) return;",
         *([f"qc_fill<{weight.struct}>({table});"] if weight.lookup else []),
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",
-        "const auto chosen = [&](int64_t pair) {",
-        f"    const int64_t its = (int64_t){names[2]}[pair * {c_dim(index.strides[0])}];",
-        f"    return (its < 0 || its >= {body.experts} ? {body.experts} : its) == expert;",
-        "};",
+        *chosen(spec),
         "int64_t from = 0;",
-        f"while (const int live = qc_list_pairs<{TM}>({pairs}, from, chosen, {{listed, counts, next}})) {{",
+        f"while (const int live = qc_list_pairs<{TM}, {TILED_THREADS}>(",
+        f"           {pairs}, from, chosen, {{listed, counts, next}})) {{",
         f"    float sums[{rows}][{columns}];",
         f"    if (expert < {body.experts})",
         f"        qc_grouped_tiled<{TN}, {TM}>({names[0]}, {c_dim(x.strides[0])}, listed, {body.repeat}, live, "
@@ -146,12 +179,14 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
         "    }",
         "}",
     ]
-    geometry = Geometry((_most_tiles(body, TN), body.experts + 1, 1), (TILED_THREADS, 1, 1), shared.nbytes)
+    geometry = Geometry((most_tiles(body, TN), body.experts + 1, 1), (TILED_THREADS, 1, 1), shared.nbytes)
     note = f"fma: {TN} columns of an expert for {TM} of its rows at a time; {shared.nbytes} bytes of shared memory"
     return _kernel(spec, weight, geometry, lines, note)
 
 
-def _kernel(spec: KernelSpec, weight: Weight, geometry: Geometry, lines: list[str], note: str) -> CudaKernel:
+def _kernel(
+    spec: KernelSpec, weight: Weight, geometry: Geometry, lines: list[str], note: str, engine: str = "fma"
+) -> CudaKernel:
     head = header_comment(spec, note, "an index out of range gives NaN")
     text = "\n".join([head, weight.definitions, signature(spec, geometry.threads), *indent(lines), "}\n"])
-    return CudaKernel(text, geometry, "fma", (note,))
+    return CudaKernel(text, geometry, engine, (note,))

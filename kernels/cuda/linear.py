@@ -1,6 +1,6 @@
 """The `linear` template: which engine serves a spec, how a sum becomes a result.
 
-    engine_of(spec, arch)      "fma": CUDA cores, linear_fma.py;  "mma": tensor cores, linear_mma.py
+    decision_of(spec, arch)    which of engines.LINEAR: "mma" is linear_mma.py, the others linear_fma.py
     weight_of(name, operand)   the struct `qk_<name>_w` (weights.py), from which both engines decode tiles
     finish_of(spec)            the function `qk_<name>_finish`: bias, epilogue, one rounding, store, within bounds
 
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda import engines, windows
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.weights import FLOATS, LAYOUT, Weight, block, weight_of
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, identifier, indent
-from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import DType, KernelSpec, LinearKernel, Operand
 
 __all__ = [
     "FLOATS",
@@ -27,8 +28,10 @@ __all__ = [
     "Finish",
     "Weight",
     "check",
+    "decision_of",
     "emit",
     "engine_of",
+    "facts_of",
     "finish_of",
     "linear_body",
     "weight_of",
@@ -44,18 +47,27 @@ def linear_body(spec: KernelSpec) -> LinearKernel:
     return spec.body
 
 
-def engine_of(spec: KernelSpec, arch: str) -> Engine:
-    """Tensor cores where x and the decoded weight share a 16-bit type, the architecture multiplies it, and the weight
-    lies in tiles whose groups of entries they take (`linear_mma.takes`: all but those of odd sizes); CUDA cores for
-    everything else, and for M <= 8, where the weight's bytes set the time."""
+def facts_of(x: DType, weight: Weight, m_class: str, *, windows: bool) -> engines.Facts:
+    """What engines.LINEAR asks of a linear."""
+    from qcompiler.kernels.cuda.linear_mma import least_shared, takes
+
+    return engines.linear_facts(
+        x, weight, m_class, windows=windows, groups=takes(weight), shared=least_shared(m_class, windows=windows)
+    )
+
+
+def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
+    """The engine of a linear on `arch`, and why not the others."""
     from qcompiler.kernels.cuda.emit import arch_number
-    from qcompiler.kernels.cuda.linear_mma import takes
 
     body, (x, w) = linear_body(spec), spec.operands[:2]
-    needs = {"bf16": 80, "f16": 75}.get(x.dtype)
-    wide = body.m_class in ("9-64", "large")
-    fits = needs is not None and x.dtype == w.dtype and arch_number(arch) >= needs and w.layout == LAYOUT
-    return "mma" if wide and fits and takes(weight_of(spec.name, w)) else "fma"
+    facts = facts_of(x.dtype, weight_of(spec.name, w), body.m_class, windows=body.window is not None)
+    return engines.choose(engines.LINEAR, facts, arch_number(arch))
+
+
+def engine_of(spec: KernelSpec, arch: str) -> Engine:
+    """The module that emits it: "mma" for many rows on tensor cores, else "fma"."""
+    return "mma" if decision_of(spec, arch).key == "mma" else "fma"
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -69,17 +81,17 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 def check(spec: KernelSpec) -> None:
     """KernelSelectionError unless the operands are those of a linear, in types and strides that kernels take."""
     body, where = linear_body(spec), f"kernel '{spec.name}'"
-    if body.window is not None:
-        raise KernelSelectionError(f"{where} reads the windows of an image, which only CPU kernels do")
     fixed = 4 if body.has_bias else 3
     if len(spec.operands) < fixed:
         raise KernelSelectionError(f"{where}: a linear has x, w, {'bias, ' * body.has_bias}extras and out")
     check_extent(spec, spec.operands[1], 0)
     check_extent(spec, spec.operands[1], 1)
+    if body.window is not None:
+        windows.check(spec, body.window)
     for operand in (spec.operands[0], spec.operands[-1]):
         if operand.dtype not in FLOATS:
             raise KernelSelectionError(f"{where}: operand '{operand.name}' is {operand.dtype}; linears take {FLOATS}")
-        if operand.strides[1] != 1:
+        if operand.strides[-1] != 1 and operand.shape[-1] != 1:
             raise KernelSelectionError(f"{where}: operand '{operand.name}' needs unit stride in its last dim")
     wanted = 0 if body.epilogue is None else len(body.epilogue.inputs) - 1
     if len(spec.operands) - fixed != wanted:

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 
 from qcompiler.kernels.cuda.emit import arch_number, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.linear import LAYOUT, Finish, Weight, finish_of, linear_body, row_offset, weight_of
+from qcompiler.kernels.cuda.linear import (
+    LAYOUT,
+    Finish,
+    Weight,
+    decision_of,
+    finish_of,
+    linear_body,
+    row_offset,
+    weight_of,
+)
+from qcompiler.kernels.cuda.windows import PLACE_BYTES, declaration
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
@@ -37,7 +47,7 @@ MAX_GRID_Y = 65535
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry. KernelSelectionError for weights that no kernel decodes."""
     weight = weight_of(spec.name, spec.operands[1])
-    if linear_body(spec).m_class in ("1", "2-8") and weight.storage != "strided":
+    if decision_of(spec, arch).key in ("few_mma", "few_fma"):
         return _emit_few(spec, weight, arch)
     return _emit_tiled(spec, weight)
 
@@ -68,26 +78,21 @@ class Few:
     mma: bool
 
 
-def uses_mma(spec: KernelSpec, weight: Weight, arch: str) -> bool:
-    """Whether tensor cores take x and the weight's values as they are."""
-    needs = {"bf16": 80, "f16": 75}.get(weight.dtype)
-    return needs is not None and spec.operands[0].dtype == weight.dtype and arch_number(arch) >= needs
-
-
 def few_shape(spec: KernelSpec, weight: Weight, arch: str) -> Few:
     """The shape of a linear's kernel."""
     body = linear_body(spec)
     most = FEW_ROWS if isinstance(body.m, str) else min(FEW_ROWS, max(body.m, 1))
-    return shape_for(1 if body.m_class == "1" else most, weight, mma=uses_mma(spec, weight, arch))
+    rows = 1 if body.m_class == "1" else most
+    return shape_for(rows, weight, weight.panels, mma=decision_of(spec, arch).key == "few_mma")
 
 
-def shape_for(rows: int, weight: Weight, *, mma: bool) -> Few:
-    """Warps so that each has work for its ring of tiles, more of them where there are few panels to fill a GPU with."""
+def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool) -> Few:
+    """Warps so that each has work for its ring of tiles, more of them where few `blocks` are to fill a GPU."""
     depth = RING if mma or rows <= RING else RING // 2
     if weight.scattered:  # each piece loads entries of its own: registers are for these
         depth = 1
     row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # of x, for one round of one warp's ring
-    most_warps = 16 if weight.panels <= 128 else 8
+    most_warps = 16 if blocks <= 128 else 8
     warps = 1
     while 2 * warps <= min(most_warps, weight.tiles // RING, X_BYTES // row_bytes):
         warps *= 2
@@ -182,11 +187,13 @@ def _kernel(
 
 
 def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
-    body, finish, x = linear_body(spec), finish_of(spec), spec.operands[0]
+    body, finish = linear_body(spec), finish_of(spec)
     n, m = (32, 64) if body.m_class != "large" else (64, 64)
     shared = SharedMemory()
     shared.add("x_step", "float", 32 * (m + 4), 4)
     shared.add("w_step", "float", 32 * (n + 4), 4)
+    if body.window is not None:
+        shared.add("places", "qc_window_place", m, PLACE_BYTES)
     table = code_table(shared, weight, 0)
     name = identifier(spec.operands[1].name)
     if weight.storage == "strided":
@@ -202,8 +209,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
         f"const int64_t m0 = (int64_t)blockIdx.x * {m}, n0 = (int64_t)blockIdx.y * {n};",
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",
         f"float sums[{rows}][{columns}];",
-        f"qc_linear_tiled<{n}, {m}>({identifier(x.name)}, {c_dim(x.strides[0])}, {c_dim(body.m)}, {weight.cols}, m0,",
-        "        x_step, w_step, stage_w, sums);",
+        *_tiled_sums(spec, weight, n, m),
         "#pragma unroll 1",
         f"for (int i = 0; i < {rows * columns}; i++) {{",
         f"    const int64_t row = m0 + threadIdx.x / 16 * {rows} + i / {columns};",
@@ -215,3 +221,22 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
     source = f"decoded from {LAYOUT}" if weight.storage == "codes" else weight.storage
     note = f"fma: tiles of {m} rows of x by {n} rows of w ({source}); {shared.nbytes} bytes of shared memory"
     return _kernel(spec, weight, finish, geometry, lines, (note,), "fma")
+
+
+def _tiled_sums(spec: KernelSpec, weight: Weight, n: int, m: int) -> list[str]:
+    """The statements that fill `sums`."""
+    body, x = linear_body(spec), spec.operands[0]
+    name, rows, cols = identifier(x.name), c_dim(body.m), weight.cols
+    if body.window is None:
+        return [
+            f"qc_linear_tiled<{n}, {m}>({name}, {c_dim(x.strides[0])}, {rows}, {cols}, m0,",
+            "        x_step, w_step, stage_w, sums);",
+        ]
+    return [
+        declaration(x, body.window),
+        f"qc_place_windows<{m}>(window, m0, {rows}, places);",
+        "const auto stage_x = [&](int64_t k0, float* to) {",
+        f"    qc_window_step<{m}>({name}, window, places, {rows} - m0, {cols}, k0, to);",
+        "};",
+        f"qc_tiled_sums<{n}, {m}>({cols}, x_step, w_step, stage_x, stage_w, sums);",
+    ]

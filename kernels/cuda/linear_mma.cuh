@@ -97,8 +97,9 @@ template <class W> struct qm_groups {
                                             : W::covers == 32 || W::covers == 16), "groups");
 };
 
-// One warp's share of a weight: PANELS panels of 16 rows, one chunk of columns at a time. A block has BLOCK_PANELS.
-template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
+// One warp's share of a weight: PANELS panels of 16 rows, one chunk of columns at a time. ALL_THERE: none of a block's
+// panels lies behind the last one.
+template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
     typedef qm_groups<W> groups;
     static constexpr bool CODED = W::packed, FLAT = groups::flat, MANY = groups::many, NARROW = CODED && W::bits < 8;
     // a piece
@@ -131,7 +132,7 @@ template <class W, int PANELS, int BLOCK_PANELS> struct qm_weight {
     QC_DEVICE void load(chunk& c, int index) const {
 #pragma unroll
         for (int i = 0; i < PANELS; i++) {
-            const bool there = ALL_PANELS % BLOCK_PANELS == 0 || i < panels;
+            const bool there = ALL_THERE || i < panels;
             const int64_t first = share + ((int64_t)i * TILES + (int64_t)index * TILES_OF_CHUNK) * 32;
             if constexpr (!NARROW || (W::bits & 4) != 0) {
 #pragma unroll
@@ -399,26 +400,24 @@ QC_DEVICE void qm_finish(
     }
 }
 
-// One block. `finish(sum, m, n)` stores an element. All threads of the block arrive here.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Finish>
-QC_DEVICE void qm_linear(
-    const qm_table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
+// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns. `finish(sum, m,
+// n)` stores an element; there are m rows of x. All threads of the block arrive here, and x is what `tile` copies.
+// IN_BLOCKS: n0 is a multiple of the rows of w that a block takes.
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, bool IN_BLOCKS, class Tile,
+          class Finish>
+QC_DEVICE void qm_product(
+    const qm_table& table, const uint8_t* bytes, const Tile& tile, int64_t m0, int64_t n0, int64_t m, void* shared,
     const Finish& finish) {
     typedef typename W::type T;
-    constexpr int THREADS = 32 * WARPS_N * WARPS_K, BLOCK_ROWS = 16 * PANELS * WARPS_N;
     constexpr int COLUMNS = QM_CHUNK * WARPS_K, CHUNKS = (int)((W::cols + QM_CHUNK - 1) / QM_CHUNK);
     constexpr int STEPS = (CHUNKS + WARPS_K - 1) / WARPS_K;
-    typedef qm_x<T, TOKENS, COLUMNS, (int)W::cols, THREADS> Tile;
-    typedef qm_weight<W, PANELS, PANELS * WARPS_N> Weight;
+    constexpr bool ALL_THERE = IN_BLOCKS && (W::rows + 15) / 16 % (PANELS * WARPS_N) == 0;
+    typedef qm_weight<W, PANELS, ALL_THERE> Weight;
     constexpr int TILE = TOKENS * Tile::STRIDE;
     constexpr int PIECES = TOKENS > 64 ? 1 : 2;  // unrolled at a time: more of them take more registers
 
-    uint32_t token_block, row_block;
-    qm_block(token_block, row_block);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
-    const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * BLOCK_ROWS;
-    const Tile tile(x, x_row, m0, m);
     const Weight weight(bytes, n0 / 16 + warp_n * PANELS, lane);
     T* const ring = (T*)shared;
 
@@ -493,4 +492,17 @@ QC_DEVICE void qm_linear(
         }
     }
     qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS>(sums, (float*)shared, m0, n0, m, tile.used, finish);
+}
+
+// One block of a linear: rows of x `x_row` elements apart.
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Finish>
+QC_DEVICE void qm_linear(
+    const qm_table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
+    const Finish& finish) {
+    constexpr int COLUMNS = QM_CHUNK * WARPS_K, THREADS = 32 * WARPS_N * WARPS_K;
+    uint32_t token_block, row_block;
+    qm_block(token_block, row_block);
+    const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (16 * PANELS * WARPS_N);
+    const qm_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS> tile(x, x_row, m0, m);
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, true>(table, bytes, tile, m0, n0, m, shared, finish);
 }

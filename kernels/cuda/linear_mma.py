@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry
+from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.linear import finish_of, linear_body
 from qcompiler.kernels.cuda.weights import Weight, weight_of
+from qcompiler.kernels.cuda.windows import PLACE_BYTES, declaration
 from qcompiler.kernels.layouts.panels import LANES as PANEL
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
@@ -102,12 +103,15 @@ REGISTERS = 18
 
 
 def tile_of(body: LinearKernel, bits: int, limit: int, entries: int = 1) -> Tile:
-    """The tile for a linear whose weight stores `bits` bits, with `limit` bytes of shared memory per block.
+    """The tile for a linear whose weight stores `bits` bits, with `limit` bytes of shared memory per block."""
+    return ahead(_tile_of(body, limit), bits, entries)
 
-    A lane keeps `entries` entries per panel and chunk.  Depths above are for 4 bits and up to two entries: others go as
-    far ahead in bytes, as far as registers reach.
+
+def ahead(tile: Tile, bits: int, entries: int) -> Tile:
+    """The tile with the depth for a weight of `bits` bits, of which a lane keeps `entries` entries per panel and chunk.
+
+    Depths above are for 4 bits and up to two entries: others go as far ahead in bytes, as far as registers reach.
     """
-    tile = _tile_of(body, limit)
     reach = tile.depth * REGISTERS // (3 * (bits + entries))
     return replace(tile, depth=max(1, min(tile.depth * 4 // bits, reach)))
 
@@ -118,8 +122,24 @@ def _tile_of(body: LinearKernel, limit: int) -> Tile:
         blocks = -(-body.n // LARGE.rows) * -(-(known or 512) // LARGE.tokens)
         return LARGE if blocks >= BUSY or (known is None and body.n >= 32 * LARGE.rows) else LARGE_SPLIT
     tokens = next((t for t in sorted(FEW) if known is not None and known <= t), max(FEW))
-    fitting = [tile for tile in FEW[tokens] if tile.shared <= limit]
-    return fitting[0]
+    return few_tile(tokens, limit - places_bytes(body, tokens))
+
+
+def few_tile(tokens: int, limit: int) -> Tile:
+    """The first tile of so many tokens whose ring fits `limit` bytes."""
+    return next(tile for tile in FEW[tokens] if tile.shared <= limit)
+
+
+def places_bytes(body: LinearKernel, tokens: int) -> int:
+    """Shared memory in front of the ring: where the block's windows lie, if x is an image."""
+    return 0 if body.window is None else -(-tokens * PLACE_BYTES // 128) * 128
+
+
+def least_shared(m_class: str, *, windows: bool) -> int:
+    """Bytes of shared memory of the smallest tile of a class of rows, whatever M."""
+    tiles = [min(each, key=lambda tile: tile.shared) for each in FEW.values()]
+    most = max((LARGE, LARGE_SPLIT) if m_class == "large" else tiles, key=lambda tile: tile.shared)
+    return most.shared + (-(-most.tokens * PLACE_BYTES // 128) * 128 if windows else 0)
 
 
 # --- the weight -------------------------------------------------------------------------------------------------------
@@ -155,25 +175,48 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     limit, entries = SHARED_LIMIT[arch_number(arch)], held_entries(weight)
     tile = tile_of(body, weight.bits, limit, entries)
     finish = finish_of(spec)
-    geometry = Geometry((_blocks(body.m, tile.tokens), -(-body.n // tile.rows), 1), (tile.threads, 1, 1), tile.shared)
+    memory = SharedMemory()
+    if body.window is not None:
+        memory.add("places", "qc_window_place", tile.tokens, PLACE_BYTES)
+    memory.add("shared", "uint4", tile.shared // 16, 16)
+    grid = (_blocks(body.m, tile.tokens), -(-body.n // tile.rows), 1)
+    geometry = Geometry(grid, (tile.threads, 1, 1), memory.nbytes)
     note = (
         f"M class {body.m_class}, mma: {tile.tokens} tokens x {tile.rows} rows of w per block of {tile.warps_n} x "
         f"{tile.warps_k} warps; {tile.stages} stages of x in {tile.shared} bytes, {tile.depth} chunks of w ahead"
     )
-    struct, where = weight.struct, f"(const uint8_t*){identifier(w.name)}, {identifier(x.name)}"
+    where = f"table, (const uint8_t*){identifier(w.name)}, {identifier(x.name)}"
+    arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}"
     lines = [
-        f'static_assert(qm_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',
-        f"QC_SHARED(uint4, shared, 0, {tile.shared // 16});",
-        f"const qm_table table = {{{f'{struct}::code_value(threadIdx.x % 16)' if weight.lookup else '0.0f'}}};",
+        *tile_declarations(tile, weight, memory),
         "const auto finish = [&](float sum, int64_t m, int64_t n) QM_LAMBDA {",
         f"    {finish.call('sum', 'm', 'n')}",
         "};",
-        f"qm_linear<{struct}, {tile.arguments}, {tile.depth}>(",
-        f"    table, {where}, {c_dim(x.strides[0])}, {c_dim(body.m)}, shared, finish);",
     ]
+    if body.window is None:
+        lines += [
+            f"qm_linear<{arguments}>(",
+            f"    {where}, {c_dim(x.strides[0])}, {c_dim(body.m)}, shared, finish);",
+        ]
+    else:
+        lines += [
+            declaration(x, body.window),
+            f"qm_windows<{arguments}>(",
+            f"    {where}, window, {c_dim(body.m)}, places, shared, finish);",
+        ]
     head = signature(spec, tile.threads, tile.resident(limit, straddles=weight.straddles or entries > 2))
     text = "\n".join([header_comment(spec, note), weight.definitions + finish.definition + head, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, "mma", (note,))
+
+
+def tile_declarations(tile: Tile, weight: Weight, memory: SharedMemory) -> list[str]:
+    """The head of a kernel: its shared memory, and the table of 16 values in the lanes of its warps."""
+    value = f"{weight.struct}::code_value(threadIdx.x % 16)" if weight.lookup else "0.0f"
+    return [
+        f'static_assert(qm_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',
+        *memory.declarations(),
+        f"const qm_table table = {{{value}}};",
+    ]
 
 
 def _blocks(m: Dim, tokens: int) -> Dim:

@@ -4,7 +4,7 @@ f32 and narrower floats accumulate in fp32 (rounded once per element for narrow 
 booleans, into an integer result) modulo 2^64, which wraps in the result's type.
 
     one column per row (inner = 1)   a block per row: 256 elements at a time, lanes by shuffles, warps in order
-    columns side by side             a thread per column, in order; folds other than sums always
+    columns side by side             a thread per column, in order; folds other than sums, and of booleans, always
 
 Both orders are fixed; the first one is not that of a plain loop, so that floats differ from it by rounding.
 """
@@ -29,14 +29,12 @@ _AHEAD = 8
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One cumulative sum for any architecture. KernelSelectionError for packed operands and a boolean result."""
+    """One cumulative sum for any architecture. KernelSelectionError for packed operands."""
     del arch
     body = spec.body
     assert isinstance(body, ScanKernel)
     check_plain(spec, ("x", "out"))
-    if spec.operands[1].dtype == "i1":
-        raise KernelSelectionError(f"kernel '{spec.name}': a cumulative sum has no boolean result")
-    if body.fold != "add":
+    if body.fold != "add" or spec.operands[1].dtype == "i1":
         return _folded(spec, body)
     return _rows(spec, body) if body.inner == 1 else _columns(spec, body)
 

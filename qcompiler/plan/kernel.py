@@ -129,7 +129,7 @@ class LinearKernel(Strict, frozen=True, tag="linear"):
     broadcasts), out (m, n).  x has unit stride along k and out unit stride along n.  Decoded weights are rounded to the
     packed operand's dtype before use.  The first epilogue input is the fp32 accumulator (bias added); the rest are the
     extras.  `m_class` is the range of M the kernel is built for.  With a `window`, x is an image and the rows are its
-    windows; only CPU kernels know how.
+    windows.
     """
 
     m: Dim

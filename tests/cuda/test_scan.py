@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda import emit
-from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.plan.kernel import DType, KernelSpec, Operand, ScanKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 TYPES: list[tuple[DType, DType]] = [
-    ("f32", "f32"), ("bf16", "bf16"), ("f64", "f64"), ("i64", "i64"), ("i1", "i64"), ("i32", "i8"),
+    ("f32", "f32"), ("bf16", "bf16"), ("f64", "f64"), ("i64", "i64"), ("i1", "i64"), ("i32", "i8"), ("f32", "i1"),
 ]  # fmt: skip
 
 
@@ -57,6 +55,11 @@ def test_scan_matches_numpy(kernels: Any, x_dtype: DType, out_dtype: DType, shap
     (out,) = kernels.run(name, [x, np.zeros(shape, kept)], shape)
     (again,) = kernels.run(name, [x, np.zeros(shape, kept)], shape, seed=3)
     assert out.tobytes() == again.tobytes()
+    if kept.kind == "b":  # whatever is no zero is true, and stays it
+        x[:, : shape[1] // 2] = 0
+        (out,) = kernels.run(name, [x, np.zeros(shape, kept)], shape)
+        assert out.tobytes() == np.logical_or.accumulate(x != 0, axis=1).tobytes()
+        return
     if kept.kind in "iu":
         assert out.tobytes() == np.cumsum(x.astype(np.int64), axis=1).astype(kept).tobytes()
         return
@@ -76,8 +79,3 @@ def test_columns_are_summed_in_order(kernels: Any) -> None:
 def test_kernels_compile_without_spills_on_every_architecture(nvrtc: Callable[..., Any], arch: str) -> None:
     for name, used in nvrtc(SPECS[:6], arch).items():
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), f"{name} on {arch}"
-
-
-def test_a_boolean_result_is_refused() -> None:
-    with pytest.raises(KernelSelectionError, match="no boolean result"):
-        emit_kernel(scan("i64", "i1", 1), "sm_80")

@@ -1,17 +1,21 @@
 """`make gpu-check`: everything that needs a GPU, in one command, on a bare CUDA 13 image without network.
 
-    python3 tests/gpu/check.py [--wheels DIR] [--out DIR] [--part suites sanitizer bench] [--jobs N]
+    python3 tests/gpu/check.py [--wheels DIR] [--out DIR] [--part first bench suites sanitizer] [--jobs N]
+                               [--budget SECONDS]
 
 Needs Python >= 3.11 with NumPy, torch, pytest, hypothesis, cuda-core and cuda-bindings; what else qcompiler needs
 comes from the environment, or as wheels from a folder. The package itself is assembled into build/gpu-site from the
 source tree.
 
-1. suites     the tests that have a `cuda:0` case: wrappers against their models, kernels, streams, capture, models
-2. sanitizer  compute-sanitizer's memcheck, racecheck, synccheck and initcheck on a selection, if it is on PATH
-3. bench      linear kernels beside torch's bf16 matmul and a copy probe
+1. first      what tells most: PTX wrappers against their models, the backend, and every template and format on a stream
+              of its own, captured, replayed three times with fresh inputs
+2. bench      benchmarks/matmul_cuda.py: products with packed weights beside torch's and other projects' kernels
+3. suites     every other test that has a `cuda:0` case: kernels against float64, streams, capture, sessions, models
+4. sanitizer  compute-sanitizer's memcheck, racecheck, synccheck and initcheck on a selection, if it is on PATH
 
-Prints a table and writes gpu-check.json to the folder `--out` (default build/). Exit 1 if anything failed. Without a
-GPU it says so and exits 0.
+With `--budget` nothing begins, and nothing goes on, after so many seconds; the table and the JSON name what was left
+out, which is no failure. Prints a table and writes gpu-check.json to the folder `--out` (default build/), again after
+each part. Exit 1 if anything failed. Without a GPU it says so and exits 0.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import ctypes
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -34,15 +39,21 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("suites", "sanitizer", "bench")
+PARTS = ("first", "bench", "suites", "sanitizer")
+FIRST = ("tests/gpu",)
 SUITES = (
-    "tests/gpu", "tests/devices", "tests/capture", "tests/cuda", "tests/models/test_gpu_blocks.py",
+    "tests/cuda", "tests/devices", "tests/capture", "tests/models/test_gpu_blocks.py",
     "tests/models/test_gpu_random.py", "tests/models/test_states.py",
 )  # fmt: skip
 DEVICE_CASES = "cuda:0"
+SHARES = {"tests/gpu/test_matrix.py": ("not part", *(f"part{i}" for i in range(4)))}
+"""Files whose tests go to several processes, by words in the tests' names."""
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZED = {
     "tests/gpu/test_conformance_gpu.py": DEVICE_CASES,
+    "tests/gpu/test_matrix.py": f"{DEVICE_CASES} and every_template",
+    "tests/cuda/test_grouped_linear.py": f"{DEVICE_CASES} and (tensor_cores_multiply_the or one_token)",
+    "tests/cuda/test_windows.py": DEVICE_CASES,
     "tests/cuda/test_linear_fma.py": f"{DEVICE_CASES} and every_format_class_and_m",
     "tests/cuda/test_linear_mma.py": f"{DEVICE_CASES} and nf4 and not large",
     "tests/cuda/test_every_format.py": f"{DEVICE_CASES} and (beyond or rows_of_every_format)",
@@ -60,6 +71,8 @@ REQUIRED = (
     "xdsl",
 )  # fmt: skip
 SANITIZER_ERROR = 99
+STOPPED = 124  # what `run` gives for a process that ran out of time
+LEAST_BENCH = 60  # seconds: compiling its kernels takes a part of them
 NOTHING_SELECTED = 5  # pytest's exit code
 
 
@@ -74,6 +87,18 @@ class Step:
     counts: dict[str, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     output: str = ""
+    left_out: bool = False
+
+
+class Clock:
+    """The time that is left: all of it without a budget of seconds."""
+
+    def __init__(self, budget: float | None) -> None:
+        self.end = None if budget is None else time.monotonic() + budget
+
+    def limit(self, wanted: float) -> float:
+        """Seconds that a step may take, `wanted` at most; 0 or less where none are left."""
+        return wanted if self.end is None else min(wanted, self.end - time.monotonic())
 
 
 # --- is there a GPU? --------------------------------------------------------------------------------------------------
@@ -190,7 +215,7 @@ def check_packages(env: dict[str, str]) -> None:
 
 
 def run(command: Sequence[str], env: dict[str, str], limit: float) -> tuple[int, str, float]:
-    """(exit code, output, seconds); 124 after the time limit."""
+    """(exit code, output, seconds); `STOPPED` after the time limit."""
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -199,33 +224,39 @@ def run(command: Sequence[str], env: dict[str, str], limit: float) -> tuple[int,
         )  # fmt: skip
         code, output = done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
-        code, output = 124, (late.stdout or b"") + f"\nstopped after {limit:.0f} s".encode()
+        code, output = STOPPED, (late.stdout or b"") + f"\nstopped after {limit:.0f} s".encode()
     return code, output.decode(errors="replace"), time.monotonic() - began
 
 
 def pytest_step(
-    part: str, file: Path, chosen: str, env: dict[str, str], prefix: Sequence[str] = (), tool: str = ""
+    part: str,
+    file: Path,
+    chosen: str,
+    env: dict[str, str],
+    prefix: Sequence[str] = (),
+    tool: str = "",
+    clock: Clock | None = None,
 ) -> Step | None:
     """The chosen tests of one file in a process of their own: a kernel that faults takes its process' context with it.
 
     None where the file has no such test and need not have one.
     """
-    report = ROOT / "build" / "gpu-reports" / f"{tool or 'suite'}-{file.stem}-{file.parent.name}.xml"
+    share = re.sub(r"\W+", "-", chosen)
+    report = ROOT / "build" / "gpu-reports" / f"{tool or 'suite'}-{file.stem}-{file.parent.name}-{share}.xml"
     report.unlink(missing_ok=True)
-    command = [
-        *prefix,
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        "--rootdir",
-        str(ROOT),
-    ]
-    command += ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-k", chosen, f"--junitxml={report}", str(file)]
-    code, output, seconds = run(command, env, 900 if tool else 420)
+    command = [*prefix, sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir"]
+    command += [str(ROOT), "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-k", chosen]
+    command += [f"--junitxml={report}", str(file)]
     name = f"{tool}: {file.stem}" if tool else f"{file.parent.name}/{file.stem}"
+    if part_of := chosen.removeprefix(DEVICE_CASES).removeprefix(" and ") if not tool else "":
+        name += f" ({part_of})"
+    wanted = 900.0 if tool else 420.0
+    limit = (clock or Clock(None)).limit(wanted)
+    if limit <= 0:
+        return left_out(part, name, "not begun")
+    code, output, seconds = run(command, env, limit)
+    if code == STOPPED and limit < wanted:
+        return left_out(part, name, f"stopped after {seconds:.0f} s")
     if code == NOTHING_SELECTED:
         expected = file in [ROOT / each for each in EXPECTED]
         return Step(part, name, False, seconds, failures=[f"no test matches {chosen!r}"]) if expected else None
@@ -233,6 +264,11 @@ def pytest_step(
     if tool and code == SANITIZER_ERROR:
         failures += [line for line in output.splitlines() if line.startswith("========= ") and "ERROR SUMMARY" in line]
     return Step(part, name, code == 0, seconds, counts, failures, "" if code == 0 else output[-6000:])
+
+
+def left_out(part: str, name: str, how: str) -> Step:
+    """A step for which the budget left no time."""
+    return Step(part, name, True, 0.0, failures=[f"left out: {how}, the budget is spent"], left_out=True)
 
 
 def read_report(report: Path) -> tuple[dict[str, int], list[str]]:
@@ -259,13 +295,24 @@ def files_of(places: Sequence[str]) -> list[Path]:
     return found
 
 
-def suites(env: dict[str, str], jobs: int) -> list[Step]:
+def shares_of(places: Sequence[str]) -> list[tuple[Path, str]]:
+    """(file, which of its tests): one for each process."""
+    found = []
+    for file in files_of(places):
+        shares = SHARES.get(file.relative_to(ROOT).as_posix())
+        found += [(file, f"{DEVICE_CASES} and {share}") for share in shares or ()] or [(file, DEVICE_CASES)]
+    return found
+
+
+def suites(part: str, places: Sequence[str], env: dict[str, str], jobs: int, clock: Clock) -> list[Step]:
+    def one(each: tuple[Path, str]) -> Step | None:
+        return pytest_step(part, *each, env, clock=clock)
+
     with ThreadPoolExecutor(jobs) as pool:
-        done = pool.map(lambda file: pytest_step("suites", file, DEVICE_CASES, env), files_of(SUITES))
-        return [step for step in done if step is not None]
+        return [step for step in pool.map(one, shares_of(places)) if step is not None]
 
 
-def sanitizer(env: dict[str, str], jobs: int) -> list[Step]:
+def sanitizer(env: dict[str, str], jobs: int, clock: Clock) -> list[Step]:
     path = shutil.which("compute-sanitizer")
     if path is None:
         return [Step("sanitizer", "compute-sanitizer is not on PATH: not run", True, 0.0)]
@@ -274,20 +321,25 @@ def sanitizer(env: dict[str, str], jobs: int) -> list[Step]:
     def one(each: tuple[str, Path, str]) -> Step | None:
         tool, file, chosen = each
         prefix = [path, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR), "--print-limit", "20"]
-        return pytest_step("sanitizer", file, chosen, env, prefix, tool)
+        return pytest_step("sanitizer", file, chosen, env, prefix, tool, clock)
 
     with ThreadPoolExecutor(max(1, jobs // 2)) as pool:
         return [step for step in pool.map(one, work) if step is not None]
 
 
-def bench(env: dict[str, str], out: Path) -> tuple[Step, object]:
-    report = out / "linear-cuda.json"
+def bench(env: dict[str, str], out: Path, clock: Clock) -> tuple[Step, object]:
+    """Alone on the machine; it stops beginning sizes in time for what it has measured to be written."""
+    report, limit = out / "matmul-cuda.json", clock.limit(420)
+    if limit < LEAST_BENCH:
+        return left_out("bench", "matrix products", "not begun"), None
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "linear_cuda.py"), "--json", str(report)]
-    code, output, seconds = run(command, env, 420)
+    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "matmul_cuda.py"), "--json", str(report)]
+    code, output, seconds = run([*command, "--budget", f"{limit * 0.6:.0f}"], env, limit)
     print(output, flush=True)
-    rows = json.loads(report.read_text()) if report.exists() else None
-    return Step("bench", "linear kernels", code == 0, seconds, output="" if code == 0 else output[-6000:]), rows
+    measured = json.loads(report.read_text()) if report.exists() else None
+    if code == STOPPED and limit < 420:
+        return left_out("bench", "matrix products", f"stopped after {seconds:.0f} s"), measured
+    return Step("bench", "matrix products", code == 0, seconds, output="" if code == 0 else output[-6000:]), measured
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
@@ -309,7 +361,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build", help="where gpu-check.json goes")
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="test processes at a time")
+    parser.add_argument("--budget", type=float, help="seconds after which the rest is left out")
     chosen = parser.parse_args(arguments)
+    clock = Clock(chosen.budget)
     chosen.out.mkdir(parents=True, exist_ok=True)
     result = chosen.out / "gpu-check.json"
     count, reason = gpus()
@@ -325,22 +379,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (ROOT / "build" / "gpu-reports").mkdir(parents=True, exist_ok=True)
     env = environment(site)
     check_packages(env)
+    return check(chosen, env, clock, result)
+
+
+def check(chosen: argparse.Namespace, env: dict[str, str], clock: Clock, result: Path) -> int:
+    """The chosen parts in the order of `PARTS`, then the table; the exit code."""
     device = device_report()
     print(json.dumps(device, indent=1), flush=True)
     steps: list[Step] = []
-    rows: object = None
-    if "suites" in chosen.part:
-        steps += suites(env, chosen.jobs)
-    if "sanitizer" in chosen.part:
-        steps += sanitizer(env, chosen.jobs)
-    if "bench" in chosen.part:
-        step, rows = bench(env, chosen.out)
-        steps.append(step)
+    measured: object = None
+    for part in [each for each in PARTS if each in chosen.part]:
+        if part == "bench":
+            step, measured = bench(env, chosen.out, clock)
+            steps.append(step)
+        elif part == "sanitizer":
+            steps += sanitizer(env, chosen.jobs, clock)
+        else:
+            steps += suites(part, FIRST if part == "first" else SUITES, env, chosen.jobs, clock)
+        document = {"gpu": device, "steps": [asdict(step) for step in steps], "matmul": measured}
+        result.write_text(json.dumps(document, indent=1))
     failed = [step for step in steps if not step.ok]
-    result.write_text(json.dumps({"gpu": device, "steps": [asdict(step) for step in steps], "linear": rows}, indent=1))
     for step in failed:
         print(f"\n--- {step.name} ---\n{step.output}")
-    print(f"\n{table(steps)}\n\n{len(failed)} of {len(steps)} steps failed; written to {result}")
+    missing = sum(step.left_out for step in steps)
+    print(f"\n{table(steps)}\n\n{len(failed)} of {len(steps)} steps failed", end="")
+    print(f", {missing} were left out for lack of time; written to {result}")
     return 1 if failed else 0
 
 

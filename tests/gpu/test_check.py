@@ -74,7 +74,7 @@ def test_what_the_sanitizer_runs_exists(check: ModuleType) -> None:
     for file, chosen in check.SANITIZED.items():
         assert (ROOT / file).exists(), file
         assert check.DEVICE_CASES in chosen
-    assert all((ROOT / place).exists() for place in (*check.SUITES, *check.EXPECTED))
+    assert all((ROOT / place).exists() for place in (*check.FIRST, *check.SUITES, *check.EXPECTED, *check.SHARES))
 
 
 ELSEWHERE = {
@@ -85,7 +85,7 @@ ELSEWHERE = {
 def test_every_file_with_cases_for_a_gpu_is_in_the_suites(check: ModuleType) -> None:
     """A parameter `cuda:0` exists where there is a GPU; each test that has one must run in the check."""
     parameter = re.compile(r"""\["cuda:0"\] if|params=\["cuda:0"\]|"sim:0", "cuda:0"\] if""")
-    chosen = {str(file.relative_to(ROOT)) for file in check.files_of(check.SUITES)}
+    chosen = {str(file.relative_to(ROOT)) for file in check.files_of((*check.FIRST, *check.SUITES))}
     found = {
         str(file.relative_to(ROOT)) for file in ROOT.glob("tests/**/test_*.py") if parameter.search(file.read_text())
     }
@@ -105,15 +105,21 @@ def test_an_expected_file_without_cases_is_a_failure(
     assert "no test matches" in step.failures[0]
 
 
-def test_the_selections_of_the_sanitizer_select_something(check: ModuleType) -> None:
-    """With the simulated device in place of the GPU: the words of the expressions are in the tests' names."""
-    files = [file for file in check.SANITIZED if not file.endswith("_gpu.py")]
+@pytest.fixture(scope="module")
+def collected(check: ModuleType) -> list[str]:
+    """The ids of the tests of every file that the check picks tests from by their names."""
+    files = [file for file in {**check.SANITIZED, **check.SHARES} if not file.endswith("_gpu.py")]
     command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--collect-only", "-q"]
     done = subprocess.run([*command, *(str(ROOT / file) for file in files)], capture_output=True, text=True, check=True)
-    for file in files:
+    return done.stdout.splitlines()
+
+
+def test_the_selections_of_the_sanitizer_select_something(check: ModuleType, collected: list[str]) -> None:
+    """With the simulated device in place of the GPU: the words of the expressions are in the tests' names."""
+    for file in [file for file in check.SANITIZED if not file.endswith("_gpu.py")]:
         chosen = check.SANITIZED[file].replace(check.DEVICE_CASES, "sim:0")
         words = re.sub(r"[^\s()]+", lambda m: m[0] if m[0] in ("and", "or", "not") else f"({m[0]!r} in name)", chosen)
-        names = [line for line in done.stdout.splitlines() if line.startswith(file)]
+        names = [line for line in collected if line.startswith(file)]
         assert any(eval(words, {"name": name.partition("::")[2]}) for name in names), f"{file} -k {chosen!r}"
 
 
@@ -135,3 +141,32 @@ def test_a_step_tells_passed_failed_dead_and_absent(check: ModuleType, tmp_path:
     assert step.counts.get("passed", 0) == (1 if name == "good" else 0)
     assert len(step.failures) == (0 if name == "good" else 1)
     assert step.name in check.table([step])
+
+
+def test_the_shares_of_a_file_hold_each_of_its_tests_once(check: ModuleType, collected: list[str]) -> None:
+    for file, shares in check.SHARES.items():
+        names = [line.partition("::")[2] for line in collected if line.startswith(file) and "sim:0" in line]
+        assert any("part0" in name for name in names)
+        words = [share.removeprefix("not ") for share in shares]
+        for name in names:
+            taken = [share for share, word in zip(shares, words, strict=True) if (word in name) == (share == word)]
+            assert len(taken) == 1, f"{name} is in {taken}"
+
+
+def test_a_spent_budget_leaves_steps_out_and_says_so(check: ModuleType, tmp_path: Path) -> None:
+    env = check.environment(tmp_path)
+    step = check.pytest_step("suites", SCRIPT, check.DEVICE_CASES, env, clock=check.Clock(0.0))
+    assert (step.ok, step.left_out) == (True, True)
+    assert "left out: not begun" in check.table([step])
+    assert check.bench(env, tmp_path, check.Clock(30.0))[0].left_out
+
+
+def test_a_budget_stops_a_step_that_would_outlast_it(check: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "test_slow.py"
+    file.write_text(
+        "import time, pytest\n@pytest.mark.parametrize('d', ['cuda:0'])\ndef test_it(d):\n    time.sleep(600)\n"
+    )
+    (ROOT / "build" / "gpu-reports").mkdir(parents=True, exist_ok=True)
+    step = check.pytest_step("suites", file, check.DEVICE_CASES, check.environment(tmp_path), clock=check.Clock(3.0))
+    assert (step.ok, step.left_out) == (True, True)
+    assert "stopped after" in step.failures[0]

@@ -9,10 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand, Window
 
 Array = npt.NDArray[Any]
@@ -104,8 +101,3 @@ def test_windows_are_read_where_they_lie(build: Callable[..., Any], isa: str) ->
             found = kernels.run_both(case.name, operands, symbols=(batch, height, width, *size))[-1]
             error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
             assert error <= 1e-6, f"{case.name} of {batch} x {height} x {width}: relative error {error:.2e}"
-
-
-def test_a_gpu_refuses_windows_by_name() -> None:
-    with pytest.raises(KernelSelectionError, match=r"kernel 'padded' reads the windows of an image, which only CPU"):
-        cuda.emit_kernel(spec_of(CASES[0]), "sm_90a")

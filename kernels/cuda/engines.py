@@ -1,0 +1,255 @@
+"""Engines: which of a template's kernels serves an op on an architecture, and why each of the others does not.
+
+    choose(LINEAR, linear_facts(…), "sm_75")
+        -> Decision(engine "fma", (("tensor cores", "bf16 mma needs sm_80 (f16: sm_75)"), …))
+
+An engine states its requirements as data, over the facts of an op: element types, the class of rows, how the weight
+lies, sizes.  `select-kernels` reports the decision and `emit_kernel` follows the same one, so that the report cannot
+say what is not so.  The last engine of a template requires nothing: every op compiles for every architecture.
+
+Every engine here is deterministic: sums are taken in one order, whatever the scheduling.  None converts bf16 operands
+to f16, whose range is another; below sm_80 bf16 is storage and arithmetic is fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
+from qcompiler.plan.dims import Dim, dim
+from qcompiler.plan.kernel import DType
+
+Facts = Mapping[str, object]
+"""What engines ask about an op, by name."""
+
+MMA_SINCE: dict[str, int] = {"bf16": 80, "f16": 75}
+"""Types that tensor cores multiply with fp32 accumulation, and the first architecture that does."""
+
+
+# --- requirements ----------------------------------------------------------------------------------------------------
+
+
+class Requirement(Protocol):
+    """One thing that an engine needs."""
+
+    @property
+    def text(self) -> str:
+        """What is needed, for tables."""
+
+    def unmet(self, facts: Facts, number: int) -> str | None:
+        """Why an op with `facts` on sm_`number` does not meet it; None if it does."""
+
+
+@dataclass(frozen=True)
+class Mma:
+    """The operands share a 16-bit type that the architecture's tensor cores multiply; `types` is the fact's name."""
+
+    types: str = "types"
+
+    @property
+    def text(self) -> str:
+        return ", ".join(f"{dtype} mma: sm_{least}" for dtype, least in MMA_SINCE.items())
+
+    def unmet(self, facts: Facts, number: int) -> str | None:
+        types = facts[self.types]
+        assert isinstance(types, tuple)
+        kinds = set(types)
+        if len(kinds) != 1 or not kinds <= set(MMA_SINCE):
+            return f"operands are {', '.join(sorted(kinds))}, not one 16-bit type"
+        least = MMA_SINCE[types[0]]
+        return None if number >= least else f"{types[0]} mma: sm_{least}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The fact is one of `values`."""
+
+    fact: str
+    values: tuple[object, ...]
+
+    @property
+    def text(self) -> str:
+        return f"{self.fact}: {', '.join(map(str, self.values))}"
+
+    def unmet(self, facts: Facts, number: int) -> str | None:
+        return None if facts[self.fact] in self.values else f"{self.fact} is {facts[self.fact]}, it takes {self.text}"
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """The fact is a known number of at most `most`."""
+
+    fact: str
+    most: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.fact} <= {self.most}"
+
+    def unmet(self, facts: Facts, number: int) -> str | None:
+        value = facts[self.fact]
+        if not isinstance(value, int):
+            return f"{self.fact} is not known at compile time, it takes {self.text}"
+        return None if value <= self.most else f"{self.fact} is {value}, it takes {self.text}"
+
+
+@dataclass(frozen=True)
+class MultipleOf:
+    """The fact is a multiple of `unit`."""
+
+    fact: str
+    unit: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.fact} % {self.unit} == 0"
+
+    def unmet(self, facts: Facts, number: int) -> str | None:
+        value = facts[self.fact]
+        assert isinstance(value, int)
+        return None if value % self.unit == 0 else f"{self.fact} is {value}, it takes {self.text}"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The block's shared memory, in bytes (the fact: for its smallest tile), is what the architecture has."""
+
+    fact: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.fact} <= the architecture's"
+
+    def unmet(self, facts: Facts, number: int) -> str | None:
+        needed = facts[self.fact]
+        assert isinstance(needed, int)
+        limit = SHARED_LIMIT[number]
+        return None if needed <= limit else f"{needed} bytes of shared memory, sm_{number} has {limit}"
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`key` is how a template's module knows it, `name` how reports do."""
+
+    key: str
+    name: str
+    requires: tuple[Requirement, ...] = ()
+    deterministic: bool = True
+
+    def refuses(self, facts: Facts, number: int) -> str | None:
+        """The requirements that are not met, or None."""
+        return "; ".join(r for each in self.requires if (r := each.unmet(facts, number)) is not None) or None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The chosen engine, and (name, reason) of those that come before it and of those that it makes needless."""
+
+    engine: Engine
+    rejected: tuple[tuple[str, str], ...]
+
+    @property
+    def key(self) -> str:
+        return self.engine.key
+
+    @property
+    def why_not(self) -> str:
+        """The rejected ones in one line."""
+        return "; ".join(f"{name}: {reason}" for name, reason in self.rejected)
+
+
+def choose(engines: tuple[Engine, ...], facts: Facts, number: int) -> Decision:
+    """The first engine, in order of preference, that refuses nothing on sm_`number`."""
+    rejected: list[tuple[str, str]] = []
+    for place, engine in enumerate(engines):
+        reason = engine.refuses(facts, number)
+        if reason is None:
+            later = [(e.name, e.refuses(facts, number) or "not preferred") for e in engines[place + 1 :]]
+            return Decision(engine, (*rejected, *later))
+        rejected.append((engine.name, reason))
+    raise AssertionError("the last engine of a template requires nothing")
+
+
+TILES = ("codes", "values")
+"""Weights that lie in tiles of cuda_t16_v1, packed or plain."""
+
+_IN_TILES = OneOf("weight in tiles", (True,))
+_GROUPS = OneOf("groups of columns that chunks of 64 meet", (True,))
+
+LINEAR = (
+    Engine("few_mma", "few rows, tensor cores", (
+        OneOf("rows", ("1", "2-8")), _IN_TILES, OneOf("x", ("rows",)), Mma(),
+    )),
+    Engine("few_fma", "few rows, CUDA cores", (OneOf("rows", ("1", "2-8")), _IN_TILES, OneOf("x", ("rows",)))),
+    Engine("mma", "tensor cores", (
+        OneOf("rows", ("9-64", "large")), _IN_TILES, Mma(), _GROUPS, Shared("mma shared bytes"),
+    )),
+    Engine("fma", "CUDA cores"),
+)  # fmt: skip
+
+GROUPED_LINEAR = (
+    Engine("few_mma", "few pairs, tensor cores", (AtMost("pairs", 64), _IN_TILES, Mma())),
+    Engine("few_fma", "few pairs, CUDA cores", (AtMost("pairs", 64), _IN_TILES)),
+    Engine("mma", "tensor cores", (_IN_TILES, Mma(), _GROUPS, Shared("mma shared bytes"))),
+    Engine("fma", "CUDA cores"),
+)  # fmt: skip
+"""Up to 64 pairs have blocks of their own: a token or a few with their experts."""
+
+ATTENTION = (
+    Engine("decode", "few queries", (AtMost("queries", 4),)),
+    Engine("mma", "tensor cores", (
+        Mma(), MultipleOf("head_dim", 16), AtMost("head_dim", 128), MultipleOf("value_dim", 16),
+        AtMost("value_dim", 128),
+    )),
+    Engine("fma", "CUDA cores"),
+)  # fmt: skip
+
+ENGINES: dict[str, tuple[Engine, ...]] = {
+    "linear": LINEAR, "grouped_linear": GROUPED_LINEAR, "attention": ATTENTION
+}  # fmt: skip
+"""By template. Templates that are not listed have one engine, on CUDA cores."""
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+class WeightFacts(Protocol):
+    """What engines ask of a weight; weights.Weight has it."""
+
+    @property
+    def storage(self) -> str: ...
+    @property
+    def dtype(self) -> DType: ...
+
+
+def _weight(x: DType, weight: WeightFacts, groups: bool, shared: int) -> dict[str, object]:
+    return {
+        "types": (x, weight.dtype), "weight in tiles": weight.storage in TILES,
+        "groups of columns that chunks of 64 meet": groups, "mma shared bytes": shared,
+    }  # fmt: skip
+
+
+def linear_facts(
+    x: DType, weight: WeightFacts, rows: str, *, windows: bool, groups: bool, shared: int
+) -> dict[str, object]:
+    """Of a linear: `rows` is the class of M; `groups`, `shared` are what linear_mma says of the weight."""
+    source = "windows of an image" if windows else "rows"
+    return {**_weight(x, weight, groups, shared), "rows": rows, "x": source}
+
+
+def grouped_facts(x: DType, weight: WeightFacts, pairs: Dim, *, groups: bool, shared: int) -> dict[str, object]:
+    """Of a grouped linear."""
+    known = dim(pairs)
+    number = known.value if known.is_static else None
+    return {**_weight(x, weight, groups, shared), "pairs": number}
+
+
+def attention_facts(types: tuple[DType, ...], queries: Dim, head_dim: int, value_dim: int) -> dict[str, object]:
+    """Of an attention whose q, k and v have these types."""
+    known = queries if isinstance(queries, int) else None
+    return {"types": types, "queries": known, "head_dim": head_dim, "value_dim": value_dim}

@@ -1,0 +1,94 @@
+"""Grouped linears on tensor cores: a block per expert and rows of its weight, for all pairs that chose it.
+
+The block lists its expert's pairs in ascending order (grouped.cuh), a tile of them at a time, and multiplies their rows
+of x, wherever they stand, as linears do theirs: weights are decoded in registers from cuda_t16_v1, x passes through the
+ring in shared memory (linear_mma.cuh).  How many pairs an expert gets is data: of 64 tokens only 16 or 32 are
+multiplied where fewer are there, and blocks of experts that nobody chose end without reading a weight.
+"""
+
+from __future__ import annotations
+
+from qcompiler.kernels.cuda import linear_mma
+from qcompiler.kernels.cuda.emit import arch_number, signature
+from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.grouped_linear import chosen, most_tiles
+from qcompiler.kernels.cuda.linear_mma import FEW, LARGE, LARGE_SPLIT, Tile
+from qcompiler.kernels.cuda.weights import Weight
+from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import dim
+from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec
+
+MANY = 256
+"""Pairs per expert, were they spread evenly, from which tiles of 128 are full often enough to be worth it."""
+
+LISTS = 512
+"""Most bytes that the list's counters and the borders between ranges of shared memory take."""
+
+
+def tile_for(body: GroupedLinearKernel, limit: int) -> Tile:
+    """The tile where `limit` bytes of shared memory are left for its ring.
+
+    Known to be few, the rows of an expert cost what its bytes cost: eight warps split the columns and keep them under
+    way.  Known to be many, or not known, tiles are those of large linears.
+    """
+    pairs = dim(body.rows) * body.repeat
+    each = pairs.value // body.experts if pairs.is_static else None
+    if each is None:
+        return LARGE_SPLIT
+    if each <= max(FEW):
+        return linear_mma.few_tile(max(FEW), limit)
+    return LARGE if each >= MANY else LARGE_SPLIT
+
+
+def least_shared(body: GroupedLinearKernel) -> int:
+    """Bytes of shared memory of the smallest tile that the body may get."""
+    few = min(FEW[max(FEW)], key=lambda tile: tile.shared)
+    return max(few, LARGE, LARGE_SPLIT, key=lambda tile: tile.shared).shared + LISTS + 4 * LARGE.tokens
+
+
+def emit(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
+    """Text and geometry of a grouped linear that engines.GROUPED_LINEAR gives to tensor cores."""
+    body = spec.body
+    assert isinstance(body, GroupedLinearKernel)
+    limit, entries = SHARED_LIMIT[arch_number(arch)], linear_mma.held_entries(weight)
+    tile = linear_mma.ahead(tile_for(body, limit - LISTS - 4 * LARGE.tokens), weight.bits, entries)
+    memory = SharedMemory()
+    memory.add("listed", "int", tile.tokens, 4)
+    memory.add("counts", "int", tile.threads // 32, 4)
+    memory.add("next", "int", 1, 4)
+    memory.add("shared", "uint4", tile.shared // 16, 16)
+    x, w, _, out = spec.operands
+    pairs, row = c_dim((dim(body.rows) * body.repeat).to_dim()), c_dim(x.strides[0])
+    place = f"{identifier(out.name)} + (int64_t)listed[place] * {c_dim(out.strides[0])}"
+    lines = [
+        *linear_mma.tile_declarations(tile, weight, memory),
+        f"const int64_t expert = blockIdx.y, first = expert * {body.n};  // the last one: pairs without an expert",
+        f"const int64_t n0 = first / 16 * 16 + (int64_t)blockIdx.x * {tile.rows};",
+        f"if (n0 >= first + {body.n}) return;",
+        *chosen(spec),
+        "const auto finish = [&](float sum, int64_t place, int64_t n) QM_LAMBDA {",
+        f"    if (n >= first && n < first + {body.n}) qc_store({place} + (n - first), sum);",
+        "};",
+        "int64_t from = 0;",
+        f"while (const int live = qc_list_pairs<{tile.tokens}, {tile.threads}>(",
+        f"           {pairs}, from, chosen, {{listed, counts, next}})) {{",
+        f"    if (expert < {body.experts}) {{",
+        f"        qm_listed<{weight.struct}, {tile.arguments}, {tile.depth}>(",
+        f"            table, (const uint8_t*){identifier(w.name)}, {identifier(x.name)}, {{listed, {row}, "
+        f"{body.repeat}}},",
+        "            live, n0, shared, finish);",
+        "    } else {",
+        f"        for (int i = (int)threadIdx.x; i < live * {tile.rows}; i += {tile.threads})",
+        f"            finish(NAN, i / {tile.rows}, n0 + i % {tile.rows});",
+        "    }",
+        "}",
+    ]
+    note = (
+        f"mma: {tile.rows} columns of an expert for {tile.tokens} of its pairs at a time, {tile.warps_n} x "
+        f"{tile.warps_k} warps; {memory.nbytes} bytes of shared memory, {tile.depth} chunks of w ahead"
+    )
+    head = [header_comment(spec, note, "an index out of range gives NaN"), weight.definitions]
+    bound = tile.resident(limit, straddles=weight.straddles or entries > 2)
+    text = "\n".join([*head, signature(spec, tile.threads, bound), *indent(lines), "}\n"])
+    grid = (most_tiles(body, tile.rows), body.experts + 1, 1)
+    return CudaKernel(text, Geometry(grid, (tile.threads, 1, 1), memory.nbytes), "mma", (note,))

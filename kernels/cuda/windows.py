@@ -1,0 +1,33 @@
+"""Windows of an image as the x of a linear: what emitted kernels say of one to window.cuh."""
+
+from __future__ import annotations
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.text import c_dim
+from qcompiler.plan.kernel import KernelSpec, Operand, Window
+
+PLACE_BYTES = 24
+"""Of window.cuh's `qc_window_place`."""
+
+MOST = 2**31 - 1
+
+
+def check(spec: KernelSpec, window: Window) -> None:
+    """KernelSelectionError unless the image's channels lie side by side and its taps are counted in 32 bits."""
+    image = spec.operands[0]
+    if len(image.strides) != 4 or (image.strides[3] != 1 and image.shape[3] != 1):
+        raise KernelSelectionError(
+            f"kernel '{spec.name}': the image '{image.name}' needs 4 dims and unit stride in its last one"
+        )
+    numbers = (*window.kernel, *window.strides, *window.padding, *window.dilation, window.image[3])
+    if max(numbers) > MOST or min(window.padding) < 0:
+        raise KernelSelectionError(f"kernel '{spec.name}': windows of {numbers} are not counted in 32 bits")
+
+
+def declaration(image: Operand, window: Window) -> str:
+    """The statement that declares `window`, as window.cuh's `qc_window`."""
+    (_, height, width, channels), steps = window.image, image.strides[:3]
+    (top, left), (dy, dx), (sy, sx) = window.padding, window.dilation, window.strides
+    longs = [height, width, *steps, *window.size]
+    literals = [channels, window.kernel[1], sy, sx, top, left, dy, dx]
+    return f"const qc_window window = {{{', '.join([*map(c_dim, longs), *map(str, literals)])}}};"

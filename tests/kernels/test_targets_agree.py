@@ -1,0 +1,290 @@
+"""What CPU kernels take, CUDA kernels take: specs made from the registries, emitted for both.
+
+Templates come from the union of kernel bodies, formats from `formats.FORMATS`, options from the fields of each body
+(booleans and literals), element types from `DType`, as far as select-kernels and the ops' verifiers let them through.
+A spec that one target refuses and the other takes fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+from qcompiler import formats
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cpu import emit as cpu
+from qcompiler.kernels.cuda import emit as cuda
+from qcompiler.kernels.scalar import FLOATS as ALL_FLOATS
+from qcompiler.kernels.select import FLOATS
+from qcompiler.passes.select_kernels import TEMPLATES
+from qcompiler.plan import kernel
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram, Window
+
+DTYPES: tuple[DType, ...] = get_args(DType)
+BODIES: dict[str, Any] = {str(each.__struct_config__.tag): each for each in get_args(kernel.KernelBody)}
+ARCHS = ("sm_75", "sm_90a")
+"""bf16 on CUDA cores and on tensor cores; tests/cuda compiles for all architectures."""
+
+LAYOUTS = {"cpu": "cpu_p16_v1", "cuda": "cuda_t16_v1"}
+TARGET_LAYOUT = "target"
+"""In place of a layout: the target's own."""
+
+
+# --- specs -----------------------------------------------------------------------------------------------------------
+
+
+def plain(name: str, dtype: DType, shape: Sequence[Any], access: Any = "r", last: int = 1) -> Operand:
+    """Row-major, the last stride given."""
+    strides: list[Any] = [last]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return Operand(name=name, dtype=dtype, access=access, shape=tuple(shape), strides=tuple(strides))
+
+
+def options(body: Any) -> Iterator[dict[str, Any]]:
+    """Every combination of a body's fields that are booleans or literals, and of those that may be left out."""
+    hints = get_type_hints(body)
+    chosen: dict[str, tuple[Any, ...]] = {}
+    for name, hint in hints.items():
+        if get_origin(hint) is Literal:
+            chosen[name] = get_args(hint)
+        elif hint is bool:
+            chosen[name] = (False, True)
+    for values in itertools.product(*chosen.values()):
+        yield dict(zip(chosen, values, strict=True))
+
+
+INDICES: tuple[DType, ...] = ("i64", "i32")
+"""What the ops' verifiers let indices be."""
+
+
+def types(*allowed: Sequence[DType]) -> Iterator[tuple[DType, ...]]:
+    """Element types of operands: each in turn any that it may have, the others their first; and all alike."""
+    alike = [(dtype,) * len(allowed) for dtype in DTYPES if all(dtype in each for each in allowed)]
+    first = [each[0] for each in allowed]
+    single = [(*first[:i], dtype, *first[i + 1 :]) for i, each in enumerate(allowed) for dtype in each]
+    yield from dict.fromkeys([*alike, *single])
+
+
+def make(name: str, operands: Sequence[Operand], **fields: Any) -> KernelSpec:
+    return KernelSpec(name="k", symbols=(), operands=tuple(operands), body=BODIES[name](**fields))
+
+
+def weights(rows: int, dtype: DType) -> Iterator[Operand]:
+    """Every registered format, plain rows, plain columns side by side, and plain weights in the target's layout."""
+    for fmt in (cls() for cls in formats.FORMATS.values()):
+        ref = FormatRef(name=fmt.name, params=fmt.params)
+        yield Operand(name="w", dtype=dtype, access="r", shape=(rows, 256), format=ref, layout=TARGET_LAYOUT)
+    yield plain("w", dtype, (rows, 256))
+    yield Operand(name="w", dtype=dtype, access="r", shape=(rows, 256), strides=(1, rows))
+    yield Operand(name="w", dtype=dtype, access="r", shape=(rows, 256), layout=TARGET_LAYOUT)
+
+
+def epilogue(extra: DType) -> ScalarProgram:
+    extended = ScalarOp(result="b", op="arith.extf", dtype="f32", args=("y",))
+    ops = (*((extended,) if extra != "f32" else ()),
+           ScalarOp(result="r", op="arith.mulf", dtype="f32", args=("x", "y" if extra == "f32" else "b")))  # fmt: skip
+    return ScalarProgram(inputs=(("x", "f32"), ("y", extra)), ops=ops, yields=("r",))
+
+
+WINDOW = Window(image=(2, 9, 9, 32), size=(9, 9), kernel=(2, 4), strides=(1, 1), padding=(1, 2), dilation=(1, 1))
+
+
+def linears() -> Iterator[KernelSpec]:
+    for x, w, out in types(FLOATS, FLOATS, FLOATS):
+        operands = [plain("x", x, (7, 256)), plain("w", w, (24, 256)), plain("out", out, (7, 24), "w")]
+        yield make("linear", operands, m=7, n=24, k=256, m_class="large", has_bias=False)
+    for choice, dtype in itertools.product(options(BODIES["linear"]), ("f32", "bf16", "f16")):
+        bias = [plain("bias", dtype, (24,))] if choice["has_bias"] else []
+        every = choice["has_bias"] and choice["m_class"] in ("2-8", "large")
+        for w in weights(24, dtype) if every else [plain("w", dtype, (24, 256))]:
+            ends = [plain("x", dtype, (7, 256)), w, *bias, plain("out", dtype, (7, 24), "w")]
+            yield make("linear", ends, m=7, n=24, k=256, **choice)
+        extra = [*ends[:-1], plain("e", dtype, (7, 24)), ends[-1]]
+        yield make("linear", extra, m=7, n=24, k=256, epilogue=epilogue(dtype), **choice)
+        yield make("linear", extra, m=7, n=24, k=256, **choice)  # an input too many
+        image = [plain("x", dtype, (2, 9, 9, 32)), *ends[1:-1], plain("out", dtype, (162, 24), "w")]
+        yield make("linear", image, m=162, n=24, k=256, window=WINDOW, **choice)
+    for last, columns in itertools.product((1, 3), (1, 24)):  # columns apart: taken where there is one
+        out = plain("out", "f32", (7, columns), "w", last)
+        ends = [plain("x", "f32", (7, 256)), plain("w", "f32", (columns, 256)), out]
+        yield make("linear", ends, m=7, n=columns, k=256, m_class="2-8", has_bias=False)
+    ends = [plain("x", "f32", (7, 1), last=5), plain("w", "f32", (24, 1)), plain("out", "f32", (7, 24), "w")]
+    yield make("linear", ends, m=7, n=24, k=1, m_class="2-8", has_bias=False)
+
+
+def grouped_linears() -> Iterator[KernelSpec]:
+    def spec(x: DType, w: Operand, index: DType, out: DType, rows: int, last: int = 1) -> KernelSpec:
+        n = int(w.shape[0]) // 3
+        operands = [plain("x", x, (rows, 256)), w, plain("index", index, (2 * rows,)),
+                    plain("out", out, (2 * rows, n), "w", last)]  # fmt: skip
+        return make("grouped_linear", operands, rows=rows, repeat=2, experts=3, n=n, k=256)
+
+    for x, w, index, out in types(FLOATS, FLOATS, INDICES, FLOATS):
+        yield spec(x, plain("w", w, (72, 256)), index, out, 40)
+    for dtype, rows in itertools.product(("f32", "bf16", "f16"), (1, 40)):
+        for w in weights(72, dtype):
+            yield spec(dtype, w, "i32", dtype, rows)
+    for rows in (1, 24):
+        yield spec("f32", plain("w", "f32", (3 * rows, 256)), "i64", "f32", 40, last=3)
+
+
+def embeddings() -> Iterator[KernelSpec]:
+    for ids, table, out in types(INDICES, FLOATS, FLOATS):
+        operands = [plain("ids", ids, (5,)), plain("table", table, (24, 256)), plain("out", out, (5, 256), "w")]
+        yield make("embedding", operands, count=5, rows=24, cols=256)
+    for dtype, layout in itertools.product(("f32", "bf16", "f16"), (TARGET_LAYOUT, "canonical")):
+        for table in weights(24, dtype):
+            stored = table if table.format is None else msgspec.structs.replace(table, layout=layout)
+            operands = [plain("ids", "i32", (5,)), stored, plain("out", dtype, (5, 256), "w")]
+            yield make("embedding", operands, count=5, rows=24, cols=256)
+
+
+SIZES = ((1, 64, None, None), (40, 64, 8, 30.0), (40, 80, None, None), (40, 160, 8, None))
+"""Queries, head size, window, cap: one query, and what tensor cores take and do not."""
+
+
+def attentions() -> Iterator[KernelSpec]:
+    every = options(BODIES["attention"])
+    kinds = [(choice, ("f16",) * 4) for choice in every] + [
+        (next(options(BODIES["attention"])), dtypes) for dtypes in types(*[FLOATS] * 4)
+    ]
+    for (choice, dtypes), (queries, size, window, cap) in itertools.product(kinds, SIZES):
+        rows = (("q", 8, queries), ("k", 2, 33), ("v", 2, 33), ("out", 8, queries))
+        q, k, v, out = (
+            plain(name, dtype, (2, heads, length, size), "w" if name == "out" else "r")
+            for dtype, (name, heads, length) in zip(dtypes, rows, strict=True)
+        )
+        shape, masks = (2, 8, queries, 33), []
+        if choice["mask"] != "none":
+            masks = [plain("mask", "i1" if choice["mask"] == "bool" else "f32", shape)]
+        last = [plain("last", "i64", (2, queries))] if choice["last"] else []
+        yield make(
+            "attention", [q, k, v, *masks, *last, out], batch=2, heads=8, kv_heads=2, q_len=queries, kv_len=33,
+            head_dim=size, value_dim=size, scale=0.1, window=window, softcap=cap, **choice,
+        )  # fmt: skip
+
+
+def norms() -> Iterator[KernelSpec]:
+    for choice in options(BODIES["norm"]):
+        count = 2 + choice["has_weight"] + choice["has_bias"]
+        for dtypes in types(*[FLOATS] * count):
+            vectors = [plain(f"v{i}", dtype, (96,)) for i, dtype in enumerate(dtypes[1:-1])]
+            ends = [plain("x", dtypes[0], (7, 96)), *vectors, plain("out", dtypes[-1], (7, 96), "w")]
+            yield make("norm", ends, rows=7, cols=96, eps=1e-5, **choice)
+
+
+def softmaxes() -> Iterator[KernelSpec]:
+    for x, out in types(FLOATS, FLOATS):
+        yield make("softmax", [plain("x", x, (7, 96)), plain("out", out, (7, 96), "w")], rows=7, cols=96)
+
+
+def batch_matmuls() -> Iterator[KernelSpec]:
+    for a, b, out in types(FLOATS, FLOATS, FLOATS):
+        ends = [plain("a", a, (3, 7, 16)), plain("b", b, (3, 16, 9)), plain("out", out, (3, 7, 9), "w")]
+        yield make("batch_matmul", ends, batch=(3,), m=7, n=9, k=16)
+
+
+def gathers() -> Iterator[KernelSpec]:
+    for choice, (dtype, index) in itertools.product(options(BODIES["gather"]), types(DTYPES, INDICES)):
+        shape = (5,) if choice["mode"] == "take" else (3, 5, 4)
+        ends = [plain("x", dtype, (3, 9, 4)), plain("index", index, shape), plain("out", dtype, (3, 5, 4), "w")]
+        yield make("gather", ends, outer=3, length=9, count=5, inner=4, **choice)
+
+
+def index_updates() -> Iterator[KernelSpec]:
+    for dtype, index in types(DTYPES, INDICES):
+        ends = [plain("x", dtype, (3, 9, 4), "rw"), plain("index", index, (5,)), plain("src", dtype, (3, 5, 4))]
+        yield make("index_update", ends, outer=3, length=9, count=5, inner=4)
+
+
+def scatters() -> Iterator[KernelSpec]:
+    for choice, (index, dtype) in itertools.product(options(BODIES["scatter"]), types(INDICES, DTYPES)):
+        ends = [plain("index", index, (3, 5, 4)), plain("src", dtype, (3, 5, 4)), plain("out", dtype, (3, 9, 4), "rw")]
+        yield make("scatter", ends, outer=3, length=9, count=5, inner=4, **choice)
+
+
+def scans() -> Iterator[KernelSpec]:
+    for choice, (x, out), inner in itertools.product(options(BODIES["scan"]), types(DTYPES, DTYPES), (1, 4)):
+        ends = [plain("x", x, (3, 9, inner)), plain("out", out, (3, 9, inner), "w")]
+        yield make("scan", ends, outer=3, length=9, inner=inner, **choice)
+
+
+def orders() -> Iterator[KernelSpec]:
+    for choice, dtype in itertools.product(options(BODIES["order"]), DTYPES):
+        ends = [plain("x", dtype, (3, 9, 4)), plain("values", dtype, (3, 5, 4), "w")]
+        ends.append(plain("indices", "i64", (3, 5, 4), "w"))
+        yield make("order", ends, outer=3, length=9, count=5, inner=4, **choice)
+
+
+def argmaxes() -> Iterator[KernelSpec]:
+    for dtype in DTYPES:
+        ends = [plain("x", dtype, (3, 9, 4)), plain("out", "i64", (3, 4), "w")]
+        yield make("argmax", ends, outer=3, length=9, inner=4)
+
+
+def loops() -> Iterator[KernelSpec]:
+    """A sum of two operands, in every element type: side by side, transposed, folded along either loop; every op."""
+    forms = {
+        "pointwise": ("parallel", (96, 1), (96, 1)), "transposed": ("parallel", (1, 7), (96, 1)),
+        "rows": ("reduction", (96, 1), (1, 0)), "columns": ("reduction", (1, 7), (1, 0)),
+    }  # fmt: skip
+    for dtype, (kind, read, written) in itertools.product(DTYPES, forms.values()):
+        op = "arith.addf" if dtype in ALL_FLOATS else "arith.ori" if dtype == "i1" else "arith.addi"
+        reduces = kind == "reduction"
+        sum_ = ScalarOp(result="r", op=op, dtype=dtype, args=("x", "acc" if reduces else "x"))
+        program = ScalarProgram(inputs=(("x", dtype), ("acc", dtype)), ops=(sum_,), yields=("r",))
+        zero = (0.0).hex() if dtype in ALL_FLOATS else "0"
+        operands = [plain("x", dtype, (7 * 96,)), plain("y", dtype, (7 if reduces else 7 * 96,), "w")]
+        yield make(
+            "loop", operands, extents=(7, 96), iterators=("parallel", kind), body=program, init=(zero,) * reduces,
+            accesses=tuple(kernel.AffineAccess(offset=0, coefficients=c) for c in (read, written)),
+        )  # fmt: skip
+
+
+SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
+    "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
+    "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
+    "loop": loops, "norm": norms, "order": orders, "scan": scans, "scatter": scatters, "softmax": softmaxes,
+}  # fmt: skip
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+def refusal(spec: KernelSpec, target: str) -> str | None:
+    """What a target says of a spec, on the first of its instruction sets that refuses it."""
+    operands = [
+        msgspec.structs.replace(o, layout=LAYOUTS[target]) if o.layout == TARGET_LAYOUT else o for o in spec.operands
+    ]
+    spec = msgspec.structs.replace(spec, operands=tuple(operands))
+    if target == "cpu" and isinstance(spec.body, LinearKernel) and spec.body.m_class == "9-64":  # CUDA's own class
+        spec = msgspec.structs.replace(spec, body=msgspec.structs.replace(spec.body, m_class="large"))
+    for isa in ("x86-64-v3",) if target == "cpu" else ARCHS:
+        try:
+            cpu.emit_kernel(spec, isa) if target == "cpu" else cuda.emit_kernel(spec, isa)
+        except KernelSelectionError as error:
+            return f"{isa}: {error}"
+    return None
+
+
+def test_both_targets_have_every_template() -> None:
+    assert set(cpu.TEMPLATES) == set(cuda.TEMPLATES) == set(BODIES) == set(SPECS)
+    assert set(TEMPLATES.values()) | {"loop"} == set(BODIES)
+
+
+@pytest.mark.parametrize("template", sorted(BODIES))
+def test_what_one_target_takes_the_other_takes(template: str) -> None:
+    taken, apart = 0, []
+    for spec in SPECS[template]():
+        on_cpu, on_cuda = refusal(spec, "cpu"), refusal(spec, "cuda")
+        taken += on_cpu is None
+        if (on_cpu is None) != (on_cuda is None):
+            kinds = ", ".join(f"{o.name} {o.format.name if o.format else o.dtype}" for o in spec.operands)
+            apart.append(f"{kinds}; {spec.body}: cpu: {on_cpu or 'takes it'}; cuda: {on_cuda or 'takes it'}")
+    assert not apart, f"{len(apart)} specs, the first ones:\n" + "\n".join(apart[:5])
+    assert taken >= len(DTYPES) // 4, "hardly a spec is taken by anyone"
