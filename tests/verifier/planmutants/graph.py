@@ -123,11 +123,12 @@ class Graph:
             other = self.buffers[name]
             if name == buffer or other.arena != moved.arena:
                 continue
-            if overlaps(offset, moved.nbytes, other.offset, other.nbytes) and not self._apart_in_time(buffer, name):
+            if overlaps(offset, moved.nbytes, other.offset, other.nbytes) and not self.apart_in_time(buffer, name):
                 return False
         return True
 
-    def _apart_in_time(self, x: str, y: str) -> bool:
+    def apart_in_time(self, x: str, y: str) -> bool:
+        """Whether all uses of one buffer precede all uses of another one."""
         pairs = list(itertools.product(self.users(x), self.users(y)))
         return all(self.precedes(i, j) for i, j in pairs) or all(self.precedes(j, i) for i, j in pairs)
 

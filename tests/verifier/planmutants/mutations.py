@@ -21,7 +21,6 @@ from planmutants.graph import (
     aligned,
     entries_of,
     is_work,
-    overlaps,
     replace,
     restreamed,
     with_arena,
@@ -292,8 +291,8 @@ _KINDS = {
 
 
 def _neighbour_places(plan: Plan, name: str) -> list[tuple[str, int]]:
-    """Offsets of buffers in the same arena that are in use at the same time, or of constants of another type or size;
-    up to three of them."""
+    """Offsets of buffers in the same arena whose times of use meet, or of constants of another type or size; up to
+    three of them."""
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     moved = buffers[name]
     found: dict[str, int] = {}
@@ -306,18 +305,20 @@ def _neighbour_places(plan: Plan, name: str) -> list[tuple[str, int]]:
                 alike = (weight.dtype, weight.nbytes) == (own.dtype, own.nbytes)
                 if not alike or weight.format != own.format:
                     found[other.name] = other.offset
-        near = sorted(found.items(), key=lambda item: abs(item[1] - moved.offset))
-        return near[:3]
+        return _some(sorted(found.items(), key=lambda item: abs(item[1] - moved.offset)))
     for graph in _graphs(plan):
-        for touched in graph.touched:
-            if name not in touched:
-                continue
-            for other in touched:
-                there = buffers[other]
-                apart = not overlaps(moved.offset, moved.nbytes, there.offset, there.nbytes)
-                if other != name and there.arena == moved.arena and apart:
-                    found[other] = there.offset
-    return list(found.items())[:3]
+        if not graph.users(name):
+            continue
+        for other in dict.fromkeys(itertools.chain.from_iterable(graph.touched)):
+            there = graph.buffers[other]
+            if there.arena == moved.arena and there.offset != moved.offset and not graph.apart_in_time(name, other):
+                found[other] = there.offset
+    return _some(list(found.items()))
+
+
+def _some(places: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Three of them at most: the first, the last and one between."""
+    return places if len(places) <= 3 else [places[0], places[len(places) // 2], places[-1]]
 
 
 def _arena_sizes(plan: Plan) -> Iterator[Mutant]:
