@@ -107,11 +107,8 @@ def build_image(
 
 
 def constants_nbytes(plan: Plan) -> int:
-    """The size of the constants arena (0 without one)."""
-    arenas = [arena for arena in plan.arenas if arena.kind == "constants"]
-    if len(arenas) > 1:
-        raise PlanError(f"the plan has {len(arenas)} constants arenas; a program file holds one")
-    return arenas[0].nbytes if arenas else 0
+    """The bytes of the weight file: each device's constants arena mirrors it as far as that device needs it."""
+    return max((arena.nbytes for arena in plan.arenas if arena.kind == "constants"), default=0)
 
 
 def check_directory(entries: tuple[WeightEntry, ...], nbytes: int) -> None:

@@ -8,7 +8,7 @@ from typing import NoReturn
 from qcompiler import formats
 from qcompiler.errors import DimError, ScheduleError
 from qcompiler.plan.dims import Dim, Range, dim, product
-from qcompiler.plan.geometry import Region, disjoint, is_contiguous, is_packed, moved, region_of, whole
+from qcompiler.plan.geometry import Region, disjoint, is_contiguous, is_packed, moved, proven_at_most, region_of, whole
 from qcompiler.plan.hazards import BufferState, Clocks, Memory, at_shapes
 from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, LoopKernel, Operand
 from qcompiler.plan.lookup import Program
@@ -260,6 +260,8 @@ class EntryVerifier:
                 "bytes between tensors of one type and shape",
                 rule="copy-mismatch",
             )
+        if is_packed(source):
+            self._check_packed_copy(source, target)
         for view in (source, target):
             if not is_packed(view) and (len(view.shape) != len(view.strides) or not is_contiguous(view)):
                 raise ScheduleError(
@@ -273,6 +275,16 @@ class EntryVerifier:
             )
         self._touch(number, stream, source, regions[0], "r")
         self._touch(number, stream, target, regions[1], "w")
+
+    def _check_packed_copy(self, source: View, target: View) -> None:
+        """A packed value is copied with its whole buffer, whatever it leaves unused there."""
+        sizes = [self.program.buffers[view.buffer].nbytes for view in (source, target)]
+        if sizes[0] != sizes[1]:
+            raise ScheduleError(
+                f"it copies the {sizes[0]} bytes of buffer '{source.buffer}' to the {sizes[1]} bytes of buffer "
+                f"'{target.buffer}'; make them equal",
+                rule="packed-size",
+            )
 
     def _check_library_call(self, number: int, step: LibraryCall) -> None:
         device = self.program.devices[self.program.streams[step.stream].device]
@@ -422,7 +434,29 @@ class EntryVerifier:
                 f"to {region.max} over the symbols' ranges, but the buffer has {buffer.nbytes}",
                 rule="view-outside-buffer",
             )
+        if arena.kind == "constants" and region.max > self.program.weights[buffer.offset].nbytes:
+            weight = self.program.weights[buffer.offset]
+            self._refuse_weight(buffer, weight, f"{region.max} bytes", f"{weight.nbytes} bytes")
+        if arena.kind in ("input", "output"):
+            self._check_caller_memory(buffer, arena, region)
         return region
+
+    def _check_caller_memory(self, buffer: Buffer, arena: Arena, region: Region) -> None:
+        """The caller's array has the size of its shape at the call, not the arena's, which is the largest."""
+        sig = next((sig for sig in (*self.entry.inputs, *self.entry.outputs) if sig.arena == arena.name), None)
+        if sig is None:
+            raise ScheduleError(
+                f"buffer '{buffer.name}' lies in the {arena.kind} arena '{arena.name}', which holds no {arena.kind} of "
+                "this entry",
+                rule="signature-arena",
+            )
+        end, size = region.high + buffer.offset, product(sig.shape) * ITEMSIZE[sig.dtype]
+        if end != size and not proven_at_most(end, size, self.ranges):
+            raise ScheduleError(
+                f"the view of buffer '{buffer.name}' ends at byte {end} of the {arena.kind} '{sig.name}', which has "
+                f"{size}; not all of it is there at every size",
+                rule="view-outside-buffer",
+            )
 
     def _strided(self, view: View) -> Region:
         key = (view.dtype, view.shape, view.strides, view.offset)

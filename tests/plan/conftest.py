@@ -12,6 +12,7 @@ import pytest
 from qcompiler.plan.kernel import Access, KernelSpec, LoopKernel, Operand, ScalarProgram
 from qcompiler.plan.plan import (
     Arena,
+    ArenaKind,
     Buffer,
     DeviceSlot,
     EntryPoint,
@@ -60,7 +61,8 @@ class PlanMaker:
         kind: str = "cuda",
         outputs: bool = True,
     ) -> Plan:
-        """Input buffer x, output buffer y, and activation buffers at the given offsets."""
+        """Input buffer x, output buffer y (scratch without `outputs`), and activation buffers at the given offsets."""
+        last: ArenaKind = "output" if outputs else "activations"
         names = {step.kernel for step in steps if isinstance(step, Launch)}
         end = max([offset + 4 * WORDS for offset in offsets.values()], default=0)
         sig = TensorSig(name="y", arena="out", dtype="f32", shape=(WORDS,))
@@ -77,7 +79,7 @@ class PlanMaker:
             events=tuple(Event(name=f"e{i}") for i in range(events)),
             arenas=(
                 Arena(name="in", device="d", kind="input", nbytes=4 * WORDS, entry="main"),
-                Arena(name="out", device="d", kind="output", nbytes=4 * WORDS, entry="main"),
+                Arena(name="out", device="d", kind=last, nbytes=4 * WORDS, entry="main"),
                 Arena(name="act", device="d", kind="activations", nbytes=end, entry="main"),
             ),
             buffers=(

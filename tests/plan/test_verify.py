@@ -328,6 +328,58 @@ def test_weight_and_view_must_agree(maker, entry, view, rule):
     assert refusal(constant_plan(maker, entry, view)) == rule
 
 
+def test_a_view_sees_no_more_than_its_weight(maker):
+    """A larger buffer, which begins where the weight does, shows the next one as well."""
+    view = View(buffer="w", dtype="f32", shape=(32,), strides=(1,))
+    plan = constant_plan(maker, PLAIN, view)
+    large = replace(plan, buffers=tuple(replace(b, nbytes=128) if b.name == "w" else b for b in plan.buffers))
+    assert refusal(plan) == "view-outside-buffer"
+    assert refusal(large) == "weight-mismatch"
+
+
+def test_a_view_of_an_argument_stays_in_the_caller_s_array(maker):
+    """The arena has the largest size; the array of a call may be smaller."""
+    for side, name in (("inputs", "x"), ("outputs", "y")):
+        plan = maker.plan([maker.launch("s0", x="r", y="w")], {})
+        entry = plan.entries[0]
+        symbols = (Symbol(name="s", min=1, max=16),)
+        given = (TensorSig(name="n", arena="n", dtype="f32", shape=("s",)),)
+        sig = replace(getattr(entry, side)[0], shape=("s",))
+        entry = replace(entry, **{side: (sig,), "symbols": symbols})
+        arena = Arena(name="n", device="d", kind="input", nbytes=64, entry="main")
+        plan = replace(plan, arenas=(*plan.arenas, arena), entries=(replace(entry, inputs=(*entry.inputs, *given)),))
+        assert refusal(plan) == "view-outside-buffer", name
+
+
+def test_an_input_arena_needs_an_argument(maker):
+    plan = maker.plan([maker.launch("s0", x="r", y="w")], {})
+    arena = Arena(name="more", device="d", kind="input", nbytes=64, entry="main")
+    buffers = tuple(replace(b, arena="more") if b.name == "x" else b for b in plan.buffers)
+    assert refusal(replace(plan, arenas=(*plan.arenas, arena), buffers=buffers)) == "signature-arena"
+
+
+def test_a_packed_copy_moves_whole_buffers(maker):
+    """The executor copies the source's buffer; a smaller target would be overrun."""
+    packed = View(buffer="w", dtype="f32", shape=(16, 64), format=NF4, layout="cpu_p16_v1")
+    plan = constant_plan(maker, ENTRY, packed)
+    canonical = replace(ENTRY, layout="canonical")
+    source = replace(packed, layout="canonical")
+    step = Copy(stream="s0", source=source, target=replace(source, buffer="a"))
+    for nbytes, rule in ((576, None), (1024, "packed-size")):
+        more = replace(
+            plan,
+            weights=(canonical,),
+            arenas=tuple(replace(each, nbytes=2048) if each.name == "act" else each for each in plan.arenas),
+            buffers=(
+                *(replace(b, nbytes=nbytes) if b.name == "w" else b for b in plan.buffers if b.name != "a"),
+                Buffer(name="a", arena="act", offset=0, nbytes=576),
+            ),
+        )
+        launch = maker.launch("s0", x="r", y="w")
+        more = replace(more, kernels=(maker.kernel(["r", "w"]),))
+        assert refusal(with_steps(more, [launch, step])) == rule
+
+
 def test_weight_directory_is_checked(maker):
     plan = constant_plan(maker, ENTRY, PACKED)
     over = replace(ENTRY, name="v", offset=512)

@@ -1,0 +1,8 @@
+"""`planmutants` is importable from the tests of this folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
