@@ -47,11 +47,12 @@ class NativeLibrary:
 
 @dataclass(frozen=True)
 class ProgramImage:
-    """A program: its plan, the caller's view of it, and the bytes of its constants arena.
+    """A program: its plan, the caller's view of it, and the bytes of its weights.
 
-    `weights` is the constants arena of the plan (u8, 64-byte aligned, read-only by convention); `plan.weights` is its
-    directory.  `ledger` and `report` are JSON values for readers.  `texts` are files for readers, by their name in the
-    program file (``ir/02-import.mlir``, ``kernels/program.cpp``).  `native` lists builds that `save_image` packs.
+    `weights` are the bytes of the weight file (u8, 64-byte aligned, read-only by convention), which the constants arena
+    of a program for one device mirrors; `plan.weights` is their directory.  `ledger` and `report` are JSON values for
+    readers.  `texts` are files for readers, by their name in the program file (``ir/02-import.mlir``,
+    ``kernels/program.cpp``).  `native` lists builds that `save_image` packs.
     """
 
     plan: Plan
@@ -107,10 +108,13 @@ def build_image(
 
 
 def constants_nbytes(plan: Plan) -> int:
-    """The size of the constants arena (0 without one)."""
+    """The bytes of weights: the size of the constants arena (0 without one), or, where several gather theirs, up to
+    the end of the last weight."""
+    if any(buffer.weight is not None for buffer in plan.buffers):
+        return max((entry.offset + entry.nbytes for entry in plan.weights), default=0)
     arenas = [arena for arena in plan.arenas if arena.kind == "constants"]
     if len(arenas) > 1:
-        raise PlanError(f"the plan has {len(arenas)} constants arenas; a program file holds one")
+        raise PlanError(f"the plan has {len(arenas)} constants arenas that mirror one file")
     return arenas[0].nbytes if arenas else 0
 
 
