@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from qcompiler.errors import KernelSelectionError
@@ -63,7 +63,24 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     check(spec)
     engine = importlib.import_module(f"qcompiler.kernels.cuda.linear_{engine_of(spec, arch)}")
     kernel: CudaKernel = engine.emit(spec, arch)
-    return kernel
+    if kernel.engine == "mma":
+        return kernel
+    return replace(kernel, notes=(*kernel.notes, f"not on tensor cores: {_why_not_mma(spec, arch)}"))
+
+
+def _why_not_mma(spec: KernelSpec, arch: str) -> str:
+    """What keeps a linear off tensor cores on `arch`."""
+    from qcompiler.kernels.cuda.emit import arch_number
+
+    x, w = spec.operands[:2]
+    needs = {"bf16": 80, "f16": 75}.get(x.dtype)
+    if needs is None:
+        return f"x is {x.dtype}; they take f16 from sm_75 and bf16 from sm_80"
+    if x.dtype != w.dtype:
+        return f"x is {x.dtype} and the weight decodes to {w.dtype}; they take one type"
+    if arch_number(arch) < needs:
+        return f"they multiply {x.dtype} from sm_{needs} on, and this is {arch}"
+    return "the weight does not lie in tiles whose groups of columns they take"
 
 
 def check(spec: KernelSpec) -> None:
