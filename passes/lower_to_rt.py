@@ -151,9 +151,9 @@ class EntryLowering:
             self.placer.define(op.result, nowhere)
         elif isinstance(op, qc.CopyOp):
             source = self.placer.view(op.input)
-            if not is_contiguous(source):
-                source = self.contiguous_copy(source, op)
-            self.placer.define(op.result, self.steps.copy_across(source, op.target.data))
+            if not is_contiguous(source):  # put in order where it is: only the copy itself may cross
+                source = self.steps.contiguous_copy(source, op, op.source.data)
+            self.steps.copy_across(source, self.result(op.result, shape_of(op.result.type)))
         elif isinstance(op, InsertSliceOp) and op in self.states.in_place.absorbed:
             self.states.absorb(op)
         elif isinstance(op, InsertSliceOp):

@@ -9,7 +9,8 @@
 
 "Before" means ordered by streams and events, not by the order of the list.  Offsets are those of the bucket's maximum.
 Placement is greedy: buffers from large to small, each into the smallest gap that fits between the buffers that it
-conflicts with.  Constants keep the weight store's order; states, init results, inputs and outputs lie one behind the
+conflicts with.  Constants keep the weight store's order, or lie one behind the other where a program for several
+devices gathers on each what is used there; states, init results, inputs and outputs lie one behind the
 other.  A buffer that has an offset keeps it.
 """
 
@@ -29,6 +30,7 @@ from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.rt import ArenaOp, BufferOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.support.lifetimes import Lifetimes, Use
+from qcompiler.plan.weights import file_offsets
 
 STAGE = "plan-memory"
 
@@ -53,6 +55,8 @@ class PlanMemoryPass(ModulePass):
         for arena in schedule.arenas.values():
             buffers = [buffer for buffer in schedule.buffers.values() if buffer.arena_name == arena.sym]
             match arena.kind.data:
+                case "constants" if arena.gathered is not None:
+                    _place_in_line(buffers, LONG_LIVED_ALIGNMENT)
                 case "constants":
                     _place_constants(buffers, constants)
                 case "activations":
@@ -82,14 +86,9 @@ def _aligned(offset: int, alignment: int = ALIGNMENT) -> int:
 
 
 def _constant_offsets(schedule: Schedule, context: QCContext) -> dict[str, int]:
-    """The offset of every weight that some buffer holds: one file, mirrored by the constants arena of each device."""
+    """The offset in the weight file of every weight that some buffer holds."""
     used = {buffer.weight.data for buffer in schedule.buffers.values() if buffer.weight is not None}
-    offsets: dict[str, int] = {}
-    end = 0
-    for tensor in context.weights:
-        if tensor.key in used:
-            offsets[tensor.key] = end = _aligned(end, LONG_LIVED_ALIGNMENT)
-            end += max(tensor.nbytes, 1)  # a weight is known by its offset, also one without elements
+    offsets = file_offsets(context.weights, used)
     missing = sorted(used - offsets.keys())
     if missing:
         raise PassError(f"a buffer holds the weight '{missing[0]}', which the weight store does not have", stage=STAGE)

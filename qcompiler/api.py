@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from qcompiler.device_map import Devices, check_paths, common_architecture, place
 from qcompiler.errors import (
     ArgumentError,
     DeviceUnavailableError,
@@ -40,7 +41,7 @@ def qcompile(
     quant: str | QuantConfig | None = None,
     dynamic_shapes: Any = None,
     calibrate: Iterable[Any] | None = None,
-    device: str | None = None,
+    device: Devices | None = None,
     targets: Sequence[str] | None = None,
     fallback: Literal["torch"] | None = None,
     dump_ir: str | Path | None = None,
@@ -56,10 +57,11 @@ def qcompile(
     `quant` is a format's name ("nf4", "int4:group=64"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
     dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is what torch.export takes.
     `device` is where the program runs: "cpu", "cuda:0", or "sim:0", the simulated GPU; by default where the model's
-    parameters are.  `targets` holds instruction sets (["x86-64-v3", "x86-64-v4"]) or GPU architectures (["sm_80",
-    "sm_90a"]); `save` stores a native build for each, and the program runs the best one that the device can.  The
-    default is the device's own.  With targets named, a program compiles on a machine that cannot run it, to be saved
-    there.
+    parameters are.  Several GPUs share a model by a map from module paths, `{"model.layers.1": "cuda:1", "": "cuda:0"}`
+    (docs/runtime.md): the longest path wins, "" takes arguments, gives results and is everything else.
+    `targets` holds instruction sets (["x86-64-v3", "x86-64-v4"]) or GPU architectures (["sm_80", "sm_90a"]); `save`
+    stores a native build for each, and the program runs the best one that the device can.  The default is the device's
+    own.  With targets named, a program compiles on a machine that cannot run it, to be saved there.
     `dump_ir` (or QC_DUMP_IR) is a folder that gets the text of every stage.  `verify_each="numerics"` runs the program
     after every pass and names the pass that changed the answer.  `buckets` are entry points to specialise for,
     `[("decode", {"s": (1, 1)})]`.
@@ -91,8 +93,8 @@ def qcompile(
     source = weight_source(weights)
     if not source.valued and verify_each == "numerics":
         raise ArgumentError('verify_each="numerics" runs the program, which weights="none" leaves without values')
-    device = device if device is not None else _home(model)
-    target = compile_target(device, targets)
+    placement = place(device if device is not None else _home(model))
+    target = compile_target(placement.devices, targets)
 
     from qcompiler.frontends.calibrate import Calibration
     from qcompiler.frontends.torch_frontend import import_torch
@@ -111,8 +113,10 @@ def qcompile(
         dumps.add(stage, text, imported.seconds[stage], "txt")
     dumps.add("import", print_module(imported.module), imported.seconds["import"])
 
-    devices = ("cpu",) if target.kind == "cpu" else ("cuda:0",)  # a program for one GPU; the loader says which
-    context = QCContext.default(weights=imported.weights, target=target, devices=devices)
+    check_paths(placement, imported.module, (path for path, _ in _modules(model)))
+    context = QCContext.default(
+        weights=imported.weights, target=target, devices=placement.slots, device_map=placement.device_map
+    )
     for note in imported.quantized.exported.notes:
         context.report.add("export", "", note.what, note.why)
     for stage, path, what in imported.quantized.decisions:
@@ -123,7 +127,7 @@ def qcompile(
     run_stages(imported.module, context, dumps, verify_each, samples, imported.states)
     image = make_image(context, imported, dumps)
     choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
-    return Program(image, dumps, choices, imported, device, targets=target.isas if targets else ())
+    return Program(image, dumps, choices, imported, placement, targets=target.isas if targets else ())
 
 
 def run_stages(
@@ -191,14 +195,20 @@ def _home(model: Any) -> str:
     return found[0] if found else "cpu"
 
 
-def compile_target(device: str, targets: Sequence[str] | None) -> Target:
-    """What to compile for: the targets named, the best one that the device runs first; else the device's own.
+def _modules(model: Any) -> Iterable[tuple[str, Any]]:
+    """Paths and modules of whatever qcompile takes; none for what has no modules."""
+    named = getattr(getattr(model, "graph_module", model), "named_modules", None)
+    return named() if callable(named) else ()
+
+
+def compile_target(devices: Sequence[str], targets: Sequence[str] | None) -> Target:
+    """What to compile for: the targets named, the best one that the first device runs first; else the devices' own.
 
     DeviceUnavailableError for a device that this release does not know, or for a GPU that is not there while no target
     is named; TargetMismatchError for targets of another kind than the device, and for those that nothing here builds.
     """
-    kind, _ = registry.parse(device)
-    if kind != "cuda":  # a GPU may be elsewhere
+    kind, _ = registry.parse(devices[0])
+    for device in devices if kind != "cuda" else ():  # a GPU may be elsewhere
         registry.require(device)
     names = _target_names(targets)
     gpus = [name for name in names if name in ARCHS]
@@ -210,12 +220,12 @@ def compile_target(device: str, targets: Sequence[str] | None) -> Target:
     if kind == "cpu":
         return _cpu_target(names)
     if not names:
-        return Target("cuda", registry.architecture(device))
+        return Target("cuda", common_architecture(devices))
     if unknown := [name for name in names if name not in ARCHS]:
         raise TargetMismatchError(
             f"{unknown[0]!r} is no GPU architecture to compile for; choose from {', '.join(ARCHS)}"
         )
-    return _ordered("cuda", names, registry.runs(device) if registry.is_available(device) else ())
+    return _ordered("cuda", names, registry.runs(devices[0]) if registry.is_available(devices[0]) else ())
 
 
 def _target_names(targets: Sequence[str] | None) -> tuple[str, ...]:

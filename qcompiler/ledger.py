@@ -26,6 +26,7 @@ class LedgerRow:
     the storage format ("" if kept as it is), `reason` why it was kept or which rule chose.  Bytes are whole tensors.
     `counts`: a parameter with two or more dimensions that the program stores, so part of bits per weight.
     `padding`: how many of `bytes_after` the layout of the program's target adds to the format's own.
+    `devices`: the device slots that hold it, each a whole copy, in a program for several devices.
     """
 
     parameters: tuple[str, ...]
@@ -37,6 +38,7 @@ class LedgerRow:
     bytes_after: int
     counts: bool
     padding: int = 0
+    devices: tuple[str, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -81,9 +83,11 @@ class Ledger:
         elements = sum(row.elements for row in counted)
         return 8 * sum(row.bytes_after for row in counted) / elements if elements else 0.0
 
-    def as_stored(self, nbytes: Mapping[str, int]) -> Ledger:
-        """The ledger of a program that stores `nbytes` per parameter path, in the layouts of its target."""
-        return replace(self, rows=tuple(_as_stored(row, nbytes.get(row.parameters[0])) for row in self.rows))
+    def as_stored(self, nbytes: Mapping[str, int], devices: Mapping[str, tuple[str, ...]] | None = None) -> Ledger:
+        """The ledger of a program that stores `nbytes` per parameter path, as its target wants it, on `devices`."""
+        rows = [_as_stored(row, nbytes.get(row.parameters[0])) for row in self.rows]
+        found = devices or {}
+        return replace(self, rows=tuple(replace(row, devices=found.get(row.parameters[0], ())) for row in rows))
 
     def without_padding(self) -> Ledger:
         """The ledger of the formats' own bytes, which are the same on every target."""
@@ -165,6 +169,7 @@ def _ceil(bits: float) -> float:
 
 def _cells(row: LedgerRow) -> tuple[str, ...]:
     extra = f" (+{len(row.parameters) - 1} tied)" if len(row.parameters) > 1 else ""
+    extra += f" on {', '.join(row.devices)}" if row.devices else ""
     shape = "x".join(map(str, row.shape)) or "scalar"
     stored = row.format or row.dtype if row.bytes_after else "dropped"
     return (row.parameters[0] + extra, shape, row.dtype, stored, f"{row.bits:.3f}", f"{row.bytes_before:,}",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from qcompiler.device_map import Placement, place
 from qcompiler.errors import MissingDependencyError, QCompilerError, TargetMismatchError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.files import source_file
@@ -41,21 +42,31 @@ class Program:
         dumps: StageDumps,
         choices: Sequence[Choice],
         imported: ImportResult,
-        device: str = "cpu",
+        placement: Placement | None = None,
         *,
         targets: Sequence[str] = (),
     ) -> None:
         self.image = image
+        self.placement = placement if placement is not None else place("cpu")
         self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
         self._quantized = imported.quantized
         self._dumps = dumps
         self._choices = tuple(choices)
-        self.device = device
         self.targets = tuple(targets)
         """What `save` stores builds for; empty where it is the machine's own choice."""
         self._loaded: LoadedProgram | None = None
-        if image.valued and is_available(device) and self._misfit() is None:
+        if image.valued and self._is_here() and self._misfit() is None:
             self._loaded = self._load()
+
+    @property
+    def device(self) -> str:
+        """Where arguments are taken and results given."""
+        return self.placement.devices[0]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices that the program was compiled to run on, in the order of the plan's slots."""
+        return self.placement.devices
 
     # --- running (as qc.load) ---
 
@@ -83,11 +94,14 @@ class Program:
         """A captured graph for arguments of these shapes; DeviceUnavailableError on the CPU, which has none."""
         return self.run.capture(*args, mode=mode, **kwargs)
 
-    def to(self, device: str) -> LoadedProgram:
-        """The program on another device: all of it, or an error and nothing. Its own need not be here."""
+    def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
+        """The program on another device: all of it, or an error and nothing. Its own need not be here.
+
+        A program for several devices goes to as many from `device` on, or to those that `devices` names.
+        """
         if self._loaded is None:
-            return LoadedProgram.from_image(self.image, device)
-        return self._loaded.to(device)
+            return LoadedProgram.from_image(self.image, device, devices=devices)
+        return self._loaded.to(device, devices=devices)
 
     @property
     def run(self) -> LoadedProgram:
@@ -95,14 +109,17 @@ class Program:
         TargetMismatchError if none of its targets runs here, WeightsError if it has no values."""
         self.image.require_values()
         if self._loaded is None:
-            if is_available(self.device) and (why := self._misfit()) is not None:
+            if self._is_here() and (why := self._misfit()) is not None:
                 raise TargetMismatchError(why)
             self._loaded = self._load()
         return self._loaded
 
     def _load(self) -> LoadedProgram:
         isa = self.image.target.isa if self.targets else None
-        return LoadedProgram.from_image(self.image, self.device, isa=isa)
+        return LoadedProgram.from_image(self.image, devices=self.devices, isa=isa)
+
+    def _is_here(self) -> bool:
+        return all(is_available(device) for device in self.devices)
 
     def _misfit(self) -> str | None:
         """Why the device runs none of the targets that the caller named."""
@@ -146,6 +163,8 @@ class Program:
     def report(self) -> ProgramReport:
         """What the program holds, what was decided and why."""
         title = f"qcompiler program for {self.image.target.kind} ({self.image.target.isa})"
+        if len(self.devices) > 1:
+            title += f" on {self.placement.text}"
         return ProgramReport(title, str(self.ledger), self.plan, self._choices)
 
     # --- saving ---
@@ -173,12 +192,22 @@ class Program:
 
 
 def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:
-    """The ledger with the bytes that the program stores; what a weight is stored as twice counts twice."""
+    """The ledger with the bytes that the program stores; what a weight is stored as twice counts twice.
+
+    In a program for several devices it names those that hold each parameter.
+    """
+    arenas = {arena.name: arena.device for arena in plan.arenas}
+    on: dict[str, list[str]] = {}
+    for buffer in plan.buffers:
+        if buffer.weight is not None:
+            on.setdefault(buffer.weight, []).append(arenas[buffer.arena])
     nbytes: dict[str, int] = {}
+    devices: dict[str, list[str]] = {}
     for entry in plan.weights:
         for parameter in entry.parameters:
             nbytes[parameter] = nbytes.get(parameter, 0) + entry.nbytes
-    return ledger.as_stored(nbytes)
+            devices.setdefault(parameter, []).extend(on.get(entry.name, ()))
+    return ledger.as_stored(nbytes, {parameter: tuple(dict.fromkeys(names)) for parameter, names in devices.items()})
 
 
 def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) -> ProgramImage:

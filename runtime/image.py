@@ -47,11 +47,12 @@ class NativeLibrary:
 
 @dataclass(frozen=True)
 class ProgramImage:
-    """A program: its plan, the caller's view of it, and the bytes of its constants arena.
+    """A program: its plan, the caller's view of it, and the bytes of its weights.
 
-    `weights` is the constants arena of the plan (u8, 64-byte aligned, read-only by convention); `plan.weights` is its
-    directory.  `ledger` and `report` are JSON values for readers.  `texts` are files for readers, by their name in the
-    program file (``ir/02-import.mlir``, ``kernels/program.cpp``).  `native` lists builds that `save_image` packs.
+    `weights` are the bytes of the weight file (u8, 64-byte aligned, read-only by convention), which the constants arena
+    of a program for one device mirrors; `plan.weights` is their directory.  `ledger` and `report` are JSON values for
+    readers.  `texts` are files for readers, by their name in the program file (``ir/02-import.mlir``,
+    ``kernels/program.cpp``).  `native` lists builds that `save_image` packs.
     """
 
     plan: Plan
@@ -107,7 +108,10 @@ def build_image(
 
 
 def constants_nbytes(plan: Plan) -> int:
-    """The bytes of the weight file: each device's constants arena mirrors it as far as that device needs it."""
+    """The bytes of weights: the size of a constants arena that mirrors the weight file (0 without one), or, where
+    devices gather theirs, up to the end of the last weight."""
+    if any(buffer.weight is not None for buffer in plan.buffers):
+        return max((entry.offset + entry.nbytes for entry in plan.weights), default=0)
     return max((arena.nbytes for arena in plan.arenas if arena.kind == "constants"), default=0)
 
 

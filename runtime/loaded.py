@@ -17,7 +17,7 @@ from qcompiler.runtime.executor import Executor, Frame, NativeExecutor, PlanExec
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, check_directory, constants_nbytes
 from qcompiler.runtime.memory import Block, Bytes, address_of
 from qcompiler.runtime.native import Library, scratch_stride
-from qcompiler.runtime.placement import SessionMemory, SlotDevice, choose_devices, choose_isa
+from qcompiler.runtime.placement import SessionMemory, SlotDevice, choose_devices, choose_isa, weight_parts
 from qcompiler.runtime.plan_bodies import check_bodies
 from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.session import HostSession, Session, make_context
@@ -259,14 +259,16 @@ class LoadedProgram:
             if arena.kind not in ("constants", "init"):
                 continue
             backend = self.slots[arena.device].backend
-            if arena.kind == "constants" and backend.kind == "cpu":
+            parts = weight_parts(self.plan, arena) if arena.kind == "constants" else []
+            if arena.kind == "constants" and backend.kind == "cpu" and all(part[0] == part[1] for part in parts):
                 bases[arena.name] = address_of(self._weights) if self._weights.nbytes else 0
                 continue
             memory = self._shared[arena.name] = backend.allocate(arena.nbytes, label=arena.name)
             bases[arena.name] = memory.address
-            if arena.kind == "constants" and arena.nbytes:
+            if parts:
                 stream = backend.stream("load")
-                backend.upload(stream, memory.address, address_of(self._weights), arena.nbytes)
+                for target, source, nbytes in parts:
+                    backend.upload(stream, memory.address + target, address_of(self._weights) + source, nbytes)
                 backend.synchronize(stream)
         return bases
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, PlanError, TargetMismatchError
-from qcompiler.plan.plan import EntryPoint, Plan
+from qcompiler.plan.plan import Arena, EntryPoint, Plan
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Backend, Kernel, Memory
 from qcompiler.runtime.image import NativeLibrary, Target
@@ -97,6 +97,31 @@ def choose_isa(device: str, target: Target, requested: str | None) -> str:
     if kind == "sim" and target.kind == "cuda":
         return target.isa
     return registry.architecture(device)
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def weight_parts(plan: Plan, arena: Arena) -> list[tuple[int, int, int]]:
+    """What a constants arena holds: (offset there, offset in the weight file, bytes), in few pieces.
+
+    All of the file from its start, or the weights that the arena's buffers name.
+    """
+    offsets = {weight.name: weight.offset for weight in plan.weights}
+    held = sorted((b for b in plan.buffers if b.arena == arena.name and b.weight is not None), key=lambda b: b.offset)
+    if not held:
+        return [(0, 0, arena.nbytes)] if arena.nbytes else []
+    sizes = {weight.name: weight.nbytes for weight in plan.weights}
+    parts: list[tuple[int, int, int]] = []
+    for buffer in held:
+        assert buffer.weight is not None
+        target, source, nbytes = buffer.offset, offsets[buffer.weight], sizes[buffer.weight]
+        if parts and source - target == parts[-1][1] - parts[-1][0]:  # it goes on behind the last one, as in the file
+            first = parts.pop()
+            parts.append((first[0], first[1], target + nbytes - first[0]))
+        elif nbytes:
+            parts.append((target, source, nbytes))
+    return parts
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

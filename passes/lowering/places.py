@@ -29,7 +29,7 @@ def root_of(value: SSAValue) -> SSAValue | None:
     while isinstance(value.owner, SAME_ORDER):
         value = value.owner.src
     owner = value.owner
-    if not isinstance(owner, Operation) or isinstance(owner, qc.ConstOp | qc.StateOp | qc.IndexUpdateOp | qc.CopyOp):
+    if not isinstance(owner, Operation) or isinstance(owner, qc.ConstOp | qc.StateOp | qc.IndexUpdateOp):
         return None
     if isinstance(owner, qc.SoftmaxOp) and owner.axis.value.data != len(shape_of(owner.result.type)) - 1:
         return None

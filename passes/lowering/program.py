@@ -44,7 +44,8 @@ class Program:
 
     def arena(self, name: str, device: str, kind: ArenaKind, entry: str | None = None) -> str:
         if name not in self.arenas:
-            self.arenas[name] = rt.ArenaOp(name, device_name(device), kind, 0, entry)
+            gathered = kind == "constants" and len(self.context.devices) > 1
+            self.arenas[name] = rt.ArenaOp(name, device_name(device), kind, 0, entry, gathered=gathered)
         return name
 
     def buffer(self, name: str, arena: str, nbytes: int, weight: str | None = None) -> str:
@@ -96,7 +97,9 @@ class EntryMemory:
         """Room for what the function returns at `index`; `key` is its name if that is a result of @init."""
         shape, dtype = shape_of(value.type), tensor_dtype(value.type)
         if self.is_init:
-            name, arena = key, self.program.arena("init", self.default_device, "init")
+            device = self.device_of(value.owner)
+            suffix = "" if device == self.default_device else f".{device_name(device)}"
+            name, arena = key, self.program.arena(f"init{suffix}", device, "init")
         else:
             name = f"{self.entry}.out.{index}"
             arena = self.program.arena(f"output.{self.entry}.{index}", self.default_device, "output", self.entry)

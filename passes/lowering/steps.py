@@ -48,14 +48,12 @@ class Steps:
         else:
             self.launch(copy_draft(source, target, path_of(op)))
 
-    def contiguous_copy(self, view: View, op: Operation) -> View:
-        """The same values row-major in a fresh buffer."""
-        target = self.memory.fresh(view, self.memory.device_of(op))
+    def contiguous_copy(self, view: View, op: Operation, device: str | None = None) -> View:
+        """The same values row-major in a fresh buffer, on the op's device unless another is named."""
+        target = self.memory.fresh(view, self.memory.device_of(op) if device is None else device)
         self.launch(copy_draft(view, target, path_of(op)))
         return target
 
-    def copy_across(self, source: View, device: str) -> View:
-        """The same bytes on another device."""
-        target = self.memory.fresh(source, device)
-        self.ops.append(rt.CopyOp(source, target))
-        return target
+    def copy_across(self, source: View, target: View) -> None:
+        """The same bytes, which lie row-major, in memory of another device."""
+        self.ops.append(rt.CopyOp(reshaped(source, target.shape, target.strides), target))

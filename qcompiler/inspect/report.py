@@ -60,8 +60,22 @@ def plan_text(plan: Plan) -> str:
         sizes[arena.kind] += arena.nbytes
     if any(arena.kind == "state" for arena in plan.arenas):
         lines += [f"  {line}" for line in _state_lines(plan)]
-    lines.append("  memory at the maximum: " + ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sizes.items()))
+    lines.append(f"  memory at the maximum: {_sizes_text(sizes)}")
+    if len(plan.devices) > 1:
+        lines += [f"    {device}: {_sizes_text(each)}" for device, each in device_bytes(plan).items()]
     return "\n".join(lines)
+
+
+def device_bytes(plan: Plan) -> dict[str, Counter[str]]:
+    """Bytes of each kind of arena, by device slot."""
+    sizes: dict[str, Counter[str]] = {device.name: Counter() for device in plan.devices}
+    for arena in plan.arenas:
+        sizes[arena.device][arena.kind] += arena.nbytes
+    return sizes
+
+
+def _sizes_text(sizes: Counter[str]) -> str:
+    return ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sizes.items())
 
 
 def _state_lines(plan: Plan) -> list[str]:

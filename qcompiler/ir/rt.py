@@ -188,26 +188,40 @@ class EventOp(NamedOp):
 
 @irdl_op_definition
 class ArenaOp(NamedOp):
-    """A contiguous range of memory on a device: plan.Arena. `nbytes` may be 0 until plan-memory sets it."""
+    """A contiguous range of memory on a device: plan.Arena. `nbytes` may be 0 until plan-memory sets it.
+
+    `gathered` constants are the weights of its buffers, each at its buffer's offset; else the arena mirrors the file.
+    """
 
     name = "rt.arena"
     device = prop_def(FlatSymbolRefAttrConstr)
     kind = prop_def(StringAttr)
     nbytes = prop_def(IntegerAttr)
     entry = opt_prop_def(StringAttr)
+    gathered = opt_prop_def(UnitAttr)
     assembly_format = "$name attr-dict"
     irdl_options = (ParsePropInAttrDict(),)
 
-    def __init__(self, name: str, device: str, kind: ArenaKind, nbytes: int = 0, entry: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: str,
+        kind: ArenaKind,
+        nbytes: int = 0,
+        entry: str | None = None,
+        *,
+        gathered: bool = False,
+    ) -> None:
         properties: dict[str, Attribute | None] = {
             "name": StringAttr(name), "device": SymbolRefAttr(device), "kind": StringAttr(kind),
             "nbytes": _integer(nbytes), "entry": StringAttr(entry) if entry is not None else None,
+            "gathered": UnitAttr() if gathered else None,
         }  # fmt: skip
         super().__init__(properties=properties)
 
     @staticmethod
-    def of(record: Arena) -> ArenaOp:
-        return ArenaOp(record.name, record.device, record.kind, record.nbytes, record.entry)
+    def of(record: Arena, *, gathered: bool = False) -> ArenaOp:
+        return ArenaOp(record.name, record.device, record.kind, record.nbytes, record.entry, gathered=gathered)
 
     @property
     def record(self) -> Arena:

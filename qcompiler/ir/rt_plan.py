@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
@@ -15,8 +16,8 @@ from qcompiler.errors import ScheduleError
 from qcompiler.ir.rt import ArenaOp, BufferOp, DeviceOp, EntryOp, EventOp, KernelOp, StreamOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.plan.kernel import KernelSpec, LoopKernel, ScalarProgram
-from qcompiler.plan.plan import Plan, WeightEntry
-from qcompiler.plan.weights import StoredTensor
+from qcompiler.plan.plan import Buffer, Plan, WeightEntry
+from qcompiler.plan.weights import StoredTensor, file_offsets
 
 _EMPTY_BODY = LoopKernel(extents=(), iterators=(), accesses=(), body=ScalarProgram(inputs=(), ops=(), yields=()))
 
@@ -57,7 +58,7 @@ def plan_from_rt(module: ModuleOp, kernels: Mapping[str, KernelSpec], weights: I
         streams=tuple(op.record for op in schedule.streams.values()),
         events=tuple(op.record for op in schedule.events.values()),
         arenas=tuple(op.record for op in schedule.arenas.values()),
-        buffers=tuple(op.record for op in schedule.buffers.values()),
+        buffers=buffers(schedule),
         kernels=tuple(kernels[name] for name in schedule.kernels),
         entries=tuple(op.record for op in entries),
         init=inits[0].record if inits else None,
@@ -65,10 +66,24 @@ def plan_from_rt(module: ModuleOp, kernels: Mapping[str, KernelSpec], weights: I
     )
 
 
+def buffers(schedule: Schedule) -> tuple[Buffer, ...]:
+    """All buffers; those of gathered arenas with the weight that they hold."""
+    return tuple(
+        msgspec.structs.replace(op.record, weight=op.weight.data)
+        if op.weight is not None and schedule.arenas[op.arena_name].gathered is not None
+        else op.record
+        for op in schedule.buffers.values()
+    )
+
+
 def weight_entries(schedule: Schedule, weights: Iterable[StoredTensor]) -> tuple[WeightEntry, ...]:
-    """The weight directory: every stored tensor that some buffer holds, at that buffer's offset, without digests."""
+    """The weight directory: every stored tensor that some buffer holds, at that buffer's offset, without digests.
+
+    Where arenas gather their weights the file has an order of its own: the store's.
+    """
     tensors = {tensor.key: tensor for tensor in weights}
     offsets: dict[str, int] = {}
+    used: set[str] = set()
     for buffer in schedule.buffers.values():
         key = buffer.weight.data if buffer.weight is not None else None
         if key is None or not tensors:
@@ -79,12 +94,17 @@ def weight_entries(schedule: Schedule, weights: Iterable[StoredTensor]) -> tuple
                 rule="unknown-weight",
             )
         offset = buffer.record.offset
+        used.add(key)
+        if schedule.arenas[buffer.arena_name].gathered is not None:
+            continue
         if offsets.setdefault(key, offset) != offset:
             raise ScheduleError(
                 f"the weight '{key}' has the offset {offsets[key]} in one arena and {offset} in another "
                 f"(buffer '{buffer.sym}'); constants arenas mirror one file",
                 rule="weight-offset",
             )
+    if used != offsets.keys():
+        offsets = file_offsets(tensors.values(), used)
     return tuple(
         WeightEntry(
             name=tensor.key,
@@ -104,12 +124,13 @@ def weight_entries(schedule: Schedule, weights: Iterable[StoredTensor]) -> tuple
 def rt_from_plan(plan: Plan) -> ModuleOp:
     """The rt module of a plan: everything but the kernels' regions."""
     constants = {arena.name for arena in plan.arenas if arena.kind == "constants"}
+    gathered = {buffer.arena for buffer in plan.buffers if buffer.weight is not None}
     at = {weight.offset: weight.name for weight in plan.weights}
     ops: list[Operation] = [DeviceOp.of(device) for device in plan.devices]
     ops += [StreamOp.of(stream) for stream in plan.streams]
     ops += [EventOp.of(event) for event in plan.events]
-    ops += [ArenaOp.of(arena) for arena in plan.arenas]
-    ops += [BufferOp.of(b, at.get(b.offset) if b.arena in constants else None) for b in plan.buffers]
+    ops += [ArenaOp.of(arena, gathered=arena.name in gathered) for arena in plan.arenas]
+    ops += [BufferOp.of(b, b.weight or (at.get(b.offset) if b.arena in constants else None)) for b in plan.buffers]
     ops += [KernelOp(k.name, k.symbols, k.operands, serves=k.serves) for k in plan.kernels]
     if plan.init is not None:
         ops.append(EntryOp.of(plan.init, is_init=True))

@@ -22,7 +22,8 @@ class Program:
     buffers: Mapping[str, Buffer]
     kernels: Mapping[str, KernelSpec]
     weights: Mapping[int, WeightEntry]
-    """By offset in the constants arenas."""
+    """By offset in the weight file."""
+    named_weights: Mapping[str, WeightEntry]
 
     @staticmethod
     def of(plan: Plan) -> Program:
@@ -45,7 +46,12 @@ class Program:
             {buffer.name: buffer for buffer in plan.buffers},
             {kernel.name: kernel for kernel in plan.kernels},
             {weight.offset: weight for weight in plan.weights},
+            {weight.name: weight for weight in plan.weights},
         )
+
+    def weight_of(self, buffer: Buffer) -> WeightEntry | None:
+        """The weight that a buffer of a constants arena holds: the one it names, else the one at its offset."""
+        return self.weights.get(buffer.offset) if buffer.weight is None else self.named_weights.get(buffer.weight)
 
 
 def unique(kind: str, names: Iterable[str]) -> None:

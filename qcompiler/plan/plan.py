@@ -48,7 +48,8 @@ ArenaKind = Literal["constants", "init", "activations", "state", "input", "outpu
 class Arena(Strict, frozen=True):
     """A contiguous range of memory on one device.
 
-    `constants` hold the weight file's bytes (shared, read-only); `init` what `@init` computes once at load (shared,
+    `constants` hold bytes of the weight file (shared, read-only): all of it, or, in a program for several devices,
+    the weights that its buffers name; `init` what `@init` computes once at load (shared,
     read-only afterwards); `activations` scratch of one session; `state` one declared state of a session, which begins
     as its `initial_weight`, or as zeros if there is no weight of that name; `input` and
     `output` one argument or result each (the caller's memory on the CPU, without a copy).  `nbytes` is the size at the
@@ -68,12 +69,17 @@ def initial_weight(state_arena: str) -> str:
 
 
 class Buffer(Strict, frozen=True):
-    """A range of an arena. `offset` and `nbytes` (at the bucket's maximum) are in bytes, `offset` a multiple of 64."""
+    """A range of an arena. `offset` and `nbytes` (at the bucket's maximum) are in bytes, `offset` a multiple of 64.
+
+    `weight`, in a constants arena, names the weight that it holds, wherever that stands in the weight file; a buffer
+    that names none holds the weight that has its offset there.
+    """
 
     name: str
     arena: str
     offset: int
     nbytes: int
+    weight: str | None = None
 
 
 class View(Strict, frozen=True):
@@ -169,7 +175,7 @@ class EntryPoint(Strict, frozen=True):
 
 
 class WeightEntry(Strict, frozen=True):
-    """One tensor of the weight file: bytes [offset, offset + nbytes) of the constants arena.
+    """One tensor of the weight file: bytes [offset, offset + nbytes), there and in a constants arena that mirrors it.
 
     `format` None means plain values of `dtype` in row-major order.  `parameters` are the module paths it serves
     (several for tied weights). `sha256` is per 16 MiB chunk.

@@ -123,11 +123,30 @@ def _check_buffer(program: Program, buffer: Buffer) -> None:
             f"buffer '{buffer.name}' has offset {buffer.offset}, which is not a multiple of {BUFFER_ALIGNMENT}",
             rule="misaligned-buffer",
         )
+    if buffer.weight is not None:
+        _check_named_weight(program, buffer, arena)
     if buffer.offset + buffer.nbytes > arena.nbytes:
         raise ScheduleError(
             f"buffer '{buffer.name}' ends at byte {buffer.offset + buffer.nbytes} of arena '{arena.name}', which has "
             f"{arena.nbytes}; enlarge the arena or move the buffer",
             rule="buffer-outside-arena",
+        )
+
+
+def _check_named_weight(program: Program, buffer: Buffer, arena: Arena) -> None:
+    """Only constants are weights, and one that is gathered from the file is aligned as it is there."""
+    weight = program.weight_of(buffer)
+    if arena.kind != "constants" or weight is None or weight.nbytes > buffer.nbytes:
+        raise ScheduleError(
+            f"buffer '{buffer.name}' of the {arena.kind} arena '{arena.name}' names the weight '{buffer.weight}', "
+            "which is not in the directory, has more bytes, or belongs in an arena of constants",
+            rule="unknown-weight",
+        )
+    if buffer.offset % WEIGHT_ALIGNMENT:
+        raise ScheduleError(
+            f"buffer '{buffer.name}' holds a weight at offset {buffer.offset}, which is not a multiple of "
+            f"{WEIGHT_ALIGNMENT}",
+            rule="misaligned-weight",
         )
 
 
@@ -144,6 +163,7 @@ def _check_apart(arena: Arena, buffers: list[Buffer]) -> None:
 
 
 def _check_weights(program: Program) -> None:
+    gathered = {buffer.weight for buffer in program.plan.buffers}
     constants = [arena for arena in program.plan.arenas if arena.kind == "constants"]
     end, last = 0, None
     for weight in sorted(program.plan.weights, key=lambda w: w.offset):
@@ -161,7 +181,7 @@ def _check_weights(program: Program) -> None:
                 f"the weights '{last.name}' and '{weight.name}' overlap at byte {weight.offset}", rule="weight-overlap"
             )
         end, last = weight.offset + weight.nbytes, weight
-        if not any(end <= arena.nbytes for arena in constants):
+        if weight.name not in gathered and not any(end <= arena.nbytes for arena in constants):
             raise ScheduleError(
                 f"weight '{weight.name}' ends at byte {end}, outside every constants arena", rule="weight-outside-arena"
             )

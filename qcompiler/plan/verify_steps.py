@@ -494,7 +494,9 @@ class EntryVerifier:
                 rule="view-rank",
             )
         if arena.kind == "constants":
-            return self.program.weights[buffer.offset].nbytes
+            weight = self.program.weight_of(buffer)
+            assert weight is not None  # `_match_weight` has seen it
+            return weight.nbytes
         if view.format is None or view.layout not in (None, "canonical"):
             raise ScheduleError(
                 f"buffer '{buffer.name}' of the {arena.kind} arena '{arena.name}' is viewed in the layout "
@@ -506,7 +508,7 @@ class EntryVerifier:
 
     def _match_weight(self, buffer: Buffer, view: View) -> None:
         """A view of a constant sees the weight's dtype and storage, and a packed one its shape."""
-        weight = self.program.weights.get(buffer.offset)
+        weight = self.program.weight_of(buffer)
         if weight is None or weight.nbytes > buffer.nbytes:
             raise ScheduleError(
                 f"buffer '{buffer.name}' at offset {buffer.offset} of arena '{buffer.arena}' holds no weight of the "

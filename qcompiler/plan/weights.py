@@ -5,7 +5,7 @@ Bytes may be an array (often of a mapped file), or `Lazy`: made each time they a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -173,3 +173,18 @@ class WeightStore:
         other = WeightStore()
         other._tensors = dict(self._tensors)
         return other
+
+
+FILE_ALIGNMENT = 256
+"""Bytes, of weights in a file: what CUDA's allocators guarantee."""
+
+
+def file_offsets(tensors: Iterable[StoredTensor], used: Collection[str]) -> dict[str, int]:
+    """Where the tensors whose keys are `used` stand in the weight file: one behind the other, in the store's order."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for tensor in tensors:
+        if tensor.key in used:
+            offsets[tensor.key] = end = -(-end // FILE_ALIGNMENT) * FILE_ALIGNMENT
+            end += max(tensor.nbytes, 1)  # a weight is known by its offset, also one without elements
+    return offsets

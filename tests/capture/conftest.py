@@ -5,6 +5,8 @@
     s0: h = linear(x, w) + bias; n = calls so far (a state)    s1: raw = x; after h: y = relu(h) + table[None, :]
 
 `double`: y = 2 x over 0 to 64 values.    `total`: a + b.    `hop`: 2 (x + 1), the product on a second device.
+
+`split`: (x + 1) + 2 x, the product there, both at once.
 """
 
 from __future__ import annotations
@@ -392,6 +394,30 @@ def hop(own_cache: Path) -> ProgramImage:
     places: dict[str, tuple[str, Any]] = {
         "x": ("near", "input"), "a": ("near", "activations"), "b": ("far", "activations"),
         "c": ("far", "activations"), "y": ("near", "output"),
+    }  # fmt: skip
+    return vectors(plan, steps, places)
+
+
+@pytest.fixture(scope="session")
+def split(own_cache: Path) -> ProgramImage:
+    """(x + 1) + 2 x, the product on a second device, which waits for nothing that the first one computes."""
+    plan = {
+        "devices": (DeviceSlot(name="near", kind="cuda"), DeviceSlot(name="far", kind="cuda", index=1)),
+        "streams": (Stream(name="s", device="near"), Stream(name="t", device="far")),
+        "events": (Event(name="back"),),
+    }
+    steps = (
+        Copy(stream="t", source=view("x", "n"), target=view("b", "n")),
+        Launch(kernel="twice", stream="t", operands=(view("b", "n"), view("c", "n"))),
+        Record(stream="t", event="back"),
+        Launch(kernel="plus_one", stream="s", operands=(view("x", "n"), view("a", "n"))),
+        Wait(stream="s", event="back"),
+        Copy(stream="s", source=view("c", "n"), target=view("d", "n")),
+        Launch(kernel="add", stream="s", operands=(view("a", "n"), view("d", "n"), view("y", "n"))),
+    )
+    places: dict[str, tuple[str, Any]] = {
+        "x": ("near", "input"), "a": ("near", "activations"), "b": ("far", "activations"),
+        "c": ("far", "activations"), "d": ("near", "activations"), "y": ("near", "output"),
     }  # fmt: skip
     return vectors(plan, steps, places)
 
