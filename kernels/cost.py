@@ -21,6 +21,7 @@ from qcompiler.kernels import layouts
 from qcompiler.plan.dims import Dim, dim, product
 from qcompiler.plan.kernel import (
     ITEMSIZE,
+    ArgmaxKernel,
     AttentionKernel,
     BatchMatmulKernel,
     EmbeddingKernel,
@@ -30,11 +31,18 @@ from qcompiler.plan.kernel import (
     KernelSpec,
     LinearKernel,
     LoopKernel,
+    NormKernel,
     Operand,
+    OrderKernel,
+    ScanKernel,
     ScatterKernel,
+    SoftmaxKernel,
 )
 
 Symbols = Mapping[str, int]
+
+FEW = 8
+"""Operations for each element of a norm, a softmax, a scan, and for each comparison of a sort: they hardly count."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,8 @@ class DeviceCost:
     """Operations of its tensor cores, on 16-bit values with fp32 sums."""
     link: float
     """Bytes to or from another device, one way."""
+    lanes: int
+    """Threads that keep its arithmetic busy."""
     latency: float
     """One trip to memory and back."""
     launch: float
@@ -71,8 +81,10 @@ IN_FLIGHT = 16
 """Bytes that a thread has under way at once: the kernels' loads are 16 bytes wide."""
 
 
-def _gpu(name: str, bandwidth: float, fp32: float, tensor: float, link: float) -> DeviceCost:
-    """Published figures in GB/s, TFLOP/s, TFLOP/s, GB/s, and the times that all GPUs are given alike.
+def _gpu(name: str, bandwidth: float, fp32: float, tensor: float, link: float, multiprocessors: int) -> DeviceCost:
+    """Published figures in GB/s, TFLOP/s, TFLOP/s, GB/s, and what all GPUs are given alike.
+
+    lanes: a warp for each of a multiprocessor's four schedulers (and tensor cores).
 
     latency: 400 cycles to global memory on V100, A100 and H100 at 1.4 to 1.75 GHz (doi 10.1016/j.ultsonch.2023.106546,
     table 3) are 0.23 to 0.28 us.  launch: 0.5 us between kernels of a graph on a V100 (NVIDIA, "Getting Started with
@@ -82,25 +94,25 @@ def _gpu(name: str, bandwidth: float, fp32: float, tensor: float, link: float) -
     1 to 2 us (the former) and an event's order of magnitude: small copies are all latency.
     """
     return DeviceCost(
-        name, bandwidth * 1e3, fp32 * 1e6, tensor * 1e6, link * 1e3,
+        name, bandwidth * 1e3, fp32 * 1e6, tensor * 1e6, link * 1e3, lanes=4 * 32 * multiprocessors,
         latency=0.25, launch=0.6, event=2.0, link_latency=5.0,
     )  # fmt: skip
 
 
 GPUS: dict[str, DeviceCost] = {
-    "sm_70": _gpu("V100 SXM2", 900, 15.7, 125, 16),
-    "sm_75": _gpu("T4", 320, 8.1, 65, 16),
-    "sm_80": _gpu("A100 SXM 40 GB", 1555, 19.5, 312, 32),
-    "sm_86": _gpu("A40", 696, 37.4, 149.7, 32),
-    "sm_89": _gpu("L40S", 864, 91.6, 362, 32),
-    "sm_90a": _gpu("H100 SXM", 3350, 66.9, 989, 64),
-    "sm_100": _gpu("B200", 8000, 75, 2250, 64),
-    "sm_120": _gpu("RTX 5090", 1792, 104.8, 209.5, 64),
+    "sm_70": _gpu("V100 SXM2", 900, 15.7, 125, 16, 80),
+    "sm_75": _gpu("T4", 320, 8.1, 65, 16, 40),
+    "sm_80": _gpu("A100 SXM 40 GB", 1555, 19.5, 312, 32, 108),
+    "sm_86": _gpu("A40", 696, 37.4, 149.7, 32, 84),
+    "sm_89": _gpu("L40S", 864, 91.6, 362, 32, 142),
+    "sm_90a": _gpu("H100 SXM", 3350, 66.9, 989, 64, 132),
+    "sm_100": _gpu("B200", 8000, 75, 2250, 64, 148),
+    "sm_120": _gpu("RTX 5090", 1792, 104.8, 209.5, 64, 170),
 }
 """One device of each architecture, as NVIDIA's data sheets give it (dense rates; the link is PCIe x16, 3.0 to 5.0)."""
 
 CPU = DeviceCost(
-    "8 cores at 3 GHz", bandwidth=51.2e3, fp32=0.768e6, tensor=0.768e6, link=51.2e3,
+    "8 cores at 3 GHz", bandwidth=51.2e3, fp32=0.768e6, tensor=0.768e6, link=51.2e3, lanes=8,
     latency=0.1, launch=0.25, event=0.0, link_latency=0.25,
 )  # fmt: skip
 """A processor of eight cores with AVX2: two channels of DDR4-3200, 2 x 8 fp32 multiply-adds per core and cycle, 100 ns
@@ -136,23 +148,20 @@ def launch_cost(spec: KernelSpec, symbols: Symbols, device: DeviceCost, isa: str
     nbytes = bytes_moved(spec.operands, spec.body, symbols)
     operations = operations_of(spec.body, spec.operands, symbols)
     if kind == "cpu":
-        return _cost(device, nbytes, operations, device.fp32, 1.0)
+        return _cost(device, nbytes, operations, device.fp32)
     from qcompiler.kernels.cuda.emit import engine_and_geometry
 
     engine, geometry = engine_and_geometry(spec, isa)
     x, y, z = geometry.at({name: symbols[name] for name in spec.symbols})
     if not x * y * z:
         return NOTHING
-    # Little's law: memory is busy when bandwidth x latency bytes are under way.  The arithmetic needs about as many
-    # threads (4 cycles x 128 lanes x SMs on an H100 are 68,000; its memory needs 52,000).
-    wanted = device.bandwidth * device.latency / IN_FLIGHT
-    reach = min(1.0, x * y * z * geometry.threads / wanted)
-    return _cost(device, nbytes, operations, device.tensor if engine == "mma" else device.fp32, reach)
+    rate = device.tensor if engine == "mma" else device.fp32
+    return _cost(device, nbytes, operations, rate, x * y * z * geometry.threads)
 
 
 def unknown_cost(operands: Sequence[Operand], symbols: Symbols, device: DeviceCost) -> Cost:
     """A kernel of which only the operands are known (schedules written by hand)."""
-    return _cost(device, bytes_moved(operands, None, symbols), 0, device.fp32, 1.0)
+    return _cost(device, bytes_moved(operands, None, symbols), 0, device.fp32)
 
 
 def copy_cost(nbytes: int, device: DeviceCost, *, crossing: bool) -> Cost:
@@ -161,13 +170,19 @@ def copy_cost(nbytes: int, device: DeviceCost, *, crossing: bool) -> Cost:
         return NOTHING
     if crossing:
         return Cost(device.link_latency + nbytes / (ATTAINED * device.link), 0.0, nbytes)
-    return _cost(device, 2 * nbytes, 0, device.fp32, 1.0)
+    return _cost(device, 2 * nbytes, 0, device.fp32)
 
 
-def _cost(device: DeviceCost, nbytes: int, operations: int, rate: float, reach: float) -> Cost:
-    work = max(nbytes / device.bandwidth, operations / rate) / ATTAINED
-    span = device.launch + TRIPS * device.latency + work / reach
-    return Cost(span, work / span, nbytes, operations)
+def _cost(device: DeviceCost, nbytes: int, operations: int, rate: float, threads: int | None = None) -> Cost:
+    """What `threads` threads (None: enough) reach of the device's rates: of its memory's as many bytes as they have
+    under way in the time of one trip (Little's law), of its arithmetic's what their number is of its lanes."""
+    moving, computing = nbytes / (ATTAINED * device.bandwidth), operations / (ATTAINED * rate)
+    busy = wide = 1.0
+    if threads is not None:
+        busy = min(1.0, threads * IN_FLIGHT / (device.bandwidth * device.latency))
+        wide = min(1.0, threads / device.lanes)
+    span = device.launch + TRIPS * device.latency + max(moving / busy, computing / wide)
+    return Cost(span, max(moving, computing) / span, nbytes, operations)
 
 
 # --- bytes and operations --------------------------------------------------------------------------------------------
@@ -231,8 +246,16 @@ def operations_of(body: KernelBody, operands: Sequence[Operand], symbols: Symbol
             return 2 * pairs * (body.head_dim + body.value_dim) // (2 if body.causal and not body.last else 1)
         case LoopKernel():
             return _at(product(body.extents).to_dim(), symbols) * max(len(body.body.ops), 1)
-        case _:  # a handful of ops for each element: bound by memory in any case
-            return 8 * max(_at(product(each.shape).to_dim(), symbols) for each in operands if each.format is None)
+        case NormKernel() | SoftmaxKernel() | ScanKernel() | ArgmaxKernel():
+            return FEW * _elements(operands, symbols)
+        case OrderKernel():
+            return FEW * _elements(operands, symbols) * _at(body.length, symbols).bit_length()
+        case _:  # rows that are moved
+            return 0
+
+
+def _elements(operands: Sequence[Operand], symbols: Symbols) -> int:
+    return max(_at(product(each.shape).to_dim(), symbols) for each in operands)
 
 
 def _at(value: Dim, symbols: Symbols) -> int:

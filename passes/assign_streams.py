@@ -9,11 +9,11 @@
             rt.wait @e0 on @cuda0.compute1
             rt.launch @linear_k on @cuda0.compute1 [#rt.view<@h, …>, …]
 
-A CPU has one in-order stream.  Any other device has one for copies that cross to or from it, and up to four for kernels:
-work that does not depend on what runs already gets a stream of its own where estimated times (kernels/cost.py, for the
-largest sizes of the entry point) say that this pays (support/stream_choice.py), and only in entry points that end
-earlier by it.  "compute-streams" in the context's options is another limit; 1 puts all kernels on one stream.  `@init`
-runs once and has one.
+A CPU has one in-order stream.  Any other device has one for copies that cross to or from it, and up to four for work:
+what does not depend on what runs already gets a stream of its own where estimated times (kernels/cost.py, for the
+largest sizes of the entry point) say that it pays (support/stream_choice.py), in entry points that end earlier by it
+and hardly need more memory (support/overlap.py).  "compute-streams" in the context's options is another limit; 1 puts
+all kernels on one stream.  `@init` runs once and has one.
 
 A step depends on the last steps that wrote what it touches and, where it writes, on those that have read it since; that
 is judged by whole buffers.  An event is recorded right behind a step and waited for right before its first user on
@@ -22,7 +22,6 @@ another stream; what older events already order gets none.  An entry whose steps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
@@ -34,9 +33,11 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
 from qcompiler.ir.rt import CopyOp, EntryOp, EventOp, LibraryCallOp, RecordOp, StepOp, StreamOp, WaitOp
 from qcompiler.ir.rt_schedule import Schedule
+from qcompiler.passes.support.overlap import overlap
 from qcompiler.passes.support.step_costs import StepCosts
 from qcompiler.passes.support.step_order import Order, dependences
-from qcompiler.passes.support.stream_choice import Task, choose, longest_chain
+from qcompiler.passes.support.stream_choice import Task
+from qcompiler.passes.support.stream_memory import ActivationMemory
 
 STAGE = "assign-streams"
 
@@ -48,9 +49,7 @@ DEFAULT_STREAMS = 4
 joined at both ends of every call."""
 
 MOST_STREAMS = 16
-
-WORTH = 0.98
-"""Of the time on one stream: estimates that are closer to it say nothing."""
+"""That the option may ask for."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,18 @@ def _assign(entry: EntryOp, streams: Streams, costs: StepCosts, limit: int) -> s
     if any(isinstance(step, RecordOp | WaitOp) for step in steps):
         raise PassError(f"entry '{entry.sym}' has events but no streams; assign-streams makes both", stage=STAGE)
     earlier = dependences(streams.schedule, steps)
-    chosen, why = _choose(entry, steps, earlier, streams, costs, limit)
+    homes = [streams.lanes(step) for step in steps]
+    sizes = {name: high for name, (_, high) in entry.ranges.items()}
+    tasks = [
+        Task(device, lanes, before, costs.of(step, device, sizes), costs.device(device).event)
+        for step, (device, lanes), before in zip(steps, homes, earlier, strict=True)
+    ]
+    chosen, why = overlap(tasks, limit, ActivationMemory(streams.schedule, steps, earlier))
+    if all(streams.on_cpu(device) for device, _ in homes):
+        why = "a CPU has one stream"
+    else:
+        at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        why = f"estimated for an {costs.gpu.name}{' at ' + at if at else ''}: {why}"
     streams.used.update(chosen)
     order, recorded = Order(), dict[int, str]()
     for number, (step, stream) in enumerate(zip(steps, chosen, strict=True)):
@@ -163,26 +173,3 @@ def _assign(entry: EntryOp, streams: Streams, costs: StepCosts, limit: int) -> s
             entry.body.block.insert_op_before(WaitOp(recorded[each], stream), step)
     streams.events = max(streams.events, len(recorded))
     return why
-
-
-def _choose(
-    entry: EntryOp, steps: Sequence[StepOp], earlier: Sequence[tuple[int, ...]], streams: Streams, costs: StepCosts,
-    limit: int,
-) -> tuple[Sequence[str], str]:  # fmt: skip
-    """The stream of each step, and why."""
-    homes = [streams.lanes(step) for step in steps]
-    gpus = [device for device in dict.fromkeys(device for device, _ in homes) if not streams.on_cpu(device)]
-    if not gpus:
-        return [lanes[0] for _, lanes in homes], "a CPU has one stream"
-    largest = {name: high for name, (_, high) in entry.ranges.items()}
-    tasks = [
-        Task(device, lanes, before, costs.of(step, device, largest), costs.device(device).event)
-        for step, (device, lanes), before in zip(steps, homes, earlier, strict=True)
-    ]
-    one, many = choose(tasks, 1), choose(tasks, limit)
-    best = many if many.span <= WORTH * one.span else one
-    sizes = ", ".join(f"{name}={size}" for name, size in largest.items())
-    return best.streams, (
-        f"about {best.span:.1f} us{' at ' + sizes if sizes else ''}; kernels in one stream: {one.span:.1f}, longest "
-        f"chain or all of the device's work: {longest_chain(tasks):.1f} (estimates for an {costs.device(gpus[0]).name})"
-    )

@@ -21,6 +21,7 @@ from qcompiler.runtime.native import build_native
 from qcompiler.runtime.nvrtc import build_module
 from qcompiler.runtime.program_file import save_image
 from qcompiler.runtime.progress import note
+from qcompiler.runtime.timeline import Timeline, timeline
 
 if TYPE_CHECKING:
     from qcompiler.frontends.importer import ImportResult
@@ -147,6 +148,20 @@ class Program:
         """What the program holds, what was decided and why."""
         title = f"qcompiler program for {self.image.target.kind} ({self.image.target.isa})"
         return ProgramReport(title, str(self.ledger), self.plan, self._choices)
+
+    def timeline(
+        self,
+        entry: str | None = None,
+        symbols: Mapping[str, int] | None = None,
+        *,
+        measured: Mapping[int, float] | None = None,
+    ) -> Timeline:
+        """What runs on which stream and when, estimated: `print` it, or `.save("x.json")` for Perfetto.
+
+        Of an entry point, by default the first that takes the sizes in `symbols`; those not given have their largest
+        value.  Needs no device.  `measured` maps numbers of steps to microseconds that are taken instead of estimates.
+        """
+        return timeline(self.plan, self.image.target.isa, entry, symbols, measured=measured)
 
     # --- saving ---
 

@@ -31,9 +31,15 @@ class StepCosts:
 
     def __init__(self, schedule: Schedule, ctx: Context) -> None:
         self._schedule = schedule
+        self._cpu_only = all(each.record.kind == "cpu" for each in schedule.devices.values())
         self._specs: dict[str, KernelSpec] | None = None
         target = ctx.target.isa if isinstance(ctx, QCContext) else ""
         self.isa = target if target in GPUS else DEFAULT_GPU
+
+    @property
+    def gpu(self) -> DeviceCost:
+        """The figures of its GPUs."""
+        return device_cost(self.isa)
 
     def device(self, name: str) -> DeviceCost:
         """The figures of one of the schedule's devices."""
@@ -43,6 +49,8 @@ class StepCosts:
         """One step on the device whose stream it will run on. Library calls, which say nothing of themselves, and
         records and waits cost nothing."""
         figures = self.device(device)
+        if self._cpu_only:
+            return NOTHING  # there is nothing to choose
         match step:
             case CopyOp():
                 source, target = step.view_records

@@ -21,12 +21,12 @@ def dependences(schedule: Schedule, steps: Sequence[StepOp]) -> list[tuple[int, 
     read: dict[str, list[int]] = {}
     found: list[tuple[int, ...]] = []
     for number, step in enumerate(steps):
-        accesses = _accesses(schedule, step)
-        writes = {buffer for buffer, access in accesses if access != "r"}
-        earlier = {written[buffer] for buffer, _ in accesses if buffer in written}
+        touched = accesses(schedule, step)
+        writes = {buffer for buffer, access in touched if access != "r"}
+        earlier = {written[buffer] for buffer, _ in touched if buffer in written}
         earlier.update(reader for buffer in writes for reader in read.get(buffer, ()))
         found.append(tuple(sorted(earlier)))
-        for buffer, _ in accesses:
+        for buffer, _ in touched:
             if buffer in writes:
                 written[buffer] = number
                 read[buffer] = []
@@ -35,18 +35,19 @@ def dependences(schedule: Schedule, steps: Sequence[StepOp]) -> list[tuple[int, 
     return found
 
 
-def _accesses(schedule: Schedule, step: StepOp) -> list[tuple[str, str]]:
+def accesses(schedule: Schedule, step: StepOp) -> list[tuple[str, str]]:
     """Buffers a step touches, each with "r", "w" or "rw"."""
-    accesses = [(view.buffer, access) for view, access in schedule.accesses(step)]
+    found = [(view.buffer, access) for view, access in schedule.accesses(step)]
     if isinstance(step, LibraryCallOp) and step.workspace is not None:
-        accesses.append((name_of(step.workspace), "w"))
-    return accesses
+        found.append((name_of(step.workspace), "w"))
+    return found
 
 
 class Order:
-    """What is ordered already: for each step, the latest step on each stream that comes before it or is it."""
+    """What is ordered already. `before[n]` holds the latest step on each stream that is over when step n begins."""
 
     def __init__(self) -> None:
+        self.before: list[dict[str, int]] = []
         self._now: dict[str, dict[str, int]] = {}
         self._after: list[tuple[str, dict[str, int]]] = []
 
@@ -60,6 +61,7 @@ class Order:
             needed.append(each)
             for name, step in clock.items():
                 now[name] = max(now.get(name, -1), step)
+        self.before.append(dict(now))
         now[stream] = number
         self._after.append((stream, dict(now)))
         return needed

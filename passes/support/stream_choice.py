@@ -6,7 +6,9 @@
 
 Steps are taken in the order of the list, which is never changed.  A step goes on where the last of the steps it depends
 on ran, so that a chain stays on one stream.  It goes elsewhere only if it would end there earlier by more than an event
-takes: the event in front of it counts in its time there, the one behind it is that margin.
+takes: the event in front of it counts in its time there, the one behind it is that margin.  A stream whose last step
+has an *heir* (of the steps that depend on it, the one with the most work behind it) that could go on at once is dearer
+to all others by the time that the heir would have to wait.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ class Task:
     cost: Cost
     event: float
     """Microseconds that an edge from another stream takes."""
+    stays: bool = False
+    """Whether it runs on the device's own stream in any case."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,24 @@ class Choice:
 
 def choose(tasks: Sequence[Task], limit: int) -> Choice:
     """A stream for each task, of the first `limit` of its lanes."""
-    state = _State()
+    state = _State(_heirs(tasks))
     for task in tasks:
         state.add(task, task.lanes[:limit])
-    return Choice(tuple(state.streams), max(state.ends, default=0.0))
+    return Choice(tuple(state.streams), state.span(tasks))
+
+
+def _heirs(tasks: Sequence[Task]) -> list[tuple[int, int] | None]:
+    """For each task its heir, and the last of the tasks that the heir depends on."""
+    rank = [task.cost.span for task in tasks]
+    heirs: list[int | None] = [None] * len(tasks)
+    for number in reversed(range(len(tasks))):
+        heir = heirs[number]
+        rank[number] += rank[heir] if heir is not None else 0.0
+        for each in tasks[number].earlier:
+            best = heirs[each]
+            if best is None or rank[number] >= rank[best]:
+                heirs[each] = number
+    return [None if heir is None else (heir, max(tasks[heir].earlier)) for heir in heirs]
 
 
 def longest_chain(tasks: Sequence[Task]) -> float:
@@ -58,22 +76,42 @@ def longest_chain(tasks: Sequence[Task]) -> float:
 
 @dataclass
 class _State:
+    heirs: Sequence[tuple[int, int] | None]
     streams: list[str] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     free: dict[str, float] = field(default_factory=dict)
     """When each stream that is in use has done what it was given."""
+    last: dict[str, int] = field(default_factory=dict)
     devices: dict[str, Occupancy] = field(default_factory=dict)
+
+    def span(self, tasks: Sequence[Task]) -> float:
+        """When every stream has been joined to its device's own."""
+        events = {stream: task.event for stream, task in zip(self.streams, tasks, strict=True)}
+        owns = {task.lanes[0] for task in tasks}
+        return max(
+            (end + (0.0 if stream in owns else events[stream]) for stream, end in self.free.items()), default=0.0
+        )
 
     def add(self, task: Task, lanes: Sequence[str]) -> None:
         device = self.devices.setdefault(task.device, Occupancy())
         home = self._home(task, lanes)
         ends = {lane: device.finish(self._start(task, lane, lanes[0]), task.cost) for lane in self._open(lanes)}
-        best = min(ends, key=lambda lane: (ends[lane], lanes.index(lane)))
-        chosen = best if ends[best] + task.event < ends[home] else home
+        price = {lane: end + self._delay(lane, task) for lane, end in ends.items()}
+        best = min(price, key=lambda lane: (price[lane], lanes.index(lane)))
+        chosen = lanes[0] if task.stays else best if price[best] + task.event < price[home] else home
         end = device.place(self._start(task, chosen, lanes[0]), task.cost)
+        self.last[chosen] = len(self.streams)
         self.streams.append(chosen)
         self.ends.append(end)
         self.free[chosen] = end
+
+    def _delay(self, lane: str, task: Task) -> float:
+        """What the heir of a stream's last step loses if the task at hand takes its place there."""
+        heir = self.heirs[self.last[lane]] if lane in self.last else None
+        number = len(self.streams)
+        if heir is None or heir[0] <= number or heir[1] >= number:
+            return 0.0  # nobody, this task itself, somebody who has his place, or who waits for others still
+        return task.cost.span
 
     def _home(self, task: Task, lanes: Sequence[str]) -> str:
         """Where the step goes on by itself: behind the dependence that ends last."""
