@@ -62,6 +62,7 @@ def qcompile(
     `targets` holds instruction sets (["x86-64-v3", "x86-64-v4"]) or GPU architectures (["sm_80", "sm_90a"]); `save`
     stores a native build for each, and the program runs the best one that the device can.  The default is the device's
     own.  With targets named, a program compiles on a machine that cannot run it, to be saved there.
+    QC_COMPUTE_STREAMS is how many streams a GPU's kernels may be spread over (default 4; 1: no overlap).
     `dump_ir` (or QC_DUMP_IR) is a folder that gets the text of every stage.  `verify_each="numerics"` runs the program
     after every pass and names the pass that changed the answer.  `buckets` are entry points to specialise for,
     `[("decode", {"s": (1, 1)})]`.
@@ -123,6 +124,8 @@ def qcompile(
         context.report.add(stage, path, what, f"{calibration.inputs_seen} inputs" if calibration is not None else "")
     if buckets is not None:
         context.options["buckets"] = list(buckets)
+    if (streams := _compute_streams()) is not None:
+        context.options["compute-streams"] = streams
     samples = imported.sample_inputs() if verify_each == "numerics" else None
     run_stages(imported.module, context, dumps, verify_each, samples, imported.states)
     image = make_image(context, imported, dumps)
@@ -156,6 +159,16 @@ def run_stages(
         sample_inputs=sample_inputs,
         sample_states=sample_states,
     )
+
+
+def _compute_streams() -> int | None:
+    """QC_COMPUTE_STREAMS: how many streams for kernels a GPU may have. ArgumentError unless it is such a number."""
+    text = os.environ.get("QC_COMPUTE_STREAMS")
+    if not text:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 16:
+        raise ArgumentError(f"QC_COMPUTE_STREAMS={text!r} is no number from 1 to 16; 1 puts all kernels on one stream")
+    return int(text)
 
 
 def weight_source(weights: str | Path | WeightSource | None) -> WeightSource:

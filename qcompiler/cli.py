@@ -71,13 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_loading(command)
     command.set_defaults(run=_run)
 
-    command = commands.add_parser("inspect", help="show what a .qca file holds, without running it")
-    command.add_argument("program", type=Path)
-    command.add_argument("--json", action="store_true")
-    command.add_argument("--plan", action="store_true", help="print the plan as JSON")
-    command.add_argument("--ir", metavar="STAGE", help="print the text of a stage")
-    command.set_defaults(run=_inspect)
-
+    _add_inspect(commands)
     command = commands.add_parser("opt", help="run passes over a file of IR")
     command.add_argument("file", nargs="?", default="-")
     command.add_argument("-p", "--passes", default="", help="comma-separated pass names")
@@ -104,6 +98,20 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=_doctor)
     return parser
+
+
+def _add_inspect(commands: Any) -> None:
+    command = commands.add_parser("inspect", help="show what a .qca file holds, without running it")
+    command.add_argument("program", type=Path)
+    command.add_argument("--json", action="store_true")
+    command.add_argument("--plan", action="store_true", help="print the plan as JSON")
+    command.add_argument("--ir", metavar="STAGE", help="print the text of a stage")
+    command.add_argument("--timeline", action="store_true", help="chart what runs on which stream, by estimated times")
+    command.add_argument("--entry", help="with --timeline: the entry point; default: the first that takes the sizes")
+    command.add_argument("--dim", action="append", default=[], metavar="NAME=VALUE", help="with --timeline: a size")
+    command.add_argument("--between", metavar="US,US", help="with --timeline: the part between two times")
+    command.add_argument("--perfetto", type=Path, metavar="OUT", help="with --timeline: write a trace for Perfetto")
+    command.set_defaults(run=_inspect)
 
 
 def _add_convert(commands: Any) -> None:
@@ -296,7 +304,9 @@ def _bench(options: argparse.Namespace) -> None:
 def _inspect(options: argparse.Namespace) -> None:
     from qcompiler.inspect.files import describe, ir_text, plan_json, summary
 
-    if options.ir is not None:
+    if options.timeline:
+        _timeline(options)
+    elif options.ir is not None:
         print(ir_text(options.program, options.ir))
     elif options.plan:
         print(plan_json(options.program))
@@ -304,6 +314,35 @@ def _inspect(options: argparse.Namespace) -> None:
         print(json.dumps(describe(options.program), indent=1))
     else:
         print(summary(options.program))
+
+
+def _timeline(options: argparse.Namespace) -> None:
+    from qcompiler.inspect.files import printable, timeline_of
+
+    shown = timeline_of(options.program, options.entry, _sizes(options.dim))
+    if options.perfetto is not None:
+        shown.save(options.perfetto)
+        print(f"wrote {options.perfetto}; open it at ui.perfetto.dev", file=sys.stderr)
+    if options.json:
+        print(json.dumps(shown.as_dict(), indent=1))
+        return
+    times = options.between.split(",") if options.between else []
+    try:
+        begin, end = (float(time) for time in times) if times else (0.0, None)
+    except ValueError as error:
+        raise ArgumentError(f"--between {options.between}: two times in microseconds, such as 100,250") from error
+    print(printable(shown.text(begin=begin, end=end)))
+
+
+def _sizes(texts: Sequence[str]) -> dict[str, int]:
+    """The values of `--dim NAME=VALUE`."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not value.isdigit():
+            raise ArgumentError(f"--dim {text}: a name and a size, such as s=1")
+        sizes[name] = int(value)
+    return sizes
 
 
 def _opt(options: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from qcompiler.runtime.native import build_native
 from qcompiler.runtime.nvrtc import build_module
 from qcompiler.runtime.program_file import save_image
 from qcompiler.runtime.progress import note
+from qcompiler.runtime.timeline import Timeline, timeline
 
 if TYPE_CHECKING:
     from qcompiler.frontends.importer import ImportResult
@@ -166,6 +167,20 @@ class Program:
         if len(self.devices) > 1:
             title += f" on {self.placement.text}"
         return ProgramReport(title, str(self.ledger), self.plan, self._choices)
+
+    def timeline(
+        self,
+        entry: str | None = None,
+        symbols: Mapping[str, int] | None = None,
+        *,
+        measured: Mapping[int, float] | None = None,
+    ) -> Timeline:
+        """What runs on which stream and when, estimated: `print` it, or `.save("x.json")` for Perfetto.
+
+        Of an entry point, by default the first that takes the sizes in `symbols`; those not given have their largest
+        value.  Needs no device.  `measured` maps numbers of steps to microseconds that are taken instead of estimates.
+        """
+        return timeline(self.plan, self.image.target.isa, entry, symbols, measured=measured)
 
     # --- saving ---
 

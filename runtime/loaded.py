@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,7 @@ from qcompiler.runtime.session import HostSession, Session, make_context
 from qcompiler.runtime.streams import Queues
 from qcompiler.runtime.support import support
 from qcompiler.runtime.threads import resolve_num_threads
+from qcompiler.runtime.timeline import Timeline, timeline
 from qcompiler.runtime.tree import check_signature, input_flattener, output_flattener, unflattener
 
 if TYPE_CHECKING:
@@ -231,6 +232,20 @@ class LoadedProgram:
             "torch_calls": list(self.image.torch_calls),
             "compile": self.image.report,
         }
+
+    def timeline(
+        self,
+        entry: str | None = None,
+        symbols: Mapping[str, int] | None = None,
+        *,
+        measured: Mapping[int, float] | None = None,
+    ) -> Timeline:
+        """What runs on which stream and when, estimated: `str()` is a chart, `.save("x.json")` a Perfetto trace.
+
+        `entry` is by default the first that takes the sizes in `symbols`; those not given have their largest value.
+        `measured` maps numbers of steps to microseconds that are taken instead of estimates.
+        """
+        return timeline(self.plan, self.isa, entry, symbols, measured=measured)
 
     def image_with_native(self) -> ProgramImage:
         """The image with this machine's build, for `save_image`. What the simulated GPU runs is no build for a GPU."""

@@ -85,9 +85,15 @@ def _emitted(spec_json: bytes, arch: str) -> CudaKernel:
 
 def geometry(spec: KernelSpec, arch: str) -> Geometry:
     """How a kernel is launched on `arch`."""
+    return engine_and_geometry(spec, arch)[1]
+
+
+def engine_and_geometry(spec: KernelSpec, arch: str) -> tuple[str, Geometry]:
+    """Which arithmetic a kernel uses on `arch` ("fma" or "mma"), and how it is launched."""
     import msgspec
 
-    return _emitted(msgspec.json.encode(spec), arch).geometry
+    emitted = _emitted(msgspec.json.encode(spec), arch)
+    return emitted.engine, emitted.geometry
 
 
 def pointer_type(operand: Operand) -> str:

@@ -53,6 +53,7 @@ def write_context(ctx: QCContext, path: Path) -> None:
         "devices": list(ctx.devices),
         "device_map": ctx.device_map,
         "buckets": ctx.options.get("buckets"),
+        "compute-streams": ctx.options.get("compute-streams"),
         "weights": [_facts(tensor) for tensor in ctx.weights],
     }
     save_file({key: np.ascontiguousarray(data) for key, data in kept.items()}, path, {"qcompiler": json.dumps(facts)})
@@ -77,6 +78,8 @@ def read_context(path: Path) -> QCContext:
     )
     if facts["buckets"] is not None:
         ctx.options["buckets"] = [(name, {s: tuple(r) for s, r in sizes.items()}) for name, sizes in facts["buckets"]]
+    if facts.get("compute-streams") is not None:
+        ctx.options["compute-streams"] = facts["compute-streams"]
     return ctx
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ from qcompiler.errors import ArgumentError, CorruptFileError
 from qcompiler.inspect.report import human_bytes
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, WeightEntry, to_json
+from qcompiler.plan.verify import verify_plan
+from qcompiler.runtime.plan_bodies import check_bodies
+from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.program_file import Header, read_program
+from qcompiler.runtime.timeline import Timeline, timeline
 from qcompiler.runtime.tree import check_signature
 
 SOURCE_STAGE = "emit-kernels"
@@ -77,7 +81,7 @@ def summary(path: str | Path) -> str:
     lines += _section("native", native or ["none"])
     if facts["torch_calls"]:
         lines += _section("torch ops", facts["torch_calls"])
-    return _printable("\n".join(lines))
+    return printable("\n".join(lines))
 
 
 def ir_text(path: str | Path, stage: str) -> str:
@@ -89,14 +93,24 @@ def ir_text(path: str | Path, stage: str) -> str:
     files = _stage_files(texts)
     for name in files:
         if stage in _names_of(name):
-            return _printable(texts[name])
+            return printable(texts[name])
     raise ArgumentError(f"{path} holds no stage '{stage}'; it holds: {', '.join(map(_stage_name, files)) or 'none'}")
 
 
 def plan_json(path: str | Path) -> str:
     """The plan as indented JSON."""
     header, _ = read_program(path)
-    return _printable(msgspec.json.format(to_json(header.plan), indent=1).decode())
+    return printable(msgspec.json.format(to_json(header.plan), indent=1).decode())
+
+
+def timeline_of(path: str | Path, entry: str | None = None, symbols: Mapping[str, int] | None = None) -> Timeline:
+    """The estimated timeline of an entry point (runtime/timeline.py). Raises what `describe` does, PlanError and
+    ScheduleError for a plan that is not safe, and ArgumentError for an entry point or a size that it does not have."""
+    header, _ = read_program(path)
+    check_plan_text(header.plan)
+    verify_plan(header.plan)
+    check_bodies(header.plan)
+    return timeline(header.plan, header.target.isa, entry, symbols)
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
@@ -274,6 +288,6 @@ def _kernel_lines(templates: dict[str, dict[str, int]]) -> list[str]:
     return [f"{t['kernels']} {name}, launched by {t['steps']} steps" for name, t in templates.items()] or ["none"]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without control characters: a file from a stranger must not steer the reader's terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

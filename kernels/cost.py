@@ -1,0 +1,317 @@
+"""How long launches and copies take, estimated from their specs: assign-streams decides by it, timelines show it.
+
+    device = device_cost("sm_90a")
+    cost = launch_cost(spec, {"b": 1}, device, "sm_90a")     # Cost(span=4.2, share=0.61, …), microseconds
+    Occupancy().place(start, cost)                           # when it ends beside what runs already
+
+Nothing here is measured.  A launch is the longer of two times, moving its bytes and doing its operations, at rates that
+are published for one device of each architecture; to it come the fixed times that a short launch consists of.  Since
+nearly all of a small launch is fixed time, two of them fit beside each other; two that fill the device do not.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from qcompiler import formats
+from qcompiler.kernels import layouts
+from qcompiler.plan.dims import Dim, dim, product
+from qcompiler.plan.kernel import (
+    ITEMSIZE,
+    ArgmaxKernel,
+    AttentionKernel,
+    BatchMatmulKernel,
+    EmbeddingKernel,
+    GroupedLinearKernel,
+    IndexUpdateKernel,
+    KernelBody,
+    KernelSpec,
+    LinearKernel,
+    LoopKernel,
+    NormKernel,
+    Operand,
+    OrderKernel,
+    ScanKernel,
+    ScatterKernel,
+    SoftmaxKernel,
+)
+
+Symbols = Mapping[str, int]
+
+FEW = 8
+"""Operations for each element of a norm, a softmax, a scan, and for each comparison of a sort: they hardly count."""
+
+
+@dataclass(frozen=True)
+class DeviceCost:
+    """A device in figures: times in microseconds, rates per microsecond."""
+
+    name: str
+    bandwidth: float
+    """Bytes of its memory."""
+    fp32: float
+    """Operations of its ordinary arithmetic; a multiply-add is two."""
+    tensor: float
+    """Operations of its tensor cores, on 16-bit values with fp32 sums."""
+    link: float
+    """Bytes to or from another device, one way."""
+    lanes: int
+    """Threads that keep its arithmetic busy."""
+    latency: float
+    """One trip to memory and back."""
+    launch: float
+    """From the end of one kernel to the beginning of the next of its stream, in a captured graph."""
+    event: float
+    """What an edge between two streams takes, from the record behind a kernel to the begin of the one that waits."""
+    link_latency: float
+    """A copy of nothing to another device."""
+
+
+ATTAINED = 0.75
+"""Of a published rate, what a kernel is taken to reach: the bar that this project's 4-bit products are designed for."""
+
+TRIPS = 4
+"""Trips to memory that follow each other in the shortest kernel: its operands' first bytes, those that they lead to (a
+scale, an index, the next tile), the sum over a block's threads, the result."""
+
+IN_FLIGHT = 16
+"""Bytes that a thread has under way at once: the kernels' loads are 16 bytes wide."""
+
+
+def _gpu(name: str, bandwidth: float, fp32: float, tensor: float, link: float, multiprocessors: int) -> DeviceCost:
+    """Published figures in GB/s, TFLOP/s, TFLOP/s, GB/s, and what all GPUs are given alike.
+
+    lanes: a warp for each of a multiprocessor's four schedulers (and tensor cores).
+
+    latency: 400 cycles to global memory on V100, A100 and H100 at 1.4 to 1.75 GHz (doi 10.1016/j.ultsonch.2023.106546,
+    table 3) are 0.23 to 0.28 us.  launch: 0.5 us between kernels of a graph on a V100 (NVIDIA, "Getting Started with
+    CUDA Graphs", 2019: 3.4 us for each kernel of 2.9 us); 0.58 us for each node of a chain of empty ones on an RTX 5070
+    Ti (github.com/ahrefs/ocannl, issue 488).  event: between 1 us (github.com/chelsea0x3b/cudarc, pull request 335) and
+    3 us on an RTX 3080 (github.com/facebookincubator/velox, pull request 6096).  link_latency: two trips over PCIe of
+    1 to 2 us (the former) and an event's order of magnitude: small copies are all latency.
+    """
+    return DeviceCost(
+        name, bandwidth * 1e3, fp32 * 1e6, tensor * 1e6, link * 1e3, lanes=4 * 32 * multiprocessors,
+        latency=0.25, launch=0.6, event=2.0, link_latency=5.0,
+    )  # fmt: skip
+
+
+GPUS: dict[str, DeviceCost] = {
+    "sm_70": _gpu("V100 SXM2", 900, 15.7, 125, 16, 80),
+    "sm_75": _gpu("T4", 320, 8.1, 65, 16, 40),
+    "sm_80": _gpu("A100 SXM 40 GB", 1555, 19.5, 312, 32, 108),
+    "sm_86": _gpu("A40", 696, 37.4, 149.7, 32, 84),
+    "sm_89": _gpu("L40S", 864, 91.6, 362, 32, 142),
+    "sm_90a": _gpu("H100 SXM", 3350, 66.9, 989, 64, 132),
+    "sm_100": _gpu("B200", 8000, 75, 2250, 64, 148),
+    "sm_120": _gpu("RTX 5090", 1792, 104.8, 209.5, 64, 170),
+}
+"""One device of each architecture, as NVIDIA's data sheets give it (dense rates; the link is PCIe x16, 3.0 to 5.0)."""
+
+CPU = DeviceCost(
+    "8 cores at 3 GHz", bandwidth=51.2e3, fp32=0.768e6, tensor=0.768e6, link=51.2e3, lanes=8,
+    latency=0.1, launch=0.25, event=0.0, link_latency=0.25,
+)  # fmt: skip
+"""A processor of eight cores with AVX2: two channels of DDR4-3200, 2 x 8 fp32 multiply-adds per core and cycle, 100 ns
+to memory; `launch` is what opening a parallel region takes (docs/runtime.md).  It has one stream, so no events."""
+
+DEFAULT_GPU = "sm_80"
+"""What a plan is judged for whose target says nothing of a GPU."""
+
+
+def device_cost(isa: str, kind: str = "cuda") -> DeviceCost:
+    """The figures for an architecture or instruction set; `kind` is a device slot's."""
+    return CPU if kind == "cpu" else GPUS.get(isa, GPUS[DEFAULT_GPU])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One launch or copy: `span` microseconds alone on an idle device, of which it takes `share` (0 to 1) meanwhile."""
+
+    span: float
+    share: float
+    nbytes: int = 0
+    operations: int = 0
+
+
+NOTHING = Cost(0.0, 0.0)
+
+
+# --- launches and copies ---------------------------------------------------------------------------------------------
+
+
+def launch_cost(spec: KernelSpec, symbols: Symbols, device: DeviceCost, isa: str, kind: str = "cuda") -> Cost:
+    """One launch of a kernel at these sizes. A grid with a 0 costs nothing: it is not launched."""
+    nbytes = bytes_moved(spec.operands, spec.body, symbols)
+    operations = operations_of(spec.body, spec.operands, symbols)
+    if kind == "cpu":
+        return _cost(device, nbytes, operations, device.fp32)
+    from qcompiler.kernels.cuda.emit import engine_and_geometry
+
+    engine, geometry = engine_and_geometry(spec, isa)
+    x, y, z = geometry.at({name: symbols[name] for name in spec.symbols})
+    if not x * y * z:
+        return NOTHING
+    rate = device.tensor if engine == "mma" else device.fp32
+    return _cost(device, nbytes, operations, rate, x * y * z * geometry.threads)
+
+
+def unknown_cost(operands: Sequence[Operand], symbols: Symbols, device: DeviceCost) -> Cost:
+    """A kernel of which only the operands are known (schedules written by hand)."""
+    return _cost(device, bytes_moved(operands, None, symbols), 0, device.fp32)
+
+
+def copy_cost(nbytes: int, device: DeviceCost, *, crossing: bool) -> Cost:
+    """A copy of `nbytes` within the device, or to or from another one (which takes nothing of its memory's rate)."""
+    if not nbytes:
+        return NOTHING
+    if crossing:
+        return Cost(device.link_latency + nbytes / (ATTAINED * device.link), 0.0, nbytes)
+    return _cost(device, 2 * nbytes, 0, device.fp32)
+
+
+def _cost(device: DeviceCost, nbytes: int, operations: int, rate: float, threads: int | None = None) -> Cost:
+    """What `threads` threads (None: enough) reach of the device's rates: of its memory's as many bytes as they have
+    under way in the time of one trip (Little's law), of its arithmetic's what their number is of its lanes."""
+    moving, computing = nbytes / (ATTAINED * device.bandwidth), operations / (ATTAINED * rate)
+    busy = wide = 1.0
+    if threads is not None:
+        busy = min(1.0, threads * IN_FLIGHT / (device.bandwidth * device.latency))
+        wide = min(1.0, threads / device.lanes)
+    span = device.launch + TRIPS * device.latency + max(moving / busy, computing / wide)
+    return Cost(span, max(moving, computing) / span, nbytes, operations)
+
+
+# --- bytes and operations --------------------------------------------------------------------------------------------
+
+
+def bytes_moved(operands: Sequence[Operand], body: KernelBody | None, symbols: Symbols) -> int:
+    """Bytes read and written at these sizes: each operand's once (a broadcast's as stored), of tables what is used."""
+    return sum(_operand_bytes(operand, body, symbols) for operand in operands)
+
+
+def _operand_bytes(operand: Operand, body: KernelBody | None, symbols: Symbols) -> int:
+    twice = 2 if operand.access == "rw" else 1
+    nbytes = stored_bytes(operand, symbols)
+    match body:
+        case EmbeddingKernel() if operand.name == "table":
+            return nbytes * min(_at(body.count, symbols), body.rows) // max(body.rows, 1)
+        case GroupedLinearKernel() if operand.name == "w":
+            return nbytes * min(_at(body.rows, symbols) * body.repeat, body.experts) // max(body.experts, 1)
+        case IndexUpdateKernel() | ScatterKernel() if operand.access == "rw":
+            written = [body.outer, body.count, body.inner]
+            return twice * _at(product(written).to_dim(), symbols) * ITEMSIZE[operand.dtype]
+        case _:
+            return twice * nbytes
+
+
+def stored_bytes(operand: Operand, symbols: Symbols) -> int:
+    """Bytes of an operand as it lies in memory, what it repeats (stride 0) once."""
+    if operand.format is not None:
+        rows, cols = (_at(size, symbols) for size in operand.shape)
+        return _packed_bytes(operand.format.name, tuple(sorted(operand.format.params.items())), operand.layout,
+                             operand.dtype, rows, cols)  # fmt: skip
+    sizes = [
+        size
+        for size, stride in zip(operand.shape, operand.strides or operand.shape, strict=True)
+        if stride != 0 or size == 1
+    ]
+    return _at(product(sizes).to_dim(), symbols) * ITEMSIZE[operand.dtype]
+
+
+@cache
+def _packed_bytes(
+    name: str, params: tuple[tuple[str, int | bool | str], ...], layout: str | None, dtype: str, rows: int, cols: int
+) -> int:
+    fmt = formats.get(name, **dict(params))
+    if layout in (None, "canonical"):
+        return int(fmt.nbytes(rows, cols))
+    return layouts.get(str(layout)).nbytes(fmt, dtype, rows, cols)  # type: ignore[arg-type]
+
+
+def operations_of(body: KernelBody, operands: Sequence[Operand], symbols: Symbols) -> int:
+    """Arithmetic at these sizes: the products' multiply-adds count two, other bodies one for each op and element."""
+    match body:
+        case LinearKernel():
+            return 2 * _at(body.m, symbols) * body.n * body.k
+        case GroupedLinearKernel():
+            return 2 * _at(body.rows, symbols) * body.repeat * body.n * body.k
+        case BatchMatmulKernel():
+            return 2 * _at(product([*body.batch, body.m, body.n, body.k]).to_dim(), symbols)
+        case AttentionKernel():
+            pairs = _at(product([body.batch, body.heads, body.q_len, body.kv_len]).to_dim(), symbols)
+            return 2 * pairs * (body.head_dim + body.value_dim) // (2 if body.causal and not body.last else 1)
+        case LoopKernel():
+            return _at(product(body.extents).to_dim(), symbols) * max(len(body.body.ops), 1)
+        case NormKernel() | SoftmaxKernel() | ScanKernel() | ArgmaxKernel():
+            return FEW * _elements(operands, symbols)
+        case OrderKernel():
+            return FEW * _elements(operands, symbols) * _at(body.length, symbols).bit_length()
+        case _:  # rows that are moved
+            return 0
+
+
+def _elements(operands: Sequence[Operand], symbols: Symbols) -> int:
+    return max(_at(product(each.shape).to_dim(), symbols) for each in operands)
+
+
+def _at(value: Dim, symbols: Symbols) -> int:
+    return value if isinstance(value, int) else dim(value).evaluate(symbols)
+
+
+# --- launches beside each other --------------------------------------------------------------------------------------
+
+
+class Occupancy:
+    """How much of one device is taken, over time. What is placed first keeps what it takes; later ones get the rest.
+
+    So the device never does more than it can, and a launch that fills it lets none run beside it.
+    """
+
+    def __init__(self) -> None:
+        self._starts = [0.0]
+        self._loads = [0.0]
+
+    def finish(self, start: float, cost: Cost) -> float:
+        """When a launch that may begin at `start` would end."""
+        return self._walk(start, cost)[0]
+
+    def place(self, start: float, cost: Cost) -> float:
+        """The same, and takes what it needs."""
+        end, taken = self._walk(start, cost)
+        for low, high, load in taken:
+            first, last = self._cut(low), self._cut(high)
+            for i in range(first, last):
+                self._loads[i] += load
+        return end
+
+    def _walk(self, start: float, cost: Cost) -> tuple[float, list[tuple[float, float, float]]]:
+        """The end, and the pieces (begin, end, share) of the way there."""
+        if cost.share <= 0:
+            return start + cost.span, []
+        at, left, taken = start, cost.span, []
+        number = bisect.bisect_right(self._starts, start) - 1
+        while left > 1e-9:
+            free = max(0.0, 1.0 - self._loads[number])
+            pace = min(1.0, free / cost.share)
+            until = self._starts[number + 1] if number + 1 < len(self._starts) else float("inf")
+            if pace > 1e-9:
+                end = min(until, at + left / pace)
+                taken.append((at, end, pace * cost.share))
+                left -= (end - at) * pace
+                at = end
+            else:
+                at = until
+            number += 1
+        return at, taken
+
+    def _cut(self, at: float) -> int:
+        """The number of the piece that begins at `at`, made if there is none."""
+        number = bisect.bisect_left(self._starts, at)
+        if number == len(self._starts) or self._starts[number] != at:
+            self._starts.insert(number, at)
+            self._loads.insert(number, self._loads[number - 1] if number else 0.0)
+        return number
