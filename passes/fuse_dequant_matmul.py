@@ -6,10 +6,10 @@
 
 First normalise: a matmul whose right side is a weight becomes `qc.linear` (which takes `(N, K)`), plain weights are
 transposed at compile time, and two transposes cancel.  Then there is one pattern, `linear(dequantize(w)) -> linear(w)`,
-and the same for the table of an embedding and the weights of experts.  Where x is what rows of int8 stand for, too, and
-the weight's format has an integer product, the linear reads the rows: it multiplies codes,
-`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`.  A weight that something else reads in full is looked up row
-by row, and reported.
+and the same for the table of an embedding and the weights of experts.  Where x is what rows of int8 stand for, too,
+and the weight's format has an integer product, the linear reads the rows: it multiplies codes,
+`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`.  A weight that something else reads in full is looked up
+row by row, and reported.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import singledispatch
 
 from qcompiler import formats
-from qcompiler.formats import int8_rows
 from qcompiler.errors import DimError, FormatError, PlanError
+from qcompiler.formats import int8_rows
 from qcompiler.kernels import layouts
 from qcompiler.plan.dims import Dim, Expr, Range, dim, product
 from qcompiler.plan.kernel import (

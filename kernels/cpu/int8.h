@@ -199,7 +199,7 @@ static void qi_micro(const qg_packed& from, const qi_block& rows, int64_t panel,
 // `count` rows by the smallest microkernel that takes them; the rows behind are zeros.
 template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
     int64_t count, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, float* tile) {
-    constexpr int SMALLER = MR > 8 ? 8 : MR / 2;
+    constexpr int SMALLER = MR > 12 ? 8 : MR > 4 ? 4 : MR > 1;
     if constexpr (SMALLER > 0)
         if (count <= SMALLER) return qi_micro_rows<W, E, SMALLER>(count, from, rows, panel, next, tile);
     qi_micro<W, E, MR>(from, rows, panel, next, tile);

@@ -110,4 +110,3 @@ def emit(spec: KernelSpec, isa: str) -> str:
     )
     definitions = made.definitions + "\n".join(struct)
     return "\n".join([header, definitions + finish_of(spec, body), text.entry_function(spec, lines)])
-

@@ -117,7 +117,8 @@ def _literal(value: float) -> str:
 class PanelWeight:
     """How linear kernels read a packed weight: definitions (guarded) and the decoder of gemm.h that walks its panels.
 
-    `struct` is the format's. `parts` are the byte offsets of the sections, in the order of `qg_packed.part`: planes of codes, then entries.
+    `parts` are the byte offsets of the sections, in the order of `qg_packed.part`: planes of codes, then entries.
+    `struct` is the name of the format's struct.
     """
 
     decoder: str

@@ -2,7 +2,7 @@
 
 A format has one where an element is affine in an integer code and entries serve whole runs of 32 columns:
 
-    value = slope * code + intercept        int4: slope = scales      q4_K: slope = d * scales, intercept = -(dmin * mins)
+    value = slope * code + intercept      int4: slope = scales     q4_K: slope = d * scales, intercept = -(dmin * mins)
 
 With q the codes of a row of x, s its scale (int8_rows.py), and the columns cut into groups that share entries (of at
 most 65,536 columns, so that sums of bytes stay in 32 bits), in fp32, every operation rounded, groups ascending:
@@ -152,7 +152,7 @@ def _at_zero(text: str) -> str:
     """The expression at code 0: what is multiplied with the sum of q."""
 
     class Zero(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - ast's name
+        def visit_Name(self, node: ast.Name) -> ast.expr:
             return ast.Constant(0) if node.id == "code" else node
 
     return ast.unparse(Zero().visit(ast.parse(text, mode="eval")))

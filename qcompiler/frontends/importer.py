@@ -38,8 +38,8 @@ from qcompiler.frontends import (  # noqa: F401  (they register)
     aten_resize,
     aten_scatter,
     aten_views,
-    torch_rows,
     signature,
+    torch_rows,
 )
 from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.insert_qdq import PACKED, Quantized

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from qcompiler import formats
-from qcompiler.formats import int8_rows, integer_product
 from qcompiler.errors import InterpreterError
+from qcompiler.formats import int8_rows, integer_product
 from qcompiler.ir import qc
 from qcompiler.ir.interpreter_base import Array, Frame, accumulator, round_to, rule, where
 from qcompiler.ir.interpreter_linalg import evaluate_body

@@ -78,8 +78,8 @@ from qcompiler.plan.dims import Dim, dim, parse
 __all__ = [
     "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeOp",
     "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp", "LayerNormOp",
-    "LinearOp", "QCOp", "QuantizeOp", "QuantizeRowsOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp", "StateUpdateOp", "TopkOp",
-    "TorchCallOp", "WindowsOp", "YieldOp",
+    "LinearOp", "QCOp", "QuantizeOp", "QuantizeRowsOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp",
+    "StateOp", "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp", "YieldOp",
 ]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------------------------
