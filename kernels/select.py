@@ -7,6 +7,7 @@ its spec and architecture: kernels/cuda/linear.py.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -108,9 +109,10 @@ def _refuses_result(query: LinearQuery, isa: str) -> str | None:
 
 INT8: dict[str, tuple[Candidate, ...]] = {
     "cpu": (Candidate("linear.int8", "large", (1, None), _refuses_result),),
-    "cuda": tuple(
-        Candidate(f"linear.int8.{name}", m_class, m, _refuses_result)
-        for name, m_class, m in (("few", "2-8", (1, 8)), ("medium", "9-64", (9, 64)), ("large", "large", (65, None)))
+    "cuda": (
+        Candidate("linear.int8.few", "2-8", (1, 8), _refuses_result),
+        Candidate("linear.int8.medium", "9-64", (9, 64), _refuses_result),
+        Candidate("linear.int8.large", "large", (65, None), _refuses_result),
     ),
 }
 """The same for products of codes (`LinearQuery.codes`). Which instruction multiplies is the kernel's: see `engines`."""
@@ -118,10 +120,7 @@ INT8: dict[str, tuple[Candidate, ...]] = {
 
 def engines(query: LinearQuery) -> list[tuple[str, str]]:
     """The ways of multiplying codes that were passed over on the query's targets, with the reason, best first."""
-    if query.kind == "cpu":
-        from qcompiler.kernels.cpu.linear_int8 import passed_over
-    else:
-        from qcompiler.kernels.cuda.linear_int8 import passed_over
+    passed_over = importlib.import_module(f"qcompiler.kernels.{query.kind}.linear_int8").passed_over
     found: dict[str, list[str]] = {}
     for isa in query.isas:
         for name, reason in passed_over(isa):

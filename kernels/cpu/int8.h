@@ -4,14 +4,15 @@
 // A weight's panel holds words of four or eight columns of one row, 16 rows side by side (decode.h): as bytes, that is
 // what `vpdpbusd` multiplies. Codes are taken as unsigned bytes (signed ones with their sign bit flipped), so that a
 // product is  sum(byte * q) + LOWEST * sum(q)  and the second part, from the sums that a row brings along, is where
-// accumulation begins. Four steps of bytes in, one scaling per group of columns out.
+// accumulation begins.
 //
-//     qi_vnni     AVX-512 with VNNI: vpdpbusd, 4 columns at a time. Asked for at run time: x86-64-v4 does not promise it
+//     qi_vnni     AVX-512 with VNNI: vpdpbusd, 4 columns at a time; asked for at run time, since x86-64-v4 does not
+//                 promise it
 //     qi_pairs    pmaddwd on pairs of 16-bit numbers (AVX-512BW, AVX2, SSE2), exact where pmaddubsw would saturate;
 //                 elsewhere plain multiplications
 //
-// W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): CODES bits, FLIP of the sign
-// bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept().
+// W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): CODES bits, FLIP of the
+// sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept().
 #pragma once
 #include "gemm.h"
 
@@ -106,7 +107,9 @@ template <int CODES, int STEP> static void qi_prepare(const char* row, int64_t c
 }
 
 constexpr int64_t qi_padded(int64_t k) { return (k + 63) / 64 * 64; }
-constexpr int64_t qi_span(int64_t k, int64_t shared) { return shared ? shared : k < QI_WIDEST ? k : (int64_t)QI_WIDEST; }
+constexpr int64_t qi_span(int64_t k, int64_t shared) {
+    return shared ? shared : k < QI_WIDEST ? k : (int64_t)QI_WIDEST;
+}
 
 // A block of prepared rows: `x` rows of `stride` bytes, and for each row and group where its sum begins and the sum of
 // its codes.
@@ -306,7 +309,8 @@ template <int KIND, class T> static void qi_quantise_row(
     const float largest = qc_from_bits((uint32_t)most);
     float scale = KIND == QI_TENSOR ? fixed : largest / 127.0f;
     if (KIND == QI_TOKEN && !(scale > 0.0f)) scale = 1.0f;
-    const float by = KIND == QI_TOKEN ? scale : KIND == QI_TENSOR ? factor : largest < 3.8e-37f ? 0.0f : 127.0f / largest;
+    const float inverse = largest < 3.8e-37f ? 0.0f : 127.0f / largest;
+    const float by = KIND == QI_TOKEN ? scale : KIND == QI_TENSOR ? factor : inverse;
     memset(row + cols, 0, (size_t)(padded - cols));
     if (finite) {
         qc_columns(cols, [&](int64_t k, int n) QC_BODY {

@@ -19,7 +19,7 @@ A row with a NaN (or an infinity that is no outlier) has codes 0 and the scale N
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ def clip_factors(clip: float) -> tuple[np.float32, np.float32]:
     return np.float32(127 / clip if clip else 0.0), np.float32(clip / 127)
 
 
-def quantise(x: npt.NDArray[np.generic], kind: Kind, value: float, columns: npt.NDArray[np.bool_] | None) -> Int8:
+def quantise(x: npt.NDArray[Any], kind: Kind, value: float, columns: npt.NDArray[np.bool_] | None) -> Int8:
     """Rows of int8 (…, row_bytes(K)) of x (…, K). `value` is the clip or the threshold; `columns` (…, K) are bools
     that broadcast, for kind "outliers"."""
     x = x.astype(np.float32)

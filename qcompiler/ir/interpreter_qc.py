@@ -112,9 +112,10 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     x = operands[0]
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if op.multiplies_codes:
+        assert isinstance(op.w.type, QTensorType)
         packed = frame.packed(op.w.type, operands[1])
         acc = np.dtype(np.float32)
-        codes, scales = (part(rows, packed.cols) for part in (int8_rows.codes_of, int8_rows.scales_of))
+        codes, scales = int8_rows.codes_of(rows, packed.cols), int8_rows.scales_of(rows, packed.cols)
         out = integer_product.multiply(codes, scales, packed).reshape(*x.shape[:-1], packed.rows)
     else:
         w = plain(operands[1], op.w.type, frame)

@@ -264,9 +264,9 @@ class LinearOp(QCOp):
         x, w, out = shape_of(self.x.type), shape_of(self.w.type), shape_of(self.result.type)
         self.expect(len(x) >= 1 and len(w) == 2, "x needs rank >= 1 and w rank 2")
         if self.multiplies_codes:
-            wanted = int8_rows.row_bytes(int(w[1]))
+            width = int8_rows.row_bytes(int(w[1]))
             self.expect(isinstance(self.w.type, QTensorType), "rows of int8 are multiplied with a quantised weight")
-            self.expect(x[-1] == wanted, f"rows of int8 of K = {w[1]} have {wanted} bytes, x has {x[-1]}")
+            self.expect(x[-1] == width, f"rows of int8 of K = {w[1]} have {width} bytes, x has {x[-1]}")
         else:
             self.expect(x[-1] == w[1], f"x has K = {x[-1]} but w has K = {w[1]}")
         self.expect(out == (*x[:-1], w[0]), f"the result must have shape {(*x[:-1], w[0])}, not {out}")
