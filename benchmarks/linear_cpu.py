@@ -1,12 +1,17 @@
 """Linear kernels beside torch's fp32 linear, per shape and M, in one interleaved run.
 
     .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
-        [--formats nf4 q4_K q6_K]
+        [--formats nf4 q4_K q6_K] [--int8] [--cpu-time]
 
 Every round times each engine once for each case (many calls in a batch when they are short), in an order that changes,
 so that a slow moment of the machine hits all of them; the table gives medians. Probes of the same run: fused
 multiply-adds on all threads (peak), and reading memory far larger than the caches (bandwidth). torch is timed as a user
 calls it; ours is called from C++.
+
+With `--cpu-time` clocks count processor time: for one thread on a machine that others use, too.
+
+With `--int8` the products of codes beside those of decoded values: "int8 a8" and "int4 a8" read rows of int8, "rows" is
+what making these from fp32 takes, "_int_mm" is torch's product of int8 matrices (int32 out, from 17 rows on).
 """
 
 from __future__ import annotations
@@ -27,9 +32,10 @@ import numpy.typing as npt
 import torch
 
 from qcompiler import formats
+from qcompiler.formats.int8_rows import quantise, row_bytes
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu import emit
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, QuantizeRowsKernel
 from qcompiler.runtime.compiler import compile_library
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.support import Context, parallel_address
@@ -40,12 +46,19 @@ MS = (1, 8, 32, 512, 4096)
 FORMATS: dict[str, tuple[str, dict[str, Any]] | None] = {
     "nf4": ("nf4", {"block": 64}), "int4": ("int4", {"group": 32}), "int8": ("int8", {}), "f32": None,
 }  # fmt: skip
+CODES = " a8"
+"""Behind a format: its codes are multiplied with rows of int8."""
+
+CPU_TIME = False
+CLOCK_PROCESS_CPUTIME_ID = 2
+
 BATCH_SECONDS = 500e-6
 """Calls shorter than this are timed in batches of about this length."""
 
 PROBES = r"""
 #include <time.h>
-static double seconds() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
+extern "C" { int qb_clock = CLOCK_MONOTONIC; }
+static double seconds() { timespec t; clock_gettime(qb_clock, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
 extern "C" double qb_call(qc_kernel kernel, qc_ctx* ctx, void* const* op, const int64_t* sym, int64_t times) {
     const double start = seconds();
     for (int64_t i = 0; i < times; i++) kernel(ctx, op, sym);
@@ -102,17 +115,29 @@ def m_class(m: int) -> Any:
     return "1" if m == 1 else "2-8" if m <= 8 else "large"
 
 
+def rows_spec(k: int) -> KernelSpec:
+    operands = (
+        Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1)),
+        Operand(name="out", dtype="i8", access="w", shape=("m", row_bytes(k)), strides=(row_bytes(k), 1)),
+    )
+    body = QuantizeRowsKernel(rows="m", cols=k, kind="token")
+    return KernelSpec(name=f"rows_{k}", symbols=("m",), operands=operands, body=body)
+
+
 def make_spec(kind: str, m: int, n: int, k: int) -> KernelSpec:
+    codes = kind.endswith(CODES)
     chosen = FORMATS[kind]
     ref = None if chosen is None else FormatRef(name=chosen[0], params=chosen[1])
     operands = (
-        Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1)),
+        Operand(name="x", dtype="i8", access="r", shape=("m", row_bytes(k)), strides=(row_bytes(k), 1))
+        if codes
+        else Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1)),
         Operand(name="w", dtype="f32", access="r", shape=(n, k), format=ref, layout="cpu_p16_v1"),
         Operand(name="bias", dtype="f32", access="r", shape=(n,), strides=(1,)),
         Operand(name="out", dtype="f32", access="w", shape=("m", n), strides=(n, 1)),
     )
-    body = LinearKernel(m="m", n=n, k=k, m_class=m_class(m), has_bias=True)
-    name = f"{kind}_{n}_{k}_{m_class(m).replace('-', '_')}"
+    body = LinearKernel(m="m", n=n, k=k, m_class=m_class(m), has_bias=True, codes=codes)
+    name = f"{kind.replace(' ', '_')}_{n}_{k}_{m_class(m).replace('-', '_')}"
     return KernelSpec(name=name, symbols=("m",), operands=operands, body=body)
 
 
@@ -137,6 +162,8 @@ class Bench:
         stride = -(-scratch // 64) * 64
         self.scratch = aligned(np.zeros(stride * threads, np.uint8))
         self.context = Context(parallel_address(), None, self.scratch.ctypes.data, stride, threads, 0, 0, 0, -1, 0)
+        if CPU_TIME:
+            ctypes.c_int.in_dll(self.library, "qb_clock").value = CLOCK_PROCESS_CPUTIME_ID
         self.memory = np.ones(64 << 20, np.float32)
 
     def peak(self) -> float:
@@ -160,16 +187,32 @@ class Bench:
         return Engine(kind, run, nbytes)
 
 
+def now() -> float:
+    return time.process_time() if CPU_TIME else time.perf_counter()
+
+
 def torch_engine(x: npt.NDArray[Any], w: npt.NDArray[Any], bias: npt.NDArray[Any]) -> Engine:
     tensors = [torch.from_numpy(array) for array in (x, w, bias)]
 
     def run(times: int) -> float:
-        start = time.perf_counter()
+        start = now()
         for _ in range(times):
             torch.nn.functional.linear(*tensors)
-        return (time.perf_counter() - start) / times
+        return (now() - start) / times
 
     return Engine("torch", run, w.nbytes)
+
+
+def int_mm_engine(m: int, n: int, k: int) -> Engine:
+    a, b = (torch.randint(-127, 128, shape, dtype=torch.int8) for shape in ((m, k), (n, k)))
+
+    def run(times: int) -> float:
+        start = now()
+        for _ in range(times):
+            torch._int_mm(a, b.t())
+        return (now() - start) / times
+
+    return Engine("_int_mm", run, n * k)
 
 
 def make_case(bench: Bench, m: int, n: int, k: int) -> list[Engine]:
@@ -182,8 +225,13 @@ def make_case(bench: Bench, m: int, n: int, k: int) -> list[Engine]:
         fmt = None if chosen is None else formats.get(chosen[0], **chosen[1])
         canonical = w.view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
         data = aligned(layout.pack(fmt, "f32", n, k, canonical))
-        arrays: list[npt.NDArray[Any]] = [x, data, bias, np.zeros((m, n), np.float32)]
+        given = quantise(x, "token", 0.0, None) if kind.endswith(CODES) else x
+        arrays: list[npt.NDArray[Any]] = [given, data, bias, np.zeros((m, n), np.float32)]
         engines.append(bench.engine(make_spec(kind, m, n, k), kind, arrays, m, data.size))
+    if any(kind.endswith(CODES) for kind in FORMATS):
+        made = np.zeros((m, row_bytes(k)), np.int8)
+        engines.append(bench.engine(rows_spec(k), "rows", [x, made], m, x.nbytes))
+        engines += [int_mm_engine(m, n, k)] if m > 16 else []
     for engine in engines:
         once = min(engine.run(1) for _ in range(3))
         engine.calls = max(1, int(BATCH_SECONDS / max(once, 1e-7)))
@@ -228,14 +276,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--m", type=int, nargs="*", default=list(MS))
     parser.add_argument("--formats", nargs="*", help="formats with their default parameters, instead of the usual four")
+    parser.add_argument("--int8", action="store_true", help="products of codes with rows of int8 beside fp32 ones")
+    parser.add_argument("--cpu-time", action="store_true", help="processor time, with one thread")
     parser.add_argument("--json", default=None, help="also write every row to this file")
     options = parser.parse_args()
+    global CPU_TIME  # noqa: PLW0603
+    CPU_TIME = options.cpu_time
     if options.formats:
         FORMATS.clear()
         FORMATS.update({name: (name, {}) for name in options.formats})
+    if options.int8:
+        chosen = {kind: FORMATS[kind] for kind in ("int8", "int4")}
+        FORMATS.clear()
+        FORMATS.update(chosen | {kind + CODES: each for kind, each in chosen.items()})
     threads = resolve_num_threads(options.threads)
     torch.set_num_threads(threads)
-    bench = Bench([make_spec(kind, m, n, k) for n, k in SHAPES for m in options.m for kind in FORMATS], threads)
+    specs = [make_spec(kind, m, n, k) for n, k in SHAPES for m in options.m for kind in FORMATS]
+    bench = Bench([*specs, *(rows_spec(k) for k in sorted({k for _, k in SHAPES}) if options.int8)], threads)
     print(f"{threads} threads, {host_isa()}, torch {torch.__version__}, medians of {options.rounds}")
     print(
         f"{'N x K':>10} {'M':>5} {'engine':>10} {'us':>9} {'GFLOP/s':>8} {'of peak':>8} {'GB/s':>6} {'of read':>8} "

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from qcompiler.formats import Format
-from qcompiler.formats.base import Declaration
+from qcompiler.formats.integer_product import first_of_integers
 
-
-def first_of_integers(declaration: Declaration) -> int | None:
-    """The smallest value of a code where values are consecutive integers in the order of the codes, else None.
-
-    The order of signed codes is that of their two's complement: it counts up once the sign bit is flipped.
-    """
-    values, kind = declaration.code_values, declaration.codes.kind
-    if kind not in ("uint", "int"):
-        return None
-    ascending = np.roll(values, values.size // 2) if kind == "int" else values
-    first = float(ascending[0])
-    counted = np.array_equal(ascending, np.float32(first) + np.arange(values.size, dtype=np.float32))
-    whole = counted and first.is_integer() and abs(first) < 1 << 16
-    return int(first) if whole and not np.signbit(values[values == 0]).any() else None
+__all__ = ["ends_inside_groups", "first_of_integers", "shared_columns"]
 
 
 def shared_columns(fmt: Format) -> int:

@@ -7,6 +7,7 @@ its spec and architecture: kernels/cuda/linear.py.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -33,6 +34,8 @@ class LinearQuery:
     kind: str
     isas: tuple[str, ...]
     """The instruction sets, or architectures, that the one plan must serve."""
+    codes: bool = False
+    """x are rows of int8, and codes are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,31 @@ LINEAR: dict[str, tuple[tuple[Candidate, ...], str]] = {
 """Candidates and the layout of constant weights, by kind of target."""
 
 
+def _refuses_result(query: LinearQuery, isa: str) -> str | None:
+    return None if query.out_dtype in FLOATS else f"the result is {query.out_dtype}; it takes {', '.join(FLOATS)}"
+
+
+INT8: dict[str, tuple[Candidate, ...]] = {
+    "cpu": (Candidate("linear.int8", "large", (1, None), _refuses_result),),
+    "cuda": (
+        Candidate("linear.int8.few", "2-8", (1, 8), _refuses_result),
+        Candidate("linear.int8.medium", "9-64", (9, 64), _refuses_result),
+        Candidate("linear.int8.large", "large", (65, None), _refuses_result),
+    ),
+}
+"""The same for products of codes (`LinearQuery.codes`). Which instruction multiplies is the kernel's: see `engines`."""
+
+
+def engines(query: LinearQuery) -> list[tuple[str, str]]:
+    """The ways of multiplying codes that were passed over on the query's targets, with the reason, best first."""
+    passed_over = importlib.import_module(f"qcompiler.kernels.{query.kind}.linear_int8").passed_over
+    found: dict[str, list[str]] = {}
+    for isa in query.isas:
+        for name, reason in passed_over(isa):
+            found.setdefault(f"linear.int8.{name}", []).append(f"{isa}: {reason}")
+    return [(name, "; ".join(reasons)) for name, reasons in found.items()]
+
+
 def choose_linear(query: LinearQuery) -> Choice:
     """The kernels that together cover the query's range of M; KernelSelectionError with every reason if none do.
 
@@ -110,6 +138,8 @@ def choose_linear(query: LinearQuery) -> Choice:
     cases: list[Case] = []
     covered = low - 1  # M values up to here have a kernel
     candidates, weight_layout = LINEAR[query.kind]
+    if query.codes:
+        candidates = INT8[query.kind]
     for candidate in candidates:
         first, last = candidate.m
         reason = _refusal(candidate, query)
@@ -126,6 +156,7 @@ def choose_linear(query: LinearQuery) -> Choice:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise KernelSelectionError(f"no linear kernel covers M in [{low}, {high}] ({reasons})")
     layout = weight_layout if query.constant_weight else None
+    rejected += engines(query) if query.codes else []
     return Choice(tuple(cases), layout, tuple(rejected))
 
 

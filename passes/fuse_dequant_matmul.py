@@ -6,8 +6,10 @@
 
 First normalise: a matmul whose right side is a weight becomes `qc.linear` (which takes `(N, K)`), plain weights are
 transposed at compile time, and two transposes cancel.  Then there is one pattern, `linear(dequantize(w)) -> linear(w)`,
-and the same for the table of an embedding and the weights of experts.  A weight that something else reads in full is
-looked up row by row, and reported.
+and the same for the table of an embedding and the weights of experts.  Where x is what rows of int8 stand for, too,
+and the weight's format has an integer product, the linear reads the rows: it multiplies codes,
+`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`.  A weight that something else reads in full is looked up
+row by row, and reported.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from xdsl.ir.affine import AffineMap
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
+from qcompiler import formats
+from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of, set_path
@@ -58,6 +62,7 @@ class FuseDequantMatmulPass(ModulePass):
                 if isinstance(each, qc.LinearOp):
                     _transpose_at_compile_time(each, context)
                     _read_packed(each, 1)
+                    _read_rows(each)
                 elif isinstance(each, qc.EmbeddingOp | qc.GroupedLinearOp):
                     _read_packed(each, 1)
             for each in list(body.ops):
@@ -71,6 +76,17 @@ def _read_packed(op: Operation, operand: int) -> None:
     source = producer(op.operands[operand])
     if isinstance(source, qc.DequantizeOp):
         op.operands[operand] = source.input
+        loops.erase_if_dead(source)
+
+
+def _read_rows(op: qc.LinearOp) -> None:
+    """The same for x, where the codes of both sides are integers."""
+    source, weight = producer(op.x), op.w.type
+    if not isinstance(source, qc.DequantizeRowsOp) or not isinstance(weight, QTensorType):
+        return
+    reference = weight.format.ref
+    if isinstance(integer_product(formats.get(reference.name, **reference.params)), IntegerProduct):
+        op.operands[0] = source.rows
         loops.erase_if_dead(source)
 
 

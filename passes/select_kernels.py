@@ -34,6 +34,7 @@ from qcompiler.ir.qc import (
     IndexUpdateOp,
     LayerNormOp,
     LinearOp,
+    QuantizeRowsOp,
     RmsNormOp,
     ScatterOp,
     SoftmaxOp,
@@ -55,6 +56,7 @@ CASES = "qc.cases"
 TEMPLATES: dict[type[Operation], str] = {
     LinearOp: "linear",
     GroupedLinearOp: "grouped_linear",
+    QuantizeRowsOp: "quantize_rows",
     BatchMatmulOp: "batch_matmul",
     AttentionOp: "attention",
     LayerNormOp: "norm",
@@ -119,7 +121,8 @@ def _check_template(op: Operation, context: QCContext) -> None:
 
 
 def _check_float(op: Operation, context: QCContext) -> None:
-    for value in (op.operands[0], op.results[0]):
+    codes = isinstance(op, LinearOp) and op.multiplies_codes
+    for value in (op.results[0],) if codes else (op.operands[0], op.results[0]):
         dtype = tensor_dtype(value.type)
         if dtype not in FLOATS:
             raise KernelSelectionError(
@@ -140,6 +143,7 @@ def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -
         constant_weight=_is_constant(op.w, context),
         kind=context.target.kind,
         isas=context.target.isas,
+        codes=op.multiplies_codes,
     )
     choice = choose_linear(query)
     op.attributes[CASES] = ArrayAttr([StringAttr(_case_text(case)) for case in choice.cases])
@@ -147,8 +151,10 @@ def _select_linear(op: LinearOp, ranges: dict[str, Range], context: QCContext) -
         op.attributes[WANTED_LAYOUT] = StringAttr(choice.layout)
     chosen = ", ".join(f"{c.m_class}" + ("" if c.max is None else f" (M <= {c.max})") for c in choice.cases)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.rejected)
-    context.report.add("select-kernels", path_of(op), f"linear {chosen}", reasons)
-    report_engines(op, context, [case.m_class for case in choice.cases], constant=query.constant_weight)
+    what = "int8 linear" if op.multiplies_codes else "linear"
+    context.report.add("select-kernels", path_of(op), f"{what} {chosen}", reasons)
+    if not op.multiplies_codes:
+        report_engines(op, context, [case.m_class for case in choice.cases], constant=query.constant_weight)
 
 
 def _select_layout(op: GroupedLinearOp, context: QCContext) -> None:

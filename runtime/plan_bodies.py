@@ -13,6 +13,7 @@ from functools import singledispatch
 
 from qcompiler import formats
 from qcompiler.errors import DimError, FormatError, PlanError
+from qcompiler.formats import int8_rows
 from qcompiler.kernels import layouts
 from qcompiler.plan.dims import Dim, Expr, Range, dim, product
 from qcompiler.plan.kernel import (
@@ -32,6 +33,7 @@ from qcompiler.plan.kernel import (
     NormKernel,
     Operand,
     OrderKernel,
+    QuantizeRowsKernel,
     ScanKernel,
     ScatterKernel,
     SoftmaxKernel,
@@ -124,6 +126,10 @@ def _(body: LinearKernel, operands: int) -> list[Role]:
     bias: list[Role] = [((body.n,), "r")] if body.has_bias else []
     rows: Role = ((body.m, body.n), "r")
     x: Role = ((body.m, body.k) if body.window is None else _image(body, body.window), "r")
+    if body.codes:
+        if body.window is not None:
+            raise PlanError("a linear kernel reads windows and rows of int8, which exclude each other")
+        x = ((body.m, int8_rows.row_bytes(body.k)), "r")
     return [x, ((body.n, body.k), "r"), *bias, *[rows] * extras, ((body.m, body.n), "w")]
 
 
@@ -138,6 +144,14 @@ def _image(body: LinearKernel, window: Window) -> tuple[Dim, ...]:
             f"{math.prod(window.kernel) * channels}"
         )
     return window.image
+
+
+@_roles.register
+def _(body: QuantizeRowsKernel, operands: int) -> list[Role]:
+    if body.cols < 1 or not math.isfinite(body.value) or body.value < 0:
+        raise PlanError(f"a quantize_rows kernel has {body.cols} columns and the value {body.value}")
+    columns: list[Role] = [((body.cols,), "r")] if body.kind == "outliers" else []
+    return [((body.rows, body.cols), "r"), *columns, ((body.rows, int8_rows.row_bytes(body.cols)), "w")]
 
 
 @_roles.register

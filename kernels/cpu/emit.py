@@ -25,6 +25,7 @@ from qcompiler.kernels.cpu import (
     loop,
     norm,
     order,
+    quantize_rows,
     scan,
     scatter,
     softmax,
@@ -54,6 +55,7 @@ _TEMPLATES: dict[str, ModuleType] = {
     "loop": loop,
     "norm": norm,
     "order": order,
+    "quantize_rows": quantize_rows,
     "scan": scan,
     "scatter": scatter,
     "softmax": softmax,
@@ -66,6 +68,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": ("decode.h", "gemm.h"), "batch_matmul": ("decode.h", "gemm.h"),
     "embedding": ("decode.h", "gemm.h", "lookup.h"),
     "grouped_linear": ("decode.h", "gemm.h", "lookup.h", "mixture.h"),
+    "quantize_rows": ("decode.h", "gemm.h", "int8.h"),
     "attention": ("attention.h",), "order": ("order.h",), "argmax": ("order.h",),
 }  # fmt: skip
 """Headers that a template needs beside the common ones."""
@@ -108,7 +111,9 @@ def prelude(specs: tuple[KernelSpec, ...]) -> str:
 
 def _extra_headers(spec: KernelSpec) -> tuple[str, ...]:
     windows = isinstance(spec.body, LinearKernel) and spec.body.window is not None
-    return (*_HEADERS.get(spec.template, ()), *(("window.h",) if windows else ()))
+    codes = isinstance(spec.body, LinearKernel) and spec.body.codes
+    named = ("window.h",) * windows + ("int8.h",) * codes
+    return (*_HEADERS.get(spec.template, ()), *named)
 
 
 def emit_kernels(specs: tuple[KernelSpec, ...], isa: str) -> str:

@@ -11,9 +11,11 @@ Any M >= 0 gives right results in every class; the class only says what it is fa
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
@@ -91,12 +93,19 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch per thread, in bytes."""
     body = spec.body
     assert isinstance(body, LinearKernel)
+    if body.codes:
+        return int(_int8().scratch_bytes(spec, isa))
     converts = _converts(spec, body)
     rows = few_rows(spec, body, isa)
     if rows:
         return 4 * rows * (16 * tile_of(isa).panels + (_up(body.k, 16) * 16 if converts else 0))
     block = block_of(body.k)
     return product_scratch(isa, block, whole=block >= body.k, converts=converts)
+
+
+def _int8() -> ModuleType:
+    """The module of linears that multiply integers, which builds on this one."""
+    return importlib.import_module("qcompiler.kernels.cpu.linear_int8")
 
 
 def _converts(spec: KernelSpec, body: LinearKernel) -> bool:
@@ -203,7 +212,7 @@ def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
     return ["for (int l = 0; l < lanes; l++) {", *shared.indent(lines), "}"]
 
 
-def _finish(spec: KernelSpec, body: LinearKernel) -> str:
+def finish_of(spec: KernelSpec, body: LinearKernel) -> str:
     """The function that turns fp32 sums into the result: bias, epilogue, one rounding."""
     first = 3 if body.has_bias else 2
     extras = [(f"e{i}", spec.operands[i]) for i in range(first, len(spec.operands) - 1)]
@@ -289,6 +298,8 @@ def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text: the codes' values, the finish function, ``qk_<name>``. KernelSelectionError for what has no kernel."""
     body = spec.body
     assert isinstance(body, LinearKernel)
+    if body.codes:
+        return str(_int8().emit(spec, isa))
     _check(spec, body)
     x = spec.operands[0]
     weight = weight_of(spec.name, spec.operands[1])
@@ -316,4 +327,4 @@ def emit(spec: KernelSpec, isa: str) -> str:
     header = shared.header_comment(
         spec, f"M class {body.m_class}; {weight.decoder}; {scratch} bytes of scratch per thread"
     )
-    return "\n".join([header, weight.definitions + _finish(spec, body), text.entry_function(spec, lines)])
+    return "\n".join([header, weight.definitions + finish_of(spec, body), text.entry_function(spec, lines)])

@@ -118,11 +118,13 @@ class PanelWeight:
     """How linear kernels read a packed weight: definitions (guarded) and the decoder of gemm.h that walks its panels.
 
     `parts` are the byte offsets of the sections, in the order of `qg_packed.part`: planes of codes, then entries.
+    `struct` is the name of the format's struct.
     """
 
     decoder: str
     definitions: str
     parts: tuple[int, ...]
+    struct: str
 
 
 def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight:
@@ -135,7 +137,7 @@ def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight
     name, definitions = _panel_struct(fmt, across, places)
     walk = "qg_straddling" if across else "qg_coded"
     decoder = f"{walk}<{name}, QG_{dtype.upper()}>"
-    return PanelWeight(decoder, definitions, tuple(s.offset for s in sections))
+    return PanelWeight(decoder, definitions, tuple(s.offset for s in sections), name)
 
 
 def _is_plane(fmt: Format, section: Section) -> bool:

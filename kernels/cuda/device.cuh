@@ -131,6 +131,29 @@ QC_DEVICE void qc_mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_
 }
 #endif
 
+// d += a (16 x 32, row-major) * b (32 x 8, column-major) of signed bytes, in 32 bits that wrap. With g = lane / 4,
+// t = lane % 4, four bytes per register, the lowest first:
+//   a[0]: row g,     columns 4t … 4t+3       b[0]: rows 4t … 4t+3,       column g
+//   a[1]: row g + 8, columns 4t … 4t+3       b[1]: rows 4t+16 … 4t+19,   column g
+//   a[2]: row g,     columns 4t+16 … 4t+19   d[0], d[1]: row g,     columns 2t, 2t+1
+//   a[3]: row g + 8, columns 4t+16 … 4t+19   d[2], d[3]: row g + 8, columns 2t, 2t+1
+// On sm_75 it is four products of 8 x 16; earlier ones have none.
+#if __CUDA_ARCH__ >= 750
+QC_DEVICE void qc_mma_16832_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1]) : "r"(a[i]), "r"(b[i / 2]));
+#endif
+}
+#endif
+
 // Round to nearest even.
 QC_DEVICE float qc_f32_of_f16(uint16_t bits) {
     float x;

@@ -19,7 +19,7 @@ from typing import Any
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
-from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand
 
 EMITTER_VERSION = 3
 """Part of the cache key of compiled modules: raise it whenever emitted text changes for an unchanged spec."""
@@ -29,7 +29,7 @@ ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_12
 
 TEMPLATES = (
     "argmax", "attention", "batch_matmul", "embedding", "gather", "grouped_linear", "index_update", "linear", "loop",
-    "norm", "order", "scan", "scatter", "softmax",
+    "norm", "order", "quantize_rows", "scan", "scatter", "softmax",
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
@@ -46,6 +46,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": _LINEAR,
     "loop": ("scalar.cuh", "loop.cuh"),
     "norm": ("rows.cuh",),
+    "quantize_rows": ("scalar.cuh", "decode.cuh", "linear.cuh", "int8.cuh"),
     "scan": ("scalar.cuh", "scan.cuh"),
     "scatter": ("scalar.cuh",),
     "softmax": ("rows.cuh",),
@@ -126,8 +127,13 @@ def header(name: str, package: str = "qcompiler.kernels.cuda") -> str:
     return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
 
 
+def _headers(spec: KernelSpec) -> tuple[str, ...]:
+    codes = isinstance(spec.body, LinearKernel) and spec.body.codes
+    return _HEADERS["quantize_rows"] if codes else _HEADERS.get(spec.template, ())
+
+
 def _prelude(specs: Sequence[KernelSpec]) -> list[str]:
-    names = dict.fromkeys(name for spec in specs for name in _HEADERS.get(spec.template, ()))
+    names = dict.fromkeys(name for spec in specs for name in _headers(spec))
     return [header("device.cuh"), *(header(name) for name in names)]
 
 

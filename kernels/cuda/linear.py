@@ -72,6 +72,9 @@ def engine_of(spec: KernelSpec, arch: str) -> Engine:
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry of one linear on `arch`. KernelSelectionError for operands that no kernel takes."""
+    if linear_body(spec).codes:
+        made: CudaKernel = importlib.import_module("qcompiler.kernels.cuda.linear_int8").emit(spec, arch)
+        return made
     check(spec)
     engine = importlib.import_module(f"qcompiler.kernels.cuda.linear_{engine_of(spec, arch)}")
     kernel: CudaKernel = engine.emit(spec, arch)

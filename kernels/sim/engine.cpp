@@ -75,11 +75,12 @@ QS_API qs_fragment qs_ldmatrix(int line, const void* row, int matrices, int tran
     arrive(LDMATRIX, line, ~0u, &data, (uint64_t)matrices | (uint64_t)transposed << 3);
     return {{data.r[0], data.r[1], data.r[2], data.r[3]}};
 }
-QS_API qs_sum qs_mma(int line, int bf16, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
+// kind: 0 f16, 1 bf16, 2 signed bytes, whose sums are the bits of floats.
+QS_API qs_sum qs_mma(int line, int kind, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
                      float d0, float d1, float d2, float d3) {
     whole_warp("mma", line);
     ProductData data = {{a0, a1, a2, a3}, {b0, b1}, {d0, d1, d2, d3}};
-    arrive(MMA, line, ~0u, &data, (uint64_t)bf16);
+    arrive(MMA, line, ~0u, &data, (uint64_t)kind);
     return {{data.d[0], data.d[1], data.d[2], data.d[3]}};
 }
 

@@ -36,7 +36,7 @@ void qs_cp_async_wait(int line, int groups);
 struct qs_fragment { uint32_t r[4]; };
 struct qs_sum { float d[4]; };
 qs_fragment qs_ldmatrix(int line, const void* row, int matrices, int transposed);
-qs_sum qs_mma(int line, int bf16, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
+qs_sum qs_mma(int line, int kind, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
               float d0, float d1, float d2, float d3);
 // `size` bytes at `address`; `order` 0 relaxed, 1 acquire, 2 release, 3 both. Each gives the old value.
 uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t compare, int operation, int size, int order);
@@ -370,6 +370,17 @@ QS_INLINE void qs_mma_tagged(int line, float (&d)[4], const uint32_t (&a)[4], co
     for (int i = 0; i < 4; ++i) d[i] = sum.d[i];
 }
 #define qc_mma_16816(...) qs_mma_tagged(__LINE__, __VA_ARGS__)
+
+#if __CUDA_ARCH__ >= 750
+// Integers go through the engine as the bits of floats.
+QS_INLINE void qs_mma_s8(int line, int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    const auto bits = [](int v) { return __uint_as_float((unsigned)v); };
+    const qs_sum sum = qs_mma(line, 2, a[0], a[1], a[2], a[3], b[0], b[1], bits(d[0]), bits(d[1]), bits(d[2]),
+                              bits(d[3]));
+    for (int i = 0; i < 4; ++i) d[i] = (int)__float_as_uint(sum.d[i]);
+}
+#define qc_mma_16832_s8(...) qs_mma_s8(__LINE__, __VA_ARGS__)
+#endif
 
 QS_INLINE float qc_f32_of_f16(uint16_t bits) {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, rest = bits & 0x7fffu;

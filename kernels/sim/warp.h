@@ -302,9 +302,30 @@ inline void widen(const uint16_t* from, float* to, int count, bool bf16) {
     memcpy(to, bits, sizeof(float) * (size_t)count);
 }
 
+// Signed bytes, 16 x 32 by 32 x 8; sums wrap.
+inline void perform_mma_s8(Warp& w) {
+    int8_t a[16][32], b[8][32];
+    for (int lane = 0; lane < WARP; ++lane) {
+        const ProductData& p = *(ProductData*)w.arrivals[lane].data;
+        const int g = lane / 4, t = lane % 4 * 4;
+        for (int i = 0; i < 4; ++i) memcpy(&a[g + i % 2 * 8][t + i / 2 * 16], &p.a[i], 4);
+        for (int i = 0; i < 2; ++i) memcpy(&b[g][t + i * 16], &p.b[i], 4);
+    }
+    for (int lane = 0; lane < WARP; ++lane)
+        for (int i = 0; i < 4; ++i) {
+            float& d = ((ProductData*)w.arrivals[lane].data)->d[i];
+            uint32_t sum = as<uint32_t>(d);
+            const int8_t* const row = a[lane / 4 + i / 2 * 8];
+            const int8_t* const column = b[lane % 4 * 2 + i % 2];
+            for (int k = 0; k < 32; ++k) sum += (uint32_t)(row[k] * column[k]);
+            d = as<float>(sum);
+        }
+}
+
 // Sums in the order of the depth. The products are exact in fp32, so that this is what fused additions give as well.
 inline void perform_mma(Warp& w) {
     typedef float Row __attribute__((vector_size(32)));
+    if (w.arrivals[0].detail & 2) return perform_mma_s8(w);
     const bool bf16 = w.arrivals[0].detail & 1;
     uint16_t a16[16][16], b16[16][8];
     float a[16][16], b[16][8], d[16][8];

@@ -140,7 +140,8 @@ def _along_groups(x: View, index: View, axis: int) -> list[Sequence[int]]:
 def _linear(op: Operation, places: Places) -> Draft:
     assert isinstance(op, qc.LinearOp)
     weight = places.view(op.w)
-    stem = f"linear_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
+    kind = "int_linear" if op.multiplies_codes else "linear"
+    stem = f"{kind}_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
     windows = windows_of(op.x)
@@ -175,6 +176,22 @@ def _rows_of_windows(out_draft: Draft, windows: qc.WindowsOp, image: SSAValue) -
     made.operands[0] = image
     rows = builder.insert(made).results[0]
     return build.collapse(builder, rows, [(0, 1, 2), (3,)])
+
+
+def _quantize_rows(op: Operation, places: Places) -> Draft:
+    assert isinstance(op, qc.QuantizeRowsOp)
+    result = Draft(f"quantize_rows_{op.kind.data}", path_of(op))
+    x = result.add("x", "r", _matrix(op.x, op, places))
+    columns = None
+    if op.columns is not None:
+        flags = result.add("columns", "r", _vector(op.columns, op, places))
+        columns = build.reshape(Builder(InsertPoint.at_end(result.body)), flags, (1, shape_of(flags.type)[0]))
+    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    assert out is not None
+    result.add("out", "w", out)
+    type_, value = tensor(out.shape, out.dtype), op.value.value.data
+    result.body.add_op(qc.QuantizeRowsOp(x, columns, type_, kind=op.kind.data, value=value))
+    return result
 
 
 def _grouped_linear(op: Operation, places: Places) -> Draft:
@@ -451,6 +468,7 @@ def _parallel(inputs: Sequence[SSAValue], outputs: Sequence[SSAValue], body: Blo
 RULES: dict[type[Operation], Callable[[Operation, Places], Draft]] = {
     qc.LinearOp: _linear,
     qc.GroupedLinearOp: _grouped_linear,
+    qc.QuantizeRowsOp: _quantize_rows,
     qc.BatchMatmulOp: _batch_matmul,
     qc.AttentionOp: _attention,
     qc.LayerNormOp: _norm,

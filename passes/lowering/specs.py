@@ -36,6 +36,7 @@ from qcompiler.plan.kernel import (
     NormKernel,
     Operand,
     OrderKernel,
+    QuantizeRowsKernel,
     ScalarProgram,
     ScanKernel,
     ScatterKernel,
@@ -74,7 +75,15 @@ def _linear(op: Operation, operands: Operands, serves: str) -> KernelBody:
         has_bias=op.bias is not None,
         epilogue=program_of(op.epilogue.block, serves) if op.epilogue.blocks else None,
         window=_window(op, x),
+        codes=op.multiplies_codes,
     )
+
+
+def _quantize_rows(op: Operation, operands: Operands, serves: str) -> KernelBody:
+    assert isinstance(op, qc.QuantizeRowsOp)
+    x = _named(operands, "x")
+    kind = op.kind.data
+    return QuantizeRowsKernel(rows=x.shape[0], cols=int(x.shape[1]), kind=kind, value=op.value.value.data)  # type: ignore[arg-type]
 
 
 def _window(op: qc.LinearOp, x: Operand) -> Window | None:
@@ -290,6 +299,7 @@ def _extents(maps: Sequence[Sequence[AffineExpr]], operands: Operands, rank: int
 BODIES: dict[type[Operation], Callable[[Operation, Operands, str], KernelBody]] = {
     qc.LinearOp: _linear,
     qc.GroupedLinearOp: _grouped_linear,
+    qc.QuantizeRowsOp: _quantize_rows,
     qc.BatchMatmulOp: _batch_matmul,
     qc.AttentionOp: _attention,
     qc.LayerNormOp: _norm,

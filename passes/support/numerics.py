@@ -69,8 +69,13 @@ def _rounds_in_epilogue(op: qc.QCOp) -> bool:
 
 
 def coarsest_epsilon(module: ModuleOp) -> float:
-    """The largest rounding unit of the floats in a module: 2**-7 with bf16, 2**-10 with fp16, else 2**-23."""
+    """The largest rounding unit of the floats in a module: 2**-7 with bf16, 2**-10 with fp16, else 2**-23.
+
+    Where one int8 quantisation may read what another one led to, a last place of fp32 may move a code by one: 2**-7.
+    """
     found = {"f32"}
+    if sum(isinstance(op, qc.QuantizeRowsOp) for op in module.walk()) > 1:
+        found.add("bf16")
     for op in module.walk():
         for value in op.results:
             if isinstance(value.type, TensorType):

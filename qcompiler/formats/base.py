@@ -344,7 +344,7 @@ class Format(ABC):
             step = -(-step // 8) * 8 if packed.rows > step else step
             for begin in range(first, stop, step):
                 end = min(begin + step, stop)
-                entries = {f.name: self._row_entries(packed, f, begin, end) for f in d.fields}
+                entries = self.entries_of_rows(packed, begin, end)
                 out[begin - first : end - first] = d.decode.evaluate(entries, d.table_arrays)
             return out
         flat, skip = out.reshape(-1), first * cols
@@ -368,6 +368,13 @@ class Format(ABC):
         if len(shape) == 1:
             return f.unpack(packed.section(name).reshape(-1).view(np.uint8))[: shape[0]]
         return self._stored_rows(packed, f, 0, shape[0])
+
+    def entries_of_rows(self, packed: PackedTensor, first: int, stop: int) -> dict[str, Entries]:
+        """Every field's entries of the rows [first, stop), by name, so that they broadcast to (stop - first, cols).
+
+        For formats whose blocks lie in rows.
+        """
+        return {f.name: self._row_entries(packed, f, first, stop) for f in self.declaration.fields}
 
     def _flat_entries(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
         """The entry of each of the elements [first, stop), or one for all."""

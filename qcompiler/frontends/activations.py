@@ -1,16 +1,18 @@
-"""Inputs of quantised linears in int8: `QuantConfig(activations=…)`, as elementwise operators of the graph.
+"""Inputs of quantised linears in int8: `QuantConfig(activations=…)`, as operators of the graph.
 
     before   linear = aten.linear(x, dequantize, bias)
-    after    s = amax(|x|, -1) / 127;  q = clamp(round(x / s), -127, 127);  linear = aten.linear(q * s, dequantize, …)
+    after    rows = qc.quantize_rows(x, "token", 0.0, None);  values = qc.dequantize_rows(rows, K, f32)
+             linear = aten.linear(values, dequantize, bias)
 
     "int8"            a scale per token, of its largest magnitude: the codes and values of the format int8
     "int8:static"     one scale per tensor, which an observer reads from what calibration saw
-    "llm_int8[:6.0]"  LLM.int8: as "int8", but columns that hold a magnitude of at least 6.0 stay as they are
+    "llm_int8[:6.0]"  LLM.int8: as "int8", but columns that hold a magnitude of at least 6.0 stay as they are:
+                      linear = aten.linear(values, w, bias) + aten.linear(where(columns, x, 0), w), with codes 0 there
 
-With the weight in int8 or int4 that is W8A8 or W4A8.  A linear reads the values that its codes stand for: the product
-of codes, scaled once, up to the rounding of fp32.  Shapes do not depend on data, and nothing is read on the host, so
-that all of it can be captured.  LLM.int8's two products, of codes and of outlier columns, run over disjoint columns of
-x with the same weight; here they are one product over all columns (formats/llm_int8.py has them apart).
+With the weight in int8 or int4 that is W8A8 or W4A8: fuse-dequant-matmul makes one product of integers of the linear.
+Weights in formats without such a product (formats/integer_product.py says why) read the same values in floating point,
+by elementwise operators: ``q * s`` with q = clamp(round(x / s)).  Shapes do not depend on data, and nothing is read on
+the host, so that all of it can be captured.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from qcompiler.config import Activations
+from qcompiler.config import Activations, resolve_format
+from qcompiler.formats.integer_product import integer_product
 from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
+from qcompiler.frontends import torch_rows  # noqa: F401  (registers the operators)
 
 aten = torch.ops.aten
 CODE = 127.0
@@ -36,18 +40,38 @@ def quantise_inputs(
     `clips` are the magnitudes that become 127, by the weights' paths, for static scales.  Linears that read one x the
     same way share one quantisation.
     """
-    made: dict[tuple[fx.Node, float], fx.Node] = {}
+    made: dict[tuple[fx.Node, float, bool], tuple[fx.Node, fx.Node | None]] = {}
     done = []
     for node in list(graph.nodes):
         if node.target is not aten.linear.default or not _is_decoded(node.args[1]):
             continue
         x, path = node.args[0], path_of(node.args[1])
         clip = clips.get(path, 0.0) if kind.kind == "tensor" else 0.0
-        if (x, clip) not in made:
-            made[x, clip] = _Builder(graph, node, x).rounded(kind, clip)
-        node.args = (made[x, clip], *node.args[1:])
-        done.append((path, kind.text + (f" {clip / CODE:.3g}" if kind.kind == "tensor" else "")))
+        obstacle = integer_product(resolve_format(node.args[1].args[1]))
+        integers = not isinstance(obstacle, str)
+        if (x, clip, integers) not in made:
+            build = _Builder(graph, node, x)
+            made[x, clip, integers] = build.rows(kind, clip) if integers else (build.rounded(kind, clip), None)
+        values, outliers = made[x, clip, integers]
+        node.args = (values, *node.args[1:])
+        if outliers is not None:
+            _add_product(graph, node, outliers)
+        how = "multiplied as integers" if integers else f"multiplied in floating point: {obstacle}"
+        done.append((path, kind.text + (f" {clip / CODE:.3g}" if kind.kind == "tensor" else "") + f"; {how}"))
     return done
+
+
+def _add_product(graph: fx.Graph, node: fx.Node, outliers: fx.Node) -> None:
+    """`node` plus the product of the same weight with the columns of outliers."""
+    readers = list(node.users)
+    with graph.inserting_after(node):
+        alone = graph.call_function(aten.linear.default, (outliers, node.args[1]))
+    with graph.inserting_after(alone):
+        total = graph.call_function(aten.add.Tensor, (node, alone))
+    for each in (alone, total):
+        each.meta = dict(node.meta)
+    for reader in readers:
+        reader.replace_input_with(node, total)
 
 
 def _is_decoded(weight: Any) -> bool:
@@ -77,6 +101,23 @@ class _Builder:
         out = {"token": self._token, "outliers": self._outliers, "tensor": self._tensor}[kind.kind](x, kind, clip)
         return out if dtype == torch.float32 else self.call(aten._to_copy.default, out, dtype=dtype)
 
+    def rows(self, kind: Activations, clip: float) -> tuple[fx.Node, fx.Node | None]:
+        """(what the codes stand for, what stays of x: the columns of outliers, or None)."""
+        x, columns, alone = self.x, None, None
+        value = {"token": 0.0, "tensor": clip, "outliers": kind.threshold}[kind.kind]
+        dtype = x.meta["val"].dtype
+        if kind.kind == "outliers":
+            wide = x if dtype == torch.float32 else self.call(aten._to_copy.default, x, dtype=torch.float32)
+            columns = self._outlier_columns(self.call(aten.ge.Scalar, self.call(aten.abs.default, wide), value))
+            zero = self.call(aten.full.default, [], 0.0, dtype=dtype, device=x.meta["val"].device)
+            alone = self.call(aten.where.self, columns, x, zero)
+        rows = self.call(torch.ops.qc.quantize_rows.default, x, kind.kind, value, columns)
+        return self.call(torch.ops.qc.dequantize_rows.default, rows, int(x.meta["val"].shape[-1]), dtype), alone
+
+    def _outlier_columns(self, outlier: fx.Node) -> fx.Node:
+        leading = list(range(self.x.meta["val"].ndim - 1))
+        return self.call(aten.any.dims, outlier, leading, True) if leading else outlier
+
     def _codes(self, scaled: fx.Node) -> fx.Node:
         return self.call(aten.clamp.default, self.call(aten.round.default, scaled), -CODE, CODE)
 
@@ -96,8 +137,7 @@ class _Builder:
         """What `formats.llm_int8.quantise_rows` gives, decoded, with the columns of outliers as they were."""
         zero = self._number(x, 0.0)
         outlier = self.call(aten.ge.Scalar, self.call(aten.abs.default, x), kind.threshold)
-        leading = list(range(x.meta["val"].ndim - 1))
-        columns = self.call(aten.any.dims, outlier, leading, True) if leading else outlier
+        columns = self._outlier_columns(outlier)
         kept = self.call(aten.where.self, outlier, zero, x)
         largest = self.call(aten.amax.default, self.call(aten.abs.default, kept), [-1], True)
         inverse = self.call(aten.div.Tensor, self._number(x, CODE), largest)

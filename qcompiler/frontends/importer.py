@@ -39,6 +39,7 @@ from qcompiler.frontends import (  # noqa: F401  (they register)
     aten_scatter,
     aten_views,
     signature,
+    torch_rows,
 )
 from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.insert_qdq import PACKED, Quantized
@@ -251,6 +252,9 @@ class Importer:
         scope = self.scope.at(node)
         if node.target is torch.ops.qc.grouped_linear.default:
             self.scope.values[node] = self._grouped_linear(scope, node)
+            return
+        if node.target in torch_rows.IMPORTS:
+            self.scope.values[node] = torch_rows.IMPORTS[node.target](scope, node)
             return
         try:
             self.scope.values[node] = self._build(scope, node)

@@ -60,18 +60,22 @@ class Frame:
             raise InterpreterError(f"constants in layout '{layout}' need the `unpack` argument of the interpreter")
         return self.unpack(format_, layout, dtype, shape, data)
 
-    def decode(self, type_: QTensorType, data: Array) -> Array:
-        """The f32 values of a quantised tensor, rounded to its element type and widened again."""
-        known = self.decoded.get(id(data))
-        if known is not None:
-            return known[1]
+    def packed(self, type_: QTensorType, data: Array) -> formats.PackedTensor:
+        """A quantised tensor as its format knows it."""
         reference, shape = type_.format.ref, type_.shape
         layout = type_.layout.layout_name.data
         rows, cols = shape[0], int(np.prod(shape[1:]))
         canonical = self.canonical(reference, layout, type_.dtype, shape, data)
         fmt = formats.get(reference.name, **reference.params)
-        values = fmt.decode(formats.from_bytes(fmt, rows, cols, np.ascontiguousarray(canonical)))
-        values = round_to(values.reshape(shape), type_.dtype).astype(np.float32)
+        return formats.from_bytes(fmt, rows, cols, np.ascontiguousarray(canonical))
+
+    def decode(self, type_: QTensorType, data: Array) -> Array:
+        """The f32 values of a quantised tensor, rounded to its element type and widened again."""
+        known = self.decoded.get(id(data))
+        if known is not None:
+            return known[1]
+        packed = self.packed(type_, data)
+        values = round_to(packed.format.decode(packed).reshape(type_.shape), type_.dtype).astype(np.float32)
         self.decoded[id(data)] = (data, values)
         return values
 

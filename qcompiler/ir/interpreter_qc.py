@@ -10,6 +10,7 @@ import numpy as np
 
 from qcompiler import formats
 from qcompiler.errors import InterpreterError
+from qcompiler.formats import int8_rows, integer_product
 from qcompiler.ir import qc
 from qcompiler.ir.interpreter_base import Array, Frame, accumulator, round_to, rule, where
 from qcompiler.ir.interpreter_linalg import evaluate_body
@@ -91,15 +92,35 @@ def _dequantize(op: qc.DequantizeOp, operands: Sequence[Array], frame: Frame) ->
     return [round_to(plain(operands[0], op.input.type, frame), tensor_dtype(op.result.type))]
 
 
+@rule(qc.QuantizeRowsOp)
+def _quantize_rows(op: qc.QuantizeRowsOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    columns = operands[1] if op.columns is not None else None
+    return [int8_rows.quantise(operands[0], op.kind.data, op.value.value.data, columns)]  # type: ignore[arg-type]
+
+
+@rule(qc.DequantizeRowsOp)
+def _dequantize_rows(op: qc.DequantizeRowsOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    values = int8_rows.dequantise(operands[0], frame.shape(op.result.type)[-1])
+    return [round_to(values, tensor_dtype(op.result.type))]
+
+
 # --- matmuls ---------------------------------------------------------------------------------------------------------
 
 
 @rule(qc.LinearOp)
 def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    x, w = operands[0], plain(operands[1], op.w.type, frame)
-    acc = accumulator(x, w)
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(acc, copy=False)
-    out = (rows @ w.astype(acc, copy=False).T).reshape(*x.shape[:-1], w.shape[0])
+    x = operands[0]
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if op.multiplies_codes:
+        assert isinstance(op.w.type, QTensorType)
+        packed = frame.packed(op.w.type, operands[1])
+        acc = np.dtype(np.float32)
+        codes, scales = int8_rows.codes_of(rows, packed.cols), int8_rows.scales_of(rows, packed.cols)
+        out = integer_product.multiply(codes, scales, packed).reshape(*x.shape[:-1], packed.rows)
+    else:
+        w = plain(operands[1], op.w.type, frame)
+        acc = accumulator(x, w)
+        out = (rows.astype(acc, copy=False) @ w.astype(acc, copy=False).T).reshape(*x.shape[:-1], w.shape[0])
     rest = list(operands[2:])
     if op.bias is not None:
         out = out + rest.pop(0).astype(acc, copy=False)

@@ -3,10 +3,10 @@
 Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its
 rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type.  The syntax
 they share is in `qc_base.py`; the classes of convolutions are in `qc_conv.py`, those of positions and scans in
-`qc_index.py`.
+`qc_index.py`, those of rows of int8 in `qc_rows.py`.
 
     values      const  dim  state  state_update  copy
-    quantised   quantize  dequantize
+    quantised   quantize  dequantize  quantize_rows  dequantize_rows
     matmuls     linear  grouped_linear  batch_matmul  conv2d  windows  attention
     norms       rms_norm  layer_norm  softmax
     positions   rope  embedding  gather  scatter  index_update
@@ -49,6 +49,7 @@ from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
+from qcompiler.formats import int8_rows
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
 from qcompiler.ir.qc_index import (
@@ -62,6 +63,7 @@ from qcompiler.ir.qc_index import (
     SortOp,
     TopkOp,
 )
+from qcompiler.ir.qc_rows import DequantizeRowsOp, QuantizeRowsOp
 from qcompiler.ir.types import (
     DimsAttr,
     FormatAttr,
@@ -75,9 +77,9 @@ from qcompiler.plan.dims import Dim, dim, parse
 
 __all__ = [
     "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeOp",
-    "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp", "LayerNormOp", "LinearOp", "QCOp",
-    "QuantizeOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp", "StateUpdateOp", "TopkOp",
-    "TorchCallOp", "WindowsOp", "YieldOp",
+    "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp", "LayerNormOp",
+    "LinearOp", "QCOp", "QuantizeOp", "QuantizeRowsOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp",
+    "StateOp", "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp", "YieldOp",
 ]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -226,6 +228,9 @@ class DequantizeOp(QCOp):
 class LinearOp(QCOp):
     """`x (…, K) @ w (N, K)ᵀ + bias (N)`, then an optional scalar epilogue.
 
+    x of i8 are rows of int8 (`qc.quantize_rows`), `(…, row_bytes(K))`, and w is quantised: codes are multiplied as
+    integers, in the order of formats/integer_product.py.
+
     The epilogue region's first argument is the fp32 accumulator (bias added), the others are one element of each of
     `extras`, which have the result's rank with equal or unit dims.  It ends in `qc.yield` of the result's element type.
     """
@@ -258,7 +263,12 @@ class LinearOp(QCOp):
     def verify_op(self) -> None:
         x, w, out = shape_of(self.x.type), shape_of(self.w.type), shape_of(self.result.type)
         self.expect(len(x) >= 1 and len(w) == 2, "x needs rank >= 1 and w rank 2")
-        self.expect(x[-1] == w[1], f"x has K = {x[-1]} but w has K = {w[1]}")
+        if self.multiplies_codes:
+            width = int8_rows.row_bytes(int(w[1]))
+            self.expect(isinstance(self.w.type, QTensorType), "rows of int8 are multiplied with a quantised weight")
+            self.expect(x[-1] == width, f"rows of int8 of K = {w[1]} have {width} bytes, x has {x[-1]}")
+        else:
+            self.expect(x[-1] == w[1], f"x has K = {x[-1]} but w has K = {w[1]}")
         self.expect(out == (*x[:-1], w[0]), f"the result must have shape {(*x[:-1], w[0])}, not {out}")
         if self.bias is not None:
             self.expect(shape_of(self.bias.type) == (w[0],), f"bias must have shape ({w[0]},)")
@@ -276,6 +286,11 @@ class LinearOp(QCOp):
         yielded = [dtype_of(v.type) for v in last.operands] if isinstance(last, YieldOp) else []
         wanted = [tensor_dtype(self.result.type)]
         self.expect(yielded == wanted, f"the epilogue yields {yielded}, expected {wanted}")
+
+    @property
+    def multiplies_codes(self) -> bool:
+        """Whether x are rows of int8."""
+        return tensor_dtype(self.x.type) == "i8"
 
 
 @irdl_op_definition
@@ -562,7 +577,8 @@ class YieldOp(QCOp):
 QC = Dialect(
     "qc",
     [
-        ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, QuantizeOp, DequantizeOp, LinearOp, GroupedLinearOp,
+        ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, QuantizeOp, DequantizeOp, QuantizeRowsOp, DequantizeRowsOp,
+        LinearOp, GroupedLinearOp,
         BatchMatmulOp, Conv2dOp, WindowsOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp,
         GatherOp, ScatterOp, IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
     ],

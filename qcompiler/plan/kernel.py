@@ -129,7 +129,8 @@ class LinearKernel(Strict, frozen=True, tag="linear"):
     broadcasts), out (m, n).  x has unit stride along k and out unit stride along n.  Decoded weights are rounded to the
     packed operand's dtype before use.  The first epilogue input is the fp32 accumulator (bias added); the rest are the
     extras.  `m_class` is the range of M the kernel is built for.  With a `window`, x is an image and the rows are its
-    windows.
+    windows.  With `codes`, x are rows of int8 (m, row_bytes(k)) and codes are multiplied as integers, in the order and
+    with the bits of qcompiler/formats/integer_product.py.
     """
 
     m: Dim
@@ -139,6 +140,20 @@ class LinearKernel(Strict, frozen=True, tag="linear"):
     has_bias: bool
     epilogue: ScalarProgram | None = None
     window: Window | None = None
+    codes: bool = False
+
+
+class QuantizeRowsKernel(Strict, frozen=True, tag="quantize_rows"):
+    """Rows of int8 (qcompiler/formats/int8_rows.py) of x; operands x (rows, cols), [columns (cols), i1], out (rows,
+    row_bytes(cols)), i8.
+
+    `kind` "token", "tensor" (`value` is the clip) or "outliers" (`value` is the threshold; codes are 0 in `columns`).
+    """
+
+    rows: Dim
+    cols: int
+    kind: Literal["token", "tensor", "outliers"]
+    value: float = 0.0
 
 
 class GroupedLinearKernel(Strict, frozen=True, tag="grouped_linear"):
@@ -299,6 +314,7 @@ class ArgmaxKernel(Strict, frozen=True, tag="argmax"):
 KernelBody = (
     LoopKernel | LinearKernel | GroupedLinearKernel | BatchMatmulKernel | AttentionKernel | NormKernel | SoftmaxKernel
     | EmbeddingKernel | GatherKernel | IndexUpdateKernel | ScanKernel | ScatterKernel | OrderKernel | ArgmaxKernel
+    | QuantizeRowsKernel
 )  # fmt: skip
 
 

@@ -217,6 +217,23 @@ _MMA = """    float d[4];
 _MMA_PARAMETERS = "const uint32_t* const a0, const uint32_t* const b0, const float* const d0, float* const out"
 
 
+def _mma_s8() -> Case:
+    rng = random("mma s8")
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((16, 32), (32, 8)))
+    a[0], b[:, 0] = -128, -128  # the ends
+    d = rng.integers(-(2**31), 2**31, (16, 8)).astype(np.int32)
+    lane, four = np.arange(32), np.arange(4)
+    g, t = lane // 4, lane % 4
+    words_a = np.stack([a[(g + 8 * (i % 2))[:, None], (4 * t + 16 * (i // 2))[:, None] + four] for i in range(4)], 1)
+    words_b = np.stack([b[(4 * t + 16 * i)[:, None] + four, g[:, None]] for i in range(2)], 1)
+    want = accumulators((d.astype(np.int64) + a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32))
+    inputs = [np.ascontiguousarray(words).view(np.uint32)[..., 0] for words in (words_a, words_b)]
+    return Case([*inputs, accumulators(d)], [np.zeros((32, 4), np.int32)], equal(want))
+
+
+_MMA_S8 = _MMA.replace("float d[4]", "int d[4]").replace("qc_mma_16816(d, a, b, {tag}{{}})", "qc_mma_16832_s8(d, a, b)")
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -454,6 +471,9 @@ CHECKS: tuple[Check, ...] = (
             ("mma_bf16", "qc_bf16", 80, lambda: _mma(ml_dtypes.bfloat16, exact=False)),
             ("mma_bf16_exact", "qc_bf16", 80, lambda: _mma(ml_dtypes.bfloat16, exact=True)),
         )
+    ),
+    Check(
+        "mma_s8", ("qc_mma_16832_s8",), _MMA_PARAMETERS.replace("float*", "int*"), _MMA_S8, _mma_s8, 75,
     ),
     Check(
         "f32_of_f16", ("qc_f32_of_f16",), "const uint16_t* const x, float* const out",

@@ -41,6 +41,7 @@ def test_a_sound_plan_passes(small: Any) -> None:
     [
         (lambda plan: with_kernel(plan, "linear_many", k=128), r"'linear_many' .* \['b', 128\] of its operand 'x'"),
         (lambda plan: with_kernel(plan, "linear_many", n=49), "operand 'w'"),
+        (lambda plan: with_kernel(plan, "linear_many", codes=True), "96\\] of its operand 'x'"),
         (lambda plan: with_kernel(plan, "linear_many", m="2*b"), "operand 'x'"),
         (lambda plan: with_kernel(plan, "linear_one", has_bias=False), "do not fit"),
         (lambda plan: with_kernel(plan, "relu_add", extents=("b + 1", 48)), "accesses elements 0 to 48\\*b \\+ 47"),

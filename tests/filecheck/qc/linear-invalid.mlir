@@ -40,3 +40,15 @@
   %1 = arith.truncf %acc : f64 to f32
   qc.yield %1
 }
+
+// -----
+
+// CHECK: rows of int8 of K = 64 have 96 bytes, x has 64
+%x, %w = "test.op"() : () -> (tensor<2x64xi8>, !qc.qtensor<4x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>)
+%0 = qc.linear %x, %w : tensor<2x4xf32>
+
+// -----
+
+// CHECK: rows of int8 are multiplied with a quantised weight
+%x, %w = "test.op"() : () -> (tensor<2x96xi8>, tensor<4x64xf32>)
+%0 = qc.linear %x, %w : tensor<2x4xf32>

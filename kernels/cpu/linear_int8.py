@@ -1,0 +1,112 @@
+"""Linears that multiply integers: rows of int8 by integer codes of packed weights, over int8.h.
+
+The struct of a packed weight (weights.py) gets what its integer product needs (formats/integer_product.py):
+
+    struct qi_int4_1c0de5 : qw_int4_1c0de5 {
+        static constexpr int CODES = 4, LOWEST = -8, SHARED = 32;
+        static constexpr bool FLIP = false, AFFINE = false;
+        QG_METHOD vf slope() const { return g0; }
+        QG_METHOD vf intercept() const { return vzero(); }
+    };
+
+One kernel serves any number of rows.  Which instruction multiplies is decided by the instruction set and, for
+AVX-512 VNNI, by the processor at run time; sums of integers are exact, so that the bits are the same.
+"""
+
+from __future__ import annotations
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats.int8_rows import padded
+from qcompiler.formats.integer_product import IntegerProduct, integer_product
+from qcompiler.kernels import text as shared
+from qcompiler.kernels.cpu import text
+from qcompiler.kernels.cpu.linear import finish_of, packed_format, tile_of, used_symbols
+from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, panel_weight
+from qcompiler.kernels.text import c_dim
+from qcompiler.plan.kernel import KernelSpec, LinearKernel
+
+CHUNK, BLOCKS = 458752, 8
+"""int8.h's QI_CHUNK and QI_BLOCKS."""
+
+_ROWS = {"x86-64-v4": 14, "x86-64-v3": 4}
+
+
+def passed_over(isa: str) -> list[tuple[str, str]]:
+    """Ways of multiplying that kernels for `isa` do without, best first, and why."""
+    if isa == "x86-64-v4":
+        return [("pairs", "only where the processor lacks AVX-512 VNNI, which is asked for when the kernel runs")]
+    why = "needs x86-64-v4 and a processor with AVX-512 VNNI"
+    return [("vnni", why)] if isa.startswith("x86-64") else [("vnni", why), ("pairs", "needs x86-64")]
+
+
+def scratch_bytes(spec: KernelSpec, isa: str) -> int:
+    """Scratch per thread: int8.h's `qi_scratch_for`."""
+    body, product = _body(spec), _product(spec)
+    rows = _ROWS.get(isa, 2)
+    groups = -(-body.k // product.columns(body.k))
+    blocks = max(1, min(BLOCKS, CHUNK // (rows * padded(body.k) * 2)))
+    return blocks * rows * (2 * padded(body.k) + 8 * groups + 4) + 64 * rows * tile_of(isa).panels
+
+
+def _body(spec: KernelSpec) -> LinearKernel:
+    assert isinstance(spec.body, LinearKernel)
+    return spec.body
+
+
+def _product(spec: KernelSpec) -> IntegerProduct:
+    """KernelSelectionError where the weight's codes are not multiplied."""
+    x, w, out = spec.operands[0], spec.operands[1], spec.operands[-1]
+    where = f"kernel '{spec.name}'"
+    if w.format is None or w.layout != PANEL_LAYOUT:
+        raise KernelSelectionError(f"{where}: integers are multiplied with packed weights in layout '{PANEL_LAYOUT}'")
+    if x.dtype != "i8" or x.strides[-1] != 1 or out.strides[-1] != 1:
+        raise KernelSelectionError(f"{where}: x are rows of int8, and rows of x and out have unit stride")
+    product = integer_product(packed_format(w.format))
+    if isinstance(product, str):
+        raise KernelSelectionError(f"{where}: {w.format.name} has no integer product: {product}")
+    return product
+
+
+def emit(spec: KernelSpec, isa: str) -> str:
+    """C++ text of one kernel. KernelSelectionError for operands that it cannot take."""
+    body, product, w = _body(spec), _product(spec), spec.operands[1]
+    assert w.format is not None
+    fmt = packed_format(w.format)
+    made = panel_weight(fmt, w.dtype, body.n, body.k)
+    name = made.struct.replace("qw_", "qi_", 1)
+    parts = {g: g for g in fmt.declaration.split.per_entry}
+    flip = fmt.declaration.codes.kind == "int"
+    zero = "vzero()" if product.intercept is None else product.intercept.to_c(parts, style=FLOAT_LANES)
+    struct = [
+        f"#ifndef {name.upper()}",
+        f"#define {name.upper()}",
+        f"struct {name} : {made.struct} {{",
+        f"    static constexpr int CODES = {fmt.declaration.codes.bits}, LOWEST = {product.first};",
+        f"    static constexpr int64_t SHARED = {product.group};",
+        f"    static constexpr bool FLIP = {str(flip).lower()}, AFFINE = {str(product.intercept is not None).lower()};",
+        f"    QG_METHOD vf slope() const {{ return {product.slope.to_c(parts, style=FLOAT_LANES)}; }}",
+        f"    QG_METHOD vf intercept() const {{ return {zero}; }}",
+        "};",
+        "#endif",
+        "",
+    ]
+    groups = -(-body.k // product.columns(body.k))
+    lines = [
+        "qg_job job = {};",
+        f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
+        f"job.x = (const char*)op[0], job.x_row = {c_dim(spec.operands[0].strides[0])}, job.x_col = 1;",
+        "const char* const w = (const char*)op[1];",
+        f"job.packed.n = {body.n}, job.packed.k = {body.k};",
+        *(f"job.packed.part[{i}] = w + {offset};" for i, offset in enumerate(made.parts)),
+        f"job.finish = qk_{spec.name}_finish;",
+        "job.op = op, job.sym = sym;",
+        f"qi_run<{name}>(ctx, &job);",
+    ]
+    scratch = scratch_bytes(spec, isa)
+    lines = [*used_symbols(spec, lines, "sym"), *lines]
+    lines.insert(0, f'static_assert(qi_scratch_for({body.k}, {groups}, QI_ROWS) <= {scratch}, "scratch");')
+    header = shared.header_comment(
+        spec, f"codes times codes, {groups} group(s) of columns; {name}; {scratch} bytes of scratch per thread"
+    )
+    definitions = made.definitions + "\n".join(struct)
+    return "\n".join([header, definitions + finish_of(spec, body), text.entry_function(spec, lines)])

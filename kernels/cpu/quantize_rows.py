@@ -1,0 +1,62 @@
+"""The `quantize_rows` template: activations as rows of int8 (formats/int8_rows.py), over int8.h."""
+
+from __future__ import annotations
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats.int8_rows import KINDS, clip_factors
+from qcompiler.kernels.cpu.linear import FLOATS
+from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.scalar import float_literal
+from qcompiler.kernels.text import c_dim, header_comment, indent
+from qcompiler.plan.kernel import KernelSpec, QuantizeRowsKernel
+
+
+def scratch_bytes(spec: KernelSpec, isa: str) -> int:
+    """None: a row is read twice."""
+    return 0
+
+
+def check(spec: KernelSpec) -> QuantizeRowsKernel:
+    """The body. KernelSelectionError unless rows are floats with unit stride."""
+    body, x, out = spec.body, spec.operands[0], spec.operands[-1]
+    assert isinstance(body, QuantizeRowsKernel)
+    if x.dtype not in FLOATS or (x.strides[-1] != 1 and x.shape[-1] != 1) or out.strides[-1] != 1:
+        raise KernelSelectionError(
+            f"kernel '{spec.name}': rows of {x.dtype} with strides {x.strides} are not made to int8; they are "
+            f"{', '.join(FLOATS)} with unit stride"
+        )
+    if len(spec.operands) != (3 if body.kind == "outliers" else 2):
+        raise KernelSelectionError(f"kernel '{spec.name}': columns are an operand of kind 'outliers', and of no other")
+    return body
+
+
+def factors(body: QuantizeRowsKernel) -> list[str]:
+    """C literals: what kind "tensor" multiplies with, its scale, the threshold of kind "outliers"."""
+    factor, fixed = clip_factors(body.value) if body.kind == "tensor" else (0.0, 0.0)
+    threshold = body.value if body.kind == "outliers" else 0.0
+    return [float_literal(float(number), "f32") for number in (factor, fixed, threshold)]
+
+
+def emit(spec: KernelSpec, isa: str) -> str:
+    """One task takes a share of the rows."""
+    body, x, out = check(spec), spec.operands[0], spec.operands[-1]
+    last = len(spec.operands) - 1
+    columns = "columns" if body.kind == "outliers" else "nullptr"
+    count = f"qc_tasks(rows, {body.cols})"
+    task = [
+        pointer(x, 0, "x", "call->op"),
+        *([pointer(spec.operands[1], 1, "columns", "call->op")] if last == 2 else []),
+        pointer(out, last, "out", "call->op"),
+        f"const int64_t rows = {c_dim(body.rows)}, tasks = {count};",
+        "for (int64_t row = qc_share(rows, task, tasks); row < qc_share(rows, task + 1, tasks); row++)",
+        *indent(
+            [
+                f"qi_quantise_row<{KINDS.index(body.kind)}>(x + row * {c_dim(x.strides[0])}, {body.cols}, "
+                f"{', '.join(factors(body))}, {columns},",
+                f"    out + row * {c_dim(out.strides[0])});",
+            ]
+        ),
+    ]
+    launch = [f"const int64_t rows = {c_dim(body.rows)};", f"qc_run(ctx, op, sym, {count}, qk_{spec.name}_task);"]
+    head = header_comment(spec, f"rows of int8, {body.kind}; rows shared among tasks")
+    return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])

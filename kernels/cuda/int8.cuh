@@ -1,0 +1,347 @@
+// Products of rows of int8 (qcompiler/formats/int8_rows.py) with the integer codes of packed weights in cuda_t16_v1, to
+// the bit what qcompiler/formats/integer_product.py says. Sums of integers are exact in any order; their scaling, group
+// by group in the order of k, is done by one thread per element.
+//
+// A lane (g, t) has of 16 rows by 32 columns of w: rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9 of both pieces
+// of 16 columns: four registers of bytes, operand A of `mma` m16n8k32. x is staged in shared memory so that eight words
+// per row and 32 columns are operand B in the same order: word 4 * piece + t.
+//
+//     QI_MMA     qc_mma_16832_s8: sm_75 (as four products of depth 16) and later
+//     QI_DP4A    __dp4a, everywhere else
+//
+// P describes the product: `weight`, the struct of weights.py; group (columns that share entries), offset (what a byte
+// of 0 stands for), affine, slope(parts), intercept(parts).
+#pragma once
+#include "linear.cuh"
+
+enum { QI_MMA = 0, QI_DP4A = 1 };
+
+// --- operand A -------------------------------------------------------------------------------------------------------
+
+// A lane's words of 32 columns (a segment), and as signed bytes: rows g, g + 8 of the first piece, then of the second.
+template <class W> struct qi_codes {
+    static constexpr int count = W::bits == 4 ? 2 : 4;
+    uint32_t words[count];
+
+    QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t segment, int lane) {
+        if constexpr (W::bits == 4) {
+            const int64_t share = (panel * W::tiles + segment / 2) * 32 + lane;
+            const uint2 read = ((const uint2*)(w + W::plane(0)))[share * 2 + segment % 2];
+            words[0] = read.x, words[1] = read.y;
+        } else {
+            const uint4 read = qc_load_stream_16(w + W::plane(0) + ((panel * W::tiles + segment) * 32 + lane) * 16);
+            words[0] = read.x, words[1] = read.y, words[2] = read.z, words[3] = read.w;
+        }
+    }
+    QC_DEVICE void fragment(uint32_t (&a)[4]) const {
+        if constexpr (W::bits == 4) {
+            a[0] = words[0] & 0x0f0f0f0fu, a[1] = words[0] >> 4 & 0x0f0f0f0fu;
+            a[2] = words[1] & 0x0f0f0f0fu, a[3] = words[1] >> 4 & 0x0f0f0f0fu;
+        } else {
+            constexpr uint32_t flip = W::flips_sign ? 0 : 0x80808080u;
+            a[0] = __byte_perm(words[0], words[1], 0x5410) ^ flip;
+            a[1] = __byte_perm(words[0], words[1], 0x7632) ^ flip;
+            a[2] = __byte_perm(words[2], words[3], 0x5410) ^ flip;
+            a[3] = __byte_perm(words[2], words[3], 0x7632) ^ flip;
+        }
+    }
+};
+
+// --- x in shared memory ----------------------------------------------------------------------------------------------
+
+// SEGMENTS of 32 columns from `first` on, of TOKENS rows of which `live` exist, PITCH words apart; zeros outside. With
+// RUNS also the sums of the codes of each segment, which the rows bring along.
+template <class W, int TOKENS, int SEGMENTS, int PITCH, bool RUNS>
+QC_DEVICE void qi_stage(const int8_t* x, int64_t x_row, int live, int64_t first, uint32_t* staged, int* runs) {
+    constexpr int64_t padded = (W::cols + 63) / 64 * 64;
+    for (int i = threadIdx.x; i < TOKENS * SEGMENTS * 2; i += blockDim.x) {
+        const int token = i / (SEGMENTS * 2), piece = i % (SEGMENTS * 2);
+        const int64_t column = first * 32 + piece * 16;
+        uint4 read = make_uint4(0, 0, 0, 0), to;
+        if (token < live && column < padded) read = *(const uint4*)(x + token * x_row + column);
+        // Columns 2t, 2t + 1, 2t + 8, 2t + 9, or 2t, 2t + 8, 2t + 1, 2t + 9 as nibbles come.
+        constexpr uint32_t even = W::bits == 4 ? 0x5140 : 0x5410, odd = W::bits == 4 ? 0x7362 : 0x7632;
+        to.x = __byte_perm(read.x, read.z, even), to.y = __byte_perm(read.x, read.z, odd);
+        to.z = __byte_perm(read.y, read.w, even), to.w = __byte_perm(read.y, read.w, odd);
+        *(uint4*)(staged + token * PITCH + piece * 4) = to;
+    }
+    if constexpr (RUNS) {
+        for (int i = threadIdx.x; i < TOKENS * SEGMENTS; i += blockDim.x) {
+            const int token = i / SEGMENTS;
+            const int64_t segment = first + i % SEGMENTS;
+            const bool there = token < live && segment * 32 < padded;
+            runs[i] = there ? ((const int16_t*)(x + token * x_row + padded + 16))[segment] : 0;
+        }
+    }
+}
+
+template <class W> QC_DEVICE float qi_scale(const int8_t* x, int64_t x_row, int64_t m) {
+    return *(const float*)(x + m * x_row + (W::cols + 63) / 64 * 64);
+}
+
+// --- sums ------------------------------------------------------------------------------------------------------------
+
+// 16 rows of w by 8 * BLOCKS tokens. `reduce` gives them as `mma` has them: rows g (0, 1) and g + 8 (2, 3), tokens 2t
+// and 2t + 1 of each eight.
+template <int ENGINE, int BLOCKS> struct qi_sums {
+    static constexpr int count = ENGINE == QI_MMA ? 4 : 16;
+    int of[BLOCKS][count];
+
+    QC_DEVICE void clear() {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+            for (int i = 0; i < count; i++) of[b][i] = 0;
+    }
+    // `x` is the staged segment of the first token.
+    QC_DEVICE void multiply(const uint32_t (&a)[4], const uint32_t* x, int pitch, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+            if constexpr (ENGINE == QI_MMA) {
+                const uint32_t* const from = x + (8 * b + g) * pitch + t;
+                const uint32_t fragment[2] = {from[0], from[4]};
+                qc_mma_16832_s8(of[b], a, fragment);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const uint32_t* const from = x + (8 * b + j) * pitch + t;
+                    of[b][j] = __dp4a((int)a[2], (int)from[4], __dp4a((int)a[0], (int)from[0], of[b][j]));
+                    of[b][8 + j] = __dp4a((int)a[3], (int)from[4], __dp4a((int)a[1], (int)from[0], of[b][8 + j]));
+                }
+            }
+        }
+    }
+    QC_DEVICE void reduce(int lane, int (&to)[BLOCKS][4]) const {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) to[b][i] = of[b][i];
+            if constexpr (ENGINE != QI_MMA) {
+#pragma unroll
+                for (int i = 0; i < 16; i++) {  // lane t of a quad keeps tokens 2t and 2t + 1
+                    int sum = of[b][i];
+                    sum += __shfl_xor_sync(QC_ALL_LANES, sum, 1);
+                    sum += __shfl_xor_sync(QC_ALL_LANES, sum, 2);
+                    if (i % 8 / 2 == lane % 4) to[b][i / 8 * 2 + i % 2] = sum;
+                }
+            }
+        }
+    }
+};
+
+// One group's term: sum of code * q, times the slope, and sum of q times the intercept.
+template <class P> QC_DEVICE float qi_term(int sum, int ones, const typename P::weight::parts& parts) {
+    float term = (float)(sum + P::offset * ones) * P::slope(parts);
+    if constexpr (P::affine) term = term + (float)ones * P::intercept(parts);
+    return term;
+}
+
+template <class P> QC_DEVICE typename P::weight::parts qi_parts(const uint8_t* w, int64_t row, int64_t k) {
+    return P::weight::make(P::weight::load(w, row, (uint32_t)k));
+}
+
+template <class P> struct qi_shape {
+    typedef typename P::weight W;
+    static constexpr int64_t segments = (W::cols + 31) / 32;
+    static constexpr bool one = W::cols <= P::group, runs = P::affine || P::offset != 0;
+};
+
+// --- few rows of x: the warps of a block share the columns of one panel ----------------------------------------------
+
+// 8 tokens. Each warp takes two segments of a round; sums go through shared memory to the thread that owns an element,
+// as integers: of all columns at the end where a row is one group, else of each segment (or two, where groups hold
+// them) in every round.
+template <class P, int ENGINE, int WARPS, class Finish>
+QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, uint32_t* staged, int* runs,
+                             int* sums_of, Finish finish) {
+    typedef typename P::weight W;
+    constexpr int SEGMENTS = 2 * WARPS, PITCH = SEGMENTS * 8 + 4, FLUSH = P::group % 64 == 0 ? 2 : 1;
+    constexpr bool ONE = qi_shape<P>::one, RUNS = qi_shape<P>::runs;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = threadIdx.x / 8, token = threadIdx.x % 8;
+    const int64_t panel = blockIdx.x, m0 = (int64_t)blockIdx.y * 8;
+    const int live = (int)qc_min(8, m - m0);
+    const int8_t* const rows = x + m0 * x_row;
+    qi_codes<W> ahead[2];
+    qi_sums<ENGINE, 1> sums;
+    sums.clear();
+#pragma unroll
+    for (int s = 0; s < 2; s++)
+        ahead[s].load(w, panel, qc_min(2 * warp + s, qi_shape<P>::segments - 1), lane);
+    float total = 0.0f;
+    int sum = 0, ones = 0;
+    const auto hand_over = [&](int slot) {
+        int found[1][4];
+        sums.reduce(lane, found);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sums_of[slot * 128 + (lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = found[0][i];
+        sums.clear();
+    };
+    for (int64_t first = 0; first < qi_shape<P>::segments; first += SEGMENTS) {
+        qi_stage<W, 8, SEGMENTS, PITCH, RUNS>(rows, x_row, live, first, staged, runs);
+        __syncthreads();
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            uint32_t a[4];
+            ahead[s].fragment(a);
+            const int64_t next = first + SEGMENTS + 2 * warp + s;
+            if (next < qi_shape<P>::segments) ahead[s].load(w, panel, next, lane);
+            sums.multiply(a, staged + (2 * warp + s) * 8, PITCH, lane);  // x is zero behind the last column
+            if (!ONE && (s + 1) % FLUSH == 0) hand_over((2 * warp + s) / FLUSH);
+        }
+        if constexpr (!ONE) __syncthreads();
+        if (threadIdx.x < 128) {
+            for (int j = 0; j < SEGMENTS / FLUSH; j++) {
+                const int64_t k = (first + j * FLUSH) * 32, end = k + FLUSH * 32;
+                if (k >= W::cols) break;
+                if constexpr (RUNS)
+                    for (int r = 0; r < FLUSH; r++) ones += runs[token * SEGMENTS + j * FLUSH + r];
+                if constexpr (!ONE) {
+                    sum += sums_of[j * 128 + threadIdx.x];
+                    if (end % P::group == 0 || end >= W::cols) {
+                        const auto parts = qi_parts<P>(w, panel * 16 + row, k / P::group * P::group);
+                        total = total + qi_term<P>(sum, ones, parts);
+                        sum = ones = 0;
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+    if constexpr (ONE) {
+        hand_over(warp);
+        __syncthreads();
+    }
+    if (threadIdx.x >= 128 || token >= live) return;
+    if constexpr (ONE) {
+        for (int j = 0; j < WARPS; j++) sum += sums_of[j * 128 + threadIdx.x];
+        total = total + qi_term<P>(sum, ones, qi_parts<P>(w, panel * 16 + row, 0));
+    }
+    finish(total * qi_scale<W>(rows, x_row, token), m0 + token, panel * 16 + row);
+}
+
+// --- more rows: a panel per warp, 8 * BLOCKS tokens per block --------------------------------------------------------
+
+template <class P, int ENGINE, int BLOCKS, int WARPS, class Finish>
+QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, int64_t panels,
+                              uint32_t* staged, int* runs, Finish finish) {
+    typedef typename P::weight W;
+    constexpr int SEGMENTS = 8, PITCH = SEGMENTS * 8 + 4, TOKENS = 8 * BLOCKS;
+    constexpr bool ONE = qi_shape<P>::one, RUNS = qi_shape<P>::runs;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int64_t mine = (int64_t)blockIdx.y * WARPS + threadIdx.x / 32, panel = qc_min(mine, panels - 1);
+    const int64_t m0 = (int64_t)blockIdx.x * TOKENS;
+    const int live = (int)qc_min(TOKENS, m - m0);
+    const int8_t* const rows = x + m0 * x_row;
+    qi_sums<ENGINE, BLOCKS> sums;
+    sums.clear();
+    float total[BLOCKS][4];
+    int ones[BLOCKS][2];
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+        ones[b][0] = ones[b][1] = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) total[b][i] = 0.0f;
+    }
+    const auto fold = [&](int64_t k) {
+        const int64_t row = panel * 16 + g;
+        const typename W::parts upper = qi_parts<P>(w, row, k), lower = qi_parts<P>(w, row + 8, k);
+        int found[BLOCKS][4];
+        sums.reduce(lane, found);
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                total[b][i] = total[b][i] + qi_term<P>(found[b][i], ones[b][i % 2], i < 2 ? upper : lower);
+        sums.clear();
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) ones[b][0] = ones[b][1] = 0;
+    };
+    qi_codes<W> ahead;
+    ahead.load(w, panel, 0, lane);
+    for (int64_t first = 0; first < qi_shape<P>::segments; first += SEGMENTS) {
+        qi_stage<W, TOKENS, SEGMENTS, PITCH, RUNS>(rows, x_row, live, first, staged, runs);
+        __syncthreads();
+#pragma unroll 1
+        for (int s = 0; s < SEGMENTS && first + s < qi_shape<P>::segments; s++) {
+            uint32_t a[4];
+            ahead.fragment(a);
+            const int64_t segment = first + s, end = (segment + 1) * 32;
+            if (segment + 1 < qi_shape<P>::segments) ahead.load(w, panel, segment + 1, lane);
+            sums.multiply(a, staged + s * 8, PITCH, lane);
+            if constexpr (RUNS) {
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++) {
+                    ones[b][0] += runs[(8 * b + 2 * t) * SEGMENTS + s];
+                    ones[b][1] += runs[(8 * b + 2 * t + 1) * SEGMENTS + s];
+                }
+            }
+            if constexpr (!ONE)
+                if (end % P::group == 0 || end >= W::cols) fold(segment * 32 / P::group * P::group);
+        }
+        __syncthreads();
+    }
+    if constexpr (ONE) fold(0);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int token = 8 * b + 2 * t + i % 2;
+            if (token < live)
+                finish(total[b][i] * qi_scale<W>(rows, x_row, token), m0 + token, mine * 16 + g + i / 2 * 8);
+        }
+}
+
+// --- making rows -----------------------------------------------------------------------------------------------------
+
+enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2 };
+
+// One row by a block of THREADS: formats/int8_rows.py. A thread takes four columns at a time; eight lanes make a sum.
+template <int KIND, int THREADS, class T>
+QC_DEVICE void qi_quantise_row(const T* x, int64_t cols, float factor, float fixed, float threshold,
+                               const bool* columns, int8_t* row, int* tops) {
+    const int64_t padded = (cols + 63) / 64 * 64, runs = padded / 32;
+    const auto read = [&](int64_t k) {
+        const float v = qc_load(x + k);
+        return KIND == QI_OUTLIERS && threshold <= fabsf(v) ? 0.0f : v;
+    };
+    int top = 0;  // magnitudes as integers: a NaN is above infinity, which is above all others
+    for (int64_t k = threadIdx.x; k < cols; k += THREADS) top = max(top, (int)__float_as_uint(fabsf(read(k))));
+    for (int step = 16; step > 0; step >>= 1) top = max(top, __shfl_xor_sync(QC_ALL_LANES, top, step));
+    if constexpr (THREADS > 32) {
+        if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
+        __syncthreads();
+        for (int i = 0; i < THREADS / 32; i++) top = max(top, tops[i]);
+    }
+    const bool finite = top < 0x7f800000;
+    const float largest = __uint_as_float((uint32_t)top);
+    float scale = KIND == QI_TENSOR ? fixed : largest / 127.0f;
+    if (KIND == QI_TOKEN && !(scale > 0.0f)) scale = 1.0f;
+    const float inverse = largest < 3.8e-37f ? 0.0f : 127.0f / largest;
+    const float by = KIND == QI_TOKEN ? scale : KIND == QI_TENSOR ? factor : inverse;
+    for (int64_t base = 0; base < padded; base += 4 * THREADS) {
+        const int64_t k = base + 4 * (int64_t)threadIdx.x;
+        uint32_t word = 0;
+        int sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (finite && k + i < cols) {
+                const float v = read(k + i);
+                float code = rintf(KIND == QI_TOKEN ? v / by : v * by);
+                if (KIND == QI_OUTLIERS && columns[k + i]) code = 0.0f;
+                const int number = (int)fmaxf(fminf(code, 127.0f), -127.0f);
+                word |= (uint32_t)(number & 255) << 8 * i;
+                sum += number;
+            }
+        }
+        for (int step = 1; step < 8; step <<= 1) sum += __shfl_xor_sync(QC_ALL_LANES, sum, step);
+        if (k < padded) {
+            *(uint32_t*)(row + k) = word;
+            if (threadIdx.x % 8 == 0) ((int16_t*)(row + padded + 16))[k / 32] = (int16_t)sum;
+        }
+    }
+    const uint32_t bits = finite ? __float_as_uint(scale) : 0x7fc00000u;
+    if (threadIdx.x < 4) ((uint32_t*)(row + padded))[threadIdx.x] = threadIdx.x ? 0u : bits;
+    for (int64_t r = runs + threadIdx.x; r < (runs + 7) / 8 * 8; r += THREADS) ((int16_t*)(row + padded + 16))[r] = 0;
+}

@@ -1,0 +1,49 @@
+"""The `quantize_rows` template: activations as rows of int8 (formats/int8_rows.py), a block per row, over int8.cuh."""
+
+from __future__ import annotations
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats.int8_rows import KINDS, clip_factors
+from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.scalar import float_literal
+from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
+from qcompiler.plan.kernel import KernelSpec, QuantizeRowsKernel
+
+FLOATS = ("f32", "bf16", "f16")
+COLUMNS = 8
+"""Columns that a thread should have: enough loads under way, and still many threads."""
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """One kernel for any architecture. KernelSelectionError unless rows are floats with unit stride."""
+    del arch
+    body, x, out = spec.body, spec.operands[0], spec.operands[-1]
+    assert isinstance(body, QuantizeRowsKernel)
+    where = f"kernel '{spec.name}'"
+    if x.dtype not in FLOATS or x.strides[1] != 1 or out.strides[1] != 1:
+        raise KernelSelectionError(f"{where}: rows are {', '.join(FLOATS)} with unit stride, not {x.dtype} {x.strides}")
+    if isinstance(out.strides[0], int) and out.strides[0] % 16:
+        raise KernelSelectionError(f"{where}: rows of int8 lie at multiples of 16 bytes, not of {out.strides[0]}")
+    outliers = body.kind == "outliers"
+    if len(spec.operands) != (3 if outliers else 2):
+        raise KernelSelectionError(f"{where}: columns are an operand of kind 'outliers', and of no other")
+    threads = 32
+    while threads < 256 and threads * COLUMNS < body.cols:
+        threads *= 2
+    shared = SharedMemory()
+    shared.add("tops", "int", threads // 32, 4)
+    factor, fixed = clip_factors(body.value) if body.kind == "tensor" else (0.0, 0.0)
+    numbers = (float(factor), float(fixed), body.value if outliers else 0.0)
+    columns = identifier(spec.operands[1].name) if outliers else "(const bool*)nullptr"
+    lines = [
+        *shared.declarations(),
+        "const int64_t row = blockIdx.x;",
+        f"qi_quantise_row<{KINDS.index(body.kind)}, {threads}>(",
+        f"    {identifier(x.name)} + row * {c_dim(x.strides[0])}, {body.cols}, "
+        f"{', '.join(float_literal(number, 'f32') for number in numbers)}, {columns},",
+        f"    {identifier(out.name)} + row * {c_dim(out.strides[0])}, tops);",
+    ]
+    note = f"rows of int8, {body.kind}; a block of {threads} threads per row"
+    text = "\n".join([header_comment(spec, note), signature(spec, threads), *indent(lines), "}\n"])
+    return CudaKernel(text, Geometry((body.rows, 1, 1), (threads, 1, 1), shared.nbytes), "rows", (note,))

@@ -1,0 +1,109 @@
+"""Activations in int8: every row is one run of bytes, its codes with what kernels need beside them.
+
+    codes   int8, K of them, then zeros up to a multiple of 64
+    scale   fp32, then 12 zero bytes
+    sums    int16, of the codes of each 32 columns, then zeros up to a multiple of 16 bytes
+
+A row's value is code * scale.  Nothing of a row lies anywhere else: rows are cut, copied and moved like those of any
+matrix, here one of int8 with `row_bytes(K)` columns, whose number of rows may be symbolic.
+
+How codes are made (`quantise`), in fp32, codes rounded to even and clipped to +-127:
+
+    "token"     scale = max|x| / 127, or 1 where that is 0; code = x / scale: the codes of the format int8
+    "tensor"    scale = fp32(clip / 127), code = x * fp32(127 / clip), with the clip that calibration found
+    "outliers"  scale = max|x| / 127 over what is below the threshold; code = x * (127 / max|x|), and 0 in `columns`,
+                which are computed elsewhere: LLM.int8 (formats/llm_int8.py)
+
+A row with a NaN (or an infinity that is no outlier) has codes 0 and the scale NaN: products with it are NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.formats.equation import Float32
+from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
+
+RUN = 32
+"""Columns of a sum."""
+
+ALIGNMENT = 64
+CODE = np.float32(127)
+Kind = Literal["token", "tensor", "outliers"]
+KINDS: tuple[Kind, ...] = ("token", "tensor", "outliers")
+
+Int8 = npt.NDArray[np.int8]
+
+
+def padded(cols: int) -> int:
+    """Codes of a row, zeros included; the scale lies behind them."""
+    return -(-cols // ALIGNMENT) * ALIGNMENT
+
+
+def row_bytes(cols: int) -> int:
+    """Bytes of a row of `cols` columns."""
+    return padded(cols) + 16 + -(-padded(cols) // RUN * 2 // 16) * 16
+
+
+def clip_factors(clip: float) -> tuple[np.float32, np.float32]:
+    """(what x is multiplied with, the scale) of kind "tensor": zeros where calibration saw nothing but 0."""
+    return np.float32(127 / clip if clip else 0.0), np.float32(clip / 127)
+
+
+def quantise(x: npt.NDArray[Any], kind: Kind, value: float, columns: npt.NDArray[np.bool_] | None) -> Int8:
+    """Rows of int8 (…, row_bytes(K)) of x (…, K). `value` is the clip or the threshold; `columns` (…, K) are bools
+    that broadcast, for kind "outliers"."""
+    x = x.astype(np.float32)
+    magnitude = np.abs(x)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        if kind == "outliers":
+            outlier = magnitude >= np.float32(value)
+            x, magnitude = np.where(outlier, np.float32(0), x), np.where(outlier, np.float32(0), magnitude)
+        largest = magnitude.max(axis=-1, keepdims=True, initial=0)
+        if kind == "token":
+            exact = largest / CODE
+            scale = np.where(exact > 0, exact, np.float32(1))
+            codes = x / scale
+        elif kind == "tensor":
+            factor, fixed = clip_factors(value)
+            scale = np.full_like(largest, fixed)
+            codes = x * factor
+        else:
+            scale = largest / CODE
+            codes = x * np.where(largest < SMALLEST_ABSMAX, np.float32(0), CODE / largest)
+            assert columns is not None
+            codes = np.where(columns, np.float32(0), codes)
+        finite = np.isfinite(largest)
+        scale = np.where(finite, scale, np.float32(np.nan))
+        codes = np.where(finite, np.clip(np.rint(codes), -CODE, CODE), np.float32(0))
+    return _rows(codes.astype(np.int8), scale)
+
+
+def _rows(codes: Int8, scale: Float32) -> Int8:
+    cols = codes.shape[-1]
+    end = padded(cols)
+    rows = np.zeros((*codes.shape[:-1], row_bytes(cols)), np.int8)
+    rows[..., :cols] = codes
+    rows[..., end : end + 4] = scale.astype("<f4").view(np.int8)
+    runs = rows[..., :end].reshape(*codes.shape[:-1], -1, RUN).sum(axis=-1, dtype=np.int16)
+    rows[..., end + 16 : end + 16 + 2 * runs.shape[-1]] = np.ascontiguousarray(runs.astype("<i2")).view(np.int8)
+    return rows
+
+
+def codes_of(rows: Int8, cols: int) -> Int8:
+    """The codes (…, cols)."""
+    return rows[..., :cols]
+
+
+def scales_of(rows: Int8, cols: int) -> Float32:
+    """The scales (…)."""
+    end = padded(cols)
+    return np.ascontiguousarray(rows[..., end : end + 4]).view("<f4")[..., 0]
+
+
+def dequantise(rows: Int8, cols: int) -> Float32:
+    """code * scale, fp32 (…, cols)."""
+    return codes_of(rows, cols).astype(np.float32) * scales_of(rows, cols)[..., None]

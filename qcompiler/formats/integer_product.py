@@ -1,0 +1,161 @@
+"""Products of int8 rows with a weight's integer codes: which formats have them, and what they are, to the bit.
+
+A format has one where an element is affine in an integer code and entries serve whole runs of 32 columns:
+
+    value = slope * code + intercept      int4: slope = scales     q4_K: slope = d * scales, intercept = -(dmin * mins)
+
+With q the codes of a row of x, s its scale (int8_rows.py), and the columns cut into groups that share entries (of at
+most 65,536 columns, so that sums of bytes stay in 32 bits), in fp32, every operation rounded, groups ascending:
+
+    total = 0
+    for each group:
+        term  = float(sum of code * q over the group) * slope                 the sum is exact, in int32
+        term  = term + float(sum of q over the group) * intercept             where there is one
+        total = total + term
+    result = total * s
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.formats.base import Format, PackedTensor
+from qcompiler.formats.declaration import Declaration
+from qcompiler.formats.equation import Equation, Float32
+from qcompiler.formats.int8_rows import RUN
+
+WIDEST = 65536
+"""Columns of a group at most: 255 * 127 times as many is below 2**31."""
+
+BITS = (4, 8)
+
+
+@dataclass(frozen=True)
+class IntegerProduct:
+    """`first` is what the lowest code stands for (of signed codes: -128), `group` the columns that share entries (0:
+    all of a row); `slope` and `intercept` read the parts of `Declaration.split.per_entry`."""
+
+    first: int
+    group: int
+    slope: Equation
+    intercept: Equation | None
+
+    def columns(self, cols: int) -> int:
+        """Columns of a group in rows of `cols`."""
+        return self.group or min(max(cols, 1), WIDEST)
+
+
+def first_of_integers(declaration: Declaration) -> int | None:
+    """The smallest value of a code where values are consecutive integers in the order of the codes, else None.
+
+    The order of signed codes is that of their two's complement: it counts up once the sign bit is flipped.
+    """
+    values, kind = declaration.code_values, declaration.codes.kind
+    if kind not in ("uint", "int"):
+        return None
+    ascending = np.roll(values, values.size // 2) if kind == "int" else values
+    first = float(ascending[0])
+    counted = np.array_equal(ascending, np.float32(first) + np.arange(values.size, dtype=np.float32))
+    whole = counted and first.is_integer() and abs(first) < 1 << 16
+    return int(first) if whole and not np.signbit(values[values == 0]).any() else None
+
+
+@functools.lru_cache(maxsize=256)
+def integer_product(fmt: Format) -> IntegerProduct | str:
+    """How codes of `fmt` are multiplied as integers, or why they are not."""
+    d = fmt.declaration
+    first = first_of_integers(d)
+    if first is None:
+        return f"codes of {fmt.name} stand for values of a table, not for integers"
+    if d.codes.bits not in BITS:
+        return f"codes of {d.codes.bits} bits; integer products take {' and '.join(map(str, BITS))}"
+    if d.blocking != "row":
+        return "its blocks run across rows"
+    covers = [f.covers for f in d.fields if isinstance(f.covers, int) and f.covers > 1]
+    group = math.gcd(*covers) if covers else 0
+    if group % RUN or group > WIDEST:
+        return f"groups of {group} columns; integer products take multiples of {RUN}"
+    slope = _slope(ast.parse(d.split.per_element.text, mode="eval").body)
+    if slope is None:
+        return f"an element, {d.decode.text}, is not affine in its code"
+    at_zero = _at_zero(d.split.per_element.text) if _adds(d.split.per_element.text) else None
+    return IntegerProduct(first, group, Equation(ast.unparse(slope)), None if at_zero is None else Equation(at_zero))
+
+
+def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor) -> Float32:
+    """fp32 (M, N): int8 codes (M, K) with scales (M,) by a weight (N, K). This is the definition.
+
+    FormatError's text is the caller's: `integer_product` must have said yes.
+    """
+    fmt, cols = packed.format, packed.cols
+    product = integer_product(fmt)
+    assert isinstance(product, IntegerProduct), product
+    d = fmt.declaration
+    entries = fmt.entries_of_rows(packed, 0, packed.rows)
+    bits = np.ascontiguousarray(entries.pop(d.codes.name)).view(np.uint8)
+    weight = d.code_values[bits].astype(np.float64)  # products and sums of these are exact integers
+    x = codes.astype(np.float64)
+    total = np.zeros((len(codes), packed.rows), np.float32)
+    step = product.columns(cols)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for k in range(0, cols, step):
+            here = {name: e[:, k : k + 1] if e.shape[1] == cols else e[:, :1] for name, e in entries.items()}
+            parts = {name: eq.evaluate(here, d.table_arrays) for name, eq in d.split.per_entry.items()}
+            sums = (x[:, k : k + step] @ weight[:, k : k + step].T).astype(np.float32)
+            term = sums * product.slope.evaluate(parts, d.table_arrays).reshape(1, -1)
+            if product.intercept is not None:
+                ones = x[:, k : k + step].sum(axis=1, keepdims=True).astype(np.float32)
+                term = term + ones * product.intercept.evaluate(parts, d.table_arrays).reshape(1, -1)
+            total = total + term
+        return np.asarray(total * scales.reshape(-1, 1), np.float32)
+
+
+# --- equations -------------------------------------------------------------------------------------------------------
+
+
+def _reads_code(node: ast.expr) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == "code" for n in ast.walk(node))
+
+
+def _slope(node: ast.expr) -> ast.expr | None:
+    """The factor of `code` in an expression that is affine in it: terms beside it are dropped."""
+    match node:
+        case ast.Name("code"):
+            return ast.Constant(1)
+        case ast.BinOp(left, ast.Add(), right):
+            return _slope(left) if _reads_code(left) else _slope(right)
+        case ast.BinOp(left, ast.Sub(), right):
+            return _slope(left) if _reads_code(left) else None
+        case ast.BinOp(left, ast.Mult() as op, right):
+            mine, other = (left, right) if _reads_code(left) else (right, left)
+            factor = None if _reads_code(other) else _slope(mine)
+            if factor is None:
+                return None
+            if isinstance(factor, ast.Constant) and factor.value == 1:
+                return other
+            return ast.BinOp(factor, op, other) if mine is left else ast.BinOp(other, op, factor)
+        case _:
+            return None
+
+
+def _adds(text: str) -> bool:
+    return any(isinstance(n, ast.Add | ast.Sub) for n in ast.walk(ast.parse(text, mode="eval")))
+
+
+def _at_zero(text: str) -> str:
+    """The expression at code 0: what is multiplied with the sum of q."""
+
+    class Zero(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.Constant(0) if node.id == "code" else node
+
+    return ast.unparse(Zero().visit(ast.parse(text, mode="eval")))
+
+
+__all__ = ["BITS", "WIDEST", "IntegerProduct", "first_of_integers", "integer_product", "multiply"]

@@ -1,0 +1,135 @@
+"""W8A8, W4A8 and LLM.int8 end to end: integers are multiplied, with the same bits on the CPU, on the simulated GPU, in
+replays and in the interpreter, and the rewritten torch program says the same up to fp32's last places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import qcompiler as qc
+from qcompiler import formats
+from qcompiler.formats import int8_rows, integer_product, llm_int8
+from qcompiler.kernels.select import LinearQuery, choose_linear
+from qcompiler.plan.kernel import FormatRef
+
+K, N = 96, 40
+SHAPES = {"x": {0: ("s", 1, 40)}}
+FORMATS = ("int8", "int4", "llm_int8")
+
+
+class Layer(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.up = nn.Linear(K, N)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.up(x))
+
+
+def inputs(seed: int, rows: int) -> torch.Tensor:
+    x = torch.randn(rows, K, generator=torch.Generator().manual_seed(seed))
+    x[rows // 2, (7 * seed) % K] = 8.5
+    if rows > 2:
+        x[1] = 0
+    return x
+
+
+def compiled(kind: str, linear: str, device: str = "cpu", **more: Any) -> qc.Program:
+    recipe = qc.QuantConfig(linear, activations=kind, promise_bits=None)
+    return qc.qcompile(
+        Layer().eval(),
+        (inputs(0, 7),),
+        quant=recipe,
+        dynamic_shapes=SHAPES,
+        device=device,
+        verify_each="numerics",
+        **more,
+    )
+
+
+def defined(kind: str, linear: str, x: torch.Tensor) -> np.ndarray:
+    """The layer as formats/ defines it, in NumPy."""
+    layer = Layer()
+    packed = formats.get(linear).encode(layer.up.weight.detach().numpy())
+    a = x.numpy()
+    outliers = (np.abs(a) >= 6).any(axis=0)
+    rows = int8_rows.quantise(a, "outliers" if kind == "llm_int8" else "token", 6.0, outliers)
+    total = integer_product.multiply(int8_rows.codes_of(rows, K), int8_rows.scales_of(rows, K), packed)
+    total = total + layer.up.bias.detach().numpy()
+    if kind == "llm_int8":
+        total = total + np.where(outliers, a, 0).astype(np.float32) @ packed.format.decode(packed).T
+    return np.maximum(total, 0)
+
+
+@pytest.mark.parametrize("linear", FORMATS)
+def test_integers_are_multiplied_to_the_bit_in_eager_runs_and_replays(linear: str) -> None:
+    cpu, gpu = compiled("int8", linear), compiled("int8", linear, "sim:0")
+    assert "linear(dequantize" not in cpu.ir("select-kernels") and "qc.dequantize_rows" not in cpu.ir("select-kernels")
+    graph = gpu.capture(inputs(0, 7).numpy())
+    for seed in range(3):
+        x = inputs(seed, 7)
+        expected = defined("int8", linear, x)
+        assert (cpu(x).detach().numpy() == expected).all()
+        assert (np.asarray(gpu(x.numpy())) == expected).all()
+        assert (np.asarray(graph.replay(x.numpy())) == expected).all(), f"replay {seed}"
+        oracle = cpu.oracle(x).detach().numpy()
+        assert np.abs(oracle - expected).max() < 2e-6 * np.abs(expected).max()
+    for rows in (1, 2, 33):
+        assert (cpu(inputs(5, rows)).detach().numpy() == defined("int8", linear, inputs(5, rows))).all()
+
+
+def test_llm_int8_multiplies_codes_and_keeps_outlier_columns_in_floating_point() -> None:
+    cpu, gpu = compiled("llm_int8", "llm_int8"), compiled("llm_int8", "llm_int8", "sim:0")
+    graph = gpu.capture(inputs(0, 7).numpy())
+    layer = Layer()
+    packed = formats.get("llm_int8").encode(layer.up.weight.detach().numpy())
+    for seed in range(3):  # another column holds the outlier each time
+        x = inputs(seed, 7)
+        expected = defined("llm_int8", "llm_int8", x)
+        bound = 2e-6 * np.abs(expected).max()  # the float product's sums have an order of their own
+        assert np.abs(cpu(x).detach().numpy() - expected).max() < bound
+        eager = np.asarray(gpu(x.numpy()))
+        assert np.abs(eager - expected).max() < bound
+        assert (np.asarray(graph.replay(x.numpy())) == eager).all(), f"replay {seed}"
+        theirs = llm_int8.linear(x.numpy(), packed, bias=layer.up.bias.detach().numpy())
+        assert np.abs(np.maximum(theirs, 0) - expected).max() < bound
+
+
+def test_the_report_names_the_engines_passed_over_and_why() -> None:
+    def rejected(kind: str, *isas: str) -> dict[str, str]:
+        query = LinearQuery((1, 512), 64, 64, "i8", "f32", FormatRef(name="int8"), True, kind, isas, codes=True)
+        choice = choose_linear(query)
+        assert choice.layout is not None
+        return dict(choice.rejected)
+
+    assert rejected("cuda", "sm_70")["linear.int8.mma"] == "sm_70: int8 tensor cores: sm_75"
+    assert rejected("cuda", "sm_90a") == {"linear.int8.dp4a": "sm_90a: tensor cores multiply bytes"}
+    assert rejected("cuda", "sm_70", "sm_80").keys() == {"linear.int8.mma", "linear.int8.dp4a"}
+    assert "asked for when the kernel runs" in rejected("cpu", "x86-64-v4")["linear.int8.pairs"]
+    assert "linear.int8.vnni" in rejected("cpu", "x86-64-v3")
+    text = str(compiled("int8", "int8").report())
+    assert "int8 linear" in text and "multiplied as integers" in text
+
+
+def test_formats_without_an_integer_product_compute_in_fp32_and_say_so() -> None:
+    program = qc.qcompile(
+        Layer().eval(), (inputs(0, 7),), quant=qc.QuantConfig("nf4:block=32", activations="int8", promise_bits=None)
+    )
+    assert "quantize_rows" not in program.ir("import")
+    assert "multiplied in floating point: codes of nf4 stand for values of a table" in str(program.report())
+
+
+def test_half_precision_rounds_once() -> None:
+    model, x = Layer(torch.bfloat16).eval(), inputs(2, 7).bfloat16()
+    program = qc.qcompile(model, (x,), quant=qc.QuantConfig("int8", activations="int8", promise_bits=None))
+    packed = formats.get("int8").encode(model.up.weight.detach().float().numpy())
+    rows = int8_rows.quantise(x.float().numpy(), "token", 0.0, None)
+    exact = integer_product.multiply(int8_rows.codes_of(rows, K), int8_rows.scales_of(rows, K), packed)
+    exact = np.maximum(exact + model.up.bias.detach().float().numpy(), 0)
+    assert (program(x).float().detach().numpy() == torch.from_numpy(exact).bfloat16().float().numpy()).all()

@@ -1,0 +1,185 @@
+"""Products of codes and rows of int8 on the CPU, to the bit what formats/integer_product.py says, on every ISA."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from qcompiler import formats
+from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import int8_rows, integer_product
+from qcompiler.formats.integer_product import IntegerProduct
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu.linear import emit
+from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, QuantizeRowsKernel
+
+DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, K, the result's type
+    "int8": ("int8", {}, 83, 101, "f32"),
+    "int8_groups": ("int8", {"group": 64}, 33, 192, "f32"),
+    "int8_zeros": ("int8", {"symmetric": False}, 18, 64, "f32"),
+    "int4": ("int4", {"group": 32}, 35, 96, "f32"),
+    "int4_zeros": ("int4", {"group": 64, "symmetric": False}, 97, 128, "bf16"),
+    "llm_int8": ("llm_int8", {}, 20, 70, "f16"),
+    "q4_K": ("q4_K", {}, 17, 512, "f32"),
+    "q8_0": ("q8_0", {}, 16, 64, "f32"),
+}
+FAST = ("int8", "int4_zeros", "q4_K")
+MS = (1, 2, 7, 8, 14, 33)
+COLS = (1, 31, 64, 101, 300)
+
+
+def packed_weight(case: str) -> formats.PackedTensor:
+    name, params, n, k, _ = WEIGHTS[case]
+    rng = np.random.default_rng(len(case))
+    weight = rng.standard_normal((n, k)).astype(np.float32)
+    weight[0] = np.where(np.arange(k) % 2, 1.0, -1.0)  # codes at both ends
+    return formats.get(name, **params).encode(weight)
+
+
+def linear_spec(case: str, layout: str = "cpu_p16_v1") -> KernelSpec:
+    """x, w, bias, out with a symbolic number of rows."""
+    name, params, n, k, dtype = WEIGHTS[case]
+    width = int8_rows.row_bytes(k)
+    operands = (
+        Operand(name="x", dtype="i8", access="r", shape=("m", width), strides=(width, 1)),
+        Operand(name="w", dtype="f32", access="r", shape=(n, k), format=FormatRef(name=name, params=params),
+                layout=layout),
+        Operand(name="bias", dtype="f32", access="r", shape=(n,), strides=(1,)),
+        Operand(name="out", dtype=dtype, access="w", shape=("m", n), strides=(n, 1)),  # type: ignore[arg-type]
+    )  # fmt: skip
+    body = LinearKernel(m="m", n=n, k=k, m_class="large", has_bias=True, codes=True)
+    return KernelSpec(name=f"l_{case}", symbols=("m",), operands=operands, body=body)
+
+
+def rows_spec(kind: Any, dtype: Any, cols: int, value: float) -> KernelSpec:
+    width = int8_rows.row_bytes(cols)
+    columns = Operand(name="columns", dtype="i1", access="r", shape=(cols,), strides=(1,))
+    operands = (
+        Operand(name="x", dtype=dtype, access="r", shape=("m", cols), strides=(cols + 3, 1)),
+        *([columns] if kind == "outliers" else []),
+        Operand(name="out", dtype="i8", access="w", shape=("m", width), strides=(width, 1)),
+    )
+    body = QuantizeRowsKernel(rows="m", cols=cols, kind=kind, value=value)
+    return KernelSpec(name=f"q_{kind}_{dtype}_{cols}", symbols=("m",), operands=operands, body=body)
+
+
+ROWS = [
+    *(rows_spec("token", "f32", cols, 0.0) for cols in COLS),
+    *(rows_spec(kind, dtype, 101, value) for kind, value in (("tensor", 2.5), ("outliers", 1.5)) for dtype in DTYPES),
+    rows_spec("tensor", "f32", 33, 0.0),
+    rows_spec("token", "bf16", 70, 0.0),
+]
+
+
+def activations(m: int, k: int, seed: int = 0) -> np.ndarray:
+    """Rows of many magnitudes; a row of zeros, one whose codes are all at the ends, ties, tiny numbers, a NaN."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((m, k)).astype(np.float32) * np.logspace(-3, 1, m, dtype=np.float32)[:, None]
+    if m >= 7:
+        x[1] = 0
+        x[2] = np.where(np.arange(k) % 3, 5.0, -5.0)
+        x[3] = (np.arange(k) % 5 - 2) / 2
+        x[3, 0] = 127
+        x[4] = 1e-41
+        x[5, k // 2] = np.nan
+        x[6, 0] = np.inf
+    return x
+
+
+def expected(case: str, packed: formats.PackedTensor, rows: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    codes, scales = int8_rows.codes_of(rows, packed.cols), int8_rows.scales_of(rows, packed.cols)
+    return (integer_product.multiply(codes, scales, packed) + bias).astype(DTYPES[WEIGHTS[case][4]])
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal bits, any NaN for a NaN."""
+    wide = np.float64
+    nan = np.isnan(a.astype(wide))
+    return bool((nan == np.isnan(b.astype(wide))).all() and a[~nan].tobytes() == b[~nan].tobytes())
+
+
+def check_products(kernels: Any, case: str) -> None:
+    packed, (_, _, n, k, dtype) = packed_weight(case), WEIGHTS[case]
+    data = layouts.get("cpu_p16_v1").pack(packed.format, "f32", n, k, packed.data)
+    bias = np.random.default_rng(1).standard_normal(n).astype(np.float32)
+    for m in MS:
+        rows = int8_rows.quantise(activations(m, k, m), "token", 0.0, None)
+        given, out = (rows, data, bias), np.zeros((m, n), DTYPES[dtype])
+        operands = kernels.run_both(f"l_{case}", lambda g=given, o=out: [*g, o.copy()], [m])
+        assert same_bits(operands[-1], expected(case, packed, rows, bias)), (case, m)
+
+
+@pytest.mark.parametrize(
+    "case", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in WEIGHTS if each not in FAST)]
+)
+def test_products_have_the_bits_of_their_definition(
+    build: Callable[[Sequence[KernelSpec], str], Any], isa: str, case: str
+) -> None:
+    together = FAST if case in FAST else [each for each in WEIGHTS if each not in FAST]
+    check_products(build([linear_spec(each) for each in together], isa), case)
+
+
+@pytest.mark.slow
+def test_without_vnni_the_bits_are_the_same(build: Any, isa: str, build_folder: Path) -> None:
+    """What AVX-512 runs on processors without VNNI; the other ISAs have no such choice."""
+    kernels = build([linear_spec(case) for case in ("int8", "int4")], isa)
+    assert ("QI_NO_VNNI" in kernels.source) and ("avx512vnni" in kernels.source)
+    harness = sys.modules[type(kernels).__module__]
+    source = "#define QI_NO_VNNI 1\n" + kernels.source + harness.PARALLEL
+    kernels.library = harness.compile_source(source, isa, build_folder)
+    for case in ("int8", "int4"):
+        check_products(kernels, case)
+
+
+def test_rows_have_the_bits_of_their_definition(build: Any, isa: str) -> None:
+    kernels = build(ROWS, isa)
+    for spec in ROWS:
+        body = spec.body
+        assert isinstance(body, QuantizeRowsKernel)
+        for m in (1, 9):
+            held = np.zeros((m, body.cols + 3), DTYPES[spec.operands[0].dtype])
+            held[:, : body.cols] = activations(m, body.cols, m).astype(held.dtype)
+            x = held[:, : body.cols]
+            columns = np.arange(body.cols) % 7 == 3
+            middle = [columns] if body.kind == "outliers" else []
+            out = np.full((m, int8_rows.row_bytes(body.cols)), 0x55, np.int8)
+            operands = kernels.run_both(spec.name, lambda g=(held, *middle), o=out: [*g, o.copy()], [m])
+            want = int8_rows.quantise(x, body.kind, body.value, columns if middle else None)
+            assert operands[-1].tobytes() == want.tobytes(), (spec.name, m)
+
+
+def test_the_definition_is_the_product_of_the_decoded_values() -> None:
+    for case in WEIGHTS:
+        packed, k = packed_weight(case), WEIGHTS[case][3]
+        rows = int8_rows.quantise(activations(5, k), "token", 0.0, None)
+        found = integer_product.multiply(int8_rows.codes_of(rows, k), int8_rows.scales_of(rows, k), packed)
+        exact = int8_rows.dequantise(rows, k).astype(np.float64) @ packed.format.decode(packed).T.astype(np.float64)
+        assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
+
+
+def test_sums_of_wide_rows_stay_in_32_bits() -> None:
+    """Codes at the ends over 200,000 columns: groups end after 65,536 of them."""
+    fmt, k = formats.get("int8"), 200_000
+    packed = fmt.encode(np.ones((2, k), np.float32))
+    rows = int8_rows.quantise(np.ones((1, k), np.float32), "token", 0.0, None)
+    found = integer_product.multiply(int8_rows.codes_of(rows, k), int8_rows.scales_of(rows, k), packed)
+    assert np.abs(found - k).max() < 1e-6 * k
+    product = integer_product.integer_product(fmt)
+    assert isinstance(product, IntegerProduct) and product.columns(k) * 255 * 127 < 1 << 31
+
+
+def test_formats_without_an_integer_product_say_why() -> None:
+    reasons = {name: integer_product.integer_product(formats.get(name)) for name in formats.names()}
+    assert "table" in str(reasons["nf4"]) and "6 bits" in str(reasons["q6_K"])
+    served = {name for name, found in reasons.items() if isinstance(found, IntegerProduct)}
+    assert served == {"int8", "int4", "llm_int8", "q4_0", "q4_1", "q4_K", "q8_0"}
+    spec = linear_spec("int8", layout="canonical")
+    with pytest.raises(KernelSelectionError, match="layout 'cpu_p16_v1'"):
+        emit(spec, "x86-64-v4")
