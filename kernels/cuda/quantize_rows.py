@@ -23,7 +23,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     where = f"kernel '{spec.name}'"
     if x.dtype not in FLOATS or x.strides[1] != 1 or out.strides[1] != 1:
         raise KernelSelectionError(f"{where}: rows are {', '.join(FLOATS)} with unit stride, not {x.dtype} {x.strides}")
-    if isinstance(out.strides[0], int) and out.strides[0] % 16:
+    if out.shape[0] != 1 and isinstance(out.strides[0], int) and out.strides[0] % 16:
         raise KernelSelectionError(f"{where}: rows of int8 lie at multiples of 16 bytes, not of {out.strides[0]}")
     outliers = body.kind == "outliers"
     if len(spec.operands) != (3 if outliers else 2):
