@@ -30,6 +30,9 @@ typedef unsigned long long uint64_t;
 #define QC_WARP 32
 #define QC_ALL_LANES 0xffffffffu
 
+// No instruction: the compiler moves no access to memory across it, which bounds what it keeps in registers.
+#define QC_KEEP_ORDER() asm volatile("" ::: "memory")
+
 // 16-bit floats are bits: arithmetic happens in fp32 or in the tensor cores.
 struct alignas(2) qc_bf16 { uint16_t bits; };
 struct alignas(2) qc_f16 { uint16_t bits; };

@@ -219,6 +219,7 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
                 const Shared* const at = x_tile + ((inside + s) * S::warps + warp) * S::columns;
                 qc_multiply_tile<W, S>(ring[s], w, panel, index * S::columns, lane, live, at, table, sums);
             }
+            QC_KEEP_ORDER();  // for sm_100 the next tile's lookups would be hoisted until registers spill
             if (next < W::tiles) ring[s].load(w, panel, next, lane);
         }
     }
