@@ -176,10 +176,7 @@ def specs(part: str) -> list[KernelSpec]:
             every = itertools.product(FORMATS, DTYPES, M_CLASSES)
             return [linear(*each) for each in every if each[1] == "bf16" or each[0] not in BF16_ONLY]
         case "grouped_linear":
-            kinds = [
-                (weight, dtype) for weight in GROUPED for dtype in ("bf16", "f16") if (weight, dtype) != ("q4_K", "f16")
-            ]
-            return [grouped_linear(*kind, rows) for kind in kinds for rows in (1, 128, 2048, "m")]
+            return [grouped_linear(*kind, rows) for kind in GROUPED for rows in (1, 128, "m")]
         case "norm":
             return [norm(*each) for each in itertools.product(("layer", "rms"), DTYPES)]
         case "softmax":
