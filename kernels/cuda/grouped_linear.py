@@ -16,7 +16,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda import engines
 from qcompiler.kernels.cuda.emit import arch_number, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.linear_fma import TILED_THREADS, Few, code_table, shape_for
+from qcompiler.kernels.cuda.linear_fma import TILED_THREADS, Few, code_table, resident, shape_for
 from qcompiler.kernels.cuda.weights import FLOATS, Weight, weight_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim
@@ -188,5 +188,6 @@ def _kernel(
     spec: KernelSpec, weight: Weight, geometry: Geometry, lines: list[str], note: str, engine: str = "fma"
 ) -> CudaKernel:
     head = header_comment(spec, note, "an index out of range gives NaN")
-    text = "\n".join([head, weight.definitions, signature(spec, geometry.threads), *indent(lines), "}\n"])
+    bound = signature(spec, geometry.threads, resident(geometry, weight))
+    text = "\n".join([head, weight.definitions, bound, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, (note,))

@@ -177,10 +177,13 @@ def _kernel(
     engine: str,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
-    # Unless told how many blocks a multiprocessor should hold, ptxas aims at more and spills to get there.
-    blocks = 2 if geometry.threads <= 256 and weight.entry_registers <= 4 and not weight.scattered else 1
-    text = "\n".join([*head, signature(spec, geometry.threads, blocks), *indent(lines), "}\n"])
+    text = "\n".join([*head, signature(spec, geometry.threads, resident(geometry, weight)), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
+
+
+def resident(geometry: Geometry, weight: Weight) -> int:
+    """Blocks that a multiprocessor should hold: unless told, ptxas aims at more and spills to get there."""
+    return 2 if geometry.threads <= 256 and weight.entry_registers <= 4 and not weight.scattered else 1
 
 
 # --- tiles of the result ---------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def report_engines(op: Operation, context: QCContext, classes: Sequence[str], *,
     its weight lies in the target's layout."""
     if context.target.kind != "cuda":
         return
+    candidates: tuple[engines.Engine, ...]
     if isinstance(op, qc.LinearOp):
         weight, dtype = _weight(op.w.type, in_tiles=constant), tensor_dtype(op.x.type)
         windows = windows_of(op.x) is not None

@@ -29,7 +29,7 @@ def selected(kind: str, op: str, rows: int, cols: int) -> None:
     """select-kernels on one op that reads a weight of this shape; the weight has a size and no bytes."""
     store = WeightStore()
     store.add(StoredTensor("w0", "bf16", (rows, cols), NoBytes(2 * rows * cols), parameters=("lm_head.weight",)))
-    context = QCContext.default(weights=store, target=Target(kind, ("sm_90a" if kind == "cuda" else "x86-64-v3",)))
+    context = QCContext.default(weights=store, target=Target(kind, "sm_90a" if kind == "cuda" else "x86-64-v3"))
     weight = types.tensor((rows, cols), "bf16")
     given = types.tensor((3, cols), "bf16") if op == "linear" else types.tensor((3,), "i64")
     result = types.tensor((3, rows if op == "linear" else cols), "bf16")
