@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2 with activations in int8: products of integers beside the same codes computed in fp32.
 
-    python examples/activations.py [--recipes int8 int8,int8 int8,llm_int8 int4,int8]
+    python examples/activations.py [--recipes int8 int8,int8 int8,llm_int8 int4,int8] [--batches 4]
 
 A recipe is a format, or a format and what linears read.  For each: the cosine of the sentence embeddings against the
 fp32 model, of the compiled program (which multiplies integers) and of its oracle, the rewritten torch program, which
@@ -35,9 +35,10 @@ def load_example() -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--recipes", nargs="+", default=["int8", "int8,int8", "int8,llm_int8", "int4", "int4,int8"])
+    parser.add_argument("--batches", type=int, default=None, help="of 16 sentences; default: all")
     options = parser.parse_args()
     example = load_example()
-    model, batches = example.load_encoder(), example.load_batches()
+    model, batches = example.load_encoder(), example.load_batches()[: options.batches]
     reference = example.embed(model, batches)
     table = Table(title=f"Cosine against torch fp32 over {len(reference)} sentences")
     for column in ("weights", "activations", "mean", "worst", "in fp32: mean", "worst", "apart by at most"):
