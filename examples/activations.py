@@ -15,10 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
-
 import qcompiler as qc
 
 
@@ -40,9 +36,8 @@ def main() -> None:
     example = load_example()
     model, batches = example.load_encoder(), example.load_batches()[: options.batches]
     reference = example.embed(model, batches)
-    table = Table(title=f"Cosine against torch fp32 over {len(reference)} sentences")
-    for column in ("weights", "activations", "mean", "worst", "in fp32: mean", "worst", "apart by at most"):
-        table.add_column(column, justify="right" if column not in ("weights", "activations") else "left")
+    print(f"cosine against torch fp32 over {len(reference)} sentences")
+    print(f"{'weights':10} {'activations':12} {'mean':>10} {'worst':>10} {'in fp32':>10} {'worst':>10} {'apart':>8}")
     for recipe in options.recipes:
         weights, _, activations = recipe.partition(",")
         quant = qc.QuantConfig(weights, activations=activations or None)
@@ -50,10 +45,8 @@ def main() -> None:
         found = [example.embed(run, batches) for run in (program, program.oracle)]
         ours, oracle = (example.cosines(each, reference) for each in found)
         apart = 1 - example.cosines(*found).min()
-        numbers = (f"{ours.mean():.6f}", f"{ours.min():.6f}", f"{oracle.mean():.6f}", f"{oracle.min():.6f}")
-        table.add_row(weights, activations or "float", *numbers, f"{apart:.1e}")
-        assert np.isfinite(found[0]).all()
-    Console(width=110).print(table)
+        numbers = " ".join(f"{number:10.6f}" for number in (ours.mean(), ours.min(), oracle.mean(), oracle.min()))
+        print(f"{weights:10} {activations or 'float':12} {numbers} {apart:8.1e}", flush=True)
 
 
 if __name__ == "__main__":
