@@ -80,7 +80,7 @@ def load_batches(size: int = 16) -> list[dict[str, torch.Tensor]]:
     return batches
 
 
-def compile_encoder(model: nn.Module, quant: str, dump: Path | None) -> qc.Program:
+def compile_encoder(model: nn.Module, quant: qc.QuantConfig | str | None, dump: Path | None) -> qc.Program:
     """One program for every batch of 1…64 sentences of 1…256 tokens."""
     shape = {0: ("b", 1, MAX_BATCH), 1: ("s", 1, MAX_LENGTH)}
     example = {name: torch.ones(3, 11, dtype=torch.int64) for name in ("input_ids", "attention_mask")}

@@ -143,6 +143,8 @@ def _mean(b: Builder, total: SSAValue, size: Dim, acc: DType) -> SSAValue:
 
 
 def _linear(op: qc.LinearOp, lowering: Lowering) -> Sequence[SSAValue]:
+    if op.multiplies_codes:
+        raise QCompilerError(f"{op.name} of rows of int8 at '{path_of(op) or '?'}' has no lowering to linalg yet")
     b, w = lowering.builder, lowering.weight(op.w)
     out, rank, acc = shape_of(op.result.type), len(shape_of(op.x.type)), _accumulator(op.x, w)
     # loops: the leading dims of x, n, then k

@@ -3,6 +3,7 @@ replays and in the interpreter, and the rewritten torch program says the same up
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from qcompiler.plan.kernel import FormatRef
 
 K, N = 96, 40
 SHAPES = {"x": {0: ("s", 1, 40)}}
-FORMATS = ("int8", "int4", "llm_int8")
+FORMATS = ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int4", "llm_int8"))]
 
 
 class Layer(nn.Module):
@@ -101,6 +102,24 @@ def test_llm_int8_multiplies_codes_and_keeps_outlier_columns_in_floating_point()
         assert np.abs(np.maximum(theirs, 0) - expected).max() < bound
 
 
+@pytest.mark.slow
+def test_static_scales_and_saved_programs_multiply_integers(tmp_path: Path) -> None:
+    seen = torch.zeros(2, K)
+    seen[1, 3] = -1.5
+    program = compiled("int8:static", "int4", calibrate=[seen])
+    packed = formats.get("int4").encode(Layer().up.weight.detach().numpy())
+    program.save(tmp_path / "static.qca")
+    loaded = qc.load(tmp_path / "static.qca")
+    for seed in range(2):
+        x = inputs(seed, 5)  # values beyond the clip saturate
+        rows = int8_rows.quantise(x.numpy(), "tensor", 1.5, None)
+        assert (np.abs(int8_rows.codes_of(rows, K)) == 127).sum() > 10
+        found = integer_product.multiply(int8_rows.codes_of(rows, K), int8_rows.scales_of(rows, K), packed)
+        expected = np.maximum(found + Layer().up.bias.detach().numpy(), 0)
+        assert (program(x).detach().numpy() == expected).all()
+        assert (np.asarray(loaded(x.numpy())) == expected).all()
+
+
 def test_the_report_names_the_engines_passed_over_and_why() -> None:
     def rejected(kind: str, *isas: str) -> dict[str, str]:
         query = LinearQuery((1, 512), 64, 64, "i8", "f32", FormatRef(name="int8"), True, kind, isas, codes=True)
@@ -125,6 +144,7 @@ def test_formats_without_an_integer_product_compute_in_fp32_and_say_so() -> None
     assert "multiplied in floating point: codes of nf4 stand for values of a table" in str(program.report())
 
 
+@pytest.mark.slow
 def test_half_precision_rounds_once() -> None:
     model, x = Layer(torch.bfloat16).eval(), inputs(2, 7).bfloat16()
     program = qc.qcompile(model, (x,), quant=qc.QuantConfig("int8", activations="int8", promise_bits=None))
