@@ -26,7 +26,7 @@ import qcompiler as qc
 from qcompiler.errors import ScheduleError
 from qcompiler.runtime.program_file import save_image
 
-PER_CLASS = 12
+PER_CLASS = 8
 """Mutants of each class, program and variant in the long run; `python tests/verifier/tally.py` takes all."""
 
 
