@@ -52,6 +52,21 @@ def test_every_mutant_is_refused_or_harmless(program):
     assert_none_is_accepted_that_does_harm(verdicts(program))
 
 
+def test_the_documented_counts_keep_what_is_promised():
+    """docs/schedule.md holds the tables that `tally.py` prints; their classes are those that there are."""
+    text = (Path(__file__).parents[2] / "docs" / "schedule.md").read_text()
+    mutants, neutral = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("| ")]
+        for part in text.split("**Neutral edits**")
+    )
+    counts = {row[0]: [int(cell) for cell in row[1:]] for row in mutants if row[0] != "rule" and row[-1].isdigit()}
+    *_, all_of_them, _, needless, harmful = counts["**all**"]
+    assert all_of_them >= 500 and needless <= 0.05 * all_of_them and harmful == 0
+    assert counts.keys() - {"**all**"} >= {mutant.kind for mutant in mutants_of(case("block").image.plan)}
+    counts = {row[0]: [int(cell) for cell in row[1:]] for row in neutral if row[-1].isdigit()}
+    assert counts["**all**"][-2] >= 300 and counts["**all**"][-1] == 0
+
+
 @pytest.mark.slow
 def test_hardly_a_mutant_is_refused_that_does_no_harm():
     found = [verdict for program in tally.PROGRAMS for verdict in verdicts(program)]

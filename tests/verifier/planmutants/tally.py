@@ -23,8 +23,8 @@ VARIANTS: dict[str, Callable[[Plan], Plan]] = {
     "three streams": spread,
     "three streams, new memory": spread_with_new_memory,
 }
-"""A program's plan as it is, and with its steps on three streams of each device, where waits are plenty: with the memory
-as it is, which then needs waits of its own, and with memory given out for the three."""
+"""A program's plan as it is, and with its steps on three streams of each device, where waits are plenty: with memory
+as it is, whose sharing then needs waits of its own, and with memory given out for the three."""
 
 PROGRAMS = ("llama", "mixtral", "split")
 
