@@ -112,8 +112,8 @@ LAX: dict[str, tuple[object, str, object]] = {
     "results are not looked at": (verify_steps.EntryVerifier, "_check_outputs", lambda *_: None),
     "buffers are not compared with arenas": (verify, "_check_buffer", lambda *_: None),
 }
-"""What is patched: an object, an attribute of it, and what stands there instead.  Reads of partly written buffers are not
-here: mutants take whole steps away, and tests/plan/test_coverage.py has the parts."""
+"""What is patched: an object, an attribute of it, and what stands there instead.  Reads of partly written buffers
+are not here: mutants take whole steps away, and tests/plan/test_coverage.py has the parts."""
 
 
 @contextmanager
