@@ -413,13 +413,15 @@ def test_dimensions_must_be_decidable(maker):
     entry = replace(
         base.entries[0],
         symbols=(Symbol(name="s", min=0, max=8),),
-        inputs=(TensorSig(name="x", arena="in", dtype="f32", shape=("s",)),),
+        inputs=(*base.entries[0].inputs, TensorSig(name="n", arena="n", dtype="f32", shape=("s",))),
     )
+    arena = Arena(name="n", device="d", kind="input", nbytes=64, entry="main")
 
     def rule(**geometry: object) -> str | None:
         view = replace(maker.view("x"), **geometry)
         call = LibraryCall(stream="s0", function="f", algorithm="a", workspace=None, operands=(view,), writes=())
         plan = replace(simple(maker, kind="cpu"), entries=(entry,))
+        plan = replace(plan, arenas=(*plan.arenas, arena))
         return refusal(with_steps(plan, [call, *entry.steps]))
 
     assert rule(shape=(2,), strides=("s - 4",), offset=8) == "bad-dimension"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -186,17 +185,23 @@ def accesses(plan: Plan, step: Step) -> list[tuple[View, str]]:
 # --- denser schedules ------------------------------------------------------------------------------------------------
 
 
+def spread_with_new_memory(plan: Plan) -> Plan:
+    """`spread` of the plan with every activation on bytes of its own, which then are shared as that order permits."""
+    plan = spread(_apart(plan))
+    for entry in entries_of(plan):
+        plan = _packed(plan, entry)
+    return plan
+
+
 def spread(plan: Plan, streams: int = 3) -> Plan:
     """The same work on `streams` streams of each device, in turns, with an event for each dependence that no path
-    expresses yet, and memory given out anew for that order."""
-    plan = _apart(plan)
+    expresses yet: of a read on a write, and of a write on earlier users of the same memory."""
     names: dict[str, list[str]] = {}
     for device in plan.devices:
         names[device.name] = [f"{device.name}.lane{k}" for k in range(streams)]
     plan = replace(
         plan, streams=tuple(Stream(name=name, device=device) for device, each in names.items() for name in each)
     )
-    home = {stream.name: stream.device for stream in plan.streams}
     events = 0
     for entry in entries_of(plan):
         turn = dict.fromkeys(names, 0)
@@ -206,13 +211,9 @@ def spread(plan: Plan, streams: int = 3) -> Plan:
             lanes.append(restreamed(step, names[device][turn[device] % streams]))
             turn[device] += 1
         steps = _ordered(plan, replace(entry, steps=tuple(lanes)))
-        assert all(step.stream in home for step in steps)
         plan = with_steps(plan, entry.name, steps)
         events = max(events, sum(isinstance(step, Record) for step in steps))
-    plan = replace(plan, events=tuple(Event(name=f"x{number}") for number in range(events)))
-    for entry in entries_of(plan):
-        plan = _packed(plan, entry)
-    return plan
+    return replace(plan, events=tuple(Event(name=f"x{number}") for number in range(events)))
 
 
 def _device_of(plan: Plan, step: Step) -> str:
@@ -231,8 +232,9 @@ def _apart(plan: Plan) -> Plan:
         if kinds[buffer.arena] == "activations":
             start = ends.get(buffer.arena, 0)
             ends[buffer.arena] = aligned(start + buffer.nbytes)
-            buffer = replace(buffer, offset=start)
-        buffers.append(buffer)
+            buffers.append(replace(buffer, offset=start))
+        else:
+            buffers.append(buffer)
     arenas = tuple(replace(arena, nbytes=ends.get(arena.name, arena.nbytes)) for arena in plan.arenas)
     return replace(plan, buffers=tuple(buffers), arenas=arenas)
 

@@ -80,7 +80,7 @@ class Judge:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        backends = [registry.backend(f"sim:{index}", "sm_80") for index in (0, 1)]
+        backends = [registry.backend(f"sim:{index}", case.image.target.isa) for index in (0, 1)]
         build = backends[0].build(case.image.plan)
         self._devices = [(backend, build, backend.load(case.image.plan, build)) for backend in backends]
         self._answers = {captured: list(self._run(case.image.plan, Way(0, captured))) for captured in (False, True)}

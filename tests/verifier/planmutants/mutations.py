@@ -3,8 +3,8 @@
 `mutants_of(plan)` makes one for every site, in a fixed order.  What is *not* made are edits that no verifier of
 schedules can know to be wrong, because the result is a sound schedule of another program:
 
-* deleting, or exchanging the order of, steps whose buffers hold an older value that a reader would find instead (states,
-  buffers written more than once);
+* deleting, or exchanging the order of, steps whose buffers hold an older value that a reader would find instead
+  (states, buffers written more than once);
 * turning a copy to a source that holds a value at that time, or away from a target that holds one anyway;
 * putting a constant onto another one of its very type and size.
 """
@@ -178,10 +178,8 @@ def _copies(plan: Plan) -> Iterator[Mutant]:
 def _large_enough(graph: Graph, view: View) -> list[str]:
     """Activation buffers of the device that could hold a view's buffer and lie on other bytes."""
     nbytes, device = graph.buffers[view.buffer].nbytes, graph.device(view.buffer)
-    return [
-        name for name in graph.activations()
-        if graph.device(name) == device and graph.buffers[name].nbytes >= nbytes and not graph.overlap(name, view.buffer)
-    ]  # fmt: skip
+    there = [name for name in graph.activations() if graph.device(name) == device]
+    return [name for name in there if graph.buffers[name].nbytes >= nbytes and not graph.overlap(name, view.buffer)]
 
 
 def _valueless(graph: Graph, number: int, view: View) -> list[str]:

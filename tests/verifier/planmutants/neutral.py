@@ -59,9 +59,7 @@ def _renamed(plan: Plan, change: Callable[[Step], Step]) -> Plan:
 
 def _stream_names(plan: Plan, names: Mapping[str, str]) -> Plan:
     streams = tuple(replace(stream, name=names.get(stream.name, stream.name)) for stream in plan.streams)
-    return _renamed(
-        replace(plan, streams=streams), lambda step: restreamed(step, names.get(step.stream, step.stream))
-    )
+    return _renamed(replace(plan, streams=streams), lambda step: restreamed(step, names.get(step.stream, step.stream)))
 
 
 def _event_names(plan: Plan, names: Mapping[str, str]) -> Plan:
@@ -145,6 +143,7 @@ def _merged_streams(plan: Plan) -> Iterator[Mutant]:
     for first in plan.streams:
         for second in plan.streams:
             if first.name != second.name and first.device == second.device:
+
                 def change(step: Step, old: str = second.name, new: str = first.name) -> Step:
                     return restreamed(step, new) if step.stream == old else step
 
@@ -188,7 +187,7 @@ def _another_order(graph: Graph, draw: random.Random) -> list[int]:
         if isinstance(step, Record | Wait):
             chains.setdefault(f"event {step.event}", []).append(number)
     left = set(range(len(graph.steps)))
-    heads = {key: 0 for key in chains}
+    heads = dict.fromkeys(chains, 0)
     order: list[int] = []
     while left:
         ready = [
@@ -229,9 +228,7 @@ def _reused_events(plan: Plan) -> Iterator[Mutant]:
         for first in once:
             for second in once:
                 if first != second and all(graph.precedes(use, uses[second][0]) for use in uses[first]):
-                    taken = [
-                        replace(step, event=first) if k in uses[second] else step for k, step in enumerate(steps)
-                    ]
+                    taken = [replace(step, event=first) if k in uses[second] else step for k, step in enumerate(steps)]
                     site = f"{graph.entry.name}: {first} for {second}"
                     yield Mutant("event reused", site, with_steps(plan, graph.entry.name, taken))
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planmutants.graph import spread
+from planmutants.graph import spread, spread_with_new_memory
 from planmutants.judge import WAYS, Judge, Way
 from planmutants.mutations import Mutant, mutants_of
 from planmutants.neutral import neutral_edits_of
@@ -18,8 +18,13 @@ from qcompiler.plan.verify import verify_plan
 
 Verifier = Callable[[Plan], None]
 
-VARIANTS: dict[str, Callable[[Plan], Plan]] = {"as compiled": lambda plan: plan, "three streams": spread}
-"""A program's plan as it is, and with its steps on three streams of each device."""
+VARIANTS: dict[str, Callable[[Plan], Plan]] = {
+    "as compiled": lambda plan: plan,
+    "three streams": spread,
+    "three streams, new memory": spread_with_new_memory,
+}
+"""A program's plan as it is, and with its steps on three streams of each device, where waits are plenty: with memory
+as it is, whose sharing then needs waits of its own, and with memory given out for the three."""
 
 PROGRAMS = ("llama", "mixtral", "split")
 
@@ -36,9 +41,8 @@ class Verdict:
 
     def __str__(self) -> str:
         verdict = f"refused ({self.rule})" if self.rule else "accepted"
-        return (
-            f"{self.program}, {self.variant}, {self.mutant.kind}, {self.mutant.site}: {verdict}, {self.harm or 'harmless'}"
-        )
+        what = f"{self.program}, {self.variant}, {self.mutant.kind}, {self.mutant.site}"
+        return f"{what}: {verdict}, {self.harm or 'harmless'}"
 
 
 def refusal(plan: Plan, verify: Verifier = verify_plan) -> str | None:
@@ -63,7 +67,7 @@ def sample(edits: Sequence[Mutant], per_class: int | None) -> list[Mutant]:
     return found
 
 
-def judged(program: str, per_class: int | None, *, neutral: bool = False, run_neutral: int = 4) -> Iterator[Verdict]:
+def judged(program: str, per_class: int | None, *, neutral: bool = False, run_neutral: int = 1) -> Iterator[Verdict]:
     """Verdicts of a program's mutants, or of its neutral edits (of which `run_neutral` of each class are run)."""
     judge = Judge(case(program))
     for variant, change in VARIANTS.items():
