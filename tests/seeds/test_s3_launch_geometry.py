@@ -125,7 +125,7 @@ def test_no_plan_and_no_step_holds_a_launch_number() -> None:
 
 
 def test_geometry_follows_the_declaration() -> None:
-    """Codes that stand for values of a table get room for the table; blocks that straddle rows go one tile at a time."""
+    """A table of values gets room in shared memory; blocks that straddle rows go one tile at a time."""
 
     def geometry(kind: str, cols: int) -> Geometry:
         fmt = formats.get(kind)

@@ -87,7 +87,7 @@ def mixture() -> Any:
     return zoo.Case(Mixture(), {"x": torch.randn(5, 64)}, {"x": torch.randn(13, 64)}, {"x": {0: ("n", 1, 20)}})
 
 
-MODELS: dict[str, Callable[[], Any]] = {"mixture": mixture, "mixtral": lambda: zoo.DECODERS["mixtral"].case()}
+MODELS: dict[str, Callable[[], Any]] = {"mixture": mixture, "mixtral": zoo.DECODERS["mixtral"].case}
 EACH = pytest.mark.parametrize("name", ["mixture", pytest.param("mixtral", marks=pytest.mark.slow)])
 
 
@@ -125,7 +125,7 @@ def test_a_gate_on_the_host_cannot_meet_its_input_on_the_device(rig: Callable[[s
 def test_no_operator_has_a_device_before_it_is_assigned_and_all_have_the_users_afterwards(name: str) -> None:
     _, program = compiled(name, "none")
     assert all(row.format == "" and row.dtype == "float32" for row in gates(program)) and len(gates(program)) == 2
-    experts = [row for row in program.ledger if "experts" in row.parameters[0]]
+    experts = [row for row in program.ledger if "experts" in row.parameters[0] and row.counts]
     assert experts and all(row.format.startswith("nf4") for row in experts)
     before = program.stages[: program.stages.index("assign-devices")]
     for stage in before[before.index("import") :]:
