@@ -1,8 +1,8 @@
 """S4: the gate of a quantised mixture of experts, dequantised to a literal CPU device.
 
 candle's quantised Mixtral keeps the gate of its experts in F16 or F32.  The code that loads a quantised model turned
-such a tensor into floats with `dequantize(&Device::Cpu)`, the device written out, while the rest of the layer lay on
-the GPU: the first token ended in a device mismatch.
+such a tensor into floats on the CPU, a device written out in the code, while the rest of the layer lay on the GPU: the
+first token ended in a device mismatch.
 
 Here no operator has a device until the pass `assign-devices` gives it one, from what the user named; an operand that
 lies elsewhere is refused by that pass, by `assign-streams`, and by the verifier of plans, at load as well.
