@@ -35,7 +35,7 @@ zoo = sys.modules[_key]
 
 
 class Block(nn.Module):
-    """Counts its calls, adds a table of positions, and runs a linear layer."""
+    """Counts its calls, runs a linear layer, and adds a table of positions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         table = torch.cos(torch.arange(x.shape[1] * x.shape[2]).reshape(x.shape[1:]) * 0.1)
-        return torch.relu(self.linear(x + table)) + self.calls
+        return torch.relu(self.linear(x) + table) + self.calls
 
 
 class Tower(nn.Module):
@@ -180,7 +180,7 @@ def test_the_verifier_reads_the_names_of_gathered_weights() -> None:
     for buffer, change, rule in (
         (bias, {"weight": "third.linear.bias"}, "unknown-weight"),
         (bias, {"weight": "second.linear.weight"}, "unknown-weight"),  # it is larger
-        (bias, {"weight": None}, "unknown-weight"),  # nothing of the file has its offset
+        (bias, {"weight": None}, "weight-outside-arena"),  # no arena mirrors the file as far as there
         (bias, {"offset": bias.offset + 64}, "misaligned-weight"),
         (scratch, {"weight": "second.linear.bias"}, "unknown-weight"),
     ):
