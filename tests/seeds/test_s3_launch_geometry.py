@@ -258,18 +258,26 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
     return made
 
 
-def test_a_decode_step_makes_no_mask_and_copies_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def decoder(weights: str | None = None) -> tuple[nn.Module, qc.Program]:
     torch.manual_seed(0)
     model, size = Decoder().eval(), ("s", 1, 9)
-    program = qc.qcompile(
+    return model, qc.qcompile(
         model, (torch.randn(1, 5, 32), torch.arange(5)), dynamic_shapes={"x": {1: size}, "at": {0: size}},
-        buckets=[("decode", {"s": (1, 1)}), ("prefill", {"s": (1, 9)})], device="sim:0",
+        buckets=[("decode", {"s": (1, 1)}), ("prefill", {"s": (1, 9)})], device="sim:0", weights=weights,
     )  # fmt: skip
+
+
+def test_no_entry_point_makes_or_reads_a_mask() -> None:
+    _, program = decoder("none")
     assert recomputed_per_call(program.plan) == []
     assert copied_bytes(program.plan) == {"decode": {}, "prefill": {}}
     masks = [kernel.body.mask for kernel in program.plan.kernels if isinstance(kernel.body, AttentionKernel)]
     assert masks and set(masks) == {"none"}
 
+
+@pytest.mark.slow
+def test_a_decode_step_copies_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, program = decoder()
     prompt = torch.randn(1, 7, 32)
     assert torch.allclose(program(prompt, torch.arange(7)), model(prompt, torch.arange(7)), atol=1e-5)
     x = torch.randn(1, 1, 32)
