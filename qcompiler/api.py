@@ -211,7 +211,8 @@ def _home(model: Any) -> str:
 def _modules(model: Any) -> Iterable[tuple[str, Any]]:
     """Paths and modules of whatever qcompile takes; none for what has no modules."""
     named = getattr(getattr(model, "graph_module", model), "named_modules", None)
-    return named() if callable(named) else ()
+    found: Iterable[tuple[str, Any]] = named() if callable(named) else ()
+    return found
 
 
 def compile_target(devices: Sequence[str], targets: Sequence[str] | None) -> Target:

@@ -63,8 +63,9 @@ def place(device: Devices) -> Placement:
             f"device={device!r}: name a device, or map module paths to devices, such as "
             '{"model.layers.1": "cuda:1", "": "cuda:0"}'
         )
-    default = device.get("", next(iter(device.values())))
-    names = tuple(dict.fromkeys((default, *device.values())))
+    chosen = {path: _canonical(name) for path, name in device.items()}
+    default = chosen.get("", next(iter(chosen.values())))
+    names = tuple(dict.fromkeys((default, *chosen.values())))
     kinds = list(dict.fromkeys(registry.parse(name)[0] for name in names))
     if len(kinds) > 1:
         mixed = " and ".join(next(name for name in names if registry.parse(name)[0] == kind) for kind in kinds)
@@ -72,7 +73,13 @@ def place(device: Devices) -> Placement:
             f"the device map has {mixed}; a program runs on devices of one kind. Map all of it to {kinds[0]} or to "
             f"{kinds[1]}, or compile the parts as programs of their own and pass results from one to the next"
         )
-    return Placement(names, {path: names.index(name) for path, name in device.items() if path})
+    return Placement(names, {path: names.index(name) for path, name in chosen.items() if path})
+
+
+def _canonical(name: str) -> str:
+    """ "cuda" and "cuda:0" are one device."""
+    kind, index = registry.parse(name)
+    return kind if kind == "cpu" and index == 0 else f"{kind}:{index}"
 
 
 def check_paths(placement: Placement, module: ModuleOp, model_paths: Iterable[str]) -> None:

@@ -9,14 +9,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 import qcompiler as qc
-from qcompiler.errors import ArgumentError, DeviceUnavailableError, TargetMismatchError
+from qcompiler.errors import ArgumentError, DeviceUnavailableError, ScheduleError, TargetMismatchError
 from qcompiler.inspect.checks import copied_bytes
-from qcompiler.plan.plan import Copy, Launch, Plan, Select
+from qcompiler.ir.rt_plan import plan_from_rt, rt_from_plan
+from qcompiler.plan.plan import Copy, Launch, Plan, Select, from_json, to_json
+from qcompiler.plan.verify import verify_plan
+from qcompiler.plan.weights import NoBytes, StoredTensor
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.sim import SimBackend
 from qcompiler.runtime.sim.device import machine
@@ -31,7 +35,7 @@ zoo = sys.modules[_key]
 
 
 class Block(nn.Module):
-    """Counts its calls, adds a table of positions, and runs a linear layer."""
+    """Counts its calls, runs a linear layer, and adds a table of positions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -41,7 +45,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         table = torch.cos(torch.arange(x.shape[1] * x.shape[2]).reshape(x.shape[1:]) * 0.1)
-        return torch.relu(self.linear(x + table)) + self.calls
+        return torch.relu(self.linear(x) + table) + self.calls
 
 
 class Tower(nn.Module):
@@ -165,6 +169,37 @@ def test_report_and_ledger_name_the_devices() -> None:
     rows = {row.parameters[0]: row.devices for row in split().ledger}
     assert rows["first.linear.weight"] == ("cuda0",) and rows["second.linear.weight"] == ("cuda1",)
     assert all(row.devices == () for row in tower().ledger)
+
+
+def test_the_verifier_reads_the_names_of_gathered_weights() -> None:
+    plan = split().plan
+    verify_plan(plan)
+    kinds = {arena.name: arena.kind for arena in plan.arenas}
+    bias = next(b for b in plan.buffers if b.weight == "second.linear.bias")
+    scratch = next(b for b in plan.buffers if kinds[b.arena] == "activations")
+    for buffer, change, rule in (
+        (bias, {"weight": "third.linear.bias"}, "unknown-weight"),
+        (bias, {"weight": "second.linear.weight"}, "unknown-weight"),  # it is larger
+        (bias, {"weight": None}, "weight-outside-arena"),  # no arena mirrors the file as far as there
+        (bias, {"offset": bias.offset + 64}, "misaligned-weight"),
+        (scratch, {"weight": "second.linear.bias"}, "unknown-weight"),
+    ):
+        made = msgspec.structs.replace(buffer, **change)
+        buffers = tuple(made if each is buffer else each for each in plan.buffers)
+        with pytest.raises(ScheduleError) as caught:
+            verify_plan(msgspec.structs.replace(plan, buffers=buffers))
+        assert caught.value.rule == rule, change
+
+
+def test_a_plan_over_two_devices_is_its_text() -> None:
+    plan = split().plan
+    specs = {kernel.name: kernel for kernel in plan.kernels}
+    store = [
+        StoredTensor(w.name, w.dtype, w.shape, NoBytes(w.nbytes), w.format, w.layout, w.parameters)
+        for w in plan.weights
+    ]
+    assert plan_from_rt(rt_from_plan(plan), specs, store) == plan
+    assert from_json(to_json(plan)) == plan
 
 
 # --- loading elsewhere -----------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_no_layer_has_a_launch_without_a_stream(rig: Callable[[str], Any]) -> No
 
 def test_work_that_escapes_a_capture_is_found_when_the_graph_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor is made to do what bitsandbytes did: one of its launches goes to the default stream."""
-    run = qc.qcompile(Small(), (torch.randn(3, 64),), quant="nf4", device="sim:0").run
+    run = small().run
     backend = type(run.slots["cuda0"].backend)
     launch, count = backend.launch, [0]
 
@@ -124,7 +124,7 @@ def test_work_that_escapes_a_capture_is_found_when_the_graph_is_sealed(monkeypat
 
 def test_a_step_that_is_left_out_of_the_graph_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on another stream but not at all: work that the host skipped while it recorded."""
-    run = qc.qcompile(Small(), (torch.randn(3, 64),), quant="nf4", device="sim:0").run
+    run = small().run
     issue = PlanExecutor.run
 
     def shorter(self: PlanExecutor, context: Any, arenas: Any, binding: Any) -> None:
