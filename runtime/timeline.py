@@ -1,8 +1,8 @@
 """The timeline of an entry point: what runs on which stream, when, and what waits for what. All of it from the plan.
 
-    shown = timeline(plan, "sm_90a", "decode", {"s": 1})
+    shown = timeline(plan, "sm_90a", "prefill", {"s": 100})
     print(shown)                     a row for each stream
-    shown.save("decode.json")        for ui.perfetto.dev, or chrome://tracing
+    shown.save("prefill.json")       for ui.perfetto.dev, or chrome://tracing
 
 Times are the estimates of kernels/cost.py for a published device, as in a replayed graph; no step has been measured
 unless `measured` says so.  Needs neither torch nor xdsl, nor any device.
