@@ -156,10 +156,8 @@ def test_a_loaded_program_shows_it_without_torch_and_xdsl(saved: Path, branches:
 
 
 def test_the_command_line_prints_writes_and_lists(saved: Path, tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "trace.json"
-    assert (
-        main(["inspect", str(saved), "--timeline", "--entry", "prefill", "--dim", "s=4", "--perfetto", str(out)]) == 0
-    )
+    out, shown = tmp_path / "trace.json", ["inspect", str(saved), "--timeline"]
+    assert main([*shown, "--entry", "prefill", "--dim", "s=4", "--perfetto", str(out)]) == 0
     assert capsys.readouterr().out.startswith("prefill(b=4, s=4): ")
     assert json.loads(out.read_text())["otherData"]["symbols"] == {"b": 4, "s": 4}
     assert main([*shown, "--json"]) == 0
