@@ -11,6 +11,7 @@ unless `measured` says so.  Needs neither torch nor xdsl, nor any device.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,7 +147,7 @@ class Timeline:
 
 
 def _times(shown: Timeline) -> str:
-    return "measured" if shown.measured else f"estimated for an {shown.device}, nothing measured"
+    return "measured" if shown.measured else f"estimated for {shown.device}, nothing measured"
 
 
 def _arguments(each: Slice) -> dict[str, Any]:
@@ -235,8 +236,8 @@ class _Walk:
         self.events: dict[str, _Clock] = {}
         self.arriving: dict[str, list[tuple[str, int]]] = {}
         self.occupied = {slot.name: Occupancy() for slot in self.plan.devices}
-        launched = [kernel for each in self.plan.entries for step in each.steps for kernel in _kernels(step)]
-        self.once = {kernel for kernel in launched if launched.count(kernel) == 1}
+        launched = Counter(kernel for each in self.plan.entries for step in each.steps for kernel in _kernels(step))
+        self.once = {kernel for kernel, count in launched.items() if count == 1}
 
     def run(self) -> Timeline:
         waits = 0
@@ -259,7 +260,7 @@ class _Walk:
         return Timeline(
             entry=self.entry.name,
             symbols=self.symbols,
-            device=" and an ".join(dict.fromkeys(self._figures(stream).name for stream in used)),
+            device=" and ".join(dict.fromkeys(self._figures(stream).name for stream in used)),
             streams=used,
             slices=tuple(self.slices),
             edges=tuple(self.edges),

@@ -93,7 +93,7 @@ def test_the_chart_has_a_row_for_each_stream_and_fits(branches: qc.Program, widt
     shown = branches.timeline("decode")
     lines = shown.text(width).splitlines()
     assert all(len(line) <= width for line in lines)
-    assert "estimated for an A100" in lines[0] and "not measured" in lines[0]
+    assert "estimated for A100" in lines[0] and "not measured" in lines[0]
     for stream in shown.streams:
         (row,) = [line for line in lines if line.split(" ")[0] == stream]
         assert set(row[len(stream) :]) - set(". ")
