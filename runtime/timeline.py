@@ -29,12 +29,16 @@ Symbols = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Slice:
-    """A launch or a copy: `begin` and `end` in microseconds since the entry point began."""
+    """A launch or a copy: `begin` and `end` in microseconds since the entry point began.
+
+    `alone` is what it would take with the device to itself.
+    """
 
     step: int
     stream: str
     begin: float
     end: float
+    alone: float
     label: str
     template: str
     kernel: str
@@ -58,8 +62,8 @@ class Edge:
 class Timeline:
     """An entry point at one size. `str()` is a chart, `perfetto()` a trace, `as_dict()` the figures.
 
-    `span` is when the last stream is joined; `serial` the sum of all slices, microseconds.  `critical` are the numbers
-    of the slices that `span` follows from, each begun as soon as the one before it let it.
+    `span` is when the last stream is joined; `serial` the sum of all slices, each alone, in microseconds.  `critical`
+    are the numbers of the slices that `span` follows from, each begun as soon as the one before it let it.
     """
 
     entry: str
@@ -75,7 +79,7 @@ class Timeline:
 
     @property
     def serial(self) -> float:
-        return sum(each.end - each.begin for each in self.slices)
+        return sum(each.alone for each in self.slices)
 
     @property
     def measured(self) -> bool:
@@ -154,7 +158,7 @@ def _arguments(each: Slice) -> dict[str, Any]:
     return {
         "step": each.step, "kernel": each.kernel, "template": each.template, "place": each.place,
         "operands": list(each.operands), "bytes": each.nbytes, "operations": each.operations,
-        "time": "measured" if each.measured else "estimated",
+        "alone_us": round(each.alone, 3), "time": "measured" if each.measured else "estimated",
     }  # fmt: skip
 
 
@@ -292,14 +296,16 @@ class _Walk:
         if cost == NOTHING:
             return  # an empty grid is not launched
         if number in self.measured:
-            end = clock.time + self.measured[number]
+            alone = self.measured[number]
+            end = clock.time + alone
         else:
+            alone = cost.span
             end = self.occupied[slot].place(clock.time, cost)
         views = (step.source, step.target) if isinstance(step, Copy) else step.operands  # type: ignore[union-attr]
         place = self._place(kernel, views)
         template = kernel.template if kernel is not None else "copy" if isinstance(step, Copy) else "library call"
         self.slices.append(Slice(
-            number, step.stream, clock.time, end, place.rpartition(".")[2] or template, template,
+            number, step.stream, clock.time, end, alone, place.rpartition(".")[2] or template, template,
             kernel.name if kernel is not None else "", place, tuple(self._text(view) for view in views),
             cost.nbytes, cost.operations, number in self.measured,
         ))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ def _axis(begin: float, end: float, columns: int) -> str:
     """Times at about every tenth of the chart, at round numbers."""
     step = _round((end - begin) / 8)
     cells = [" "] * columns
-    mark = -(-begin // step) * step
+    mark = math.ceil(begin / step) * step
     while mark < end:
         text = f"|{mark:g} us" if mark == 0 else f"|{mark:g}"
         at = int((mark - begin) / (end - begin) * columns)
@@ -99,13 +100,13 @@ def _longest(shown: Timeline, width: int) -> list[str]:
     count: Counter[str] = Counter()
     for each in shown.slices:
         name = each.kernel or each.template
-        total[name] = total.get(name, 0.0) + each.end - each.begin
+        total[name] = total.get(name, 0.0) + each.alone
         count[name] += 1
     most = sorted(total.items(), key=lambda item: -item[1])[:LISTED]
     lines = ["[..] on the critical path   (..) beside it   | and : the same, short   # several   . nothing"]
     names = max((len(name) for name, _ in most), default=0)
     for name, time in most:
-        share = 100 * time / shown.serial
+        share = 100 * time / max(shown.serial, 1e-9)
         lines.append(f"  {name:{names}}  {count[name]:4} x  {time:10.1f} us  {share:3.0f} %")
     if len(total) > LISTED:
         lines.append(f"  and {len(total) - LISTED} more")
