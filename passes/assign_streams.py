@@ -161,7 +161,7 @@ def _assign(entry: EntryOp, streams: Streams, costs: StepCosts, limit: int) -> s
         why = "a CPU has one stream"
     else:
         at = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        why = f"estimated for an {costs.gpu.name}{' at ' + at if at else ''}: {why}"
+        why = f"estimated for {costs.gpu.name}{' at ' + at if at else ''}: {why}"
     streams.used.update(chosen)
     order, recorded = Order(), dict[int, str]()
     for number, (step, stream) in enumerate(zip(steps, chosen, strict=True)):

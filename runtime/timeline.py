@@ -1,8 +1,8 @@
 """The timeline of an entry point: what runs on which stream, when, and what waits for what. All of it from the plan.
 
-    shown = timeline(plan, "sm_90a", "decode", {"s": 1})
+    shown = timeline(plan, "sm_90a", "prefill", {"s": 100})
     print(shown)                     a row for each stream
-    shown.save("decode.json")        for ui.perfetto.dev, or chrome://tracing
+    shown.save("prefill.json")       for ui.perfetto.dev, or chrome://tracing
 
 Times are the estimates of kernels/cost.py for a published device, as in a replayed graph; no step has been measured
 unless `measured` says so.  Needs neither torch nor xdsl, nor any device.
@@ -11,6 +11,7 @@ unless `measured` says so.  Needs neither torch nor xdsl, nor any device.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +29,16 @@ Symbols = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Slice:
-    """A launch or a copy: `begin` and `end` in microseconds since the entry point began."""
+    """A launch or a copy: `begin` and `end` in microseconds since the entry point began.
+
+    `alone` is what it would take with the device to itself.
+    """
 
     step: int
     stream: str
     begin: float
     end: float
+    alone: float
     label: str
     template: str
     kernel: str
@@ -57,8 +62,8 @@ class Edge:
 class Timeline:
     """An entry point at one size. `str()` is a chart, `perfetto()` a trace, `as_dict()` the figures.
 
-    `span` is when the last stream is joined; `serial` the sum of all slices, microseconds.  `critical` are the numbers
-    of the slices that `span` follows from, each begun as soon as the one before it let it.
+    `span` is when the last stream is joined; `serial` the sum of all slices, each alone, in microseconds.  `critical`
+    are the numbers of the slices that `span` follows from, each begun as soon as the one before it let it.
     """
 
     entry: str
@@ -74,7 +79,7 @@ class Timeline:
 
     @property
     def serial(self) -> float:
-        return sum(each.end - each.begin for each in self.slices)
+        return sum(each.alone for each in self.slices)
 
     @property
     def measured(self) -> bool:
@@ -146,14 +151,14 @@ class Timeline:
 
 
 def _times(shown: Timeline) -> str:
-    return "measured" if shown.measured else f"estimated for an {shown.device}, nothing measured"
+    return "measured" if shown.measured else f"estimated for {shown.device}, nothing measured"
 
 
 def _arguments(each: Slice) -> dict[str, Any]:
     return {
         "step": each.step, "kernel": each.kernel, "template": each.template, "place": each.place,
         "operands": list(each.operands), "bytes": each.nbytes, "operations": each.operations,
-        "time": "measured" if each.measured else "estimated",
+        "alone_us": round(each.alone, 3), "time": "measured" if each.measured else "estimated",
     }  # fmt: skip
 
 
@@ -235,8 +240,8 @@ class _Walk:
         self.events: dict[str, _Clock] = {}
         self.arriving: dict[str, list[tuple[str, int]]] = {}
         self.occupied = {slot.name: Occupancy() for slot in self.plan.devices}
-        launched = [kernel for each in self.plan.entries for step in each.steps for kernel in _kernels(step)]
-        self.once = {kernel for kernel in launched if launched.count(kernel) == 1}
+        launched = Counter(kernel for each in self.plan.entries for step in each.steps for kernel in _kernels(step))
+        self.once = {kernel for kernel, count in launched.items() if count == 1}
 
     def run(self) -> Timeline:
         waits = 0
@@ -259,7 +264,7 @@ class _Walk:
         return Timeline(
             entry=self.entry.name,
             symbols=self.symbols,
-            device=" and an ".join(dict.fromkeys(self._figures(stream).name for stream in used)),
+            device=" and ".join(dict.fromkeys(self._figures(stream).name for stream in used)),
             streams=used,
             slices=tuple(self.slices),
             edges=tuple(self.edges),
@@ -291,14 +296,16 @@ class _Walk:
         if cost == NOTHING:
             return  # an empty grid is not launched
         if number in self.measured:
-            end = clock.time + self.measured[number]
+            alone = self.measured[number]
+            end = clock.time + alone
         else:
+            alone = cost.span
             end = self.occupied[slot].place(clock.time, cost)
         views = (step.source, step.target) if isinstance(step, Copy) else step.operands  # type: ignore[union-attr]
         place = self._place(kernel, views)
         template = kernel.template if kernel is not None else "copy" if isinstance(step, Copy) else "library call"
         self.slices.append(Slice(
-            number, step.stream, clock.time, end, place.rpartition(".")[2] or template, template,
+            number, step.stream, clock.time, end, alone, place.rpartition(".")[2] or template, template,
             kernel.name if kernel is not None else "", place, tuple(self._text(view) for view in views),
             cost.nbytes, cost.operations, number in self.measured,
         ))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ def _title(shown: Timeline, width: int) -> list[str]:
     sizes = ", ".join(f"{name}={size}" for name, size in shown.symbols.items())
     path = [shown.slices[number] for number in shown.critical]
     busy = sum(each.end - each.begin for each in path)
-    times = "measured" if shown.measured else f"estimated for an {shown.device}, not measured"
+    times = "measured" if shown.measured else f"estimated for {shown.device}, not measured"
     lines = [
         f"{shown.entry}{f'({sizes})' if sizes else ''}: {shown.span:.1f} us; {times}",
         f"one after the other {shown.serial:.1f} us; critical path: {len(path)} of {len(shown.slices)} steps, "
@@ -48,7 +49,7 @@ def _axis(begin: float, end: float, columns: int) -> str:
     """Times at about every tenth of the chart, at round numbers."""
     step = _round((end - begin) / 8)
     cells = [" "] * columns
-    mark = -(-begin // step) * step
+    mark = math.ceil(begin / step) * step
     while mark < end:
         text = f"|{mark:g} us" if mark == 0 else f"|{mark:g}"
         at = int((mark - begin) / (end - begin) * columns)
@@ -95,16 +96,17 @@ def _bar(each: Slice, cells: int, critical: bool) -> str:
 
 
 def _longest(shown: Timeline, width: int) -> list[str]:
-    total: Counter[str] = Counter()
+    total: dict[str, float] = {}
     count: Counter[str] = Counter()
     for each in shown.slices:
         name = each.kernel or each.template
-        total[name] += each.end - each.begin  # type: ignore[assignment]
+        total[name] = total.get(name, 0.0) + each.alone
         count[name] += 1
+    most = sorted(total.items(), key=lambda item: -item[1])[:LISTED]
     lines = ["[..] on the critical path   (..) beside it   | and : the same, short   # several   . nothing"]
-    names = max((len(name) for name, _ in total.most_common(LISTED)), default=0)
-    for name, time in total.most_common(LISTED):
-        share = 100 * time / shown.serial
+    names = max((len(name) for name, _ in most), default=0)
+    for name, time in most:
+        share = 100 * time / max(shown.serial, 1e-9)
         lines.append(f"  {name:{names}}  {count[name]:4} x  {time:10.1f} us  {share:3.0f} %")
     if len(total) > LISTED:
         lines.append(f"  and {len(total) - LISTED} more")

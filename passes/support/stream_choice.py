@@ -106,7 +106,10 @@ class _State:
         self.free[chosen] = end
 
     def _delay(self, lane: str, task: Task) -> float:
-        """What the heir of a stream's last step loses if the task at hand takes its place there."""
+        """What the heir of a stream's last step loses if the task at hand takes its place there; the event that joins
+        a stream that is not in use yet."""
+        if lane not in self.free:
+            return 0.0 if lane == task.lanes[0] else task.event
         heir = self.heirs[self.last[lane]] if lane in self.last else None
         number = len(self.streams)
         if heir is None or heir[0] <= number or heir[1] >= number:

@@ -18,6 +18,8 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.assign_streams import AssignStreamsPass
 from qcompiler.passes.plan_memory import PlanMemoryPass
+from qcompiler.passes.support.step_order import dependences
+from qcompiler.passes.support.stream_memory import ActivationMemory
 from qcompiler.passes.verify_schedule import VerifySchedulePass
 from qcompiler.plan.kernel import Operand
 from qcompiler.plan.plan import Symbol, TensorSig, View
@@ -200,7 +202,34 @@ def test_what_the_passes_make_is_accepted_by_the_verifier(seed, count):
             steps.append(copy(rng.choice(others), target))
         known[device].add(target)
     steps.append(copy(rng.choice(sorted(set().union(*known.values()))), "y"))
-    builder.apply(builder.module(steps))
+    schedule = builder.apply(builder.module(steps))
+    memory = ActivationMemory(schedule, steps, dependences(schedule, steps))
+    arenas = [arena.record for arena in schedule.arenas.values()]
+    planned = sum(arena.nbytes for arena in arenas if arena.kind == "activations")
+    assert memory.nbytes([str(step.stream_name) for step in steps]) == planned, "assign-streams foresees plan-memory"
+
+
+def test_branches_on_a_gpu_get_streams_of_their_own(builder):
+    """Two chains behind one copy: the second goes to a stream of its own, and the last kernel waits for it."""
+    first = [launch("M", "N"), *(launch(a, b) for a, b in ("NO", "OP", "PQ"))]
+    second = [launch("M", "R"), *(launch(a, b) for a, b in ("RS", "SR", "RS"))]
+    schedule = builder.apply(builder.module([copy("x", "M"), *first, *second, launch("QS", "M"), copy("M", "y")]))
+    listed = steps_of(schedule)
+    assert [step for step in listed if step.startswith("launch")] == [
+        *["launch on gpu0.compute"] * 4, *["launch on gpu0.compute1"] * 5
+    ]  # fmt: skip
+    assert list(schedule.streams) == ["gpu0.compute", "gpu0.compute1", "gpu0.copy"]
+
+
+def test_the_number_of_compute_streams_is_an_option(builder):
+    chains = [[launch("M", a), launch(a, b), launch(b, a), launch(a, b)] for a, b in ("NO", "PQ")]
+    steps = [copy("x", "M"), *chains[0], *chains[1], launch("OQ", "M"), copy("M", "y")]
+    module = builder.module(steps)
+    builder.ctx.options["compute-streams"] = 1
+    assert list(builder.apply(module).streams) == ["gpu0.compute", "gpu0.copy"]
+    builder.ctx.options["compute-streams"] = 0
+    with pytest.raises(PassError, match="compute-streams is 0; it is a number from 1 to 16"):
+        builder.apply(builder.module([launch("x", "y")]))
 
 
 # --- plan-memory -----------------------------------------------------------------------------------------------------

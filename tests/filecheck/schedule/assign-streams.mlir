@@ -19,8 +19,8 @@ rt.entry @main attributes {symbols = [#rt.symbol<"s", 1, 250>], inputs = [#rt.si
 }
 
 // CHECK:      rt.device @gpu
-// CHECK-NEXT: rt.stream @gpu.copy on @gpu
 // CHECK-NEXT: rt.stream @gpu.compute on @gpu
+// CHECK-NEXT: rt.stream @gpu.copy on @gpu
 // CHECK-NEXT: rt.event @e0
 // CHECK-NEXT: rt.event @e1
 // CHECK:      rt.entry @main
