@@ -37,7 +37,7 @@ def report_engines(op: Operation, context: QCContext, classes: Sequence[str], *,
         weight, dtype = _weight(op.w.type, in_tiles=constant), tensor_dtype(op.x.type)
         windows = windows_of(op.x) is not None
         facts = {f"M class {c}": linear.facts_of(dtype, weight, c, windows=windows) for c in classes}
-        candidates: tuple[engines.Engine, ...] = engines.LINEAR
+        candidates = engines.LINEAR
     elif isinstance(op, qc.GroupedLinearOp):
         weight, experts = _weight(op.w.type, in_tiles=constant), op.experts.value.data
         body = GroupedLinearKernel(
