@@ -434,8 +434,8 @@ class EntryVerifier:
                 f"to {region.max} over the symbols' ranges, but the buffer has {buffer.nbytes}",
                 rule="view-outside-buffer",
             )
-        if arena.kind == "constants" and region.max > self.program.weights[buffer.offset].nbytes:
-            weight = self.program.weights[buffer.offset]
+        weight = self.program.weight_of(buffer) if arena.kind == "constants" else None
+        if weight is not None and region.max > weight.nbytes:
             self._refuse_weight(buffer, weight, f"{region.max} bytes", f"{weight.nbytes} bytes")
         if arena.kind in ("input", "output"):
             self._check_caller_memory(buffer, arena, region)
