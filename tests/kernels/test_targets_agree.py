@@ -16,6 +16,7 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.formats.int8_rows import row_bytes
 from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.kernels.scalar import FLOATS as ALL_FLOATS
@@ -95,10 +96,12 @@ WINDOW = Window(image=(2, 9, 9, 32), size=(9, 9), kernel=(2, 4), strides=(1, 1),
 
 
 def linears() -> Iterator[KernelSpec]:
+    yield from linears_of_codes()
     for x, w, out in types(FLOATS, FLOATS, FLOATS):
         operands = [plain("x", x, (7, 256)), plain("w", w, (24, 256)), plain("out", out, (7, 24), "w")]
         yield make("linear", operands, m=7, n=24, k=256, m_class="large", has_bias=False)
-    for choice, dtype in itertools.product(options(BODIES["linear"]), ("f32", "bf16", "f16")):
+    floats = [choice for choice in options(BODIES["linear"]) if not choice["codes"]]
+    for choice, dtype in itertools.product(floats, ("f32", "bf16", "f16")):
         bias = [plain("bias", dtype, (24,))] if choice["has_bias"] else []
         every = choice["has_bias"] and choice["m_class"] in ("2-8", "large")
         for w in weights(24, dtype) if every else [plain("w", dtype, (24, 256))]:
@@ -115,6 +118,23 @@ def linears() -> Iterator[KernelSpec]:
         yield make("linear", ends, m=7, n=columns, k=256, m_class="2-8", has_bias=False)
     ends = [plain("x", "f32", (7, 1), last=5), plain("w", "f32", (24, 1)), plain("out", "f32", (7, 24), "w")]
     yield make("linear", ends, m=7, n=24, k=1, m_class="2-8", has_bias=False)
+
+
+def linears_of_codes() -> Iterator[KernelSpec]:
+    for choice, (w, out) in itertools.product(options(BODIES["linear"]), types(FLOATS, FLOATS)):
+        bias = [plain("bias", w, (24,))] if choice["has_bias"] else []
+        every = choice["has_bias"] and choice["m_class"] == "large"
+        for weight in weights(24, w) if every else [next(weights(24, w))]:
+            x = plain("x", "i8", (7, row_bytes(256)))
+            ends = [x, weight, *bias, plain("out", out, (7, 24), "w")]
+            yield make("linear", ends, m=7, n=24, k=256, **{**choice, "codes": True})
+
+
+def quantized_rows() -> Iterator[KernelSpec]:
+    for choice, dtype, last in itertools.product(options(BODIES["quantize_rows"]), DTYPES, (1, 3)):
+        columns = [plain("columns", "i1", (256,))] if choice["kind"] == "outliers" else []
+        ends = [plain("x", dtype, (7, 256), last=last), *columns, plain("out", "i8", (7, row_bytes(256)), "w")]
+        yield make("quantize_rows", ends, rows=7, cols=256, value=2.0, **choice)
 
 
 def grouped_linears() -> Iterator[KernelSpec]:
@@ -249,7 +269,8 @@ def loops() -> Iterator[KernelSpec]:
 SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
     "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
-    "loop": loops, "norm": norms, "order": orders, "scan": scans, "scatter": scatters, "softmax": softmaxes,
+    "loop": loops, "norm": norms, "order": orders, "quantize_rows": quantized_rows, "scan": scans,
+    "scatter": scatters, "softmax": softmaxes,
 }  # fmt: skip
 
 
