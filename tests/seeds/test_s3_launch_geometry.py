@@ -146,7 +146,7 @@ def test_geometry_follows_the_declaration() -> None:
 # --- skips -----------------------------------------------------------------------------------------------------------
 
 TESTS = Path(__file__).parents[1]
-FOR_MACHINES_WITHOUT = {"tests/api/test_devices.py", "tests/gpu/test_check.py"}
+FOR_MACHINES_WITHOUT = {"tests/api/test_devices.py", "tests/gpu/test_check.py", "tests/gpu/test_matmul_benchmark.py"}
 """What can only be seen where there is no GPU."""
 
 
