@@ -27,7 +27,10 @@ from planmutants.graph import (
     with_buffer,
     with_steps,
 )
-from qcompiler.plan.plan import Copy, DeviceSlot, Launch, Plan, Record, Step, View, Wait
+from qcompiler.plan.plan import Buffer, Copy, DeviceSlot, Launch, Plan, Record, Step, View, Wait, WeightEntry
+
+WEIGHT_ALIGNMENT = 256
+"""Of weights that a device gathers."""
 
 
 @dataclass(frozen=True)
@@ -271,9 +274,10 @@ def _offsets(plan: Plan) -> Iterator[Mutant]:
         if buffer.name not in used:
             continue
         arena = arenas[buffer.arena]
+        unit = ALIGNMENT if buffer.weight is None else WEIGHT_ALIGNMENT
         places = {
-            "one unit up": buffer.offset + ALIGNMENT,
-            "one unit down": buffer.offset - ALIGNMENT,
+            "one unit up": buffer.offset + unit,
+            "one unit down": buffer.offset - unit,
             "past the arena": aligned(arena.nbytes),
         }
         places |= {f"onto {name}": offset for name, offset in _neighbour_places(plan, buffer.name)}
@@ -295,11 +299,10 @@ def _neighbour_places(plan: Plan, name: str) -> list[tuple[str, int]]:
     moved = buffers[name]
     found: dict[str, int] = {}
     if any(arena.name == moved.arena and arena.kind == "constants" for arena in plan.arenas):
-        weights = {weight.offset: weight for weight in plan.weights}
-        own = weights[moved.offset]
+        own = _weight_of(plan, moved)
         for other in plan.buffers:
-            weight = weights.get(other.offset)
-            if other.arena == moved.arena and weight is not None and weight.offset != own.offset:
+            weight = _weight_of(plan, other)
+            if other.arena == moved.arena and weight is not None and own is not None and weight.name != own.name:
                 alike = (weight.dtype, weight.nbytes) == (own.dtype, own.nbytes)
                 if not alike or weight.format != own.format:
                     found[other.name] = other.offset
@@ -312,6 +315,14 @@ def _neighbour_places(plan: Plan, name: str) -> list[tuple[str, int]]:
             if there.arena == moved.arena and there.offset != moved.offset and not graph.apart_in_time(name, other):
                 found[other] = there.offset
     return _some(list(found.items()))
+
+
+def _weight_of(plan: Plan, buffer: Buffer) -> WeightEntry | None:
+    """The weight that a buffer names, or that stands at its offset in the weight file."""
+    for weight in plan.weights:
+        if weight.name == buffer.weight if buffer.weight is not None else weight.offset == buffer.offset:
+            return weight
+    return None
 
 
 def _some(places: list[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -17,11 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from qcompiler.api import compile_target, run_stages
-from qcompiler.frontends.torch_frontend import import_torch
-from qcompiler.inspect.dumps import StageDumps
-from qcompiler.ir.context import QCContext
-from qcompiler.program import make_image
+import qcompiler as qc
 from qcompiler.runtime.image import ProgramImage
 
 Arguments = dict[str, Any]
@@ -59,20 +55,15 @@ def compiled(
     dynamic_shapes: Any,
     *,
     quant: str,
-    buckets: Any = (),
+    buckets: Any = None,
     device_map: Mapping[str, str] | None = None,
 ) -> ProgramImage:
-    """The steps of `qcompile` with a device map: module-path prefixes to "cuda:0" or "cuda:1"."""
-    imported = import_torch(model, (), kwargs, quant=quant, dynamic_shapes=dynamic_shapes)
-    devices = tuple(dict.fromkeys(["cuda:0", *(device_map or {}).values()]))
-    context = QCContext.default(
-        weights=imported.weights, target=compile_target("sim:0", None), devices=devices, device_map=device_map
-    )
-    if buckets:
-        context.options["buckets"] = list(buckets)
-    dumps = StageDumps(None)
-    run_stages(imported.module, context, dumps, None, None, imported.states)
-    return make_image(context, imported, dumps)
+    """`qcompile` for the simulated GPU, or for two with a map of module paths."""
+    program = qc.qcompile(
+        model, kwargs=kwargs, dynamic_shapes=dynamic_shapes, quant=quant, buckets=buckets,
+        device={"": "sim:0", **device_map} if device_map else "sim:0",
+    )  # fmt: skip
+    return program.image
 
 
 # --- language models -------------------------------------------------------------------------------------------------
@@ -122,7 +113,7 @@ def _llama() -> Case:
 
 
 def _split() -> Case:
-    return _cached("split", 2, {"model.model.layers.1": "cuda:1"})
+    return _cached("split", 2, {"model.model.layers.1": "sim:1"})
 
 
 def _mixtral() -> Case:
@@ -178,7 +169,7 @@ class Block(nn.Module):
 def _block() -> Case:
     image = compiled(
         randomised(Block()), {"x": torch.randn(5, 32)}, {"x": {0: ("b", 1, 6)}}, quant="nf4",
-        device_map={"second": "cuda:1"},
+        device_map={"second": "sim:1"},
     )  # fmt: skip
     scripts = []
     for seed in (1, 2):
