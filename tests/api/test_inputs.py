@@ -34,8 +34,18 @@ def arguments(dtype: torch.dtype, batch: int) -> tuple[Any, Any]:
 SHAPES = {"parts": {"a": {0: ("b", 1, 16)}, "b": {0: ("b", 1, 16)}}, "shift": {0: ("b", 1, 16)}, "scale": None}
 
 
-@pytest.mark.parametrize("quant", [None, "nf4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "quant"),
+    [
+        (torch.float32, None),
+        (torch.bfloat16, "nf4"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((torch.float32, "nf4"), (torch.bfloat16, None), (torch.float16, None), (torch.float16, "nf4"))
+        ),
+    ],
+    ids=str,
+)
 def test_structures_and_dtypes_go_in_and_come_out(dtype: torch.dtype, quant: str | None) -> None:
     torch.manual_seed(0)
     args, kwargs = arguments(dtype, 5)

@@ -192,6 +192,7 @@ print(runs)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_calibration_goes_on_and_ends_in_the_same_file(tmp_path: Path) -> None:
     def compiled(name: str, die_at: int) -> tuple[int, str]:
         (tmp_path / name).mkdir(exist_ok=True)

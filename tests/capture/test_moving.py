@@ -114,6 +114,7 @@ def test_a_device_that_is_not_there_is_found_before_anything_is_made(hop: Progra
     assert counter.made == []
 
 
+@pytest.mark.slow
 def test_half_of_the_devices_may_stay(hop: ProgramImage, counter: Counter) -> None:
     """From (1, 2) to (2, 3) and to (2, 1): what lies on a device that both use is made anew there, too."""
     run = LoadedProgram.from_image(hop, devices=("sim:1", "sim:2"))

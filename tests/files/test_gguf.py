@@ -71,10 +71,10 @@ def check_equal(found: torch.Tensor, model: nn.Module, ids: torch.Tensor) -> Non
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in ("llama", "mixtral")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != "llama"]
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", *SLOW])
+@pytest.mark.parametrize("name", ["llama", *SLOW])
 def test_a_file_compiles_to_what_its_codes_mean_and_the_program_holds_those_codes(
     name: str, tmp_path: Path, ids: torch.Tensor
 ) -> None:
@@ -110,7 +110,7 @@ def _expected(made: Any, arch: str, parameter: str) -> bytes:
     return rows[np.argsort(rows_for_llama_cpp(np.arange(len(rows)), heads))].tobytes()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", *SLOW])
 def test_the_eager_oracle_decodes_the_codes_of_every_architecture(name: str, tmp_path: Path, ids: torch.Tensor) -> None:
     kind, arch, options = MODELS[name]
     made = write(tmp_path / "model.gguf", build(kind, **options), arch, mixed)
@@ -141,6 +141,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return write(tmp_path_factory.mktemp("gguf") / "llama.gguf", build("Llama", num_hidden_layers=1), "llama", mixed)
 
 
+@pytest.mark.slow
 def test_a_recipe_decides_about_what_the_file_has_in_floating_point(
     llama: Any, ids: torch.Tensor, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_file_of_fp16_makes_a_model_of_fp16_unless_asked_otherwise(tmp_path: P
     assert qc.from_gguf(path, dtype=torch.bfloat16).module.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_factors_of_the_rotary_embedding_divide_its_frequencies(tmp_path: Path, ids: torch.Tensor) -> None:
     """Llama 3.1: transformers computes the factors from the configuration, llama.cpp stores them."""
     scaling = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,

@@ -73,10 +73,10 @@ def test_the_card_states_what_the_training_recorded():
     assert "loss.png" in card and f"{history['train_bytes']:,}" in card
 
 
-@pytest.mark.parametrize(
-    "text", [None, "nf4", pytest.param("int8", marks=pytest.mark.slow), pytest.param("q4_K", marks=pytest.mark.slow),
-             pytest.param("int4:symmetric=False", marks=pytest.mark.slow)]
-)  # fmt: skip
+SLOW_FORMATS = [pytest.param(each, marks=pytest.mark.slow) for each in (None, "int8", "q4_K", "int4:symmetric=False")]
+
+
+@pytest.mark.parametrize("text", ["nf4", *SLOW_FORMATS])
 def test_a_quantised_program_predicts_held_out_text_as_the_page_says(text, page):
     """On a part of the text: compared with the eager fp32 model on the same part, so that the page's excess holds."""
     windows = tiny.held_out(64 * 1024)[::4]

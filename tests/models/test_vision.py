@@ -124,7 +124,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "resnet18": resnet18, "vit": vit, "clip-vision": clip_vision, "whisper": whisper, "unet": unet,
 }  # fmt: skip
 QUANTS = (None, "nf4", "int8")
-QUICK = {("resnet18", "nf4"), ("whisper", "int8")}
+QUICK = {("whisper", "int8")}
 
 
 def grid(quick: set[tuple[str, str | None]]) -> list[Any]:

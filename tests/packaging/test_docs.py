@@ -31,6 +31,7 @@ def test_the_quickstart_runs_as_one_program(tmp_path: Path) -> None:
     assert "rule 'head'" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_page_on_state_runs_as_one_program(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "state.md").read_text(), re.DOTALL)

@@ -57,7 +57,8 @@ def works(layers: int, target: str | None, monkeypatch: pytest.MonkeyPatch) -> t
     return program, done
 
 
-@pytest.mark.parametrize("target", [None, pytest.param("sm_90a", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [None, "sm_90a"])
 def test_work_grows_linearly_and_kernels_not_at_all(target: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     two, first = works(2, target, monkeypatch)
     three, second = works(3, target, monkeypatch)
