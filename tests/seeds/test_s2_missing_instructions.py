@@ -156,7 +156,7 @@ def test_int8_runs_on_sm_70_and_goes_on_after_a_merge() -> None:
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
 def test_the_report_says_why_tensor_cores_were_passed_over(dtype: torch.dtype) -> None:
     linears = engines_of(without_values("sm_70", dtype), "sm_70")
-    needs = "f16 mma: sm_75" if dtype == torch.float16 else "x is f32"
+    needs = "f16 mma: sm_75" if dtype == torch.float16 else "operands are f32"
     assert linears and all("CUDA cores" in what and needs in why for what, why in linears), linears
     if dtype == torch.float16:
         newer = engines_of(without_values("sm_80", dtype), "sm_80")
