@@ -367,6 +367,58 @@ def _atom_bounds(atom: _Atom, ranges: Mapping[str, Range]) -> Range:
             return min(corners), max(corners)
 
 
+_MAX_SPLITS = 6
+"""Quotients and extremes that `never_negative` takes apart, one inside the other's result."""
+
+
+def never_negative(expr: Expr, ranges: Mapping[str, Range], splits: int = _MAX_SPLITS) -> bool:
+    """Whether `expr` >= 0 for all values of its symbols, as far as this can tell: True is always right.
+
+    Beside `tight_bounds` it knows that ``a // c`` is ``(a - r) / c`` with an r from 0 to c - 1, so that it looks at c
+    times the expression; and that ``min(a, b)`` is a or b, and no more than either (``max``: no less).
+    """
+    if (expr.value if expr.is_static else expr.tight_bounds(ranges)[0]) >= 0:
+        return True
+    atoms = dict.fromkeys(atom for monomial in expr._terms for atom in monomial if isinstance(atom, _Call))
+    for atom in atoms if splits else ():
+        if any(monomial.count(atom) > 1 for monomial in expr._terms):
+            continue
+        lhs, rhs = parse(atom.lhs), parse(atom.rhs)
+        if atom.kind == "//" and rhs.is_static and rhs.value > 0:
+            name = next(f"_r{i}" for i in itertools.count() if f"_r{i}" not in ranges)
+            known = {**ranges, name: (0, rhs.value - 1)}
+            return never_negative(_replaced(expr, atom, lhs - Expr.symbol(name), rhs.value), known, splits - 1)
+        if atom.kind in ("min", "max"):
+            ways = (never_negative(_replaced(expr, atom, each, 1), ranges, splits - 1) for each in (lhs, rhs))
+            return any(ways) if _at_least(expr, atom, ranges) else all(ways)
+    return False
+
+
+def _replaced(expr: Expr, atom: _Call, by: Expr, times: int) -> Expr:
+    """`times` the expression, with `by` in place of `times` the atom, which is in no term twice."""
+    total = Expr({})
+    for monomial, coefficient in expr._terms.items():
+        rest = list(monomial)
+        if atom in rest:
+            rest.remove(atom)
+            total = total + Expr({tuple(rest): coefficient}) * by
+        else:
+            total = total + Expr({monomial: coefficient * times})
+    return total
+
+
+def _at_least(expr: Expr, atom: _Call, ranges: Mapping[str, Range]) -> bool:
+    """Whether the expression is no smaller than with either side in the atom's place: then one of them suffices."""
+    for monomial, coefficient in expr._terms.items():
+        if atom in monomial:
+            rest = list(monomial)
+            rest.remove(atom)
+            low, high = Expr({tuple(rest): coefficient}).bounds(ranges)
+            if (high > 0) if atom.kind == "min" else (low < 0):
+                return False
+    return True
+
+
 def dim(value: Dim | Expr) -> Expr:
     """Any spelling of a dimension as an `Expr`."""
     if isinstance(value, Expr):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qcompiler.errors import DimError
-from qcompiler.plan.dims import Dim, Expr, Range, contiguous_strides, dim
+from qcompiler.plan.dims import Dim, Expr, Range, contiguous_strides, dim, never_negative
 from qcompiler.plan.kernel import ITEMSIZE, Operand
 from qcompiler.plan.plan import View
 
@@ -87,8 +87,8 @@ def _bound(expr: Expr, ranges: Ranges) -> Range:
 
 
 def proven_at_most(a: Expr, b: Expr, ranges: Ranges) -> bool:
-    """Whether a <= b for all symbol values, as far as `tight_bounds` can tell."""
-    return _bound(b - a, ranges)[0] >= 0
+    """Whether a <= b for all symbol values, as far as `never_negative` can tell."""
+    return never_negative(b - a, ranges)
 
 
 def disjoint(a: Region, b: Region, ranges: Ranges) -> bool:

@@ -124,6 +124,12 @@ def assert_as_close_to_float64_as_torch(case: Any, program: qc.Program, inputs: 
         known = ~np.isnan(rows[2]).any(1)
         assert 2 * known.sum() >= known.size
         ours, theirs, truth = (each[known] for each in rows)
+        if any(name.endswith("experts") for name, _ in case.model.named_modules()):
+            # A token whose two best experts are almost alike may go to another one after any rounding, with all that
+            # attends to it: then it is far from float64, in eager torch as well, and tells nothing about arithmetic.
+            middle, allowed = (np.median(np.linalg.norm(each - truth, axis=1)) for each in (ours, theirs))
+            assert middle <= 1.5 * allowed
+            continue
         assert np.linalg.norm(ours - truth) <= 1.5 * np.linalg.norm(theirs - truth)
         squares, eagers = (ours - truth) ** 2, (theirs - truth) ** 2
         for axis, name in ((1, "row"), (0, "column")):
@@ -148,6 +154,9 @@ def float64_model(case: Any, program: qc.Program) -> torch.nn.Module:
                 values = values.T  # stored (in, out), and the shape does not tell where it is square
             with torch.no_grad():  # the matrices of experts lie one below the other
                 target.copy_(values.reshape(target.shape).to(target.dtype))
+    for module in model.modules():  # products of groups, which transformers chooses for experts, know no float64
+        if getattr(getattr(module, "config", None), "_experts_implementation", None) is not None:
+            module.config._experts_implementation = "eager"
     return model.double()
 
 

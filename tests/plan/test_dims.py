@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qcompiler.errors import DimError
-from qcompiler.plan.dims import Expr, contiguous_strides, dim, parse, product
+from qcompiler.plan.dims import Expr, contiguous_strides, dim, never_negative, parse, product
 
 SYMBOLS = ("b", "s", "n")
 RANGES = {"b": (1, 4), "s": (1, 9), "n": (0, 5)}
@@ -74,6 +74,41 @@ def test_bounds_hold_at_every_point(x):
     assert tight_high <= high
     for symbols in BINDINGS:
         assert tight_low <= x.evaluate(symbols) <= tight_high
+
+
+@settings(max_examples=300, deadline=None)
+@given(exprs, exprs)
+def test_what_is_never_negative_is_so_for_every_value(x, y):
+    for each in (x, y - x, x.maximum(y) - x, y - x.minimum(y), 3 * y - 2 * (x // 3)):
+        try:
+            proven = never_negative(each, RANGES)
+        except DimError:
+            continue
+        if proven:
+            assert min(each.evaluate(binding) for binding in BINDINGS) >= 0, each
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "320*n - (48*((n + 2) // 3) + 304*n - 32)",  # x[:, :, ::3]: the last byte of a strided slice
+        "s - min(s, 512)",
+        "4*b*s - 4*b*min(s, 512)",
+        "max(s, 16) - s",
+        "s - 2*(s // 2)",
+        "s - min(s, 512) // 2 - s // 2",
+        "min(s, 512) - 1",
+    ],
+)
+def test_ends_of_slices_are_proven_to_lie_inside(text):
+    assert never_negative(parse(text), {"b": (1, 8), "s": (1, 4096), "n": (1, 100)})
+
+
+@pytest.mark.parametrize(
+    "text", ["s - min(s, 512) - 1", "2*(s // 2) - s", "min(s, 512) - s", "s // 3 - 1", "s - max(s, 2)"]
+)
+def test_ends_that_lie_outside_somewhere_are_not_proven(text):
+    assert not never_negative(parse(text), {"s": (1, 4096)})
 
 
 def test_tight_bounds_are_exact_for_view_ends():
