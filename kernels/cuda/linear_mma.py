@@ -102,9 +102,17 @@ REGISTERS = 18
 """Words of codes and entries ahead per lane and panel: three chunks of 4 bits with two entries."""
 
 
-def tile_of(body: LinearKernel, bits: int, limit: int, entries: int = 1) -> Tile:
+TIGHT = (6, 100)
+"""Bits of codes that leave the large tile no register, and the architecture (sm_100) from which on ptxas spills them:
+two planes, of 4 and 2 bits, beside 128 sums."""
+
+
+def tile_of(body: LinearKernel, bits: int, limit: int, entries: int = 1, arch: int = 0) -> Tile:
     """The tile for a linear whose weight stores `bits` bits, with `limit` bytes of shared memory per block."""
-    return ahead(_tile_of(body, limit), bits, entries)
+    tile = _tile_of(body, limit)
+    if tile == LARGE and bits == TIGHT[0] and arch >= TIGHT[1]:
+        tile = LARGE_SPLIT
+    return ahead(tile, bits, entries)
 
 
 def ahead(tile: Tile, bits: int, entries: int) -> Tile:
@@ -173,7 +181,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     body, (x, w) = linear_body(spec), spec.operands[:2]
     weight = weight_of(spec.name, w)
     limit, entries = SHARED_LIMIT[arch_number(arch)], held_entries(weight)
-    tile = tile_of(body, weight.bits, limit, entries)
+    tile = tile_of(body, weight.bits, limit, entries, arch_number(arch))
     finish = finish_of(spec)
     memory = SharedMemory()
     if body.window is not None:

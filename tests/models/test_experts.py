@@ -69,7 +69,7 @@ def test_tokens_one_by_one_over_a_static_cache() -> None:
     from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
     model: Any = zoo.DECODERS["qwen3-moe"].build()
-    model.config.use_cache = True
+    model.config.use_cache = model.generation_config.use_cache = True
     model.generation_config.cache_implementation = "static"
     step = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=LENGTH)
     size = ("s", 1, 16)
