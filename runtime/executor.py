@@ -17,7 +17,7 @@ from qcompiler.errors import PlanError
 from qcompiler.kernels.cpu.entry import function_name
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
-from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, View, Wait
+from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, View, Wait, taken
 from qcompiler.runtime.backends.base import Backend, Kernel, Stream
 from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.native import Library, kernel_error
@@ -280,10 +280,10 @@ def has_blocks(backend: Backend, spec: KernelSpec, symbols: Mapping[str, int]) -
 def chosen_kernel(step: Select, symbols: dict[str, int]) -> str:
     """The kernel of the first case that fits."""
     value = _value(step.on, symbols)
-    for case in step.cases:
-        if case.max is None or value <= case.max:
-            return case.kernel
-    raise PlanError(f"no case of the select on {step.on} takes {value}")
+    case = taken(step.cases, value)
+    if case is None:
+        raise PlanError(f"no case of the select on {step.on} takes {value}")
+    return case.kernel
 
 
 def _value(extent: Dim, symbols: dict[str, int]) -> int:

@@ -24,11 +24,11 @@ from qcompiler.runtime.session import HostSession, Session, make_context
 from qcompiler.runtime.streams import Queues
 from qcompiler.runtime.support import support
 from qcompiler.runtime.threads import resolve_num_threads
-from qcompiler.runtime.timeline import Timeline, timeline
 from qcompiler.runtime.tree import check_signature, input_flattener, output_flattener, unflattener
 
 if TYPE_CHECKING:
     from qcompiler.runtime.graph import CapturedGraph
+    from qcompiler.runtime.timeline import Timeline
 
 
 class LoadedProgram:
@@ -245,6 +245,8 @@ class LoadedProgram:
         `entry` is by default the first that takes the sizes in `symbols`; those not given have their largest value.
         `measured` maps numbers of steps to microseconds that are taken instead of estimates.
         """
+        from qcompiler.runtime.timeline import timeline
+
         return timeline(self.plan, self.isa, entry, symbols, measured=measured)
 
     def image_with_native(self) -> ProgramImage:

@@ -22,7 +22,8 @@ from qcompiler.kernels.cost import NOTHING, Cost, DeviceCost, Occupancy, copy_co
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.lookup import Program
-from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, View, Wait
+from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Record, Select, Step, View, Wait
+from qcompiler.runtime.executor import chosen_kernel, launched
 
 Symbols = Mapping[str, int]
 
@@ -240,8 +241,8 @@ class _Walk:
         self.events: dict[str, _Clock] = {}
         self.arriving: dict[str, list[tuple[str, int]]] = {}
         self.occupied = {slot.name: Occupancy() for slot in self.plan.devices}
-        launched = Counter(kernel for each in self.plan.entries for step in each.steps for kernel in _kernels(step))
-        self.once = {kernel for kernel, count in launched.items() if count == 1}
+        counts = Counter(kernel for each in self.plan.entries for step in each.steps for kernel in launched([step]))
+        self.once = {kernel for kernel, count in counts.items() if count == 1}
 
     def run(self) -> Timeline:
         waits = 0
@@ -323,7 +324,8 @@ class _Walk:
                 }
                 return None, copy_cost(self._nbytes(step.source), figures, crossing=len(slots) > 1)
             case Launch() | Select():
-                spec = self.known.kernels[_chosen(step, self.symbols)]
+                name = step.kernel if isinstance(step, Launch) else chosen_kernel(step, self.symbols)
+                spec = self.known.kernels[name]
                 kind = self.known.devices[self.slot_of[step.stream]].kind
                 return spec, launch_cost(spec, self.symbols, figures, self.isa, kind)
             case _:  # a library call says nothing of itself
@@ -339,7 +341,7 @@ class _Walk:
         other step launches it."""
         for view in views:
             buffer = self.known.buffers[view.buffer]
-            weight = self.known.weights.get(buffer.offset)
+            weight = self.known.weight_of(buffer)
             if self.known.arenas[buffer.arena].kind == "constants" and weight is not None and weight.parameters:
                 return weight.parameters[0].removesuffix(".weight").removesuffix(".bias")
         return kernel.serves if kernel is not None and kernel.name in self.once else ""
@@ -354,20 +356,3 @@ class _Walk:
             path.append(last)
             last = self.causes[last]
         return tuple(reversed(path))
-
-
-def _kernels(step: Step) -> list[str]:
-    match step:
-        case Launch():
-            return [step.kernel]
-        case Select():
-            return [case.kernel for case in step.cases]
-        case Copy() | Record() | Wait() | LibraryCall():
-            return []
-
-
-def _chosen(step: Launch | Select, symbols: Symbols) -> str:
-    if isinstance(step, Launch):
-        return step.kernel
-    value = dim(step.on).evaluate(symbols)
-    return next(case.kernel for case in step.cases if case.max is None or value <= case.max)

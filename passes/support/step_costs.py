@@ -23,7 +23,7 @@ from qcompiler.kernels.cost import (
 from qcompiler.passes.emit_kernels import kernel_specs
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
-from qcompiler.plan.plan import View
+from qcompiler.plan.plan import View, taken
 
 
 class StepCosts:
@@ -61,8 +61,7 @@ class StepCosts:
             case SelectOp():
                 value = dim(step.on.data).evaluate(symbols)
                 cases = [case.record for case in step.cases]
-                taken = next((case for case in cases if case.max is None or value <= case.max), cases[-1])
-                return self._launch(taken.kernel, device, figures, symbols)
+                return self._launch((taken(cases, value) or cases[-1]).kernel, device, figures, symbols)
             case LibraryCallOp() | _:
                 return NOTHING
 

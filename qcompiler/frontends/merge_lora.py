@@ -314,8 +314,7 @@ def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], t
     directory = tuple(msgspec.structs.replace(e, sha256=()) if e.name in names else e for e in image.plan.weights)
     plan = msgspec.structs.replace(image.plan, weights=directory)
     made = replace(image, plan=plan, weights=arena, native=())
-    devices = getattr(program, "devices", None)
-    return Merged(LoadedProgram.from_image(made, devices=devices), report)
+    return Merged(LoadedProgram.from_image(made, devices=program.devices), report)
 
 
 def _path_in(path: str, by_parameter: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.plan.dims import dim
 from qcompiler.plan.equations import solve
 from qcompiler.plan.geometry import is_packed
-from qcompiler.plan.plan import TensorSig, View
+from qcompiler.plan.plan import TensorSig, View, taken
 from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore
 
 Array = npt.NDArray[Any]
@@ -108,11 +108,10 @@ class RtInterpreter:
                 self._launch(step.kernel_name, step.view_records, symbols)
             case SelectOp():
                 value = dim(step.on.data).evaluate(symbols)
-                cases = [case.record for case in step.cases]
-                taken = next((case for case in cases if case.max is None or value <= case.max), None)
-                if taken is None:
+                case = taken([case.record for case in step.cases], value)
+                if case is None:
                     raise InterpreterError(f"no case of the select fits {step.on.data} = {value}")
-                self._launch(taken.kernel, step.view_records, symbols)
+                self._launch(case.kernel, step.view_records, symbols)
             case CopyOp():
                 source, target = (self._at(view, symbols) for view in step.view_records)
                 _store(target, source, "copy")

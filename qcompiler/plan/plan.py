@@ -7,6 +7,7 @@ one device); a *buffer* is a fixed range of an arena; an operand is a strided *v
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -117,6 +118,11 @@ class Select(Strict, frozen=True, tag="select"):
     cases: tuple[SelectCase, ...]
     stream: str
     operands: tuple[View, ...]
+
+
+def taken(cases: Iterable[SelectCase], value: int) -> SelectCase | None:
+    """The first case that takes this value of the select's expression."""
+    return next((case for case in cases if case.max is None or value <= case.max), None)
 
 
 class Copy(Strict, frozen=True, tag="copy"):

@@ -7,17 +7,14 @@ those: groups of odd sizes, codes of 7 bits, tables of any length.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from by_path import load
 
 from qcompiler import formats
 from qcompiler.formats import Field, Format
@@ -31,19 +28,7 @@ from qcompiler.kernels.cuda.emit import ARCHS, emit_kernel
 from qcompiler.kernels.layouts.panels import plane_name, planes
 from qcompiler.plan.kernel import KernelSpec
 
-
-def shared_cases() -> ModuleType:
-    path = Path(__file__).parents[1] / "kernels" / "test_every_format.py"
-    spec = importlib.util.spec_from_file_location("qcompiler_every_format", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-every = shared_cases()
+every = load("tests/kernels/test_every_format.py")
 Array = npt.NDArray[Any]
 T16 = layouts.get(weights.LAYOUT)
 DEFAULTS = [cls() for cls in formats.FORMATS.values()]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from by_path import load
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import int8_rows
@@ -19,19 +16,7 @@ from qcompiler.kernels.cuda.emit import ARCHS, emit_kernel
 from qcompiler.kernels.cuda.weights import LAYOUT
 from qcompiler.plan.kernel import KernelSpec, QuantizeRowsKernel
 
-
-def shared_cases() -> ModuleType:
-    path = Path(__file__).parents[1] / "kernels" / "test_linear_int8.py"
-    spec = importlib.util.spec_from_file_location("qcompiler_linear_int8", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-cases = shared_cases()
+cases = load("tests/kernels/test_linear_int8.py")
 CLASSES = {"2-8": (1, 2, 7, 8, 33), "large": (1, 33, 65), "9-64": (33,)}
 ENGINES = {"sm_70": "dp4a", "sm_75": "mma", "sm_90a": "mma"}
 FAST = ("int8", "int4_zeros", "q4_K")

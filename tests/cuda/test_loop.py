@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from by_path import load
 
 from qcompiler.errors import KernelSelectionError, SimulationError
 from qcompiler.kernels.cuda.emit import emit_kernel, geometry
@@ -17,21 +15,9 @@ from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.weights import NUMPY_DTYPES
 
-
-def shared_cases(name: str) -> Any:
-    """A test module of tests/kernels: its cases are data, the same for every target."""
-    path = Path(__file__).parents[1] / "kernels" / f"{name}.py"
-    found = importlib.util.spec_from_file_location(f"qcompiler_kernels_{name}", path)
-    assert found and found.loader
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
-    return module
-
-
-pointwise = shared_cases("test_loop")
-reductions = shared_cases("test_loop_reduce")
-nests = shared_cases("test_loop_random")
+pointwise = load("tests/kernels/test_loop.py")
+reductions = load("tests/kernels/test_loop_reduce.py")
+nests = load("tests/kernels/test_loop_random.py")
 RANDOM = nests.NESTS[:40]
 WIDE = [nests.random_nest(seed) for seed in range(1000, 1240)]
 SEEDS = (0, 11)

@@ -7,24 +7,16 @@ is marked slow.  `make docs` prints the same kernels' table into docs/kernel-res
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from by_path import load
 
 from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.geometry import MAX_THREADS, SHARED_LIMIT
 from qcompiler.plan.kernel import KernelSpec
 
-_path = Path(__file__).parents[2] / "benchmarks" / "kernel_resources.py"
-_spec = importlib.util.spec_from_file_location("qcompiler_kernel_resources", _path)
-assert _spec is not None
-assert _spec.loader is not None
-resources = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = resources
-_spec.loader.exec_module(resources)
+resources = load("benchmarks/kernel_resources.py")
 
 SPECS: tuple[KernelSpec, ...] = tuple(spec for part in resources.PARTS for spec in resources.specs(part))
 ARCHS: tuple[str, ...] = resources.archs()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from by_path import load
 
 from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.emit import emit_module, header
@@ -18,19 +16,7 @@ from qcompiler.kernels.scalar import SCALAR_TABLE
 from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.weights import NUMPY_DTYPES
 
-
-def shared_cases() -> Any:
-    """tests/kernels/test_scalar.py: its cases are data, the same for every target."""
-    path = Path(__file__).parents[1] / "kernels" / "test_scalar.py"
-    found = importlib.util.spec_from_file_location("qcompiler_kernels_test_scalar", path)
-    assert found and found.loader
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
-    return module
-
-
-scalar = shared_cases()
+scalar = load("tests/kernels/test_scalar.py")
 Case = scalar.Case
 ULPS = {
     "math.powf": 4, "math.erfc": 5, "math.tan": 4, "math.atan2": 4, "math.sinh": 3, "math.asinh": 3, "math.acosh": 4,

@@ -5,18 +5,15 @@ Cases and the oracle are those of the CPU kernels (tests/kernels/test_windows.py
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from by_path import load
 
 from qcompiler.config import parse_format, resolve_format
 from qcompiler.errors import KernelSelectionError
@@ -29,18 +26,7 @@ from qcompiler.plan.kernel import KernelSpec, LinearKernel
 Array = npt.NDArray[Any]
 
 
-def shared_cases() -> ModuleType:
-    path = Path(__file__).parents[1] / "kernels" / "test_windows.py"
-    spec = importlib.util.spec_from_file_location("qcompiler_windows", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-cpu = shared_cases()
+cpu = load("tests/kernels/test_windows.py")
 TENSOR_CORES = (
     replace(cpu.CASES[0], name="padded_bf16", dtype="bf16"),  # 16 channels: whole pieces
     replace(cpu.CASES[1], name="first_layer_bf16", dtype="bf16", m_class="9-64"),  # 3: element by element

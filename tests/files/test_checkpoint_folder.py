@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import bitsandbytes as bnb
 import numpy as np
 import pytest
 import torch
+from by_path import load
 from safetensors.torch import save_file
 from torch import nn
 
@@ -25,19 +23,7 @@ from qcompiler.formats.foreign import awq, compressed_tensors, gptq
 from qcompiler.formats.foreign.floats import write_fp8
 from qcompiler.frontends.torch_frontend import import_torch
 
-
-def _sibling(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        f"qcompiler_test_files_{name}", Path(__file__).with_name(f"{name}.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-build = _sibling("writing").build
+build = load("tests/files/writing.py").build
 DIMS = {"input_ids": {0: ("b", 1, 4), 1: ("s", 1, 32)}}
 Arrays = dict[str, Any]
 

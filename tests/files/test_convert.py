@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from by_path import load
 from gguf import GGMLQuantizationType as Type
 
 import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.errors import ArgumentError, FormatError
 
-
-def _sibling(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        f"qcompiler_test_files_{name}", Path(__file__).with_name(f"{name}.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-writing = _sibling("writing")
+writing = load("tests/files/writing.py")
 
 
 @pytest.fixture(scope="module")

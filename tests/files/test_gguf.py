@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
-import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from by_path import load
 from gguf import GGMLQuantizationType as Type
 from torch import nn
 
@@ -25,19 +23,7 @@ from qcompiler.frontends.gguf_files import PACKED, GgufFile, NewTensor
 from qcompiler.frontends.torch_frontend import import_torch
 from qcompiler.runtime.program_file import read_program
 
-
-def _sibling(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        f"qcompiler_test_files_{name}", Path(__file__).with_name(f"{name}.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-written = _sibling("writing")
+written = load("tests/files/writing.py")
 build, write, Written, rows_for_llama_cpp = written.build, written.write, written.Written, written.rows_for_llama_cpp
 
 DIMS = {"input_ids": {0: ("b", 1, 4), 1: ("s", 1, 32)}}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import operator
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
+from by_path import load
 
 import qcompiler as qc
 from qcompiler.errors import DataDependentShapeError, UnsupportedOperatorError
@@ -22,13 +21,7 @@ from qcompiler.frontends.importer import BUILDERS, ImportResult
 from qcompiler.frontends.torch_export import export_model
 from qcompiler.frontends.torch_frontend import import_torch
 
-_spec = importlib.util.spec_from_file_location(
-    "qcompiler_operator_cases", Path(__file__).with_name("operator_cases.py")
-)
-assert _spec is not None and _spec.loader is not None
-cases = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = cases
-_spec.loader.exec_module(cases)
+cases = load("tests/frontends/operator_cases.py")
 
 QUICK = ("fixed", "index", "pool")
 """Tables that are also compiled in `make test`; all of them are in `make test-full`."""

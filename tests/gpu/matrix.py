@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import numpy as np
+from by_path import load
 
 from qcompiler import formats
 from qcompiler.kernels import layouts
@@ -22,19 +19,7 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 LAYOUT = "cuda_t16_v1"
 
 
-def beside(name: str) -> ModuleType:
-    """A module of tests/kernels."""
-    full = f"qcompiler_test_kernels_{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, Path(__file__).parents[1] / "kernels" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[full] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[full]
-
-
-agree, every = beside("test_targets_agree"), beside("test_every_format")
+agree, every = load("tests/kernels/test_targets_agree.py"), load("tests/kernels/test_every_format.py")
 
 MOST = {"ids": "rows", "index": "length", "last": "kv_len"}
 """Operands that hold numbers of something, and the field of the body that counts it (grouped linears: `experts`)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from by_path import load
 
 import qcompiler
 from qcompiler.runtime.backends import registry
@@ -21,12 +21,7 @@ SCRIPT = Path(__file__).with_name("check.py")
 
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("qcompiler_gpu_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("tests/gpu/check.py")
 
 
 def test_without_a_gpu_it_says_so_and_succeeds(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import sys
 import weakref
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from by_path import load
 
 from qcompiler.errors import (
     ArgumentError,
@@ -33,12 +33,7 @@ from qcompiler.runtime.backends import cuda_driver, cuda_graphs
 from qcompiler.runtime.backends.cuda import CudaBackend, CudaKernel
 from qcompiler.runtime.image import NativeLibrary
 
-_spec = importlib.util.spec_from_file_location("qcompiler_fake_driver", Path(__file__).with_name("fake_driver.py"))
-assert _spec is not None
-assert _spec.loader is not None
-fake = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = fake
-_spec.loader.exec_module(fake)
+fake = load("tests/gpu/fake_driver.py")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from by_path import load
 
 from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.runtime.backends import registry
@@ -20,13 +20,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "matmul_cuda.py"
 
 @pytest.fixture(scope="module")
 def matmul() -> ModuleType:
-    name = "qcompiler_benchmark_matmul"
-    spec = importlib.util.spec_from_file_location(name, SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("benchmarks/matmul_cuda.py")
 
 
 def measured(matmul: ModuleType) -> tuple[list, object]:

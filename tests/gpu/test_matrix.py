@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_path import load
 
 from qcompiler import formats
 from qcompiler.plan.plan import DeviceSlot, Plan
@@ -78,18 +79,7 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def matrix() -> ModuleType:
-    import importlib.util
-    import sys
-    from pathlib import Path
-
-    name = "qcompiler_gpu_matrix"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("matrix.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+    return load("tests/gpu/matrix.py")
 
 
 def check_all(device: str, cases: Sequence[Any]) -> None:

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import collections
 import copy
-import importlib.util
 import re
-import sys
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 from qcompiler import formats
 from qcompiler.inspect.checks import recomputed_per_call
 from qcompiler.kernels import layouts
 
-
-def sibling(name: str) -> ModuleType:
-    """The module `name`.py of this folder, once per process."""
-    key = f"qcompiler_test_models_{name}"
-    if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None and spec.loader is not None
-        sys.modules[key] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[key])
-    return sys.modules[key]
-
-
-zoo = sibling("zoo")
+zoo = load("tests/models/zoo.py")
 
 SIZES = ((zoo.BATCH, zoo.LENGTH), (1, 1), (8, zoo.LONGEST), (2, 1), (1, 2))
 """(batch, sequence): inside of the ranges, and their ends."""

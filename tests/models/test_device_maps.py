@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from by_path import load
 from torch import nn
 
 import qcompiler as qc
@@ -25,13 +24,7 @@ from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.sim import SimBackend
 from qcompiler.runtime.sim.device import machine
 
-_key = "qcompiler_test_models_zoo"
-if _key not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(_key, Path(__file__).with_name("zoo.py"))
-    assert _spec is not None and _spec.loader is not None
-    sys.modules[_key] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_key])
-zoo = sys.modules[_key]
+zoo = load("tests/models/zoo.py")
 
 
 class Block(nn.Module):

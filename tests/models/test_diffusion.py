@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 
-_key = "qcompiler_test_models_oracles"
-if _key not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(_key, Path(__file__).with_name("oracles.py"))
-    assert _spec is not None and _spec.loader is not None
-    sys.modules[_key] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_key])
-oracles = sys.modules[_key]
+oracles = load("tests/models/oracles.py")
 zoo = oracles.zoo
 
 SIZES = ((3, 16, 6), (1, 1, 1), (4, 24, 12), (1, 24, 1))

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 from qcompiler.plan.kernel import GroupedLinearKernel
 
 transformers = pytest.importorskip("transformers")
 
-_key = "qcompiler_test_models_oracles"
-if _key not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(_key, Path(__file__).with_name("oracles.py"))
-    assert _spec is not None and _spec.loader is not None
-    sys.modules[_key] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_key])
-oracles = sys.modules[_key]
+oracles = load("tests/models/oracles.py")
 zoo = oracles.zoo
 
 QUANTS = (None, "nf4", "int8", "q4_0", "q8_0")

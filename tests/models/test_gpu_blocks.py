@@ -5,26 +5,20 @@ Every byte a kernel touches is checked while these run: a race, a read past an o
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import zipfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 from qcompiler.errors import ArgumentShapeError
 from qcompiler.runtime.backends import registry
 
-_spec = importlib.util.spec_from_file_location("qcompiler_test_blocks", Path(__file__).with_name("blocks.py"))
-assert _spec is not None and _spec.loader is not None
-blocks = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = blocks
-_spec.loader.exec_module(blocks)
+blocks = load("tests/models/blocks.py")
 
 DEVICES = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
 FORMATS = (None, "nf4", "int8", "int4")

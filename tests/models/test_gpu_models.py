@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 from qcompiler.runtime.backends import registry
 
-_spec = importlib.util.spec_from_file_location("qcompiler_test_gpu_zoo", Path(__file__).with_name("zoo.py"))
-assert _spec is not None and _spec.loader is not None
-zoo = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = zoo
-_spec.loader.exec_module(zoo)
+zoo = load("tests/models/zoo.py")
 
 DEVICES = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
 pytestmark = pytest.mark.slow

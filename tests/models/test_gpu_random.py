@@ -8,26 +8,19 @@ stands in for and the order in which it runs.
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 from qcompiler import formats
 from qcompiler.kernels import layouts
 from qcompiler.runtime.backends import registry
 
-_spec = importlib.util.spec_from_file_location(
-    "qcompiler_test_random_models", Path(__file__).with_name("random_models.py")
-)
-assert _spec is not None and _spec.loader is not None
-random_models = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = random_models
-_spec.loader.exec_module(random_models)
+random_models = load("tests/models/random_models.py")
 
 DEVICES = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
 QUICK = (2, 5, 8, 11)  # int4, nf4, float, int8; f32, bf16, f16

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 from qcompiler import formats
@@ -19,11 +17,7 @@ from qcompiler.errors import ArgumentError, KernelSelectionError, UnsupportedOpe
 from qcompiler.inspect.checks import recomputed_per_call
 from qcompiler.kernels import layouts
 
-_spec = importlib.util.spec_from_file_location("qcompiler_test_zoo", Path(__file__).with_name("zoo.py"))
-assert _spec is not None and _spec.loader is not None
-zoo = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = zoo
-_spec.loader.exec_module(zoo)
+zoo = load("tests/models/zoo.py")
 
 QUICK = [("minilm", "nf4"), ("gpt2", "nf4"), ("mlp", "int8")]
 SLOW = [(m, q) for m in ("minilm", "bert", "gpt2", "mlp") for q in (None, "nf4", "int8", "int4") if (m, q) not in QUICK]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import mmap
 import sys
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from by_path import load
 
 from qcompiler import formats
 from qcompiler.kernels import layouts
@@ -23,23 +22,12 @@ from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i8": np.int8, "u8": np.uint8}
-BENCH = Path(__file__).resolve().parents[1] / "kernels" / "conftest.py"
 
 ROWS, COLS, PANEL = (1 << 19) + 16, 4100, 16
 """2.15e9 elements. The last 16 rows begin behind element 2**31, and in 16-bit elements behind byte 2**32. Blocks of 64
 straddle rows, and yet one begins with the last 16 rows, since 2**19 * 4100 is a multiple of 64."""
 FAR_STEP = 1 << 26
 """Elements between rows of x and of the result: row 32 lies at 2**31."""
-
-
-def bench() -> Any:
-    """The kernels' test bench (tests/kernels/conftest.py): compiles specs, calls them on arrays."""
-    spec = importlib.util.spec_from_file_location("kernels_bench", BENCH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def sparse(shape: tuple[int, ...], dtype: str) -> Array:
@@ -115,5 +103,5 @@ def far() -> Any:
 @pytest.fixture(scope="session")
 def best_isa() -> str:
     """The widest instruction set that this machine runs: large tensors take a while."""
-    module = bench()
+    module = load("tests/kernels/conftest.py")
     return str([isa for isa in module.ISAS if module.runnable(isa)][-1])

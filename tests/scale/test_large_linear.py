@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from by_path import load
 
 from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.linear import engine_of
 from qcompiler.plan.kernel import KernelSpec, Operand
 
+bench = load("tests/kernels/conftest.py")
 Array = npt.NDArray[Any]
 
 
@@ -35,7 +37,7 @@ def test_cpu_weights_of_more_than_2_to_the_31_elements(
     weight = far.far_weight(kind, "f32", "cpu_p16_v1")
     assert far.ROWS * far.COLS > 1 << 31
     specs = [far.linear("one", weight.operand, 1, "1"), far.linear("many", weight.operand, 33, "large")]
-    kernels = far.bench().Kernels(specs, best_isa, tmp_path_factory.mktemp("far_weight"))
+    kernels = bench.Kernels(specs, best_isa, tmp_path_factory.mktemp("far_weight"))
     data = weight.bytes()
     for spec, m in zip(specs, (1, 33), strict=True):
         x, out = values(m, far.COLS, np.float32), np.ones((m, far.ROWS), np.float32)
@@ -63,7 +65,7 @@ def test_cpu_rows_and_columns_that_lie_more_than_2_to_the_31_elements_apart(
     few = far.linear(
         "few", Operand(name="w", dtype="f32", access="r", shape=(N, K), layout="cpu_p16_v1"), m, "2-8", step=step
     )
-    kernels = far.bench().Kernels([by_rows, by_columns, few], best_isa, tmp_path_factory.mktemp("far_strides"))
+    kernels = bench.Kernels([by_rows, by_columns, few], best_isa, tmp_path_factory.mktemp("far_strides"))
     w, x = values(N, K, np.float32), values(m, K, np.float32)
     near, outs = far.sparse((m, step), "f32"), far.sparse((m, step), "f32")
     near[:, :K] = x
@@ -86,7 +88,7 @@ def test_cpu_inputs_of_more_than_2_to_the_31_elements(
 ) -> None:
     m, n, k = (1 << 21) + 33, 16, 1024
     w = Operand(name="w", dtype="bf16", access="r", shape=(n, k), layout="canonical", strides=(k, 1))
-    kernels = far.bench().Kernels([far.linear("tall", w, m, "large")], best_isa, tmp_path_factory.mktemp("far_input"))
+    kernels = bench.Kernels([far.linear("tall", w, m, "large")], best_isa, tmp_path_factory.mktemp("far_input"))
     x, weight = far.sparse((m, k), "bf16"), values(n, k, far.DTYPES["bf16"])
     assert x.size > 1 << 31
     x[-33:] = values(33, k, far.DTYPES["bf16"])

@@ -5,15 +5,14 @@ The tensors are zeroed memory that the system hands out page by page: only the p
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from by_path import load
 
 from qcompiler import formats
 from qcompiler.kernels import layouts
@@ -36,17 +35,6 @@ ROWS, COLS = 34_000_000, 64
 IDS = np.array([ROWS - 1, 0, 33_554_433, ROWS - 17, 16], np.int64)
 """Rows whose elements lie on both sides of 2**31 = 33_554_432 * 64."""
 STEP = (1 << 31) + 64
-HARNESS = Path(__file__).resolve().parents[1] / "kernels" / "conftest.py"
-
-
-def harness() -> Any:
-    """The kernels' test bench: compiles specs, calls them on arrays."""
-    spec = importlib.util.spec_from_file_location("kernels_bench", HARNESS)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def plain(name: str, dtype: Any, access: Any, *shape: int, strides: tuple[int, ...] | None = None) -> Operand:
@@ -98,7 +86,7 @@ SPECS = [embedding("canonical"), embedding("cpu_p16_v1"), gather(), update(), lo
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return harness().Kernels(SPECS, "x86-64", tmp_path_factory.mktemp("large"))
+    return load("tests/kernels/conftest.py").Kernels(SPECS, "x86-64", tmp_path_factory.mktemp("large"))
 
 
 def some_rows() -> npt.NDArray[np.int8]:

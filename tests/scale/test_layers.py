@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from by_path import load
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
@@ -25,14 +24,6 @@ SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 96,
 }
-
-
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scale_benchmark", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def works(layers: int, target: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Counter[str]]:
@@ -51,7 +42,7 @@ def works(layers: int, target: str | None, monkeypatch: pytest.MonkeyPatch) -> t
     with monkeypatch.context() as patch:
         patch.setattr(ModuleOp, "verify", counted_verify)
         patch.setattr(decompose._Decomposer, "_trace", counted_trace)
-        program = benchmark().compile_llama(layers, "nf4", target, **SMALL)
+        program = load("benchmarks/scale.py").compile_llama(layers, "nf4", target, **SMALL)
     done["steps"] = sum(len(entry.steps) for entry in program.plan.entries)
     done["decisions"] = len(program.report().choices)
     return program, done
@@ -75,7 +66,7 @@ def test_work_grows_linearly_and_kernels_not_at_all(target: str | None, monkeypa
 
 
 def test_the_table_of_the_benchmark_shows_growth() -> None:
-    scale = benchmark()
+    scale = load("benchmarks/scale.py")
     assert scale.growth({8: 1.0, 16: 2.0, 32: 4.0}) == pytest.approx(1.0)
     assert scale.growth({8: 1.0, 16: 2.0, 32: 8.0}) == pytest.approx(2.0)
     assert scale.growth({8: 3.0, 16: 4.0, 32: 6.0}) == pytest.approx(1.0), "a constant part is no growth"

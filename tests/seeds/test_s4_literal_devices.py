@@ -11,8 +11,6 @@ lies elsewhere is refused by that pass, by `assign-streams`, and by the verifier
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,6 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from by_path import load
 from torch import nn
 from xdsl.dialects.builtin import StringAttr
 
@@ -36,13 +35,7 @@ from qcompiler.plan.plan import Arena, DeviceSlot, Launch, Plan, Select
 from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime import LoadedProgram
 
-_key = "qcompiler_test_models_zoo"
-if _key not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(_key, Path(__file__).parents[1] / "models" / "zoo.py")
-    assert _spec is not None and _spec.loader is not None
-    sys.modules[_key] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_key])
-zoo = sys.modules[_key]
+zoo = load("tests/models/zoo.py")
 
 RECIPE = qc.QuantConfig("nf4", rules={"*.gate": None}, promise_bits=None)
 

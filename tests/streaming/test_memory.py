@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from by_path import load
 
 SLACK = {"linear": 6 << 20, "turned": 6 << 20, "conv": 14 << 20}
 """Bytes for the trace, the IR and the tiles of the encoders, whatever the weights: measured 2 to 5 MiB, and 8 to 11 for
 the larger graphs of convolutions."""
 
 
-_spec = importlib.util.spec_from_file_location("streaming_measure", Path(__file__).with_name("measure.py"))
-assert _spec is not None and _spec.loader is not None
-measure = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(measure)
+measure = load("tests/streaming/measure.py")
 
 
 def run(tmp_path: Path, *arguments: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import struct
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from by_path import load
 from safetensors.torch import save_file
 from torch import nn
 
@@ -22,10 +22,7 @@ from qcompiler.frontends.safetensors_files import read_tensors
 from qcompiler.frontends.weight_files import ByNeed, InMemory
 from qcompiler.frontends.weight_source import NoValues
 
-_spec = importlib.util.spec_from_file_location("qcompiler_test_streaming", Path(__file__).with_name("models.py"))
-assert _spec is not None and _spec.loader is not None
-models = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(models)
+models = load("tests/streaming/models.py")
 Mixed, IDS, imported, stored, saved_state = models.Mixed, models.IDS, models.imported, models.stored, models.saved_state
 
 SaveShards = Callable[..., Path]

@@ -7,34 +7,18 @@ that are emitted are those of the report.
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 from qcompiler.kernels.cuda import attention, engines, grouped_linear, linear
 from qcompiler.kernels.cuda.emit import ARCHS, emit_kernel, emit_module
 from qcompiler.runtime import nvrtc
-
-
-def models(name: str) -> ModuleType:
-    """A module of tests/models."""
-    key = f"qcompiler_test_models_{name}"
-    if key not in sys.modules:
-        path = Path(__file__).parents[1] / "models" / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(key, path)
-        assert spec is not None and spec.loader is not None
-        sys.modules[key] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[key])
-    return sys.modules[key]
-
 
 DECISIONS: dict[str, Any] = {
     "linear": linear.decision_of, "grouped_linear": grouped_linear.decision_of, "attention": attention.decision_of
@@ -48,14 +32,14 @@ def compiled(name: str) -> qc.Program:
     if name == "block":
         x = torch.zeros(2, 7, 64, dtype=torch.bfloat16)
         dims = ({0: ("b", 1, 4), 1: ("s", 1, 96)},)
-        return qc.qcompile(models("blocks").LlamaBlock().bfloat16(), (x,), dynamic_shapes=dims, **options)
+        return qc.qcompile(load("tests/models/blocks.py").LlamaBlock().bfloat16(), (x,), dynamic_shapes=dims, **options)
     if name == "unet":
-        case = models("test_vision").unet()
+        case = load("tests/models/test_vision.py").unet()
         x, t, states = case.example
         return qc.qcompile(
             case.model.bfloat16(), (x.bfloat16(), t, states.bfloat16()), dynamic_shapes=case.dynamic_shapes, **options
         )
-    text = models("oracles").zoo.TEXT[name].case(masked=False, positions=False, attention=None)
+    text = load("tests/models/oracles.py").zoo.TEXT[name].case(masked=False, positions=False, attention=None)
     return qc.qcompile(text.model.bfloat16(), kwargs=text.example, dynamic_shapes=text.dynamic_shapes, **options)
 
 

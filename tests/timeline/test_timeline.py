@@ -88,6 +88,14 @@ def test_measured_steps_take_their_time(branches: qc.Program) -> None:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
+def test_weights_that_a_second_device_gathers_name_their_slices() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 48), torch.nn.Linear(48, 32), torch.nn.Linear(32, 16)).eval()
+    program = qc.qcompile(model, (torch.ones(1, 16),), device={"1": "sim:1", "2": "sim:1", "": "sim:0"})
+    shown = program.timeline()
+    check_order(program, shown)
+    assert [each.place for each in shown.slices if each.template == "linear"] == ["0", "1", "2"]
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_chart_has_a_row_for_each_stream_and_fits(branches: qc.Program, width: int) -> None:
     shown = branches.timeline("decode")
