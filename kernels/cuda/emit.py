@@ -1,6 +1,6 @@
 """CUDA C++ text of kernels: one translation unit for NVRTC, and the same text for the simulated GPU.
 
-    emit_module(specs, "sm_90a")        device.cuh, the headers the templates need, every kernel
+    emit_module(specs, "sm_90a")        what the kernels use of the headers, every kernel
     emit_sim_module(specs, "sm_90a")    the same kernels behind kernels/sim/shim.h, with one `qs_call_<kernel>` each
 
 A kernel is emitted for an architecture because selection inside a template depends on it (sm_75 has no bf16 products);
@@ -19,9 +19,10 @@ from typing import Any
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
-from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand
+from qcompiler.kernels.used_definitions import Header, used
+from qcompiler.plan.kernel import KernelSpec, Operand
 
-EMITTER_VERSION = 4
+EMITTER_VERSION = 5
 """Part of the cache key of compiled modules: raise it whenever emitted text changes for an unchanged spec."""
 
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -33,25 +34,13 @@ TEMPLATES = (
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
-_LINEAR = (
-    "scalar.cuh", "decode.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "window.cuh", "linear_mma_rows.cuh",
+HEADERS = (
+    "device.cuh", "scalar.cuh", "decode.cuh", "lookup.cuh", "rows.cuh", "loop.cuh", "scan.cuh", "tile.cuh",
+    "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "window.cuh", "linear_mma_rows.cuh",
+    "grouped.cuh", "int8.cuh",
 )  # fmt: skip
-
-_HEADERS: dict[str, tuple[str, ...]] = {
-    "attention": ("tile.cuh", "attention.cuh"),
-    "batch_matmul": ("tile.cuh",),
-    "embedding": ("decode.cuh", "lookup.cuh"),
-    "gather": ("decode.cuh", "lookup.cuh"),
-    "grouped_linear": (*_LINEAR, "grouped.cuh"),
-    "linear": _LINEAR,
-    "loop": ("scalar.cuh", "loop.cuh"),
-    "norm": ("rows.cuh",),
-    "quantize_rows": ("scalar.cuh", "decode.cuh", "linear.cuh", "int8.cuh"),
-    "scan": ("scalar.cuh", "scan.cuh"),
-    "scatter": ("scalar.cuh",),
-    "softmax": ("rows.cuh",),
-}
-"""Headers that a template needs beside device.cuh."""
+"""What kernels may use, in the order in which the files build on each other. A module gets the definitions that its
+kernels reach, and no others."""
 
 
 def arch_number(arch: str) -> int:
@@ -127,20 +116,21 @@ def header(name: str, package: str = "qcompiler.kernels.cuda") -> str:
     return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
 
 
-def _headers(spec: KernelSpec) -> tuple[str, ...]:
-    codes = isinstance(spec.body, LinearKernel) and spec.body.codes
-    return _HEADERS["quantize_rows"] if codes else _HEADERS.get(spec.template, ())
+@functools.cache
+def _parsed_headers() -> tuple[Header, ...]:
+    return tuple(Header.parse(header(name)) for name in HEADERS)
 
 
-def _prelude(specs: Sequence[KernelSpec]) -> list[str]:
-    names = dict.fromkeys(name for spec in specs for name in _headers(spec))
-    return [header("device.cuh"), *(header(name) for name in names)]
+def prelude(kernels: Sequence[str]) -> list[str]:
+    """The headers' definitions that the kernels' texts use."""
+    return used(_parsed_headers(), "\n".join(kernels))
 
 
 def emit_module(specs: Sequence[KernelSpec], arch: str) -> str:
     """The translation unit that NVRTC compiles for `arch`."""
     title = f"// {len(specs)} kernels for {arch}, emitted by qcompiler (emitter {EMITTER_VERSION})."
-    return "\n".join([title, *_prelude(specs), *(emit_kernel(spec, arch).text for spec in specs)])
+    kernels = [emit_kernel(spec, arch).text for spec in specs]
+    return "\n".join([title, *prelude(kernels), *kernels])
 
 
 def emit_sim_module(specs: Sequence[KernelSpec], arch: str) -> str:
@@ -149,7 +139,7 @@ def emit_sim_module(specs: Sequence[KernelSpec], arch: str) -> str:
     defines = f"#define QC_SIM 1\n#define __CUDA_ARCH__ {10 * arch_number(arch)}"
     shim = header("shim.h", "qcompiler.kernels.sim")
     kernels = [emit_kernel(spec, arch).text for spec in specs]
-    return "\n".join([title, defines, shim, *_prelude(specs), *kernels, *(_call(spec) for spec in specs)])
+    return "\n".join([title, defines, shim, *prelude([shim, *kernels]), *kernels, *(_call(spec) for spec in specs)])
 
 
 def _call(spec: KernelSpec) -> str:
