@@ -20,7 +20,8 @@ SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
 	@echo "make test       the suite on an installed wheel (a few minutes)"
-	@echo "make test-full  everything, the slow checks and the MLIR oracle included"
+	@echo "make test-full  everything, the slow checks and the MLIR oracle included; PART=3/8 runs the third of eight"
+	@echo "                parts. What has passed for this tree is not run again"
 	@echo "make lint       ruff, strict mypy and import-linter on the installed wheel"
 	@echo "make bench      the benchmarks, peers in the same run"
 	@echo "make docs       writes the generated pages of docs/"
@@ -56,8 +57,11 @@ demo: $(STAMP)
 test: build/site/.stamp
 	$(RUN_INSTALLED) $(PYTEST) -m "not slow" $(addprefix ../tests/,$(FOLDERS))
 
+# All of it, or the k-th of n parts; what has passed for this tree is not run again.
+PART   ?= 1/1
 test-full: build/site/.stamp $(VENV)/.stamp-mlir
-	$(RUN_INSTALLED) $(PYTEST) $(addprefix ../tests/,$(FOLDERS) mlir)
+	$(RUN_INSTALLED) $(BIN)/python -P ../tests/support/full_run.py --part $(PART) --jobs $(JOBS) \
+		$(addprefix ../tests/,$(FOLDERS) mlir)
 
 lint: build/site/.stamp
 	$(BIN)/ruff check .
