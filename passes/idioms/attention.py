@@ -13,7 +13,6 @@ from xdsl.builder import Builder
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.linalg import ops
 from xdsl.ir import SSAValue
-from xdsl.ir.affine import AffineDimExpr
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
@@ -86,9 +85,8 @@ def _unscaled(builder: Builder, value: SSAValue, tracer: Tracer) -> tuple[SSAVal
     for inner, other in sides:
         factor = tracer.constant(other)
         for source, index in tracer.aliases(inner):
-            order = [e.position for e in index if isinstance(e, AffineDimExpr)]
-            whole = len(order) == len(index) and sorted(order) == list(range(len(shape_of(value.type))))
-            if factor and whole and tensor_dtype(source.type) == tensor_dtype(value.type):
+            order = loops.order_of(index, shape_of(source.type), shape_of(value.type))
+            if factor and order is not None and tensor_dtype(source.type) == tensor_dtype(value.type):
                 view = build.transpose(builder, source, [order.index(n) for n in range(len(order))])
                 return view, factor if element.op == "arith.mulf" else 1 / factor
     return value, 1.0
@@ -121,7 +119,7 @@ def _scores(node: Node, rank: int, tracer: Tracer) -> _Scores | None:
     for tensor_, index in tracer.aliases(node):
         inner = _under_casts_and_reshapes(tensor_)
         matmul = loops.producer(inner)
-        whole = index == loops.identity(len(index))
+        whole = index == loops.own_index(shape_of(tensor_.type))
         if isinstance(matmul, qc.BatchMatmulOp) and whole:
             return _Scores(matmul)
         if whole and inner is not tensor_ and shape_of(inner.type)[-2:] == shape_of(tensor_.type)[-2:]:

@@ -145,11 +145,10 @@ def _same_tensor(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: T
     shape = shape_of(value.type)
     inside = {(t, _moved(i, axis, len(shape) - 1)) for t, i in tracer.aliases(inner)}
     for tensor, index in tracer.aliases(outer):
-        order = tuple(e.position for e in index if isinstance(e, AffineDimExpr))
-        if len(order) != len(index) or sorted(order) != list(range(len(shape))) or order[-1] != len(shape) - 1:
+        order = loops.order_of(index, shape_of(tensor.type), shape)
+        if order is None or order[-1] != len(shape) - 1:
             continue
-        same = shape_of(tensor.type) == tuple(shape[n] for n in order)
-        if same and tensor_dtype(tensor.type) == tensor_dtype(value.type) and (tensor, index) in inside:
+        if tensor_dtype(tensor.type) == tensor_dtype(value.type) and (tensor, index) in inside:
             return tensor, order
     return None
 

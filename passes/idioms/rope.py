@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from xdsl.dialects import tensor
 from xdsl.ir import Operation, SSAValue
-from xdsl.ir.affine import AffineConstantExpr
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
@@ -23,7 +22,6 @@ from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.idioms.raised import Raised
 from qcompiler.passes.support import loops, views
 from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.loops import Index
 from qcompiler.passes.support.trace import Node, Tracer
 from qcompiler.plan.dims import Dim
 
@@ -89,7 +87,7 @@ def _build(value: SSAValue, x: SSAValue, cosine: Node, sine: Node, interleaved: 
 def _rotations(node: Node, shape: tuple[Dim, ...], tracer: Tracer) -> Iterator[tuple[_Origin, bool]]:
     """Where x begins, and whether its pairs are turned (else its halves), for each way to read `node` as rotate(x)."""
     for source, index in tracer.aliases(node):
-        if not _is_identity(index, shape_of(source.type)):
+        if index != loops.own_index(shape_of(source.type)):
             continue
         joined = loops.producer(source)
         if isinstance(joined, tensor.ConcatOp):
@@ -120,7 +118,7 @@ def _part(node: Node, tracer: Tracer) -> _Part | None:
     """The slice whose element `node` is, seen through unit dims."""
     for source, index in tracer.aliases(node):
         cut = loops.producer(source)
-        if not isinstance(cut, tensor.ExtractSliceOp) or not _is_identity(index, shape_of(source.type)):
+        if not isinstance(cut, tensor.ExtractSliceOp) or index != loops.own_index(shape_of(source.type)):
             continue
         found = views.slice_of(cut)
         offsets = tuple(o for o in found[0] if isinstance(o, int)) if found is not None else ()
@@ -155,19 +153,12 @@ def _pairs(odd: _Part, even: _Part, shape: tuple[Dim, ...]) -> _Origin | None:
         return _origin(even.source, even.offsets) if even.shape[-1] == _half(shape) else None
     whole = (*shape[:3], _half(shape), 2)
     fits = shape_of(even.source.type) == whole and even.shape == (*whole[:4], 1) and not any(even.offsets)
-    return _Origin(_unreshaped(even.source), ()) if fits else None
+    return _Origin(views.unreshaped(even.source), ()) if fits else None
 
 
 def _half(shape: tuple[Dim, ...]) -> int:
     assert isinstance(shape[3], int)
     return shape[3] // 2
-
-
-def _unreshaped(value: SSAValue) -> SSAValue:
-    """The tensor that holds the same elements in the same order."""
-    while isinstance(op := loops.producer(value), tensor.ExpandShapeOp | tensor.CollapseShapeOp):
-        value = op.src
-    return value
 
 
 def _origin(value: SSAValue, offsets: tuple[int, ...]) -> _Origin:
@@ -192,8 +183,9 @@ def _at(origin: _Origin, direct: Node, value: SSAValue, tracer: Tracer) -> SSAVa
     for each in (origin.root, *(source for source, _ in seen)):
         if shape_of(each.type) != shape or tensor_dtype(each.type) != tensor_dtype(value.type):
             continue
-        reads = views.seen_through(each, loops.identity(4))
-        if reads in seen and (_origin(each, (0,) * 4) == origin or _Origin(_unreshaped(each), ()) == origin):
+        end, index = views.seen_through(each, loops.own_index(shape))
+        reads = (end, loops.without_units(index, shape_of(end.type)))
+        if reads in seen and (_origin(each, (0,) * 4) == origin or _Origin(views.unreshaped(each), ()) == origin):
             return each
     return None
 
@@ -204,14 +196,7 @@ def _table(node: Node, value: SSAValue, order: tuple[int, ...], before: Operatio
     for source, index in tracer.aliases(node):
         if can_be_extra(source, index) and tensor_dtype(source.type) in (tensor_dtype(value.type), "f32"):
             positions = {d for e in index for d in e.used_dims()}
-            if {rows, depth} <= positions <= {order[0], rows, depth}:
+            wide = {n for n, size in enumerate(shape_of(value.type)) if size != 1}
+            if {rows, depth} & wide <= positions <= {order[0], rows, depth}:
                 return as_extra(before, source, index, shape_of(value.type))
     return None
-
-
-def _is_identity(index: Index, shape: tuple[Dim, ...]) -> bool:
-    """Each dim read at its own place; a unit dim may be read at 0."""
-    return all(
-        e == loops.dim_expr(n) or (size == 1 and isinstance(e, AffineConstantExpr) and e.value == 0)
-        for n, (e, size) in enumerate(zip(index, shape, strict=True))
-    )

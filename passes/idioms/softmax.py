@@ -23,9 +23,9 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
     outside, inside = _shifted_exp(pair[0], tracer), _shifted_exp(total.args[0], tracer)
     if outside is None or inside is None:
         return None
-    rank = len(shape_of(value.type))
+    shape = shape_of(value.type)
     for tensor, index in tracer.aliases(outside[0]):
-        if index != loops.identity(rank) or shape_of(tensor.type) != shape_of(value.type):
+        if index != loops.own_index(shape) or shape_of(tensor.type) != shape:
             continue
         if tensor_dtype(tensor.type) != tensor_dtype(value.type):
             continue
@@ -54,7 +54,8 @@ def _axis_of(tensor: SSAValue, node: Node, loop: int, tracer: Tracer) -> int | N
         if other is not tensor:
             continue
         axes = [n for n, e in enumerate(index) if isinstance(e, AffineDimExpr) and e.position >= Tracer.FIRST_AXIS]
-        kept = all(n in axes or e == loops.dim_expr(n) for n, e in enumerate(index))
+        own = loops.own_index(shape_of(tensor.type))
+        kept = all(n in axes or e == own[n] for n, e in enumerate(index))
         if len(axes) == 1 and kept and index[axes[0]] == loops.dim_expr(loop):
             return axes[0]
     return None

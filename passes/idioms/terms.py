@@ -92,7 +92,8 @@ def _over_heads(before: qc.BatchMatmulOp, term: Term, full: Full) -> SSAValue | 
     """A term as a view of rank 4, unit dims where it repeats; None if it is no such view."""
     index = term.index
     if term.rank == 3 and full[1] != 1:  # batch and heads are joined: only a term of all of them can be taken apart
-        if index != loops.identity(3) or shape_of(term.tensor.type)[1:] != full[2:]:
+        shape = shape_of(term.tensor.type)
+        if index != loops.own_index(shape) or shape[1:] != full[2:]:
             return None
         builder = build.with_path(InsertPoint.before(before), path_of(before))
         return build.reshape(builder, term.tensor, full)

@@ -47,6 +47,31 @@ def identity(rank: int) -> Index:
     return tuple(dim_expr(i) for i in range(rank))
 
 
+def without_units(index: Index, shape: Sequence[Dim]) -> Index:
+    """The index with 0 for each dim of size 1: what canonical indices have there, since nothing else can be read."""
+    return tuple(ZERO if size == 1 else e for e, size in zip(index, shape, strict=True)) if 1 in shape else index
+
+
+def own_index(shape: Sequence[Dim]) -> Index:
+    """Where each element of a tensor lies in it, as a canonical index."""
+    return without_units(identity(len(shape)), shape)
+
+
+def order_of(index: Index, shape: Sequence[Dim], result: Sequence[Dim]) -> tuple[int, ...] | None:
+    """The dim of `result` that each dim of `shape` is, where the canonical index permutes them; else None.
+
+    Dims of size 1, which canonical indices do not tell apart, keep their order.
+    """
+    if len(shape) != len(result):
+        return None
+    seen = [e.position if isinstance(e, AffineDimExpr) else None for e in index]
+    units = iter([n for n, size in enumerate(result) if size == 1 and n not in seen])
+    order = [next(units, None) if n is None and size == 1 else n for n, size in zip(seen, shape, strict=True)]
+    found = tuple(n for n in order if n is not None)
+    fits = sorted(found) == list(range(len(shape))) and tuple(shape) == tuple(result[n] for n in found)
+    return found if fits else None
+
+
 @functools.lru_cache(maxsize=4096)
 def map_attr(num_dims: int, index: Index) -> AffineMapAttr:
     return AffineMapAttr(AffineMap(num_dims, 0, index))

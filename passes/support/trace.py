@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 from xdsl.ir.affine import AffineExpr
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.types import shape_of
 from qcompiler.passes.support import loops, views
 from qcompiler.passes.support.loops import Index, dim_expr
 from qcompiler.plan.dims import Dim
@@ -51,7 +52,11 @@ class Node:
 
 
 class Tracer:
-    """Nodes of one function. `rank` of the tensors traced from must stay below `FIRST_AXIS`."""
+    """Nodes of one function. `rank` of the tensors traced from must stay below `FIRST_AXIS`.
+
+    Indices of nodes are canonical: a dim of size 1 is read at 0, however a nest or a view writes that.  So a form is
+    the same form at batch 1 and at one token; matchers compare with `loops.own_index` and `loops.order_of`.
+    """
 
     FIRST_AXIS = 64  # numbers of reduction dims start here, clear of any tensor's rank
 
@@ -64,9 +69,11 @@ class Tracer:
 
     def element(self, value: SSAValue) -> Node:
         """The element of a tensor at its own indices d0, d1, …"""
-        return self.read(value, loops.identity(views.rank_of(value)))
+        return self.read(value, loops.own_index(shape_of(value.type)))
 
     def read(self, value: SSAValue, index: Index) -> Node:
+        if isinstance(value.type, TensorType):
+            index = loops.without_units(index, shape_of(value.type))
         key = (value, index)
         if key not in self._reads:
             self._reads[key] = Node("read", tensor=value, index=index)

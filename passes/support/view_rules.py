@@ -17,7 +17,7 @@ from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.support import loops, views
 from qcompiler.passes.support.loops import producer
-from qcompiler.plan.dims import Dim, dim
+from qcompiler.plan.dims import Dim, dim, product
 
 
 def fold_views(worklist: Sequence[Operation]) -> None:
@@ -190,7 +190,7 @@ def _fold_into_attention(op: Operation) -> SSAValue | None:
     assert isinstance(op, qc.AttentionOp)
     builder = _before(op)
     mask = _unit_mask(builder, op.mask) if op.mask is not None else None
-    k, v = _unrepeated(op.k), _unrepeated(op.v)
+    k, v = _unrepeated(builder, op.k), _unrepeated(builder, op.v)
     if k is None or v is None or shape_of(k.type)[1] != shape_of(v.type)[1]:
         k, v = op.k, op.v
     if mask is None and k is op.k:
@@ -213,15 +213,20 @@ def _unit_mask(builder: Builder, mask: SSAValue) -> SSAValue | None:
     return build.reshape(builder, inner.input, shape)
 
 
-def _unrepeated(value: SSAValue) -> SSAValue | None:
-    """`x (B, Hkv, T, D)` where value is x with each head repeated n times (expand, broadcast, collapse)."""
-    collapse = producer(value)
-    if not isinstance(collapse, tensor.CollapseShapeOp) or views.groups_of(collapse) != ((0,), (1, 2), (3,), (4,)):
+def _unrepeated(builder: Builder, value: SSAValue) -> SSAValue | None:
+    """`x (B, Hkv, T, D)` where value is x with each head repeated n times, wherever sizes of 1 stand between."""
+    batch, heads, keys, depth = shape_of(value.type)
+    repeat = producer(views.unreshaped(value))
+    if not isinstance(repeat, ops.BroadcastOp):
         return None
-    repeat = producer(collapse.src)
-    if not isinstance(repeat, ops.BroadcastOp) or views.added_dims(repeat) != (2,):
+    shape = shape_of(repeat.result[0].type)
+    added = [n for n in views.added_dims(repeat) if shape[n] != 1]
+    if len(added) != 1 or not isinstance(heads, int) or not isinstance(times := shape[added[0]], int) or heads % times:
         return None
-    return repeat.input
+    before, behind = product(shape[: added[0]]), product(shape[added[0] + 1 :])
+    if before * dim(times) != product((batch, heads)) or behind != product((keys, depth)):
+        return None
+    return build.reshape(builder, repeat.input, (batch, heads // times, keys, depth))
 
 
 def split_batch(op: qc.BatchMatmulOp) -> SSAValue | None:

@@ -145,6 +145,13 @@ def base_of(value: SSAValue) -> SSAValue:
     return value
 
 
+def unreshaped(value: SSAValue) -> SSAValue:
+    """The tensor that holds the same elements in the same order."""
+    while isinstance(op := producer(value), Reshape):
+        value = op.src
+    return value
+
+
 def rank_of(value: SSAValue) -> int:
     assert isinstance(value.type, TensorType)
     return len(value.type.get_shape())

@@ -371,13 +371,17 @@ def _last_prefixes(shape: Sequence[Dim]) -> dict[Expr, int]:
 
 
 def _split_equal(source: Sequence[Dim], target: Sequence[Dim], s: tuple[int, int], t: tuple[int, int]) -> list[Group]:
-    """Splits leading axes of equal size off a group, so that unit dims that stay do not force a collapse."""
+    """Splits leading and trailing axes of equal size off a group, so that unit dims that stay force no collapse."""
     (i, i1), (j, j1) = s, t
-    groups: list[Group] = []
+    before: list[Group] = []
+    behind: list[Group] = []
     while i1 - i > 1 and j1 - j > 1 and dim(source[i]) == dim(target[j]):
-        groups.append(((i, i + 1), (j, j + 1)))
+        before.append(((i, i + 1), (j, j + 1)))
         i, j = i + 1, j + 1
-    return [*groups, ((i, i1), (j, j1))]
+    while i1 - i > 1 and j1 - j > 1 and dim(source[i1 - 1]) == dim(target[j1 - 1]):
+        i1, j1 = i1 - 1, j1 - 1
+        behind.insert(0, ((i1, i1 + 1), (j1, j1 + 1)))
+    return [*before, ((i, i1), (j, j1)), *behind]
 
 
 def reshape(builder: Builder, value: SSAValue, new_shape: Sequence[Dim]) -> SSAValue:
