@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim, Expr, dim
+from qcompiler.plan.dims_text import Builder, read
 from qcompiler.plan.kernel import KernelSpec
 
 STORAGE_TYPES: dict[str, str] = {
@@ -31,27 +31,24 @@ def symbol(name: str) -> str:
 
 def c_dim(value: Dim | Expr) -> str:
     """A dimension as an int64_t expression over `symbol` variables; bare for a constant or one symbol, else in ()."""
-    return _c_expression(ast.parse(str(dim(value)), mode="eval").body)
+    return read(str(dim(value)), _C_TEXT)
 
 
-def _c_expression(node: ast.expr) -> str:
-    match node:
-        case ast.Constant(value=int() as value):
-            return str(value) if abs(value) < 2**31 else f"INT64_C({value})"
-        case ast.Name(id=name):
-            return symbol(name)
-        case ast.UnaryOp(operand=operand):
-            return f"(-{_c_expression(operand)})"
-        case ast.BinOp(left=left, op=op, right=right):
-            lhs, rhs = _c_expression(left), _c_expression(right)
-            if isinstance(op, ast.FloorDiv | ast.Mod):
-                return f"{'qc_floordiv' if isinstance(op, ast.FloorDiv) else 'qc_mod'}({lhs}, {rhs})"
-            sign = "+" if isinstance(op, ast.Add) else "-" if isinstance(op, ast.Sub) else "*"
-            return f"({lhs} {sign} {rhs})"
-        case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            return f"qc_{name}({_c_expression(left)}, {_c_expression(right)})"
-        case _:
-            raise AssertionError(f"{ast.dump(node)} is no dimension expression")
+def _literal(value: int) -> str:
+    return str(value) if abs(value) < 2**31 else f"INT64_C({value})"
+
+
+_C_TEXT: Builder[str] = Builder(
+    _literal,
+    lambda name: symbol(name),
+    {
+        "+": lambda a, b: f"({a} + {b})", "-": lambda a, b: f"(-{b})" if a == "0" else f"({a} - {b})",
+        "*": lambda a, b: f"({a} * {b})", "//": lambda a, b: f"qc_floordiv({a}, {b})",
+        "%": lambda a, b: f"qc_mod({a}, {b})", "max": lambda a, b: f"qc_max({a}, {b})",
+        "min": lambda a, b: f"qc_min({a}, {b})",
+    },
+)  # fmt: skip
+"""Each operation in parentheses, in the order of the text: what `plan.sizes.magnitude` bounds."""
 
 
 def header_comment(spec: KernelSpec, *lines: str) -> str:
