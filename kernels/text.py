@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qcompiler.plan.dims import Dim, Expr, dim
 from qcompiler.plan.dims_text import Builder, read
-from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kernel import FormatRef, KernelSpec
 
 STORAGE_TYPES: dict[str, str] = {
     "f64": "double", "f32": "float", "f16": "qc_f16", "bf16": "qc_bf16", "i64": "int64_t", "i32": "int32_t",
@@ -29,9 +30,13 @@ def symbol(name: str) -> str:
     return f"n_{identifier(name)}"
 
 
-def c_dim(value: Dim | Expr) -> str:
-    """A dimension as an int64_t expression over `symbol` variables; bare for a constant or one symbol, else in ()."""
-    return read(str(dim(value)), _C_TEXT)
+def c_dim(value: Dim | Expr, names: Mapping[str, str] | None = None) -> str:
+    """A dimension as an int64_t expression over `symbol` variables; bare for a constant or one symbol, else in ().
+
+    `names` are other variables for the symbols.
+    """
+    builder = _C_TEXT if names is None else dataclasses.replace(_C_TEXT, symbol=names.__getitem__)
+    return read(str(dim(value)), builder)
 
 
 def _literal(value: int) -> str:
@@ -40,7 +45,7 @@ def _literal(value: int) -> str:
 
 _C_TEXT: Builder[str] = Builder(
     _literal,
-    lambda name: symbol(name),
+    symbol,
     {
         "+": lambda a, b: f"({a} + {b})", "-": lambda a, b: f"(-{b})" if a == "0" else f"({a} - {b})",
         "*": lambda a, b: f"({a} * {b})", "//": lambda a, b: f"qc_floordiv({a}, {b})",
@@ -53,19 +58,28 @@ _C_TEXT: Builder[str] = Builder(
 
 def header_comment(spec: KernelSpec, *lines: str) -> str:
     """The comment above a kernel: what it serves, then its operands, then what the template adds."""
-    rows = [f"// qk_{spec.name}: {spec.template}" + (f" for {one_line(spec.serves)}" if spec.serves else "")]
+    rows = [f"// qk_{spec.name}: {spec.template}" + (f" for {comment(spec.serves)}" if spec.serves else "")]
     for operand in spec.operands:
         shape = "x".join(str(d) for d in operand.shape)
-        packed = f", {operand.format.name} {operand.format.params} in {operand.layout}" if operand.format else ""
+        packed = comment(f", {_format(operand.format)} in {operand.layout}") if operand.format else ""
         strides = f", strides ({', '.join(str(s) for s in operand.strides)})" if operand.strides else ""
         rows.append(f"//   {operand.access:2} {identifier(operand.name)}: {shape}x{operand.dtype}{strides}{packed}")
-    rows += [f"// {one_line(line)}" for line in lines]
+    rows += [f"// {comment(line)}" for line in lines]
     return "\n".join(rows)
 
 
-def one_line(text: str) -> str:
-    """Text that is safe behind `//`: printable, on one line, not ending in a backslash (which would join lines)."""
-    return "".join(c if c.isprintable() else " " for c in text).rstrip("\\ ")
+def _format(ref: FormatRef) -> str:
+    return " ".join((ref.name, *(f"{key}={value}" for key, value in sorted(ref.params.items()))))
+
+
+MAX_COMMENT = 400
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9 _.,:;()\[\]=+*/<>^'%&|-]")
+
+
+def comment(text: str) -> str:
+    """Text that may stand behind `//` wherever it comes from: of plain characters only, none of which ends a line or
+    joins it with the next one (a newline, a backslash, a trigraph's question marks); others become "_"."""
+    return _NOT_PLAIN.sub("_", re.sub(r"\s", " ", text[:MAX_COMMENT]).rstrip("\\ "))
 
 
 def needed(declarations: Sequence[str], rest: Sequence[str]) -> list[str]:

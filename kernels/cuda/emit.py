@@ -18,10 +18,12 @@ from typing import Any
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
+from qcompiler.kernels.numbered import numbered
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
 from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand
+from qcompiler.plan.plan import Plan
 
-EMITTER_VERSION = 4
+EMITTER_VERSION = 5
 """Part of the cache key of compiled modules: raise it whenever emitted text changes for an unchanged spec."""
 
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -138,18 +140,48 @@ def _prelude(specs: Sequence[KernelSpec]) -> list[str]:
 
 
 def emit_module(specs: Sequence[KernelSpec], arch: str) -> str:
-    """The translation unit that NVRTC compiles for `arch`."""
+    """The translation unit that NVRTC compiles for `arch`, with kernels under their own names."""
+    return _module(specs, [emit_kernel(spec, arch).text for spec in specs], arch)
+
+
+def _module(specs: Sequence[KernelSpec], texts: Sequence[str], arch: str) -> str:
     title = f"// {len(specs)} kernels for {arch}, emitted by qcompiler (emitter {EMITTER_VERSION})."
-    return "\n".join([title, *_prelude(specs), *(emit_kernel(spec, arch).text for spec in specs)])
+    return "\n".join([title, *_prelude(specs), *texts])
 
 
 def emit_sim_module(specs: Sequence[KernelSpec], arch: str) -> str:
     """The translation unit that the host's compiler makes for the simulated GPU standing in for `arch`."""
+    return _sim_module(specs, [emit_kernel(spec, arch).text for spec in specs], arch)
+
+
+def _sim_module(specs: Sequence[KernelSpec], texts: Sequence[str], arch: str) -> str:
     title = f"// {len(specs)} kernels for {arch}, for the simulated GPU (emitter {EMITTER_VERSION})."
     defines = f"#define QC_SIM 1\n#define __CUDA_ARCH__ {10 * arch_number(arch)}"
     shim = header("shim.h", "qcompiler.kernels.sim")
-    kernels = [emit_kernel(spec, arch).text for spec in specs]
-    return "\n".join([title, defines, shim, *_prelude(specs), *kernels, *(_call(spec) for spec in specs)])
+    return "\n".join([title, defines, shim, *_prelude(specs), *texts, *(_call(spec) for spec in specs)])
+
+
+def _numbered(plan: Plan, arch: str) -> tuple[list[KernelSpec], list[str]]:
+    """The plan's kernels under their numbers, and their texts. KernelSelectionError names a kernel as the plan does."""
+    specs = [numbered(spec, number) for number, spec in enumerate(plan.kernels)]
+    texts: list[str] = []
+    for own, named in zip(specs, plan.kernels, strict=True):
+        try:
+            texts.append(emit_kernel(own, arch).text)
+        except KernelSelectionError:
+            emit_kernel(named, arch)
+            raise
+    return specs, texts
+
+
+def emit_program(plan: Plan, arch: str) -> str:
+    """`emit_module` of a plan's kernels, each under its number: kernels/numbered.py."""
+    return _module(*_numbered(plan, arch), arch)
+
+
+def emit_sim_program(plan: Plan, arch: str) -> str:
+    """`emit_sim_module` of a plan's kernels, each under its number."""
+    return _sim_module(*_numbered(plan, arch), arch)
 
 
 def _call(spec: KernelSpec) -> str:

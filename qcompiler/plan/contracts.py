@@ -45,7 +45,7 @@ from qcompiler.plan.kernel import (
     Window,
 )
 from qcompiler.plan.scalar_types import check_program
-from qcompiler.plan.sizes import LARGEST, MOST_WORK, Ranges, check_extent, check_size, magnitude
+from qcompiler.plan.sizes import MOST_WORK, Ranges, check_extent, check_view_sizes, magnitude
 
 FLOATS = ("f32", "bf16", "f16")
 INDICES = ("i64", "i32")
@@ -124,7 +124,7 @@ def _(body: LinearKernel, operands: int) -> Contract:
             x,
             Role("w", (body.n, body.k), packed=True),
             *([Role("bias", (body.n,), unit=True)] if body.has_bias else []),
-            *(Role(f"e{i}", (body.m, body.n), dtypes=ANY) for i in range(extras)),
+            *(Role(f"extra{i}", (body.m, body.n), dtypes=ANY) for i in range(extras)),
             Role("out", (body.m, body.n), "w", unit=True),
         ),
         work=(body.m, body.n, body.k),
@@ -137,11 +137,12 @@ def _image(body: LinearKernel, window: Window) -> tuple[Dim, ...]:
     """The image whose windows are the rows; kernels test every tap against its height and width."""
     batch, _, _, channels = window.image
     numbers = (*window.kernel, *window.strides, *window.dilation, channels)
-    if min(numbers) < 1 or max(*numbers, *window.padding) > COUNTED_IN_32_BITS or min(window.padding) < 0:
+    if min(numbers) < 1:
+        raise PlanError(f"a linear kernel reads windows {window.kernel} of {channels} channels; all must be positive")
+    if max(*numbers, *window.padding) > COUNTED_IN_32_BITS or min(window.padding) < 0:
         raise PlanError(
-            f"a linear kernel reads windows {window.kernel} of {channels} channels, strides {window.strides}, dilation "
-            f"{window.dilation}, padding {window.padding}; all but the padding must be positive, and none above "
-            f"{COUNTED_IN_32_BITS}"
+            f"a linear kernel reads windows with padding {window.padding} and numbers {numbers}; none may be negative "
+            f"or above {COUNTED_IN_32_BITS}"
         )
     taps = math.prod(window.kernel) * channels
     if not same_dims((body.m, body.k), (product([batch, *window.size]).to_dim(), taps)):
@@ -477,11 +478,9 @@ def check_work(extents: Sequence[Dim], ranges: Ranges, each: int = 1) -> None:
 
 def check_operand_sizes(operand: Operand, ranges: Ranges) -> None:
     """DimError unless shapes, strides and every offset that they give, in bytes, are proven to fit."""
-    total = 0
-    for extent, stride in zip(operand.shape, operand.strides or (0,) * len(operand.shape), strict=True):
-        total += check_extent(extent, ranges) * magnitude(stride, ranges)
-    if total * ITEMSIZE[operand.dtype] > LARGEST:
-        raise DimError(f"the offsets of '{operand.name}' may be above {LARGEST} (2**53)")
+    for extent in operand.shape:
+        check_extent(extent, ranges)
+    check_view_sizes(operand.dtype, operand.shape, operand.strides or (0,) * len(operand.shape), 0, ranges)
 
 
 def injective(shape: Sequence[Dim], strides: Sequence[Dim], ranges: Ranges) -> bool:

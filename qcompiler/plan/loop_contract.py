@@ -14,9 +14,9 @@ from qcompiler.plan.contracts import check_operand_sizes, check_work, injective
 from qcompiler.plan.coverage import Coverage
 from qcompiler.plan.dims import Dim, Expr, dim, never_negative
 from qcompiler.plan.geometry import is_packed, region_of
-from qcompiler.plan.kernel import ITEMSIZE, AffineAccess, KernelSpec, LoopKernel, Operand
+from qcompiler.plan.kernel import AffineAccess, KernelSpec, LoopKernel, Operand
 from qcompiler.plan.scalar_types import FLOATS, check_program, is_float
-from qcompiler.plan.sizes import LARGEST, Ranges, check_extent, magnitude
+from qcompiler.plan.sizes import Ranges, check_extent, check_view_sizes
 
 MAX_OPERANDS = 256
 MAX_LOOPS = 64
@@ -92,20 +92,12 @@ def check_loop_sizes(spec: KernelSpec, ranges: Ranges) -> None:
         check_work(body.extents, ranges, _COST * (len(body.body.ops) + len(spec.operands)))
         for number, (operand, access) in enumerate(zip(spec.operands, body.accesses, strict=True)):
             check_operand_sizes(operand, ranges)
-            _check_access_sizes(operand, access, body.extents, ranges)
+            check_view_sizes(operand.dtype, body.extents, access.coefficients, access.offset, ranges)
             _check_reach(where, operand, access, body.extents, ranges)
             if number >= len(spec.operands) - outputs:
                 _check_output(where, body, operand, access, ranges)
     except DimError as error:
         raise PlanError(f"{where}: {error}") from error
-
-
-def _check_access_sizes(operand: Operand, access: AffineAccess, extents: Sequence[Dim], ranges: Ranges) -> None:
-    total = magnitude(access.offset, ranges)
-    for extent, step in zip(extents, access.coefficients, strict=True):
-        total += magnitude(extent, ranges) * magnitude(step, ranges)
-    if total * ITEMSIZE[operand.dtype] > LARGEST:
-        raise DimError(f"the offsets of '{operand.name}' may be above {LARGEST} (2**53)")
 
 
 def _check_reach(

@@ -12,11 +12,12 @@ make of them (bytes, costs, sizes rounded up to tiles) multiplies them by at mos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from qcompiler.errors import DimError
 from qcompiler.plan.dims import Call, Dim, Expr, Range, atom_bounds, dim, never_negative, parse
+from qcompiler.plan.kernel import ITEMSIZE
 
 LARGEST = 1 << 53
 """Of a size, a stride, an offset, in elements or in bytes, and of everything on the way to it. No machine addresses as
@@ -66,6 +67,15 @@ def _limited(number: int, what: object) -> int:
 def check_size(value: Dim, ranges: Ranges) -> None:
     """DimError unless emitted code computes this size without leaving 64 bits and without dividing by zero."""
     magnitude(value, ranges)
+
+
+def check_view_sizes(dtype: str, shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, ranges: Ranges) -> None:
+    """DimError unless every offset of a view, in bytes, is proven to fit."""
+    total = magnitude(offset, ranges)
+    for extent, stride in zip(shape, strides, strict=True):
+        total += magnitude(extent, ranges) * magnitude(stride, ranges)
+    if total * ITEMSIZE[dtype] > LARGEST:
+        raise DimError(f"the offsets of a view of {list(shape)} may be above {LARGEST} (2**53)")
 
 
 def check_extent(value: Dim, ranges: Ranges, least: Literal[0, 1] = 0) -> int:

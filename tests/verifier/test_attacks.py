@@ -7,6 +7,7 @@ checks of the plan can object.  The first twelve ran when they were found, and t
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -238,7 +239,7 @@ def test_h3_a_packed_copy_stays_in_the_callers_memory(tmp_path: Path) -> None:
         "outputs": tuple(replace(sig, shape=(1,)) for sig in entry.outputs),
     }
     plan = replace(image.plan, entries=(replace(entry, **short),))
-    assert "not all of it" in refusal(image, plan, tmp_path)
+    assert "plain values" in refusal(image, plan, tmp_path)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
@@ -269,17 +270,45 @@ HOSTILE = ("y_row", "task", "sym", "call", "i0", "i0_end", "qc_run", "memcpy", "
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_h6_no_name_of_a_file_is_an_identifier_of_what_is_compiled(name: str) -> None:
+    """What is compiled is the same to the letter, whatever operands, values, kernels, symbols and entries are called."""
     from qcompiler.kernels.cpu.emit import emit_program
-    from qcompiler.kernels.cuda.emit import emit_module, emit_sim_module
+    from qcompiler.kernels.cuda import emit as cuda
 
-    spec = doubling(("b", "s"), ("b", "s"), name="plain")
-    plain = Maker({"b": (1, 8), "s": (1, 8)}).kernel(spec).image().plan
-    named = replace(spec, name=name, operands=tuple(replace(o, name=f"{name}{'_' * i}") for i, o in
-                                                    enumerate(spec.operands)))  # fmt: skip
-    other = Maker({"b": (1, 8), "s": (1, 8)}).kernel(named).image().plan
-    assert emit_program(other, "x86-64") == emit_program(plain, "x86-64")
-    for emit in (emit_module, emit_sim_module):
-        assert emit(other.kernels, "sm_80") == emit(plain.kernels, "sm_80")
+    def code(text: str) -> str:
+        return re.sub(r"//[^\n]*", "", text)
+
+    plain = named_plan("double", ("x", "y"), ("b", "s"), "main", "v")
+    other = named_plan(name, (name, f"{name}_"), (f"b{name}", f"s{name}"), f"{name}(", f"{name}9")
+    assert code(emit_program(other, "x86-64")) == code(emit_program(plain, "x86-64"))
+    for emit in (cuda.emit_program, cuda.emit_sim_program):
+        assert code(emit(other, "sm_80")) == code(emit(plain, "sm_80"))
+
+
+def named_plan(kernel: str, operands: tuple[str, str], symbols: tuple[str, str], entry: str, value: str) -> Plan:
+    spec = doubling(symbols, symbols, name=kernel)
+    program = replace(spec.body.body, inputs=((operands[0], "f32"), (operands[1], "f32")),
+                      ops=(op(value, "arith.addf", operands[0], operands[0]),), yields=(value,))  # fmt: skip
+    spec = replace(spec, operands=tuple(replace(each, name=own) for each, own in zip(spec.operands, operands,
+                   strict=True)), body=replace(spec.body, body=program))  # fmt: skip
+    plan = Maker(dict.fromkeys(symbols, (1, 8))).kernel(spec).image().plan
+    arenas = tuple(replace(arena, entry=entry) if arena.entry else arena for arena in plan.arenas)
+    return replace(plan, arenas=arenas, entries=(replace(plan.entries[0], name=entry),))
+
+
+def test_h6_what_takes_a_plan_takes_numbers() -> None:
+    """Kernels under their own names are emitted for tests and tables; whatever compiles a plan takes the numbered
+    text."""
+    root = Path(qc.__file__).parents[1]
+    for folder in ("runtime", "passes"):
+        for file in (root / folder).rglob("*.py"):
+            assert not re.search(r"emit_(sim_)?module\(|emit_kernels\(", file.read_text()) or file.name == "engine.py", file
+
+
+@pytest.mark.parametrize("text", ["a\nint x;", "a\\", "a??/", "a\u2028b", "*/ int x; /*", "a\rb", "\\\n", "é" * 3])
+def test_h6_a_comment_ends_where_it_should(text: str) -> None:
+    from qcompiler.kernels.text import comment
+
+    assert re.fullmatch(r"[A-Za-z0-9 _.,:;()\[\]=+*/<>^'%&|-]*", comment(text))
 
 
 def test_h7_top_k_of_more_than_there_are_is_refused(tmp_path: Path) -> None:
