@@ -30,6 +30,7 @@ from qcompiler.kernels.cpu import (
     scatter,
     softmax,
 )
+from qcompiler.kernels.contract import require_contract, require_declared
 from qcompiler.kernels.numbered import numbered
 from qcompiler.plan.kernel import KernelSpec, LinearKernel
 from qcompiler.plan.plan import Plan
@@ -64,6 +65,7 @@ _TEMPLATES: dict[str, ModuleType] = {
 """One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
 
 TEMPLATES = tuple(_TEMPLATES)
+require_declared(TEMPLATES)
 
 _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": ("decode.h", "gemm.h"), "batch_matmul": ("decode.h", "gemm.h"),
@@ -86,8 +88,13 @@ def _template(spec: KernelSpec, isa: str) -> ModuleType:
 
 
 def emit_kernel(spec: KernelSpec, isa: str) -> str:
-    """The C++ text of one kernel, without headers: static helpers and ``qk_<name>``."""
-    text: str = _template(spec, isa).emit(spec, isa)
+    """The C++ text of one kernel, without headers: static helpers and ``qk_<name>``.
+
+    KernelSelectionError for a spec that breaks its contract (plan/contracts.py), or that no kernel for `isa` serves.
+    """
+    template = _template(spec, isa)
+    require_contract(spec)
+    text: str = template.emit(spec, isa)
     return text
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
+from qcompiler.kernels.contract import require_contract, require_declared
 from qcompiler.kernels.numbered import numbered
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
 from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand
@@ -34,6 +35,8 @@ TEMPLATES = (
     "norm", "order", "quantize_rows", "scan", "scatter", "softmax",
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
+
+require_declared(TEMPLATES)
 
 _LINEAR = (
     "scalar.cuh", "decode.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "window.cuh", "linear_mma_rows.cuh",
@@ -72,9 +75,12 @@ def _template(spec: KernelSpec) -> Any:
 
 
 def emit_kernel(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One kernel's text (without headers) and geometry."""
+    """One kernel's text (without headers) and geometry. KernelSelectionError for a spec that breaks its contract
+    (plan/contracts.py), or that no kernel for `arch` serves."""
     arch_number(arch)
-    kernel: CudaKernel = _template(spec).emit(spec, arch)
+    template = _template(spec)
+    require_contract(spec)
+    kernel: CudaKernel = template.emit(spec, arch)
     check_grid(spec, kernel.geometry)
     return kernel
 

@@ -72,8 +72,8 @@ def _check_operand(
 ) -> None:
     if operand.access != ("w" if is_output else "r"):
         raise PlanError(f"{where} declares operand '{operand.name}' as '{operand.access}'")
-    if is_packed(operand) or len(operand.strides) != len(operand.shape):
-        raise PlanError(f"{where}: its operand '{operand.name}' must be plain, with a stride for each dim")
+    if is_packed(operand):
+        raise PlanError(f"{where}: its operand '{operand.name}' must be plain")
     if len(access.coefficients) != len(body.extents):
         raise PlanError(f"{where}: '{operand.name}' is accessed by another number of loops")
     for kind, step in zip(body.iterators, access.coefficients, strict=True):
@@ -91,6 +91,8 @@ def check_loop_sizes(spec: KernelSpec, ranges: Ranges) -> None:
             check_extent(extent, ranges)
         check_work(body.extents, ranges, _COST * (len(body.body.ops) + len(spec.operands)))
         for number, (operand, access) in enumerate(zip(spec.operands, body.accesses, strict=True)):
+            if len(operand.strides) != len(operand.shape):
+                raise PlanError(f"{where}: its operand '{operand.name}' needs a stride for each dim")
             check_operand_sizes(operand, ranges)
             check_view_sizes(operand.dtype, body.extents, access.coefficients, access.offset, ranges)
             _check_reach(where, operand, access, body.extents, ranges)

@@ -24,6 +24,8 @@ def check_kernels(plan: Plan) -> None:
         _check_spec(spec)
     aligned = {spec.name: _aligned_places(spec) for spec in plan.kernels}
     entries = (*plan.entries, *((plan.init,) if plan.init is not None else ()))
+    arenas = {arena.name: arena for arena in plan.arenas}
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
     seen: set[tuple[str, tuple[tuple[str, int, int], ...]]] = set()
     for entry in entries:
         ranges = {symbol.name: (symbol.min, symbol.max) for symbol in entry.symbols}
@@ -35,7 +37,13 @@ def check_kernels(plan: Plan) -> None:
                     seen.add(key)
                     _check_sizes(spec, {symbol: ranges[symbol] for symbol in spec.symbols})
                 for place in aligned[name]:
-                    check_alignment(spec, place, step.operands[place].offset, step.operands[place].strides)
+                    view = step.operands[place]
+                    check_alignment(spec, place, view.offset, view.strides)
+                    if arenas[buffers[view.buffer].arena].kind in ("input", "output"):
+                        raise PlanError(
+                            f"kernel '{name}' in entry point '{entry.name}': '{spec.operands[place].name}' must begin at "
+                            f"a multiple of more bytes than the caller's arrays do; give it a buffer of the program's"
+                        )
             except DimError as error:
                 raise PlanError(f"kernel '{name}' in entry point '{entry.name}': {error}") from error
 

@@ -604,4 +604,6 @@ def _is_elementwise(spec: KernelSpec, written: int, read: int) -> bool:
         return False
     if not body.accesses:
         return True
+    if len(body.accesses) != len(spec.operands):  # which its contract will refuse
+        return False
     return "reduction" not in body.iterators and body.accesses[written] == body.accesses[read]
