@@ -22,16 +22,21 @@ from handmade import DOUBLE, ONE, Maker, doubling, loop, op, operand, replace, v
 
 import qcompiler as qc
 from qcompiler import formats
-from qcompiler.errors import CompileFailedError, QCompilerError, RuntimeFailure
+from qcompiler.errors import CompileFailedError, QCompilerError, RuntimeFailure, ScheduleError
 from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import (
+    ArgmaxKernel,
     AttentionKernel,
     FormatRef,
+    GatherKernel,
+    IndexUpdateKernel,
     KernelSpec,
     LinearKernel,
     OrderKernel,
+    ScatterKernel,
 )
 from qcompiler.plan.plan import Copy, Launch, Plan, TensorSig, View
+from qcompiler.plan.verify import verify_plan
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime import loaded
 from qcompiler.runtime.image import ProgramImage
@@ -414,6 +419,122 @@ def test_an_init_entry_with_results_is_refused(tmp_path: Path) -> None:
         image.plan, init=init, arenas=(*image.plan.arenas, arena), buffers=(*image.plan.buffers, buffer)
     )
     assert "init" in refusal(image, plan, tmp_path)
+
+
+def rule_of(plan: Plan) -> str | None:
+    with pytest.raises(ScheduleError) as caught:
+        verify_plan(plan)
+    return caught.value.rule
+
+
+def test_each_new_rule_is_broken_by_one_edit() -> None:
+    image = with_state()
+    assert rule_of(init_writes(image, buffer="kept")) == "init-arena"
+    assert image.plan.init is not None
+    argument = TensorSig(name="z", arena="z", dtype="f32", shape=(16,))
+    assert rule_of(replace(image.plan, init=replace(image.plan.init, inputs=(argument,)))) == "init-signature"
+    streams = tuple(replace(image.plan.streams[0], name=f"q{i}") for i in range(300))
+    assert rule_of(replace(image.plan, streams=(*image.plan.streams, *streams))) == "too-many-streams"
+    image = symbolic()
+    (entry,) = image.plan.entries
+    narrow = replace(entry, inputs=(replace(entry.inputs[0], dtype="i16", shape=("b", "2*s")),))
+    assert rule_of(replace(image.plan, entries=(narrow,))) == "argument-dtype"
+    q8 = FormatRef(name="q8_0", params=dict(formats.get("q8_0").params))
+    packed = View(buffer="x", dtype="f32", shape=(1, 32), format=q8, layout="canonical")
+    copy = Copy(stream="q", source=packed, target=replace(packed, buffer="y"))
+    assert rule_of(replace(image.plan, entries=(replace(entry, steps=(copy,)),))) == "packed-argument"
+
+
+def test_memory_of_truth_values_is_of_nothing_else(tmp_path: Path) -> None:
+    """`bool` has two values: what a kernel loads as one must not have been written as a number."""
+    maker = Maker()
+    maker.input("x", (16,), "ui8")
+    maker.output("y", (16,), "i1")
+    maker.activation("a", 64)
+    number = View(buffer="x", dtype="ui8", shape=(16,), strides=(1,))
+    maker.steps.append(Copy(stream="q", source=number, target=replace(number, buffer="a")))
+    truth = replace(number, buffer="a", dtype="i1")
+    maker.steps.append(Copy(stream="q", source=truth, target=replace(truth, buffer="y")))
+    assert rule_of(maker.image().plan) == "truth-values"
+
+    maker = Maker()
+    maker.store.add(StoredTensor("t", "i1", (4,), np.array([0, 1, 2, 1], np.uint8)))
+    maker.output("y", (4,), "i1")
+    view = View(buffer="weight t", dtype="i1", shape=(4,), strides=(1,))
+    maker.steps.append(Copy(stream="q", source=view, target=replace(view, buffer="y")))
+    image = maker.image()
+    assert "truth" in refusal(image, image.plan, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["gather", "index_update", "scatter", "order"])
+def test_what_is_moved_keeps_its_type(mode: str, tmp_path: Path) -> None:
+    """A gather copied rows by the size of its result's elements: from rows of smaller ones, behind their end."""
+    out, more = operand("out", (2, 3, 8), "w", "f64"), (operand("index", (3,), dtype="i64"),)
+    if mode == "gather":
+        body: Any = GatherKernel(mode="take", outer=2, length=4, count=3, inner=8)
+        operands = (operand("x", (2, 4, 8)), *more, out)
+    elif mode == "index_update":
+        body = IndexUpdateKernel(outer=2, length=4, count=3, inner=8)
+        operands = (operand("x", (2, 4, 8), "rw", "f64"), *more, operand("src", (2, 3, 8)))
+    elif mode == "scatter":
+        body = ScatterKernel(outer=2, length=4, count=3, inner=8, fold="none")
+        index = operand("index", (2, 3, 8), dtype="i64")
+        operands = (index, operand("src", (2, 3, 8)), operand("out", (2, 4, 8), "rw", "f64"))
+    else:
+        body = OrderKernel(outer=2, length=4, count=3, inner=8, descending=True)
+        operands = (operand("x", (2, 4, 8)), out, operand("at", (2, 3, 8), "w", "i64"))
+    image = Maker().kernel(KernelSpec(name="k", symbols=(), operands=operands, body=body)).image()
+    assert "one type" in refusal(image, image.plan, tmp_path)
+
+
+def test_rows_of_int8_begin_where_they_are_read_as_words(tmp_path: Path) -> None:
+    """Their codes are read in pieces of 16 bytes, their scale as a float."""
+    from specmutants.seeds import seed
+
+    for kind in ("cpu", "cuda"):
+        image = seed("linear_codes", kind)
+        (entry,) = image.plan.entries
+        first, second = entry.steps
+        assert isinstance(first, Launch) and isinstance(second, Launch)
+        later = tuple(
+            replace(step, operands=tuple(replace(v, offset=8) if v.buffer == "rows" else v for v in step.operands))
+            for step in (first, second)
+        )
+        plan = handmade.with_arena(replace(image.plan, entries=(replace(entry, steps=later),)), "rows", nbytes=4096)
+        device = None if kind == "cpu" else "sim:0"
+        assert "multiples" in refusal(image, plan, tmp_path, device)
+
+
+def test_argmax_of_nothing_is_refused(tmp_path: Path) -> None:
+    operands = (operand("x", (2, "s", 3)), operand("out", (2, 3), "w", "i64"))
+    body = ArgmaxKernel(outer=2, length="s", inner=3)
+    image = Maker({"s": (1, 4)}).kernel(KernelSpec(name="k", symbols=("s",), operands=operands, body=body)).image()
+    (entry,) = image.plan.entries
+    empty = replace(entry, symbols=(replace(entry.symbols[0], min=0),))
+    assert "zero or negative" in refusal(image, replace(image.plan, entries=(empty,)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"), [("99999999999999999999", "i64"), ("1; int x", "i32"), ("300", "ui8"), ("zzz", "f32")]
+)
+def test_constants_are_numbers_of_their_type(text: str, dtype: str, tmp_path: Path) -> None:
+    image = Maker().kernel(doubling()).image()
+    program = image.plan.kernels[0].body.body
+    more = op("c", "arith.constant", dtype=dtype, value=text)
+    plan = with_body(image.plan, body=replace(program, ops=(*program.ops, more)))
+    refusal(image, plan, tmp_path)
+
+
+def test_wild_positions_are_data(tmp_path: Path) -> None:
+    """A position of 2**63 - 1 was counted on by one."""
+    from specmutants.seeds import seed
+
+    image = seed("attention_decode")
+    arguments = handmade.arguments(image, {"b": 2})
+    far, near = np.full((2, 1), 2**63 - 1), np.full((2, 1), 11)
+    program = loaded.LoadedProgram.from_image(image)
+    (wild,), (tame,) = (program(*arguments[:-1], last) for last in (far, near))
+    assert (wild == tame).all()
 
 
 def in_child(deed: Callable[[], Any], seconds: int = 120) -> str:
