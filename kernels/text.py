@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qcompiler.plan.dims import Dim, Expr, dim
-from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.dims_text import Builder, read
+from qcompiler.plan.kernel import FormatRef, KernelSpec
 
 STORAGE_TYPES: dict[str, str] = {
     "f64": "double", "f32": "float", "f16": "qc_f16", "bf16": "qc_bf16", "i64": "int64_t", "i32": "int32_t",
@@ -29,46 +30,56 @@ def symbol(name: str) -> str:
     return f"n_{identifier(name)}"
 
 
-def c_dim(value: Dim | Expr) -> str:
-    """A dimension as an int64_t expression over `symbol` variables; bare for a constant or one symbol, else in ()."""
-    return _c_expression(ast.parse(str(dim(value)), mode="eval").body)
+def c_dim(value: Dim | Expr, names: Mapping[str, str] | None = None) -> str:
+    """A dimension as an int64_t expression over `symbol` variables; bare for a constant or one symbol, else in ().
+
+    `names` are other variables for the symbols.
+    """
+    builder = _C_TEXT if names is None else dataclasses.replace(_C_TEXT, symbol=names.__getitem__)
+    return read(str(dim(value)), builder)
 
 
-def _c_expression(node: ast.expr) -> str:
-    match node:
-        case ast.Constant(value=int() as value):
-            return str(value) if abs(value) < 2**31 else f"INT64_C({value})"
-        case ast.Name(id=name):
-            return symbol(name)
-        case ast.UnaryOp(operand=operand):
-            return f"(-{_c_expression(operand)})"
-        case ast.BinOp(left=left, op=op, right=right):
-            lhs, rhs = _c_expression(left), _c_expression(right)
-            if isinstance(op, ast.FloorDiv | ast.Mod):
-                return f"{'qc_floordiv' if isinstance(op, ast.FloorDiv) else 'qc_mod'}({lhs}, {rhs})"
-            sign = "+" if isinstance(op, ast.Add) else "-" if isinstance(op, ast.Sub) else "*"
-            return f"({lhs} {sign} {rhs})"
-        case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            return f"qc_{name}({_c_expression(left)}, {_c_expression(right)})"
-        case _:
-            raise AssertionError(f"{ast.dump(node)} is no dimension expression")
+def _literal(value: int) -> str:
+    return str(value) if abs(value) < 2**31 else f"INT64_C({value})"
+
+
+_C_TEXT: Builder[str] = Builder(
+    _literal,
+    symbol,
+    {
+        "+": lambda a, b: f"({a} + {b})", "-": lambda a, b: f"(-{b})" if a == "0" else f"({a} - {b})",
+        "*": lambda a, b: f"({a} * {b})", "//": lambda a, b: f"qc_floordiv({a}, {b})",
+        "%": lambda a, b: f"qc_mod({a}, {b})", "max": lambda a, b: f"qc_max({a}, {b})",
+        "min": lambda a, b: f"qc_min({a}, {b})",
+    },
+)  # fmt: skip
+"""Each operation in parentheses, in the order of the text: what `plan.sizes.magnitude` bounds."""
 
 
 def header_comment(spec: KernelSpec, *lines: str) -> str:
     """The comment above a kernel: what it serves, then its operands, then what the template adds."""
-    rows = [f"// qk_{spec.name}: {spec.template}" + (f" for {one_line(spec.serves)}" if spec.serves else "")]
+    rows = [f"// qk_{spec.name}: {spec.template}" + (f" for {comment(spec.serves)}" if spec.serves else "")]
     for operand in spec.operands:
         shape = "x".join(str(d) for d in operand.shape)
-        packed = f", {operand.format.name} {operand.format.params} in {operand.layout}" if operand.format else ""
+        packed = comment(f", {_format(operand.format)} in {operand.layout}") if operand.format else ""
         strides = f", strides ({', '.join(str(s) for s in operand.strides)})" if operand.strides else ""
         rows.append(f"//   {operand.access:2} {identifier(operand.name)}: {shape}x{operand.dtype}{strides}{packed}")
-    rows += [f"// {one_line(line)}" for line in lines]
+    rows += [f"// {comment(line)}" for line in lines]
     return "\n".join(rows)
 
 
-def one_line(text: str) -> str:
-    """Text that is safe behind `//`: printable, on one line, not ending in a backslash (which would join lines)."""
-    return "".join(c if c.isprintable() else " " for c in text).rstrip("\\ ")
+def _format(ref: FormatRef) -> str:
+    return " ".join((ref.name, *(f"{key}={value}" for key, value in sorted(ref.params.items()))))
+
+
+MAX_COMMENT = 400
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9 _.,:;()\[\]=+*/<>^'%&|-]")
+
+
+def comment(text: str) -> str:
+    """Text that may stand behind `//` wherever it comes from: of plain characters only, none of which ends a line or
+    joins it with the next one (a newline, a backslash, a trigraph's question marks); others become "_"."""
+    return _NOT_PLAIN.sub("_", re.sub(r"\s", " ", text[:MAX_COMMENT]).rstrip("\\ "))
 
 
 def needed(declarations: Sequence[str], rest: Sequence[str]) -> list[str]:

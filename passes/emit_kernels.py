@@ -2,7 +2,7 @@
 
     before  rt.kernel @linear_nf4_0 {operands = […]} ({ %y = qc.linear %x, %w … rt.yield %y })
     after   KernelSpec(name="linear_nf4_0", body=LinearKernel(m="b*s", n=1536, k=384, m_class="large", …))
-            extern "C" void qk_linear_nf4_0(qc_ctx* ctx, void* const* op, const int64_t* sym) { … }
+            extern "C" void qk_0(qc_ctx* ctx, void* const* op, const int64_t* sym) { … }
 
 For a CUDA target the text is CUDA C++, the same for a GPU and for the simulated one, and how each kernel is launched
 goes into the report.  The spec, not the text, is what a program file runs from: another machine emits and compiles it
@@ -27,6 +27,7 @@ from qcompiler.passes.lowering.specs import spec_of
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 from qcompiler.plan.verify import verify_plan
+from qcompiler.plan.verify_kernels import check_kernels
 
 PLAN, SOURCE = "plan", "source"
 
@@ -41,6 +42,7 @@ class EmitKernelsPass(ModulePass):
         context = qc_context(ctx)
         plan = plan_from_rt(op, kernel_specs(op), context.weights)
         verify_plan(plan)  # again, now that in-place loops can be judged by their true bodies
+        check_kernels(plan)
         context.options[PLAN] = plan
         context.options[SOURCE] = _source(plan, context)
 
@@ -62,7 +64,7 @@ def _source(plan: Plan, context: QCContext) -> str:
     for each in context.target.isas:
         for spec in plan.kernels:
             _report_launch(spec, each, context)
-    return cuda.emit_module(plan.kernels, isa)
+    return cuda.emit_program(plan, isa)
 
 
 def _report_launch(spec: KernelSpec, arch: str, context: QCContext) -> None:

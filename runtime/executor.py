@@ -8,7 +8,7 @@ On the CPU both ways call the same kernels with the same addresses, so their res
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from qcompiler.errors import PlanError
 from qcompiler.kernels.cpu.entry import function_name
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.plan.geometry import begin_of, nbytes_of
+from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, View, Wait, taken
 from qcompiler.runtime.backends.base import Backend, Kernel, Stream
-from qcompiler.runtime.binding import Binding, element_count
+from qcompiler.runtime.binding import Binding
 from qcompiler.runtime.native import Library, kernel_error
 from qcompiler.runtime.placement import SlotDevice
 from qcompiler.runtime.streams import Queue, Queues
@@ -37,11 +38,11 @@ class Executor(Protocol):
 
 
 class NativeExecutor:
-    """One call of `qe_<entry>`."""
+    """One call of `qe_<number of the entry>`."""
 
     def __init__(self, plan: Plan, entry: EntryPoint, library: Library) -> None:
         self._plan = plan
-        self._function = library.entry(function_name(entry))
+        self._function = library.entry(function_name(plan, entry))
 
     def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
         if self._function(ctypes.addressof(context), ctypes.addressof(arenas), binding.address):
@@ -62,6 +63,24 @@ class Frame:
             self.arenas[position[name]] = address or None
         self.inputs = tuple(position[sig.arena] for sig in entry.inputs)
         self.outputs = tuple(position[sig.arena] for sig in entry.outputs)
+        self._check_memory(plan, entry)
+
+    def _check_memory(self, plan: Plan, entry: EntryPoint) -> None:
+        """PlanError if a step uses an arena that has no memory here.
+
+        The verifier refuses such plans.  This is the second wall: native code would take the arena's null address for a
+        base, and with it any offset of a buffer for an absolute address.
+        """
+        given = () if entry is plan.init else (*self.inputs, *self.outputs)  # those of init are never set
+        position = {arena.name: index for index, arena in enumerate(plan.arenas)}
+        arena_of = {buffer.name: buffer.arena for buffer in plan.buffers}
+        for name in dict.fromkeys(arena_of[buffer] for buffer in _buffers_of(entry.steps)):
+            place = position[name]
+            if place not in given and self.arenas[place] is None and plan.arenas[place].nbytes:
+                raise PlanError(
+                    f"entry point '{entry.name}' uses the {plan.arenas[place].kind} arena '{name}', which has no memory "
+                    "when it runs"
+                )
 
     def set(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Places the arguments and results of a call."""
@@ -238,10 +257,7 @@ class PlanExecutor:
         prepared.nodes["kernel"] += 1
 
     def _add_copy(self, prepared: Prepared, number: int, queue: Queue, step: Copy, symbols: dict[str, int]) -> None:
-        if step.source.format is None:
-            nbytes = element_count(step.source.shape, symbols) * ITEMSIZE[step.source.dtype]
-        else:
-            nbytes = self._buffers[step.source.buffer].nbytes
+        nbytes = nbytes_of(step.source).evaluate(symbols)
         if not nbytes:
             return
         source, target = self._address(step.source, symbols), self._address(step.target, symbols)
@@ -251,8 +267,7 @@ class PlanExecutor:
     def _address(self, view: View, symbols: dict[str, int]) -> _Address:
         buffer = self._buffers[view.buffer]
         position = self._arena_index[buffer.arena]
-        # A packed operand begins where its buffer does.
-        start = _value(view.offset, symbols) * ITEMSIZE[view.dtype] if view.format is None else 0
+        start = begin_of(view).evaluate(symbols)
         if position in self._moving:
             return _Address(buffer.offset + start, position)
         base = self._frame.arenas[position]
@@ -288,6 +303,20 @@ def chosen_kernel(step: Select, symbols: dict[str, int]) -> str:
 
 def _value(extent: Dim, symbols: dict[str, int]) -> int:
     return extent if isinstance(extent, int) else dim(extent).evaluate(symbols)
+
+
+def _buffers_of(steps: Sequence[Step]) -> Iterator[str]:
+    """The buffers that steps read or write."""
+    for step in steps:
+        match step:
+            case Launch() | Select():
+                yield from (view.buffer for view in step.operands)
+            case Copy():
+                yield from (step.source.buffer, step.target.buffer)
+            case LibraryCall():
+                yield from (view.buffer for view in step.operands)
+                if step.workspace is not None:
+                    yield step.workspace
 
 
 def launched(steps: Sequence[Step]) -> set[str]:

@@ -317,13 +317,23 @@ def check_image(image: ProgramImage) -> None:
     check_plan_text(plan)
     verify_plan(plan)
     check_bodies(plan)
+    Binder(plan)  # the entry points take one interface
     check_directory(plan.weights, constants_nbytes(plan))
     if image.weights.nbytes != constants_nbytes(plan):
         raise PlanError(f"the weights have {image.weights.nbytes} bytes, the plan's constants {constants_nbytes(plan)}")
+    _check_truth_values(plan, image.weights)
     entry = plan.entries[0] if plan.entries else None
     if entry is None:
         raise PlanError("the plan has no entry point")
     check_signature(image.signature.inputs, image.signature.outputs, len(entry.inputs), len(entry.outputs))
+
+
+def _check_truth_values(plan: Plan, weights: Bytes) -> None:
+    """PlanError unless constants of i1 are bytes of 0 and 1: kernels load them as `bool`, which has no other values."""
+    for entry in plan.weights:
+        values = weights[entry.offset : entry.offset + entry.nbytes]
+        if entry.dtype == "i1" and entry.format is None and values.size and int(values.max()) > 1:
+            raise PlanError(f"the weight '{entry.name}' holds truth values, and a byte of {int(values.max())}")
 
 
 def _initial_states(plan: Plan, weights: Bytes) -> dict[str, Bytes]:

@@ -42,10 +42,6 @@ def emitter_version() -> str:
     return f"{emit.EMITTER_VERSION}+{state.hexdigest()[:16]}"
 
 
-def kernel_symbol(name: str) -> str:
-    return f"qk_{name}"
-
-
 def plan_key(plan: Plan, isa: str) -> str:
     """Identity of a plan's native form: the plan without its weights' names and digests, emitter, flags, target."""
     bare = msgspec.structs.replace(plan, weights=())

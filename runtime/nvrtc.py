@@ -142,6 +142,7 @@ def _emitter_texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, byte
 
 
 def kernel_symbol(name: str) -> str:
+    """The function of a kernel; of a program, whose kernels have numbers for names: kernels/numbered.py."""
     return f"qk_{name}"
 
 
@@ -152,7 +153,7 @@ def build_module(plan: Plan, arch: str) -> NativeLibrary:
         return known
     from qcompiler.kernels.cuda import emit
 
-    source = emit.emit_module(plan.kernels, arch)
+    source = emit.emit_program(plan, arch)
     announce = f"compiled {len(plan.kernels)} kernels for {arch}"
     cubin = compile_cubin(source, arch, emitter_version=emitter_version(), announce=announce)
     write_atomically(record, json.dumps({"cubin": cubin.path.name, "compiler": cubin.compiler_version}).encode())

@@ -47,7 +47,8 @@ def number_of(spec: KernelSpec, query: str) -> str:
     if not body.last:
         return query
     stride_b, stride_q = (c_dim(s) for s in operand(spec, "last").strides)
-    return f"(int64_t)last[b * {stride_b} + ({query}) * {stride_q}]"
+    number = f"last[b * {stride_b} + ({query}) * {stride_q}]"
+    return f"qc_position({number})" if operand(spec, "last").dtype == "i64" else f"(int64_t){number}"
 
 
 def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:

@@ -12,6 +12,7 @@ from importlib import resources
 from types import ModuleType
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.contract import require_contract, require_declared
 from qcompiler.kernels.cpu import (
     argmax,
     attention,
@@ -30,13 +31,14 @@ from qcompiler.kernels.cpu import (
     scatter,
     softmax,
 )
+from qcompiler.kernels.numbered import numbered
 from qcompiler.plan.kernel import KernelSpec, LinearKernel
 from qcompiler.plan.plan import Plan
 
-EMITTER_VERSION = 2
+EMITTER_VERSION = 3
 """Part of the cache key of compiled programs: raise it whenever emitted text changes for an unchanged spec."""
 
-NATIVE_ABI = 1
+NATIVE_ABI = 2
 """The version of the interface between the runtime and compiled programs: abi.h, names of exported functions, the order
 of their arguments.  Later versions run the builds in program files only while it stands: raise it when any of
 these changes."""
@@ -63,6 +65,7 @@ _TEMPLATES: dict[str, ModuleType] = {
 """One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
 
 TEMPLATES = tuple(_TEMPLATES)
+require_declared(TEMPLATES)
 
 _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": ("decode.h", "gemm.h"), "batch_matmul": ("decode.h", "gemm.h"),
@@ -85,8 +88,13 @@ def _template(spec: KernelSpec, isa: str) -> ModuleType:
 
 
 def emit_kernel(spec: KernelSpec, isa: str) -> str:
-    """The C++ text of one kernel, without headers: static helpers and ``qk_<name>``."""
-    text: str = _template(spec, isa).emit(spec, isa)
+    """The C++ text of one kernel, without headers: static helpers and ``qk_<name>``.
+
+    KernelSelectionError for a spec that breaks its contract (plan/contracts.py), or that no kernel for `isa` serves.
+    """
+    template = _template(spec, isa)
+    require_contract(spec)
+    text: str = template.emit(spec, isa)
     return text
 
 
@@ -116,13 +124,22 @@ def _extra_headers(spec: KernelSpec) -> tuple[str, ...]:
     return (*_HEADERS.get(spec.template, ()), *named)
 
 
+def emit_numbered(spec: KernelSpec, number: int, isa: str) -> str:
+    """The text of the kernel that has this place in a plan: ``qk_<number>``, without a name of the plan's."""
+    try:
+        return emit_kernel(numbered(spec, number), isa)
+    except KernelSelectionError:
+        emit_kernel(spec, isa)  # raises it again, about the kernel by its name
+        raise
+
+
 def emit_kernels(specs: tuple[KernelSpec, ...], isa: str) -> str:
     """A translation unit with `specs` and no entry points."""
     return "\n".join([prelude(specs), *(emit_kernel(spec, isa) for spec in specs)])
 
 
 def emit_program(plan: Plan, isa: str) -> str:
-    """The whole program of `plan` as one translation unit."""
+    """The whole program of `plan` as one translation unit. Its identifiers are numbers: see kernels/numbered.py."""
     functions = [entry.emit_entry(plan, point) for point in entry.entry_points(plan)]
     title = [
         f"// A program of {len(plan.kernels)} kernels for {isa}, emitted by qcompiler (emitter {EMITTER_VERSION}).",
@@ -130,4 +147,5 @@ def emit_program(plan: Plan, isa: str) -> str:
         + ("" if isa == "generic" else f" -march={isa}"),
         *(f"//   {line}" for line in entry.summary(plan)),
     ]
-    return "\n".join(["\n".join(title), emit_kernels(plan.kernels, isa), *functions])
+    kernels = [emit_numbered(spec, number, isa) for number, spec in enumerate(plan.kernels)]
+    return "\n".join(["\n".join(title), prelude(plan.kernels), *kernels, *functions])

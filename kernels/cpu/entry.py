@@ -2,24 +2,26 @@
 
     // 3 on cpu.0: linear for encoder.layer.0.attention.self.query
     {
-        void* const op[] = {at_activations + 0, at_constants + 36864, at_activations + 196608};
-        const int64_t values[] = {n_b, n_s};
-        qk_linear_nf4_0(ctx, op, values);
+        void* const op[] = {at_2 + 0, at_0 + 36864, at_2 + 196608};
+        const int64_t values[] = {n_0, n_1};
+        qk_4(ctx, op, values);
         if (qc_failed(ctx, 4)) return ctx->error_code;
     }
 
-One CPU stream runs in order, so `record` and `wait` are comments here.
+Identifiers are numbers: of the kernel, arena and entry point in the plan, of the symbol in the entry point.  Names of a
+plan stand in comments, through `text.comment`.  One CPU stream runs in order, so `record` and `wait` are comments here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from qcompiler.errors import PlanError
-from qcompiler.kernels.text import c_dim, identifier, indent, needed, one_line, symbol
-from qcompiler.plan.dims import dim, product
-from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.kernels.text import c_dim, comment, indent, needed
+from qcompiler.plan.geometry import begin_of, nbytes_of
+from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import (
     Buffer,
     Copy,
@@ -36,27 +38,28 @@ from qcompiler.plan.plan import (
 )
 
 
-def function_name(point: EntryPoint) -> str:
-    """The exported C name of an entry point (or of the plan's `init`)."""
-    return f"qe_{identifier(point.name)}"
+def function_name(plan: Plan, point: EntryPoint) -> str:
+    """The exported C name of an entry point, or of the plan's `init`."""
+    if point is plan.init:
+        return "qe_init"
+    return f"qe_{next(number for number, each in enumerate(plan.entries) if each is point)}"
+
+
+def kernel_name(number: int) -> str:
+    """The exported C name of the kernel that has this place in the plan."""
+    return f"qk_{number}"
 
 
 def entry_points(plan: Plan) -> tuple[EntryPoint, ...]:
-    """`init` (if any) and the entry points. PlanError if two of them get one C name."""
-    points = (*((plan.init,) if plan.init is not None else ()), *plan.entries)
-    names: dict[str, str] = {}
-    for point in points:
-        name = function_name(point)
-        if name in names:
-            raise PlanError(f"the entry points '{names[name]}' and '{point.name}' both need the C name {name}")
-        names[name] = point.name
-    return points
+    """`init` (if any) and the entry points."""
+    return (*((plan.init,) if plan.init is not None else ()), *plan.entries)
 
 
 def summary(plan: Plan) -> Iterator[str]:
     """One line per entry point, for the head of the source."""
     for point in entry_points(plan):
-        yield f"{function_name(point)}: {len(point.steps)} steps, {_signature(point)}"
+        name = f"{function_name(plan, point)} ({comment(point.name)})"
+        yield f"{name}: {len(point.steps)} steps, {_signature(point)}"
 
 
 def _signature(point: EntryPoint) -> str:
@@ -65,10 +68,10 @@ def _signature(point: EntryPoint) -> str:
             return f"{len(signatures)} tensors"
         return ", ".join(f"{s.name} ({', '.join(str(d) for d in s.shape)}) {s.dtype}" for s in signatures)
 
-    return one_line(f"({tensors(point.inputs)}) -> ({tensors(point.outputs)})")
+    return comment(f"({tensors(point.inputs)}) -> ({tensors(point.outputs)})")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Emitter:
     """What the steps of one entry point refer to."""
 
@@ -78,6 +81,11 @@ class _Emitter:
     kernels: Mapping[str, tuple[int, KernelSpec]]
     arenas: dict[str, int] = field(default_factory=dict)  # those used, by number
 
+    @cached_property
+    def symbols(self) -> dict[str, str]:
+        """The variable of each symbol."""
+        return {each.name: f"n_{number}" for number, each in enumerate(self.point.symbols)}
+
     def address(self, view: View) -> str:
         """Where a view begins. A packed operand begins where its buffer does."""
         buffer = self.buffers.get(view.buffer)
@@ -85,10 +93,8 @@ class _Emitter:
             raise PlanError(f"entry point '{self.point.name}' uses the buffer '{view.buffer}', which the plan lacks")
         if buffer.arena not in self.arenas:
             self.arenas[buffer.arena] = [a.name for a in self.plan.arenas].index(buffer.arena)
-        offset = dim(buffer.offset)
-        if view.format is None:
-            offset = offset + dim(view.offset) * ITEMSIZE[view.dtype]
-        return f"at_{identifier(buffer.arena)} + {c_dim(offset)}"
+        offset = begin_of(view) + buffer.offset
+        return f"at_{self.arenas[buffer.arena]} + {c_dim(offset, self.symbols)}"
 
     def call(self, kernel: str) -> list[str]:
         """The call of one kernel on `op`."""
@@ -97,9 +103,9 @@ class _Emitter:
         number, spec = self.kernels[kernel]
         check = f"if (qc_failed(ctx, {number})) return ctx->error_code;"
         if not spec.symbols:
-            return [f"qk_{kernel}(ctx, op, nullptr);", check]
-        values = ", ".join(symbol(name) for name in spec.symbols)
-        return [f"const int64_t values[] = {{{values}}};", f"qk_{kernel}(ctx, op, values);", check]
+            return [f"{kernel_name(number)}(ctx, op, nullptr);", check]
+        values = ", ".join(self.symbols[name] for name in spec.symbols)
+        return [f"const int64_t values[] = {{{values}}};", f"{kernel_name(number)}(ctx, op, values);", check]
 
     def operands(self, views: Sequence[View]) -> str:
         addresses = ", ".join(self.address(view) for view in views)
@@ -107,27 +113,27 @@ class _Emitter:
 
     def serves(self, kernel: str) -> str:
         spec = self.kernels[kernel][1]
-        return one_line(f"{spec.template} for {spec.serves}" if spec.serves else spec.template)
+        return comment(f"{spec.template} for {spec.serves}" if spec.serves else spec.template)
 
     def step(self, number: int, step: Step) -> list[str]:
         match step:
             case Launch():
                 call = self.call(step.kernel)
-                head = f"// {number} on {step.stream}: {self.serves(step.kernel)}"
+                head = f"// {number} on {comment(step.stream)}: {self.serves(step.kernel)}"
                 return [head, "{", *indent([self.operands(step.operands), *call]), "}"]
             case Select():
                 return self.select(number, step)
             case Copy():
                 return self.copy(number, step)
             case Record():
-                return [f"// {number} on {step.stream}: record {step.event} (one stream, in order)"]
+                return [comment(f"// {number} on {step.stream}: record {step.event} (one stream, in order)")]
             case Wait():
-                return [f"// {number} on {step.stream}: wait for {step.event} (one stream, in order)"]
+                return [comment(f"// {number} on {step.stream}: wait for {step.event} (one stream, in order)")]
             case LibraryCall():
                 raise PlanError(f"entry point '{self.point.name}' calls '{step.function}', which no CPU has")
 
     def select(self, number: int, step: Select) -> list[str]:
-        lines = [self.operands(step.operands), f"const int64_t chooser = {c_dim(step.on)};"]
+        lines = [self.operands(step.operands), f"const int64_t chooser = {c_dim(step.on, self.symbols)};"]
         for i, case in enumerate(step.cases):
             last = case.max is None
             condition = "" if last else f" if (chooser <= {case.max})"
@@ -139,28 +145,31 @@ class _Emitter:
         else:
             raise PlanError(f"step {number} of entry point '{self.point.name}' has no case without a maximum")
         serves = self.serves(step.cases[0].kernel)
-        return [f"// {number} on {step.stream}: {serves}, by {step.on}", "{", *indent(lines), "}"]
+        head = comment(f"// {number} on {step.stream}: {serves}, by {step.on}")
+        return [head, "{", *indent(lines), "}"]
 
     def copy(self, number: int, step: Copy) -> list[str]:
         source, target = step.source, step.target
-        if source.format is not None:
-            nbytes = str(self.buffers[source.buffer].nbytes)
-        else:
-            nbytes = c_dim(product(source.shape) * ITEMSIZE[source.dtype])
-        head = f"// {number} on {step.stream}: copy {source.buffer} to {target.buffer}"
+        nbytes = c_dim(nbytes_of(source), self.symbols)
+        head = comment(f"// {number} on {step.stream}: copy {source.buffer} to {target.buffer}")
         return [head, f"memcpy({self.address(target)}, {self.address(source)}, (size_t){nbytes});"]
 
 
 def emit_entry(plan: Plan, point: EntryPoint) -> str:
-    """The function of one entry point: ``int32_t qe_<name>(ctx, arenas, sym)``, returning ctx->error_code."""
+    """The function of one entry point: ``int32_t qe_<number>(ctx, arenas, sym)``, returning ctx->error_code."""
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     kernels = {spec.name: (number, spec) for number, spec in enumerate(plan.kernels)}
     emitter = _Emitter(plan, point, buffers, kernels)
     steps = [line for number, step in enumerate(point.steps) for line in emitter.step(number, step)]
     symbols = [
-        f"const int64_t {symbol(s.name)} = sym[{i}];  // {s.min} to {s.max}" for i, s in enumerate(point.symbols)
+        f"const int64_t n_{i} = sym[{i}];  // {comment(s.name)}, {s.min} to {s.max}"
+        for i, s in enumerate(point.symbols)
     ]
-    arenas = [f"char* const at_{identifier(name)} = arenas[{i}];" for name, i in sorted(emitter.arenas.items())]
+    arenas = [
+        f"char* const at_{i} = arenas[{i}];  // {comment(name)}"
+        for name, i in sorted(emitter.arenas.items(), key=lambda each: each[1])
+    ]
     body = indent([*needed(symbols, steps), *arenas, *steps, "return ctx->error_code;"])
-    head = f'extern "C" int32_t {function_name(point)}(qc_ctx* ctx, char* const* arenas, const int64_t* sym) {{'
-    return "\n".join([f"// Entry point {one_line(point.name)}: {_signature(point)}", head, *body, "}", ""])
+    name = function_name(plan, point)
+    head = f'extern "C" int32_t {name}(qc_ctx* ctx, char* const* arenas, const int64_t* sym) {{'
+    return "\n".join([f"// Entry point {comment(point.name)}: {_signature(point)}", head, *body, "}", ""])

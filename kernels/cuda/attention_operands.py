@@ -82,7 +82,8 @@ def number_of(spec: KernelSpec, query: str) -> str:
         return query
     each = operand(spec, "last")
     terms = [f"{index} * {c_dim(step)}" for index, step in zip(("b", f"({query})"), each.strides, strict=True) if step]
-    return f"(int64_t){identifier(each.name)}[{' + '.join(terms) or '0'}]"
+    number = f"{identifier(each.name)}[{' + '.join(terms) or '0'}]"
+    return f"qc_position({number})" if each.dtype == "i64" else f"(int64_t){number}"
 
 
 def seen_keys(spec: KernelSpec, start: str, count: str, tile: int) -> list[str]:

@@ -17,10 +17,13 @@ from importlib import resources
 from typing import Any
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.contract import require_contract, require_declared
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
+from qcompiler.kernels.numbered import numbered
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
 from qcompiler.kernels.used_definitions import Header, used
 from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.plan import Plan
 
 EMITTER_VERSION = 5
 """Part of the cache key of compiled modules: raise it whenever emitted text changes for an unchanged spec."""
@@ -33,6 +36,8 @@ TEMPLATES = (
     "norm", "order", "quantize_rows", "scan", "scatter", "softmax",
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
+
+require_declared(TEMPLATES)
 
 HEADERS = (
     "device.cuh", "scalar.cuh", "decode.cuh", "lookup.cuh", "rows.cuh", "loop.cuh", "scan.cuh", "tile.cuh",
@@ -59,9 +64,12 @@ def _template(spec: KernelSpec) -> Any:
 
 
 def emit_kernel(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One kernel's text (without headers) and geometry."""
+    """One kernel's text (without headers) and geometry. KernelSelectionError for a spec that breaks its contract
+    (plan/contracts.py), or that no kernel for `arch` serves."""
     arch_number(arch)
-    kernel: CudaKernel = _template(spec).emit(spec, arch)
+    template = _template(spec)
+    require_contract(spec)
+    kernel: CudaKernel = template.emit(spec, arch)
     check_grid(spec, kernel.geometry)
     return kernel
 
@@ -127,19 +135,48 @@ def prelude(kernels: Sequence[str]) -> list[str]:
 
 
 def emit_module(specs: Sequence[KernelSpec], arch: str) -> str:
-    """The translation unit that NVRTC compiles for `arch`."""
+    """The translation unit that NVRTC compiles for `arch`, with kernels under their own names."""
+    return _module(specs, [emit_kernel(spec, arch).text for spec in specs], arch)
+
+
+def _module(specs: Sequence[KernelSpec], texts: Sequence[str], arch: str) -> str:
     title = f"// {len(specs)} kernels for {arch}, emitted by qcompiler (emitter {EMITTER_VERSION})."
-    kernels = [emit_kernel(spec, arch).text for spec in specs]
-    return "\n".join([title, *prelude(kernels), *kernels])
+    return "\n".join([title, *prelude(texts), *texts])
 
 
 def emit_sim_module(specs: Sequence[KernelSpec], arch: str) -> str:
     """The translation unit that the host's compiler makes for the simulated GPU standing in for `arch`."""
+    return _sim_module(specs, [emit_kernel(spec, arch).text for spec in specs], arch)
+
+
+def _sim_module(specs: Sequence[KernelSpec], texts: Sequence[str], arch: str) -> str:
     title = f"// {len(specs)} kernels for {arch}, for the simulated GPU (emitter {EMITTER_VERSION})."
     defines = f"#define QC_SIM 1\n#define __CUDA_ARCH__ {10 * arch_number(arch)}"
     shim = header("shim.h", "qcompiler.kernels.sim")
-    kernels = [emit_kernel(spec, arch).text for spec in specs]
-    return "\n".join([title, defines, shim, *prelude([shim, *kernels]), *kernels, *(_call(spec) for spec in specs)])
+    return "\n".join([title, defines, shim, *prelude([shim, *texts]), *texts, *(_call(spec) for spec in specs)])
+
+
+def _numbered(plan: Plan, arch: str) -> tuple[list[KernelSpec], list[str]]:
+    """The plan's kernels under their numbers, and their texts. KernelSelectionError names a kernel as the plan does."""
+    specs = [numbered(spec, number) for number, spec in enumerate(plan.kernels)]
+    texts: list[str] = []
+    for own, named in zip(specs, plan.kernels, strict=True):
+        try:
+            texts.append(emit_kernel(own, arch).text)
+        except KernelSelectionError:
+            emit_kernel(named, arch)
+            raise
+    return specs, texts
+
+
+def emit_program(plan: Plan, arch: str) -> str:
+    """`emit_module` of a plan's kernels, each under its number: kernels/numbered.py."""
+    return _module(*_numbered(plan, arch), arch)
+
+
+def emit_sim_program(plan: Plan, arch: str) -> str:
+    """`emit_sim_module` of a plan's kernels, each under its number."""
+    return _sim_module(*_numbered(plan, arch), arch)
 
 
 def _call(spec: KernelSpec) -> str:

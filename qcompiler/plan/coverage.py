@@ -276,6 +276,13 @@ class Coverage:
             self._verdicts[key] = self._find_hole(read, regions)
         return self._verdicts[key]
 
+    def proven(self, read: Region, write: Region) -> bool:
+        """Whether the write is proven to hold every byte of the read, at every size: no sample stands in for others."""
+        wanted, shape = self._shape(read), self._shape(write)
+        if wanted.is_static and shape.is_static:
+            return covers(self._at(read, 0), [self._at(write, 0)])
+        return self.proves(wanted, [shape])
+
     def _find_hole(self, read: Region, regions: Sequence[Region]) -> Mapping[str, int] | None:
         wanted, shapes = self._shape(read), [self._shape(region) for region in regions]
         is_static = wanted.is_static and all(shape.is_static for shape in shapes)

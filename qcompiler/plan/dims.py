@@ -14,7 +14,6 @@ Nothing here needs torch or sympy: the runtime evaluates these on machines that 
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
 import re
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qcompiler.errors import DimError
+from qcompiler.plan.dims_text import Builder, read
 
 Dim = int | str
 """What plans and types store: an integer, or the canonical text of an `Expr`."""
@@ -31,15 +31,21 @@ Range = tuple[int, int]
 """Inclusive bounds of a symbol."""
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_CallKind = Literal["//", "%", "max", "min"]
+CallKind = Literal["//", "%", "max", "min"]
 _MAX_CORNER_SYMBOLS = 6  # 64 corners
+
+MAX_TERMS = 128
+"""Of a polynomial: what is written short may expand to very many. Sizes of real models have less than ten."""
+
+MAX_DEGREE = 16
+"""Factors of a term: no tensor has as many dimensions."""
 
 
 @dataclass(frozen=True, order=True)
-class _Call:
+class Call:
     """An atom that is not a plain symbol: `lhs // rhs`, `lhs % rhs`, `max(lhs, rhs)` or `min(lhs, rhs)`."""
 
-    kind: _CallKind
+    kind: CallKind
     lhs: str
     rhs: str
 
@@ -49,7 +55,7 @@ class _Call:
         return f"({_wrap(self.lhs)} {self.kind} {_wrap(self.rhs)})"
 
 
-_Atom = str | _Call
+_Atom = str | Call
 _Monomial = tuple[_Atom, ...]  # sorted by text, repeated for powers
 
 
@@ -102,6 +108,11 @@ class Expr:
                     found |= parse(atom.lhs).symbols() | parse(atom.rhs).symbols()
         return frozenset(found)
 
+    @property
+    def terms(self) -> Mapping[_Monomial, int]:
+        """The coefficient of each product of atoms, in the order of the text."""
+        return self._terms
+
     def to_dim(self) -> Dim:
         return self.value if self.is_static else self._text
 
@@ -111,6 +122,8 @@ class Expr:
         terms = dict(self._terms)
         for monomial, coefficient in _expr(other)._terms.items():
             terms[monomial] = terms.get(monomial, 0) + coefficient
+        if len(terms) > MAX_TERMS:
+            raise DimError(f"a dimension has more than {MAX_TERMS} terms: {self._text[:80]} …")
         return Expr(terms)
 
     __radd__ = __add__
@@ -128,8 +141,12 @@ class Expr:
         terms: dict[_Monomial, int] = {}
         for m1, c1 in self._terms.items():
             for m2, c2 in _expr(other)._terms.items():
-                monomial = tuple(sorted(m1 + m2, key=str))
+                monomial = tuple(sorted(m1 + m2, key=str)) if m1 and m2 else m1 + m2
+                if len(monomial) > MAX_DEGREE:
+                    raise DimError(f"a dimension has a term of more than {MAX_DEGREE} factors: {self._text[:80]} …")
                 terms[monomial] = terms.get(monomial, 0) + c1 * c2
+            if len(terms) > MAX_TERMS:
+                raise DimError(f"a dimension has more than {MAX_TERMS} terms: {self._text[:80]} …")
         return Expr(terms)
 
     __rmul__ = __mul__
@@ -223,7 +240,7 @@ class Expr:
         for monomial, coefficient in self._terms.items():
             a = b = coefficient
             for atom in monomial:
-                lo, hi = _atom_bounds(atom, ranges)
+                lo, hi = atom_bounds(atom, ranges)
                 corners = (a * lo, a * hi, b * lo, b * hi)
                 a, b = min(corners), max(corners)
             low, high = low + a, high + b
@@ -312,11 +329,11 @@ def _expr(value: Expr | int) -> Expr:
     return value if isinstance(value, Expr) else Expr.constant(value)
 
 
-def _call(kind: _CallKind, lhs: Expr, rhs: Expr) -> Expr:
-    return Expr({(_Call(kind, str(lhs), str(rhs)),): 1})
+def _call(kind: CallKind, lhs: Expr, rhs: Expr) -> Expr:
+    return Expr({(Call(kind, str(lhs), str(rhs)),): 1})
 
 
-def _apply(kind: _CallKind, lhs: Expr, rhs: Expr) -> Expr:
+def _apply(kind: CallKind, lhs: Expr, rhs: Expr) -> Expr:
     match kind:
         case "//":
             return lhs // rhs
@@ -347,7 +364,7 @@ def _evaluate_atom(atom: _Atom, symbols: Mapping[str, int]) -> int:
             return min(lhs, rhs)
 
 
-def _atom_bounds(atom: _Atom, ranges: Mapping[str, Range]) -> Range:
+def atom_bounds(atom: _Atom, ranges: Mapping[str, Range]) -> Range:
     if isinstance(atom, str):
         if atom not in ranges:
             raise DimError(f"the dimension '{atom}' has no range (known: {', '.join(sorted(ranges)) or 'none'})")
@@ -379,7 +396,7 @@ def never_negative(expr: Expr, ranges: Mapping[str, Range], splits: int = _MAX_S
     """
     if (expr.value if expr.is_static else expr.tight_bounds(ranges)[0]) >= 0:
         return True
-    atoms = dict.fromkeys(atom for monomial in expr._terms for atom in monomial if isinstance(atom, _Call))
+    atoms = dict.fromkeys(atom for monomial in expr._terms for atom in monomial if isinstance(atom, Call))
     for atom in atoms if splits else ():
         if any(monomial.count(atom) > 1 for monomial in expr._terms):
             continue
@@ -394,7 +411,7 @@ def never_negative(expr: Expr, ranges: Mapping[str, Range], splits: int = _MAX_S
     return False
 
 
-def _replaced(expr: Expr, atom: _Call, by: Expr, times: int) -> Expr:
+def _replaced(expr: Expr, atom: Call, by: Expr, times: int) -> Expr:
     """`times` the expression, with `by` in place of `times` the atom, which is in no term twice."""
     total = Expr({})
     for monomial, coefficient in expr._terms.items():
@@ -407,7 +424,7 @@ def _replaced(expr: Expr, atom: _Call, by: Expr, times: int) -> Expr:
     return total
 
 
-def _at_least(expr: Expr, atom: _Call, ranges: Mapping[str, Range]) -> bool:
+def _at_least(expr: Expr, atom: Call, ranges: Mapping[str, Range]) -> bool:
     """Whether the expression is no smaller than with either side in the atom's place: then one of them suffices."""
     for monomial, coefficient in expr._terms.items():
         if atom in monomial:
@@ -428,47 +445,18 @@ def dim(value: Dim | Expr) -> Expr:
 
 @functools.lru_cache(maxsize=16384)
 def parse(text: str) -> Expr:
-    """Parses ``+ - * // % max(,) min(,)`` over integers and symbols. DimError on anything else."""
-    if len(text) > 4096:
-        raise DimError(f"a dimension expression of {len(text)} characters is too long (limit 4096)")
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DimError(f"cannot read the dimension expression {text!r}") from error
-    return _from_ast(tree, text)
+    """Parses ``+ - * // % max(,) min(,)`` over integers and symbols (dims_text.py). DimError on anything else."""
+    return read(text, _BUILDER)
 
 
-def _from_ast(node: ast.expr, text: str) -> Expr:
-    match node:
-        case ast.Constant(value=bool()):
-            pass
-        case ast.Constant(value=int() as value):
-            return Expr.constant(value)
-        case ast.Name(id=name):
-            return Expr.symbol(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_from_ast(operand, text)
-        case ast.BinOp(left=left, op=op, right=right):
-            lhs, rhs = _from_ast(left, text), _from_ast(right, text)
-            match op:
-                case ast.Add():
-                    return lhs + rhs
-                case ast.Sub():
-                    return lhs - rhs
-                case ast.Mult():
-                    return lhs * rhs
-                case ast.FloorDiv():
-                    return lhs // rhs
-                case ast.Mod():
-                    return lhs % rhs
-                case _:
-                    pass
-        case ast.Call(func=ast.Name(id="max" | "min" as kind), args=[left, right], keywords=[]):
-            lhs, rhs = _from_ast(left, text), _from_ast(right, text)
-            return lhs.maximum(rhs) if kind == "max" else lhs.minimum(rhs)
-        case _:
-            pass
-    raise DimError(f"the dimension expression {text!r} uses something other than + - * // % max min")
+_BUILDER: Builder[Expr] = Builder(
+    Expr.constant,
+    Expr.symbol,
+    {
+        "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "//": lambda a, b: a // b,
+        "%": lambda a, b: a % b, "max": lambda a, b: a.maximum(b), "min": lambda a, b: a.minimum(b),
+    },
+)  # fmt: skip
 
 
 def product(dims: object) -> Expr:

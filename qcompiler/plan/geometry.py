@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from qcompiler import formats
 from qcompiler.errors import DimError
-from qcompiler.plan.dims import Dim, Expr, Range, contiguous_strides, dim, never_negative
+from qcompiler.plan.dims import Dim, Expr, Range, contiguous_strides, dim, never_negative, product
 from qcompiler.plan.kernel import ITEMSIZE, Operand
 from qcompiler.plan.plan import View
 
@@ -37,6 +38,19 @@ class Region:
 def is_packed(view: View | Operand) -> bool:
     """Whether the view's bytes are those of a format or of a kernel's layout, not of a strided tensor."""
     return view.format is not None or view.layout not in (None, "canonical")
+
+
+def begin_of(view: View) -> Expr:
+    """Bytes from the start of its buffer to a view's first element. A packed view begins where its buffer does."""
+    return dim(0) if is_packed(view) else dim(view.offset) * ITEMSIZE[view.dtype]
+
+
+def nbytes_of(view: View) -> Expr:
+    """The bytes of a view that has no gaps: of its elements, or of the canonical form of its format."""
+    if view.format is None:
+        return product(view.shape) * ITEMSIZE[view.dtype]
+    rows, cols = (dim(size).value for size in view.shape)
+    return dim(int(formats.get(view.format.name, **view.format.params).nbytes(rows, cols)))
 
 
 def is_contiguous(view: View) -> bool:

@@ -11,7 +11,7 @@ its inputs, states, constants and init results; at its end every stream is joine
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, dim, product
@@ -19,7 +19,8 @@ from qcompiler.plan.equations import plan_equations
 from qcompiler.plan.geometry import is_packed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.lookup import Program, unique
-from qcompiler.plan.plan import Arena, Buffer, EntryPoint, Plan, Symbol
+from qcompiler.plan.plan import Arena, Buffer, EntryPoint, Plan, Symbol, initial_weight
+from qcompiler.plan.sizes import LARGEST
 from qcompiler.plan.verify_steps import EntryVerifier, InitWritten
 
 BUFFER_ALIGNMENT = 64
@@ -27,6 +28,9 @@ BUFFER_ALIGNMENT = 64
 
 WEIGHT_ALIGNMENT = 256
 """Bytes: what CUDA's allocators guarantee, so that a weight is aligned alike in the file and on a device."""
+
+MOST_STREAMS = 256
+"""A program uses a few for each device; clocks take memory and time that grow with their square."""
 
 LARGEST_SYMBOL = 1 << 40
 """A range above this is no bound (torch writes an unbounded dimension as 2**63 - 2)."""
@@ -43,14 +47,16 @@ def verify_plan(plan: Plan, captured: Collection[str] = ()) -> None:
     for spec in plan.kernels:
         _check_kernel(spec)
     init_written: InitWritten = {}
+    truths: dict[str, bool] = {}
     if plan.init is not None:
-        _check_symbols(plan.init)
-        init_written = EntryVerifier(program, plan.init, is_init=True, init_written={}).run()
+        _check_init(plan.init)
+        init_written = EntryVerifier(program, plan.init, is_init=True, init_written={}, truths=truths).run()
     for entry in plan.entries:
         _check_symbols(entry)
         EntryVerifier(
-            program, entry, is_init=False, init_written=init_written, is_captured=entry.name in captured
+            program, entry, is_init=False, init_written=init_written, truths=truths, is_captured=entry.name in captured
         ).run()
+    _check_initial_states(program, truths)
     for name in captured:
         if name not in {entry.name for entry in plan.entries}:
             raise ScheduleError(f"the entry '{name}' that is to be captured is not in the plan", rule="unknown-entry")
@@ -82,6 +88,10 @@ def _check_declarations(program: Program) -> None:
     for buffer in plan.buffers:
         _check_buffer(program, buffer)
         placed.setdefault(buffer.arena, []).append(buffer)
+    if len(plan.streams) > MOST_STREAMS:
+        raise ScheduleError(
+            f"the plan declares {len(plan.streams)} streams; at most {MOST_STREAMS} are taken", rule="too-many-streams"
+        )
     for name, buffers in placed.items():
         if program.arenas[name].kind != "activations":
             _check_apart(program.arenas[name], buffers)
@@ -93,8 +103,10 @@ def _check_arena(program: Program, arena: Arena, entries: Collection[str]) -> No
             f"arena '{arena.name}' lies on device '{arena.device}', which the plan does not declare",
             rule="unknown-device",
         )
-    if arena.nbytes < 0:
-        raise ScheduleError(f"arena '{arena.name}' has {arena.nbytes} bytes", rule="arena-size")
+    if not 0 <= arena.nbytes <= LARGEST:
+        raise ScheduleError(
+            f"arena '{arena.name}' has {arena.nbytes} bytes; it may have 0 to {LARGEST} (2**53)", rule="arena-size"
+        )
     if arena.entry is not None and arena.entry not in entries:
         raise ScheduleError(
             f"arena '{arena.name}' belongs to the entry '{arena.entry}', which the plan does not have",
@@ -167,9 +179,11 @@ def _check_weights(program: Program) -> None:
     constants = [arena for arena in program.plan.arenas if arena.kind == "constants"]
     end, last = 0, None
     for weight in sorted(program.plan.weights, key=lambda w: w.offset):
-        if weight.offset < 0 or weight.nbytes < 0:
+        if weight.offset < 0 or weight.nbytes < 0 or min(weight.shape, default=0) < 0:
             raise ScheduleError(
-                f"weight '{weight.name}' has offset {weight.offset} and {weight.nbytes} bytes", rule="negative-offset"
+                f"weight '{weight.name}' has offset {weight.offset}, {weight.nbytes} bytes and the shape "
+                f"{list(weight.shape)}; none may be negative",
+                rule="negative-offset",
             )
         if weight.offset % WEIGHT_ALIGNMENT:
             raise ScheduleError(
@@ -234,6 +248,30 @@ def _symbols(dims: tuple[Dim, ...]) -> set[str]:
         if not isinstance(each, int):
             found |= dim(each).symbols()
     return found
+
+
+def _check_init(init: EntryPoint) -> None:
+    """Init runs once, at load: nobody passes it arguments or takes results."""
+    if init.inputs or init.outputs or init.symbols:
+        raise ScheduleError(
+            f"the init entry '{init.name}' has {len(init.inputs)} inputs, {len(init.outputs)} outputs and "
+            f"{len(init.symbols)} symbols; it may have none: its results are init arenas",
+            rule="init-signature",
+        )
+
+
+def _check_initial_states(program: Program, truths: Mapping[str, bool]) -> None:
+    """What a state of truth values begins as are truth values."""
+    for buffer in program.plan.buffers:
+        weight = program.named_weights.get(initial_weight(buffer.arena))
+        if program.arenas[buffer.arena].kind != "state" or weight is None or buffer.name not in truths:
+            continue
+        if (weight.dtype == "i1") != truths[buffer.name]:
+            raise ScheduleError(
+                f"the state '{buffer.arena}' begins as values of {weight.dtype}, and views of its buffer "
+                f"'{buffer.name}' are {'i1' if truths[buffer.name] else 'of other types than i1'}",
+                rule="truth-values",
+            )
 
 
 def _check_symbols(entry: EntryPoint) -> None:

@@ -7,8 +7,18 @@ from typing import NoReturn
 
 from qcompiler import formats
 from qcompiler.errors import DimError, ScheduleError
-from qcompiler.plan.dims import Dim, Range, dim, product
-from qcompiler.plan.geometry import Region, disjoint, is_contiguous, is_packed, moved, proven_at_most, region_of, whole
+from qcompiler.plan.dims import Dim, Range, dim, never_negative, product
+from qcompiler.plan.geometry import (
+    Region,
+    disjoint,
+    is_contiguous,
+    is_packed,
+    moved,
+    nbytes_of,
+    proven_at_most,
+    region_of,
+    whole,
+)
 from qcompiler.plan.hazards import BufferState, Clocks, Memory, at_shapes
 from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, LoopKernel, Operand
 from qcompiler.plan.lookup import Program
@@ -27,8 +37,10 @@ from qcompiler.plan.plan import (
     Wait,
     WeightEntry,
 )
+from qcompiler.plan.sizes import LARGEST, check_extent, check_size, check_view_sizes
 
 InitWritten = dict[str, list[Region]]
+_NOT_AT_INIT = ("state", "input", "output")
 _READ_ONLY = {"constants": "write-constant", "input": "write-input", "init": "write-init"}
 
 
@@ -42,6 +54,7 @@ class EntryVerifier:
         *,
         is_init: bool,
         init_written: InitWritten,
+        truths: dict[str, bool],
         is_captured: bool = False,
     ) -> None:
         self.program = program
@@ -49,6 +62,7 @@ class EntryVerifier:
         self.is_init = is_init
         self.is_captured = is_captured
         self.init_written = init_written
+        self.truths = truths  # of each buffer that was seen, in any entry: whether it holds truth values
         self.ranges: dict[str, Range] = {symbol.name: (symbol.min, symbol.max) for symbol in entry.symbols}
         used = dict.fromkeys(step.stream for step in entry.steps if step.stream in program.streams)
         self.clocks = Clocks(tuple(used))
@@ -127,6 +141,12 @@ class EntryVerifier:
                 rule="signature-arena",
             )
         self._check_symbols(sig.shape, f"{kind} '{sig.name}'")
+        try:
+            for extent in sig.shape:
+                check_extent(extent, self.ranges)
+            check_size((product(sig.shape) * ITEMSIZE[sig.dtype]).to_dim(), self.ranges)
+        except DimError as error:
+            raise ScheduleError(f"{kind} '{sig.name}': {error}", rule="bad-dimension") from error
         nbytes = product(sig.shape).tight_bounds(self.ranges)[1] * ITEMSIZE[sig.dtype]
         if nbytes > arena.nbytes:
             raise ScheduleError(
@@ -230,6 +250,9 @@ class EntryVerifier:
                 )
             last = case.max
         self._check_symbols((step.on,), "its expression")
+        check_size(step.on, self.ranges)
+        if any(case.max is not None and abs(case.max) > LARGEST for case in step.cases):
+            raise ScheduleError(f"a case of it ends above {LARGEST} (2**53)", rule="select-unreachable")
         if last is not None:
             low, high = dim(step.on).tight_bounds(self.ranges)
             if high > last:
@@ -260,8 +283,6 @@ class EntryVerifier:
                 "bytes between tensors of one type and shape",
                 rule="copy-mismatch",
             )
-        if is_packed(source):
-            self._check_packed_copy(source, target)
         for view in (source, target):
             if not is_packed(view) and (len(view.shape) != len(view.strides) or not is_contiguous(view)):
                 raise ScheduleError(
@@ -269,22 +290,13 @@ class EntryVerifier:
                     rule="copy-not-contiguous",
                 )
         regions = [self._region(source), self._region(target)]
+        check_size(nbytes_of(source).to_dim(), self.ranges)
         if source.buffer == target.buffer and not disjoint(regions[0], regions[1], self.ranges):
             raise ScheduleError(
                 f"source and target overlap in buffer '{source.buffer}'; copy to another buffer", rule="operand-alias"
             )
         self._touch(number, stream, source, regions[0], "r")
         self._touch(number, stream, target, regions[1], "w")
-
-    def _check_packed_copy(self, source: View, target: View) -> None:
-        """A packed value is copied with its whole buffer, whatever it leaves unused there."""
-        sizes = [self.program.buffers[view.buffer].nbytes for view in (source, target)]
-        if sizes[0] != sizes[1]:
-            raise ScheduleError(
-                f"it copies the {sizes[0]} bytes of buffer '{source.buffer}' to the {sizes[1]} bytes of buffer "
-                f"'{target.buffer}'; make them equal",
-                rule="packed-size",
-            )
 
     def _check_library_call(self, number: int, step: LibraryCall) -> None:
         device = self.program.devices[self.program.streams[step.stream].device]
@@ -411,6 +423,12 @@ class EntryVerifier:
                 f"buffer '{buffer.name}' lies in arena '{arena.name}', which belongs to the entry '{arena.entry}'",
                 rule="foreign-arena",
             )
+        if self.is_init and arena.kind in _NOT_AT_INIT:
+            raise ScheduleError(
+                f"buffer '{buffer.name}' lies in the {arena.kind} arena '{arena.name}', which has no memory when the "
+                "init entry runs",
+                rule="init-arena",
+            )
         return arena
 
     def _region(self, view: View) -> Region:
@@ -419,7 +437,14 @@ class EntryVerifier:
         buffer = self.program.buffers[view.buffer]
         if arena.kind == "constants":
             self._match_weight(buffer, view)
+        self._check_truth(buffer, view)
         if is_packed(view):
+            if arena.kind in ("input", "output"):
+                raise ScheduleError(
+                    f"buffer '{buffer.name}' of the {arena.kind} arena '{arena.name}' is viewed as "
+                    f"{_storage(view)}; arguments and results are plain values",
+                    rule="packed-argument",
+                )
             nbytes = self._packed_bytes(buffer, arena, view)
             if nbytes > buffer.nbytes:
                 raise ScheduleError(
@@ -438,10 +463,20 @@ class EntryVerifier:
         if weight is not None and region.max > weight.nbytes:
             self._refuse_weight(buffer, weight, f"{region.max} bytes", f"{weight.nbytes} bytes")
         if arena.kind in ("input", "output"):
-            self._check_caller_memory(buffer, arena, region)
+            self._check_caller_memory(buffer, arena, view, region)
         return region
 
-    def _check_caller_memory(self, buffer: Buffer, arena: Arena, region: Region) -> None:
+    def _check_truth(self, buffer: Buffer, view: View) -> None:
+        """A truth value is a byte that is 0 or 1, which kernels rely on: its memory is never seen as another type."""
+        known = self.truths.setdefault(buffer.name, view.dtype == "i1")
+        if known != (view.dtype == "i1"):
+            raise ScheduleError(
+                f"buffer '{buffer.name}' is viewed as {view.dtype}, and elsewhere as {'i1' if known else 'another type'}"
+                "; truth values have buffers of their own",
+                rule="truth-values",
+            )
+
+    def _check_caller_memory(self, buffer: Buffer, arena: Arena, view: View, region: Region) -> None:
         """The caller's array has the size of its shape at the call, not the arena's, which is the largest."""
         sig = next((sig for sig in (*self.entry.inputs, *self.entry.outputs) if sig.arena == arena.name), None)
         if sig is None:
@@ -449,6 +484,12 @@ class EntryVerifier:
                 f"buffer '{buffer.name}' lies in the {arena.kind} arena '{arena.name}', which holds no {arena.kind} of "
                 "this entry",
                 rule="signature-arena",
+            )
+        if ITEMSIZE[view.dtype] > ITEMSIZE[sig.dtype] or (view.dtype == "i1") != (sig.dtype == "i1"):
+            raise ScheduleError(
+                f"buffer '{buffer.name}' is viewed as {view.dtype}, and the {arena.kind} '{sig.name}' holds "
+                f"{sig.dtype}: the caller's array is aligned, and its values are, as its own type asks for",
+                rule="argument-dtype",
             )
         end, size = region.high + buffer.offset, product(sig.shape) * ITEMSIZE[sig.dtype]
         if end != size and not proven_at_most(end, size, self.ranges):
@@ -470,11 +511,12 @@ class EntryVerifier:
             )
         self._check_symbols((*view.shape, *view.strides, view.offset), f"the view of buffer '{view.buffer}'")
         for extent in view.shape:
-            if (extent if isinstance(extent, int) else dim(extent).tight_bounds(self.ranges)[0]) < 0:
+            if not (extent >= 0 if isinstance(extent, int) else never_negative(dim(extent), self.ranges)):
                 raise ScheduleError(
                     f"the extent '{extent}' of the view of buffer '{view.buffer}' can be negative",
                     rule="negative-extent",
                 )
+        check_view_sizes(view.dtype, view.shape, view.strides, view.offset, self.ranges)
         region = self._regions[key] = region_of(view.dtype, view.shape, view.strides, view.offset, self.ranges)
         return region
 
@@ -503,7 +545,13 @@ class EntryVerifier:
                 f"'{view.layout}', which only weights have",
                 rule="operand-storage",
             )
-        rows, cols = (dim(size).tight_bounds(self.ranges)[1] for size in view.shape)
+        rows, cols = view.shape
+        if not isinstance(rows, int) or not isinstance(cols, int) or min(rows, cols) < 1:
+            raise ScheduleError(
+                f"the packed view of buffer '{buffer.name}' has the shape {list(view.shape)}; packed values have a fixed "
+                "one",
+                rule="view-rank",
+            )
         return int(formats.get(view.format.name, **view.format.params).nbytes(rows, cols))
 
     def _match_weight(self, buffer: Buffer, view: View) -> None:
@@ -556,4 +604,6 @@ def _is_elementwise(spec: KernelSpec, written: int, read: int) -> bool:
         return False
     if not body.accesses:
         return True
+    if len(body.accesses) != len(spec.operands):  # which its contract will refuse
+        return False
     return "reduction" not in body.iterators and body.accesses[written] == body.accesses[read]

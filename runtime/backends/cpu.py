@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qcompiler.errors import DeviceUnavailableError, RuntimeFailure
+from qcompiler.kernels.cpu.entry import kernel_name
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.backends.base import (
@@ -25,7 +26,7 @@ from qcompiler.runtime.backends.base import (
 )
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.memory import Block
-from qcompiler.runtime.native import Library, build_native, kernel_error, kernel_symbol
+from qcompiler.runtime.native import Library, build_native, kernel_error
 
 NO_CAPTURE = "capture needs cuda or sim; this program runs on cpu, where a call is one function already"
 
@@ -63,7 +64,7 @@ class CpuEvent(Event):
 
 
 class CpuKernel(Kernel):
-    """`qk_<name>` of the plan's library; `number` is its place among the plan's kernels."""
+    """`qk_<number>` of the plan's library: `number` is its place among the plan's kernels."""
 
     def __init__(self, spec: KernelSpec, number: int, plan: Plan, function: Any) -> None:
         self.spec = spec
@@ -136,7 +137,7 @@ class CpuBackend(Backend):
     def load(self, plan: Plan, native: NativeLibrary) -> dict[str, Kernel]:
         library = Library(native)
         return {
-            spec.name: CpuKernel(spec, number, plan, library.kernel(kernel_symbol(spec.name)))
+            spec.name: CpuKernel(spec, number, plan, library.kernel(kernel_name(number)))
             for number, spec in enumerate(plan.kernels)
         }
 

@@ -383,7 +383,7 @@ class CudaBackend(base.Backend):
             return {}
         with self.api.current(self.context):
             code = self._library(native.path)
-            return {spec.name: self._kernel(code, spec, native) for spec in plan.kernels}
+            return {spec.name: self._kernel(code, spec, n, native) for n, spec in enumerate(plan.kernels)}
 
     def _library(self, path: Path) -> Any:
         """A cubin as cuda.core's ObjectCode, which loads it for all devices when a kernel is asked for."""
@@ -393,9 +393,9 @@ class CudaBackend(base.Backend):
             self.api.libraries[digest] = self.api.core.ObjectCode.from_cubin(image)
         return self.api.libraries[digest]
 
-    def _kernel(self, code: Any, spec: KernelSpec, native: NativeLibrary) -> CudaKernel:
+    def _kernel(self, code: Any, spec: KernelSpec, number: int, native: NativeLibrary) -> CudaKernel:
         driver = self._driver
-        name = nvrtc.kernel_symbol(spec.name)
+        name = nvrtc.kernel_symbol(str(number))
         try:
             with self.api.translated(f"loading {native.path} on {self.device}"):
                 kernel = code.get_kernel(name)

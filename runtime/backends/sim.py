@@ -140,7 +140,7 @@ class SimBackend(Backend):
     # --- kernels ---
 
     def build(self, plan: Plan) -> NativeLibrary:
-        source = emit.emit_sim_module(plan.kernels, self.isa)
+        source = emit.emit_sim_program(plan, self.isa)
         path = compile_sim(source, checked=checks_wanted(), name="sim")
         return NativeLibrary(self.isa, path, str(emit.EMITTER_VERSION), find_compiler().version)
 
@@ -148,10 +148,10 @@ class SimBackend(Backend):
         with machine().entry():
             captures().check_unsafe("loading a module")
             library = machine().engine.load(native.path)
-            return {spec.name: self._kernel(spec, library) for spec in plan.kernels}
+            return {spec.name: self._kernel(spec, number, library) for number, spec in enumerate(plan.kernels)}
 
-    def _kernel(self, spec: KernelSpec, library: SimLibrary) -> SimKernel:
-        return SimKernel(spec, library.function(spec.name), emit.geometry(spec, self.isa), library.checked)
+    def _kernel(self, spec: KernelSpec, number: int, library: SimLibrary) -> SimKernel:
+        return SimKernel(spec, library.function(str(number)), emit.geometry(spec, self.isa), library.checked)
 
     def launch(
         self, stream: Stream, kernel: Kernel, operands: Sequence[int], symbols: Sequence[int], context: Any = None

@@ -241,7 +241,7 @@ class FakeGraph:
 
 
 class FakeCode:
-    """A cubin of one kernel, `qk_soft`."""
+    """A cubin of one kernel, `qk_0`."""
 
     def __init__(self, core: FakeCore, image: bytes) -> None:
         self.core = core
@@ -250,6 +250,6 @@ class FakeCode:
     def get_kernel(self, name: str) -> Any:
         if self.core.driver.fails.get("cuLibraryLoadData"):
             raise CUDAError("CUDA_ERROR_200: no cubin")
-        if name != "qk_soft":
+        if name != "qk_0":
             raise CUDAError("CUDA_ERROR_500: no such function")
         return SimpleNamespace(handle=31)

@@ -12,7 +12,7 @@ import pytest
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu.batch_matmul import emit
-from qcompiler.plan.dims import contiguous_strides
+from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.kernel import Access, BatchMatmulKernel, DType, KernelSpec, Operand
 
 Array = npt.NDArray[Any]
@@ -41,14 +41,19 @@ def strides_of(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...
 def make_spec(order: str, dtype: DType, sizes: tuple[int, ...], *, symbolic: bool) -> KernelSpec:
     """Batch (2, 3); the sizes are (m, n, k)."""
     m, n, k = sizes
-    shapes = ((2, 3, m, k), (2, 3, k, n), (2, 3, m, n))
+    dims: tuple[Dim, ...] = (2, "h", "m", "n", "k") if symbolic else (2, 3, *sizes)
+    numbers = {2: 2, "h": 3, "m": m, "n": n, "k": k}
+    (*batch, rows, cols, depth) = dims
+    shapes = ((*batch, rows, depth), (*batch, depth, cols), (*batch, rows, cols))
     accesses: tuple[Access, ...] = ("r", "r", "w")
     operands = tuple(
-        Operand(name=name, dtype=dtype, access=access, shape=shape, strides=strides_of(shape, axes))
+        Operand(
+            name=name, dtype=dtype, access=access, shape=shape,
+            strides=strides_of(tuple(numbers.get(extent, extent) for extent in shape), axes),
+        )
         for name, access, shape, axes in zip("abo", accesses, shapes, ORDERS[order], strict=True)
-    )
-    dims = ("m", "n", "k") if symbolic else sizes
-    body = BatchMatmulKernel(batch=(2, "h") if symbolic else (2, 3), m=dims[0], n=dims[1], k=dims[2])
+    )  # fmt: skip
+    body = BatchMatmulKernel(batch=tuple(batch), m=rows, n=cols, k=depth)
     name = f"{order}_{dtype}_{m}_{n}_{k}_{'symbolic' if symbolic else 'static'}"
     return KernelSpec(name=name, symbols=("h", "m", "n", "k") if symbolic else (), operands=operands, body=body)
 

@@ -358,21 +358,22 @@ def test_an_input_arena_needs_an_argument(maker):
     assert refusal(replace(plan, arenas=(*plan.arenas, arena), buffers=buffers)) == "signature-arena"
 
 
-def test_a_packed_copy_moves_whole_buffers(maker):
-    """The executor copies the source's buffer; a smaller target would be overrun."""
+def test_a_packed_copy_fits_both_buffers(maker):
+    """The executor copies the bytes of the format, whatever else the buffers hold; a smaller target would be
+    overrun."""
     packed = View(buffer="w", dtype="f32", shape=(16, 64), format=NF4, layout="cpu_p16_v1")
     plan = constant_plan(maker, ENTRY, packed)
     canonical = replace(ENTRY, layout="canonical")
     source = replace(packed, layout="canonical")
     step = Copy(stream="s0", source=source, target=replace(source, buffer="a"))
-    for nbytes, rule in ((576, None), (1024, "packed-size")):
+    for nbytes, room, rule in ((576, 576, None), (1024, 576, None), (576, 1024, None), (1024, 575, "packed-size")):
         more = replace(
             plan,
             weights=(canonical,),
             arenas=tuple(replace(each, nbytes=2048) if each.name == "act" else each for each in plan.arenas),
             buffers=(
                 *(replace(b, nbytes=nbytes) if b.name == "w" else b for b in plan.buffers if b.name != "a"),
-                Buffer(name="a", arena="act", offset=0, nbytes=576),
+                Buffer(name="a", arena="act", offset=0, nbytes=room),
             ),
         )
         launch = maker.launch("s0", x="r", y="w")

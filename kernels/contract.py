@@ -1,0 +1,31 @@
+"""Emitters and contracts: a template writes text only for a spec that keeps the contract of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qcompiler.errors import KernelSelectionError, PlanError
+from qcompiler.plan.contracts import check_spec, declared_kinds
+from qcompiler.plan.kernel import KernelSpec, LoopKernel
+from qcompiler.plan.loop_contract import check_loop
+
+
+def require_contract(spec: KernelSpec) -> None:
+    """KernelSelectionError unless the operands are what the kernel's contract says, whatever the sizes are.
+
+    What the contract says of sizes is proven where a plan is loaded: plan/verify_kernels.py.
+    """
+    try:
+        if isinstance(spec.body, LoopKernel):
+            check_loop(spec)
+        else:
+            check_spec(spec)
+    except PlanError as error:
+        raise KernelSelectionError(str(error)) from error
+
+
+def require_declared(templates: Iterable[str]) -> None:
+    """AssertionError, when a table of templates is made, for one without a contract."""
+    declared = {str(kind.__struct_config__.tag) for kind in (*declared_kinds(), LoopKernel)}  # type: ignore[attr-defined]
+    missing = sorted(set(templates) - declared)
+    assert not missing, f"the templates {missing} have no contract (qcompiler/plan/contracts.py)"

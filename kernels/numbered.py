@@ -1,0 +1,97 @@
+"""Kernels under numbers: the specs that text is made of when a plan may come from a file.
+
+No string of a file becomes an identifier.  `numbered(spec, 3)` is the spec with
+
+    its name        3, so that its function is `qk_3`
+    its symbols     d0, d1, … in the order of their names (sizes keep their text, but for that)
+    its operands    the names of their roles in the kernel's contract (x, w, out); in0, in1, out0 of a loop
+    its values      v0, v1, … in a body and in an epilogue
+
+What the file calls it stands behind `serves`, which is printed in comments only, through `text.comment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from qcompiler.errors import PlanError
+from qcompiler.plan.contracts import contract_of
+from qcompiler.plan.dims import Dim, Expr, dim
+from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram, Strict
+
+NOT_SIZES = frozenset({"iterators", "kind", "mode", "fold", "mask", "m_class", "init"})
+"""Fields of bodies that hold strings other than sizes: all of them words of a closed list, or numbers."""
+
+
+def numbered(spec: KernelSpec, number: int) -> KernelSpec:
+    """The spec without a string of its own; see the module. PlanError for operands that fit no contract."""
+    symbols = {name: f"d{i:0{len(str(len(spec.symbols)))}}" for i, name in enumerate(sorted(spec.symbols))}
+    names = _operand_names(spec)
+    operands = tuple(
+        msgspec.structs.replace(
+            operand, name=name, shape=_sizes(operand.shape, symbols), strides=_sizes(operand.strides, symbols)
+        )
+        for operand, name in zip(spec.operands, names, strict=True)
+    )
+    return msgspec.structs.replace(
+        spec,
+        name=str(number),
+        symbols=tuple(symbols[name] for name in spec.symbols),
+        operands=operands,
+        body=_renamed(spec.body, symbols),
+        serves=f"{spec.serves} ({spec.name})" if spec.serves else spec.name,
+    )
+
+
+def numbered_all(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
+    """Each spec under its place."""
+    return tuple(numbered(spec, number) for number, spec in enumerate(specs))
+
+
+def _operand_names(spec: KernelSpec) -> list[str]:
+    if isinstance(spec.body, LoopKernel):
+        inputs = len(spec.operands) - len(spec.body.body.yields)
+        return [f"in{i}" if i < inputs else f"out{i - inputs}" for i in range(len(spec.operands))]
+    roles = contract_of(spec).roles
+    if len(roles) != len(spec.operands):
+        raise PlanError(f"kernel '{spec.name}' has {len(spec.operands)} operands, not {len(roles)}")
+    return [role.name for role in roles]
+
+
+def _sizes(sizes: tuple[Dim, ...], symbols: Mapping[str, str]) -> tuple[Dim, ...]:
+    return tuple(_size(size, symbols) for size in sizes)
+
+
+def _size(size: Dim, symbols: Mapping[str, str]) -> Dim:
+    if isinstance(size, int):
+        return size
+    expr = dim(size)
+    return expr.substitute({name: Expr.symbol(symbols[name]) for name in expr.symbols()}).to_dim()
+
+
+def _renamed(value: Any, symbols: Mapping[str, str], field: str = "") -> Any:
+    """A body with its sizes and values renamed."""
+    if isinstance(value, ScalarProgram):
+        return _program(value)
+    if isinstance(value, Strict) and not isinstance(value, Operand):
+        changes = {name: _renamed(getattr(value, name), symbols, name) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **changes)
+    if isinstance(value, tuple):
+        return tuple(_renamed(each, symbols, field) for each in value)
+    return _size(value, symbols) if isinstance(value, str) and field not in NOT_SIZES else value
+
+
+def _program(program: ScalarProgram) -> ScalarProgram:
+    values = [name for name, _ in program.inputs] + [op.result for op in program.ops]
+    names = {name: f"v{i}" for i, name in enumerate(values)}
+    return ScalarProgram(
+        inputs=tuple((names[name], dtype) for name, dtype in program.inputs),
+        ops=tuple(
+            msgspec.structs.replace(op, result=names[op.result], args=tuple(names[arg] for arg in op.args))
+            for op in program.ops
+        ),
+        yields=tuple(names[name] for name in program.yields),
+    )

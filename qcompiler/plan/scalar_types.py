@@ -1,0 +1,145 @@
+"""What the ops of a scalar body take and give: the one list that plans are checked against before text is made of them.
+
+`RULES` has every op that emitters print (kernels/scalar.py writes them; a test compares the two lists).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from qcompiler.errors import PlanError
+from qcompiler.plan.kernel import ScalarOp, ScalarProgram
+
+MAX_OPS = 4096
+"""Of a body."""
+
+FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
+BITS = {
+    "f64": 64, "f32": 32, "f16": 16, "bf16": 16, "i64": 64, "index": 64, "i32": 32, "i16": 16, "i8": 8, "ui8": 8,
+    "i1": 1,
+}  # fmt: skip
+INTEGERS = frozenset(BITS) - FLOATS
+
+_CMPF = frozenset("false oeq ogt oge olt ole one ord ueq ugt uge ult ule une uno true".split())
+_CMPI = frozenset("eq ne slt sle sgt sge ult ule ugt uge".split())
+
+Rule = Callable[[ScalarOp, tuple[str, ...]], bool]
+
+
+def _same(kinds: frozenset[str], count: int) -> Rule:
+    """`count` arguments of the result's type, which is one of `kinds`."""
+    return lambda op, args: op.dtype in kinds and args == (op.dtype,) * count
+
+
+def _from_to(source: frozenset[str], target: frozenset[str]) -> Rule:
+    return lambda op, args: len(args) == 1 and args[0] in source and op.dtype in target
+
+
+def _compares(kinds: frozenset[str], predicates: frozenset[str]) -> Rule:
+    def rule(op: ScalarOp, args: tuple[str, ...]) -> bool:
+        return op.dtype == "i1" and len(args) == 2 and args[0] == args[1] in kinds and op.predicate in predicates
+
+    return rule
+
+
+def _selects(op: ScalarOp, args: tuple[str, ...]) -> bool:
+    return args == ("i1", op.dtype, op.dtype)
+
+
+def _reinterprets(op: ScalarOp, args: tuple[str, ...]) -> bool:
+    return len(args) == 1 and BITS[args[0]] == BITS[op.dtype]
+
+
+def _constant(op: ScalarOp, args: tuple[str, ...]) -> bool:
+    """A number of the type; integers as signed or unsigned ones of its width."""
+    text = op.value
+    if args or text is None:
+        return False
+    if op.dtype in FLOATS:
+        return is_float(text)
+    if text in ("true", "false"):
+        return True
+    try:
+        value = int(text) if len(text) <= 40 else None
+    except ValueError:
+        return False
+    if value is None:
+        return False
+    wide = op.dtype in ("i64", "index")
+    most = (1 << 63) - 1 if wide else (1 << BITS[op.dtype]) - 1
+    return -(1 << max(BITS[op.dtype] - 1, 1)) <= value <= most
+
+
+def is_float(text: str) -> bool:
+    """Whether this is a float constant: `float.hex()` form, or inf, -inf, nan."""
+    try:
+        value = float(text) if text.lstrip("+-") in ("inf", "nan") else float.fromhex(text)
+    except (ValueError, OverflowError):
+        return False
+    return math.isnan(value) or math.isfinite(value) or math.isinf(value)
+
+
+_F1, _F2, _F3 = (_same(FLOATS, count) for count in (1, 2, 3))
+_I1, _I2 = (_same(INTEGERS, count) for count in (1, 2))
+_UNARY = """
+sqrt rsqrt absf ceil floor roundeven round trunc erfc exp exp2 expm1 log log2 log1p tanh erf sin cos log10 tan sinh cosh
+asin acos atan asinh acosh atanh cbrt
+"""
+_INTEGER_PAIRS = """
+addi subi muli divsi floordivsi ceildivsi remsi divui remui andi ori xori shli shrsi shrui maxsi minsi maxui minui
+"""
+RULES: Mapping[str, Rule] = {
+    "arith.constant": _constant,
+    "linalg.index": lambda op, args: not args and op.dtype == "index" and op.axis is not None and op.axis >= 0,
+    "arith.negf": _F1,
+    **dict.fromkeys(
+        (f"arith.{n}" for n in ("addf", "subf", "mulf", "divf", "remf", "maximumf", "minimumf", "maxnumf", "minnumf")),
+        _F2,
+    ),
+    "arith.cmpf": _compares(FLOATS, _CMPF),
+    "arith.cmpi": _compares(INTEGERS, _CMPI),
+    "arith.select": _selects,
+    **dict.fromkeys((f"arith.{name}" for name in _INTEGER_PAIRS.split()), _I2),
+    **dict.fromkeys(("arith.extf", "arith.truncf"), _from_to(FLOATS, FLOATS)),
+    **dict.fromkeys(
+        (f"arith.{name}" for name in ("extsi", "extui", "trunci", "index_cast", "index_castui")),
+        _from_to(INTEGERS, INTEGERS),
+    ),
+    **dict.fromkeys(("arith.sitofp", "arith.uitofp"), _from_to(INTEGERS, FLOATS)),
+    **dict.fromkeys(("arith.fptosi", "arith.fptoui"), _from_to(FLOATS, INTEGERS)),
+    "arith.bitcast": _reinterprets,
+    **dict.fromkeys((f"math.{name}" for name in _UNARY.split()), _F1),
+    **dict.fromkeys(("math.powf", "math.copysign", "math.atan2"), _F2),
+    "math.fma": _F3,
+    "math.absi": _I1,
+    "math.ipowi": _I2,
+}  # fmt: skip
+
+
+def check_program(program: ScalarProgram, axes: int) -> dict[str, str]:
+    """The type of every value of a body with `axes` loops around it. PlanError names the op that is not what it claims:
+    unknown, of other types, with a constant outside of its type, or about a value that is not there."""
+    if len(program.ops) > MAX_OPS:
+        raise PlanError(f"a body has {len(program.ops)} operations; the limit is {MAX_OPS}")
+    types: dict[str, str] = {}
+    for name, dtype in program.inputs:
+        if name in types:
+            raise PlanError(f"two values of a body are called '{name}'")
+        types[name] = dtype
+    for op in program.ops:
+        rule = RULES.get(op.op)
+        missing = [name for name in op.args if name not in types]
+        if rule is None or missing or op.result in types:
+            why = "is unknown" if rule is None else f"uses '{missing[0]}'" if missing else "gives a value once more"
+            raise PlanError(f"the operation '{op.op}' that gives '{op.result}' {why}")
+        args = tuple(types[name] for name in op.args)
+        if not rule(op, args) or (op.op == "linalg.index" and (op.axis or 0) >= axes):
+            given = ", ".join(args)
+            more = "".join(f", {what}" for what in (op.value, op.predicate, op.axis) if what is not None)
+            raise PlanError(f"'{op.op}' does not give {op.dtype} '{op.result}' from ({given}){more}")
+        types[op.result] = op.dtype
+    for name in program.yields:
+        if name not in types:
+            raise PlanError(f"a body yields '{name}', which it does not compute")
+    return types

@@ -1,0 +1,87 @@
+"""Whether each kernel touches only what its operands cover, and does to them what the schedule relies on.
+
+`verify_plan` proves that every view lies in its buffer, and takes an operand that is written as written in full.  Here
+each kernel is held to its contract (contracts.py, loop_contract.py), at every size that an entry point launches it
+with.  So a plan from a stranger cannot make a kernel read or write anywhere else, nor leave bytes as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qcompiler.errors import DimError, PlanError
+from qcompiler.plan.contracts import check_alignment, check_sizes, check_spec, contract_of
+from qcompiler.plan.kernel import KernelSpec, LoopKernel
+from qcompiler.plan.loop_contract import check_loop, check_loop_sizes
+from qcompiler.plan.plan import EntryPoint, Launch, LibraryCall, Plan, Select
+from qcompiler.plan.sizes import Ranges
+
+
+def check_kernels(plan: Plan) -> None:
+    """PlanError names the kernel that breaks its contract, and the entry point at whose sizes it does."""
+    specs = {spec.name: spec for spec in plan.kernels}
+    for spec in plan.kernels:
+        _check_spec(spec)
+    aligned = {spec.name: _aligned_places(spec) for spec in plan.kernels}
+    entries = (*plan.entries, *((plan.init,) if plan.init is not None else ()))
+    arenas = {arena.name: arena for arena in plan.arenas}
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    seen: set[tuple[str, tuple[tuple[str, int, int], ...]]] = set()
+    for entry in entries:
+        ranges = {symbol.name: (symbol.min, symbol.max) for symbol in entry.symbols}
+        for name, step in _launches(entry):
+            spec = specs[name]
+            key = name, tuple((symbol, *ranges[symbol]) for symbol in spec.symbols)
+            try:
+                if key not in seen:
+                    seen.add(key)
+                    _check_sizes(spec, {symbol: ranges[symbol] for symbol in spec.symbols})
+                for place in aligned[name]:
+                    view = step.operands[place]
+                    check_alignment(spec, place, view.offset, view.strides)
+                    if arenas[buffers[view.buffer].arena].kind in ("input", "output"):
+                        raise PlanError(
+                            f"kernel '{name}' in entry point '{entry.name}': '{spec.operands[place].name}' must begin at "
+                            f"a multiple of more bytes than the caller's arrays do; give it a buffer of the program's"
+                        )
+            except DimError as error:
+                raise PlanError(f"kernel '{name}' in entry point '{entry.name}': {error}") from error
+
+
+def _check_spec(spec: KernelSpec) -> None:
+    try:
+        if isinstance(spec.body, LoopKernel):
+            check_loop(spec)
+        else:
+            check_spec(spec)
+    except DimError as error:
+        raise PlanError(f"kernel '{spec.name}': {error}") from error
+
+
+def _check_sizes(spec: KernelSpec, ranges: Ranges) -> None:
+    if isinstance(spec.body, LoopKernel):
+        check_loop_sizes(spec, ranges)
+    else:
+        check_sizes(spec, ranges)
+
+
+def _aligned_places(spec: KernelSpec) -> tuple[int, ...]:
+    """The operands whose rows must begin at multiples of more than an element."""
+    if isinstance(spec.body, LoopKernel):
+        return ()
+    return tuple(place for place, role in enumerate(contract_of(spec).roles) if role.align > 1)
+
+
+def _launches(entry: EntryPoint) -> Iterator[tuple[str, Launch | Select]]:
+    for step in entry.steps:
+        match step:
+            case Launch():
+                yield step.kernel, step
+            case Select():
+                for case in step.cases:
+                    yield case.kernel, step
+            case LibraryCall():
+                raise PlanError(
+                    f"entry point '{entry.name}' calls '{step.function}', which no backend has; there are no library "
+                    "calls in programs yet"
+                )

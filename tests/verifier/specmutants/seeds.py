@@ -1,0 +1,343 @@
+"""The sound programs that are mutated: one for each way in which a template is written, for the CPU and for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from handmade import ONE, Maker, loop, op, operand, replace, view_of
+from qcompiler import formats
+from qcompiler.formats import int8_rows
+from qcompiler.kernels import layouts
+from qcompiler.plan.kernel import (
+    ArgmaxKernel,
+    AttentionKernel,
+    BatchMatmulKernel,
+    EmbeddingKernel,
+    FormatRef,
+    GatherKernel,
+    GroupedLinearKernel,
+    IndexUpdateKernel,
+    KernelBody,
+    KernelSpec,
+    LinearKernel,
+    NormKernel,
+    Operand,
+    OrderKernel,
+    QuantizeRowsKernel,
+    ScalarProgram,
+    ScanKernel,
+    ScatterKernel,
+    SoftmaxKernel,
+    Window,
+)
+from qcompiler.plan.plan import Copy, Launch, Select, SelectCase, View
+from qcompiler.plan.weights import StoredTensor
+from qcompiler.runtime.image import ProgramImage
+
+LAYOUTS = {"cpu": "cpu_p16_v1", "cuda": "cuda_t16_v1"}
+ARCHS = {"cpu": "x86-64-v3", "cuda": "sm_80"}
+B, S = (1, 5), (1, 9)
+
+
+def spec(name: str, body: KernelBody, operands: tuple[Operand, ...], *symbols: str) -> KernelSpec:
+    return KernelSpec(name=name, symbols=symbols, operands=operands, body=body)
+
+
+def packed(kind: str, name: str, rows: int, cols: int, fmt: str = "nf4", layout: str | None = None) -> Any:
+    """(operand, stored tensor) of a weight in a format."""
+    declared = formats.get(fmt)
+    ref = FormatRef(name=fmt, params=dict(declared.params))
+    data = declared.encode(np.random.default_rng(0).standard_normal((rows, cols), np.float32))
+    where = layout or LAYOUTS[kind]
+    stored = layouts.get(where).pack(declared, "f32", rows, cols, data.data)
+    tensor = StoredTensor(name, "f32", (rows, cols), stored, ref, where)
+    return operand(name, (rows, cols), format=ref, layout=where), tensor
+
+
+def epilogue(extra: str) -> ScalarProgram:
+    """silu(sum) * extra, roughly: sum / (1 + exp(-sum)) * extra."""
+    ops = (
+        op("n", "arith.negf", "acc"), op("e", "math.exp", "n"), op("one", "arith.constant", value=(1.0).hex()),
+        op("d", "arith.addf", "e", "one"), op("q", "arith.divf", "acc", "d"), op("w", "arith.extf", "x0"), op("y", "arith.mulf", "q", "w"),
+    )  # fmt: skip
+    return ScalarProgram(inputs=(("acc", "f32"), ("x0", extra)), ops=ops, yields=("y",))  # type: ignore[arg-type]
+
+
+# --- loops -----------------------------------------------------------------------------------------------------------
+
+
+def add_row(kind: str) -> ProgramImage:
+    operands = (operand("x", ("b", "s", 24)), operand("row", (24,)), operand("y", ("b", "s", 24), "w"))
+    ops = (op("a", "arith.addf", "in0", "in1"), op("z", "math.tanh", "a"))
+    k = loop("add", ("b", "s", 24), operands, (("24*s", 24, 1), (0, 0, 1), ("24*s", 24, 1)), ops, symbols=("b", "s"))
+    return Maker({"b": B, "s": S}, kind).kernel(k).image(ARCHS[kind])
+
+
+def transposed(kind: str) -> ProgramImage:
+    operands = (operand("x", ("s", 40)), operand("y", (40, "s"), "w"))
+    k = loop("turn", (40, "s"), operands, ((1, 40), ("s", 1)), (op("a", "arith.negf", "in0"),), symbols=("s",))
+    return Maker({"s": (1, 33)}, kind).kernel(k).image(ARCHS[kind])
+
+
+def reduced(kind: str) -> ProgramImage:
+    operands = (operand("x", ("b", 50)), operand("y", ("b",), "w"))
+    k = loop("sum", ("b", 50), operands, ((50, 1), (1, 0)), (op("a", "arith.addf", "in1", "in0"),), symbols=("b",),
+             iterators=("parallel", "reduction"), init=("0x0.0p+0",))  # fmt: skip
+    return Maker({"b": B}, kind).kernel(k).image(ARCHS[kind])
+
+
+def reduced_beside(kind: str) -> ProgramImage:
+    operands = (operand("x", (7, "s")), operand("y", ("s",), "w"))
+    k = loop("top", ("s", 7), operands, ((1, "s"), (1, 0)), (op("a", "arith.maximumf", "in1", "in0"),), symbols=("s",),
+             iterators=("parallel", "reduction"), init=("-inf",))  # fmt: skip
+    return Maker({"s": (1, 40)}, kind).kernel(k).image(ARCHS[kind])
+
+
+def integers(kind: str) -> ProgramImage:
+    operands = (operand("x", ("s",), dtype="i64"), operand("m", ("s",), dtype="i1"), operand("y", ("s",), "w", "i32"),
+                operand("z", ("s",), "w", "i1"))  # fmt: skip
+    ops = (
+        op("i", "linalg.index", dtype="index", axis=0), op("c", "arith.index_cast", "i", dtype="i64"),
+        op("d", "arith.muli", "in0", "c", dtype="i64"), op("three", "arith.constant", dtype="i64", value="3"),
+        op("r", "arith.divsi", "d", "three", dtype="i64"), op("t", "arith.trunci", "r", dtype="i32"),
+        op("zero", "arith.constant", dtype="i32", value="0"), op("p", "arith.select", "in1", "t", "zero", dtype="i32"),
+        op("q", "arith.cmpi", "in0", "c", dtype="i1", predicate="slt"),
+    )  # fmt: skip
+    k = loop("ints", ("s",), operands, ((1,),) * 4, ops, symbols=("s",), yields=("p", "q"))
+    return Maker({"s": (0, 70)}, kind).kernel(k).image(ARCHS[kind])
+
+
+def sliced(kind: str) -> ProgramImage:
+    """Two kernels fill the halves of one activation; a third reads all of it."""
+    maker = Maker({"b": B}, kind)
+    whole = operand("y", ("b", 32), "w")
+    left = operand("y", ("b", 16), "w", strides=(32, 1))
+    x = operand("x", ("b", 16))
+    maker.input("x", x.shape)
+    maker.activation("a", 5 * 128)
+    maker.output("y", whole.shape)
+    half = loop("half", ("b", 16), (x, left), ((16, 1), (32, 1)), (op("n", "arith.negf", "in0"),), symbols=("b",))
+    for offset in (0, 16):
+        maker.launch(half, (view_of(x, "x"), view_of(left, "a", offset)))
+    read = operand("x", ("b", 32))
+    copy = loop("all", ("b", 32), (read, whole), ((32, 1), (32, 1)), (op("n", "math.exp", "in0"),), symbols=("b",))
+    maker.launch(copy, (view_of(read, "a"), view_of(whole, "y")))
+    return maker.image(ARCHS[kind])
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+def linear(kind: str) -> ProgramImage:
+    w, stored = packed(kind, "w", 24, 64)
+    operands = (operand("x", ("b", 64)), w, operand("bias", (24,)), operand("out", ("b", 24), "w"))
+    body = LinearKernel(m="b", n=24, k=64, m_class="large", has_bias=True)
+    return Maker({"b": (1, 20)}, kind).kernel(spec("linear", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
+
+
+def linear_few(kind: str) -> ProgramImage:
+    w, stored = packed(kind, "w", 24, 64, "q8_0")
+    operands = (operand("x", (3, 64)), w, operand("extra", (3, 24), dtype="bf16"), operand("out", (3, 24), "w"))
+    body = LinearKernel(m=3, n=24, k=64, m_class="2-8", has_bias=False, epilogue=epilogue("bf16"))
+    return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
+def linear_plain(kind: str) -> ProgramImage:
+    operands = (operand("x", ("b", 20), dtype="bf16"), operand("w", (12, 20), dtype="bf16"),
+                operand("out", ("b", 12), "w", "bf16"))  # fmt: skip
+    body = LinearKernel(m="b", n=12, k=20, m_class="large", has_bias=False)
+    return Maker({"b": B}, kind).kernel(spec("linear", body, operands, "b")).image(ARCHS[kind])
+
+
+def convolution(kind: str) -> ProgramImage:
+    window = Window(image=("b", 6, 7, 4), size=(3, 4), kernel=(3, 3), strides=(2, 2), padding=(1, 1), dilation=(1, 1))
+    operands = (operand("x", ("b", 6, 7, 4)), operand("w", (8, 36)), operand("out", ("12*b", 8), "w"))
+    body = LinearKernel(m="12*b", n=8, k=36, m_class="large", has_bias=False, window=window)
+    return Maker({"b": (1, 3)}, kind).kernel(spec("conv", body, operands, "b")).image(ARCHS[kind])
+
+
+def linear_codes(kind: str) -> ProgramImage:
+    """Rows to int8, and a product of integers."""
+    maker = Maker({"b": B}, kind)
+    w, stored = packed(kind, "w", 16, 64, "q8_0")
+    x, row = operand("x", ("b", 64)), int8_rows.row_bytes(64)
+    codes, read = operand("codes", ("b", row), "w", "i8"), operand("x", ("b", row), dtype="i8")
+    out = operand("out", ("b", 16), "w")
+    maker.input("x", x.shape)
+    maker.activation("rows", 5 * row)
+    maker.output("out", out.shape)
+    maker.store.add(stored)
+    rows = spec("rows", QuantizeRowsKernel(rows="b", cols=64, kind="token"), (x, codes), "b")
+    maker.launch(rows, (view_of(x, "x"), view_of(codes, "rows")))
+    body = LinearKernel(m="b", n=16, k=64, m_class="large", has_bias=False, codes=True)
+    maker.launch(
+        spec("product", body, (read, w, out), "b"),
+        (view_of(read, "rows"), view_of(w, "weight w"), view_of(out, "out")),
+    )
+    return maker.image(ARCHS[kind])
+
+
+def grouped(kind: str) -> ProgramImage:
+    w, stored = packed(kind, "w", 4 * 16, 64, "q8_0")
+    operands = (operand("x", ("b", 64)), w, operand("index", ("2*b",), dtype="i64"), operand("out", ("2*b", 16), "w"))
+    body = GroupedLinearKernel(rows="b", repeat=2, experts=4, n=16, k=64)
+    return Maker({"b": B}, kind).kernel(spec("grouped", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
+
+
+def batch_matmul(kind: str) -> ProgramImage:
+    operands = (operand("a", ("b", "s", 12)), operand("b", ("b", 12, 10)), operand("out", ("b", "s", 10), "w"))
+    body = BatchMatmulKernel(batch=("b",), m="s", n=10, k=12)
+    return Maker({"b": (1, 3), "s": S}, kind).kernel(spec("bmm", body, operands, "b", "s")).image(ARCHS[kind])
+
+
+def attention(kind: str) -> ProgramImage:
+    shape = ("b", 4, "s", 8)
+    few = ("b", 2, "s", 8)
+    operands = (operand("q", shape), operand("k", few), operand("v", few), operand("out", shape, "w"))
+    body = AttentionKernel(batch="b", heads=4, kv_heads=2, q_len="s", kv_len="s", head_dim=8, value_dim=8, scale=0.5,
+                           causal=True, mask="none", window=4)  # fmt: skip
+    return Maker({"b": (1, 2), "s": S}, kind).kernel(spec("attend", body, operands, "b", "s")).image(ARCHS[kind])
+
+
+def attention_decode(kind: str) -> ProgramImage:
+    q, kv = ("b", 2, 1, 8), ("b", 1, 12, 8)
+    operands = (operand("q", q), operand("k", kv), operand("v", kv), operand("mask", ("b", 2, 1, 12), dtype="i1"),
+                operand("last", ("b", 1), dtype="i64"), operand("out", q, "w"))  # fmt: skip
+    body = AttentionKernel(batch="b", heads=2, kv_heads=1, q_len=1, kv_len=12, head_dim=8, value_dim=8, scale=0.5,
+                           causal=False, mask="bool", last=True)  # fmt: skip
+    return Maker({"b": (1, 3)}, kind).kernel(spec("decode", body, operands, "b")).image(ARCHS[kind])
+
+
+# --- rows and places -------------------------------------------------------------------------------------------------
+
+
+def norm(kind: str) -> ProgramImage:
+    vectors = (operand("weight", (20,)), operand("bias", (20,)))
+    operands = (operand("x", ("b", 20)), *vectors, operand("out", ("b", 20), "w"))
+    body = NormKernel(kind="layer", rows="b", cols=20, eps=1e-5, has_weight=True, has_bias=True)
+    return Maker({"b": B}, kind).kernel(spec("norm", body, operands, "b")).image(ARCHS[kind])
+
+
+def softmax(kind: str) -> ProgramImage:
+    operands = (operand("x", ("b", "s")), operand("out", ("b", "s"), "w"))
+    body = SoftmaxKernel(rows="b", cols="s")
+    return Maker({"b": B, "s": S}, kind).kernel(spec("softmax", body, operands, "b", "s")).image(ARCHS[kind])
+
+
+def embedding(kind: str) -> ProgramImage:
+    table, stored = packed(kind, "table", 10, 64, "q4_0")
+    operands = (operand("ids", ("s",), dtype="i64"), table, operand("out", ("s", 64), "w"))
+    body = EmbeddingKernel(count="s", rows=10, cols=64)
+    return Maker({"s": S}, kind).kernel(spec("embed", body, operands, "s"), {"table": stored}).image(ARCHS[kind])
+
+
+def embedding_plain(kind: str) -> ProgramImage:
+    operands = (operand("ids", ("s",), dtype="i32"), operand("table", (6, 18)), operand("out", ("s", 18), "w", "bf16"))
+    body = EmbeddingKernel(count="s", rows=6, cols=18)
+    return Maker({"s": S}, kind).kernel(spec("embed", body, operands, "s")).image(ARCHS[kind])
+
+
+def gather(kind: str, mode: str = "take") -> ProgramImage:
+    index = ("s",) if mode == "take" else (3, "s", 5)
+    operands = (operand("x", (3, 4, 5)), operand("index", index, dtype="i64"), operand("out", (3, "s", 5), "w"))
+    body = GatherKernel(mode=mode, outer=3, length=4, count="s", inner=5)  # type: ignore[arg-type]
+    return Maker({"s": S}, kind).kernel(spec("gather", body, operands, "s")).image(ARCHS[kind])
+
+
+def gather_along(kind: str) -> ProgramImage:
+    return gather(kind, "along")
+
+
+def with_state(maker: Maker, name: str, shape: tuple[int, ...]) -> ProgramImage:
+    """The state is a result, too."""
+    state = View(buffer=name, dtype="f32", shape=shape, strides=(shape[1] * shape[2], shape[2], 1))
+    maker.output("copied", shape)
+    maker.steps.append(Copy(stream="q", source=state, target=replace(state, buffer="copied")))
+    return maker.image(ARCHS[maker.kind])
+
+
+def index_update(kind: str) -> ProgramImage:
+    operands = (operand("x", (2, 8, 6), "rw"), operand("index", ("s",), dtype="i64"), operand("src", (2, "s", 6)))
+    body = IndexUpdateKernel(outer=2, length=8, count="s", inner=6)
+    maker = Maker({"s": (1, 4)}, kind).kernel(spec("update", body, operands, "s"))
+    return with_state(maker, "x", (2, 8, 6))
+
+
+def scatter(kind: str) -> ProgramImage:
+    operands = (operand("index", (2, "s", 6), dtype="i64"), operand("src", (2, "s", 6)), operand("out", (2, 8, 6), "rw"))
+    body = ScatterKernel(outer=2, length=8, count="s", inner=6, fold="add")
+    maker = Maker({"s": (1, 4)}, kind).kernel(spec("scatter", body, operands, "s"))
+    return with_state(maker, "out", (2, 8, 6))
+
+
+def scan(kind: str) -> ProgramImage:
+    operands = (operand("x", (2, "s", 3)), operand("out", (2, "s", 3), "w"))
+    body = ScanKernel(outer=2, length="s", inner=3, fold="add")
+    return Maker({"s": S}, kind).kernel(spec("scan", body, operands, "s")).image(ARCHS[kind])
+
+
+def top_k(kind: str) -> ProgramImage:
+    picked = (2, 4, 3)
+    operands = (operand("x", (2, "s", 3)), operand("values", picked, "w"), operand("indices", picked, "w", "i64"))
+    body = OrderKernel(outer=2, length="s", count=4, inner=3, descending=True)
+    return Maker({"s": (4, 9)}, kind).kernel(spec("order", body, operands, "s")).image(ARCHS[kind])
+
+
+def argmax(kind: str) -> ProgramImage:
+    operands = (operand("x", (2, "s", 3)), operand("out", (2, 3), "w", "i64"))
+    body = ArgmaxKernel(outer=2, length="s", inner=3)
+    return Maker({"s": S}, kind).kernel(spec("argmax", body, operands, "s")).image(ARCHS[kind])
+
+
+def whole(kind: str) -> ProgramImage:
+    """A select of two linears, a table made by init, a state that counts, a copy, and activations that share bytes."""
+    maker = Maker({"b": (1, 12)}, kind)
+    w, stored = packed(kind, "w", 16, 64)
+    x, h, y = operand("x", ("b", 64)), operand("out", ("b", 16), "w"), operand("y", ("b", 16), "w")
+    maker.input("x", x.shape)
+    maker.output("y", y.shape)
+    maker.output("calls", (4,))
+    maker.activation("h", 12 * 64)
+    maker.state("count", 16)
+    maker.store.add(stored)
+    maker._arena("table", "init", 64)
+    for m_class in ("2-8", "large"):
+        body = LinearKernel(m="b", n=16, k=64, m_class=m_class, has_bias=False)  # type: ignore[arg-type]
+        maker.kernels.append(spec(f"linear {m_class}".replace("-", "_").replace(" ", "_"), body, (x, w, h), "b"))
+    few, many = maker.kernels
+    cases = (SelectCase(max=4, kernel=few.name), SelectCase(max=None, kernel=many.name))
+    maker.steps.append(
+        Select(on="b", cases=cases, stream="q", operands=(view_of(x, "x"), view_of(w, "weight w"), view_of(h, "h")))
+    )
+    row, read = operand("t", (16,)), operand("h", ("b", 16))
+    add = loop("add", ("b", 16), (read, row, y), ((16, 1), (0, 1), (16, 1)), (op("a", "arith.addf", "in0", "in1"),),
+               symbols=("b",))  # fmt: skip
+    maker.launch(add, (view_of(read, "h"), view_of(row, "table"), view_of(y, "y")))
+    n = operand("n", (4,))
+    count = loop("count", (4,), (n, replace(n, name="m", access="w")), ((1,), (1,)),
+                 (ONE, op("a", "arith.addf", "in0", "one")))  # fmt: skip
+    maker.launch(count, (view_of(n, "count"), view_of(n, "count")))
+    maker.steps.append(Copy(stream="q", source=view_of(n, "count"), target=view_of(n, "calls")))
+    fill = loop("fill", (16,), (operand("y", (16,), "w"),), ((1,),), (ONE,))
+    maker.kernels.append(fill)
+    maker.init.append(Launch(kernel="fill", stream="q", operands=(view_of(fill.operands[0], "table"),)))
+    return maker.image(ARCHS[kind])
+
+
+SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
+    make.__name__: make
+    for make in (
+        add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_plain, convolution,
+        linear_codes, grouped, batch_matmul, attention, attention_decode, norm, softmax, embedding, embedding_plain,
+        gather, gather_along, index_update, scatter, scan, top_k, argmax, whole,
+    )
+}  # fmt: skip
+
+
+@cache
+def seed(name: str, kind: str = "cpu") -> ProgramImage:
+    return SEEDS[name](kind)
