@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qcompiler.errors import CompileFailedError, CompilerMissingError
+from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir, locked, write_atomically
 from qcompiler.runtime.progress import note
 
@@ -88,6 +89,11 @@ def flags_for(isa: str) -> tuple[str, ...]:
     march = baseline if isa == "generic" else (f"-march={isa}",)
     wide = ("-mprefer-vector-width=512",) if isa == "x86-64-v4" else ()
     return ("-std=c++17", "-O3", *march, *wide, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+
+
+def cpu_flags(isa: str) -> tuple[str, ...]:
+    """`flags_for`, with those of the sanitisers that `QC_SANITIZE` asks for: how kernels and pool are compiled."""
+    return (*flags_for(isa), *sanitize.flags())
 
 
 def _link_flags() -> tuple[str, ...]:

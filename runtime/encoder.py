@@ -23,8 +23,9 @@ from qcompiler.formats.base import Bytes, Encoding, Format, PackedTensor, TileEn
 from qcompiler.formats.equation import Float32
 from qcompiler.formats.made import MadeMatrix
 from qcompiler.kernels.encode.source import CompiledEncoder, compiled_encoder
+from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir, write_atomically
-from qcompiler.runtime.compiler import compile_library, flags_for
+from qcompiler.runtime.compiler import compile_library, cpu_flags
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.progress import note
 from qcompiler.runtime.threads import resolve_num_threads
@@ -125,7 +126,7 @@ def _tiles(fmt: Format, isa: str, worth: bool) -> TileEncoder | None:
             if not worth:
                 return None
             try:
-                path = compile_library(encoder.source, isa, name="encoder")
+                path = compile_library(encoder.source, isa, name="encoder", extra_flags=sanitize.flags())
             except (CompilerMissingError, CompileFailedError) as error:
                 _say_once(f"weights are encoded by NumPy, which is slower: {str(error).splitlines()[0]}")
                 _loaded[fmt, isa] = None
@@ -141,7 +142,7 @@ def _say_once(text: str) -> None:
 
 
 def _key(encoder: CompiledEncoder, isa: str) -> str:
-    return hashlib.sha256(json.dumps([encoder.source, isa, platform.machine(), flags_for(isa)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([encoder.source, isa, platform.machine(), cpu_flags(isa)]).encode()).hexdigest()
 
 
 def _recorded(record: Path) -> Path | None:
@@ -154,6 +155,7 @@ def _recorded(record: Path) -> Path | None:
 
 
 def _load(encoder: CompiledEncoder, path: Path) -> TileEncoder:
+    sanitize.require_runtime()
     function: Callable[..., int] = ctypes.CDLL(str(path)).qc_encode  # lets go of the interpreter lock
     function.restype, function.argtypes = ctypes.c_int32, (ctypes.POINTER(_Tile),)  # type: ignore[attr-defined]
 

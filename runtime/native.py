@@ -16,8 +16,9 @@ import msgspec
 
 from qcompiler.errors import CompileFailedError, IndexOutOfRangeError, RuntimeFailure
 from qcompiler.plan.plan import Plan, to_json
+from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir, write_atomically
-from qcompiler.runtime.compiler import compile_library, find_compiler, flags_for
+from qcompiler.runtime.compiler import compile_library, cpu_flags, find_compiler
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.memory import align_up
 from qcompiler.runtime.support import Context
@@ -50,7 +51,7 @@ def plan_key(plan: Plan, isa: str) -> str:
     """Identity of a plan's native form: the plan without its weights' names and digests, emitter, flags, target."""
     bare = msgspec.structs.replace(plan, weights=())
     state = hashlib.sha256(to_json(bare))
-    state.update(json.dumps([emitter_version(), flags_for(isa), isa, platform.machine()]).encode())
+    state.update(json.dumps([emitter_version(), cpu_flags(isa), isa, platform.machine()]).encode())
     return state.hexdigest()
 
 
@@ -64,8 +65,9 @@ def build_native(plan: Plan, isa: str) -> NativeLibrary:
     source = emit.emit_program(plan, isa)
     compiler = find_compiler()
     path = compile_library(
-        source, isa, emitter_version=emitter_version(), announce=f"compiled {len(plan.kernels)} kernels for {isa}"
-    )
+        source, isa, emitter_version=emitter_version(), extra_flags=sanitize.flags(),
+        announce=f"compiled {len(plan.kernels)} kernels for {isa}",
+    )  # fmt: skip
     write_atomically(record, json.dumps({"library": path.name, "compiler": compiler.version}).encode())
     return NativeLibrary(isa, path, emitter_version(), compiler.version)
 
@@ -94,6 +96,7 @@ class Library:
 
     def __init__(self, native: NativeLibrary) -> None:
         self.native = native
+        sanitize.require_runtime()
         try:
             self._library = ctypes.CDLL(str(native.path))
         except OSError as error:

@@ -13,8 +13,9 @@ from importlib import resources
 from pathlib import Path
 
 from qcompiler.errors import ArgumentError, CompileFailedError, CompilerMissingError
+from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir, write_atomically
-from qcompiler.runtime.compiler import compile_library, flags_for
+from qcompiler.runtime.compiler import compile_library, cpu_flags
 
 DEFAULT_SPIN_US = 50
 """How long an idle worker waits before it sleeps: regions of one call follow each other faster than this."""
@@ -64,13 +65,13 @@ def support(trusted: Path | None = None) -> ctypes.CDLL:
 def support_library() -> Path:
     """The compiled library's file. One that was compiled before needs no compiler."""
     source, isa = _source(), "x86-64" if os.uname().machine == "x86_64" else "generic"
-    key = hashlib.sha256(json.dumps([source, isa, os.uname().machine, flags_for(isa), _FLAGS]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([source, isa, os.uname().machine, cpu_flags(isa), _FLAGS]).encode()).hexdigest()
     record = cache_dir("plans") / f"pool-{key}"
     with contextlib.suppress(OSError, UnicodeDecodeError):  # no record yet, or a damaged one: compiling writes it anew
         name = record.read_text()
         if _NAME.match(name) and (known := cache_dir("native") / name).exists():
             return known
-    path = compile_library(source, isa, name="qcpool", extra_flags=_FLAGS)
+    path = compile_library(source, isa, name="qcpool", extra_flags=(*_FLAGS, *sanitize.flags()))
     write_atomically(record, path.name.encode())
     return path
 
@@ -82,6 +83,7 @@ def _source() -> str:
 
 
 def _open(path: Path) -> ctypes.CDLL:
+    sanitize.require_runtime()
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
