@@ -16,6 +16,7 @@ from qcompiler.errors import FileBoundsError, PlanError, WeightsError
 from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import Plan, Signature, WeightEntry
 from qcompiler.plan.weights import NO_VALUES, WeightStore
+from qcompiler.runtime.code import Code
 from qcompiler.runtime.memory import Block, Bytes
 
 CHUNK = 16 << 20
@@ -34,7 +35,8 @@ class NativeLibrary:
     """A compiled build of the plan: where it lies and what it needs. A `.so` for cpu and sim, a `.cubin` for cuda.
 
     A build from a program file brings its own figures: the bytes of scratch per thread, since another version may have
-    emitted it, and the library of the thread pool, for a machine without a compiler.
+    emitted it, and the library of the thread pool, for a machine without a compiler.  `code` are the bytes of `path` as
+    they were verified: what is loaded.
     """
 
     isa: str
@@ -42,7 +44,12 @@ class NativeLibrary:
     emitter_version: str
     compiler: str = ""
     scratch: int | None = None
-    pool: Path | None = None
+    pool: Code | None = None
+    code: Code | None = None
+
+    def read(self) -> bytes:
+        """The build's bytes, as they were verified if they were."""
+        return self.code.data if self.code is not None else self.path.read_bytes()
 
 
 @dataclass(frozen=True)

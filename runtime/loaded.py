@@ -251,8 +251,10 @@ class LoadedProgram:
         return timeline(self.plan, self.isa, entry, symbols, measured=measured)
 
     def image_with_native(self) -> ProgramImage:
-        """The image with this machine's build, for `save_image`. What the simulated GPU runs is no build for a GPU, and a
-        sanitised one (`QC_SANITIZE`) runs nowhere else."""
+        """The image with this machine's build, for `save_image`.
+
+        What the simulated GPU runs is no build for a GPU, and a sanitised one (`QC_SANITIZE`) runs nowhere else.
+        """
         return self.image if self.kind == "sim" or sanitize.wanted() else self.image.with_native(self.native)
 
     def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> dict[str, str]:

@@ -15,7 +15,6 @@ import mmap
 import os
 import re
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,7 +38,9 @@ from qcompiler.plan.plan import PLAN_VERSION, Plan, Signature, WeightEntry
 from qcompiler.runtime.archive import MARK, PAGE, Member, Writer, read_members
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.builds import Build, Trust, member_name, pack_build, runnable, trusted_build, unpack_build
-from qcompiler.runtime.cache import cache_dir, write_atomically
+from qcompiler.runtime.cache import cache_dir, keep
+from qcompiler.runtime.code import read_record
+from qcompiler.runtime.files import replacing
 from qcompiler.runtime.image import (
     CHUNK,
     NativeLibrary,
@@ -167,29 +168,16 @@ def emitter_of(kind: str) -> str:
 
 
 def _write(path: Path, program: bytes, weights: Bytes, others: dict[str, bytes]) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            writer = Writer(file)
-            mark = f"format {FORMAT_VERSION}\n".encode()
-            writer.add(MARK, [mark], len(mark))
-            writer.add("program.json", [program], len(program))
-            front = _safetensors_header(weights.nbytes)
-            writer.add(
-                "weights.safetensors", _pieces(front, weights), len(front) + weights.nbytes, alignment=PAGE
-            )  # fmt: skip
-            for member, data in others.items():
-                writer.add(member, [data], len(data))
-            writer.close()
-            file.flush()
-            os.fsync(file.fileno())  # before the name: after a loss of power, the old file or all of the new one
-        mask = os.umask(0)  # mkstemp makes private files; a program is as readable as any file of the user's
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # noqa: PTH101  (mkstemp gives a string)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        writer = Writer(file)
+        mark = f"format {FORMAT_VERSION}\n".encode()
+        writer.add(MARK, [mark], len(mark))
+        writer.add("program.json", [program], len(program))
+        front = _safetensors_header(weights.nbytes)
+        writer.add("weights.safetensors", _pieces(front, weights), len(front) + weights.nbytes, alignment=PAGE)
+        for member, data in others.items():
+            writer.add(member, [data], len(data))
+        writer.close()
 
 
 def _safetensors_header(nbytes: int) -> bytes:
@@ -460,12 +448,8 @@ def _identity(path: Path, program: bytes) -> dict[str, Any]:
 
 
 def _remember(path: Path, program: bytes) -> None:
-    write_atomically(_record(path), json.dumps(_identity(path, program)).encode())
+    keep(_record(path), json.dumps(_identity(path, program)).encode())
 
 
 def _remembered(path: Path, program: bytes) -> bool:
-    try:
-        known = json.loads(_record(path).read_bytes())
-    except (OSError, ValueError):  # no record, or a damaged one: the weights are checked then
-        return False
-    return bool(known == _identity(path, program))
+    return read_record(_record(path)) == _identity(path, program)

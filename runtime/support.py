@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
 import os
-import re
 import threading
 from importlib import resources
-from pathlib import Path
 
-from qcompiler.errors import ArgumentError, CompileFailedError, CompilerMissingError
+from qcompiler.errors import ArgumentError, CompilerMissingError
 from qcompiler.runtime import sanitize
-from qcompiler.runtime.cache import cache_dir, write_atomically
-from qcompiler.runtime.compiler import compile_library, cpu_flags
+from qcompiler.runtime.cache import cache_dir
+from qcompiler.runtime.code import Code, load, remember
+from qcompiler.runtime.compiler import compile_code, cpu_flags, recorded
 
 DEFAULT_SPIN_US = 50
 """How long an idle worker waits before it sleeps: regions of one call follow each other faster than this."""
@@ -39,12 +37,11 @@ class Context(ctypes.Structure):
 
 
 _FLAGS = ("-pthread",)
-_NAME = re.compile(r"qcpool-[0-9a-f]{32}\.so\Z")
 _loaded: list[ctypes.CDLL] = []
 _loading = threading.Lock()
 
 
-def support(trusted: Path | None = None) -> ctypes.CDLL:
+def support(trusted: Code | None = None) -> ctypes.CDLL:
     """The loaded library (never unloaded: its workers run in it), one per process.
 
     It is the user's own, from the cache or compiled.  Only where there is neither, nor a compiler, `trusted` serves:
@@ -53,27 +50,25 @@ def support(trusted: Path | None = None) -> ctypes.CDLL:
     with _loading:
         if not _loaded:
             try:
-                path = support_library()
+                code = support_library()
             except CompilerMissingError:
                 if trusted is None:
                     raise
-                path = trusted
-            _loaded.append(_open(path))
+                code = trusted
+            _loaded.append(_open(code))
     return _loaded[0]
 
 
-def support_library() -> Path:
-    """The compiled library's file. One that was compiled before needs no compiler."""
+def support_library() -> Code:
+    """The compiled library. One that was compiled before needs no compiler."""
     source, isa = _source(), "x86-64" if os.uname().machine == "x86_64" else "generic"
     key = hashlib.sha256(json.dumps([source, isa, os.uname().machine, cpu_flags(isa), _FLAGS]).encode()).hexdigest()
-    record = cache_dir("plans") / f"pool-{key}"
-    with contextlib.suppress(OSError, UnicodeDecodeError):  # no record yet, or a damaged one: compiling writes it anew
-        name = record.read_text()
-        if _NAME.match(name) and (known := cache_dir("native") / name).exists():
-            return known
-    path = compile_library(source, isa, name="qcpool", extra_flags=(*_FLAGS, *sanitize.flags()))
-    write_atomically(record, path.name.encode())
-    return path
+    record = cache_dir("plans") / f"pool-{key}.json"
+    if (known := recorded(record, "qcpool")) is not None:
+        return known
+    code = compile_code(source, isa, name="qcpool", extra_flags=(*_FLAGS, *sanitize.flags()))
+    remember(record, code)
+    return code
 
 
 def _source() -> str:
@@ -82,12 +77,8 @@ def _source() -> str:
     return pool.replace('#include "abi.h"\n', abi.replace("#pragma once\n", ""), 1)
 
 
-def _open(path: Path) -> ctypes.CDLL:
-    sanitize.require_runtime()
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompileFailedError(f"cannot load the thread pool {path}: {error}") from error
+def _open(code: Code) -> ctypes.CDLL:
+    library = load(code)
     library.qc_pool_parallel.restype = None
     library.qc_pool_set_spin.argtypes = (ctypes.c_int64,)
     library.qc_pool_set_spin.restype = None

@@ -83,8 +83,9 @@ def compile_source(source: str, isa: str, folder: Path, level: str = "-O3") -> c
         # GCC 12 warns about its own intrinsics' undefined registers.
         command = [compiler, *flags, "-Werror", "-Wno-maybe-uninitialized", "-Wno-uninitialized", str(cpp)]
         done = subprocess.run(
-            [*command, "-o", str(library), "-lm", "-lpthread"], capture_output=True, text=True, check=False
-        )
+            [*command, "-o", str(library), "-lm", "-lpthread"], capture_output=True, text=True, check=False,
+            env=sanitize.compiler_environment(),
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(library))
 
