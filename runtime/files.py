@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from qcompiler.errors import FileWriteError
+from qcompiler.runtime.interrupts import uninterrupted
 
 SUFFIX = ".qctmp"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -146,7 +147,7 @@ def locked(path: Path) -> BinaryIO:
 
 def sweep(folder: Path, name: str) -> None:
     """Removes this user's temporaries for `name` (any, if it is empty) that no process holds any more."""
-    with contextlib.suppress(OSError):  # a folder that cannot be listed holds nothing that we could remove
+    with uninterrupted, contextlib.suppress(OSError):  # in a folder that cannot be listed we could remove nothing
         for entry in os.scandir(folder):
             if entry.name.startswith(_stem(name) if name else ".") and entry.name.endswith(SUFFIX):
                 _sweep_one(Path(entry.path))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from qcompiler.errors import SimulationError
+from qcompiler.runtime.interrupts import interruption_point, uninterrupted
 from qcompiler.runtime.sim.clocks import Access, AccessMap, Clock, Conflict, Stamped, join
 from qcompiler.runtime.sim.engine import Engine
 
@@ -97,6 +98,26 @@ class Op:
         return f"{self.work.name} (operation {self.number} on {self.place} of sim:{self.work.device}{step})"
 
 
+class _Entry:
+    """A call of the machine from outside."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __enter__(self) -> None:
+        uninterrupted.__enter__()
+        self._machine.lock.acquire()
+        try:
+            self._machine.release_condemned()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._machine.lock.release()
+        uninterrupted.__exit__()
+
+
 class Machine:
     """All devices' queue, clocks and findings. Every method is safe to call from several threads."""
 
@@ -126,13 +147,16 @@ class Machine:
         """Starts the choice of orders again, from `seed` or else from QC_SIM_SEED (0)."""
         self._random = random.Random(int(os.environ.get("QC_SIM_SEED", "0")) if seed is None else seed)
 
-    @contextlib.contextmanager
-    def entry(self) -> Iterator[None]:
-        """Every call from outside: one at a time, after freeing what the garbage collector has let go of."""
-        with self.lock:
-            while self._condemned:
-                self._release(self._condemned.popleft())
-            yield
+    def entry(self) -> _Entry:
+        """Every call from outside: one at a time, after freeing what the garbage collector has let go of.
+
+        An interrupt is delivered between two operations that are executed, or at the end.
+        """
+        return _Entry(self)
+
+    def release_condemned(self) -> None:
+        while self._condemned:
+            self._release(self._condemned.popleft())
 
     # --- memory ---
 
@@ -244,6 +268,7 @@ class Machine:
         while any(not op.is_done for op in targets):
             if executed == limit:
                 return False
+            interruption_point()
             at = self._random.randrange(len(self._ready))
             self._ready[at], self._ready[-1] = self._ready[-1], self._ready[at]
             self._execute(self._ready.pop())
