@@ -31,6 +31,7 @@ __all__ = [
     "build_image",
     "host_isa",
     "load",
+    "reset_simulated_gpu",
     "save_image",
 ]
 
@@ -68,3 +69,13 @@ def load(
         )
     except (CompilerMissingError, MissingDependencyError) as error:
         raise type(error)(f"{path}: {error}{offers(path, device, devices)}") from error
+
+
+def reset_simulated_gpu(device: str = "sim:0") -> None:
+    """Makes a simulated GPU usable again after a finding; what was loaded there before is gone.
+
+    A finding stays with its device, as a GPU's error does with its context: every later call there raises it.
+    """
+    from qcompiler.runtime.sim.device import reset
+
+    reset(device)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure
+from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure, SimulationError
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.runtime import device_interop, interop
 from qcompiler.runtime.backends.base import CaptureMode, Memory
@@ -175,6 +175,8 @@ class DeviceSession(Session):
                     with kept_if_it_fails(call):
                         self.queues.synchronize()
                 except RuntimeFailure as second:
+                    if isinstance(error, SimulationError) and isinstance(second, SimulationError):
+                        raise error from None  # a finding, which stays with its device
                     error.add_note(f"Waiting for the part of the call that was under way failed, too: {second}")
             raise
 
