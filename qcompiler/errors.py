@@ -189,6 +189,10 @@ class NewerFileError(ProgramFileError):
     """The file was written by a newer qcompiler than this one can read."""
 
 
+class ChangedFileError(ProgramFileError):
+    """A file was cut or written to in place while a program used it: its weights are not those that were checked."""
+
+
 class TargetMismatchError(ProgramFileError):
     """A native build in the file needs another ISA, architecture or driver than this machine has."""
 

@@ -46,10 +46,16 @@ def load(
     trust_native: Trust = False,
     verify: Verify = "auto",
     stepwise: bool = False,
+    copy: bool = False,
 ) -> LoadedProgram:
     """Loads a `.qca` file and makes it ready to run on `device`: "cpu", "cuda:1", or "sim:0", the simulated GPU.
 
-    Its weights are mapped. Its kernels come from the user's own cache, or are emitted again from the plan and compiled;
+    Its weights are mapped: whoever writes to the file in place changes the program, which `session()` and `save` see
+    and refuse (ChangedFileError); who cuts it ends the process.  With `copy=True` they are read into memory first, all
+    digests are checked there, and the file is not needed any more.  A new file under the name, as `save` makes it,
+    leaves a loaded program as it is.
+
+    Its kernels come from the user's own cache, or are emitted again from the plan and compiled;
     a native build inside the file runs only with `trust_native=True`, `"sha256:<its digest>"`, or several digests: the
     best of the trusted builds that this machine runs, and no compiler is needed.  `verify="full"` checks all weights'
     digests, `"auto"` does so unless the file is known and unchanged since.
@@ -62,7 +68,9 @@ def load(
     Raises ProgramFileError's subclasses for a file that cannot be used, PlanError and ScheduleError for a plan that is
     not safe, DeviceUnavailableError, CompilerMissingError, CompileFailedError.
     """
-    image, native = load_image(path, verify=verify, trust_native=trust_native, device=device, devices=devices)
+    image, native = load_image(
+        path, verify=verify, trust_native=trust_native, device=device, devices=devices, copy=copy
+    )
     try:
         return LoadedProgram.from_image(
             image, device, devices=devices, stream=stream, num_threads=num_threads, native=native, stepwise=stepwise

@@ -117,8 +117,9 @@ class LoadedProgram:
     def session(self, *, stepwise: bool | None = None) -> Session:
         """A new session with its own activations and states; sessions may run at the same time.
 
-        CaptureRuleError while this thread records a capture.
+        CaptureRuleError while this thread records a capture; ChangedFileError if the program's file was written to.
         """
+        self.image.require_unchanged()
         if self.kind == "cpu":
             return HostSession(self, stepwise=self.stepwise if stepwise is None else stepwise)
         if any(slot.backend.captures_here() for slot in self.slots.values()):
@@ -318,6 +319,7 @@ def check_image(image: ProgramImage) -> None:
     """All that must hold before a plan's kernels may run: its text, its schedule, its bounds, its signature."""
     plan = image.plan
     image.require_values()
+    image.require_unchanged()
     check_plan_text(plan)
     verify_plan(plan)
     check_bodies(plan)

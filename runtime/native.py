@@ -8,7 +8,6 @@ import hashlib
 import json
 import platform
 from importlib import resources
-from typing import Any
 
 import msgspec
 
@@ -79,28 +78,19 @@ def scratch_stride(plan: Plan, isa: str) -> int:
 
 
 class Library:
-    """A loaded native library: its entry functions and kernels as ctypes functions that release the GIL."""
+    """A loaded native library: its entry functions and kernels, as addresses for `entry_caller` and `kernel_caller`."""
 
     def __init__(self, native: NativeLibrary) -> None:
         self.native = native
         self._library = load(native.code or Code(native.path, native.path.read_bytes()))
 
-    def entry(self, symbol: str) -> Any:
-        """`qc_entry`: (ctx, arenas, symbols) -> error code."""
-        return self._function(symbol, ctypes.c_int32)
-
-    def kernel(self, symbol: str) -> Any:
-        """`qc_kernel`: (ctx, operands, symbols)."""
-        return self._function(symbol, None)
-
-    def _function(self, symbol: str, restype: Any) -> Any:
+    def address(self, symbol: str) -> int:
+        """Of a `qc_entry` or a `qc_kernel`. CompileFailedError if the library has no such function."""
         try:
             function = self._library[symbol]
         except AttributeError as error:
             raise CompileFailedError(f"the compiled kernels {self.native.path} lack the function '{symbol}'") from error
-        function.restype = restype
-        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        return function
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def kernel_error(context: Context, plan: Plan) -> RuntimeFailure:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import re
 import struct
@@ -43,6 +42,7 @@ from qcompiler.runtime.code import read_record
 from qcompiler.runtime.files import replacing
 from qcompiler.runtime.image import (
     CHUNK,
+    MappedFile,
     NativeLibrary,
     ProgramImage,
     Target,
@@ -51,7 +51,7 @@ from qcompiler.runtime.image import (
     constants_nbytes,
     with_digests,
 )
-from qcompiler.runtime.memory import Bytes
+from qcompiler.runtime.memory import Block, Bytes
 from qcompiler.runtime.native import emitter_version
 from qcompiler.runtime.placement import choose_devices
 from qcompiler.runtime.progress import note
@@ -118,6 +118,7 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
     Returns the digests of the native builds it holds, ``{"x86-64-v4": "sha256:…"}``: what `trust_native` takes.
     """
     image.require_values()
+    image.require_unchanged()
     path = Path(path)
     if layout == "canonical":
         stored = canonical_directory(image.plan.weights)
@@ -154,7 +155,7 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
     )  # fmt: skip
     program = msgspec.json.encode(header, order="deterministic")
     _write(path, program, weights, natives | texts)
-    _remember(path, program)
+    _remember(path, path.stat(), program)
     return {build.isa: f"sha256:{build.sha256}" for build in header.native}
 
 
@@ -206,9 +207,11 @@ def load_image(
     trust_native: Trust = False,
     device: str | None = None,
     devices: Sequence[str] | None = None,
+    copy: bool = False,
 ) -> tuple[ProgramImage, NativeLibrary | None]:
     """A program file as an image whose weights are mapped, and the file's own native build if that is trusted.
 
+    With `copy` the file is read into memory once, and what is checked and used is that memory.
     `device` and `devices` say where the program is to run: a build that does not run there is refused.
 
     Raises, in the order of the checks: ForeignFileError, TruncatedFileError, NewerFileError, CorruptFileError (schema,
@@ -218,13 +221,15 @@ def load_image(
     if verify not in ("auto", "full"):
         raise ValueError(f"verify={verify!r} is neither 'auto' nor 'full'")
     path = Path(path)
-    data = _map(path)
+    source = None if copy else MappedFile(path)
+    data = _read(path) if source is None else source.data
     try:
         members = read_members(data)
         header, program, weights = _checked_members(data, members)
-        if verify == "full" or not _remembered(path, program):
+        if verify == "full" or source is None or not _remembered(path, source.status, program):
             _check_weights(header, weights)
-            _remember(path, program)
+            if source is not None:  # else what was checked is memory, and the file may be another one by now
+                _remember(path, source.status, program)
         native = None
         if trust_native is not False:
             where = choose_devices(header.plan, device, devices)[0]
@@ -237,9 +242,10 @@ def load_image(
     if header.layout == "canonical":
         note(f"packing the weights of {path.name} ({weights.nbytes / 1e6:.0f} MB) for this machine")
         weights = to_target(header.stored, weights, header.plan.weights, constants_nbytes(header.plan))
+        source = None  # the packed weights lie in memory
     image = ProgramImage(
         header.plan, header.signature, weights, header.target, header.ledger, header.report, header.torch_calls,
-        _texts(data, members, header), (), header.qcompiler,
+        _texts(data, members, header), (), header.qcompiler, source=source,
     )  # fmt: skip
     return image, native
 
@@ -250,7 +256,7 @@ def read_program(path: str | Path) -> tuple[Header, dict[str, str]]:
     Checks what `load_image` checks, apart from the weights' values and the safety of the plan; raises the same errors.
     """
     path = Path(path)
-    data = _map(path)
+    data = MappedFile(path).data
     try:
         members = read_members(data)
         header, _, _ = _checked_members(data, members)
@@ -272,11 +278,14 @@ def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Head
     return header, bytes(program), weights
 
 
-def _map(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def _read(path: Path) -> memoryview:
+    """The file's bytes in memory of this process alone. A file that shrinks meanwhile is a cut file, and no SIGBUS."""
+    with path.open("rb", buffering=0) as file:
+        block = Block(os.fstat(file.fileno()).st_size)
+        done = 0
+        while done < block.nbytes and (count := file.readinto(block.bytes[done:])):
+            done += count
+    return block.bytes[:done].data
 
 
 def _member(data: memoryview, members: dict[str, Member], name: str, limit: int | None = None) -> memoryview:
@@ -411,7 +420,7 @@ def _plan_text(program: bytes) -> bytes:
 
 def offers(path: str | Path, device: str | None = None, devices: Sequence[str] | None = None) -> str:
     """What a machine without a compiler can do with a program file, as the end of an error message."""
-    data = _map(Path(path))
+    data = MappedFile(Path(path)).data
     members = read_members(data)
     header, _, _ = _checked_members(data, members)
     builds, where = _builds(data, members, header), choose_devices(header.plan, device, devices)[0]
@@ -435,8 +444,7 @@ def _record(path: Path) -> Path:
     return cache_dir("files") / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()}.json"
 
 
-def _identity(path: Path, program: bytes) -> dict[str, Any]:
-    status = path.stat()
+def _identity(path: Path, status: os.stat_result, program: bytes) -> dict[str, Any]:
     return {
         "path": str(path.resolve()),
         "device": status.st_dev,
@@ -447,9 +455,9 @@ def _identity(path: Path, program: bytes) -> dict[str, Any]:
     }
 
 
-def _remember(path: Path, program: bytes) -> None:
-    keep(_record(path), json.dumps(_identity(path, program)).encode())
+def _remember(path: Path, status: os.stat_result, program: bytes) -> None:
+    keep(_record(path), json.dumps(_identity(path, status, program)).encode())
 
 
-def _remembered(path: Path, program: bytes) -> bool:
-    return read_record(_record(path)) == _identity(path, program)
+def _remembered(path: Path, status: os.stat_result, program: bytes) -> bool:
+    return read_record(_record(path)) == _identity(path, status, program)

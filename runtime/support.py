@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from importlib import resources
+from typing import Any
 
 from qcompiler.errors import ArgumentError, CompilerMissingError
 from qcompiler.runtime import sanitize
@@ -72,9 +73,11 @@ def support_library() -> Code:
 
 
 def _source() -> str:
-    abi = resources.files("qcompiler.kernels.cpu").joinpath("abi.h").read_text()
-    pool = resources.files("qcompiler.runtime").joinpath("pool.cpp").read_text()
-    return pool.replace('#include "abi.h"\n', abi.replace("#pragma once\n", ""), 1)
+    text = resources.files("qcompiler.runtime").joinpath("pool.cpp").read_text()
+    for name in ("abi.h", "float_state.h"):
+        header = resources.files("qcompiler.kernels.cpu").joinpath(name).read_text()
+        text = text.replace(f'#include "{name}"\n', header.replace("#pragma once\n", ""), 1)
+    return text
 
 
 def _open(code: Code) -> ctypes.CDLL:
@@ -89,6 +92,26 @@ def _open(code: Code) -> ctypes.CDLL:
 def parallel_address() -> int:
     """The address of the pool's `qc_parallel`."""
     return ctypes.cast(support().qc_pool_parallel, ctypes.c_void_p).value or 0
+
+
+def entry_caller() -> Any:
+    """``(entry, ctx, arenas, symbols) -> error code``: calls an entry point in the pool's floating-point state."""
+    return _caller("qc_pool_entry", ctypes.c_int32)
+
+
+def kernel_caller() -> Any:
+    """``(kernel, ctx, operands, symbols)``: calls a kernel in the pool's floating-point state."""
+    return _caller("qc_pool_kernel", None)
+
+
+def _caller(name: str, restype: Any) -> Any:
+    library = support()
+    if not hasattr(library, name):  # the pool of a trusted build of an earlier version: the caller's state is left
+        prototype = ctypes.CFUNCTYPE(restype, *(ctypes.c_void_p,) * 3)
+        return lambda function, *arguments: prototype(function)(*arguments)
+    caller = library[name]
+    caller.restype, caller.argtypes = restype, (ctypes.c_void_p,) * 4
+    return caller
 
 
 def _spin_us() -> int:
