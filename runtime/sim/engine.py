@@ -32,16 +32,6 @@ Access = Literal["r", "w", "rw"]
 _SOURCES = (
     "float_state.h", "fiber.h", "memory.h", "state.h", "schedule.h", "warp.h", "check.h", "launch.h", "engine.cpp",
 )  # fmt: skip
-    "float_state.h",
-    "fiber.h",
-    "memory.h",
-    "state.h",
-    "schedule.h",
-    "warp.h",
-    "check.h",
-    "launch.h",
-    "engine.cpp",
-)
 _ACCESS_BITS: dict[str, int] = {"r": 1, "w": 2, "rw": 3}
 _WRAPPED = ("memcpy", "memmove", "memset")
 
