@@ -33,7 +33,7 @@ from qcompiler.kernels.cpu import (
 from qcompiler.plan.kernel import KernelSpec, LinearKernel
 from qcompiler.plan.plan import Plan
 
-EMITTER_VERSION = 2
+EMITTER_VERSION = 3
 """Part of the cache key of compiled programs: raise it whenever emitted text changes for an unchanged spec."""
 
 NATIVE_ABI = 1
