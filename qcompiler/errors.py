@@ -7,6 +7,8 @@ refuses and nothing else.
 
 from __future__ import annotations
 
+import errno
+
 
 class QCompilerError(Exception):
     """Base of every error raised by qcompiler."""
@@ -187,12 +189,41 @@ class NewerFileError(ProgramFileError):
     """The file was written by a newer qcompiler than this one can read."""
 
 
+class ChangedFileError(ProgramFileError):
+    """A file was cut or written to in place while a program used it: its weights are not those that were checked."""
+
+
 class TargetMismatchError(ProgramFileError):
     """A native build in the file needs another ISA, architecture or driver than this machine has."""
 
 
 class TrustError(ProgramFileError):
     """Running native code from the file needs a trust that was not given, or the digest given does not match."""
+
+
+class FileWriteError(QCompilerError, OSError):
+    """A file could not be written. What stood under its name before is untouched. `errno` is the system's number."""
+
+    @classmethod
+    def of(cls, path: str, error: OSError) -> FileWriteError:
+        """The system's error, with the file that was to be written and a way out."""
+        hints = {
+            errno.ENOSPC: "free some room there, or write elsewhere",
+            errno.EDQUOT: "your quota there is used up: free some of it, or write elsewhere",
+            errno.EFBIG: "the limit on the size of files (ulimit -f, or the file system's) is too small",
+            errno.EROFS: "choose a folder that you may write to",
+            errno.EACCES: "choose a folder that you may write to",
+            errno.EPERM: "choose a folder that you may write to",
+            errno.ENOENT: "make the folder first",
+            errno.EIO: "the disk failed; look at the system's log",
+        }
+        hint = hints.get(error.errno or 0)
+        made = cls(f"cannot write {path}: {error.strerror or error}{f'; {hint}' if hint else ''}")
+        made.errno, made.strerror, made.filename = error.errno, error.strerror, path
+        return made
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # not OSError's "[Errno …]" in its place
 
 
 # --- runtime ---------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ __all__ = [
     "build_image",
     "host_isa",
     "load",
+    "reset_simulated_gpu",
     "save_image",
 ]
 
@@ -45,10 +46,16 @@ def load(
     trust_native: Trust = False,
     verify: Verify = "auto",
     stepwise: bool = False,
+    copy: bool = False,
 ) -> LoadedProgram:
     """Loads a `.qca` file and makes it ready to run on `device`: "cpu", "cuda:1", or "sim:0", the simulated GPU.
 
-    Its weights are mapped. Its kernels come from the user's own cache, or are emitted again from the plan and compiled;
+    Its weights are mapped: whoever writes to the file in place changes the program, which `session()` and `save` see
+    and refuse (ChangedFileError); who cuts it ends the process.  With `copy=True` they are read into memory first, all
+    digests are checked there, and the file is not needed any more.  A new file under the name, as `save` makes it,
+    leaves a loaded program as it is.
+
+    Its kernels come from the user's own cache, or are emitted again from the plan and compiled;
     a native build inside the file runs only with `trust_native=True`, `"sha256:<its digest>"`, or several digests: the
     best of the trusted builds that this machine runs, and no compiler is needed.  `verify="full"` checks all weights'
     digests, `"auto"` does so unless the file is known and unchanged since.
@@ -61,10 +68,22 @@ def load(
     Raises ProgramFileError's subclasses for a file that cannot be used, PlanError and ScheduleError for a plan that is
     not safe, DeviceUnavailableError, CompilerMissingError, CompileFailedError.
     """
-    image, native = load_image(path, verify=verify, trust_native=trust_native, device=device, devices=devices)
+    image, native = load_image(
+        path, verify=verify, trust_native=trust_native, device=device, devices=devices, copy=copy
+    )
     try:
         return LoadedProgram.from_image(
             image, device, devices=devices, stream=stream, num_threads=num_threads, native=native, stepwise=stepwise
         )
     except (CompilerMissingError, MissingDependencyError) as error:
         raise type(error)(f"{path}: {error}{offers(path, device, devices)}") from error
+
+
+def reset_simulated_gpu(device: str = "sim:0") -> None:
+    """Makes a simulated GPU usable again after a finding; what was loaded there before is gone.
+
+    A finding stays with its device, as a GPU's error does with its context: every later call there raises it.
+    """
+    from qcompiler.runtime.sim.device import reset
+
+    reset(device)

@@ -25,7 +25,9 @@ from qcompiler.kernels.cpu.emit import NATIVE_ABI
 from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.backends import registry
-from qcompiler.runtime.cache import cache_dir, write_atomically
+from qcompiler.runtime.cache import cache_dir, keep, private_dir
+from qcompiler.runtime.code import Code, read_code
+from qcompiler.runtime.files import write_private
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.native import scratch_stride
 from qcompiler.runtime.support import support_library
@@ -77,13 +79,13 @@ def member_name(isa: str) -> str:
 
 def pack_build(native: NativeLibrary, plan: Plan, plan_text: bytes) -> bytes:
     """The bytes of a build's member; `plan_text` is the plan as program.json will hold it."""
-    library, pool = native.path.read_bytes(), b""
+    library, pool = native.read(), b""
     note = NativeNote(
         kind="cuda", isa=native.isa, plan=_sha256(plan_text), emitter_version=native.emitter_version,
         compiler=native.compiler,
     )  # fmt: skip
     if not native.isa.startswith("sm_"):
-        pool = (native.pool or support_library()).read_bytes()
+        pool = (native.pool or support_library()).data
         scratch = scratch_stride(plan, native.isa) if native.scratch is None else native.scratch
         note = msgspec.structs.replace(
             note, kind="cpu", machine=platform.machine(), system=platform.system(), abi=NATIVE_ABI, scratch=scratch,
@@ -139,7 +141,7 @@ def trusted_build(
     if best.note.plan != _sha256(plan_text()):
         raise TrustError(f"'{best.file}' was built from another plan than the one in the file; do not run it")
     library = _keep(best.library, Path(best.file).suffix)
-    native = NativeLibrary(best.note.isa, library, best.note.emitter_version, best.note.compiler)
+    native = NativeLibrary(best.note.isa, library.path, best.note.emitter_version, best.note.compiler, code=library)
     if best.note.kind == "cuda":
         return native
     return dataclasses.replace(native, scratch=best.note.scratch, pool=_keep(best.pool, ".so"))
@@ -202,13 +204,16 @@ def _machine(device: str) -> str:
     return "this machine" if device == "cpu" else device
 
 
-def _keep(code: memoryview, suffix: str) -> Path:
+def _keep(data: memoryview, suffix: str) -> Code:
     """The code as a file of the user's cache, named by its digest, which is checked each time."""
-    digest = _sha256(code)
+    digest = _sha256(data)
     path = cache_dir("trusted") / f"{digest}{suffix}"
-    if not path.exists() or _sha256(path.read_bytes()) != digest:
-        write_atomically(path, bytes(code), mode=0o700)
-    return path
+    if (known := read_code(path, digest)) is not None:
+        return known
+    if not keep(path, bytes(data)):
+        path = private_dir("trusted") / path.name
+        write_private(path, bytes(data))
+    return Code(path, bytes(data))
 
 
 def _sha256(data: bytes | memoryview) -> str:

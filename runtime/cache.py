@@ -1,31 +1,38 @@
 """The user's own cache: compiled kernels and the record of checked files. Private, and safe between processes.
 
 The directory is `$QC_CACHE_DIR`, else `$XDG_CACHE_HOME/qcompiler`, else `~/.cache/qcompiler`.  Code from it is
-executed, so it must belong to the user and nobody else may write to it.
+executed, so a folder or file that another user owns or may write to is not used: that is said once, and this process
+works in a private folder of its own, which goes when it ends.  So does one that finds the cache full or read-only.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import fcntl
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from qcompiler.errors import RuntimeFailure
+from qcompiler.runtime.files import SUFFIX, Held, held, sweep, write_private
+from qcompiler.runtime.progress import note_once
+
+_WAY_OUT = "set QC_CACHE_DIR to a folder that only you can write to"
 
 
 def cache_dir(sub: str = "") -> Path:
-    """The cache directory, or one inside it; made with mode 0700. RuntimeFailure if it is not the user's own."""
+    """The cache directory, or one inside it, made with mode 0700; where it cannot be used, a private one instead."""
     root = _root()
-    _make_private(root)
-    if not sub:
-        return root
-    path = root / sub
-    _make_private(path)
-    return path
+    for path in (root, root / sub) if sub else (root,):
+        why = _make_private(path)
+        if why is not None:
+            note_once(
+                f"the cache folder {path} is not used: {why}. Kernels are compiled anew in each process; {_WAY_OUT}"
+            )
+            return private_dir(sub)
+    return root / sub if sub else root
 
 
 def _root() -> Path:
@@ -36,44 +43,105 @@ def _root() -> Path:
     return Path("~/.cache/qcompiler").expanduser()
 
 
-def _make_private(path: Path) -> None:
+def _make_private(path: Path) -> str | None:
+    """Why the folder cannot be used; None if it can, though perhaps for reading only."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         status = path.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            return "it is no folder"
+        if (why := _untrusted(status)) is not None:
+            return why
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            with contextlib.suppress(OSError):  # root's, or read-only: others may look into it then
+                path.chmod(0o700)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _untrusted(status: os.stat_result) -> str | None:
+    """Why code from a folder or file of this status is not run."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to another user (uid {status.st_uid})"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write to it (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_own(path: Path) -> bytes | None:
+    """The bytes of a file of the cache; None where there is none, it cannot be read, or is not this user's alone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:  # noqa: PTH123
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            if (why := _untrusted(status)) is not None:
+                note_once(f"{path} is not used: {why}")
+                return None
+            return file.read()
+    except OSError:  # none there; or the disk cannot give it, and it is made anew
+        return None
+
+
+def keep(path: Path, data: bytes) -> bool:
+    """Writes a file of the cache; False where that is not possible (full, read-only), which is said once."""
+    try:
+        write_private(path, data)
+    except OSError as error:
+        note_once(
+            f"nothing can be kept in {path.parent} ({error.strerror or error}): what is missing there is made anew"
+        )
+        return False
+    return True
+
+
+# --- a folder of this process ----------------------------------------------------------------------------------------
+
+
+def private_dir(sub: str = "") -> Path:
+    """A folder that only this process uses, and one inside it; removed when the process ends.
+
+    Those that killed processes left are removed when one is made.  RuntimeFailure where none can be made.
+    """
+    folder, _ = _private(os.getpid())
+    path = folder / sub if sub else folder
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def has_private_dir() -> bool:
+    """Whether this process has made a folder of its own."""
+    return os.getpid() in _private_of
+
+
+def _private(process: int) -> tuple[Path, Held]:
+    if process in _private_of:
+        return _private_of[process]
+    parent = Path(tempfile.gettempdir())
+    sweep(parent, "qcompiler")
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".qcompiler.", suffix=SUFFIX, dir=parent))
+        lock = held(folder)
     except OSError as error:
         raise RuntimeFailure(
-            f"cannot use the cache directory {path}: {error.strerror}; set QC_CACHE_DIR to a directory of your own"
+            f"neither the cache nor {parent} can be written to ({error.strerror}); kernels need a folder to be "
+            f"compiled in: {_WAY_OUT}, or TMPDIR"
         ) from error
-    if status.st_uid != os.geteuid():
-        raise RuntimeFailure(
-            f"the cache directory {path} belongs to another user (uid {status.st_uid}); "
-            "set QC_CACHE_DIR to a directory of your own"
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        path.chmod(0o700)
+    atexit.register(_remove, folder, process)
+    _private_of[process] = folder, lock
+    return folder, lock
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Writes a file so that readers see the old content or the new, never a part."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(name, mode)  # noqa: PTH101  (mkstemp gives a string)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+_private_of: dict[int, tuple[Path, Held]] = {}
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on `<path>.lock` between processes (released by the system if the holder dies)."""
-    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # not in a child that was forked meanwhile
+        shutil.rmtree(folder, ignore_errors=True)

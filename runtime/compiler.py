@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
+import json
 import os
 import platform
+import re
+import secrets
 import shlex
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qcompiler.errors import CompileFailedError, CompilerMissingError
-from qcompiler.runtime.cache import cache_dir, locked, write_atomically
-from qcompiler.runtime.progress import note
+from qcompiler.runtime import sanitize
+from qcompiler.runtime.cache import cache_dir, has_private_dir, private_dir
+from qcompiler.runtime.code import Code, read_code, read_record
+from qcompiler.runtime.files import SUFFIX, held, locked, sweep, write_private
+from qcompiler.runtime.progress import note, note_once
 
 LOG_LIMIT = 6000
 """Characters of a compiler's output that an error message carries."""
@@ -90,12 +97,22 @@ def flags_for(isa: str) -> tuple[str, ...]:
     return ("-std=c++17", "-O3", *march, *wide, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 
 
+def cpu_flags(isa: str) -> tuple[str, ...]:
+    """`flags_for`, with those of the sanitisers that `QC_SANITIZE` asks for: how kernels and pool are compiled."""
+    return (*flags_for(isa), *sanitize.flags())
+
+
 def _link_flags() -> tuple[str, ...]:
     # A library's own symbols win over equal names elsewhere, and a missing one fails here, not at load.
     return ("-Wl,-Bsymbolic", "-Wl,-z,defs") if platform.system() == "Linux" else ()
 
 
-def compile_library(
+def compile_library(source: str, isa: str, **options: Any) -> Path:
+    """The file of `compile_code`'s result."""
+    return compile_code(source, isa, **options).path
+
+
+def compile_code(
     source: str,
     isa: str,
     *,
@@ -104,12 +121,13 @@ def compile_library(
     extra_flags: Sequence[str] = (),
     link_flags: Sequence[str] | None = None,
     announce: str | None = None,
-) -> Path:
-    """The path of a shared library made from `source`, from the cache if it was compiled before.
+) -> Code:
+    """A shared library made from `source`, from the cache if it was compiled before and is as it was then.
 
     The key covers the source, its emitter's version, the flags, the compiler's version and the target.  With
     `link_flags` the library is linked in a second step that sees those and not `extra_flags` (a sanitiser's hooks are
     wanted then, its library is not).  `announce` is printed to stderr with the seconds when compiling really happens.
+    Where the cache takes no files, the library lies in a folder of this process.
     CompileFailedError carries the compiler's output and the path of the source.
     """
     compiler = find_compiler()
@@ -117,43 +135,120 @@ def compile_library(
     link = None if link_flags is None else ("-shared", "-fPIC", *link_flags, *_link_flags())
     steps = "\0".join(flags) if link is None else "\0".join((*flags, "--", *link))
     key = _digest(source, str(emitter_version), steps, compiler.version, isa, platform.machine())
-    directory = cache_dir("native")
-    library = directory / f"{name}-{key[:32]}.so"
-    if library.exists():
-        return library
-    with locked(library):
-        if not library.exists():
+    file = f"{name}-{key[:32]}.so"
+    for folder in (cache_dir("native"), *_private_folders()):
+        if (found := _intact(folder / file)) is not None:
+            return found
+    job = _Job(compiler, flags, link, source, file, announce)
+    try:
+        return job.run(cache_dir("native"))
+    except OSError as error:
+        folder = private_dir("native")
+        note_once(f"the cache takes no files ({error}): kernels are compiled in {folder}, for this process alone")
+        return job.run(folder)
+
+
+def recorded(record: Path, name: str) -> Code | None:
+    """The library that a record of the cache names, intact: it needs no compiler to be found."""
+    facts = read_record(record)
+    file = facts.get("library")
+    if not isinstance(file, str) or re.fullmatch(rf"{name}-[0-9a-f]{{32}}\.so", file) is None:
+        return None
+    for folder in (cache_dir("native"), *_private_folders()):
+        if (code := read_code(folder / file, facts.get("sha256"))) is not None:
+            return code
+    return None
+
+
+def _private_folders() -> tuple[Path, ...]:
+    """This process's own folder, if it has compiled there."""
+    return (private_dir("native"),) if has_private_dir() else ()
+
+
+def _intact(library: Path) -> Code | None:
+    """A library of the cache, if its bytes are those that the compiler made."""
+    return read_code(library, read_record(library.with_suffix(".json")).get("sha256"))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A compilation: what, how, and the name of the library."""
+
+    compiler: HostCompiler
+    flags: Sequence[str]
+    link: Sequence[str] | None
+    source: str
+    file: str
+    announce: str | None
+
+    def run(self, folder: Path) -> Code:
+        """The library in `folder`. OSError where that takes no files."""
+        library = folder / self.file
+        with locked(Path(f"{library}.lock")):
+            if (found := _intact(library)) is not None:  # another process was faster
+                return found
             began = time.monotonic()
-            _compile(compiler, flags, link, source, library)
-            if announce:
-                note(f"{announce}: {time.monotonic() - began:.1f} s")
-    return library
+            code = Code(library, self._compile(library))
+            # The record comes last: without it the library is no library yet.
+            write_private(library, code.data)
+            write_private(library.with_suffix(".json"), json.dumps({"sha256": code.sha256}).encode())
+            if self.announce:
+                note(f"{self.announce}: {time.monotonic() - began:.1f} s")
+            return code
 
+    def _compile(self, library: Path) -> bytes:
+        text = library.with_suffix(".cpp")
+        write_private(text, self.source.encode())
+        work = library.parent / f".building.{secrets.token_hex(8)}{SUFFIX}"
+        sweep(library.parent, "building")  # what killed processes left
+        work.mkdir(0o700)
+        try:
+            with held(work):
+                return self._compiled(text, work)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
-def _compile(
-    compiler: HostCompiler, flags: Sequence[str], link: Sequence[str] | None, source: str, library: Path
-) -> None:
-    text = library.with_suffix(".cpp")
-    write_atomically(text, source.encode())
-    descriptor, output = tempfile.mkstemp(dir=library.parent, prefix=".building-", suffix=".so")
-    os.close(descriptor)
-    made = Path(output).with_suffix(".o")
-    try:
-        if link is None:
-            _run([*compiler.command, *flags, "-o", output, str(text)], compiler, text)
+    def _compiled(self, text: Path, work: Path) -> bytes:
+        output, made = work / "library.so", work / "library.o"
+        command = self.compiler.command
+        if self.link is None:
+            steps = [[*command, *self.flags, "-o", str(output), str(text)]]
         else:
-            apart = [flag for flag in flags if flag != "-shared"]
-            _run([*compiler.command, *apart, "-c", "-o", str(made), str(text)], compiler, text)
-            _run([*compiler.command, "-o", output, str(made), *link], compiler, text)
-        Path(output).replace(library)
-    finally:
-        Path(output).unlink(missing_ok=True)
-        made.unlink(missing_ok=True)
+            apart = [flag for flag in self.flags if flag != "-shared"]
+            steps = [
+                [*command, *apart, "-c", "-o", str(made), str(text)],
+                [*command, "-o", str(output), str(made), *self.link],
+            ]
+        for step in steps:
+            try:
+                _run(step, self.compiler, text, work)
+            except CompileFailedError:
+                if not _has_room(work):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work)) from None
+                raise
+        return output.read_bytes()
 
 
-def _run(command: Sequence[str], compiler: HostCompiler, text: Path) -> None:
+def _has_room(folder: Path) -> bool:
+    """Whether a failed compiler may be believed: what it said of the source has nothing to do with a full disk."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        with (folder / "room").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 1 << 20)
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return False
+    return True
+
+
+def _run(command: Sequence[str], compiler: HostCompiler, text: Path, work: Path) -> None:
+    """Runs the compiler, whose own temporary files lie in `work` and go with it."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False,
+            env={**sanitize.compiler_environment(), "TMPDIR": str(work)},
+        )  # fmt: skip
     except OSError as error:
         raise CompileFailedError(f"cannot run `{shlex.join(command)}`: {error}") from error
     if done.returncode:

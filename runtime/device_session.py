@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure
+from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure, SimulationError
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.runtime import device_interop, interop
 from qcompiler.runtime.backends.base import CaptureMode, Memory
@@ -15,6 +15,7 @@ from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
 from qcompiler.runtime.device_interop import Argument, Target
 from qcompiler.runtime.executor import Frame, PlanExecutor
+from qcompiler.runtime.interrupts import uninterrupted
 from qcompiler.runtime.memory import kept_if_it_fails
 from qcompiler.runtime.session import Session
 from qcompiler.runtime.streams import Callers, Queue
@@ -79,13 +80,17 @@ class DeviceSession(Session):
         """
         from qcompiler.runtime.graph import capture
 
-        self.acquire()
-        try:
+        ticket = self.ticket()
+        with uninterrupted, self._lock:
+            self.begin(ticket)
             return capture(self, args, kwargs, mode, stream)
-        finally:
-            self.release()
 
     # --- a call ---
+
+    def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
+        """As `Session.__call__`. An interrupt is delivered while the call waits for the device, or at its end."""
+        with uninterrupted:
+            return super().__call__(*args, out=out, stream=stream, **kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any:
         callers, arguments = self.read(self.program.flatten_inputs(args, kwargs), stream)
@@ -170,6 +175,8 @@ class DeviceSession(Session):
                     with kept_if_it_fails(call):
                         self.queues.synchronize()
                 except RuntimeFailure as second:
+                    if isinstance(error, SimulationError) and isinstance(second, SimulationError):
+                        raise error from None  # a finding, which stays with its device
                     error.add_note(f"Waiting for the part of the call that was under way failed, too: {second}")
             raise
 

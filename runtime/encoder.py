@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,7 +12,6 @@ import json
 import platform
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +21,12 @@ from qcompiler.formats.base import Bytes, Encoding, Format, PackedTensor, TileEn
 from qcompiler.formats.equation import Float32
 from qcompiler.formats.made import MadeMatrix
 from qcompiler.kernels.encode.source import CompiledEncoder, compiled_encoder
-from qcompiler.runtime.cache import cache_dir, write_atomically
-from qcompiler.runtime.compiler import compile_library, flags_for
+from qcompiler.runtime import sanitize
+from qcompiler.runtime.cache import cache_dir
+from qcompiler.runtime.code import Code, load, remember
+from qcompiler.runtime.compiler import compile_code, cpu_flags, recorded
 from qcompiler.runtime.isa import host_isa
-from qcompiler.runtime.progress import note
+from qcompiler.runtime.progress import note_once
 from qcompiler.runtime.threads import resolve_num_threads
 
 WORTH_COMPILING = 1 << 24
@@ -119,42 +119,28 @@ def _tiles(fmt: Format, isa: str, worth: bool) -> TileEncoder | None:
         encoder = _encoder(fmt)
         if encoder is None:
             return None
-        record = cache_dir("plans") / f"encoder-{_key(encoder, isa)}"
-        path = _recorded(record)
-        if path is None:
+        record = cache_dir("plans") / f"encoder-{_key(encoder, isa)}.json"
+        code = recorded(record, "encoder")
+        if code is None:
             if not worth:
                 return None
             try:
-                path = compile_library(encoder.source, isa, name="encoder")
+                code = compile_code(encoder.source, isa, name="encoder", extra_flags=sanitize.flags())
             except (CompilerMissingError, CompileFailedError) as error:
-                _say_once(f"weights are encoded by NumPy, which is slower: {str(error).splitlines()[0]}")
+                note_once(f"weights are encoded by NumPy, which is slower: {str(error).splitlines()[0]}")
                 _loaded[fmt, isa] = None
                 return None
-            write_atomically(record, path.name.encode())
-        made = _loaded[fmt, isa] = _load(encoder, path)
+            remember(record, code)
+        made = _loaded[fmt, isa] = _load(encoder, code)
         return made
 
 
-@functools.cache
-def _say_once(text: str) -> None:
-    note(text)
-
-
 def _key(encoder: CompiledEncoder, isa: str) -> str:
-    return hashlib.sha256(json.dumps([encoder.source, isa, platform.machine(), flags_for(isa)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([encoder.source, isa, platform.machine(), cpu_flags(isa)]).encode()).hexdigest()
 
 
-def _recorded(record: Path) -> Path | None:
-    """The library that was compiled before: it needs no compiler to be found."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        name = record.read_text()
-        if name.startswith("encoder-") and "/" not in name and (path := cache_dir("native") / name).exists():
-            return path
-    return None
-
-
-def _load(encoder: CompiledEncoder, path: Path) -> TileEncoder:
-    function: Callable[..., int] = ctypes.CDLL(str(path)).qc_encode  # lets go of the interpreter lock
+def _load(encoder: CompiledEncoder, code: Code) -> TileEncoder:
+    function: Callable[..., int] = load(code).qc_encode  # lets go of the interpreter lock
     function.restype, function.argtypes = ctypes.c_int32, (ctypes.POINTER(_Tile),)  # type: ignore[attr-defined]
 
     def encode_tile(job: Encoding, start: int, tile: Float32) -> bool:

@@ -24,6 +24,7 @@ from qcompiler.runtime.binding import Binding
 from qcompiler.runtime.native import Library, kernel_error
 from qcompiler.runtime.placement import SlotDevice
 from qcompiler.runtime.streams import Queue, Queues
+from qcompiler.runtime.support import entry_caller
 
 PREPARED_LIMIT = 256
 """Sizes of arguments for which an entry point stays resolved, per session."""
@@ -38,14 +39,15 @@ class Executor(Protocol):
 
 
 class NativeExecutor:
-    """One call of `qe_<number of the entry>`."""
+    """One call of `qe_<number of the entry>`, in the floating-point state of the pool's threads."""
 
     def __init__(self, plan: Plan, entry: EntryPoint, library: Library) -> None:
         self._plan = plan
-        self._function = library.entry(function_name(plan, entry))
+        self._function = library.address(function_name(plan, entry))
+        self._call = entry_caller()
 
     def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
-        if self._function(ctypes.addressof(context), ctypes.addressof(arenas), binding.address):
+        if self._call(self._function, ctypes.addressof(context), ctypes.addressof(arenas), binding.address):
             raise kernel_error(context, self._plan)
 
 

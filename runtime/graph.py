@@ -23,6 +23,7 @@ from qcompiler.runtime.binding import Binding, Shape
 from qcompiler.runtime.device_array import DeviceArray
 from qcompiler.runtime.executor import Prepared
 from qcompiler.runtime.forking import free_after_fork
+from qcompiler.runtime.interrupts import uninterrupted
 from qcompiler.runtime.streams import order
 
 if TYPE_CHECKING:
@@ -247,11 +248,10 @@ class CapturedGraph:
         `stream` and `out` as for a call.  ArgumentShapeError names the captured shapes.
         """
         session = self.session
-        session.acquire()
-        try:
+        ticket = session.ticket()
+        with uninterrupted, session._lock:
+            session.begin(ticket)
             return self._replay(args, kwargs, stream, out)
-        finally:
-            session.release()
 
     def _replay(self, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Any, out: Any) -> Any:
         session = self.session

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
+import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +15,11 @@ import msgspec
 import numpy as np
 
 from qcompiler import __version__
-from qcompiler.errors import FileBoundsError, PlanError, WeightsError
+from qcompiler.errors import ChangedFileError, FileBoundsError, PlanError, WeightsError
 from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import Plan, Signature, WeightEntry
 from qcompiler.plan.weights import NO_VALUES, WeightStore
+from qcompiler.runtime.code import Code
 from qcompiler.runtime.memory import Block, Bytes
 
 CHUNK = 16 << 20
@@ -34,7 +38,8 @@ class NativeLibrary:
     """A compiled build of the plan: where it lies and what it needs. A `.so` for cpu and sim, a `.cubin` for cuda.
 
     A build from a program file brings its own figures: the bytes of scratch per thread, since another version may have
-    emitted it, and the library of the thread pool, for a machine without a compiler.
+    emitted it, and the library of the thread pool, for a machine without a compiler.  `code` are the bytes of `path` as
+    they were verified: what is loaded.
     """
 
     isa: str
@@ -42,7 +47,41 @@ class NativeLibrary:
     emitter_version: str
     compiler: str = ""
     scratch: int | None = None
-    pool: Path | None = None
+    pool: Code | None = None
+    code: Code | None = None
+
+    def read(self) -> bytes:
+        """The build's bytes, as they were verified if they were."""
+        return self.code.data if self.code is not None else self.path.read_bytes()
+
+
+class MappedFile:
+    """A file that is mapped, and what it was like then. Its name may go to another file: this one stays as it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self.status = os.fstat(file.fileno())
+            size = self.status.st_size
+            self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
+
+    def check(self) -> None:
+        """ChangedFileError if the file was cut, or written to in place: what is mapped is not what was checked.
+
+        It sees what the system says of the file, at the moment of the call; reading a page that was cut off ends the
+        process (SIGBUS).
+        """
+        now = os.fstat(self._file)
+        if (now.st_size, now.st_mtime_ns) == (self.status.st_size, self.status.st_mtime_ns):
+            return
+        size = f"it has {now.st_size} bytes instead of {self.status.st_size}"
+        what = size if now.st_size != self.status.st_size else "its bytes may be others now"
+        raise ChangedFileError(
+            f"{self.path} was written to while a program has it mapped: {what}. Load it again; write new versions "
+            "under another name and rename them (save does), or load with copy=True, which keeps the weights in memory"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,9 +89,10 @@ class ProgramImage:
     """A program: its plan, the caller's view of it, and the bytes of its weights.
 
     `weights` are the bytes of the weight file (u8, 64-byte aligned, read-only by convention), which the constants arena
-    of a program for one device mirrors; `plan.weights` is their directory.  `ledger` and `report` are JSON values for
-    readers.  `texts` are files for readers, by their name in the program file (``ir/02-import.mlir``,
-    ``kernels/program.cpp``).  `native` lists builds that `save_image` packs.
+    of a program for one device mirrors; `plan.weights` is their directory, and `source` the file that they are mapped
+    from, if they are.  `ledger` and `report` are JSON values for readers.  `texts` are files for readers, by their
+    name in the program file (``ir/02-import.mlir``, ``kernels/program.cpp``).  `native` lists builds that `save_image`
+    packs.
     """
 
     plan: Plan
@@ -66,11 +106,17 @@ class ProgramImage:
     native: tuple[NativeLibrary, ...] = ()
     qcompiler: str = __version__
     valued: bool = True
+    source: MappedFile | None = field(default=None, repr=False)
 
     def require_values(self) -> None:
         """WeightsError for a program that was compiled without values."""
         if not self.valued:
             raise WeightsError(NO_VALUES)
+
+    def require_unchanged(self) -> None:
+        """ChangedFileError if the file of the weights was cut or written to since it was mapped."""
+        if self.source is not None:
+            self.source.check()
 
     def with_native(self, *native: NativeLibrary) -> ProgramImage:
         return replace(self, native=native)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, PlanError
 from qcompiler.plan.plan import EntryPoint, Plan, Signature, initial_weight
 from qcompiler.plan.verify import verify_plan
+from qcompiler.runtime import sanitize
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Memory
 from qcompiler.runtime.binding import Binder, EntryBinder
@@ -116,8 +117,9 @@ class LoadedProgram:
     def session(self, *, stepwise: bool | None = None) -> Session:
         """A new session with its own activations and states; sessions may run at the same time.
 
-        CaptureRuleError while this thread records a capture.
+        CaptureRuleError while this thread records a capture; ChangedFileError if the program's file was written to.
         """
+        self.image.require_unchanged()
         if self.kind == "cpu":
             return HostSession(self, stepwise=self.stepwise if stepwise is None else stepwise)
         if any(slot.backend.captures_here() for slot in self.slots.values()):
@@ -250,8 +252,11 @@ class LoadedProgram:
         return timeline(self.plan, self.isa, entry, symbols, measured=measured)
 
     def image_with_native(self) -> ProgramImage:
-        """The image with this machine's build, for `save_image`. What the simulated GPU runs is no build for a GPU."""
-        return self.image if self.kind == "sim" else self.image.with_native(self.native)
+        """The image with this machine's build, for `save_image`.
+
+        What the simulated GPU runs is no build for a GPU, and a sanitised one (`QC_SANITIZE`) runs nowhere else.
+        """
+        return self.image if self.kind == "sim" or sanitize.wanted() else self.image.with_native(self.native)
 
     def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> dict[str, str]:
         """Writes the program, with the native build that runs here, to a `.qca` file.
@@ -314,6 +319,7 @@ def check_image(image: ProgramImage) -> None:
     """All that must hold before a plan's kernels may run: its text, its schedule, its bounds, its signature."""
     plan = image.plan
     image.require_values()
+    image.require_unchanged()
     check_plan_text(plan)
     verify_plan(plan)
     check_bodies(plan)

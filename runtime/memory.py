@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qcompiler.errors import WorkdirError
+from qcompiler.runtime import sanitize
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -30,16 +32,34 @@ class Block:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
+        self.bytes: Bytes
+        if sanitize.guarding() and nbytes:
+            self.bytes = _guarded(nbytes)
+            self.address = address_of(self.bytes)
+            return
         # The array holds the mapping alive: it goes when the last view of `bytes` goes.
         mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if nbytes >= HUGE_PAGE_FLOOR and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages refuses: slower, nothing else
                 mapping.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes: Bytes = np.frombuffer(mapping, np.uint8, count=nbytes)
+        self.bytes = np.frombuffer(mapping, np.uint8, count=nbytes)
         self.address = address_of(self.bytes) if nbytes else 0
 
     def zero(self) -> None:
         self.bytes[:] = 0
+
+
+def _guarded(nbytes: int) -> Bytes:
+    """Zeroed memory at a page's begin, with inaccessible pages around it and what follows in its last page poisoned."""
+    room = align_up(nbytes, mmap.PAGESIZE)
+    mapping = mmap.mmap(-1, room + 2 * sanitize.GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = address_of(np.frombuffer(mapping, np.uint8))
+    first, end = start + sanitize.GUARD, start + sanitize.GUARD + room
+    sanitize.protect(start, sanitize.GUARD)
+    sanitize.protect(end, sanitize.GUARD)
+    sanitize.poison(first + nbytes, room - nbytes)
+    weakref.finalize(mapping, sanitize.unpoison, first + nbytes, room - nbytes)
+    return np.frombuffer(mapping, np.uint8, count=nbytes, offset=sanitize.GUARD)
 
 
 def file_bytes(nbytes: int, directory: str | Path | None = None) -> Bytes:

@@ -7,25 +7,22 @@ import functools
 import hashlib
 import json
 import platform
-import re
 from importlib import resources
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from qcompiler.errors import CompileFailedError, IndexOutOfRangeError, RuntimeFailure
 from qcompiler.plan.plan import Plan, to_json
-from qcompiler.runtime.cache import cache_dir, write_atomically
-from qcompiler.runtime.compiler import compile_library, find_compiler, flags_for
+from qcompiler.runtime import sanitize
+from qcompiler.runtime.cache import cache_dir
+from qcompiler.runtime.code import Code, load, read_record, remember
+from qcompiler.runtime.compiler import compile_code, cpu_flags, find_compiler, recorded
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.memory import align_up
 from qcompiler.runtime.support import Context
 
 QC_INDEX_OUT_OF_RANGE = 1
 """What a kernel writes into the context's error code (kernels/cpu/abi.h)."""
-
-_LIBRARY_NAME = re.compile(r"program-[0-9a-f]{32}\.so\Z")
 
 
 @functools.cache
@@ -46,24 +43,27 @@ def plan_key(plan: Plan, isa: str) -> str:
     """Identity of a plan's native form: the plan without its weights' names and digests, emitter, flags, target."""
     bare = msgspec.structs.replace(plan, weights=())
     state = hashlib.sha256(to_json(bare))
-    state.update(json.dumps([emitter_version(), flags_for(isa), isa, platform.machine()]).encode())
+    state.update(json.dumps([emitter_version(), cpu_flags(isa), isa, platform.machine()]).encode())
     return state.hexdigest()
 
 
 def build_native(plan: Plan, isa: str) -> NativeLibrary:
     """The plan's library for `isa`. A plan seen before needs neither the emitter nor a compiler."""
     record = cache_dir("plans") / f"{plan_key(plan, isa)}.json"
-    if (known := _read_record(record, isa)) is not None:
-        return known
+    if (known := recorded(record, "program")) is not None:
+        return NativeLibrary(
+            isa, known.path, emitter_version(), str(read_record(record).get("compiler", "")), code=known
+        )
     from qcompiler.kernels.cpu import emit
 
     source = emit.emit_program(plan, isa)
     compiler = find_compiler()
-    path = compile_library(
-        source, isa, emitter_version=emitter_version(), announce=f"compiled {len(plan.kernels)} kernels for {isa}"
-    )
-    write_atomically(record, json.dumps({"library": path.name, "compiler": compiler.version}).encode())
-    return NativeLibrary(isa, path, emitter_version(), compiler.version)
+    code = compile_code(
+        source, isa, emitter_version=emitter_version(), extra_flags=sanitize.flags(),
+        announce=f"compiled {len(plan.kernels)} kernels for {isa}",
+    )  # fmt: skip
+    remember(record, code, compiler=compiler.version)
+    return NativeLibrary(isa, code.path, emitter_version(), compiler.version, code=code)
 
 
 def scratch_stride(plan: Plan, isa: str) -> int:
@@ -73,44 +73,20 @@ def scratch_stride(plan: Plan, isa: str) -> int:
     return align_up(max((emit.scratch_bytes(spec, isa) for spec in plan.kernels), default=0), 64)
 
 
-def _read_record(record: Path, isa: str) -> NativeLibrary | None:
-    try:
-        data: Any = json.loads(record.read_bytes())
-    except (OSError, ValueError):  # no record yet (or a damaged one): compiling writes it anew
-        return None
-    name, compiler = data.get("library"), data.get("compiler")
-    if not isinstance(name, str) or not isinstance(compiler, str) or not _LIBRARY_NAME.match(name):
-        return None
-    path = cache_dir("native") / name
-    return NativeLibrary(isa, path, emitter_version(), compiler) if path.exists() else None
-
-
 class Library:
-    """A loaded native library: its entry functions and kernels as ctypes functions that release the GIL."""
+    """A loaded native library: its entry functions and kernels, as addresses for `entry_caller` and `kernel_caller`."""
 
     def __init__(self, native: NativeLibrary) -> None:
         self.native = native
-        try:
-            self._library = ctypes.CDLL(str(native.path))
-        except OSError as error:
-            raise CompileFailedError(f"cannot load the compiled kernels {native.path}: {error}") from error
+        self._library = load(native.code or Code(native.path, native.path.read_bytes()))
 
-    def entry(self, symbol: str) -> Any:
-        """`qc_entry`: (ctx, arenas, symbols) -> error code."""
-        return self._function(symbol, ctypes.c_int32)
-
-    def kernel(self, symbol: str) -> Any:
-        """`qc_kernel`: (ctx, operands, symbols)."""
-        return self._function(symbol, None)
-
-    def _function(self, symbol: str, restype: Any) -> Any:
+    def address(self, symbol: str) -> int:
+        """Of a `qc_entry` or a `qc_kernel`. CompileFailedError if the library has no such function."""
         try:
             function = self._library[symbol]
         except AttributeError as error:
             raise CompileFailedError(f"the compiled kernels {self.native.path} lack the function '{symbol}'") from error
-        function.restype = restype
-        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        return function
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def kernel_error(context: Context, plan: Plan) -> RuntimeFailure:

@@ -7,6 +7,7 @@ one process drive one version: runtime/nvrtc_sm70.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -28,10 +29,12 @@ import msgspec
 
 from qcompiler.errors import CompileFailedError, MissingDependencyError
 from qcompiler.plan.plan import Plan
-from qcompiler.runtime.cache import cache_dir, locked, write_atomically
+from qcompiler.runtime.cache import cache_dir, has_private_dir, keep, private_dir
+from qcompiler.runtime.code import Code, read_code, read_record
 from qcompiler.runtime.compiler import LOG_LIMIT
+from qcompiler.runtime.files import locked, write_private
 from qcompiler.runtime.image import NativeLibrary
-from qcompiler.runtime.progress import note
+from qcompiler.runtime.progress import note, note_once
 
 UNUSED = (177, 550)
 """NVRTC's numbers of "declared but never referenced" and "set but never used": a kernel uses a part of its headers."""
@@ -60,16 +63,20 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled module: its file, what each kernel (``qk_<name>``) takes, the compiler's log and version."""
+    """A compiled module: its file and bytes, what each kernel (``qk_<name>``) takes, the compiler's log and version."""
 
-    path: Path
+    code: Code
     arch: str
     resources: Mapping[str, Resources]
     log: str
     compiler_version: str
 
+    @property
+    def path(self) -> Path:
+        return self.code.path
+
     def read(self) -> bytes:
-        return self.path.read_bytes()
+        return self.code.data
 
 
 def compile_cubin(
@@ -83,15 +90,24 @@ def compile_cubin(
     """
     version = compiler_version(arch)
     key = _digest(source, emitter_version, json.dumps(options(arch)), version, arch)
-    path = cache_dir("cuda") / f"{name}-{arch}-{key[:32]}.cubin"
-    record = path.with_suffix(".json")
-    if (known := _read_record(record, path, arch)) is not None:
+    file = f"{name}-{arch}-{key[:32]}.cubin"
+    if (known := _intact(file, arch)) is not None:
         return known
-    with locked(path):
-        if (known := _read_record(record, path, arch)) is not None:
+    try:
+        return _made(cache_dir("cuda"), file, source, arch, version, announce)
+    except OSError as error:
+        folder = private_dir("cuda")
+        note_once(f"the cache takes no files ({error}): kernels are compiled in {folder}, for this process alone")
+        return _made(folder, file, source, arch, version, announce)
+
+
+def _made(folder: Path, file: str, source: str, arch: str, version: str, announce: str | None) -> Cubin:
+    """The cubin, compiled into `folder`. OSError where that takes no files."""
+    with locked(folder / f"{file}.lock"):
+        if (known := _intact(file, arch)) is not None:
             return known
         began = time.monotonic()
-        cubin = _compile(source, arch, path, version)
+        cubin = _compile(source, arch, folder / file, version)
         if announce:
             note(f"{announce}: {time.monotonic() - began:.1f} s")
     return cubin
@@ -156,8 +172,9 @@ def build_module(plan: Plan, arch: str) -> NativeLibrary:
     source = emit.emit_program(plan, arch)
     announce = f"compiled {len(plan.kernels)} kernels for {arch}"
     cubin = compile_cubin(source, arch, emitter_version=emitter_version(), announce=announce)
-    write_atomically(record, json.dumps({"cubin": cubin.path.name, "compiler": cubin.compiler_version}).encode())
-    return NativeLibrary(arch, cubin.path, emitter_version(), cubin.compiler_version)
+    facts = {"cubin": cubin.path.name, "sha256": cubin.code.sha256, "compiler": cubin.compiler_version}
+    keep(record, json.dumps(facts).encode())
+    return NativeLibrary(arch, cubin.path, emitter_version(), cubin.compiler_version, code=cubin.code)
 
 
 def _plan_key(plan: Plan, arch: str) -> str:
@@ -167,15 +184,20 @@ def _plan_key(plan: Plan, arch: str) -> str:
 
 
 def _read_plan(record: Path, arch: str) -> NativeLibrary | None:
-    try:
-        data: Any = json.loads(record.read_bytes())
-        name, compiler = str(data["cubin"]), str(data["compiler"])
-    except (OSError, ValueError, KeyError, TypeError):  # no record yet, or a damaged one: compiling writes it anew
+    facts = read_record(record)
+    name = facts.get("cubin")
+    if not isinstance(name, str) or not _CUBIN_NAME.match(name):
         return None
-    path = cache_dir("cuda") / name
-    if not _CUBIN_NAME.match(name) or not path.exists():
+    code = _find(name, facts.get("sha256"))
+    if code is None:
         return None
-    return NativeLibrary(arch, path, emitter_version(), compiler)
+    return NativeLibrary(arch, code.path, emitter_version(), str(facts.get("compiler", "")), code=code)
+
+
+def _find(name: str, sha256: object) -> Code | None:
+    """A cubin of this digest, from the cache or this process's own folder."""
+    folders = (cache_dir("cuda"), *((private_dir("cuda"),) if has_private_dir() else ()))
+    return next((code for folder in folders if (code := read_code(folder / name, sha256)) is not None), None)
 
 
 # --- the compiler ----------------------------------------------------------------------------------------------------
@@ -195,18 +217,19 @@ def _cuda_core() -> Any:
 
 def _compile(source: str, arch: str, path: Path, version: str) -> Cubin:
     text = path.with_suffix(".cu")
-    write_atomically(text, source.encode())
+    write_private(text, source.encode())
     try:
         code, log = _compile_sm70(source) if arch == "sm_70" else _compile_here(source, arch)
     except _RefusedError as refused:
         raise CompileFailedError(
             f"{version} refused {text} for {arch}\n{' '.join(options(arch))}\n{refused.log[:LOG_LIMIT]}"
         ) from None
-    cubin = Cubin(path, arch, parse_resources(log), log, version)
-    write_atomically(path, code)
+    cubin = Cubin(Code(path, code), arch, parse_resources(log), log, version)
+    write_private(path, code)
     kernels = {kernel: asdict(resource) for kernel, resource in cubin.resources.items()}
-    record = {"compiler": version, "log": log, "kernels": kernels}
-    write_atomically(path.with_suffix(".json"), json.dumps(record).encode())
+    # The record comes last: without it the cubin is none yet.
+    record = {"sha256": cubin.code.sha256, "compiler": version, "log": log, "kernels": kernels}
+    write_private(path.with_suffix(".json"), json.dumps(record).encode())
     return cubin
 
 
@@ -242,14 +265,17 @@ def _compile_here(source: str, arch: str) -> tuple[bytes, str]:
     return bytes(code), log.getvalue()
 
 
-def _read_record(record: Path, path: Path, arch: str) -> Cubin | None:
-    try:
-        data: Any = json.loads(record.read_bytes())
-        kernels = {kernel: Resources(**fields) for kernel, fields in data["kernels"].items()}
-        known = Cubin(path, arch, kernels, data["log"], data["compiler"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none yet, or damaged: compiling writes it anew
-        return None
-    return known if path.exists() else None
+def _intact(file: str, arch: str) -> Cubin | None:
+    """A cubin that was compiled before, if it is as it was then."""
+    for folder in (cache_dir("cuda"), *((private_dir("cuda"),) if has_private_dir() else ())):
+        facts = read_record((folder / file).with_suffix(".json"))
+        code = read_code(folder / file, facts.get("sha256"))
+        if code is None:
+            continue
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # another version's record: it is compiled anew
+            kernels = {kernel: Resources(**fields) for kernel, fields in facts["kernels"].items()}
+            return Cubin(code, arch, kernels, str(facts["log"]), str(facts["compiler"]))
+    return None
 
 
 def _digest(*parts: str) -> str:

@@ -10,6 +10,7 @@
 // a call allocates nothing. Workers spin for `spin_ns` after a region (the next one of the same model follows within
 // microseconds), then sleep on a futex.
 #include "abi.h"
+#include "float_state.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -136,7 +137,8 @@ bool spin_until(Ready ready) {
 
 void* work(void* argument) {
     const int thread = int(reinterpret_cast<intptr_t>(argument));
-    in_region = true;  // whatever a task opens runs inline
+    qc_float::set(qc_float::fixed);  // a thread begins with the state of the one that made it
+    in_region = true;                // whatever a task opens runs inline
     thread_index = thread;
     uint64_t seen = 0;
     auto news = [&] {
@@ -248,6 +250,16 @@ void qc_pool_parallel(qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
     pool.gate.fetch_add(kSequenceStep, std::memory_order_seq_cst);
     wait_until_empty();
     pool.owned.store(false, std::memory_order_release);
+}
+
+// An entry point, or a kernel, in the state that kernels run in; the caller's own is back when this returns.
+int32_t qc_pool_entry(qc_entry entry, qc_ctx* ctx, char* const* arenas, const int64_t* symbols) {
+    const qc_float::Fixed fixed;
+    return entry(ctx, arenas, symbols);
+}
+void qc_pool_kernel(qc_kernel kernel, qc_ctx* ctx, void* const* operands, const int64_t* symbols) {
+    const qc_float::Fixed fixed;
+    kernel(ctx, operands, symbols);
 }
 
 void qc_pool_set_spin(int64_t nanoseconds) { spin_ns.store(nanoseconds, std::memory_order_relaxed); }

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import re
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,9 +37,12 @@ from qcompiler.plan.plan import PLAN_VERSION, Plan, Signature, WeightEntry
 from qcompiler.runtime.archive import MARK, PAGE, Member, Writer, read_members
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.builds import Build, Trust, member_name, pack_build, runnable, trusted_build, unpack_build
-from qcompiler.runtime.cache import cache_dir, write_atomically
+from qcompiler.runtime.cache import cache_dir, keep
+from qcompiler.runtime.code import read_record
+from qcompiler.runtime.files import replacing
 from qcompiler.runtime.image import (
     CHUNK,
+    MappedFile,
     NativeLibrary,
     ProgramImage,
     Target,
@@ -50,7 +51,7 @@ from qcompiler.runtime.image import (
     constants_nbytes,
     with_digests,
 )
-from qcompiler.runtime.memory import Bytes
+from qcompiler.runtime.memory import Block, Bytes
 from qcompiler.runtime.native import emitter_version
 from qcompiler.runtime.placement import choose_devices
 from qcompiler.runtime.progress import note
@@ -117,6 +118,7 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
     Returns the digests of the native builds it holds, ``{"x86-64-v4": "sha256:…"}``: what `trust_native` takes.
     """
     image.require_values()
+    image.require_unchanged()
     path = Path(path)
     if layout == "canonical":
         stored = canonical_directory(image.plan.weights)
@@ -153,7 +155,7 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
     )  # fmt: skip
     program = msgspec.json.encode(header, order="deterministic")
     _write(path, program, weights, natives | texts)
-    _remember(path, program)
+    _remember(path, path.stat(), program)
     return {build.isa: f"sha256:{build.sha256}" for build in header.native}
 
 
@@ -167,29 +169,16 @@ def emitter_of(kind: str) -> str:
 
 
 def _write(path: Path, program: bytes, weights: Bytes, others: dict[str, bytes]) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            writer = Writer(file)
-            mark = f"format {FORMAT_VERSION}\n".encode()
-            writer.add(MARK, [mark], len(mark))
-            writer.add("program.json", [program], len(program))
-            front = _safetensors_header(weights.nbytes)
-            writer.add(
-                "weights.safetensors", _pieces(front, weights), len(front) + weights.nbytes, alignment=PAGE
-            )  # fmt: skip
-            for member, data in others.items():
-                writer.add(member, [data], len(data))
-            writer.close()
-            file.flush()
-            os.fsync(file.fileno())  # before the name: after a loss of power, the old file or all of the new one
-        mask = os.umask(0)  # mkstemp makes private files; a program is as readable as any file of the user's
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # noqa: PTH101  (mkstemp gives a string)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        writer = Writer(file)
+        mark = f"format {FORMAT_VERSION}\n".encode()
+        writer.add(MARK, [mark], len(mark))
+        writer.add("program.json", [program], len(program))
+        front = _safetensors_header(weights.nbytes)
+        writer.add("weights.safetensors", _pieces(front, weights), len(front) + weights.nbytes, alignment=PAGE)
+        for member, data in others.items():
+            writer.add(member, [data], len(data))
+        writer.close()
 
 
 def _safetensors_header(nbytes: int) -> bytes:
@@ -218,9 +207,11 @@ def load_image(
     trust_native: Trust = False,
     device: str | None = None,
     devices: Sequence[str] | None = None,
+    copy: bool = False,
 ) -> tuple[ProgramImage, NativeLibrary | None]:
     """A program file as an image whose weights are mapped, and the file's own native build if that is trusted.
 
+    With `copy` the file is read into memory once, and what is checked and used is that memory.
     `device` and `devices` say where the program is to run: a build that does not run there is refused.
 
     Raises, in the order of the checks: ForeignFileError, TruncatedFileError, NewerFileError, CorruptFileError (schema,
@@ -230,13 +221,15 @@ def load_image(
     if verify not in ("auto", "full"):
         raise ValueError(f"verify={verify!r} is neither 'auto' nor 'full'")
     path = Path(path)
-    data = _map(path)
+    source = None if copy else MappedFile(path)
+    data = _read(path) if source is None else source.data
     try:
         members = read_members(data)
         header, program, weights = _checked_members(data, members)
-        if verify == "full" or not _remembered(path, program):
+        if verify == "full" or source is None or not _remembered(path, source.status, program):
             _check_weights(header, weights)
-            _remember(path, program)
+            if source is not None:  # else what was checked is memory, and the file may be another one by now
+                _remember(path, source.status, program)
         native = None
         if trust_native is not False:
             where = choose_devices(header.plan, device, devices)[0]
@@ -249,9 +242,10 @@ def load_image(
     if header.layout == "canonical":
         note(f"packing the weights of {path.name} ({weights.nbytes / 1e6:.0f} MB) for this machine")
         weights = to_target(header.stored, weights, header.plan.weights, constants_nbytes(header.plan))
+        source = None  # the packed weights lie in memory
     image = ProgramImage(
         header.plan, header.signature, weights, header.target, header.ledger, header.report, header.torch_calls,
-        _texts(data, members, header), (), header.qcompiler,
+        _texts(data, members, header), (), header.qcompiler, source=source,
     )  # fmt: skip
     return image, native
 
@@ -262,7 +256,7 @@ def read_program(path: str | Path) -> tuple[Header, dict[str, str]]:
     Checks what `load_image` checks, apart from the weights' values and the safety of the plan; raises the same errors.
     """
     path = Path(path)
-    data = _map(path)
+    data = MappedFile(path).data
     try:
         members = read_members(data)
         header, _, _ = _checked_members(data, members)
@@ -284,11 +278,14 @@ def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Head
     return header, bytes(program), weights
 
 
-def _map(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def _read(path: Path) -> memoryview:
+    """The file's bytes in memory of this process alone. A file that shrinks meanwhile is a cut file, and no SIGBUS."""
+    with path.open("rb", buffering=0) as file:
+        block = Block(os.fstat(file.fileno()).st_size)
+        done = 0
+        while done < block.nbytes and (count := file.readinto(block.bytes[done:])):
+            done += count
+    return block.bytes[:done].data
 
 
 def _member(data: memoryview, members: dict[str, Member], name: str, limit: int | None = None) -> memoryview:
@@ -423,7 +420,7 @@ def _plan_text(program: bytes) -> bytes:
 
 def offers(path: str | Path, device: str | None = None, devices: Sequence[str] | None = None) -> str:
     """What a machine without a compiler can do with a program file, as the end of an error message."""
-    data = _map(Path(path))
+    data = MappedFile(Path(path)).data
     members = read_members(data)
     header, _, _ = _checked_members(data, members)
     builds, where = _builds(data, members, header), choose_devices(header.plan, device, devices)[0]
@@ -447,8 +444,7 @@ def _record(path: Path) -> Path:
     return cache_dir("files") / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()}.json"
 
 
-def _identity(path: Path, program: bytes) -> dict[str, Any]:
-    status = path.stat()
+def _identity(path: Path, status: os.stat_result, program: bytes) -> dict[str, Any]:
     return {
         "path": str(path.resolve()),
         "device": status.st_dev,
@@ -459,13 +455,9 @@ def _identity(path: Path, program: bytes) -> dict[str, Any]:
     }
 
 
-def _remember(path: Path, program: bytes) -> None:
-    write_atomically(_record(path), json.dumps(_identity(path, program)).encode())
+def _remember(path: Path, status: os.stat_result, program: bytes) -> None:
+    keep(_record(path), json.dumps(_identity(path, status, program)).encode())
 
 
-def _remembered(path: Path, program: bytes) -> bool:
-    try:
-        known = json.loads(_record(path).read_bytes())
-    except (OSError, ValueError):  # no record, or a damaged one: the weights are checked then
-        return False
-    return bool(known == _identity(path, program))
+def _remembered(path: Path, status: os.stat_result, program: bytes) -> bool:
+    return read_record(_record(path)) == _identity(path, status, program)

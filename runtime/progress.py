@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -23,6 +24,12 @@ BAR_AFTER = 2.0
 def note(text: str) -> None:
     if not os.environ.get("QC_QUIET"):
         print(f"qcompiler: {text}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def note_once(text: str) -> None:
+    """Says it once in this process."""
+    note(text)
 
 
 class Progress:

@@ -29,6 +29,9 @@ BINDING_LIMIT = 256
 """Sizes of arguments remembered per session."""
 
 
+_BUSY = "this session is running a call in another thread; give each thread its own: `s = program.session()`"
+
+
 class Session(ABC):
     """Runs a program. Calls on one session come one after another; a second concurrent one raises SessionBusyError.
 
@@ -39,6 +42,7 @@ class Session(ABC):
         self.program = program
         self.stepwise = stepwise
         self._lock = threading.Lock()
+        self._calls = 0
         self.memory = SessionMemory(program.plan, program.plan.entries, program.slots)
         self.queues = Queues(program.plan, program.slots)
         self._begin_states(fresh=True)
@@ -60,21 +64,28 @@ class Session(ABC):
 
         `stream` is the caller's stream on a GPU, if it is neither torch's current one nor the default one.
         """
-        self.acquire()
-        try:
+        ticket = self.ticket()
+        with self._lock:
+            self.begin(ticket)
             return self._run(args, kwargs, out, stream)
-        finally:
-            self._lock.release()
 
-    def acquire(self) -> None:
-        """Takes the session. SessionBusyError if another thread is inside."""
-        if not self._lock.acquire(blocking=False):
-            raise SessionBusyError(
-                "this session is running a call in another thread; give each thread its own: `s = program.session()`"
-            )
+    def ticket(self) -> int:
+        """For what follows: ``with session._lock: session.begin(ticket)``. SessionBusyError if a call is inside.
 
-    def release(self) -> None:
-        self._lock.release()
+        A lock that is tried, and given back in a `finally`, stays taken if Ctrl-C falls between the two; `with` takes
+        and gives back a lock in C, where nothing falls between.  But `with` waits; so a call that came upon a free lock
+        and then waited for another call finds that its ticket is no longer the next.
+        """
+        ticket = self._calls
+        if self._lock.locked():
+            raise SessionBusyError(_BUSY)
+        return ticket
+
+    def begin(self, ticket: int) -> None:
+        """The first thing to do with the lock. SessionBusyError if another call began since the ticket was taken."""
+        if self._calls != ticket:
+            raise SessionBusyError(_BUSY)
+        self._calls += 1
 
     def reset(self) -> None:
         """Puts all states back to what they began as. CaptureRuleError while the caller records a capture."""

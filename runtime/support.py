@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
 import os
-import re
 import threading
 from importlib import resources
-from pathlib import Path
+from typing import Any
 
-from qcompiler.errors import ArgumentError, CompileFailedError, CompilerMissingError
-from qcompiler.runtime.cache import cache_dir, write_atomically
-from qcompiler.runtime.compiler import compile_library, flags_for
+from qcompiler.errors import ArgumentError, CompilerMissingError
+from qcompiler.runtime import sanitize
+from qcompiler.runtime.cache import cache_dir
+from qcompiler.runtime.code import Code, load, remember
+from qcompiler.runtime.compiler import compile_code, cpu_flags, recorded
 
 DEFAULT_SPIN_US = 50
 """How long an idle worker waits before it sleeps: regions of one call follow each other faster than this."""
@@ -38,12 +38,11 @@ class Context(ctypes.Structure):
 
 
 _FLAGS = ("-pthread",)
-_NAME = re.compile(r"qcpool-[0-9a-f]{32}\.so\Z")
 _loaded: list[ctypes.CDLL] = []
 _loading = threading.Lock()
 
 
-def support(trusted: Path | None = None) -> ctypes.CDLL:
+def support(trusted: Code | None = None) -> ctypes.CDLL:
     """The loaded library (never unloaded: its workers run in it), one per process.
 
     It is the user's own, from the cache or compiled.  Only where there is neither, nor a compiler, `trusted` serves:
@@ -52,40 +51,37 @@ def support(trusted: Path | None = None) -> ctypes.CDLL:
     with _loading:
         if not _loaded:
             try:
-                path = support_library()
+                code = support_library()
             except CompilerMissingError:
                 if trusted is None:
                     raise
-                path = trusted
-            _loaded.append(_open(path))
+                code = trusted
+            _loaded.append(_open(code))
     return _loaded[0]
 
 
-def support_library() -> Path:
-    """The compiled library's file. One that was compiled before needs no compiler."""
+def support_library() -> Code:
+    """The compiled library. One that was compiled before needs no compiler."""
     source, isa = _source(), "x86-64" if os.uname().machine == "x86_64" else "generic"
-    key = hashlib.sha256(json.dumps([source, isa, os.uname().machine, flags_for(isa), _FLAGS]).encode()).hexdigest()
-    record = cache_dir("plans") / f"pool-{key}"
-    with contextlib.suppress(OSError, UnicodeDecodeError):  # no record yet, or a damaged one: compiling writes it anew
-        name = record.read_text()
-        if _NAME.match(name) and (known := cache_dir("native") / name).exists():
-            return known
-    path = compile_library(source, isa, name="qcpool", extra_flags=_FLAGS)
-    write_atomically(record, path.name.encode())
-    return path
+    key = hashlib.sha256(json.dumps([source, isa, os.uname().machine, cpu_flags(isa), _FLAGS]).encode()).hexdigest()
+    record = cache_dir("plans") / f"pool-{key}.json"
+    if (known := recorded(record, "qcpool")) is not None:
+        return known
+    code = compile_code(source, isa, name="qcpool", extra_flags=(*_FLAGS, *sanitize.flags()))
+    remember(record, code)
+    return code
 
 
 def _source() -> str:
-    abi = resources.files("qcompiler.kernels.cpu").joinpath("abi.h").read_text()
-    pool = resources.files("qcompiler.runtime").joinpath("pool.cpp").read_text()
-    return pool.replace('#include "abi.h"\n', abi.replace("#pragma once\n", ""), 1)
+    text = resources.files("qcompiler.runtime").joinpath("pool.cpp").read_text()
+    for name in ("abi.h", "float_state.h"):
+        header = resources.files("qcompiler.kernels.cpu").joinpath(name).read_text()
+        text = text.replace(f'#include "{name}"\n', header.replace("#pragma once\n", ""), 1)
+    return text
 
 
-def _open(path: Path) -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompileFailedError(f"cannot load the thread pool {path}: {error}") from error
+def _open(code: Code) -> ctypes.CDLL:
+    library = load(code)
     library.qc_pool_parallel.restype = None
     library.qc_pool_set_spin.argtypes = (ctypes.c_int64,)
     library.qc_pool_set_spin.restype = None
@@ -96,6 +92,26 @@ def _open(path: Path) -> ctypes.CDLL:
 def parallel_address() -> int:
     """The address of the pool's `qc_parallel`."""
     return ctypes.cast(support().qc_pool_parallel, ctypes.c_void_p).value or 0
+
+
+def entry_caller() -> Any:
+    """``(entry, ctx, arenas, symbols) -> error code``: calls an entry point in the pool's floating-point state."""
+    return _caller("qc_pool_entry", ctypes.c_int32)
+
+
+def kernel_caller() -> Any:
+    """``(kernel, ctx, operands, symbols)``: calls a kernel in the pool's floating-point state."""
+    return _caller("qc_pool_kernel", None)
+
+
+def _caller(name: str, restype: Any) -> Any:
+    library = support()
+    if not hasattr(library, name):  # the pool of a trusted build of an earlier version: the caller's state is left
+        prototype = ctypes.CFUNCTYPE(restype, *(ctypes.c_void_p,) * 3)
+        return lambda function, *arguments: prototype(function)(*arguments)
+    caller = library[name]
+    caller.restype, caller.argtypes = restype, (ctypes.c_void_p,) * 4
+    return caller
 
 
 def _spin_us() -> int:

@@ -29,12 +29,15 @@ def offset(operand: Operand, indices: Sequence[str]) -> str:
     return " + ".join(terms) or "0"
 
 
-def check_indices(index: Operand, sizes: Sequence[tuple[str, Dim]], length: Dim) -> list[str]:
-    """Statements that report the first index outside [-length, length) and leave the kernel."""
+def check_indices(
+    index: Operand, sizes: Sequence[tuple[str, Dim]], length: Dim, *, least: str | None = None
+) -> list[str]:
+    """Statements that report the first index outside [least, length) and leave the kernel; `least` is -length, or 0."""
     names = [name for name, _ in sizes]
+    least = f"-{c_dim(length)}" if least is None else least
     lines = [
         f"const int64_t value = (int64_t)index[{offset(index, names)}];",
-        f"if (value < -{c_dim(length)} || value >= {c_dim(length)}) {{",
+        f"if (value < {least} || value >= {c_dim(length)}) {{",
         "    ctx->error_code = QC_INDEX_OUT_OF_RANGE;",
         "    ctx->error_value = value;",
         f"    ctx->error_limit = {c_dim(length)};",

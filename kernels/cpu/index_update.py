@@ -1,6 +1,7 @@
 """In-place update of rows along one dim, as `index_copy`: the write of a cache.
 
-Indices are checked before anything is written.  Tasks split `outer` (and `inner`), never the index list, so that the
+Indices are checked before anything is written; a negative one is out of range, as for torch.index_copy: counted from the
+end, the position of a token before the first would overwrite the cache's last slot.  Tasks split `outer` (and `inner`), never the index list, so that the
 last of equal indices wins on any number of threads.
 """
 
@@ -45,15 +46,14 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"    const int64_t count = qc_min({BLOCK}, {c_dim(body.inner)} - first);",
         "    (void)o;",
         f"    for (int64_t i = 0; i < {c_dim(body.count)}; i++) {{",
-        f"        int64_t at = (int64_t)index[{offset(index, ['i'])}];",
-        f"        if (at < 0) at += {c_dim(body.length)};",
+        f"        const int64_t at = (int64_t)index[{offset(index, ['i'])}];",
         *indent(copy, 2),
         "    }",
         "}",
     ]
     launch = [
         pointer(index, 1, "index"),
-        *check_indices(index, [("i", body.count)], body.length),
+        *check_indices(index, [("i", body.count)], body.length, least="0"),
         f"qc_run(ctx, op, sym, qc_tasks({items}, {cost}), qk_{spec.name}_task);",
     ]
     head = header_comment(spec, "rows written in the order of the index list")

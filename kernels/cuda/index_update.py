@@ -1,8 +1,8 @@
 """In-place update of rows along one dim as CUDA C++, as `index_copy`: the write of a cache.
 
 A block owns one entry of the index list and a share of its row.  It first looks whether a later entry names the same
-row, and leaves the row to that one: the last of equal indices wins, whatever the order of blocks.  Negative indices
-count from the end; an index out of range writes nothing (a kernel on the device has nowhere to report it).
+row, and leaves the row to that one: the last of equal indices wins, whatever the order of blocks.  An index out of
+range, negative ones included, writes nothing (a kernel on the device has nowhere to report it).
 """
 
 from __future__ import annotations
@@ -31,13 +31,10 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     lines = [
         f"const int64_t shares = {c_dim(shares)}, i = blockIdx.x / shares;",
         f"const int64_t first = blockIdx.x % shares * {THREADS * _EACH} + threadIdx.x;",
-        f"int64_t at = (int64_t){identifier(index.name)}[{offset(index, ['i'])}];",
-        f"if (at < 0) at += {length};",
+        f"const int64_t at = (int64_t){identifier(index.name)}[{offset(index, ['i'])}];",
         "bool again = false;",
         f"for (int64_t j = i + 1 + threadIdx.x; j < {count}; j += {THREADS}) {{",
-        f"    int64_t other = (int64_t){identifier(index.name)}[{offset(index, ['j'])}];",
-        f"    if (other < 0) other += {length};",
-        "    again = again || other == at;",
+        f"    again = again || (int64_t){identifier(index.name)}[{offset(index, ['j'])}] == at;",
         "}",
         "const bool overwritten = __syncthreads_or(again) != 0;",
         f"if (!overwritten && at >= 0 && at < {length}) {{",

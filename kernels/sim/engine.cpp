@@ -2,6 +2,7 @@
 // places), and what Python calls. One launch runs at a time.
 
 #include "launch.h"
+#include "float_state.h"
 
 using namespace qs;
 
@@ -359,6 +360,7 @@ QS_API uint64_t qs_broken_red_zone(int device) {
 }
 QS_API void qs_launch(const QsLaunch* launch, QsReport* report) {
     Lock lock(S.mutex);
+    const qc_float::Fixed fixed;  // a GPU knows nothing of the caller's
     S.launch = *launch;
     run_launch(report);
 }

@@ -151,7 +151,8 @@ def _put(s: Scope, x: V, indices: Sequence[V], used: Sequence[int], values: V, a
     lead = [shape[i] for i in rest]
     src = s.broadcast(values, [*lead[:before], *picked, *lead[before:]])
     if len(used) == 1 and len(picked) == 1 and not accumulate:
-        return s.insert(qc.IndexUpdateOp(x, indices[0], src, x.type, axis=used[0]))
+        index = linear_index(s, indices, [shape[used[0]]])  # index_put counts negative ones from the end
+        return s.insert(qc.IndexUpdateOp(x, index, src, x.type, axis=used[0]))
     rank = len(picked)
     src = s.transpose(src, [*range(before, before + rank), *range(before), *range(before + rank, rank + len(rest))])
     count = product(picked).to_dim()

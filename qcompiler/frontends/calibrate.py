@@ -39,7 +39,7 @@ from qcompiler.errors import (
 )
 from qcompiler.frontends.observers import InputStatistics, Magnitudes
 from qcompiler.frontends.torch_values import to_numpy
-from qcompiler.runtime.cache import write_atomically
+from qcompiler.runtime.files import write_private
 from qcompiler.runtime.progress import note
 
 VERSION = 1
@@ -263,7 +263,7 @@ class _Journal:
         np.savez(data, **arrays)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, data.getvalue())
+            write_private(self.path, data.getvalue())
         except OSError as error:
             raise WorkdirError(f"cannot write {self.path}: {error}") from error
 

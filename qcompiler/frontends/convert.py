@@ -15,7 +15,6 @@ import math
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +38,7 @@ from qcompiler.frontends.gguf_models import from_gguf
 from qcompiler.frontends.torch_values import to_numpy
 from qcompiler.frontends.weight_source import InFile
 from qcompiler.runtime.encoder import encode
+from qcompiler.runtime.files import replacing_folder
 from qcompiler.runtime.progress import Progress
 
 LAYOUTS = ("gguf", "gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes")
@@ -193,9 +193,7 @@ class _Folder:
 
     def write(self) -> Conversion:
         done = Conversion(self.target)
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{self.target.name}.", dir=self.target.parent))
-        try:
+        with replacing_folder(self.target) as work:
             with (work / "model.safetensors").open("wb") as file:
                 self._write_tensors(file, done)
             described = self.checkpoint.config.to_dict()
@@ -205,15 +203,6 @@ class _Folder:
                 described["quantization_config"] = _described(self.layout, self.kinds)
             (work / "config.json").write_text(json.dumps(described, indent=2, default=str))
             self._copy_others(work)
-            mask = os.umask(0)
-            os.umask(mask)
-            work.chmod(0o777 & ~mask)
-            if self.target.exists():
-                self.target.rmdir()  # empty, as was checked
-            work.rename(self.target)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
         return done
 
     def _write_tensors(self, file: BinaryIO, done: Conversion) -> None:

@@ -16,11 +16,10 @@ import math
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +29,7 @@ from qcompiler import formats
 from qcompiler.errors import FormatError, WeightsError
 from qcompiler.formats import Format, PackedTensor
 from qcompiler.formats.ggml import GgmlFormat
+from qcompiler.runtime.files import replacing
 from qcompiler.runtime.progress import Progress
 
 Array = npt.NDArray[Any]
@@ -382,7 +382,7 @@ def write_gguf(
         header += _string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, tensor.type, offset)
         places.append(offset)
         offset = _aligned(offset + tensor.nbytes)
-    with Progress(f"writing {Path(path).name}", offset) as progress, new_file(Path(path)) as file:
+    with Progress(f"writing {Path(path).name}", offset) as progress, replacing(path) as file:
         file.write(header + bytes(_aligned(len(header)) - len(header)))
         for tensor in new.values():
             data = tensor.make()
@@ -395,25 +395,6 @@ def write_gguf(
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when all of it is written and on the disk; after an error there is none."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent or Path())
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp's own is for one's eyes only
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _string(text: str) -> bytes:
@@ -467,4 +448,4 @@ def _list(name: str, values: Sequence[Any]) -> bytes:
     return struct.pack("<IQ", kinds.pop(), len(items)) + b"".join(raw for _, raw in items)
 
 
-__all__ = ["FLOATS", "PACKED", "GgufFile", "GgufTensor", "Metadata", "NewTensor", "new_file", "type_name", "write_gguf"]
+__all__ = ["FLOATS", "PACKED", "GgufFile", "GgufTensor", "Metadata", "NewTensor", "type_name", "write_gguf"]

@@ -135,7 +135,10 @@ class ScatterOp(QCOp):
 
 @irdl_op_definition
 class IndexUpdateOp(QCOp):
-    """`out = x; out[:, …, index[i], …] = src[:, …, i, …]` along `axis`; index has rank 1 (torch.index_copy)."""
+    """`out = x; out[:, …, index[i], …] = src[:, …, i, …]` along `axis`; index has rank 1 (torch.index_copy).
+
+    A negative index is out of range.
+    """
 
     name = "qc.index_update"
     x = operand_def(TensorType)

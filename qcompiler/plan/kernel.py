@@ -255,7 +255,10 @@ class GatherKernel(Strict, frozen=True, tag="gather"):
 
 
 class IndexUpdateKernel(Strict, frozen=True, tag="index_update"):
-    """In place ``x[o, index[i], n] = src[o, i, n]``; operands x (rw; outer, length, inner), index (count), src."""
+    """In place ``x[o, index[i], n] = src[o, i, n]``; operands x (rw; outer, length, inner), index (count), src.
+
+    Indices are in [0, length): others, negative ones included, are reported (on CUDA: they write nothing).
+    """
 
     outer: Dim
     length: Dim

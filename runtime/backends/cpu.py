@@ -27,6 +27,7 @@ from qcompiler.runtime.backends.base import (
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.memory import Block
 from qcompiler.runtime.native import Library, build_native, kernel_error
+from qcompiler.runtime.support import kernel_caller
 
 NO_CAPTURE = "capture needs cuda or sim; this program runs on cpu, where a call is one function already"
 
@@ -66,11 +67,12 @@ class CpuEvent(Event):
 class CpuKernel(Kernel):
     """`qk_<number>` of the plan's library: `number` is its place among the plan's kernels."""
 
-    def __init__(self, spec: KernelSpec, number: int, plan: Plan, function: Any) -> None:
+    def __init__(self, spec: KernelSpec, number: int, plan: Plan, address: int) -> None:
         self.spec = spec
         self.number = number
         self.plan = plan
-        self.function = function
+        self.address = address
+        self.call = kernel_caller()
 
 
 class CpuBackend(Backend):
@@ -137,7 +139,7 @@ class CpuBackend(Backend):
     def load(self, plan: Plan, native: NativeLibrary) -> dict[str, Kernel]:
         library = Library(native)
         return {
-            spec.name: CpuKernel(spec, number, plan, library.kernel(kernel_name(number)))
+            spec.name: CpuKernel(spec, number, plan, library.address(kernel_name(number)))
             for number, spec in enumerate(plan.kernels)
         }
 
@@ -149,7 +151,7 @@ class CpuBackend(Backend):
             raise RuntimeFailure("the CPU launches kernels of its own, with a context")
         addresses = (ctypes.c_void_p * max(len(operands), 1))(*operands)
         values = (ctypes.c_int64 * max(len(symbols), 1))(*symbols)
-        kernel.function(ctypes.addressof(context), ctypes.addressof(addresses), ctypes.addressof(values))
+        kernel.call(kernel.address, ctypes.addressof(context), ctypes.addressof(addresses), ctypes.addressof(values))
         if context.error_code:
             if context.error_kernel < 0:
                 context.error_kernel = kernel.number

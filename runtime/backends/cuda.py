@@ -17,7 +17,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from qcompiler.errors import (
@@ -382,12 +381,12 @@ class CudaBackend(base.Backend):
         if not plan.kernels:
             return {}
         with self.api.current(self.context):
-            code = self._library(native.path)
+            code = self._library(native)
             return {spec.name: self._kernel(code, spec, n, native) for n, spec in enumerate(plan.kernels)}
 
-    def _library(self, path: Path) -> Any:
+    def _library(self, native: NativeLibrary) -> Any:
         """A cubin as cuda.core's ObjectCode, which loads it for all devices when a kernel is asked for."""
-        image = path.read_bytes()
+        image = native.read()
         digest = hashlib.sha256(image).digest()
         if digest not in self.api.libraries:
             self.api.libraries[digest] = self.api.core.ObjectCode.from_cubin(image)

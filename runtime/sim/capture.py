@@ -128,6 +128,10 @@ class Captures:
         if met:
             raise self._break(met, 900, f"{call} is not permitted while {self._names(met)} captures")
 
+    def any_on(self, device: int) -> bool:
+        """Whether a stream of the device captures."""
+        return any(s.device_index == device for capture in self._active for s in capture.reached)
+
     def check_not_capturing(self, stream: Any, call: str) -> None:
         """No waiting for a stream that captures: nothing in it runs."""
         if stream.capture is not None:

@@ -164,6 +164,7 @@ class SimDevice:
 
     def allocate(self, nbytes: int, label: str) -> SimMemory:
         with machine().entry():
+            machine().check_usable(self.index)
             captures().check_unsafe(f"an allocation of {nbytes} bytes")
             if nbytes == 0:
                 return SimMemory(None, 0)
@@ -294,6 +295,7 @@ class SimDevice:
     def synchronize(self, stream: Stream | None) -> None:
         """The stream, or all of the device. Raises SimulationError for what its operations and their clocks showed."""
         with machine().entry():
+            machine().check_usable(self.index)
             if stream is None:
                 captures().check_device(self.index, f"synchronizing {self.name}")
                 machine().wait(self.index, machine().latest(self.index))
@@ -305,6 +307,7 @@ class SimDevice:
         """Whether it is done; asking makes some progress."""
         with machine().entry():
             if isinstance(what, SimEvent):
+                machine().check_usable(self.index)
                 captures().check_event(what, "asking for an event")
                 if what.recorded is None:
                     return True
@@ -324,6 +327,7 @@ class SimDevice:
 
     def begin_capture(self, stream: Stream, mode: CaptureMode) -> None:
         with machine().entry():
+            machine().check_usable(self.index)
             captures().begin(self.own(stream, "a capture", legacy=True), mode)
 
     def end_capture(self, stream: Stream) -> SimGraph:
@@ -338,6 +342,8 @@ class SimDevice:
             raise refuse(400, f"{call} on {self.name} was given a stream of {stream.device}")
         if stream.kind == "legacy" and not legacy:
             captures().check_legacy(self.index, call)
+        if not legacy:  # a capture can be ended on a broken device, too
+            machine().check_usable(self.index)
         return stream
 
     def enqueue(self, stream: SimStream, work: Work) -> None:
@@ -377,6 +383,22 @@ def sim_device(index: int) -> SimDevice:
     if not 0 <= index < DEVICES:
         raise DeviceUnavailableError(f"there is no sim:{index}; there are sim:0 … sim:{DEVICES - 1}")
     return SimDevice(index)
+
+
+def reset(device: str) -> None:
+    """Makes a simulated GPU usable again after a finding: without memory, findings, and work that was under way.
+
+    Programs, arrays and graphs that lay there are gone: their use is an error. DeviceUnavailableError for another
+    device's name; CaptureRuleError while one of its streams captures.
+    """
+    kind, _, number = device.partition(":")
+    if kind != "sim" or not number.isdigit():
+        raise DeviceUnavailableError(f"{device!r} is no simulated GPU; there are sim:0 … sim:{DEVICES - 1}")
+    index = sim_device(int(number)).index
+    with machine().entry():
+        if captures().any_on(index):
+            raise CaptureRuleError(f"a stream of {device} captures; end the capture before the device is reset")
+        machine().reset(index)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,9 @@ from qcompiler.runtime.isa import host_isa
 
 Access = Literal["r", "w", "rw"]
 
-_SOURCES = ("fiber.h", "memory.h", "state.h", "schedule.h", "warp.h", "check.h", "launch.h", "engine.cpp")
+_SOURCES = (
+    "float_state.h", "fiber.h", "memory.h", "state.h", "schedule.h", "warp.h", "check.h", "launch.h", "engine.cpp",
+)  # fmt: skip
 _ACCESS_BITS: dict[str, int] = {"r": 1, "w": 2, "rw": 3}
 _WRAPPED = ("memcpy", "memmove", "memset")
 
@@ -135,9 +137,10 @@ class _CModule(ctypes.Structure):
 @functools.cache
 def _engine_source() -> str:
     """The engine as one text: its headers before it, without their includes of each other."""
-    package = resources.files("qcompiler.kernels.sim")
+    folders = {"float_state.h": "cpu"}
     parts = []
     for name in _SOURCES:
+        package = resources.files(f"qcompiler.kernels.{folders.get(name, 'sim')}")
         text = package.joinpath(name).read_text(encoding="utf-8").replace("#pragma once\n", "\n")
         lines = ["" if line.startswith('#include "') else line for line in text.splitlines()]
         parts += [f'#line 1 "kernels/sim/{name}"', *lines]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from qcompiler.errors import SimulationError
+from qcompiler.runtime.interrupts import interruption_point, uninterrupted
 from qcompiler.runtime.sim.clocks import Access, AccessMap, Clock, Conflict, Stamped, join
 from qcompiler.runtime.sim.engine import Engine
 
@@ -90,11 +91,32 @@ class Op:
     blockers: int = 0
     followers: list[Op] = field(default_factory=list)
     is_done: bool = False
-    is_cancelled: bool = False
+    failure: SimulationError | None = None
+    """What it found, or what an operation that it comes after found: then it is not carried out."""
 
     def __str__(self) -> str:
         step = f", {self.work.label}" if self.work.label else ""
         return f"{self.work.name} (operation {self.number} on {self.place} of sim:{self.work.device}{step})"
+
+
+class _Entry:
+    """A call of the machine from outside."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __enter__(self) -> None:
+        uninterrupted.__enter__()
+        self._machine.lock.acquire()
+        try:
+            self._machine.release_condemned()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._machine.lock.release()
+        uninterrupted.__exit__()
 
 
 class Machine:
@@ -120,19 +142,23 @@ class Machine:
         self._numbers = 0
         self._findings: list[tuple[SimulationError, frozenset[int]]] = []
         self._reported: set[tuple[int, int]] = set()
+        self._broken: dict[int, SimulationError] = {}
         self.reseed()
 
     def reseed(self, seed: int | None = None) -> None:
         """Starts the choice of orders again, from `seed` or else from QC_SIM_SEED (0)."""
         self._random = random.Random(int(os.environ.get("QC_SIM_SEED", "0")) if seed is None else seed)
 
-    @contextlib.contextmanager
-    def entry(self) -> Iterator[None]:
-        """Every call from outside: one at a time, after freeing what the garbage collector has let go of."""
-        with self.lock:
-            while self._condemned:
-                self._release(self._condemned.popleft())
-            yield
+    def entry(self) -> _Entry:
+        """Every call from outside: one at a time, after freeing what the garbage collector has let go of.
+
+        An interrupt is delivered between two operations that are executed, or at the end.
+        """
+        return _Entry(self)
+
+    def release_condemned(self) -> None:
+        while self._condemned:
+            self._release(self._condemned.popleft())
 
     # --- memory ---
 
@@ -172,6 +198,8 @@ class Machine:
         self._condemned.append(allocation)
 
     def _release(self, allocation: Allocation) -> None:
+        if not allocation.alive:  # lost when its device was reset
+            return
         allocation.alive = False
         self._touched.discard(allocation)
         users = {op for op in self._pending if allocation in op.work.memory}
@@ -244,6 +272,7 @@ class Machine:
         while any(not op.is_done for op in targets):
             if executed == limit:
                 return False
+            interruption_point()
             at = self._random.randrange(len(self._ready))
             self._ready[at], self._ready[-1] = self._ready[-1], self._ready[at]
             self._execute(self._ready.pop())
@@ -296,28 +325,31 @@ class Machine:
         return op.tick <= self._floor.get(op.actor, 0)
 
     def _execute(self, op: Op) -> None:
-        failed = op.is_cancelled
         try:
-            if not failed:
+            if op.failure is None:
                 self._check(op, op.work.accesses, "executed")
                 if op.work.action is not None:
                     self._check(op, op.work.action(self._random.getrandbits(31)), "executed")
         except SimulationError as error:
-            failed = True
-            self._report(SimulationError(f"{op}: {error}", error.finding), op.work.device)
-        except BaseException:
-            failed = True
+            op.failure = SimulationError(f"{op}: {error}", error.finding)
+            self._report(op.failure, op.work.device)
+        except BaseException as error:
+            op.failure = SimulationError(f"{op} was not carried out: {error!r}", "failed")
+            self._report(op.failure, op.work.device)
             raise
         finally:
-            self._finish(op, failed)
+            self._finish(op)
 
-    def _finish(self, op: Op, failed: bool) -> None:
+    def _finish(self, op: Op) -> None:
         op.is_done = True
         del self._pending[op]
         for follower in op.followers:
             follower.blockers -= 1
-            # What was to follow a failed operation would only fail for its sake.
-            follower.is_cancelled = follower.is_cancelled or failed
+            if op.failure is not None and follower.failure is None:
+                # What was to follow a failed operation would only fail for its sake, on another device as well.
+                follower.failure = op.failure
+                if follower.work.device != op.work.device:
+                    self._report(op.failure, follower.work.device)
             if follower.blockers == 0:
                 self._ready.append(follower)
         op.followers = []
@@ -363,16 +395,49 @@ class Machine:
         self._findings.append((finding, frozenset(devices)))
 
     def raise_findings(self, device: int) -> None:
-        """Raises the first finding of a device, with the number of further ones, and forgets them."""
-        found = [finding for finding, devices in self._findings if device in devices]
+        """Raises the first finding of a device, with the number of further ones. The device is broken from then on."""
+        found = list(dict.fromkeys(finding for finding, devices in self._findings if device in devices))
         if not found:
             return
         found.sort(key=lambda finding: finding.finding != "unordered-access")  # it may be the cause of the others
+        error = found[0]
+        if len(found) > 1:
+            others = "; ".join(dict.fromkeys(f"{each.finding}: {each}" for each in found[1:4]))
+            error = SimulationError(f"{found[0]} [and {len(found) - 1} more: {others}]", found[0].finding)
+        self._broken[device] = error
+        self._stop(device, error)
+        raise error
+
+    def check_usable(self, device: int) -> None:
+        """SimulationError on a device that showed a finding: what its memory holds is nobody's result.
+
+        A GPU's context is lost after an illegal access in the same way, with all that was loaded in it.
+        """
+        first = self._broken.get(device)
+        if first is not None:
+            raise SimulationError(
+                f"sim:{device} runs nothing any more since a finding, as a GPU's context would not: {first}. Begin "
+                f"anew with qcompiler.runtime.reset_simulated_gpu('sim:{device}'): what was loaded there is gone then",
+                first.finding,
+            )
+
+    def reset(self, device: int) -> None:
+        """Forgets the findings of a device and all its memory; what was not executed there never will be."""
+        self._stop(device, SimulationError(f"sim:{device} was reset", "reset"))
+        operations = [op for op in self._pending if op.work.device == device]
+        self.run(operations)
+        self.learn(operations)
         self._findings = [(finding, devices) for finding, devices in self._findings if device not in devices]
-        if len(found) == 1:
-            raise found[0]
-        others = "; ".join(dict.fromkeys(f"{each.finding}: {each}" for each in found[1:4]))
-        raise SimulationError(f"{found[0]} [and {len(found) - 1} more: {others}]", found[0].finding)
+        self._broken.pop(device, None)
+        for allocation in [each for each in self._allocations.values() if each.device == device]:
+            allocation.label = f"{allocation.label or 'memory'} (lost when sim:{device} was reset)"
+            self._release(allocation)
+
+    def _stop(self, device: int, why: SimulationError) -> None:
+        """What is still to run on a device will not be carried out: its addresses may be those of freed host memory."""
+        for op in self._pending:
+            if op.work.device == device and op.failure is None:
+                op.failure = why
 
     def drop_all(self) -> None:
         """Executes what is left and forgets all findings (between tests)."""
@@ -380,4 +445,5 @@ class Machine:
             self.run(list(self._pending))
             self.learn([])
             self._findings.clear()
+            self._broken.clear()
             self._reported.clear()

@@ -117,11 +117,11 @@ def test_a_graph_keeps_alive_what_it_uses(small: Any, device: str) -> None:
 def test_a_busy_session_replays_nothing(small: Any, run: LoadedProgram) -> None:
     session = run.session()
     graph = session.capture(small.x(2))
-    session.acquire()
+    session._lock.acquire()
     for use in (graph.replay, session.capture):
         with pytest.raises(SessionBusyError):
             use(small.x(2))
-    session.release()
+    session._lock.release()
     graph.replay(small.x(2))
 
 

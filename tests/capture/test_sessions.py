@@ -182,10 +182,10 @@ def test_two_threads_on_two_sessions_give_the_same_bits(small: Any, run: LoadedP
 
 def test_a_second_concurrent_call_is_refused(small: Any, run: LoadedProgram) -> None:
     session = run.session()
-    session.acquire()
+    session._lock.acquire()
     with pytest.raises(SessionBusyError, match=r"program\.session\(\)"):
         session(small.x(2))
-    session.release()
+    session._lock.release()
     session(small.x(2))
 
 

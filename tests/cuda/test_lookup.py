@@ -187,7 +187,7 @@ def test_an_index_out_of_range_gives_poison_and_no_neighbour(kernels: Any, name:
 
 @pytest.mark.parametrize("name", ["update", "update_strided"])
 def test_index_update_last_of_equal_indices_wins_in_any_order_of_blocks(kernels: Any, name: str) -> None:
-    x, where = data("f32", O, L, I), np.array([3, -1, 3, 0, 7, 7, 3])
+    x, where = data("f32", O, L, I), np.array([3, 10, 3, 0, 7, 7, 3])
     flat = data("f32", O * C * I)
     src = flat.reshape(O, C, I) if name == "update" else flat.reshape(I, C, O).transpose(2, 1, 0)
     want = x.copy()
@@ -213,8 +213,9 @@ def test_index_update_over_many_rows_and_shares(kernels: Any) -> None:
 
 def test_index_update_out_of_range_writes_nothing(kernels: Any) -> None:
     x, src = data("f32", 1, 4, 3), np.ones((1, 2, 3), np.float32)
-    (got,) = kernels.run("update", [x, np.array([4, -5]), src], {"o": 1, "l": 4, "c": 2, "n": 3})
-    assert got.tobytes() == x.tobytes()
+    for bad in ([4, -5], [-1, -4], [2**40, -(2**40)]):  # a negative position is none: it wrote the last slot
+        (got,) = kernels.run("update", [x, np.array(bad), src], {"o": 1, "l": 4, "c": 2, "n": 3})
+        assert got.tobytes() == x.tobytes()
 
 
 @pytest.mark.parametrize("arch", ARCHS)

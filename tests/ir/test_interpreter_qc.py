@@ -238,6 +238,9 @@ def test_index_update(module_of: ModuleOf, rng: np.random.Generator) -> None:
     x, index, src = f32(rng, 2, 5, 3), np.array([4, 1]), f32(rng, 2, 2, 3)
     got = one(module_of, lambda *a: qc.IndexUpdateOp(*a, T((2, 5, 3), "f32"), axis=1), [x, index, src])
     close(got, t(x).index_copy(1, t(index), t(src)))
+    for bad in (-1, 5):  # as torch, and as the kernels
+        with pytest.raises(InterpreterError, match=f"index {bad} is out of range"):
+            one(module_of, lambda *a: qc.IndexUpdateOp(*a, T((2, 5, 3), "f32"), axis=1), [x, np.array([4, bad]), src])
 
 
 def test_scans_and_orders(module_of: ModuleOf, rng: np.random.Generator) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
 from qcompiler.plan.kernel import KernelSpec
+from qcompiler.runtime import sanitize
 
 CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
 ISAS = tuple(CPU_FLAGS) if platform.machine() == "x86_64" else ("generic",)
@@ -58,7 +59,9 @@ class Context(ctypes.Structure):
 
 
 def compile_source(source: str, isa: str, folder: Path, level: str = "-O3") -> ctypes.CDLL:
-    digest = hashlib.sha256((isa + level + source).encode()).hexdigest()[:16]
+    sanitized = sanitize.flags()  # they say -O0, which then decides
+    sanitize.require_runtime()
+    digest = hashlib.sha256((isa + level + source + str(sanitized)).encode()).hexdigest()[:16]
     cpp, library = folder / f"{digest}.cpp", folder / f"{digest}.so"
     if not library.exists():
         cpp.write_text(source)
@@ -73,14 +76,16 @@ def compile_source(source: str, isa: str, folder: Path, level: str = "-O3") -> c
             "-fPIC",
             "-shared",
             "-Wall",
+            *sanitized,
         ]
         compiler = shutil.which("g++") or shutil.which("c++")
         assert compiler, "the kernel tests need a C++ compiler (Debian: apt install g++)"
         # GCC 12 warns about its own intrinsics' undefined registers.
         command = [compiler, *flags, "-Werror", "-Wno-maybe-uninitialized", "-Wno-uninitialized", str(cpp)]
         done = subprocess.run(
-            [*command, "-o", str(library), "-lm", "-lpthread"], capture_output=True, text=True, check=False
-        )
+            [*command, "-o", str(library), "-lm", "-lpthread"], capture_output=True, text=True, check=False,
+            env=sanitize.compiler_environment(),
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(library))
 

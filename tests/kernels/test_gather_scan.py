@@ -106,7 +106,7 @@ def test_gather_reports_an_index_out_of_range(kernels: Any, bad: int) -> None:
 
 @pytest.mark.parametrize("name", ["update", "update_strided"])
 def test_index_update_last_of_equal_indices_wins(kernels: Any, name: str) -> None:
-    x, where = data("f32", O, L, I), np.array([3, -1, 3, 0, 7, 7, 3])
+    x, where = data("f32", O, L, I), np.array([3, 10, 3, 0, 7, 7, 3])
     flat = data("f32", O * C * I)
     src = flat.reshape(O, C, I) if name == "update" else flat.reshape(I, C, O).transpose(2, 1, 0)
     got = kernels.run_both(name, lambda: [x.copy(), where, flat])[0]
@@ -116,11 +116,13 @@ def test_index_update_last_of_equal_indices_wins(kernels: Any, name: str) -> Non
     assert got.tobytes() == want.tobytes()
 
 
-def test_index_update_reports_before_it_writes(kernels: Any) -> None:
+@pytest.mark.parametrize("bad", [-1, -L, -L - 1, L, 2**40, -(2**40)])
+def test_index_update_reports_before_it_writes(kernels: Any, bad: int) -> None:
+    """A negative position is none, as one behind the end: it wrote the cache's last slot."""
     x = data("f32", O, L, I)
     before = x.copy()
-    context = kernels.run("update", [x, np.array([0, 1, 2, 3, 4, 5, -12]), data("f32", O, C, I)])
-    assert (context.error_code, context.error_value) == (1, -12)
+    context = kernels.run("update", [x, np.array([0, 1, 2, 3, 4, 5, bad]), data("f32", O, C, I)])
+    assert (context.error_code, context.error_value, context.error_limit) == (1, bad, L)
     assert x.tobytes() == before.tobytes()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from qcompiler.errors import (
     ArgumentError,
     CompileFailedError,
     CompilerMissingError,
-    RuntimeFailure,
     TargetMismatchError,
 )
 from qcompiler.runtime import cache, compiler, isa, threads
@@ -64,7 +62,7 @@ def test_a_missing_symbol_fails_when_compiled_not_when_run(cache_path: Path) -> 
 def test_the_second_compile_comes_from_the_cache(cache_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = 'extern "C" int f() { return 7; }'
     first = compiler.compile_library(source, PLAIN)
-    monkeypatch.setattr(compiler, "_compile", lambda *_: pytest.fail("compiled twice"))
+    monkeypatch.setattr(compiler._Job, "run", lambda *_: pytest.fail("compiled twice"))
     assert compiler.compile_library(source, PLAIN) == first
     assert ctypes.CDLL(str(first)).f() == 7
     assert first.is_relative_to(cache_path)
@@ -87,22 +85,7 @@ def test_processes_that_compile_the_same_at_once_all_get_it(cache_path: Path) ->
     assert len(list(cache_path.rglob("*.so"))) == 1
 
 
-# --- cache -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_cache_is_private(cache_path: Path) -> None:
-    cache_path.mkdir(mode=0o777)
-    cache_path.chmod(0o777)
-    for path in (cache.cache_dir(), cache.cache_dir("native")):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
-def test_a_cache_of_another_user_is_refused(cache_path: Path) -> None:
-    cache_path.mkdir()
-    os.chown(cache_path, 12345, 12345)
-    with pytest.raises(RuntimeFailure, match="belongs to another user"):
-        cache.cache_dir()
+# --- cache (damage, owners and full disks: test_cache.py) ------------------------------------------------------------
 
 
 def test_cache_location(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

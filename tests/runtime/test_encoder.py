@@ -60,7 +60,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(encoder, "WORTH_COMPILING", 0)
     monkeypatch.setattr(encoder, "_loaded", {})
     yield
-    encoder._say_once.cache_clear()
+    progress.note_once.cache_clear()
 
 
 def compiled(fmt: formats.Format) -> TileEncoder:
@@ -217,7 +217,7 @@ def test_without_a_compiler_numpy_encodes_and_that_is_said_once(
 
     monkeypatch.delenv("QC_QUIET", raising=False)
     monkeypatch.setattr(encoder, "cache_dir", lambda kind: tmp_path)
-    monkeypatch.setattr(encoder, "compile_library", none)
+    monkeypatch.setattr(encoder, "compile_code", none)
     weights = np.random.default_rng(0).standard_normal((3, 256)).astype(np.float32)
     for name in ("nf4", "nf4", "q4_K"):
         fmt = formats.get(name)
@@ -230,11 +230,13 @@ def test_a_damaged_record_of_an_encoder_is_replaced(monkeypatch: pytest.MonkeyPa
     fmt = formats.get("int2")
     assert encoder.tile_encoder(fmt, 1) is not None
     (record,) = tmp_path.glob("encoder-*")
-    for text in (b"\xff\xff", b"../encoder-evil.so", b"encoder-gone.so"):
+    whole = record.read_bytes()
+    evil, gone = (whole.replace(b"encoder-", name) for name in (b"../encoder-", b"encoder-0"))
+    for text in (b"\xff\xff", b"[]", b"{}", b'"text"', b"", whole[:9], evil, gone):
         record.write_bytes(text)
         monkeypatch.setattr(encoder, "_loaded", {})
         assert encoder.tile_encoder(fmt, 1) is not None
-    assert record.read_text().startswith("encoder-")
+    assert record.read_bytes() == whole
 
 
 # --- progress --------------------------------------------------------------------------------------------------------

@@ -94,11 +94,31 @@ class Cuda:
                 self.engine.free(address)
 
     def finds(self, finding: str, kernel: str, **more: Any) -> str:
-        """The report of the finding that the launch must end with."""
-        with pytest.raises(SimulationError) as caught:
-            self.run(kernel, **more)
-        assert caught.value.finding == finding, caught.value
+        """The report of the finding that the launch must end with: each time, and a sound kernel is right after it."""
+        for _ in range(2):
+            with pytest.raises(SimulationError) as caught:
+                self.run(kernel, **more)
+            assert caught.value.finding == finding, caught.value
+            _probe()
         return str(caught.value)
+
+
+_PROBE = """
+extern "C" __global__ void qk_probe(const float* x, float* y) {
+    QC_SHARED(float, tile, 0, 256);
+    const int t = threadIdx.x;
+    tile[t] = x[blockIdx.x * 256 + t];
+    __syncthreads();
+    y[blockIdx.x * 256 + t] = tile[255 - t] + 1;
+}
+"""
+
+
+def _probe() -> None:
+    """A finding leaves nothing behind in the engine: shared memory, barriers, fibers, shadows."""
+    x = np.arange(1024, dtype=np.float32)
+    (y,) = Cuda(_PROBE, True, 800).run("probe", grid=4, block=256, shared=1024, x=("r", x), y=("w", x))
+    np.testing.assert_array_equal(y, x.reshape(4, 256)[:, ::-1].ravel() + 1)
 
 
 def triple(value: int | Sequence[int]) -> tuple[int, int, int]:

@@ -1,0 +1,215 @@
+"""Files and folders that appear whole under their name, or not at all; what killed processes left goes away.
+
+    with replacing(path) as file:
+        file.write(data)                       # a temporary beside `path`, on the disk before it gets the name
+
+A temporary is called ``.<name>.<16 hexadecimal digits>.qctmp`` and its maker holds a lock (flock) on it, which the
+system takes back when the process ends, however it ends.  So whoever finds one that nobody holds may remove it, and
+every later write of the same name does.  A mapping of the file that stood under the name before stays valid: the name
+is given to another inode, and no file is ever written in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from qcompiler.errors import FileWriteError
+from qcompiler.runtime.interrupts import uninterrupted
+
+SUFFIX = ".qctmp"
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """A new file, open for writing, that takes the place of `path` when the block ends; after an error there is none.
+
+    Once this has returned, the new file is there after a loss of power as well.  Its mode is 0600 with `private`, else
+    what the process's umask gives.  FileWriteError (an OSError) names the path and what failed; what stood there before
+    is untouched then.
+    """
+    path = Path(path)
+    temporary: Path | None = None
+    try:
+        with _told(path):
+            sweep(path.parent, path.name)
+            with _new_file(path, 0o600 if private else 0o666) as file:
+                temporary = Path(file.name)
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # before the name: after a loss of power, the old file or all of the new one
+                temporary.replace(path)
+                sync(path.parent)
+    except BaseException:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | Path) -> Iterator[Path]:
+    """A new folder that gets the name `path`, where there is nothing or an empty folder, when the block ends.
+
+    What was written in it is on the disk before it gets the name.  FileWriteError as in `replacing`.
+    """
+    path = Path(path)
+    work: Path | None = None
+    try:
+        with _told(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(path.parent, path.name)
+            work = path.parent / _temporary_name(path.name)
+            work.mkdir(0o777)
+            with held(work):
+                yield work
+                for each in [*work.rglob("*"), work]:
+                    sync(each)
+                if path.exists():
+                    path.rmdir()  # empty, else this says so
+                work.rename(path)
+                sync(path.parent)
+    except BaseException:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """`data` as a file of mode 0600: readers see the old content or the new, never a part."""
+    with replacing(path, private=True) as file:
+        file.write(data)
+
+
+class Held:
+    """An open file or folder with a lock on it, which ends when this is closed or dropped, or with the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self.close()
+
+
+def held(path: Path) -> Held:
+    """Locks a file or folder. BlockingIOError if another process has it.
+
+    On a file system without locks the result is open and holds nothing; `sweep` finds nothing to remove there.
+    """
+    handle = Held(path)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return handle
+
+
+def locked(path: Path) -> BinaryIO:
+    """Waits for the lock on a file, which is made if need be, and holds it until the result is closed; for ``with``.
+
+    The result is a file object, which ``with`` closes in C: an interrupt finds no moment at which the lock would stay.
+    """
+    handle = _opened(path, "ab", 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except BaseException as error:
+        if not (isinstance(error, OSError) and error.errno in _NO_LOCKS):
+            handle.close()
+            raise
+    return handle
+
+
+def sweep(folder: Path, name: str) -> None:
+    """Removes this user's temporaries for `name` (any, if it is empty) that no process holds any more."""
+    with uninterrupted, contextlib.suppress(OSError):  # in a folder that cannot be listed we could remove nothing
+        for entry in os.scandir(folder):
+            if entry.name.startswith(_stem(name) if name else ".") and entry.name.endswith(SUFFIX):
+                _sweep_one(Path(entry.path))
+
+
+def sync(path: Path) -> None:
+    """A file's bytes are safe on the disk; a file's name is when its folder is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what a file system says that cannot sync folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _sweep_one(path: Path) -> None:
+    with contextlib.suppress(OSError), Held(path) as handle:  # held by its maker, or gone by now: not ours to remove
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle.fileno()).st_uid != os.geteuid():
+            return
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _new_file(path: Path, mode: int) -> BinaryIO:
+    """A locked temporary for `path`. One that a sweep took between its making and its locking is made again."""
+    while True:
+        temporary = path.parent / _temporary_name(path.name)
+        file = _opened(temporary, "xb", mode)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
+
+
+def _opened(path: Path, how: Literal["ab", "xb"], mode: int) -> BinaryIO:
+    return open(path, how, opener=lambda name, flags: os.open(name, flags, mode))
+
+
+def _temporary_name(name: str) -> str:
+    return f"{_stem(name)}{secrets.token_hex(8)}{SUFFIX}"
+
+
+def _stem(name: str) -> str:
+    """How temporaries for a name begin. Names have up to 255 bytes, and theirs must fit too."""
+    return f".{name}." if len(name.encode()) <= 200 else f".{name[:50]}."
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """OSErrors of writing `path` become FileWriteErrors. Those of other files, which the block reads, stay."""
+    try:
+        yield
+    except FileWriteError:
+        raise
+    except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else str(error.filename or "")
+        if name and SUFFIX not in name and Path(name) not in (path, path.parent):
+            raise
+        raise FileWriteError.of(str(path), error) from error
