@@ -41,7 +41,7 @@ class Case:
         while True:
             try:
                 return apply(seeds.seed(self.target, self.seed), edits)
-            except (KeyError, IndexError, ValueError, TypeError, AttributeError):
+            except (KeyError, IndexError, ValueError, TypeError, AttributeError, AssertionError, RecursionError):
                 if not edits:
                     raise
                 edits = edits[:-1]
