@@ -11,6 +11,7 @@ them become WeightsErrors here, in one place.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,12 +38,12 @@ MAX_DEPTH = 16
 
 _CONTEXTS = re.compile(r"position|context|ctx|length|seq|window|token|_id(s|x)?$|seed")
 
-_TRANSFORMERS_ERRORS = (
+_ERRORS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
     ImportError, OSError, NameError, MemoryError,
 )  # fmt: skip
-"""What transformers and torch raise for values that make no model: huggingface_hub's StrictDataclassErrors, dtypes and
-shapes that torch refuses, names that no table has, packages that a model class would need."""
+"""What transformers and torch raise for values that make no model: dtypes and shapes that torch refuses, names that no
+table has, packages that a model class would need.  `_errors` adds huggingface_hub's own."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,13 @@ class Held:
         )
 
 
+@functools.cache
+def _errors() -> tuple[type[Exception], ...]:
+    from huggingface_hub import errors
+
+    return (*_ERRORS, errors.StrictDataclassError)
+
+
 def check_sizes(described: Mapping[str, Any], where: Path, held: Held) -> None:
     """WeightsError for an integer that no model of these tensors has, by its name."""
     for name, value in _integers(described, "", 0, where):
@@ -105,7 +113,7 @@ def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: He
     check_sizes(described, where, held)
     try:
         return kind.from_dict(dict(described))
-    except _TRANSFORMERS_ERRORS as error:
+    except _errors() as error:
         raise _refused(where, f"{kind.__name__} refuses the configuration", error) from error
 
 
@@ -115,7 +123,7 @@ def model_class(name: Any, where: Path) -> Any:
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", name):
         try:
             found = getattr(transformers(), name, None)
-        except _TRANSFORMERS_ERRORS as error:  # its module needs a package that is not there
+        except _errors() as error:  # its module needs a package that is not there
             raise _refused(where, f"the model class {name} cannot be imported", error) from error
     if not (isinstance(found, type) and issubclass(found, transformers().PreTrainedModel)):
         raise WeightsError(f"{where} names the architecture {shown(name)}; transformers has to know it as a model")
@@ -132,7 +140,7 @@ def config_class(name: Any, where: Path) -> Any:
         raise WeightsError(f"{where} says model_type is {shown(name)}, which transformers does not know")
     try:
         return known[name]
-    except _TRANSFORMERS_ERRORS as error:
+    except _errors() as error:
         raise _refused(where, f"the configuration class of {name} cannot be imported", error) from error
 
 
@@ -145,7 +153,7 @@ def hollow(model: Any, config: Any, dtype: torch.dtype, where: Path, held: Held)
             module: nn.Module = model(config)
         computed = [(m, name, m._buffers[name]) for m in module.modules() for name in m._non_persistent_buffers_set]
         module = module.eval().to(dtype)
-    except _TRANSFORMERS_ERRORS as error:
+    except _errors() as error:
         raise _refused(where, f"{model.__name__} cannot be built from the configuration", error) from error
     for owner, name, buffer in computed:  # frequencies of rotary embeddings keep their precision, as in from_pretrained
         owner._buffers[name] = buffer

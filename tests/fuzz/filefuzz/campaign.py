@@ -82,20 +82,20 @@ def campaign(
     """Inputs of each target in turn, a batch each time, until the time is over or each has had `most`."""
     counts = {target: Counts() for target in targets}
     end = time.monotonic() + seconds
-    while time.monotonic() < end and any(most is None or each.inputs < most for each in counts.values()):
-        for target in sorted(targets, key=lambda target: counts[target].seconds):
-            mine = counts[target]
-            number = first + mine.inputs
-            size = server.BATCH if most is None else min(server.BATCH, most - mine.inputs)
-            if size <= 0 or time.monotonic() > end:
-                continue
-            began = time.monotonic()
-            for offset, outcome in enumerate(server.run(target, [Case.drawn(target, number + i).files() for i in range(size)])):
-                known = len(mine.findings)
-                mine.add(number + offset, outcome)
-                if len(mine.findings) > known:
-                    report(f"{target} {number + offset}: {outcome.kind}: {outcome.where}")
-            mine.seconds += time.monotonic() - began
+    while open_ := [t for t in targets if most is None or counts[t].inputs < most]:
+        if time.monotonic() > end:
+            break
+        target = min(open_, key=lambda target: counts[target].seconds)  # each has the same time
+        mine, began = counts[target], time.monotonic()
+        number = first + mine.inputs
+        size = server.BATCH if most is None else min(server.BATCH, most - mine.inputs)
+        inputs = [Case.drawn(target, number + i).files() for i in range(size)]
+        for offset, outcome in enumerate(server.run(target, inputs)):
+            known = len(mine.findings)
+            mine.add(number + offset, outcome)
+            if len(mine.findings) > known:
+                report(f"{target} {number + offset}: {outcome.kind}: {outcome.where}")
+        mine.seconds += time.monotonic() - began
     return counts
 
 

@@ -31,7 +31,7 @@ SECONDS = 5
 """Processor time that an input may take."""
 ASLEEP = 60
 """Seconds of the clock after which a child is taken to wait for something that does not come."""
-BATCH = 32
+BATCH = 128
 HEADROOM = 3 << 30
 """Address space of a child beyond what it has: protects the machine, not the promise."""
 
@@ -58,6 +58,9 @@ class Outcome:
 def run(target: str, inputs: Sequence[Files], batch: int = BATCH) -> list[Outcome]:
     """The outcome of each input."""
     found: list[Outcome] = []
+    if not gc.get_freeze_count():  # what is there now is never looked at again: children would copy all of its pages
+        gc.collect()
+        gc.freeze()
     while len(found) < len(inputs):
         found += _child(TARGETS[target], inputs[len(found) : len(found) + batch])
     return found
@@ -68,8 +71,6 @@ def run(target: str, inputs: Sequence[Files], batch: int = BATCH) -> list[Outcom
 
 def _child(target: Target, inputs: Sequence[Files]) -> list[Outcome]:
     """Outcomes of as many inputs as one child came through, the one that ended it included."""
-    gc.collect()
-    gc.freeze()
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as log:
         pid = os.fork()
@@ -81,7 +82,6 @@ def _child(target: Target, inputs: Sequence[Files]) -> list[Outcome]:
         os.close(reader)
         log.seek(0)
         trace = log.read().decode("utf-8", "replace")
-    gc.unfreeze()
     found = [Outcome(**line) for line in lines]
     if len(found) < len(inputs):
         found.append(_ended(status, trace, asleep))
