@@ -71,9 +71,10 @@ def from_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> 
     held = Held.of((tensor.shape, tensor.nbytes) for tensor in tensors.values())
     # The model is built in floating point; what quantization_config means is in the codes.
     plain = {key: value for key, value in described.items() if key != "quantization_config"}
+    weights = FolderWeights(folder, tensors, system)
     config = configuration(kind, plain, where, held)
     module = hollow(model, config, dtype or _dtype(getattr(config, "dtype", None), where), where, held)
-    return Checkpoint(module, FolderWeights(folder, tensors, system), config, folder)
+    return Checkpoint(module, weights, config, folder)
 
 
 def _dtype(stored: Any, where: Path) -> torch.dtype:

@@ -35,6 +35,8 @@ LONGEST_CONTEXT = 1 << 24
 MORE_PARAMETERS = 64
 """Parameters that a model may have beside those that the files name: tied ones."""
 MAX_DEPTH = 16
+MAX_VALUES = 100_000
+"""In a configuration: transformers writes and compares it as text. Labels of ImageNet-21k are 44,000."""
 
 _CONTEXTS = re.compile(r"position|context|ctx|length|seq|window|token|_id(s|x)?$|seed")
 
@@ -72,7 +74,7 @@ class Held:
             parameters,
             elements,
             f"the configuration in {where} describes a model of more than {parameters} parameters or {elements:,} "
-            f"elements, and its files hold {self.tensors} tensors of {self.nbytes:,} bytes; they belong to another model",
+            f"elements, and its files hold {self.tensors} tensors of {self.nbytes:,} bytes: some of them are missing, or they are another model's",
         )
 
 
@@ -85,7 +87,11 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def check_sizes(described: Mapping[str, Any], where: Path, held: Held) -> None:
     """WeightsError for an integer that no model of these tensors has, by its name."""
-    for name, value in _integers(described, "", 0, where):
+    for count, (name, value) in enumerate(_values(described, "", 0, where)):
+        if count > MAX_VALUES:
+            raise WeightsError(f"{where} holds more than {MAX_VALUES:,} values; that is no configuration")
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
         limit = LONGEST_CONTEXT if _CONTEXTS.search(name) else held.largest_size
         if abs(value) > limit:
             raise WeightsError(
@@ -94,18 +100,18 @@ def check_sizes(described: Mapping[str, Any], where: Path, held: Held) -> None:
             )
 
 
-def _integers(value: Any, name: str, depth: int, where: Path) -> Iterator[tuple[str, float]]:
+def _values(value: Any, name: str, depth: int, where: Path) -> Iterator[tuple[str, Any]]:
+    """All values with the path of their keys, those of lists and objects behind them."""
+    yield name, value
     if depth > MAX_DEPTH:
         raise WeightsError(f"{where} is nested deeper than {MAX_DEPTH} at {name[:100]}")
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key != "quantization_config":
-                yield from _integers(item, f"{name}.{key}".strip("."), depth + 1, where)
+                yield from _values(item, f"{name}.{key}".strip("."), depth + 1, where)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _integers(item, name, depth + 1, where)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        yield name, value
+            yield from _values(item, name, depth + 1, where)
 
 
 def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: Held) -> Any:

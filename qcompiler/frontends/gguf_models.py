@@ -349,7 +349,7 @@ def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: lis
     joined = first if len(tensors) == 1 or not fits else (*first[:-2], sum(t.shape[-2] for t in tensors), first[-1])
     if not fits or joined != shape:
         raise WeightsError(
-            f"{' and '.join(f'{t.name!r}' for t in tensors)} in {file.path} have the shape "
+            f"{' and '.join(f'{t.name!r}' for t in tensors)} in {file.path} has the shape "
             f"{' and '.join(str(list(t.shape)) for t in tensors)}, and '{name}' of the model {list(shape)}"
         )
 

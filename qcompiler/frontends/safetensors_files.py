@@ -123,7 +123,7 @@ class ShardFile:
         kind, shape, (start, end) = self._facts(name, facts)
         if kind not in self._dtypes:
             raise WeightsError(
-                f"{shown(name)} in {self.path} has the dtype {shown(kind)}; there are: {', '.join(self._dtypes)}. "
+                f"{shown(name)} in {self.path} has the dtype {kind[:40]}; there are: {', '.join(self._dtypes)}. "
                 + (
                     "Its scales are in other tensors: qc.from_checkpoint reads both"
                     if kind in CODES

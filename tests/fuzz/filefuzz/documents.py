@@ -251,6 +251,10 @@ class Gguf:
                 self.tensors[index]["dims"] = len(value)
         else:
             key = list(self.keys[index])
+            if field == "list":  # [type of the elements, their number, the bytes of one in hex]
+                key[1], key[2] = 9, struct.pack("<IQ", value[0], value[1]) + bytes.fromhex(value[2]) * value[1]
+                self.keys[index] = key
+                return
             place = {"name": 0, "type": 1, "raw": 2}[field]
             key[place] = bytes.fromhex(value) if field == "raw" else value
             self.keys[index] = key
@@ -286,13 +290,13 @@ class Safetensors:
         self.json, self.data = Json(raw[8 : 8 + count]), bytearray(raw[8 + count :])
         self.length: int | None = None
 
-    def retype(self, name: str, dtype: str, shape: Sequence[int], fill: int) -> None:
-        """The tensor anew, well-formed, behind all others, with all bytes `fill`."""
+    def retype(self, name: str, dtype: str, shape: Sequence[int], fill: int | str) -> None:
+        """The tensor anew, well-formed, behind all others, with all bytes `fill`, or with a text's bytes."""
         nbytes = SIZES[dtype]
         for size in shape:
             nbytes *= size
         start = len(self.data)
-        self.data += bytes([fill]) * nbytes
+        self.data += fill.encode().ljust(nbytes)[:nbytes] if isinstance(fill, str) else bytes([fill]) * nbytes
         self.json.value[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + nbytes]}
 
     def bytes(self) -> bytes:

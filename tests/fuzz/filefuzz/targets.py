@@ -54,10 +54,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Target:
-    """`run` gets the folder of an input. `base` and `times`: it may take base + times * its bytes of memory.
-
-    `quick` is the share of `make test`.
-    """
+    """`run` gets the folder of an input, which may take `base` + `times` * its bytes of memory."""
 
     run: Callable[[Path, Steps], None]
     base: int
@@ -178,7 +175,7 @@ def _opt(folder: Path, step: Steps) -> None:
     from qcompiler import cli
 
     path = folder / "input.mlir"
-    first = path.read_bytes()[:200].partition(b"\n")[0].decode("ascii", "replace") if path.exists() else ""
+    first = path.read_bytes()[:200].partition(b"\n")[0].decode("ascii", "replace") if path.is_file() else ""
     passes = first.removeprefix("// passes: ").strip() if first.startswith("// passes: ") else ""
     context = folder / "context.safetensors"
     options = argparse.Namespace(
