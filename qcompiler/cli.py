@@ -25,14 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int | None = options.run(options)
     except QCompilerError as error:
-        print(f"qc: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"qc: {type(error).__name__}: {_printable(str(error))}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         return 141  # the reader of our stdout has gone, as in `qc opt … | head`
     except OSError as error:  # a file that is not there, or may not be read or written
-        print(f"qc: {error}", file=sys.stderr)
+        print(f"qc: {_printable(str(error))}", file=sys.stderr)
         return 1
     return status or 0
+
+
+def _printable(text: str) -> str:
+    """A message without control characters: it may quote a file from a stranger, and must not steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -234,18 +239,15 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _read_inputs(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    import numpy as np
+    from qcompiler.runtime.array_files import read_arrays
 
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for text in texts:
         name, _, path = text.rpartition("=")
-        try:
-            value = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"cannot read the input '{path}': {error}") from error
-        if path.endswith(".npz"):
-            kwargs.update({key: value[key] for key in value.files})
+        value = read_arrays(Path(path))
+        if isinstance(value, dict):
+            kwargs.update(value)
         elif name:
             kwargs[name] = value
         else:
@@ -351,13 +353,10 @@ def _opt(options: argparse.Namespace) -> None:
     if options.list:
         print(list_passes())
         return
-    if options.file == "-":
-        text = sys.stdin.read()
-    else:
-        try:
-            text = Path(options.file).read_text()
-        except OSError as error:
-            raise ArgumentError(f"cannot read '{options.file}': {error}") from error
+    try:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_bytes().decode()
+    except (OSError, ValueError) as error:  # ValueError: what is no UTF-8, a NUL in the name
+        raise ArgumentError(f"cannot read '{options.file}': {error}") from error
     syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
     names = [name for name in options.passes.split(",") if name]
     print(run_passes(text, names, syntax, options.context))

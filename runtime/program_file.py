@@ -59,6 +59,7 @@ from qcompiler.runtime.repack import canonical_directory, to_canonical, to_targe
 
 FORMAT_VERSION = 1
 MAX_JSON = 256 << 20
+MAX_MESSAGE = 2000
 Verify = Literal["auto", "full"]
 Layout = Literal["target", "canonical"]
 
@@ -238,7 +239,7 @@ def load_image(
                 builds, trust_native, lambda: _plan_text(program), where, lambda: emitter_of("cuda")
             )  # fmt: skip
     except (ForeignFileError, CorruptFileError, NewerFileError, TrustError, TargetMismatchError) as error:
-        raise type(error)(f"{path}: {error}") from error
+        raise type(error)(_message(path, error)) from error
     if header.layout == "canonical":
         note(f"packing the weights of {path.name} ({weights.nbytes / 1e6:.0f} MB) for this machine")
         weights = to_target(header.stored, weights, header.plan.weights, constants_nbytes(header.plan))
@@ -262,7 +263,13 @@ def read_program(path: str | Path) -> tuple[Header, dict[str, str]]:
         header, _, _ = _checked_members(data, members)
         return header, _texts(data, members, header)
     except (ForeignFileError, CorruptFileError, NewerFileError) as error:
-        raise type(error)(f"{path}: {error}") from error
+        raise type(error)(_message(path, error)) from error
+
+
+def _message(path: Path, error: Exception) -> str:
+    """The error with the file's name; what it quotes of the file may be long."""
+    text = str(error)
+    return f"{path}: {text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + '…'}"
 
 
 def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Header, bytes, Bytes]:

@@ -10,24 +10,35 @@ and packed weights are zeros when they are read back: passes only move them.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from xdsl.dialects.builtin import ModuleOp
 
-from qcompiler.errors import PassError
+from qcompiler import formats
+from qcompiler.errors import FormatError, PassError, PlanError
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.text import print_module
-from qcompiler.plan.kernel import FormatRef
+from qcompiler.plan.kernel import ITEMSIZE, DType, FormatRef
 from qcompiler.plan.weights import StoredTensor, WeightStore
 
 LARGEST_KEPT = 1 << 20
 """Bytes of a plain weight that the context file holds by value."""
+MAX_ELEMENTS = 1 << 40
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
+_REFUSED = (
+    OSError, ValueError, SafetensorError, msgspec.MsgspecError, RecursionError, FormatError, PlanError, MemoryError,
+)  # fmt: skip
+"""What safetensors and msgspec raise for a damaged file, and our own errors for what a sound one would not hold.
+MemoryError: a weight's zeros are as large as the model's weight was."""
 
 
 def write_reproducer(repeat: Callable[[], tuple[ModuleOp, QCContext]], start: ModuleOp, failing: str) -> str:
@@ -59,27 +70,49 @@ def write_context(ctx: QCContext, path: Path) -> None:
     save_file({key: np.ascontiguousarray(data) for key, data in kept.items()}, path, {"qcompiler": json.dumps(facts)})
 
 
+class _Weight(msgspec.Struct):
+    key: str
+    dtype: DType
+    shape: tuple[_Size, ...]
+    nbytes: _Size
+    format: tuple[str, dict[str, int | bool | str]] | None
+    layout: str
+    parameters: tuple[str, ...]
+
+
+class _Context(msgspec.Struct):
+    """What `write_context` writes."""
+
+    target: Annotated[list[str], msgspec.Meta(min_length=2)]
+    devices: tuple[str, ...]
+    device_map: dict[str, str]
+    weights: list[_Weight]
+    buckets: list[tuple[str, dict[str, tuple[int, int]]]] | None = None
+    compute_streams: int | None = msgspec.field(name="compute-streams", default=None)
+
+
 def read_context(path: Path) -> QCContext:
     """The context that `write_context` wrote. PassError if the file is something else."""
     try:
         with safe_open(path, framework="numpy") as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {})["qcompiler"])
+            facts = msgspec.json.decode((file.metadata() or {}).get("qcompiler", ""), type=_Context, strict=True)
             kept = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise PassError(f"'{path}' is not the context file of a reproducer: {error}", stage="opt") from error
-    store = WeightStore()
-    for weight in facts["weights"]:
-        store.add(_tensor(weight, kept))
+        store = WeightStore()
+        for weight in facts.weights:
+            store.add(_tensor(weight, kept))
+    except _REFUSED as error:
+        what = str(error)[:500]
+        raise PassError(f"'{path}' is not the context file of a reproducer: {what}", stage="opt") from error
     ctx = QCContext.default(
         weights=store,
-        target=Target(facts["target"][0], facts["target"][1], tuple(facts["target"][2:])),
-        devices=tuple(facts["devices"]),
-        device_map=facts["device_map"],
+        target=Target(facts.target[0], facts.target[1], tuple(facts.target[2:])),
+        devices=facts.devices,
+        device_map=facts.device_map,
     )
-    if facts["buckets"] is not None:
-        ctx.options["buckets"] = [(name, {s: tuple(r) for s, r in sizes.items()}) for name, sizes in facts["buckets"]]
-    if facts.get("compute-streams") is not None:
-        ctx.options["compute-streams"] = facts["compute-streams"]
+    if facts.buckets is not None:
+        ctx.options["buckets"] = list(facts.buckets)
+    if facts.compute_streams is not None:
+        ctx.options["compute-streams"] = facts.compute_streams
     return ctx
 
 
@@ -95,14 +128,28 @@ def _facts(tensor: StoredTensor) -> dict[str, Any]:
     }
 
 
-def _tensor(facts: dict[str, Any], kept: dict[str, Any]) -> StoredTensor:
-    data = kept.get(facts["key"])
+def _tensor(facts: _Weight, kept: dict[str, Any]) -> StoredTensor:
+    """ValueError or FormatError where sizes disagree: what is made anew is as large as its shape says, not as a number."""
+    shape, fmt = facts.shape, None if facts.format is None else formats.get(facts.format[0], **facts.format[1])
+    elements = math.prod(shape)
+    plain = fmt is None and facts.layout == "canonical"
+    if (
+        elements > MAX_ELEMENTS
+        or facts.nbytes > 8 * MAX_ELEMENTS
+        or (plain and facts.nbytes != elements * ITEMSIZE[facts.dtype])
+    ):
+        raise ValueError(f"the weight {facts.key[:100]!r} has {facts.nbytes} bytes for {list(shape)} of {facts.dtype}")
+    data = kept.get(facts.key)
+    if data is not None and (data.dtype != np.uint8 or data.size != facts.nbytes):
+        data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if data.size != facts.nbytes:
+            raise ValueError(f"the weight {facts.key[:100]!r} has {data.size} bytes, and {facts.nbytes} are said")
     return StoredTensor(
-        facts["key"],
-        facts["dtype"],
-        tuple(facts["shape"]),
-        data if data is not None else np.zeros(facts["nbytes"], np.uint8),
-        format=None if facts["format"] is None else FormatRef(*facts["format"]),
-        layout=facts["layout"],
-        parameters=tuple(facts["parameters"]),
+        facts.key,
+        facts.dtype,
+        shape,
+        data if data is not None else np.zeros(facts.nbytes, np.uint8),
+        format=None if facts.format is None else FormatRef(*facts.format),
+        layout=facts.layout,
+        parameters=facts.parameters,
     )

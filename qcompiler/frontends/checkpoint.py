@@ -18,7 +18,6 @@ from torch import nn
 
 from qcompiler.errors import MissingDependencyError
 from qcompiler.formats import Format, PackedTensor
-from qcompiler.frontends.empty_weights import empty_weights
 from qcompiler.frontends.weight_source import FileWeights, Identity, StoredCodes
 from qcompiler.plan.weights import Bytes
 
@@ -50,20 +49,6 @@ class Checkpoint:
     def __repr__(self) -> str:
         kinds = ", ".join(f"{count} {name}" for name, count in self.formats().items())
         return f"Checkpoint({type(self.module).__name__} of {self.path}: {kinds})"
-
-
-def hollow(model: str, config: Any, dtype: torch.dtype) -> nn.Module:
-    """The transformers class of that name without values, ready to be compiled."""
-    classes = transformers()
-    config.use_cache = False  # programs return tensors
-    config.dtype = dtype
-    with empty_weights():
-        module: nn.Module = getattr(classes, model)(config)
-    computed = [(m, name, m._buffers[name]) for m in module.modules() for name in m._non_persistent_buffers_set]
-    module = module.eval().to(dtype)
-    for owner, name, buffer in computed:  # frequencies of rotary embeddings keep their precision, as in from_pretrained
-        owner._buffers[name] = buffer
-    return module
 
 
 def transformers() -> Any:
@@ -147,4 +132,4 @@ def gathered(fmt: Format, cols: int, parts: Sequence[tuple[PackedTensor, Order |
     return made
 
 
-__all__ = ["Checkpoint", "CodesInFile", "Order", "ValuesInFile", "gathered", "hollow", "transformers"]
+__all__ = ["Checkpoint", "CodesInFile", "Order", "ValuesInFile", "gathered", "transformers"]

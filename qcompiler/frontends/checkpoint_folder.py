@@ -14,9 +14,8 @@ checkpoint was made for quantised ones.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,10 @@ from qcompiler.errors import FormatError, WeightsError
 from qcompiler.formats import Format, PackedTensor
 from qcompiler.formats.foreign import awq, bitsandbytes, compressed_tensors, floats, gptq
 from qcompiler.formats.foreign.arrays import Array, Arrays
-from qcompiler.frontends.checkpoint import Checkpoint, CodesInFile, Order, hollow, transformers
+from qcompiler.formats.foreign.json_text import read_json_object, shown
+from qcompiler.formats.foreign.patterns import PatternError, compiled, matches
+from qcompiler.frontends.checkpoint import Checkpoint, CodesInFile, Order
+from qcompiler.frontends.described_model import Held, config_class, configuration, hollow, model_class
 from qcompiler.frontends.safetensors_files import FileTensor, read_tensors
 from qcompiler.frontends.weight_source import FileWeights, InFile, StoredCodes
 
@@ -37,6 +39,9 @@ Read = Callable[[str, Mapping[str, Array]], Layer]
 
 IGNORED = ("*.rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
 """Names in files that models once saved and compute today."""
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+MAX_GROUP = 1 << 24
 
 _PROBE = 32
 """Columns of a layer that say what format all of it is: codes of any width fill words."""
@@ -52,20 +57,35 @@ def from_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> 
     WeightsError for a folder, a method or a setting that is not read; FormatError names the layer and the array.
     """
     folder = Path(folder)
-    described = _described(folder)
+    where = folder / "config.json"
+    described = read_json_object(where, WeightsError)
     method = described.get("quantization_config") or {}
+    if not isinstance(method, dict):
+        raise WeightsError(f"{where}: quantization_config is {shown(method)}, no JSON object")
     system = _system(folder, method)
-    names = described.get("architectures") or []
-    classes = transformers()
-    if len(names) != 1 or not hasattr(classes, names[0]):
-        raise WeightsError(f"{folder / 'config.json'} names the architectures {names}; transformers has to know one")
-    config = classes.AutoConfig.from_pretrained(folder, local_files_only=True)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the model is built in floating point; what it means is in the codes
-    stored = getattr(config, "dtype", None) or torch.float32
-    module = hollow(names[0], config, dtype or (getattr(torch, stored) if isinstance(stored, str) else stored))
+    names = described.get("architectures")
+    if not isinstance(names, list) or len(names) != 1:
+        raise WeightsError(f"{where} names the architectures {shown(names)}; transformers has to know one")
+    model, kind = model_class(names[0], where), config_class(described.get("model_type"), where)
     tensors = read_tensors(folder, codes=bool(method))
-    return Checkpoint(module, FolderWeights(folder, tensors, system), config, folder)
+    held = Held.of((tensor.shape, tensor.nbytes) for tensor in tensors.values())
+    # The model is built in floating point; what quantization_config means is in the codes.
+    plain = {key: value for key, value in described.items() if key != "quantization_config"}
+    weights = FolderWeights(folder, tensors, system)
+    config = configuration(kind, plain, where, held)
+    module = hollow(model, config, dtype or _dtype(getattr(config, "dtype", None), where), where, held)
+    return Checkpoint(module, weights, config, folder)
+
+
+def _dtype(stored: Any, where: Path) -> torch.dtype:
+    """What a configuration says that a model computes in; fp32 where it says nothing."""
+    found = _DTYPES.get(stored) if isinstance(stored, str) else stored
+    if found is None and stored is None:
+        return torch.float32
+    if found not in _DTYPES.values():
+        raise WeightsError(f"{where} says dtype is {shown(stored)}; there are: {', '.join(_DTYPES)}. Give dtype=")
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 class FolderWeights(FileWeights):
@@ -73,16 +93,6 @@ class FolderWeights(FileWeights):
 
     def __init__(self, folder: Path, tensors: Mapping[str, FileTensor], system: System | None) -> None:
         super().__init__(folder, _items(tensors, system), ignore=IGNORED)
-
-
-def _described(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"cannot read {folder / 'config.json'}: {error}") from error
-    if not isinstance(found, dict):
-        raise WeightsError(f"{folder / 'config.json'} is no JSON object")
-    return found
 
 
 # --- systems ---------------------------------------------------------------------------------------------------------
@@ -107,10 +117,10 @@ def _system(folder: Path, method: Mapping[str, Any]) -> System | None:
     """WeightsError for a method that is not read."""
     if not method:
         return None
-    name = str(method.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in method else ""))
-    if name not in SYSTEMS:
+    name = method.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in method else "")
+    if not isinstance(name, str) or name not in SYSTEMS:
         raise WeightsError(
-            f"{folder} is quantised by {name or 'an unnamed method'!r}; there are: {', '.join(SYSTEMS)}. Import the "
+            f"{folder} is quantised by {shown(name or 'an unnamed method')}; there are: {', '.join(SYSTEMS)}. Import the "
             "model's floating-point checkpoint instead"
         )
     return SYSTEMS[name](_Settings(folder, name, method))
@@ -124,29 +134,49 @@ class _Settings:
     method: str
     found: Mapping[str, Any]
 
-    def integer(self, key: str) -> int:
-        value = self.found.get(key)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(f"{key} is {value!r}, no integer")
+    def integer(self, key: str, low: int, high: int) -> int:
+        return self.checked(self.found.get(key), key, low, high)
+
+    def checked(self, value: Any, key: str, low: int, high: int) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(f"{key} is {shown(value)}, no integer from {low} to {high}")
+        return value
+
+    def bits(self, key: str) -> int:
+        return self.integer(key, 1, 16)
+
+    def group(self, key: str) -> int:
+        """Columns that share a scale; -1: all of a row."""
+        return self.integer(key, -1, MAX_GROUP)
+
+    def text(self, found: Mapping[str, Any], key: str) -> str | None:
+        value = found.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.error(f"{key} is {shown(value)}, no text")
+        return value
+
+    def flag(self, found: Mapping[str, Any], key: str) -> bool | None:
+        value = found.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(f"{key} is {shown(value)}, neither true nor false")
         return value
 
     def refuse(self, key: str, *fine: Any) -> None:
         if self.found.get(key) not in (None, *fine):
-            raise self.error(f"{key} is {str(self.found[key])[:80]}, which is not read")
+            raise self.error(f"{key} is {shown(self.found[key])}, which is not read")
 
     def error(self, message: str) -> WeightsError:
         return WeightsError(f"the quantization_config of {self.folder} ({self.method}): {message}")
 
 
 def _gptq(settings: _Settings) -> System:
-    bits, group = settings.integer("bits"), settings.integer("group_size")
+    bits, group = settings.bits("bits"), settings.group("group_size")
     settings.refuse("dynamic", {})
-    kind = str(settings.found.get("checkpoint_format") or settings.found.get("format") or "gptq")
+    kind = settings.text(settings.found, "checkpoint_format") or settings.text(settings.found, "format") or "gptq"
     if kind not in ("gptq", "gptq_v2"):
-        raise settings.error(f"checkpoint_format is {kind!r}; there are gptq and gptq_v2")
+        raise settings.error(f"checkpoint_format is {shown(kind)}; there are gptq and gptq_v2")
     version: Literal[1, 2] = 1 if kind == "gptq" else 2
-    symmetric = settings.found.get("sym")
-    act_order = None if settings.found.get("desc_act") is None else bool(settings.found["desc_act"])
+    symmetric, act_order = settings.flag(settings.found, "sym"), settings.flag(settings.found, "desc_act")
 
     def read(layer: str, arrays: Mapping[str, Array]) -> Layer:
         return gptq.read(
@@ -155,25 +185,28 @@ def _gptq(settings: _Settings) -> System:
 
     def probe(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return {
-            name: a if a.ndim != 2 else a[:, : bits * _PROBE // 32 if name == "qzeros" else _PROBE]
+            name: a if a.ndim != 2 else a[:, : -(-bits * _PROBE // 32) if name == "qzeros" else _PROBE]
             for name, a in arrays.items()
         }
 
-    return System(("qweight",), gptq.NAMES, read, probe if isinstance(symmetric, bool) else None)
+    return System(("qweight",), gptq.NAMES, read, probe if symmetric is not None else None)
 
 
 def _awq(settings: _Settings) -> System:
-    bits = settings.integer("bits" if "bits" in settings.found else "w_bit")
-    group = settings.integer("group_size" if "group_size" in settings.found else "q_group_size")
+    bits = settings.bits("bits" if "bits" in settings.found else "w_bit")
+    group = settings.group("group_size" if "group_size" in settings.found else "q_group_size")
     settings.refuse("version", "gemm", "GEMM")
-    points = settings.found.get("zero_point")
+    points = settings.flag(settings.found, "zero_point")
     symmetric = None if points is None else not points
 
     def read(layer: str, arrays: Mapping[str, Array]) -> Layer:
         return awq.read(arrays, group=group, bits=bits, symmetric=symmetric, layer=layer), None
 
     def probe(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        return {name: a[:, : _PROBE if name == "scales" else _PROBE // 8] for name, a in arrays.items()}
+        return {
+            name: a if a.ndim != 2 else a[:, : _PROBE if name == "scales" else _PROBE // 8]
+            for name, a in arrays.items()
+        }
 
     return System(("qweight",), awq.NAMES, read, probe if symmetric is not None else None)
 
@@ -205,26 +238,33 @@ def _fp8(settings: _Settings) -> System:
 _BESIDE = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
 
 
+@dataclass(frozen=True)
+class _Group:
+    """A config_group, checked: which layers it names, and how their weights are stored."""
+
+    names: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+    kind: compressed_tensors.Kind
+    bits: int
+    group: compressed_tensors.Shared | None
+    symmetric: bool | None
+
+    def has(self, layer: str) -> bool:
+        return layer in self.names or any(matches(pattern, layer) for pattern in self.patterns)
+
+
 def _compressed_tensors(settings: _Settings) -> System:
-    groups = settings.found.get("config_groups")
-    if not isinstance(groups, dict) or not groups or not all(isinstance(g, dict) for g in groups.values()):
+    found = settings.found.get("config_groups")
+    if not isinstance(found, dict) or not found or not all(isinstance(g, dict) for g in found.values()):
         raise settings.error("there are no config_groups")
     for key in ("sparsity_config", "transform_config"):
         settings.refuse(key, {}, {"format": "dense"})
+    groups = [_group(settings, each) for each in found.values()]
 
     def read(layer: str, arrays: Mapping[str, Array]) -> Layer:
         group = _group_of(settings, layer, groups)
-        weights = group.get("weights") or {}
-        kind = group.get("format") or settings.found.get("format")
-        if kind not in compressed_tensors.KINDS:
-            raise settings.error(f"the format of '{layer}' is {kind!r}; there are: {compressed_tensors.KINDS}")
         return compressed_tensors.read(
-            arrays,
-            kind=kind,
-            bits=int(weights.get("num_bits") or 8),
-            group=_shared(settings, weights),
-            symmetric=weights.get("symmetric"),
-            layer=layer,
+            arrays, kind=group.kind, bits=group.bits, group=group.group, symmetric=group.symmetric, layer=layer
         )
 
     names = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx",
@@ -232,33 +272,57 @@ def _compressed_tensors(settings: _Settings) -> System:
     return System(("weight_scale",), names, read)
 
 
-def _group_of(settings: _Settings, layer: str, groups: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The group that names the layer, by path or `re:` pattern; else the one for all linears."""
-    general: Mapping[str, Any] | None = None
-    for group in groups.values():
-        for target in group.get("targets") or ["Linear"]:
-            if target == layer or (target.startswith("re:") and re.match(target[3:], layer)):
-                found: Mapping[str, Any] = group
-                return found
-            if target == "Linear":
-                general = general or group
-    if general is None:
-        raise settings.error(f"no config_group has '{layer}' among its targets")
-    return general
+def _group(settings: _Settings, found: Mapping[str, Any]) -> _Group:
+    weights = found.get("weights") or {}
+    targets = found.get("targets") or ["Linear"]
+    if not isinstance(weights, dict) or not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+        raise settings.error(f"a config_group has the weights {shown(weights)} and the targets {shown(targets)}")
+    kind = settings.text(found, "format") or settings.text(settings.found, "format")
+    if kind not in compressed_tensors.KINDS:
+        raise settings.error(f"the format of a config_group is {shown(kind)}; there are: {compressed_tensors.KINDS}")
+    bits = weights.get("num_bits")
+    return _Group(
+        frozenset(target for target in targets if not target.startswith("re:")),
+        tuple(_pattern(settings, target[3:]) for target in targets if target.startswith("re:")),
+        kind,
+        8 if bits is None else settings.checked(bits, "num_bits", 1, 16),
+        _shared(settings, weights),
+        settings.flag(weights, "symmetric"),
+    )
+
+
+def _pattern(settings: _Settings, text: str) -> re.Pattern[str]:
+    try:
+        return compiled(text)
+    except PatternError as error:
+        raise settings.error(f"the target {shown('re:' + text)}: {error}. Name the layers instead") from error
+
+
+def _group_of(settings: _Settings, layer: str, groups: Sequence[_Group]) -> _Group:
+    """The group that names the layer, by path or `re:` pattern; else the first for all linears."""
+    for group in groups:
+        if group.has(layer):
+            return group
+    for group in groups:
+        if "Linear" in group.names:
+            return group
+    raise settings.error(f"no config_group has {shown(layer)} among its targets")
 
 
 def _shared(settings: _Settings, weights: Mapping[str, Any]) -> compressed_tensors.Shared | None:
     """What shares a scale, in our words."""
-    strategy = weights.get("strategy")
+    strategy = settings.text(weights, "strategy")
     if strategy in ("group", "tensor_group"):
         size = weights.get("group_size")
-        return size if isinstance(size, int) and strategy == "group" else None
+        if size is None or strategy == "tensor_group":
+            return None
+        return settings.checked(size, "group_size", 1, MAX_GROUP)
     known: dict[Any, compressed_tensors.Shared | None] = {
         None: None, "channel": "row", "tensor": "tensor", "block": "block"
     }  # fmt: skip
     if strategy not in known:
         raise settings.error(
-            f"weights have the strategy {strategy!r}; there are: group, {', '.join(filter(None, known))}"
+            f"weights have the strategy {shown(strategy)}; there are: group, {', '.join(filter(None, known))}"
         )
     return known[strategy]
 
@@ -307,7 +371,10 @@ def _layer(layer: str, tensors: Mapping[str, FileTensor], system: System) -> InF
     def read() -> PackedTensor:
         packed, again = system.read(layer, arrays())
         if (packed.format, packed.rows, packed.cols) != (fmt, rows, cols) or not _same(again, permutation):
-            raise FormatError(f"{layer}: read as {packed.format} after {fmt}; its file has changed meanwhile")
+            raise FormatError(
+                f"{layer}: its arrays do not fit one another: {packed.rows} x {packed.cols} of {packed.format}, and "
+                f"{rows} x {cols} of {fmt} by its scales"
+            )
         return packed
 
     def identity() -> dict[str, Any]:
@@ -323,8 +390,8 @@ def _examined(layer: str, arrays: Mapping[str, Array], system: System) -> tuple[
     if system.probe is None:
         packed, permutation = system.read(layer, arrays)
         return packed.format, packed.rows, packed.cols, permutation
-    packed, permutation = system.read(layer, system.probe(arrays))
-    return packed.format, arrays["scales"].shape[1] if "scales" in arrays else packed.rows, packed.cols, permutation
+    packed, permutation = system.read(layer, system.probe(arrays))  # which checks that there are two dimensions
+    return packed.format, arrays["scales"].shape[1], packed.cols, permutation
 
 
 def _same(one: Order | None, other: Order | None) -> bool:

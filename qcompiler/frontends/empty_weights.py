@@ -19,6 +19,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from torch.utils import _pytree as pytree
 from qcompiler.errors import WeightsError
 
 _building = threading.local()
-"""`modes`: the fake modes of the `empty_weights()` blocks that a thread is in. `applied`: what `_apply` made."""
+"""`modes`: the fake modes, and `rooms`: the limits, of the `empty_weights()` blocks that a thread is in. `applied`: what `_apply` made."""
 
 _ours: weakref.WeakSet[FakeTensorMode] = weakref.WeakSet()
 """The modes of parameters that were made here."""
@@ -48,23 +49,41 @@ def is_empty(tensor: torch.Tensor) -> bool:
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
+@dataclass
+class Room:
+    """How many parameters and elements the modules of a block may have; `message` is the WeightsError for more."""
+
+    parameters: int
+    elements: int
+    message: str
+
+    def take(self, elements: int) -> None:
+        self.parameters -= 1
+        self.elements -= elements
+        if self.parameters < 0 or self.elements < 0:
+            raise WeightsError(self.message)
+
+
 @contextlib.contextmanager
-def empty_weights() -> Iterator[None]:
+def empty_weights(room: Room | None = None) -> Iterator[None]:
     """Modules that this thread builds inside get parameters without values, in no time and no memory.
 
     The model can be cast (`model.to(torch.bfloat16)`), switched (`eval()`) and compiled, but not run.  Compile it with
     `weights=<folder of safetensors>`, or with `weights="none"` for plan, sizes and report only.  What a constructor
     computes and registers as a buffer holds its values; a tensor that it computes *before* it becomes a parameter is
-    computed, and then dropped.
+    computed, and then dropped.  With `room`, WeightsError ends what grows larger.
     """
     _install()
     modes: list[FakeTensorMode] = _building.__dict__.setdefault("modes", [])
+    rooms: list[Room | None] = _building.__dict__.setdefault("rooms", [])
     modes.append(FakeTensorMode(allow_non_fake_inputs=True))
+    rooms.append(room)
     _ours.add(modes[-1])
     try:
         yield
     finally:
         modes.pop()
+        rooms.pop()
 
 
 @functools.cache
@@ -76,6 +95,9 @@ def _install() -> None:
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         modes = getattr(_building, "modes", ())
         if modes and param is not None and not is_empty(param):
+            room = _building.rooms[-1]
+            if room is not None:
+                room.take(param.numel())
             param = _fake(param, modes[-1])
         register(self, name, param)
 
@@ -191,4 +213,4 @@ def result_shapes(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         return [leaf for leaf in pytree.tree_leaves(result) if leaf is not None]
 
 
-__all__ = ["empty_weights", "export", "has_empty_parameters", "is_empty", "result_shapes"]
+__all__ = ["Room", "empty_weights", "export", "has_empty_parameters", "is_empty", "result_shapes"]

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from qcompiler import formats
 from qcompiler.errors import FormatError, WeightsError
 from qcompiler.formats import Format, PackedTensor
+from qcompiler.formats.foreign.json_text import open_regular, shown
 from qcompiler.formats.ggml import GgmlFormat
 from qcompiler.runtime.files import replacing
 from qcompiler.runtime.progress import Progress
@@ -37,6 +38,10 @@ Bytes = npt.NDArray[np.uint8]
 
 ALIGNMENT = 32
 MAX_DIMS = 4  # ggml's own limit
+MAX_SIZE = 1 << 48
+"""Of a tensor in elements: no file is as large."""
+LONGEST_NAME = 1024
+MAX_ALIGNMENT = 1 << 20
 
 FLOATS: dict[int, np.dtype[Any]] = {
     0: np.dtype(np.float32), 1: np.dtype(np.float16), 30: np.dtype(ml_dtypes.bfloat16), 28: np.dtype(np.float64),
@@ -159,12 +164,12 @@ class GgufFile:
         self._mapping: mmap.mmap | None = None
         self._data: Bytes = np.zeros(0, np.uint8)
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 self.status = os.fstat(file.fileno())
                 if not self.status.st_size:
                     raise WeightsError(f"{path} is empty: no GGUF file")
                 self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # views may be written, not it
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise WeightsError(f"cannot read the GGUF file {path}: {error}") from error
         self._data = np.frombuffer(self._mapping, np.uint8)
         self._at = 0
@@ -187,8 +192,8 @@ class GgufFile:
             self._read_key()
         found = [self._read_tensor() for _ in range(tensors)]
         alignment = self.metadata.get("general.alignment", ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise WeightsError(f"{self.path} says general.alignment is {alignment!r}, which is no power of two")
+        if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise WeightsError(f"{self.path} says general.alignment is {shown(alignment)}, which is no power of two")
         self.data_start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in found:
             self._place(name, shape, kind, offset, alignment)
@@ -210,14 +215,17 @@ class GgufFile:
             raise self._cut(f"in its header: a text at byte {start} has {size} bytes")
         self._at += size
         try:
-            return bytes(self._data[start : start + size]).decode()
+            text = bytes(self._data[start : start + min(size, 4 * LONGEST_NAME + 4)]).decode()
         except UnicodeDecodeError as error:
-            raise WeightsError(f"{self.path} holds a name that is no UTF-8, at byte {start}: {error}") from error
+            raise WeightsError(f"{self.path} holds a name that is no UTF-8, at byte {start}: {shown(error)}") from error
+        if len(text) > LONGEST_NAME:
+            raise WeightsError(f"{self.path} holds a name of {size} bytes, at byte {start}: {shown(text)}")
+        return text
 
     def _read_key(self) -> None:
         name, kind = self._text(), int(self._take("<I"))
         if name in self.metadata.values_:
-            raise WeightsError(f"{self.path} holds the key '{name}' twice")
+            raise WeightsError(f"{self.path} holds the key {shown(name)} twice")
         start = self._at
         self._skip(kind, name)
         self.metadata.values_[name] = _Value(kind, start, self._at)
@@ -233,40 +241,46 @@ class GgufFile:
             if inner in _SCALARS:
                 self._at += count * struct.calcsize(_SCALARS[inner])
             elif inner == _ARRAY:
-                raise WeightsError(f"{self.path}: the key '{name}' is a list of lists, which is not read")
-            else:
-                for _ in range(count):
+                raise WeightsError(f"{self.path}: the key {shown(name)} is a list of lists, which is not read")
+            elif inner == _STRING:
+                for _ in range(count):  # each takes 8 bytes of the file at least
                     self._skip(inner, name)
+            else:
+                raise WeightsError(
+                    f"{self.path}: the key {shown(name)} is a list of the type {inner}, which GGUF does not have"
+                )
         else:
-            raise WeightsError(f"{self.path}: the key '{name}' has the type {kind}, which GGUF does not have")
+            raise WeightsError(f"{self.path}: the key {shown(name)} has the type {kind}, which GGUF does not have")
         if self._at > self._data.size:
-            raise self._cut(f"in the value of its key '{name}', at byte {self._at}")
+            raise self._cut(f"in the value of its key {shown(name)}, at byte {self._at}")
 
     def _read_tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dims = self._text(), int(self._take("<I"))
         if dims > MAX_DIMS:
-            raise WeightsError(f"{self.path}: '{name}' claims {dims} dimensions; GGUF has at most {MAX_DIMS}")
+            raise WeightsError(f"{self.path}: {shown(name)} claims {dims} dimensions; GGUF has at most {MAX_DIMS}")
         sizes = [int(self._take("<Q")) for _ in range(dims)]
         return name, tuple(reversed(sizes)), int(self._take("<I")), int(self._take("<Q"))
 
     def _place(self, name: str, shape: tuple[int, ...], kind: int, offset: int, alignment: int) -> None:
         if name in self.tensors:
-            raise WeightsError(f"{self.path} holds '{name}' twice")
+            raise WeightsError(f"{self.path} holds {shown(name)} twice")
         if kind not in FLOATS and kind not in PACKED:
             known = ", ".join(type_name(n) for n in sorted([*FLOATS, *PACKED]))
             raise WeightsError(
-                f"'{name}' in {self.path} has the type {type_name(kind)}, which is not read; there are: {known}. "
+                f"{shown(name)} in {self.path} has the type {type_name(kind)}, which is not read; there are: {known}. "
                 "Quantise the model again to one of these"
             )
         if offset % alignment:
-            raise WeightsError(f"'{name}' in {self.path} is at {offset}, no multiple of its alignment {alignment}")
+            raise WeightsError(f"{shown(name)} in {self.path} is at {offset}, no multiple of its alignment {alignment}")
+        if not 0 < math.prod(shape) <= MAX_SIZE:  # Python's integers: nothing wraps
+            raise WeightsError(f"{shown(name)} in {self.path} has the shape {list(shape)}: no elements, or above 2^48")
         tensor = GgufTensor(self, name, shape, kind, self.data_start + offset)
         try:
-            end = tensor.start + (tensor.nbytes if math.prod(shape) else 0)
+            end = tensor.start + tensor.nbytes
         except FormatError as error:
-            raise WeightsError(f"'{name}' in {self.path} has the shape {list(shape)}: {error}") from error
+            raise WeightsError(f"{shown(name)} in {self.path} has the shape {list(shape)}: {error}") from error
         if end > self._data.size:
-            raise self._cut(f"in its data: '{name}' ends at byte {end}")
+            raise self._cut(f"in its data: {shown(name)} ends at byte {end}")
         self.tensors[name] = tensor
 
     # --- the data ---
@@ -315,7 +329,7 @@ def _decoded(kind: int, data: memoryview, at: int, path: Path) -> tuple[Any, int
         try:
             return bytes(data[at + 8 : at + 8 + size]).decode(), at + 8 + size
         except UnicodeDecodeError as error:
-            raise WeightsError(f"{path} holds a text that is no UTF-8: {error}") from error
+            raise WeightsError(f"{path} holds a text that is no UTF-8: {shown(error)}") from error
     inner, count = struct.unpack_from("<IQ", data, at)
     at, items = at + 12, []
     for _ in range(count):

@@ -26,15 +26,16 @@ from torch import nn
 
 from qcompiler.errors import WeightsError
 from qcompiler.formats import Format, PackedTensor
+from qcompiler.formats.foreign.json_text import shown
 from qcompiler.frontends.checkpoint import (
     Checkpoint,
     CodesInFile,
     Order,
     ValuesInFile,
     gathered,
-    hollow,
     transformers,
 )
+from qcompiler.frontends.described_model import Held, configuration, hollow, model_class
 from qcompiler.frontends.gguf_files import FLOATS, GgufFile, GgufTensor, Metadata, type_name
 from qcompiler.frontends.weight_source import FileWeights, InFile, StoredCodes
 
@@ -93,15 +94,17 @@ def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoi
     """
     file = GgufFile(path)
     name = _required(file, "general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise WeightsError(
-            f"{file.path} is of the architecture {name!r}; there are: {', '.join(ARCHITECTURES)}. Other models: build "
+            f"{file.path} is of the architecture {shown(name)}; there are: {', '.join(ARCHITECTURES)}. Other models: build "
             "the module yourself, and give its weights as safetensors (docs/large-models.md)"
         )
     keys = _Keys(file, name)
     architecture = _architecture(name, keys)
-    config = _config(file, keys, architecture)
-    module = hollow(architecture.model, config, dtype if dtype is not None else _most(file))
+    held = Held.of((tensor.shape, tensor.nbytes) for tensor in file.tensors.values())
+    config = _config(file, keys, architecture, held)
+    model = model_class(architecture.model, file.path)
+    module = hollow(model, config, dtype if dtype is not None else _most(file), file.path, held)
     _scale_frequencies(file, module)
     tensors = _Names(file, config, architecture).tensors(module)
     return Checkpoint(module, GgufWeights(file, tensors), config, file.path)
@@ -131,18 +134,29 @@ class _Keys:
     file: GgufFile
     architecture: str
 
-    def number(self, key: str, default: float | None = None) -> Any:
-        """A number; WeightsError where it is missing without a default, or not one number."""
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number; WeightsError where it is missing without a default, or not one number."""
         full = f"{self.architecture}.{key}"
         value = self.file.metadata.get(full, default) if default is not None else _required(self.file, full)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
             raise WeightsError(
-                f"{self.file.path}: the key '{full}' is {str(value)[:60]}; models whose layers differ are not read"
+                f"{self.file.path}: the key '{full}' is {shown(value)}, no number; models whose layers differ are not "
+                "read"
             )
         return value
 
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A number of things, at least `least`; WeightsError where it is none. What is too large is `check_sizes`'."""
+        value = self.number(key, default)
+        if not isinstance(value, int) or value < least:
+            raise WeightsError(f"{self.file.path}: the key '{self.architecture}.{key}' is {value}, no number of things")
+        return value
+
     def text(self, key: str) -> str | None:
-        return self.metadata.get(f"{self.architecture}.{key}")
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if value is not None and not isinstance(value, str):
+            raise WeightsError(f"{self.file.path}: the key '{self.architecture}.{key}' is {shown(value)}, no text")
+        return value
 
     def has(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.metadata
@@ -153,34 +167,39 @@ class _Keys:
 
 
 def _architecture(name: str, keys: _Keys) -> _Architecture:
-    if name == "llama" and keys.number("expert_count", 0):
+    if name == "llama" and keys.count("expert_count", 0, least=0):
         return _MIXTRAL
     if name == "llama" and keys.has("attention.sliding_window"):
         return _MISTRAL
     return ARCHITECTURES[name]
 
 
-def _config(file: GgufFile, keys: _Keys, architecture: _Architecture) -> Any:
-    heads, width = int(keys.number("attention.head_count")), int(keys.number("embedding_length"))
+def _config(file: GgufFile, keys: _Keys, architecture: _Architecture, held: Held) -> Any:
+    heads, width = keys.count("attention.head_count"), keys.count("embedding_length")
     if "token_embd.weight" not in file.tensors:
         raise WeightsError(f"{file.path} lacks the tensor 'token_embd.weight'")
-    dim = int(keys.number("attention.key_length", width // heads))
+    dim = keys.count("attention.key_length", max(width // heads, 1))
+    if dim % 2:
+        raise WeightsError(f"{file.path}: heads of {dim}: rotary positions turn pairs")
     for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.number(key, dim) != dim:
+        if keys.count(key, dim) != dim:
             raise WeightsError(f"{file.path}: {keys.architecture}.{key} is {keys.number(key)}, and heads have {dim}")
+    table = file.tensors["token_embd.weight"].shape
+    if len(table) != 2:
+        raise WeightsError(f"{file.path}: 'token_embd.weight' has the shape {list(table)}, which is no table")
     options: dict[str, Any] = {
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "vocab_size": table[0],
         "hidden_size": width,
-        "intermediate_size": int(keys.number("feed_forward_length")),
-        "num_hidden_layers": int(keys.number("block_count")),
+        "intermediate_size": keys.count("feed_forward_length"),
+        "num_hidden_layers": keys.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(keys.number("attention.head_count_kv", heads)),
-        "max_position_embeddings": int(keys.number("context_length")),
+        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "max_position_embeddings": keys.count("context_length"),
         "rms_norm_eps": float(np.float32(keys.number("attention.layer_norm_rms_epsilon"))),
         "rope_parameters": _rope(keys),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **{
-            f"{kind}_token_id": file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+            f"{kind}_token_id": _token(file, f"tokenizer.ggml.{key}_token_id")
             for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
         },
     }
@@ -193,11 +212,19 @@ def _config(file: GgufFile, keys: _Keys, architecture: _Architecture) -> Any:
     if architecture is _LLAMA:
         options["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
     if architecture is _MISTRAL or (architecture is _MIXTRAL and keys.has("attention.sliding_window")):
-        options["sliding_window"] = int(keys.number("attention.sliding_window"))
+        options["sliding_window"] = keys.count("attention.sliding_window")
     if architecture is _MIXTRAL:
-        options["num_local_experts"] = int(keys.number("expert_count"))
-        options["num_experts_per_tok"] = int(keys.number("expert_used_count"))
-    return getattr(transformers(), architecture.config)(**options)
+        options["num_local_experts"] = keys.count("expert_count")
+        options["num_experts_per_tok"] = keys.count("expert_used_count")
+    kind = getattr(transformers(), architecture.config)
+    return configuration(kind, {"model_type": kind.model_type, **options}, file.path, held)
+
+
+def _token(file: GgufFile, key: str) -> int | None:
+    value = file.metadata.get(key)
+    if value is not None and type(value) is not int:
+        raise WeightsError(f"{file.path}: the key '{key}' is {shown(value)}, no token")
+    return value
 
 
 def _rope(keys: _Keys) -> dict[str, Any]:
@@ -210,10 +237,10 @@ def _rope(keys: _Keys) -> dict[str, Any]:
         found |= {
             "rope_type": "yarn",
             "factor": float(keys.number("rope.scaling.factor")),
-            "original_max_position_embeddings": int(keys.number("rope.scaling.original_context_length")),
+            "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
         }
     elif kind != "none":
-        raise WeightsError(f"{keys.file.path}: rope.scaling.type is {kind!r}; there are none, linear and yarn")
+        raise WeightsError(f"{keys.file.path}: rope.scaling.type is {shown(kind)}; there are none, linear and yarn")
     return found
 
 
@@ -222,12 +249,15 @@ def _scale_frequencies(file: GgufFile, module: nn.Module) -> None:
     tensor = file.tensors.get(ROPE_FACTORS)
     if tensor is None:
         return
-    factors = torch.from_numpy(tensor.values().copy())
     rotary: Any = module.get_submodule("model.rotary_emb")
-    if factors.shape != rotary.inv_freq.shape:
+    if tensor.shape != tuple(rotary.inv_freq.shape):
         raise WeightsError(
-            f"'{ROPE_FACTORS}' in {file.path} has {factors.numel()} factors, the model {rotary.inv_freq.numel()}"
+            f"'{ROPE_FACTORS}' in {file.path} has the shape {list(tensor.shape)}, the model {rotary.inv_freq.numel()} "
+            "frequencies"
         )
+    factors = torch.from_numpy(tensor.values().copy())
+    if not bool(torch.isfinite(1 / factors).all()):
+        raise WeightsError(f"'{ROPE_FACTORS}' in {file.path} holds a factor that is zero or not finite")
     rotary.inv_freq = rotary.inv_freq / factors
     rotary.original_inv_freq = rotary.inv_freq.clone()
 
@@ -264,17 +294,17 @@ class _Names:
             if missing:
                 raise WeightsError(f"{self.file.path} lacks '{missing[0]}', the parameter '{name}' of the model")
             tensors = [self.file.tensors[part] for part in parts]
+            _check_shape(self.file, name, tuple(parameter.shape), tensors)
             if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 orders = self._expert_orders(tensors)
             else:
                 orders = [self._order(name, tensors[0])]
-            _check_shape(self.file, name, tuple(parameter.shape), tensors)
             found[name] = _item(name, tuple(parameter.shape), tensors, orders)
         extra = sorted(set(self.file.tensors) - used)
         if extra:
             raise WeightsError(
                 f"{self.file.path} holds {len(extra)} tensors that {self.architecture.model} does not have: "
-                + ", ".join(extra[:10])
+                + ", ".join(map(shown, extra[:10]))
             )
         return found
 
@@ -315,10 +345,12 @@ class _Names:
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> None:
     """WeightsError unless the parts, one behind the other in the last but one dimension, have the model's shape."""
     first = tensors[0].shape
-    joined = first if len(tensors) == 1 else (*first[:-2], sum(t.shape[-2] for t in tensors), first[-1])
-    if joined != shape or any(len(t.shape) != len(shape) for t in tensors):
+    fits = all(len(t.shape) == len(shape) and t.shape == first for t in tensors)
+    joined = first if len(tensors) == 1 or not fits else (*first[:-2], sum(t.shape[-2] for t in tensors), first[-1])
+    if not fits or joined != shape:
         raise WeightsError(
-            f"'{tensors[0].name}' in {file.path} has the shape {list(first)}, and '{name}' of the model {list(shape)}"
+            f"{' and '.join(f'{t.name!r}' for t in tensors)} in {file.path} has the shape "
+            f"{' and '.join(str(list(t.shape)) for t in tensors)}, and '{name}' of the model {list(shape)}"
         )
 
 

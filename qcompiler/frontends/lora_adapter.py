@@ -9,7 +9,6 @@ What changes a weight in another way, or something else than a weight, is refuse
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, deserialize
 
 from qcompiler.errors import AdapterError
+from qcompiler.formats.foreign.json_text import open_regular, read_json_object, shown
+from qcompiler.formats.foreign.patterns import PatternError, compiled, matches
 
 Values = npt.NDArray[np.float32]
 
@@ -49,6 +50,31 @@ _REFUSED: dict[str, str] = {
 }
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "eva_base", "mica")
 """Initialisations that change the base weights: what is added belongs to others than the stored ones."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 0 < value < 1 << 31
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("r", _is_rank, "rank"),
+    ("lora_alpha", _is_number, "number"),
+    ("use_dora", _is_flag, "flag"),
+    ("use_rslora", _is_flag, "flag"),
+    ("fan_in_fan_out", _is_flag, "flag"),
+    ("rank_pattern", lambda value: isinstance(value, Mapping) and all(map(_is_rank, value.values())), "map to ranks"),
+    ("alpha_pattern", lambda value: isinstance(value, Mapping) and all(map(_is_number, value.values())), "map to numbers"),
+    ("init_lora_weights", lambda value: isinstance(value, bool | str), "name of an initialisation"),
+)  # fmt: skip
+"""What is read of a config, and what it has to be where it is there."""
 
 
 @dataclass(frozen=True)
@@ -113,49 +139,50 @@ def read_adapter(adapter: str | Path | Mapping[str, Any], config: Mapping[str, A
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise AdapterError(
-            f"{path} cannot be read ({error}); an adapter is a folder with {_CONFIG} and {_TENSORS}"
-        ) from error
-    if not isinstance(found, dict):
-        raise AdapterError(f"{path} is no JSON object")
-    return found
+        return read_json_object(path, AdapterError)
+    except AdapterError as error:
+        raise AdapterError(f"{error}; an adapter is a folder with {_CONFIG} and {_TENSORS}") from error
 
 
 def _read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
-        found = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
-    except (OSError, SafetensorError) as error:
+        with open_regular(path) as file:
+            found = deserialize(file.read())  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, SafetensorError) as error:
         raise AdapterError(
-            f"{path} cannot be read ({error}); peft writes it by save_pretrained(…, safe_serialization=True)"
+            f"{path} cannot be read ({shown(error)}); peft writes it by save_pretrained(…, safe_serialization=True)"
         ) from error
     tensors = {}
     for name, each in found:
         if each["dtype"] not in _DTYPES:
-            raise AdapterError(f"{path}: '{name}' is {each['dtype']}; adapters hold F32, F16, BF16 or F64")
+            raise AdapterError(f"{path}: {shown(name)} is {each['dtype']}; adapters hold F32, F16, BF16 or F64")
+        if len(each["shape"]) > 2 or not math.prod(each["shape"]):
+            raise AdapterError(f"{path}: {shown(name)} has the shape {each['shape']}; factors are matrices")
         tensors[name] = np.frombuffer(each["data"], _DTYPES[each["dtype"]]).reshape(each["shape"])
     return tensors
 
 
 def _check_config(config: Mapping[str, Any], where: str) -> None:
-    kind = str(config.get("peft_type", "LORA")).rpartition(".")[2]
+    kind = str(config.get("peft_type", "LORA")).rpartition(".")[2][:100]
     if kind != "LORA":
         raise AdapterError(f"{where} is a {kind}; LoRA and DoRA are merged. peft's own merge_and_unload knows others")
-    if "lora_alpha" not in config:
+    if config.get("lora_alpha") is None:
         raise AdapterError(f"{where} has no lora_alpha in its config, without which its scale is unknown")
     for key, why in _REFUSED.items():
         if config.get(key):
             raise AdapterError(
-                f"{where} has {key}={config[key]!r}: {why}, and only weights of linears and embeddings are merged. "
+                f"{where} has {key}={shown(config[key])}: {why}, and only weights of linears and embeddings are merged. "
                 "Merge it in floating point by peft, and quantise the result"
             )
     if str(config.get("bias", "none")) != "none":
-        raise AdapterError(f"{where} has bias={config['bias']!r}: it replaces biases, and only weights are merged")
+        raise AdapterError(f"{where} has bias={shown(config['bias'])}: it replaces biases, and only weights are merged")
+    for key, check, what in _FIELDS:
+        if config.get(key) is not None and not check(config[key]):
+            raise AdapterError(f"{where} has {key}={shown(config[key])}, which is no {what}")
     start = config.get("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise AdapterError(
-            f"{where} has init_lora_weights={start!r}, which changed the base weights it was trained with: convert it "
+            f"{where} has init_lora_weights={shown(start)}, which changed the base weights it was trained with: convert it "
             "with peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), which writes a plain LoRA"
         )
 
@@ -169,7 +196,7 @@ def _layers(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str) -
     for name, tensor in tensors.items():
         match = _PARTS.match(name)
         if match is None:
-            problems.append(f"'{name}' is no factor of a LoRA")
+            problems.append(f"{shown(name)} is no factor of a LoRA")
             continue
         mine = parts.setdefault(match["path"], {})
         if match["part"] in mine:
@@ -221,8 +248,11 @@ def _layer(path: str, parts: Mapping[str, Values], config: Mapping[str, Any]) ->
 def _of_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
     """The value of the first pattern that is the end of the module's path, by whole names, as peft matches them."""
     for key, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({key})$", path):
-            return value
+        try:
+            if matches(compiled(key, r"(.*\.)?(", ")$"), path):
+                return value
+        except PatternError as error:
+            raise AdapterError(f"the pattern {shown(key)} of the adapter's config: {error}") from error
     return default
 
 

@@ -9,12 +9,11 @@ Nothing is read but headers until a tensor's bytes are touched, and then they ar
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from qcompiler.errors import WeightsError
+from qcompiler.formats.foreign.json_text import json_object, open_regular, read_json_object, shown
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -36,6 +36,11 @@ CODES: dict[str, torch.dtype] = {
 }  # fmt: skip
 """Dtypes that mean something only together with a scale in another tensor."""
 MAX_HEADER = 100 << 20  # the format's own limit
+MAX_DIMS = 16
+LONGEST_NAME = 1024
+MAX_NAME = 255  # bytes of a file's name, on the systems there are
+MAX_SIZE = 1 << 48
+"""Of a dimension, of a tensor in elements, of an offset: no file is as large."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -95,10 +100,10 @@ class ShardFile:
         self.path = path
         self._dtypes = {**DTYPES, **CODES} if codes else DTYPES
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self.status = os.fstat(file.fileno())
                 self.tensors = self._header(file.read(8), file.read)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise WeightsError(f"cannot read the weights of {path}: {error}") from error
         self._mapping: mmap.mmap | None = None
 
@@ -106,42 +111,65 @@ class ShardFile:
         count = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
         if not 2 <= count <= min(MAX_HEADER, self.status.st_size - 8):
             raise WeightsError(f"{self.path} is no safetensors file, or was cut off in its header")
-        try:
-            described = json.loads(read(count))
-            return {
-                name: self._tensor(name, facts, 8 + count)
-                for name, facts in described.items()
-                if name != "__metadata__"
-            }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(f"the header of {self.path} is no safetensors header: {error}") from error
+        described = json_object(read(count), f"the header of {self.path}", WeightsError)
+        tensors = {
+            name: self._tensor(name, facts, 8 + count) for name, facts in described.items() if name != "__metadata__"
+        }
+        self._refuse_overlap(tensors)
+        return tensors
 
-    def _tensor(self, name: str, facts: Mapping[str, Any], data: int) -> FileTensor:
-        kind, shape, (start, end) = facts["dtype"], tuple(int(n) for n in facts["shape"]), facts["data_offsets"]
+    def _tensor(self, name: str, facts: Any, data: int) -> FileTensor:
+        """The only place that reads what a header says of a tensor: all numbers are bounded by the file's size."""
+        kind, shape, (start, end) = self._facts(name, facts)
         if kind not in self._dtypes:
             raise WeightsError(
-                f"'{name}' in {self.path} has the dtype {kind}; there are: {', '.join(self._dtypes)}. "
+                f"{shown(name)} in {self.path} has the dtype {kind[:40]}; there are: {', '.join(self._dtypes)}. "
                 + (
                     "Its scales are in other tensors: qc.from_checkpoint reads both"
                     if kind in CODES
                     else "Convert the checkpoint"
                 )
             )
-        tensor = FileTensor(self, name, self._dtypes[kind], shape, data + int(start))
-        if min((*shape, int(start))) < 0 or tensor.nbytes != int(end) - int(start):
-            raise WeightsError(f"'{name}' in {self.path} has offsets {start}…{end} for {kind} {list(shape)}")
-        if data + int(end) > self.status.st_size:
+        dtype = self._dtypes[kind]
+        if math.prod(shape) * dtype.itemsize != end - start:
             raise WeightsError(
-                f"{self.path} was cut off: '{name}' ends at byte {data + int(end)} of {self.status.st_size}; copy or "
-                "download the file again"
+                f"{shown(name)} in {self.path} has offsets {shown(start)}…{shown(end)} for {kind} {shown(list(shape))}"
             )
-        return tensor
+        if data + end > self.status.st_size:
+            raise WeightsError(
+                f"{self.path} was cut off: {shown(name)} ends at byte {shown(data + end)} of {self.status.st_size}; "
+                "copy or download the file again"
+            )
+        return FileTensor(self, name, dtype, shape, data + start)
+
+    def _facts(self, name: str, facts: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+        """(dtype, shape, offsets) as types say, sizes below 2^48, which is more than any file has bytes."""
+        if len(name) > LONGEST_NAME:
+            raise WeightsError(f"{self.path} names a tensor by {len(name)} characters: {shown(name)}")
+        if not isinstance(facts, dict) or set(facts) != {"dtype", "shape", "data_offsets"}:
+            raise WeightsError(f"the header of {self.path} describes {shown(name)} by {shown(facts)}")
+        kind, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+        if not isinstance(kind, str) or not _are_sizes(shape) or len(shape) > MAX_DIMS:
+            raise WeightsError(f"{shown(name)} in {self.path} has the dtype {shown(kind)} and the shape {shown(shape)}")
+        if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise WeightsError(f"{shown(name)} in {self.path} has the offsets {shown(offsets)}")
+        if math.prod(max(size, 1) for size in shape) > MAX_SIZE:
+            raise WeightsError(f"{shown(name)} in {self.path} has the shape {shape}: more than 2^48 elements")
+        return kind, tuple(shape), (offsets[0], offsets[1])
+
+    def _refuse_overlap(self, tensors: Mapping[str, FileTensor]) -> None:
+        end, previous = 0, ""
+        for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
+            if tensor.nbytes and tensor.start < end:
+                raise WeightsError(f"{shown(tensor.name)} in {self.path} overlaps {shown(previous)}")
+            if tensor.nbytes:
+                end, previous = tensor.start + tensor.nbytes, tensor.name
 
     def view(self, tensor: FileTensor) -> torch.Tensor:
         if not tensor.nbytes:
             return torch.empty(tensor.shape, dtype=tensor.dtype)
         if self._mapping is None:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 now = os.fstat(file.fileno())
                 if (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
                     raise WeightsError(f"{self.path} has changed since its header was read")
@@ -157,6 +185,11 @@ class ShardFile:
         first = tensor.start // mmap.PAGESIZE * mmap.PAGESIZE
         with contextlib.suppress(OSError):  # advice only
             self._mapping.madvise(mmap.MADV_DONTNEED, first, tensor.start + tensor.nbytes - first)
+
+
+def _are_sizes(values: Any) -> bool:
+    """Whether a JSON value is a list of integers from 0 to `MAX_SIZE`; a boolean is no integer."""
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_SIZE for value in values)
 
 
 def read_tensors(path: Path, *, codes: bool = False) -> dict[str, FileTensor]:
@@ -181,7 +214,8 @@ def read_tensors(path: Path, *, codes: bool = False) -> dict[str, FileTensor]:
         for name, tensor in ShardFile(file, codes=codes).tensors.items():
             if name in found:
                 raise WeightsError(
-                    f"both {found[name].file.path.name} and {file.name} in {path} hold '{name}'; name the file to read"
+                    f"both {found[name].file.path.name} and {file.name} in {path} hold {shown(name)}; name the file to "
+                    "read"
                 )
             found[name] = tensor
     return found
@@ -195,22 +229,29 @@ def _index(folder: Path) -> Path | None:
 
 
 def _indexed(folder: Path, index: Path, codes: bool) -> dict[str, FileTensor]:
-    try:
-        places: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        names = sorted(set(places.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index} is no index of shards: {error}") from error
-    missing = [name for name in names if Path(name).name != name or not (folder / name).exists()]
+    places = read_json_object(index, WeightsError).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+        raise WeightsError(f"{index} is no index of shards: it has no weight_map from names to files")
+    names = sorted(set(places.values()))
+    missing = [name for name in names if not _is_beside(folder, name)]
     if missing:
-        raise WeightsError(f"{index} names files that are not there: {', '.join(missing)}")
+        raise WeightsError(f"{index} names files that are not there: {_few(missing)}")
     files = {name: ShardFile(folder / name, codes=codes) for name in names}
     absent = [name for name, place in places.items() if name not in files[place].tensors]
     if absent:
-        raise WeightsError(
-            f"{index} names tensors that their files do not hold: {', '.join(absent[:10])}"
-            + (f" … ({len(absent)} in all)" if len(absent) > 10 else "")
-        )
+        raise WeightsError(f"{index} names tensors that their files do not hold: {_few(absent)}")
     return {name: files[place].tensors[name] for name, place in places.items()}
+
+
+def _is_beside(folder: Path, name: str) -> bool:
+    """Whether a name is that of a file in the folder itself; another folder's files are none of its business."""
+    if Path(name).name != name or "\0" in name or len(name.encode()) > MAX_NAME:
+        return False
+    return (folder / name).is_file()
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(map(shown, names[:10])) + (f" … ({len(names)} in all)" if len(names) > 10 else "")
 
 
 __all__ = ["FileTensor", "ShardFile", "read_tensors"]

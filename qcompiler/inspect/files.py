@@ -43,10 +43,10 @@ def describe(path: str | Path) -> dict[str, Any]:
         "emitter_version": header.emitter_version,
         "target": {"kind": header.target.kind, "isa": header.target.isa},
         "layout": header.layout,
-        "signature": _signature(header),
+        "signature": _signature(path, header),
         "entries": [_entry(entry) for entry in plan.entries],
         "init_steps": len(plan.init.steps) if plan.init is not None else 0,
-        "ledger": _totals(header.ledger),
+        "ledger": _totals(path, header.ledger),
         "weights": _weights(header.stored),
         "memory": _memory(plan),
         "kernels": _kernels(plan),
@@ -132,21 +132,21 @@ class _Ledger(msgspec.Struct):
     rows: list[dict[str, Any]]
 
 
-def _totals(ledger: Any) -> dict[str, Any] | None:
+def _totals(path: Path, ledger: Any) -> dict[str, Any] | None:
     if ledger is None:
         return None
     try:
         known = msgspec.convert(ledger, _Ledger, strict=True)
     except msgspec.ValidationError as error:
-        raise CorruptFileError(f"the ledger in the file is malformed: {error}") from error
+        raise CorruptFileError(f"{path}: the ledger in the file is malformed: {str(error)[:500]}") from error
     totals: dict[str, Any] = msgspec.to_builtins(known.totals)
     return totals | {"tensors": len(known.rows)}
 
 
-def _signature(header: Header) -> str:
+def _signature(path: Path, header: Header) -> str:
     """`(input_ids: i64[b, s]) -> f32[b, 384]` of the first entry point."""
     if not header.plan.entries:
-        raise CorruptFileError("the plan in the file has no entry point")
+        raise CorruptFileError(f"{path}: the plan in the file has no entry point")
     entry, inputs, outputs = header.plan.entries[0], header.signature.inputs, header.signature.outputs
     check_signature(inputs, outputs, len(entry.inputs), len(entry.outputs))
     args = [_tree(item, entry.inputs) for item in inputs["args"]["items"]]

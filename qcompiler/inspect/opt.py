@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from xdsl.utils.exceptions import ParseError, VerifyException
+from xdsl.utils.exceptions import VerifyException
 
-from qcompiler.errors import ArgumentError
+from qcompiler.errors import ArgumentError, PassError
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.passes.pipeline import ALL_PASSES
@@ -15,21 +15,22 @@ from qcompiler.passes.support.reproducer import read_context
 
 
 def run_passes(text: str, names: Sequence[str], syntax: str = "pretty", context_file: str | Path | None = None) -> str:
-    """Parses, verifies, runs the passes in order (verifying after each), prints. ArgumentError says what is wrong.
+    """Parses, verifies, runs the passes in order (verifying after each), prints.
+
+    QCompilerError with the place in the text, or ArgumentError for a pass that there is not, say what is wrong.
 
     `context_file` holds weights, target and buckets, as a reproducer left them (passes/support/reproducer.py).
     """
-    try:
-        module = parse_module(text)
-        module.verify()
-    except (ParseError, VerifyException) as error:
-        raise ArgumentError(f"the input is not valid IR: {error}") from error
+    module = parse_module(text)
     context = QCContext.default() if context_file is None else read_context(Path(context_file))
     for name in names:
         if name not in ALL_PASSES:
             raise ArgumentError(f"no pass '{name}'; the passes are: {', '.join(sorted(ALL_PASSES))}")
         ALL_PASSES[name]()().apply(context, module)
-        module.verify()
+        try:
+            module.verify()
+        except VerifyException as error:
+            raise PassError(f"the pass {name} left IR that is not valid: {str(error)[:2000]}", stage=name) from error
     return print_for_mlir(module) if syntax == "mlir" else print_module(module, generic=syntax == "generic")
 
 

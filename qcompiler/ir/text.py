@@ -21,10 +21,9 @@ from xdsl.dialects.linalg.ops import BroadcastOp, TransposeOp
 from xdsl.ir import Attribute, Operation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.utils.exceptions import ParseError, VerifyException
 
-from qcompiler.errors import QCompilerError
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.reading import check_text, refusing
 from qcompiler.ir.scalar_ops import OURS
 from qcompiler.ir.types import DimsAttr, QTensorType
 
@@ -91,9 +90,8 @@ def print_for_mlir(module: ModuleOp) -> str:
 
 def parse_module(text: str, ctx: Context | None = None, *, name: str = "<input>") -> ModuleOp:
     """The module that `text` describes, verified. QCompilerError with the place in the text if it is malformed."""
-    try:
+    check_text(text, name)
+    with refusing(name):
         module = Parser(ctx if ctx is not None else QCContext.default(), text, name).parse_module()
         module.verify()
-    except (ParseError, VerifyException) as error:
-        raise QCompilerError(f"{name} is not a valid module: {error}") from error
     return module

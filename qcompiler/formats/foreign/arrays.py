@@ -56,6 +56,8 @@ class Arrays:
             raise self.error(f"{name} is {array.dtype.name}, not {wanted}")
         if array.ndim != dims:
             raise self.shape_error(f"{name} has the shape {array.shape}, and {dims} dimensions were expected")
+        if not array.size:
+            raise self.shape_error(f"{name} is empty: it has the shape {array.shape}")
         return array
 
     def shaped(self, name: str, dtypes: tuple[Any, ...], shape: tuple[int, ...], why: str) -> Array:

@@ -20,17 +20,21 @@ from typing import Any
 
 import numpy as np
 
-from qcompiler.errors import FormatError
+from qcompiler.errors import FormatError, FormatValueError
 from qcompiler.formats import nested
 from qcompiler.formats.base import PackedTensor
 from qcompiler.formats.equation import Float32
 from qcompiler.formats.foreign.arrays import Array, Arrays
+from qcompiler.formats.foreign.json_text import json_object, shown
 from qcompiler.formats.fp4 import FP4
 from qcompiler.formats.llm_int8 import LLMInt8
 from qcompiler.formats.nf4 import BLOCKS, NF4, TableFormat
 
 TABLES: dict[str, type[TableFormat]] = {"nf4": NF4, "fp4": FP4}
 DTYPES = ("float16", "bfloat16", "float32")
+
+MAX_STATE = 1 << 16
+"""Bytes of a layer's state, which are some hundred."""
 
 TOLERANCE = 1e-6
 """How far a stored table may lie from ours: bitsandbytes' own measure of equal states. Its kernels ignore the table."""
@@ -57,9 +61,10 @@ def read(arrays: Mapping[str, Array], *, layer: str = "layer") -> tuple[PackedTe
     found.refuse_unknown((*_PLAIN, *(_NESTED if twice else ()), states[0]))
     rows, cols = state["shape"]
     fmt = TABLES[kind](block=state["blocksize"], double_quant=twice)
+    codes = _codes(found, rows, cols)  # before anything of this size is made: the shape is only what a text says
     packed = fmt.allocate(rows, cols)
     _check_table(found, "weight.quant_map", np.array(fmt.table, np.float32), kind)
-    packed.section("codes")[:] = _codes(found, rows, cols)
+    packed.section("codes")[:] = codes
     blocks = -(-rows * cols // state["blocksize"])
     why = f"{rows} x {cols} elements in blocks of {state['blocksize']}"
     absmax = found.shaped("weight.absmax", (np.uint8 if twice else np.float32,), (blocks,), why)
@@ -78,29 +83,26 @@ def read(arrays: Mapping[str, Array], *, layer: str = "layer") -> tuple[PackedTe
 def _state(found: Arrays, name: str, kind: str) -> dict[str, Any]:
     """The checked JSON of the quantisation's state."""
     raw = found.get(name, (np.uint8,), 1)
-    try:
-        state = json.loads(raw.tobytes())
-    except ValueError as error:
-        raise found.value_error(f"{name} is no JSON: {error}") from None
-    if not isinstance(state, dict):
-        raise found.value_error(f"{name} is no JSON object")
+    if raw.size > MAX_STATE:
+        raise found.value_error(f"{name} has {raw.size} bytes, more than the limit of {MAX_STATE}")
+    state = json_object(raw.tobytes(), f"{found.layer}: {found.system}: {name}", FormatValueError)
     double = "nested_offset" in state
     needed = {"quant_type", "blocksize", "dtype", "shape"}
     if double:
         needed |= {"nested_blocksize", "nested_dtype", "nested_offset"}
     if set(state) != needed:
-        raise found.value_error(f"{name} holds {', '.join(sorted(state))}, not {', '.join(sorted(needed))}")
+        raise found.value_error(f"{name} holds {shown(sorted(state))[:200]}, not {', '.join(sorted(needed))}")
     shape = state["shape"]
-    if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
-        raise found.shape_error(f"{name} says the shape is {shape}, which is no matrix")
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and 0 < n < 1 << 31 for n in shape):
+        raise found.shape_error(f"{name} says the shape is {shown(shape)}, which is no matrix")
     expected: dict[str, tuple[Any, ...]] = {"quant_type": (kind,), "blocksize": BLOCKS, "dtype": DTYPES}
     if double:
         expected |= {"nested_blocksize": (nested.BLOCKS,), "nested_dtype": ("float32",)}
     for key, allowed in expected.items():
-        if state[key] not in allowed:
-            raise found.value_error(f"{name} says {key} is {state[key]!r}, not {' or '.join(map(str, allowed))}")
-    if double and not (type(state["nested_offset"]) in (int, float) and np.isfinite(state["nested_offset"])):
-        raise found.value_error(f"{name} says nested_offset is {state['nested_offset']!r}")
+        if type(state[key]) is not type(allowed[0]) or state[key] not in allowed:
+            raise found.value_error(f"{name} says {key} is {shown(state[key])}, not {' or '.join(map(str, allowed))}")
+    if double and not (type(state["nested_offset"]) in (int, float) and abs(state["nested_offset"]) < 1e30):
+        raise found.value_error(f"{name} says nested_offset is {shown(state['nested_offset'])}")
     return state
 
 

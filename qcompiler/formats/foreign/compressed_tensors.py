@@ -120,7 +120,7 @@ def _read_packed(
         raise found.error(f"{bits} bits; the integer formats have {', '.join(map(str, BITS))}")
     packed = found.get("weight_packed", (np.int32,), 2)
     rows, cols = (int(n) for n in found.shaped("weight_shape", (np.int64, np.int32), (2,), "two dimensions"))
-    if packed.shape != (rows, words_for(cols, bits)):
+    if min(rows, cols) < 1 or packed.shape != (rows, words_for(cols, bits)):
         raise found.shape_error(
             f"weight_packed has the shape {packed.shape}; weight_shape {rows} x {cols} in {bits} bits gives "
             f"{(rows, words_for(cols, bits))}"

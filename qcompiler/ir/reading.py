@@ -1,0 +1,94 @@
+"""IR text from outside: what is checked before xdsl's parser sees it, and what of its errors becomes ours.
+
+xdsl's lexer matches a string by a regular expression that tries exponentially many ways where the closing quote is
+missing, its parser calls itself for each bracket, and integers become Python's, whose digits cost their square.  So the
+text is looked through once, in time that is linear in its length, and refused where it cannot be sound.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xdsl
+from xdsl.utils.exceptions import ParseError, UnregisteredConstructException, VerifyException
+
+from qcompiler.errors import QCompilerError
+
+MAX_DEPTH = 64
+"""Brackets inside of brackets: the parser calls itself some ten times for each. What we print has twelve."""
+MAX_DIGITS = 400
+"""Of an integer; the longest that a 64-bit float needs to be written out has 309."""
+LONGEST_MESSAGE = 2000
+
+_TOKENS = re.compile(
+    r'(?P<skip>//[^\n]*|->)|"(?:[^"\\\n\v\f]|\\["nt\\]|\\[0-9A-Fa-f]{2})*+(?P<closed>"?)|(?P<open>[(\[{<])'
+    r"|(?P<close>[)\]}>])|(?P<digits>[0-9]+)"
+)
+
+_XDSL_ERRORS = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, AssertionError, NotImplementedError,
+    UnregisteredConstructException,
+)  # fmt: skip
+"""What xdsl raises from its own code for malformed text, beside ParseError and VerifyException: attributes with values
+that their types do not hold, ops without a printed form for what was parsed, names that nothing defines."""
+
+
+def check_text(text: str, name: str) -> None:
+    """QCompilerError for text that no printer has written and that would keep the parser busy; `name` is the text's."""
+    depth = 0
+    for match in _TOKENS.finditer(text):
+        kind = match.lastgroup
+        if kind == "open":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise _error(text, match.start(), name, f"brackets are nested deeper than {MAX_DEPTH}")
+        elif kind == "close":
+            depth = max(depth - 1, 0)
+        elif kind == "digits" and len(match[0]) > MAX_DIGITS:
+            raise _error(text, match.start(), name, f"a number has {len(match[0])} digits; the limit is {MAX_DIGITS}")
+        elif kind == "closed" and not match["closed"]:
+            raise _error(text, match.start(), name, "a string does not end, or holds an unknown escape")
+
+
+def _error(text: str, at: int, name: str, what: str) -> QCompilerError:
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return QCompilerError(f"{name} is not a valid module: line {line}, column {column}: {what}")
+
+
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Around the parser and the verifier: errors about the text become QCompilerErrors.
+
+    A Python exception counts as one only where xdsl's own code raised it: one of ours is a bug, and stays what it is.
+    """
+    try:
+        yield
+    except (ParseError, VerifyException) as error:
+        raise QCompilerError(f"{name} is not a valid module: {_shortened(str(error))}") from error
+    except RecursionError as error:
+        raise QCompilerError(f"{name} is not a valid module: something in it is nested too deeply") from error
+    except _XDSL_ERRORS as error:
+        if not _raised_by_xdsl(error):
+            raise
+        what = f"{type(error).__name__}: {_shortened(str(error))}"
+        raise QCompilerError(f"{name} is not a valid module: xdsl refuses it: {what}") from error
+
+
+def _raised_by_xdsl(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return Path(xdsl.__file__).parent in Path(frames[-1].filename).parents
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end: xdsl prints the whole line, and what is wrong below it."""
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    half = LONGEST_MESSAGE // 2
+    return f"{text[:half]} … {text[-half:].strip()}"
+
+
+__all__ = ["check_text", "refusing"]

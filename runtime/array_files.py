@@ -1,0 +1,128 @@
+"""Inputs of `qc run`: .npy files and .npz archives of plain numbers, which may come from anywhere.
+
+    "\\x93NUMPY" major minor   u16 (version 1) or u32 header length   {'descr': '<f4', 'fortran_order': False, 'shape': (2, 5), }
+
+`numpy.load` evaluates the header as Python text and makes an array as large as it says before it reads.  Here a header
+is what a regular expression takes, sizes are compared with the file's in Python's integers, and pickles, objects,
+records and texts are no inputs of a program.  Source: NumPy's format.py, versions 1 to 3.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.errors import ArgumentError
+from qcompiler.formats.foreign.json_text import open_regular, shown
+
+Array = npt.NDArray[Any]
+
+MAX_HEADER = 10_000
+MAX_MEMBERS = 4096
+MAX_DIMS = 32
+MAX_RATIO, MAX_EXPANDED = 100, 64 << 20
+"""A compressed member may have MAX_EXPANDED bytes, or MAX_RATIO times its compressed ones: more is no data."""
+
+_HEADER = re.compile(
+    r"\{\s*'descr':\s*'([<>|=]?[biuf](?:1|2|4|8))',\s*'fortran_order':\s*(True|False),\s*"
+    r"'shape':\s*\(((?:\s*\d{1,15}\s*,)*(?:\s*\d{1,15}\s*)?)\)\s*,?\s*\}\s*\Z",
+    re.ASCII,
+)
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError, struct.error,
+    OverflowError,
+)  # fmt: skip
+"""What zipfile raises for damaged archives, and for encryption and compression that it does not know."""
+
+
+def read_arrays(path: Path) -> Array | dict[str, Array]:
+    """The array of a .npy file, or those of a .npz file by name. ArgumentError names the file and what is wrong."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            begin = file.read(4)
+            file.seek(0)
+            if begin != b"PK\3\4":
+                return _array(file, size, str(path))
+            return _archive(file, path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ArgumentError(f"cannot read the input '{path}': {error}") from error
+
+
+def _array(file: BinaryIO | Any, size: int, where: str) -> Array:
+    """The array whose file has `size` bytes."""
+    dtype, fortran, shape, at = _header(file, where)
+    count = math.prod(shape)
+    if any(extent > 1 << 48 for extent in shape) or count * dtype.itemsize > size - at:
+        raise ArgumentError(
+            f"cannot read the input '{where}': its header says {dtype} {list(shape)}, {count * dtype.itemsize:,} bytes, "
+            f"and it holds {max(size - at, 0):,}"
+        )
+    data = file.read(count * dtype.itemsize)
+    if len(data) != count * dtype.itemsize:
+        raise ArgumentError(f"cannot read the input '{where}': it ends after {len(data):,} bytes of its numbers")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _header(file: BinaryIO | Any, where: str) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+    """(dtype, whether columns come first, shape, where the numbers begin)."""
+    begin = file.read(8)
+    version = begin[6:8]
+    if begin[:6] != b"\x93NUMPY" or version not in (b"\1\0", b"\2\0", b"\3\0"):
+        raise ArgumentError(f"cannot read the input '{where}': it is no .npy or .npz file")
+    width = 2 if version == b"\1\0" else 4
+    length = int.from_bytes(file.read(width), "little")
+    if length > MAX_HEADER:
+        raise ArgumentError(f"cannot read the input '{where}': its header has {length} bytes, above {MAX_HEADER}")
+    text = file.read(length).decode("latin1")
+    found = _HEADER.match(text)
+    if found is None:
+        raise ArgumentError(
+            f"cannot read the input '{where}': an input is an array of booleans, integers or floats, and its header "
+            f"says {shown(text.strip())}"
+        )
+    shape = tuple(int(extent) for extent in found[3].split(",") if extent.strip())
+    if len(shape) > MAX_DIMS or (len(shape) == 1 and "," not in found[3]):
+        raise ArgumentError(f"cannot read the input '{where}': it has the shape ({found[3][:100]})")
+    try:
+        dtype = np.dtype(found[1])
+    except TypeError as error:
+        raise ArgumentError(f"cannot read the input '{where}': there are no numbers {found[1]!r}") from error
+    return dtype, found[2] == "True", shape, 8 + width + length
+
+
+def _archive(file: BinaryIO, path: Path) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if len(members) > MAX_MEMBERS:
+                raise ArgumentError(f"cannot read the input '{path}': it holds {len(members)} files")
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                if name in arrays:
+                    raise ArgumentError(f"cannot read the input '{path}': it holds {shown(name)} twice")
+                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ArgumentError(f"cannot read the input '{path}': {shown(name)} is packed in an unknown way")
+                if member.file_size > max(MAX_EXPANDED, MAX_RATIO * member.compress_size):
+                    raise ArgumentError(
+                        f"cannot read the input '{path}': {shown(name)} expands from {member.compress_size:,} to "
+                        f"{member.file_size:,} bytes; write it with np.savez"
+                    )
+                with archive.open(member) as opened:
+                    arrays[name] = _array(opened, member.file_size, f"{path}: {name[:100]}")
+    except _ZIP_ERRORS as error:
+        raise ArgumentError(f"cannot read the input '{path}': {type(error).__name__}: {shown(error)}") from error
+    return arrays
+
+
+__all__ = ["read_arrays"]
