@@ -162,7 +162,7 @@ class Cache:
 class Report:
     """gpu-check.json. `kind` says what stood in the GPU's place: "gpu", "stub" (tests), "sim", or "none".
 
-    `bench` is what `benchmarks/gpu_first.py --json` wrote, as far as it came; `matmul` is `benchmarks/matmul_cuda.py`'s.
+    `bench` is what `gpu_first.py --json` wrote, as far as it came; `matmul` is `matmul_cuda.py`'s.
     `peers_missing` is peer -> reason, the bench's own included.
     """
 
