@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 2
-"""1 was the file with the keys `gpu`, `steps` and `matmul`."""
+"""1 was the file with the keys `gpu`, `steps` and `matmul`, which had no number."""
 
 MODES = ("eager", "captured", "replayed")
 """How a kernel ran when it failed: launched on a stream, launched into a capture, as the replay of a graph."""
@@ -68,15 +68,16 @@ class Failure:
 
 @dataclass
 class Kernel:
-    """One kernel of the matrix that was right in all modes: how near it came (`error` as in `Failure`)."""
+    """One kernel of the matrix that was right in all modes: how near it came (`error` as in `Failure`; None where there
+    was no reference, and only the modes were compared with each other)."""
 
     template: str
     format: str
     shape: str
     kernel: str
-    error: float
+    error: float | None
     bits: bool = False
-    """Whether every bit is the simulated GPU's."""
+    """Whether every bit is the reference's."""
 
 
 @dataclass
@@ -162,8 +163,8 @@ class Cache:
 class Report:
     """gpu-check.json. `kind` says what stood in the GPU's place: "gpu", "stub" (tests), "sim", or "none".
 
-    `bench` is what `gpu_first.py --json` wrote, as far as it came; `matmul` is `matmul_cuda.py`'s.
-    `peers_missing` is peer -> reason, the bench's own included.
+    `bench` is what `gpu_first.py --json` wrote, as far as it came; the check reads its `failures` (a list) and
+    `peers_missing` (an object) and leaves the rest to its reader. `peers_missing` is peer -> reason, the bench's own included.
     """
 
     kind: str = "none"
@@ -180,7 +181,6 @@ class Report:
     kernels: list[Kernel] = field(default_factory=list)
     learned: list[Learned] = field(default_factory=list)
     bench: dict[str, Any] | None = None
-    matmul: dict[str, Any] | None = None
     profile: list[Profile] = field(default_factory=list)
     peers_missing: dict[str, str] = field(default_factory=dict)
 
