@@ -164,7 +164,8 @@ class Report:
     """gpu-check.json. `kind` says what stood in the GPU's place: "gpu", "stub" (tests), "sim", or "none".
 
     `bench` is what `gpu_first.py --json` wrote, as far as it came; the check reads its `failures` (a list) and
-    `peers_missing` (an object) and leaves the rest to its reader. `peers_missing` is peer -> reason, the bench's own included.
+    `peers_missing` (an object) and leaves the rest to its reader. Here `peers_missing` is peer -> reason,
+    the bench's own included.
     """
 
     kind: str = "none"
