@@ -3,9 +3,9 @@
     python -P matrix_worker.py --device cuda:0 --share 0 8 --lines FILE [--references FILE]
     python -P matrix_worker.py --compile sm_90a --references FILE       every cubin and every reference, without a GPU
 
-A line of JSON is added to `--lines` when a case begins a mode and when it ends. Cases that the file names are not run
-again, so that the next process goes on behind a case that took this one with it: a fault destroys the CUDA context, and
-this process then ends with `LOST`.  tests/gpu/processes.py starts these processes and reads the lines.
+A line of JSON is added to `--lines` when a module is loaded, when a case begins a mode and when it ends. Cases that
+the file names are not run again, so that the next process goes on behind a case that took this one with it: a fault
+destroys the CUDA context, and this process then ends with `LOST`. tests/gpu/processes.py starts these processes.
 
 The reference is what the simulated GPU computes with the same kernel's text; eager runs are held to it by
 ‖out − ref‖ / ‖ref‖, replays to the bits of eager runs with the same inputs.
@@ -14,10 +14,12 @@ The reference is what the simulated GPU computes with the same kernel's text; ea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
 import sys
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -33,12 +35,14 @@ from by_path import load
 
 from qcompiler import formats
 from qcompiler.errors import CompilerMissingError, DeviceError, QCompilerError
+from qcompiler.kernels.cuda.emit import arch_number
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import DeviceSlot, Plan
 from qcompiler.runtime import nvrtc
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Backend, Kernel
 from qcompiler.runtime.backends.sim import SimBackend
+from qcompiler.runtime.cache import cache_dir
 
 matrix = load("tests/gpu/matrix.py")
 
@@ -120,9 +124,8 @@ def format_of(spec: KernelSpec) -> str:
 # --- cases -----------------------------------------------------------------------------------------------------------
 
 
-def chunks(device_arch: str) -> list[list[Any]]:
+def chunks() -> list[list[Any]]:
     """All cases, those that share a module together: a template's, or a format's."""
-    del device_arch
     groups: dict[str, list[Any]] = {}
     for name in formats.FORMATS:
         groups[name] = list(matrix.of_format(name))
@@ -230,12 +233,9 @@ class Session:
         try:
             self.backend.launch(self.stream, self.kernel, self.addresses, ())
         except QCompilerError:
-            with_error = sys.exception() if sys.version_info >= (3, 11) else None
-            try:
+            with contextlib.suppress(QCompilerError):  # the launch's own error is the one to tell
                 self.backend.end_capture(self.stream)
-            except QCompilerError:
-                pass  # the launch's own error is the one to tell
-            raise with_error if with_error is not None else RuntimeError from None
+            raise
         return self.backend.end_capture(self.stream)
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class Runner:
             for seed in SEEDS:
                 found = difference(session.run(seed, 1, graph), eager[seed])
                 if found.mismatches:
-                    reason = f"with inputs {seed}: not the bits of an eager run" + (f"; {found.reason}" * bool(found.reason))
+                    reason = f"with inputs {seed}: not the bits of an eager run"
                     verdict.failures.append({"mode": mode, **asdict(found), "tolerance": 0.0, "reason": reason})
                     break
             graph.close()
@@ -320,24 +320,36 @@ def known(lines: Path) -> set[str]:
     """Cases that an earlier process has begun."""
     if not lines.exists():
         return set()
-    return {json.loads(line)["case"] for line in lines.read_text().splitlines() if line.endswith("}")}
+    found = (json.loads(line) for line in lines.read_text().splitlines() if line.endswith("}"))
+    return {each["case"] for each in found if "case" in each}
+
+
+def is_built(plan: Plan, arch: str) -> bool:
+    """Whether the cache holds the plan's cubin."""
+    record = cache_dir("plans") / f"{nvrtc._plan_key(plan, arch)}.json"
+    return nvrtc._read_plan(record, arch) is not None
 
 
 def run(chosen: argparse.Namespace) -> int:
     arch = registry.architecture(chosen.device)
     backend = registry.backend(chosen.device, arch)
     done = known(chosen.lines)
+    if chosen.passed:
+        done |= set(chosen.passed.read_text().split())
     with chosen.lines.open("a", buffering=1) as out:
 
         def say(case: Any, mode: str) -> None:
             out.write(json.dumps({"case": case.name, "mode": mode}) + "\n")
 
         runner = Runner(backend, References(arch, chosen.references), say)
-        for chunk in share(chosen_chunks(chosen, arch), *chosen.share):
+        for chunk in share(chosen_chunks(chosen), *chosen.share):
             rest = [case for case in chunk if case.name not in done]
             if not rest:
                 continue
+            began, brought = time.monotonic(), is_built(plan_of(chunk), arch)
             kernels = runner.kernels(chunk)
+            seconds = round(time.monotonic() - began, 2)
+            out.write(json.dumps({"module": len(chunk), "hit": brought, "seconds": seconds}) + "\n")
             for case in rest:
                 try:
                     verdict = runner.check(case, kernels[case.spec.name], chunk)
@@ -350,9 +362,9 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_chunks(chosen: argparse.Namespace, arch: str) -> list[list[Any]]:
-    """All, or `--sample`: the first of each template and of each format's templates that a word names."""
-    groups = chunks(arch)
+def chosen_chunks(chosen: argparse.Namespace) -> list[list[Any]]:
+    """All, or those of `--sample`."""
+    groups = chunks()
     if chosen.sample:
         groups = [[case for case in group if case.name in chosen.sample] for group in groups]
     return [group for group in groups if group]
@@ -360,7 +372,10 @@ def chosen_chunks(chosen: argparse.Namespace, arch: str) -> list[list[Any]]:
 
 def compile_all(chosen: argparse.Namespace) -> int:
     """Every module for an architecture into the cache, in chunks as `run` asks for them, and the references."""
-    groups = share(chosen_chunks(chosen, chosen.compile), *chosen.share)
+    groups = share(chosen_chunks(chosen), *chosen.share)
+    if not chosen.share[0]:
+        conformance, devices = load("tests/gpu/conformance.py"), load("tests/gpu/devices.py")
+        devices.compile_checks(conformance.checks_for(arch_number(chosen.compile)), chosen.compile)
     for chunk in groups:
         nvrtc.build_module(plan_of(chunk), chosen.compile)
     if chosen.references:
@@ -370,7 +385,7 @@ def compile_all(chosen: argparse.Namespace) -> int:
 
 
 def names(chosen: argparse.Namespace) -> Iterator[str]:
-    for group in chosen_chunks(chosen, ""):
+    for group in chosen_chunks(chosen):
         yield from (case.name for case in group)
 
 
@@ -380,6 +395,7 @@ def main() -> int:
     parser.add_argument("--share", type=int, nargs=2, default=(0, 1), metavar=("NUMBER", "COUNT"))
     parser.add_argument("--lines", type=Path)
     parser.add_argument("--references", type=Path)
+    parser.add_argument("--passed", type=Path, help="names of cases that need not run again")
     parser.add_argument("--compile", metavar="ARCH")
     parser.add_argument("--sample", nargs="+", help="these cases alone")
     parser.add_argument("--list", action="store_true")
