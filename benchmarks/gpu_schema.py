@@ -148,12 +148,16 @@ class Copy:
 
 @dataclass
 class Cache:
-    """Cubins that were brought along (`hits`), and those that were compiled here (`misses`) and how long that took."""
+    """Modules of the matrix that the cache held (`hits`), those that were compiled here (`misses`) and how long that
+    took on one core; how many references were brought along, and how many were simulated here."""
 
     brought: int = 0
+    """cubins that came with the wheels"""
     hits: int = 0
     misses: int = 0
     seconds: float = 0.0
+    references: dict[str, int] = field(default_factory=dict)
+    """`brought` and `simulated` -> kernels"""
     brought_by: str = ""
     """the compiler of the brought cubins, as they record it; a miss of every one says that NVRTC differs"""
     compiled_by: str = ""

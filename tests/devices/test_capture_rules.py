@@ -2,7 +2,7 @@
 
 The same tests run on a GPU, so they state what CUDA does and nothing more; rules of our own are at the end. Where the
 documentation names no code, or does not say what becomes of the capture, the test is marked `cuda_is_silent`: the
-simulated GPU keeps to it, and on hardware the outcome is learned (`make gpu-check` lists expected and seen), not judged.
+simulated GPU keeps to it, and on hardware the outcome is learned, not judged (`make gpu-check` lists both).
 """
 
 from __future__ import annotations

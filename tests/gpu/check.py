@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -86,6 +87,8 @@ METRICS = (
     "smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio",
     "smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio",
 )  # fmt: skip
+CORRECTNESS = 0.5
+"""Of a part's time, what the matrix may take: the times of slow kernels tell more than a thirtieth format."""
 RESERVE = 12.0
 """Seconds that the benchmark leaves of its time, for the report."""
 LEAST_BENCH = 40.0
@@ -201,7 +204,8 @@ class Check:
 
     def matrix(self, part: str, steps: Any, jobs: int) -> None:
         """Every template and every format in `jobs` processes."""
-        found = processes.Matrix(schema, self.env, steps.clock, lambda: self.write(at_once=False))
+        clock = steps.clock.within(CORRECTNESS * limit if (limit := steps.clock.limit(math.inf)) < math.inf else None)
+        found = processes.Matrix(schema, self.env, clock, lambda: self.write(at_once=False))
         found.kernels = self.report.kernels = list(self.passed.values())
         self.report.failures = found.failures
         options: list[str] = []
@@ -220,6 +224,7 @@ class Check:
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(one, range(jobs)))
         cache = self.report.cache
+        cache.references = found.references
         cache.hits = sum(each["hit"] for each in found.modules)
         cache.misses = sum(not each["hit"] for each in found.modules)
         cache.seconds = round(sum(each["seconds"] for each in found.modules if not each["hit"]), 1)
@@ -553,7 +558,8 @@ def conclude(check: Check) -> int:
     print(
         f"matrix: {len(report.kernels)} kernels right, {len({each.kernel for each in report.failures})} wrong; ", end=""
     )
-    print(f"modules: {cache.hits} from the cache, {cache.misses} compiled in {cache.seconds} s of one core")
+    print(f"modules: {cache.hits} from the cache, {cache.misses} compiled in {cache.seconds} s of one core; ", end="")
+    print("references: " + ", ".join(f"{count} {how}" for how, count in cache.references.items() if count))
     print(f"{len(failed)} of {len(report.steps)} steps failed, {missing} were left out; written to {check.result}")
     return 1 if failed else 0
 

@@ -159,6 +159,7 @@ class References:
         self._names = set(self.brought.namelist()) if self.brought else set()
         self._kernels: dict[str, Kernel] = {}
         self.missing = ""
+        self.count = {"brought": 0, "simulated": 0}
         os.environ["QC_SIM_CHECK"] = "0"  # tests/gpu/test_matrix.py checks every access; here it is only arithmetic
         self.sim = SimBackend(0, arch)
 
@@ -171,6 +172,7 @@ class References:
         """The case's outputs; None where there is neither a file nor a compiler (`missing` says which)."""
         key = self.key(case)
         if self.brought is not None and key in self._names:
+            self.count["brought"] += 1
             data = np.load(io.BytesIO(self.brought.read(key)))
             shapes = [each for each, operand in zip(case.operands(1), case.spec.operands, strict=True)
                       if operand.access != "r"]  # fmt: skip
@@ -182,6 +184,7 @@ class References:
             except CompilerMissingError as error:
                 self.missing = str(error)
                 return None
+        self.count["simulated"] += 1
         return Session(self.sim, self._kernels[case.spec.name], case).run(REFERENCE_SEED, 0)
 
     def write(self, groups: Sequence[Sequence[Any]], file: Path) -> None:
@@ -246,7 +249,7 @@ class Session:
 class Runner:
     """Cases on one device, each as far as it gets."""
 
-    def __init__(self, backend: Backend, references: References | None, say: Any = None) -> None:
+    def __init__(self, backend: Backend, references: References, say: Any = None) -> None:
         self.backend, self.references = backend, references
         self.say = say or (lambda case, mode: None)
 
@@ -299,7 +302,7 @@ class Runner:
     def _judge_eager(self, verdict: Verdict, case: Any, eager: dict[int, list[Any]], chunk: Sequence[Any]) -> None:
         if len({tuple(each.tobytes() for each in outputs) for outputs in eager.values()}) == 1:
             verdict.failures.append({"mode": "eager", "reason": "the outputs depend on no input"})
-        reference = self.references.of(case, chunk) if self.references is not None else None
+        reference = self.references.of(case, chunk)
         if reference is None:
             return
         found, allowed = difference(eager[REFERENCE_SEED], reference), tolerance(case.spec)
@@ -357,7 +360,8 @@ def run(chosen: argparse.Namespace) -> int:
                     out.write(json.dumps(asdict(error.verdict)) + "\n")  # type: ignore[attr-defined]
                     return LOST
                 out.write(json.dumps(asdict(verdict)) + "\n")
-        if runner.references is not None and runner.references.missing:
+            out.write(json.dumps({"references": runner.references.count}) + "\n")
+        if runner.references.missing:
             print(f"without references: {runner.references.missing}")
     return 0
 

@@ -191,6 +191,7 @@ class Matrix:
         self.failures: list[Any] = []
         self.kernels: list[Any] = []
         self.modules: list[dict[str, Any]] = []
+        self.references: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def share(self, part: str, device: str, number: int, count: int, options: Sequence[str]) -> Any:
@@ -221,6 +222,9 @@ class Matrix:
                 return self.schema.Step(
                     part, name, False, time.monotonic() - began, reader.counts, failures, outputs[-6000:]
                 )
+        with self._lock:
+            for how, count in reader.references.items():
+                self.references[how] = self.references.get(how, 0) + count
         ok = not reader.counts["failed"]
         failures = [f"{each.kernel} ({each.mode}): {each.reason[:150] or each.error}" for each in reader.failed]
         return self.schema.Step(part, name, ok, time.monotonic() - began, reader.counts, failures, outputs[-3000:])
@@ -259,6 +263,7 @@ class _Lines:
         self.seen: dict[str, str] = {}  # case -> the mode that it began
         self.ended: set[str] = set()
         self.failed: list[Any] = []
+        self.references: dict[str, int] = {}
         self.counts = {"passed": 0, "failed": 0, "skipped": 0}
         self._at = 0
 
@@ -278,6 +283,8 @@ class _Lines:
     def _take(self, data: dict[str, Any]) -> None:
         if "module" in data:
             self.into.modules.append(data)
+        elif "references" in data:
+            self.references = data["references"]
         elif "mode" in data:
             self.seen[data["case"]] = data["mode"]
         else:
