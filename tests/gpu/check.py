@@ -28,6 +28,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -536,7 +537,17 @@ def main(given: Sequence[str] | None = None) -> int:
     check.began, check.references = began, brought.references
     if chosen.resume:
         resume(check, chosen.resume)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop(check))
     return conclude(check)
+
+
+def stop(check: Check) -> None:
+    """Somebody ends the check: its processes end with it, and the report stands as it is."""
+    processes.end_all()
+    check.write()
+    print(f"stopped from outside; written to {check.result}", flush=True)
+    os._exit(processes.STOPPED)
 
 
 def conclude(check: Check) -> int:

@@ -54,19 +54,36 @@ def run(command: Sequence[str], env: dict[str, str], limit: float) -> tuple[int,
     """(exit code, output, seconds); `STOPPED` after the time limit, with what was written until then."""
     began = time.monotonic()
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, env=env, cwd=ROOT / "build", stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = start(command, env, output)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             end(process)
             code = STOPPED
+        _running.discard(process)
         output.seek(0)
         text = output.read().decode(errors="replace")
     if code == STOPPED:
         text += f"\nstopped after {limit:.0f} s"
     return code, text, time.monotonic() - began
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def start(command: Sequence[str], env: dict[str, str], output: Any) -> subprocess.Popen[bytes]:
+    """In a group of its own, and not in a session of its own: what ends the caller's session ends it too."""
+    process = subprocess.Popen(
+        command, env=env, cwd=ROOT / "build", stdout=output, stderr=subprocess.STDOUT, process_group=0
+    )
+    _running.add(process)
+    return process
+
+
+def end_all() -> None:
+    """Every process that is running, for whoever is ended by a signal."""
+    for process in tuple(_running):
+        end(process)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -223,8 +240,8 @@ class Matrix:
                     part, name, False, time.monotonic() - began, reader.counts, failures, outputs[-6000:]
                 )
         with self._lock:
-            for how, count in reader.references.items():
-                self.references[how] = self.references.get(how, 0) + count
+            for how, kernels in reader.references.items():
+                self.references[how] = self.references.get(how, 0) + kernels
         ok = not reader.counts["failed"]
         failures = [f"{each.kernel} ({each.mode}): {each.reason[:150] or each.error}" for each in reader.failed]
         return self.schema.Step(part, name, ok, time.monotonic() - began, reader.counts, failures, outputs[-3000:])
@@ -233,10 +250,7 @@ class Matrix:
         if self.clock.limit(1.0) <= 0:
             return STOPPED, ""
         with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                command, env=self.env, cwd=ROOT / "build", stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
+            process = start(command, self.env, output)
             heard = time.monotonic()
             while (code := process.poll()) is None:
                 time.sleep(0.1)
@@ -249,6 +263,7 @@ class Matrix:
                     end(process)
                     code = STOPPED
                     break
+            _running.discard(process)
             with self._lock:
                 reader.read()
             output.seek(0)
