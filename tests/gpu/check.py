@@ -367,8 +367,20 @@ class Check:
             prefix = [path, "--tool", tool, "--error-exitcode", code, "--print-limit", "20"]
             return steps.pytest(part, Suite(file, chosen), prefix, tool, expected=EXPECTED)
 
+        def templates(tool: str) -> Any:
+            code, lines = str(processes.SANITIZER_ERROR), ROOT / "build" / "gpu-reports" / f"{tool}.jsonl"
+            lines.unlink(missing_ok=True)
+            command = [path, "--tool", tool, "--error-exitcode", code, "--print-limit", "20", sys.executable, "-P"]
+            command += [str(ROOT / "tests/gpu/matrix_worker.py"), "--only", "templates", "--lines", str(lines)]
+            references = ["--references", str(self.references)] if self.references else []
+            name = f"{tool}: templates"
+            if self.resumed(part, name):
+                return None
+            return steps.program(part, name, [*command, *references], processes.TOOL_LIMIT)[0]
+
         with ThreadPoolExecutor(max(1, self.chosen.jobs // 2)) as pool:
-            for step in pool.map(one, work):
+            matrix = [pool.submit(templates, tool) for tool in TOOLS]
+            for step in [*pool.map(one, work), *(each.result() for each in matrix)]:
                 self.add(step)
 
     def part(self, name: str) -> None:
@@ -442,7 +454,7 @@ def table(report: Any) -> str:
         lines.append(
             f"wrong: {each.kernel} ({each.mode}): {error}, {each.mismatches} of {each.elements} differ; {each.shape}"
         )
-    lines += [f"learned: {each.case}: {each.seen}" for each in report.learned if not each.agrees]
+    lines += [f"learned: {each.case}: {each.seen.splitlines()[0]}" for each in report.learned if not each.agrees]
     lines += [f"no peer {name}: {reason}" for name, reason in report.peers_missing.items()]
     return "\n".join(lines)
 

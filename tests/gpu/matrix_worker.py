@@ -81,6 +81,7 @@ class Verdict:
     shape: str
     error: float | None = None
     bits: bool = False
+    reference: str = ""
     failures: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -159,8 +160,7 @@ class References:
         self._names = set(self.brought.namelist()) if self.brought else set()
         self._kernels: dict[str, Kernel] = {}
         self.missing = ""
-        self.count = {"brought": 0, "simulated": 0}
-        os.environ["QC_SIM_CHECK"] = "0"  # tests/gpu/test_matrix.py checks every access; here it is only arithmetic
+        self.how = ""
         self.sim = SimBackend(0, arch)
 
     def key(self, case: Any) -> str:
@@ -169,23 +169,32 @@ class References:
         return f"{case.name}-{self.arch}-{nvrtc.emitter_version().rpartition('+')[2]}-{inputs:08x}"
 
     def of(self, case: Any, chunk: Sequence[Any]) -> list[Any] | None:
-        """The case's outputs; None where there is neither a file nor a compiler (`missing` says which)."""
+        """The case's outputs; None where there is neither a file nor a compiler. `how` and `missing` say which."""
         key = self.key(case)
         if self.brought is not None and key in self._names:
-            self.count["brought"] += 1
+            self.how = "brought"
             data = np.load(io.BytesIO(self.brought.read(key)))
             shapes = [each for each, operand in zip(case.operands(1), case.spec.operands, strict=True)
                       if operand.access != "r"]  # fmt: skip
             return [data[f"arr_{i}"].view(shape.dtype).reshape(shape.shape) for i, shape in enumerate(shapes)]
         if case.name not in self._kernels:
-            plan = plan_of(chunk)
             try:
-                self._kernels.update(self.sim.load(plan, self.sim.build(plan)))
+                self._kernels.update(self._built(plan_of(chunk)))
             except CompilerMissingError as error:
                 self.missing = str(error)
                 return None
-        self.count["simulated"] += 1
+        self.how = "simulated"
         return Session(self.sim, self._kernels[case.spec.name], case).run(REFERENCE_SEED, 0)
+
+    def _built(self, plan: Plan) -> dict[str, Kernel]:
+        """Without checks of every access, which tests/gpu/test_matrix.py makes: here it is only arithmetic."""
+        before = os.environ.get("QC_SIM_CHECK")
+        os.environ["QC_SIM_CHECK"] = "0"
+        try:
+            return self.sim.load(plan, self.sim.build(plan))
+        finally:
+            os.environ.pop("QC_SIM_CHECK")
+            os.environ.update({"QC_SIM_CHECK": before} if before is not None else {})
 
     def write(self, groups: Sequence[Sequence[Any]], file: Path) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -249,7 +258,7 @@ class Session:
 class Runner:
     """Cases on one device, each as far as it gets."""
 
-    def __init__(self, backend: Backend, references: References, say: Any = None) -> None:
+    def __init__(self, backend: Backend, references: References | None, say: Any = None) -> None:
         self.backend, self.references = backend, references
         self.say = say or (lambda case, mode: None)
 
@@ -302,9 +311,10 @@ class Runner:
     def _judge_eager(self, verdict: Verdict, case: Any, eager: dict[int, list[Any]], chunk: Sequence[Any]) -> None:
         if len({tuple(each.tobytes() for each in outputs) for outputs in eager.values()}) == 1:
             verdict.failures.append({"mode": "eager", "reason": "the outputs depend on no input"})
-        reference = self.references.of(case, chunk)
-        if reference is None:
+        reference = self.references.of(case, chunk) if self.references is not None else None
+        if reference is None or self.references is None:
             return
+        verdict.reference = self.references.how
         found, allowed = difference(eager[REFERENCE_SEED], reference), tolerance(case.spec)
         verdict.error, verdict.bits = found.error, not found.mismatches
         if found.error is None or found.error > allowed:
@@ -344,7 +354,8 @@ def run(chosen: argparse.Namespace) -> int:
         def say(case: Any, mode: str) -> None:
             out.write(json.dumps({"case": case.name, "mode": mode}) + "\n")
 
-        runner = Runner(backend, References(arch, chosen.references), say)
+        references = References(arch, chosen.references)
+        runner = Runner(backend, references, say)
         for chunk in share(chosen_chunks(chosen), *chosen.share):
             rest = [case for case in chunk if case.name not in done]
             if not rest:
@@ -360,15 +371,18 @@ def run(chosen: argparse.Namespace) -> int:
                     out.write(json.dumps(asdict(error.verdict)) + "\n")  # type: ignore[attr-defined]
                     return LOST
                 out.write(json.dumps(asdict(verdict)) + "\n")
-            out.write(json.dumps({"references": runner.references.count}) + "\n")
-        if runner.references.missing:
-            print(f"without references: {runner.references.missing}")
+        if references.missing:
+            print(f"without references: {references.missing}")
     return 0
 
 
 def chosen_chunks(chosen: argparse.Namespace) -> list[list[Any]]:
-    """All, or those of `--sample`."""
+    """All, or those of `--only` and `--sample`."""
     groups = chunks()
+    if chosen.only:
+        groups = [
+            group for group in groups if (format_of(group[0].spec) in formats.FORMATS) == (chosen.only == "formats")
+        ]
     if chosen.sample:
         groups = [[case for case in group if case.name in chosen.sample] for group in groups]
     return [group for group in groups if group]
@@ -401,6 +415,7 @@ def main() -> int:
     parser.add_argument("--references", type=Path)
     parser.add_argument("--passed", type=Path, help="names of cases that need not run again")
     parser.add_argument("--compile", metavar="ARCH")
+    parser.add_argument("--only", choices=("templates", "formats"))
     parser.add_argument("--sample", nargs="+", help="these cases alone")
     parser.add_argument("--list", action="store_true")
     chosen = parser.parse_args()

@@ -239,9 +239,6 @@ class Matrix:
                 return self.schema.Step(
                     part, name, False, time.monotonic() - began, reader.counts, failures, outputs[-6000:]
                 )
-        with self._lock:
-            for how, kernels in reader.references.items():
-                self.references[how] = self.references.get(how, 0) + kernels
         ok = not reader.counts["failed"]
         failures = [f"{each.kernel} ({each.mode}): {each.reason[:150] or each.error}" for each in reader.failed]
         return self.schema.Step(part, name, ok, time.monotonic() - began, reader.counts, failures, outputs[-3000:])
@@ -278,7 +275,6 @@ class _Lines:
         self.seen: dict[str, str] = {}  # case -> the mode that it began
         self.ended: set[str] = set()
         self.failed: list[Any] = []
-        self.references: dict[str, int] = {}
         self.counts = {"passed": 0, "failed": 0, "skipped": 0}
         self._at = 0
 
@@ -298,8 +294,6 @@ class _Lines:
     def _take(self, data: dict[str, Any]) -> None:
         if "module" in data:
             self.into.modules.append(data)
-        elif "references" in data:
-            self.references = data["references"]
         elif "mode" in data:
             self.seen[data["case"]] = data["mode"]
         else:
@@ -310,6 +304,8 @@ class _Lines:
         self.ended.add(data["case"])
         named = {"template": data["template"], "format": data["format"], "shape": data["shape"]}
         failed = [self.into.schema.Failure(**named, kernel=data["case"], **each) for each in data["failures"]]
+        if how := data.get("reference"):
+            self.into.references[how] = self.into.references.get(how, 0) + 1
         self.failed += failed
         self.into.failures += failed
         self.counts["failed" if failed else "passed"] += 1

@@ -5,8 +5,8 @@
 // Kernels are noted (one line per launch in the file STUB_LAUNCHES). They run where a process gives `stub_runner`, as
 // stub_twins.py does: the simulated GPU's twin of the same text. test_plumbing.py runs the cuda backend on this,
 // without a runner; test_check_stub.py runs `make gpu-check`. Faults by a part of a kernel's name, for tests:
-//   STUB_WRONG   flips a bit of the result        STUB_FAULT   error 700 from then on, as after an illegal address
-//   STUB_REPLAY  flips it in replays alone        STUB_DIE     ends the process        STUB_HANG   never returns
+//   STUB_WRONG   flips bits of the result         STUB_FAULT   error 700 from then on, as after an illegal address
+//   STUB_REPLAY  flips them in replays alone      STUB_DIE     ends the process        STUB_HANG   never returns
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -251,7 +251,8 @@ static void run_kernel(const char* name, const std::vector<unsigned>& sizes, uns
     if (wanted("STUB_WRONG", name) || (replay && wanted("STUB_REPLAY", name)))
         for (size_t i = values.size(); i-- > 0;)  // the last parameter that is memory is written
             if (allocations.count(values[i])) {
-                ((unsigned char*)values[i])[1] ^= 0x40;
+                for (size_t at = 0; at < 64 && at < allocations[values[i]]; ++at)
+                    ((unsigned char*)values[i])[at] ^= 0x40;
                 break;
             }
 }
