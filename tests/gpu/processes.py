@@ -162,7 +162,7 @@ class Steps:
         )
         report.unlink(missing_ok=True)
         command = [*prefix, sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir"]
-        command += [str(ROOT), "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "-k", suite.words]
+        command += [str(ROOT), "-q", "-p", "no:cacheprovider", "-k", suite.words]
         command += [*(["-m", suite.marks] if suite.marks else []), f"--junitxml={report}", str(suite.file)]
         name = f"{tool}: {suite.file.stem}" if tool else suite.name
         wanted = TOOL_LIMIT if tool else PYTEST_LIMIT
