@@ -26,8 +26,11 @@ class Shape:
     layers: int
 
 
-FULL = Shape(hidden=4096, inner=14336, heads=32, kv_heads=8, dim=128, keys=8192, filled=8192, layers=2)
-SMALL = Shape(hidden=64, inner=128, heads=4, kv_heads=2, dim=16, keys=48, filled=40, layers=2)
+FULL = Shape(hidden=4096, inner=14336, heads=32, kv_heads=8, dim=128, keys=8192, filled=8192, layers=1)
+SMALL = Shape(hidden=64, inner=128, heads=4, kv_heads=2, dim=16, keys=48, filled=40, layers=1)
+
+DRAWN = 4_194_301
+"""A prime, so that no row of a weight is a row of another one."""
 
 
 class Layer(nn.Module):
@@ -71,7 +74,7 @@ class Step(nn.Module):
         super().__init__()
         self.shape = shape
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.register_buffer("frequencies", 500000.0 ** (-torch.arange(0, shape.dim, 2) / shape.dim))
+        self.register_buffer("frequencies", frequencies(shape))
 
     def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         angles = position[:, None].float() * self.frequencies.float()[None]
@@ -83,6 +86,11 @@ class Step(nn.Module):
         return x
 
 
+def frequencies(shape: Shape) -> torch.Tensor:
+    """Of rotary positions, as Llama 3 has them."""
+    return 500000.0 ** (-torch.arange(0, shape.dim, 2) / shape.dim)
+
+
 def _turned(x: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)
@@ -91,13 +99,27 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
 def step(shape: Shape, seed: int = 0) -> tuple[Step, tuple[torch.Tensor, torch.Tensor]]:
     """A bf16 model whose activations keep their size, with a filled cache, and arguments for its last position."""
     generator = torch.Generator().manual_seed(seed)
-    model = Step(shape).eval()
+    drawn = torch.randn(DRAWN, generator=generator)
+    taken = 0
+
+    def random(like: torch.Tensor) -> torch.Tensor:
+        """`DRAWN` values again and again, from another one on each time: drawing 400 million takes seconds."""
+        nonlocal taken
+        taken += 7919
+        turned = drawn.roll(-taken % DRAWN)
+        return turned.repeat(-(-like.numel() // DRAWN))[: like.numel()].view(like.shape)
+
+    with torch.device("meta"):  # torch's own initial values would take seconds, too
+        model = Step(shape).eval().bfloat16()
+    model.to_empty(device="cpu")
     with torch.no_grad():
+        model.frequencies.copy_(frequencies(shape))
         for parameter in model.parameters():
             spread, mean = (parameter.shape[-1] ** -0.5, 0.0) if parameter.ndim > 1 else (0.1, 1.0)
-            parameter.copy_(mean + spread * torch.randn(parameter.shape, generator=generator))
+            parameter.copy_(mean + spread * random(parameter))
         for layer in model.layers:
             for cache in (layer.keys, layer.values):
-                cache[:, :, : shape.filled] = torch.randn(cache[:, :, : shape.filled].shape, generator=generator)
+                cache.zero_()
+                cache[:, :, : shape.filled] = random(cache[:, :, : shape.filled])
     x = torch.randn((1, 1, shape.hidden), generator=generator).bfloat16()
-    return model.bfloat16(), (x, torch.tensor([shape.filled - 1]))
+    return model, (x, torch.tensor([shape.filled - 1]))

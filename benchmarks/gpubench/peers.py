@@ -1,20 +1,22 @@
 """What other projects' kernels take for the same op: torch (cuBLAS, SDPA, RMSNorm), tinygemm's int4, bitsandbytes' nf4.
 
-    peer = peer_of("torch", cell, sizes, device)     # "cuda", "cpu" or "meta"
-    peer.call(2)                                     # one call on copy 2
-    peer.error()                                     # against float64 over the peer's own decoded weight
+    peer = peer_of(cell, sizes, place, cache)     # place: "cuda", "cpu" or "fake"
+    peer.call(2)                                  # one call on copy 2
+    peer.error()                                  # against float64 over the peer's own decoded weight
 
-On "cpu" the same calls run where the peer has a CPU kernel; on "meta" torch checks the arguments against the op's
-schema and its shapes, and nothing is computed (tinygemm has no CPU kernel of these names).
+On "cpu" the same calls run where the peer has a CPU kernel; with "fake" tensors torch checks the arguments against the
+op's schema and its shapes, and nothing is computed (tinygemm's op has no CPU kernel).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from gpubench.cells import Cell, Sizes
@@ -34,7 +36,7 @@ class PeerMissingError(Exception):
 
 @dataclass
 class Peer:
-    """One peer at one size. `wanted` is None where nothing is computed (meta)."""
+    """One peer at one size. `wanted` is None where nothing is computed (fake tensors)."""
 
     call: Callable[[int], Any]
     wanted: Callable[[], Any] | None
@@ -53,13 +55,13 @@ class Peer:
         return float((self.result.double() - ref).norm() / ref.norm())
 
 
-def devices(cell: Cell, device: str) -> str:
-    """Where a peer can be tried on a machine whose rig is `device`: "cuda" on a GPU, else the CPU or no device."""
+def place_of(cell: Cell, device: str) -> str:
+    """Where a peer can be tried on a machine whose rig is `device`: "cuda" on a GPU, else the CPU, or "fake"."""
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise PeerMissingError("torch sees no CUDA device")
         return "cuda"
-    return "meta" if cell.engine == "tinygemm" else "cpu"
+    return "fake" if cell.engine == "tinygemm" else "cpu"
 
 
 @torch.no_grad()
@@ -69,7 +71,10 @@ def peer_of(cell: Cell, sizes: Sizes, device: str, cache: int) -> Peer:
         case "linear", "torch":
             return _torch_linear(sizes, device, cache)
         case "linear", "tinygemm":
-            return _tinygemm(sizes, device, cache)
+            if device != "fake":
+                return _tinygemm(sizes, device, cache)
+            with FakeTensorMode():
+                return dataclasses.replace(_tinygemm(sizes, "cpu", cache), wanted=None)
         case "linear", "bitsandbytes":
             return _bitsandbytes(sizes, device, cache)
         case ("attention_decode" | "attention_prefill"), "torch":
@@ -80,10 +85,8 @@ def peer_of(cell: Cell, sizes: Sizes, device: str, cache: int) -> Peer:
 
 
 def _random(shape: Sequence[int], device: str, seed: int) -> Any:
-    if device == "meta":
-        return torch.empty(tuple(shape), dtype=torch.bfloat16, device="meta")
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return torch.randn(tuple(shape), generator=generator, device=device).bfloat16()
+    torch.manual_seed(seed)
+    return torch.randn(tuple(shape), device=device).bfloat16()
 
 
 def _copies(tensor: Any, cache: int) -> list[Any]:
@@ -118,7 +121,7 @@ def _tinygemm(sizes: Sizes, device: str, cache: int) -> Peer:
 
     return Peer(
         lambda i: torch.ops.aten._weight_int4pack_mm(x, copies[i % len(copies)], GROUP, scales),
-        None if device == "meta" else wanted, len(copies),
+        wanted, len(copies),
         n * k // 2 + scales.nbytes + x.nbytes + 2 * sizes.m * n, 2 * sizes.m * n * k, "tinygemm int4 g128",
     )  # fmt: skip
 

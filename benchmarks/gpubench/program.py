@@ -1,4 +1,4 @@
-"""The cell `layer`: a decode step of two Llama layers as a compiled program, captured, and where its time goes.
+"""The cell `layer`: a decode step of a Llama layer as a compiled program, captured, and where its time goes.
 
 Times of single launches come from leaving them out: the step's launches in the order of the plan, on one stream, as one
 graph, and the same without launch i.  So a launch is timed where it stands, with caches as its neighbours leave them,
