@@ -37,13 +37,14 @@ def counted(spec: KernelSpec, bits: int, products: Fraction) -> model.Count:
     native = nvrtc.build_module(plan_of(spec), model.ARCH)
     symbol = nvrtc.kernel_symbol(spec.name)
     resources = json.loads(native.path.with_suffix(".json").read_text())["kernels"][symbol]
+    registers = resources["registers"]
     if spec.template not in ("linear", "grouped_linear"):
-        return model.Count(None, resources["registers"])
-    function = sass.disassemble(native.path)[symbol]
+        return model.Count(registers)
     try:
-        return model.Count(sass.hot_loop(function, bits, products).per_weight, resources["registers"])
+        loop = sass.hot_loop(sass.disassemble(native.path)[symbol], bits, products)
     except SassError as error:
-        return model.Count(None, resources["registers"], str(error)[:160])
+        return model.Count(registers, reason=str(error)[:160])
+    return model.Count(registers, loop.per_weight, {name: n / loop.weights for name, n in loop.opcodes.items()})
 
 
 def document(only: list[str] | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ must do, each an amount that is counted over a rate that is known:
     issue   instructions of the hot loop, from SASS (runtime/sass.py) / four a clock and multiprocessor
     tensor  operations, rows of x padded to the tile        / rate of `mma.sync`
     l2      x once per block, weights once per tile of rows / bandwidth of the L2 cache
-    shared  tiles of x written and read, table lookups      / 128 bytes a clock and multiprocessor
+    shared  accesses of the hot loop to shared memory       / 128 bytes a clock and multiprocessor
 
 `low` takes the largest term at the best rate seen of such code and nothing else; `high` takes it at a poor rate, and
 adds a third of the second largest, since they overlap badly.  Work that the grid spreads unevenly is scaled by the
@@ -25,14 +25,14 @@ The figures of the device are published ones or, where it says so, leads; the fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from gpubench import layer, ours
 from gpubench.cells import EXPERTS, Cell, sizes
 from gpubench.occupancy import blocks_per_multiprocessor
-from qcompiler.kernels.cost import bytes_moved, operations_of
+from qcompiler.kernels.cost import bytes_moved, operations_of, stored_bytes
 from qcompiler.kernels.cuda import emit, linear_fma, linear_mma
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
 from qcompiler.kernels.cuda.weights import weight_of
@@ -82,10 +82,10 @@ class Gpu:
     shared: Range = Range(0.9, 0.5)
     """Of 128 bytes a clock and multiprocessor."""
 
-    issue: Range = Range(0.9, 0.55)
+    issue: Range = Range(0.9, 0.6)
     """Of four instructions a clock and multiprocessor, where there are warps enough."""
 
-    warp_issue: Range = Range(0.4, 0.15)
+    warp_issue: Range = Range(0.4, 0.2)
     """Of a scheduler's slots, what one warp alone fills: dependent arithmetic takes four cycles and more."""
 
     fixed: Range = Range(1.3, 3.2)
@@ -105,11 +105,21 @@ PEER_FIXED = Range(1.5, 6.0)
 
 @dataclass(frozen=True)
 class Count:
-    """Instructions of a hot loop per weight and lane, registers, and what `fixed` has beside it."""
+    """Of a kernel: registers, and for each weight of its hot loop the instructions of a lane, and those by opcode.
 
-    per_weight: float | None
+    `per_weight` is None where there is no such loop, for the `reason`.
+    """
+
     registers: int
+    per_weight: float | None = None
+    opcodes: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+
+    def wavefronts(self, wide: float) -> float:
+        """Turns of shared memory for each weight and lane's share of a warp: one for 4 bytes of 32 lanes, `wide` for
+        plain loads and stores, four for `ldmatrix` of four tiles and for asynchronous copies of 16 bytes."""
+        of = self.opcodes.get
+        return wide * (of("LDS", 0.0) + of("STS", 0.0)) + 4 * (of("LDSM", 0.0) + of("LDGSTS", 0.0))
 
 
 Counter = Callable[[KernelSpec, int, Fraction], Count]
@@ -163,14 +173,13 @@ def combined(terms: dict[str, tuple[float, float]], gpu: Gpu, facts: dict[str, A
 
 @dataclass(frozen=True)
 class Launch:
-    """How a product is cut: blocks, threads, rows of x per block (`tokens`, as multiplied), warps that read the same
-    x, bytes that a lane has under way, and how many times the weights pass."""
+    """How a product is cut: blocks, threads, rows of x per block (`tokens`, as multiplied), bytes that a lane has under
+    way, and how many times the weights pass."""
 
     blocks: int
     threads: int
     shared: int
     tokens: int
-    readers: int
     flight: int
     passes: int
     few: bool
@@ -193,28 +202,34 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
     uneven, busy = _spread(launch.blocks, gpu)
     resident = min(held, -(-launch.blocks // gpu.multiprocessors))
     warps = resident * launch.threads / 32 / 4
-    x_bytes = launch.blocks * min(launch.tokens, pairs) * body.k * 2
+    working = min(launch.blocks, pairs * weight.panels) if launch.few else launch.blocks  # others have no pair
+    item = 1 if isinstance(body, LinearKernel) and body.codes else 2
+    again = working * min(launch.tokens, pairs) * body.k * item + (launch.passes - 1) * stored_bytes(spec.operands[1], {})
     terms: dict[str, tuple[float, float]] = {
         "fixed": (gpu.fixed.best, gpu.fixed.worst),
         "dram": _over(nbytes, gpu.copy, gpu.copy_share),
         "flight": tuple(  # type: ignore[dict-item]
-            nbytes * latency / (busy * min(resident, held) * launch.threads * launch.flight)
+            nbytes * latency / (busy * resident * launch.threads * launch.flight)
             for latency in (gpu.latency.best, gpu.latency.worst)
         ),
-        "l2": tuple((x_bytes + (launch.passes - 1) * nbytes) / rate for rate in (gpu.l2.best, gpu.l2.worst)),  # type: ignore[dict-item]
-        "shared": _shared(spec, launch, weight, body.k, uneven, gpu),
+        "l2": (again / gpu.l2.best, again / gpu.l2.worst),
     }
     if weight.lookup and launch.few:
         terms["table"] = (gpu.table.best, gpu.table.worst)
     if emit.emit_kernel(spec, ARCH).engine == "mma":
         operations = 2 * weights * launch.tokens
         terms["tensor"] = tuple(  # type: ignore[assignment]
-            uneven * operations / (gpu.tensor * share) for share in (gpu.mma_sync.best, gpu.mma_sync.worst)
+            uneven * operations / (gpu.tensor * share * (3 - item)) for share in (gpu.mma_sync.best, gpu.mma_sync.worst)
         )
     if found.per_weight is not None:
         slots = found.per_weight * weights / 32 * uneven / (4 * gpu.multiprocessors)
         shares = min(gpu.issue.best, warps * gpu.warp_issue.best), min(gpu.issue.worst, warps * gpu.warp_issue.worst)
         terms["issue"] = (slots / gpu.clock.best / shares[0], slots / gpu.clock.worst / shares[1])
+        turns = weights / 32 * uneven / gpu.multiprocessors
+        terms["shared"] = (
+            turns * found.wavefronts(1) / gpu.clock.best / gpu.shared.best,
+            turns * found.wavefronts(2) / gpu.clock.worst / gpu.shared.worst,
+        )
     facts = {
         "bytes": nbytes, "operations": operations_of(body, spec.operands, symbols), "blocks": launch.blocks,
         "threads": launch.threads, "blocks_per_sm": held, "per_weight": found.per_weight, "uneven": round(uneven, 3),
@@ -234,35 +249,23 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
     if isinstance(body, LinearKernel) and body.codes:
         few = body.m_class in ("1", "2-8")
         tokens = 8 if few else 64 if body.m_class == "large" else 32
-        return Launch(blocks, threads, shared, tokens, 1, 32, y if few else x, few)
+        return Launch(blocks, threads, shared, tokens, 32, y if few else x, few)
     if isinstance(body, LinearKernel) and body.m_class in ("1", "2-8"):
         shape = linear_fma.few_shape(spec, weight, ARCH)
         tokens = 8 if shape.mma else shape.rows
-        return Launch(blocks, threads, shared, tokens, 1, 16 * shape.depth, y, True)
+        return Launch(blocks, threads, shared, tokens, 16 * shape.depth, y, True)
     if isinstance(body, LinearKernel):
         entries = linear_mma.held_entries(weight)
         tile = linear_mma.tile_of(body, weight.bits, SHARED_LIMIT[number], entries, number)
-        return Launch(blocks, threads, shared, tile.tokens, tile.warps_n, 16 * tile.panels * tile.depth, x, False)
+        return Launch(blocks, threads, shared, tile.tokens, 16 * tile.panels * tile.depth, x, False)
     few = isinstance(body, GroupedLinearKernel) and isinstance(body.rows, int) and 2 * body.rows <= 64
-    return Launch(blocks, threads, shared, 8 if few else 16, 1, 64 if few else 32, 1, few)
+    return Launch(blocks, threads, shared, 8 if few else 16, 64 if few else 32, 1, few)
 
 
 def _products(spec: KernelSpec, launch: Launch) -> Fraction:
     """Products that a lane executes for each weight: of `mma`, tokens over 64 (16 x 8 x 16 by 32 lanes)."""
     kernel = emit.emit_kernel(spec, ARCH)
     return Fraction(launch.tokens, 64) if kernel.engine == "mma" else Fraction(launch.tokens)
-
-
-def _shared(
-    spec: KernelSpec, launch: Launch, weight: Any, k: int, uneven: float, gpu: Gpu
-) -> tuple[float, float]:
-    """Tiles of x, written once and read by each warp that multiplies them; table lookups of four bytes a weight."""
-    tile = launch.blocks * launch.tokens * k * 2
-    nbytes = tile * (1 + launch.readers)
-    if launch.few and weight.lookup:
-        nbytes += 4 * weight.panels * 16 * k * launch.passes
-    cycles = uneven * nbytes / (128 * gpu.multiprocessors)
-    return cycles / gpu.clock.best / gpu.shared.best, cycles / gpu.clock.worst / gpu.shared.worst
 
 
 def _spread(blocks: int, gpu: Gpu) -> tuple[float, int]:
@@ -276,8 +279,8 @@ def _over(nbytes: int, rate: float, shares: Range) -> tuple[float, float]:
 
 # --- the others ------------------------------------------------------------------------------------------------------
 
-FLIGHT = Range(48, 16)
-"""Bytes that a lane has under way in kernels whose loops are not counted: three loads of 16 bytes, or one."""
+FLIGHT = Range(40, 24)
+"""Bytes that a lane has under way in kernels whose loops are not counted: about two loads of 16 bytes."""
 
 TILED_ATTENTION = Range(0.40, 0.12)
 """Of the data sheet's rate: flash attention by `mma.sync` reaches 35 to 40 % on an H100 (arXiv 2407.08608, figure 5)."""
