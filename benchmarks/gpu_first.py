@@ -18,6 +18,7 @@ measured on a device that is there.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -32,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpubench.cells import Cell, chosen, sizes
+from gpubench.cells import Cell, Scale, chosen, sizes
 from gpubench.document import Document, Probe, Row, commit, write
 
 HERE = Path(__file__).resolve().parent
@@ -57,9 +58,10 @@ class Run:
         self.cells = {cell.id: cell for cell in cells}
         predictions = known_predictions()
         self.predicted = predictions.get("cells", {})
-        scale = "full" if arguments.device.startswith("cuda") and not arguments.small else "small"
+        kind = kind_of(arguments.device)
+        scale: Scale = "full" if kind == "gpu" and not arguments.small else "small"
         self.document = Document(
-            kind=kind_of(arguments.device), device=arguments.device, timed=arguments.device.startswith("cuda"),
+            kind=kind, device=arguments.device, timed=arguments.device.startswith("cuda"),
             scale=scale, commit=commit(), began=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             budget=arguments.budget, predictions=predictions.get("frozen", ""),
         )  # fmt: skip
@@ -205,7 +207,7 @@ def kind_of(device: str) -> str:
     """What stands behind a device's name: a GPU, the simulated one, or a driver that only looks like one."""
     if not device.startswith("cuda"):
         return "sim"
-    return "stub" if os.environ.get("QC_GPU_STUB") else "gpu"
+    return "stub" if hasattr(ctypes.CDLL("libcuda.so.1"), "stub_calls") else "gpu"
 
 
 def no_device(device: str) -> str | None:

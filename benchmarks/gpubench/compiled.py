@@ -10,22 +10,22 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpubench import ours, probes
-from gpubench.cells import Cell, sizes
+from gpubench import ours, probes, profiled
+from gpubench.cells import Cell, Scale, sizes
 from gpubench.rig import plan_of
 from qcompiler.errors import QCompilerError
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime.nvrtc import build_module
 
+SCALES: tuple[Scale, ...] = ("full", "small")
+
 
 def specs(cells: Sequence[Cell]) -> dict[str, KernelSpec]:
-    """The kernels of cells at their full sizes, and those of the probes, by name."""
-    found = {probes.tiny_spec().name: probes.tiny_spec()}
-    for cell in cells:
-        if not cell.is_peer and cell.kind != "layer":
-            spec = ours.spec_of(cell, sizes(cell, "full"))
-            found[spec.name] = spec
-    return found
+    """The kernels of cells at their full sizes, of what is profiled at both, and those of the probes, by name."""
+    every: list[tuple[Cell, Scale]] = [(cell, "full") for cell in cells]
+    every += [(cell, "small") for cell in profiled.KERNELS.values()]
+    wanted = [ours.spec_of(cell, sizes(cell, at)) for cell, at in every if not cell.is_peer and cell.kind != "layer"]
+    return {spec.name: spec for spec in (probes.tiny_spec(), *wanted)}
 
 
 def all_of(arch: str, cells: Sequence[Cell], jobs: int) -> int:
@@ -44,7 +44,8 @@ def all_of(arch: str, cells: Sequence[Cell], jobs: int) -> int:
     if any(cell.kind == "layer" for cell in cells):
         from gpubench import program
 
-        program.compiled("cuda:0", "full", targets=[arch])
+        for scale in SCALES:
+            program.compiled("cuda:0", scale, targets=[arch])
     print("\n".join(failed))
     print(f"{len(wanted) - len(failed)} kernels for {arch} in {time.monotonic() - began:.0f} s; {len(failed)} failed")
     return 1 if failed else 0

@@ -242,7 +242,7 @@ class CudaRig(Rig):
         version = int(self.api.check(self._driver.cuDriverGetVersion(), "asking for the driver's version"))
         driver = f"{version // 1000}.{version % 1000 // 10}"
         return {
-            **super().environment(), "gpu": text.rstrip("\0"), "driver_cuda": driver, "attributes": self.attributes,
+            **super().environment(), "gpu": text.split("\0")[0].strip(), "driver_cuda": driver, "attributes": self.attributes,
         }  # fmt: skip
 
 

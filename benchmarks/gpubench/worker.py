@@ -25,11 +25,11 @@ from gpubench.document import Probe, Row
 from gpubench.rig import Rig, rig_of
 from gpubench.weights import Store
 
-ROUNDS, FEW_ROUNDS, WARM = 15, 7, 2
+ROUNDS, FEW_ROUNDS, SMALL_ROUNDS, WARM = 15, 7, 3, 2
 REPLAY = 2e-3
 """Seconds that a replay should take: the time to start a graph, some microseconds, must not count."""
 
-MOST_CALLS, LEAST_CALLS, SIM_CALLS = 400, 8, 3
+MOST_CALLS, LEAST_CALLS, SMALL_CALLS = 400, 8, 3
 PROBE_EVERY = 60
 """Cells between two probes of the copy bandwidth: clocks that change show there."""
 
@@ -61,7 +61,7 @@ class Worker:
         self._end = time.monotonic() + task.seconds
         self.rig = rig_of(task.device)
         self.store = Store(self.rig)
-        self._rounds = task.rounds
+        self._rounds = task.rounds if task.scale == "full" else SMALL_ROUNDS
 
     def run(self) -> None:
         """Every cell for which there is time; ends early once the device is lost."""
@@ -130,7 +130,7 @@ class Worker:
         self.rig.synchronize()
         row.errors["eager"] = work.error()
         bits = work.output()
-        row.calls = calls_of(work, timed=self.rig.timed)
+        row.calls = calls_of(work, self.task.scale)
         graph = self.rig.capture(lambda: [work.call(i) for i in range(row.calls)])
         try:
             row.nodes = dict(graph.shape.nodes)
@@ -180,14 +180,14 @@ class Worker:
             return
         self._judge(row, same=True)
         if row.status == "ok" and place == "cuda":
-            row.calls = calls_of(peer, timed=True)
+            row.calls = calls_of(peer, self.task.scale)
             row.samples = [1e6 * each / row.calls for each in peers.seconds(peer, row.calls, self._rounds)]
 
 
-def calls_of(work: Any, *, timed: bool) -> int:
+def calls_of(work: Any, scale: Scale) -> int:
     """Calls of a graph: each copy once at least, and so many that a replay takes `REPLAY` by a rough estimate."""
-    if not timed:
-        return SIM_CALLS
+    if scale == "small":
+        return SMALL_CALLS
     estimate = 2e-6 + max(work.nbytes / 4e12, work.operations / 5e14)
     return max(LEAST_CALLS, work.copies, min(MOST_CALLS, int(REPLAY / estimate)))
 
