@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpubench.cells import Cell, Scale, chosen, sizes
-from gpubench.document import Document, Probe, Row, commit, write
+from gpubench.document import Document, Probe, Row, commit, counted, write
 
 HERE = Path(__file__).resolve().parent
 PREDICTIONS = HERE / "predictions" / "h200.json"
@@ -53,7 +53,7 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace, cells: Sequence[Cell]) -> None:
         self.arguments, self.end = arguments, time.monotonic() + arguments.budget
-        self.began = time.monotonic()
+        self.began = self.limit = time.monotonic()
         self.left = [cell.id for cell in cells]
         self.cells = {cell.id: cell for cell in cells}
         predictions = known_predictions()
@@ -86,8 +86,7 @@ class Run:
         }  # fmt: skip
         read, sent = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-P", str(HERE / "gpu_first.py"), "--worker", str(sent)], stdin=subprocess.PIPE,
-            pass_fds=(sent,), start_new_session=True,
+            self.command(sent), stdin=subprocess.PIPE, pass_fds=(sent,), start_new_session=True
         )  # fmt: skip
         os.close(sent)
         assert process.stdin is not None
@@ -101,18 +100,22 @@ class Run:
             process.wait()
             os.close(read)
 
+    def command(self, sent: int) -> list[str]:
+        """How a worker is started; it writes to the file descriptor `sent`."""
+        return [sys.executable, "-P", str(HERE / "gpu_first.py"), "--worker", str(sent)]
+
     def listen(self, process: subprocess.Popen[bytes], read: int) -> bool:
         current: str | None = None
-        limit = time.monotonic() + BEGIN_LIMIT
-        for message in messages(read, lambda: min(limit, self.end)):
+        self.limit = time.monotonic() + BEGIN_LIMIT
+        for message in messages(read, lambda: min(self.limit, self.end)):
             if message is None:  # silence until the limit
                 if time.monotonic() >= self.end - 0.5:
                     return self.over(current)
                 return self.ended(current, f"nothing was heard of it for {USUAL_LIMIT:.0f} s or more; it was killed")
-            limit = time.monotonic() + USUAL_LIMIT
+            self.limit = time.monotonic() + USUAL_LIMIT
             if "begin" in message:
                 current = str(message["begin"])
-                limit = time.monotonic() + CELL_LIMIT.get(self.cells[current].kind, USUAL_LIMIT)
+                self.limit = time.monotonic() + CELL_LIMIT.get(self.cells[current].kind, USUAL_LIMIT)
             elif "row" in message:
                 self.keep(Row(**message["row"]))
                 current = None
@@ -262,11 +265,8 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     run = Run(arguments, cells)
     run.all()
-    counts = {status: sum(row.status == status for row in run.document.cells) for status in ("ok", "wrong", "failed",
-                                                                                            "not run", "left out")}  # fmt: skip
-    print(", ".join(f"{count} {status}" for status, count in counts.items()), f"in {run.document.seconds:.0f} s")
+    print(counted(run.document.cells), f"in {run.document.seconds:.0f} s")
     return 0 if any(row.status in ("ok", "wrong") for row in run.rows.values()) else 1
-
 
 
 if __name__ == "__main__":

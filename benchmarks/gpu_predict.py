@@ -25,6 +25,7 @@ from gpubench import claims, model
 from gpubench.cells import chosen
 from gpubench.document import commit
 from gpubench.rig import plan_of
+
 from qcompiler.errors import SassError
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime import nvrtc, sass

@@ -44,7 +44,9 @@ def read(path: Path) -> tuple[document.Document, dict[str, Any]]:
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
-        raise UnreadableError(f"{path} is no JSON ({error}); a run that was killed leaves the file before it") from error
+        raise UnreadableError(
+            f"{path} is no JSON ({error}): copy it again, a killed run leaves a whole file"
+        ) from error
     try:
         if isinstance(data, dict) and "bench_schema" in data:
             return document.made(data, str(path)), {}

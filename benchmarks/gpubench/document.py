@@ -13,6 +13,7 @@ import json
 import os
 import statistics
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,12 @@ def _of(kind: Any, data: Any, where: str) -> Any:
     if missing := sorted(required - data.keys()):
         raise ValueError(f"{where}: {kind.__name__} lacks {', '.join(missing)}")
     return kind(**data)
+
+
+def counted(rows: Sequence[Row]) -> str:
+    """ "410 ok, 2 wrong, 14 not run": what became of cells."""
+    counts = {status: sum(row.status == status for row in rows) for status in STATUSES}
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "none"
 
 
 def commit() -> str:

@@ -1,7 +1,7 @@
 """Measured against predicted: is a time in its range, where does it go, what would have to be.
 
-    mark(row)     Mark("slower", 2.1, "latency", …)     of a timed cell that has a prediction
-    judged(…)     each claim with its number and verdict
+mark(row)     Mark("slower", 2.1, "latency", …)     of a timed cell that has a prediction
+judged(…)     each claim with its number and verdict
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mark(row: Row) -> Mark | None:
 
 
 def nearest(median: float, terms: Mapping[str, Sequence[float]]) -> tuple[str, float]:
-    """The limit that a time is nearest to; "waiting" where it is near none: neither bytes, slots nor launches set it."""
+    """The limit that a time is nearest to; "waiting" where none is near: loads and barriers set it."""
     fixed = sum(terms[name][1] for name in ("fixed", "table") if name in terms)
     if fixed >= NEAR * median:
         return "launch", fixed / median

@@ -33,7 +33,7 @@ from gpubench import layer, ours
 from gpubench.cells import EXPERTS, Cell, sizes
 from gpubench.occupancy import blocks_per_multiprocessor
 from qcompiler.kernels.cost import bytes_moved, operations_of, stored_bytes
-from qcompiler.kernels.cuda import emit, linear_fma, linear_mma
+from qcompiler.kernels.cuda import emit, grouped_linear, grouped_mma, linear_fma, linear_mma
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
 from qcompiler.kernels.cuda.weights import weight_of
 from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec, LinearKernel
@@ -190,21 +190,24 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
     assert isinstance(body, LinearKernel | GroupedLinearKernel)
     pairs = cell.m if isinstance(body, LinearKernel) else 2 * cell.m
     launch = _launch(spec, cell.m)
-    symbols = {name: cell.m for name in spec.symbols}
+    symbols = dict.fromkeys(spec.symbols, cell.m)
     nbytes = bytes_moved(spec.operands, body, symbols)
     if isinstance(body, LinearKernel):
         weights = launch.passes * weight.panels * 16 * body.k
-    else:  # blocks are per expert or pair: each pair's rows pass, as few share them
-        weights = (pairs if launch.few else min(EXPERTS, pairs) * -(-pairs // EXPERTS // launch.tokens)) * body.n * body.k
-    found = count(spec, 8 if weight.bits == 8 else min(weight.bits, 4) if weight.bits < 8 else weight.bits,
-                  _products(spec, launch))  # fmt: skip
+    else:  # a pair of its own, or the pairs of an expert, tile by tile
+        tiles = pairs if launch.few else min(EXPERTS, pairs) * max(1, -(-pairs // EXPERTS // launch.tokens))
+        weights = tiles * body.n * body.k
+    bits = weight.bits if weight.bits > 8 else 8 if weight.bits == 8 else 4  # of a load: planes of codes are 4 wide
+    found = count(spec, bits, _products(spec, launch))
     held = blocks_per_multiprocessor(ARCH, launch.threads, found.registers, launch.shared) or 1
     uneven, busy = _spread(launch.blocks, gpu)
     resident = min(held, -(-launch.blocks // gpu.multiprocessors))
     warps = resident * launch.threads / 32 / 4
     working = min(launch.blocks, pairs * weight.panels) if launch.few else launch.blocks  # others have no pair
     item = 1 if isinstance(body, LinearKernel) and body.codes else 2
-    again = working * min(launch.tokens, pairs) * body.k * item + (launch.passes - 1) * stored_bytes(spec.operands[1], {})
+    again = working * min(launch.tokens, pairs) * body.k * item + (launch.passes - 1) * stored_bytes(
+        spec.operands[1], {}
+    )
     terms: dict[str, tuple[float, float]] = {
         "fixed": (gpu.fixed.best, gpu.fixed.worst),
         "dram": _over(nbytes, gpu.copy, gpu.copy_share),
@@ -242,7 +245,7 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
 def _launch(spec: KernelSpec, m: int) -> Launch:
     """From the functions that emit the kernel, not from its text."""
     kernel = emit.emit_kernel(spec, ARCH)
-    x, y, z = kernel.geometry.at({name: m for name in spec.symbols})
+    x, y, z = kernel.geometry.at(dict.fromkeys(spec.symbols, m))
     blocks, threads, shared = x * y * z, kernel.geometry.threads, kernel.geometry.shared
     weight, number = weight_of(spec.name, spec.operands[1]), emit.arch_number(ARCH)
     body = spec.body
@@ -258,8 +261,13 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
         entries = linear_mma.held_entries(weight)
         tile = linear_mma.tile_of(body, weight.bits, SHARED_LIMIT[number], entries, number)
         return Launch(blocks, threads, shared, tile.tokens, 16 * tile.panels * tile.depth, x, False)
-    few = isinstance(body, GroupedLinearKernel) and isinstance(body.rows, int) and 2 * body.rows <= 64
-    return Launch(blocks, threads, shared, 8 if few else 16, 64 if few else 32, 1, few)
+    assert isinstance(body, GroupedLinearKernel)
+    if grouped_linear.decision_of(spec, ARCH).key == "mma":
+        tile = linear_mma.ahead(
+            grouped_mma.tile_for(body, SHARED_LIMIT[number]), weight.bits, linear_mma.held_entries(weight)
+        )
+        return Launch(blocks, threads, shared, tile.tokens, 16 * tile.panels * tile.depth, 1, False)
+    return Launch(blocks, threads, shared, 8, 16 * linear_fma.RING, 1, True)
 
 
 def _products(spec: KernelSpec, launch: Launch) -> Fraction:
@@ -283,7 +291,7 @@ FLIGHT = Range(40, 24)
 """Bytes that a lane has under way in kernels whose loops are not counted: about two loads of 16 bytes."""
 
 TILED_ATTENTION = Range(0.40, 0.12)
-"""Of the data sheet's rate: flash attention by `mma.sync` reaches 35 to 40 % on an H100 (arXiv 2407.08608, figure 5)."""
+"""Of the data sheet's rate: flash attention by `mma.sync` reaches 35 to 40 % on an H100 (arXiv 2407.08608)."""
 
 
 def _other(spec: KernelSpec, count: Counter, gpu: Gpu) -> Prediction:
@@ -350,5 +358,3 @@ def _layer(count: Counter, gpu: Gpu) -> Prediction:
     }
     bound = max(terms, key=lambda name: terms[name][0])
     return Prediction(low + small[0], high + small[1], bound, terms, {"launches": 8 + SMALL_LAUNCHES + 1})
-
-

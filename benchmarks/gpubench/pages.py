@@ -13,7 +13,7 @@ from typing import Any
 
 from gpubench.cells import KEYS, MS, PEERS, PREFILL, SHAPES, WEIGHT_ONLY
 from gpubench.claims import copy_rate
-from gpubench.document import Document, Row
+from gpubench.document import Document, Row, counted
 from gpubench.marks import Mark, judged, mark
 
 LAYER_TIMES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
@@ -63,15 +63,12 @@ def section(title: str, *blocks: str) -> str:
 
 def _head(report: Report) -> str:
     document, env = report.document, report.document.environment
-    counts = {status: sum(row.status == status for row in report.rows) for status in ("ok", "wrong", "failed",
-                                                                                      "not run", "left out")}  # fmt: skip
     what = env.get("gpu") or document.device or "no device"
     packages = ", ".join(f"{name} {version}" for name, version in (env.get("packages") or {}).items() if version)
-    said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     lines = [
-        f"{what} ({env.get('arch', '?')}, CUDA {env.get('driver_cuda', '?')}), {document.began[:10] or 'no date'}, commit "
-        f"{document.commit or 'unknown'}; {packages or 'packages unknown'}.",
-        f"{len(report.rows)} cells: {said or 'none'}; {document.seconds:.0f} s of {document.budget:.0f}."
+        f"{what} ({env.get('arch', '?')}, CUDA {env.get('driver_cuda', '?')}), {document.began[:10] or 'no date'}, "
+        f"commit {document.commit or 'unknown'}; {packages or 'packages unknown'}.",
+        f"{len(report.rows)} cells: {counted(report.rows)}; {document.seconds:.0f} s of {document.budget:.0f}."
         + (f" Raw samples: `{report.source}`." if report.source else ""),
     ]
     if not document.timed:
@@ -232,8 +229,8 @@ def _step(report: Report) -> str:
     node = next((p.values.get("node_us") for p in report.document.probes if p.name == "launch" and p.values), None)
     count = int(extra.get("launches", 0))
     parts = [
-        f"One layer of an 8 B Llama over {extra.get('keys')} keys, nf4: {row.median:.1f} µs as a captured graph of {count} "
-        f"launches, {serial:.1f} µs on one stream, {_number(extra.get('eager_us'), 1)} µs eagerly.",
+        f"One layer of an 8 B Llama over {extra.get('keys')} keys, nf4: {row.median:.1f} µs as a captured graph of "
+        f"{count} launches, {serial:.1f} µs on one stream, {_number(extra.get('eager_us'), 1)} µs eagerly.",
         f"Its bytes take {floor:.1f} µs at a copy's rate." if floor else "",
         f"{count} nodes that do nothing would take {count * node:.1f} µs." if node else "",
         "A launch's time is what the step is shorter without it.",
@@ -336,7 +333,11 @@ def _resources(report: Report) -> str:
     rows = []
     for row in report.rows:
         kernel = row.kernel
-        if "registers" not in kernel or row.rows == "symbolic" or (row.kind == "linear" and (row.n, row.k) != SHAPES[0]):
+        if (
+            "registers" not in kernel
+            or row.rows == "symbolic"
+            or (row.kind == "linear" and (row.n, row.k) != SHAPES[0])
+        ):
             continue
         spill = kernel.get("spill_stores", 0) + kernel.get("stack", 0)
         x, y, z = kernel["grid"]

@@ -77,7 +77,7 @@ def peer_of(cell: Cell, sizes: Sizes, device: str, cache: int) -> Peer:
                 return dataclasses.replace(_tinygemm(sizes, "cpu", cache), wanted=None)
         case "linear", "bitsandbytes":
             return _bitsandbytes(sizes, device, cache)
-        case ("attention_decode" | "attention_prefill"), "torch":
+        case (("attention_decode" | "attention_prefill"), "torch"):
             return _attention(sizes, device, cache, causal=cell.kind == "attention_prefill")
         case "norm", "torch":
             return _norm(sizes, device, cache)
@@ -148,7 +148,10 @@ def _attention(sizes: Sizes, device: str, cache: int, *, causal: bool) -> Peer:
     """SDPA over (batch, heads, length, dim) views of (batch, length, heads, dim), as our kernel reads them."""
     q = _random((1, sizes.m, sizes.heads, sizes.dim), device, 1).transpose(1, 2)
     keys, values = (
-        [each.transpose(1, 2) for each in _copies(_random((1, sizes.n, sizes.kv_heads, sizes.dim), device, seed), cache)]
+        [
+            each.transpose(1, 2)
+            for each in _copies(_random((1, sizes.n, sizes.kv_heads, sizes.dim), device, seed), cache)
+        ]
         for seed in (2, 3)
     )
 

@@ -1,7 +1,7 @@
 """What the machine gives: bandwidth of copies, and the time between kernels that do nothing.
 
-    copy      1 GiB from device memory to device memory; bytes read plus bytes written over the time
-    launch    a kernel of one thread: launched eagerly one after another, and as a graph that is a chain of them
+copy      1 GiB from device memory to device memory; bytes read plus bytes written over the time
+launch    a kernel of one thread: launched eagerly one after another, and as a graph that is a chain of them
 """
 
 from __future__ import annotations

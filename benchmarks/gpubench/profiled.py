@@ -51,5 +51,3 @@ def run(name: str, device: str, launches: int, scale: Scale) -> list[str]:
         f"{facts['block']} threads, {facts['shared']} bytes of shared memory",
         f"  {cell.id}; {facts['note']}",
     ]
-
-

@@ -101,7 +101,8 @@ class Rig:
         grid = geometry.at(dict(zip(spec.symbols, symbols, strict=True)))
         facts = {
             "name": spec.name, "engine": emitted.engine, "grid": grid, "block": geometry.block,
-            "shared": geometry.shared + resources.get("shared_static", 0), "note": "; ".join(emitted.notes), **resources,
+            "shared": geometry.shared + resources.get("shared_static", 0), "note": "; ".join(emitted.notes),
+            **resources,
         }  # fmt: skip
         if "registers" in resources:
             held = blocks_per_multiprocessor(self.isa, geometry.threads, resources["registers"], facts["shared"])
@@ -242,7 +243,8 @@ class CudaRig(Rig):
         version = int(self.api.check(self._driver.cuDriverGetVersion(), "asking for the driver's version"))
         driver = f"{version // 1000}.{version % 1000 // 10}"
         return {
-            **super().environment(), "gpu": text.split("\0")[0].strip(), "driver_cuda": driver, "attributes": self.attributes,
+            **super().environment(), "gpu": text.split("\0")[0].strip(), "driver_cuda": driver,
+            "attributes": self.attributes,
         }  # fmt: skip
 
 
@@ -259,5 +261,3 @@ def rig_of(device: str) -> Rig:
     """The rig of "cuda:0" or "sim:0". DeviceUnavailableError where it is not there."""
     registry.require(device)
     return CudaRig(device) if registry.parse(device)[0] == "cuda" else SimRig(device)
-
-

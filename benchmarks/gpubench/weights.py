@@ -31,7 +31,7 @@ Floats = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight's bytes in the layout of CUDA targets, and its values (rows, columns) as the kernel's type holds them."""
+    """A weight's bytes in the layout of CUDA targets; its values (rows, columns) as the kernel's type holds them."""
 
     data: Bytes
     values: Floats

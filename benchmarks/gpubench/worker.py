@@ -236,5 +236,3 @@ def main(task: dict[str, Any], descriptor: int) -> None:
             pipe.flush()
 
         Worker(Task(**task), say).run()
-
-
