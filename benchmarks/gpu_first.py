@@ -229,7 +229,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="the document; written again after every cell")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for everything (default: 300)")
     parser.add_argument("--device", default="cuda:0", help="cuda:N, or sim:N for a run without times")
-    parser.add_argument("--only", nargs="+", help="cells whose names hold one of these texts")
+    parser.add_argument("--only", nargs="+", help="cells of these names, or whose names hold these texts")
     parser.add_argument("--small", action="store_true", help="the small sizes on a GPU, too")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--list", action="store_true", help="print the cells and exit")

@@ -135,14 +135,15 @@ def _norms() -> Iterator[Cell]:
 
 
 def chosen(only: list[str] | None) -> list[Cell]:
-    """The cells whose id holds one of the texts; ValueError for a text that no id holds."""
+    """The cells that are called one of the texts, or whose names hold it; ValueError for a text that none holds."""
     cells = every()
     if not only:
         return cells
     for text in only:
         if not any(text in cell.id for cell in cells):
             raise ValueError(f"no cell's name holds {text!r}; `--list` prints all {len(cells)}")
-    return [cell for cell in cells if any(text in cell.id for text in only)]
+    names = {cell.id for cell in cells}
+    return [c for c in cells if any(c.id == text if text in names else text in c.id for text in only)]
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
