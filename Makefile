@@ -74,6 +74,7 @@ docs: $(STAMP)
 	$(BIN)/python -m qcompiler.formats.doc > docs/formats.md
 	$(BIN)/python -m qcompiler.frontends.operators > docs/operators.md
 	$(BIN)/python benchmarks/kernel_resources.py > docs/kernel-resources.md
+	$(BIN)/python benchmarks/hot_loops.py --output docs/hot-loops.md
 
 # Works on a bare CUDA image without network and without the environment above: WHEELS holds what the image lacks.
 CHECK_PYTHON = $(if $(WHEELS),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))

@@ -7,14 +7,8 @@
 // multiply more than four rows: arithmetic sets the time then, and the sums need the registers. One where pieces ask
 // for entries of their own, as in rows that end inside a block: sixteen pieces of them would spill.)
 //
-// Instructions per weight (SASS, the lane's share; M = 1, 16-bit x and w on tensor cores / in fp32 on CUDA cores):
-//   table of pairs   shift, and, 8-byte load per two codes           1.5   | 1.5
-//   consecutive      and-or and subtraction per code, rare shifts    2.1   | 2.1
-//   value            one multiplication (nf4, int4, int8)            1.0   | 1.0
-//   rounding         one conversion per two                          0.5   |  -
-//   x                one 8- (16-)byte load per piece                 0.1   | 0.1
-//   product          one mma per 8                                   0.1   | 1.0
-// On an H200 (132 SMs, 4 instructions a clock each) 75 % of 4 TB/s of 4-bit weights leaves 4.9 instructions per weight.
+// Instructions per weight, counted in SASS (docs/hot-loops.md; a test compares): nf4, M = 1, sm_90a: 5.23; int4_g128,
+// M = 1, sm_90a: 6.35. On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
 //
 // qc_linear_tiled: any number of rows, a classic tiled product in fp32. Weights are decoded into shared memory, tile by
 // tile; plain weights may have any strides.
