@@ -247,6 +247,7 @@ class Check:
         report.unlink(missing_ok=True)
         command = [sys.executable, "-P", str(self.programs.bench), "--json", str(report), "--device"]
         command += [self.chosen.device, "--budget", f"{limit - RESERVE:.0f}"]
+        command += ["--small"] if self.report.kind == "stub" else []
         step, output = steps.program(part, name, command, limit)
         print(output, flush=True)
         self.take_bench(report, step)
@@ -290,9 +291,11 @@ class Check:
         self.report.profile.append(schema.Profile("all", "ncu, memcheck, racecheck", True, reason=reason))
         self.add(schema.Step(part, "tools", True, 0.0, failures=[f"left out: {reason}"], left_out=True))
 
-    def launch(self, kernel: str) -> list[str]:
+    def launch(self, kernel: str, tool: str) -> list[str]:
+        """Full sizes for counters; small ones for the sanitizer, which slows kernels down by ten to a hundred times."""
         command = [sys.executable, "-P", str(self.programs.profile), "--kernel", kernel]
-        return [*command, "--device", self.chosen.device]
+        command += ["--device", self.chosen.device]
+        return command if tool == "ncu" and self.report.kind == "gpu" else [*command, "--small"]
 
     def tool(self, part: str, steps: Any, tool: str, program: str, kernel: str, prefix: list[str]) -> Any:
         """(step, profile entry, output) of a kernel under a tool; without the tool, an entry that says so."""
@@ -301,7 +304,7 @@ class Check:
         if shutil.which(program) is None:
             entry.ok, entry.reason = True, f"{program} is not on PATH"
             return schema.Step(part, name, True, 0.0, failures=[f"left out: {entry.reason}"], left_out=True), entry, ""
-        step, output = steps.program(part, name, [*prefix, *self.launch(kernel)], 120.0)
+        step, output = steps.program(part, name, [*prefix, *self.launch(kernel, tool)], 120.0)
         entry.ok, entry.seconds = step.ok and not step.left_out, round(step.seconds, 1)
         if step.left_out:
             entry.reason = step.failures[0]

@@ -27,8 +27,9 @@ import argparse, json, os, signal, sys, time
 parser = argparse.ArgumentParser()
 for name in ("--json", "--budget", "--device"):
     parser.add_argument(name)
+parser.add_argument("--small", action="store_true")
 chosen = parser.parse_args()
-assert chosen.device == "cuda:0" and 0 < float(chosen.budget) <= 540
+assert chosen.device == "cuda:0" and chosen.small and 0 < float(chosen.budget) <= 540
 document = {"cells": [{"name": "nf4", "seconds": [1e-6]}], "failures": [], "peers_missing": {"bitsandbytes": "absent"}}
 open(chosen.json, "w").write(json.dumps(document))
 print("a cell", flush=True)
@@ -223,10 +224,26 @@ def test_a_check_that_is_ended_leaves_its_report_and_no_process(
 
 
 @pytest.mark.slow
+def test_the_benchmarks_themselves_run_on_the_stub(schema: ModuleType, folder: Path, tmp_path: Path) -> None:
+    """gpu_first.py and gpu_profile.py, at small sizes, with their own comparisons with float64."""
+    command = [sys.executable, "-P", str(ROOT / "tests/gpu/check.py"), "--out", str(tmp_path)]
+    subprocess.run(
+        [*command, "--part", "second", "bench", "--budget", "150"], env=environment(folder), check=False, timeout=500
+    )
+    report = schema.read(tmp_path / "gpu-check.json")
+    cells = {status: [cell for cell in report.bench["cells"] if cell["status"] == status] for status in ("ok", "wrong")}
+    assert len(cells["ok"]) >= 5
+    assert cells["wrong"] == report.bench["failures"] == []
+    memcheck = [each for each in report.profile if each.tool == "memcheck"]
+    assert len(memcheck) >= 10
+    assert sum(each.ok for each in memcheck) >= 1
+
+
+@pytest.mark.slow
 def test_the_simulated_gpu_takes_the_gpus_place(
     schema: ModuleType, folder: Path, sample: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    bench = (folder / "bench.py").read_text().replace("cuda:0", "sim:0")
+    bench = (folder / "bench.py").read_text().replace('"cuda:0" and chosen.small', '"sim:0"')
     (tmp_path / "bench.py").write_text(bench)
     programs = ["--programs", str(tmp_path / "bench.py"), str(folder / "profile.py")]
     names = [name for pair in sample.values() for name in pair]
