@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from by_path import load
+from by_path import ROOT, load
 
 from qcompiler import formats
 from qcompiler.errors import DeviceError
@@ -95,6 +95,7 @@ def test_every_piece_of_work_is_in_one_share(worker: ModuleType) -> None:
     assert len(set(names)) == len(names)
     shares = [case.name for number in range(3) for chunk in worker.share(groups, number, 3) for case in chunk]
     assert sorted(shares) == sorted(names)
+    assert f"at odd sizes: {len(names)} kernels" in (ROOT / "docs" / "gpu.md").read_text()
 
 
 class Faulty:
