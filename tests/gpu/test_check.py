@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -187,18 +188,32 @@ def test_a_budget_stops_a_step_that_would_outlast_it(
     assert "stopped after" in step.failures[0]
 
 
+def goes(number: int) -> bool:
+    """Whether a process that was killed ends, as soon as the machine lets it."""
+    for _ in range(600):
+        try:
+            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def test_a_stopped_process_takes_its_children_along(processes: ModuleType, tmp_path: Path) -> None:
     """compute-sanitizer and ncu start the program as a child: left alone it would keep the GPU."""
     child = "import os, time; open('child', 'w').write(str(os.getpid())); time.sleep(600)"
     parent = (
         f"import os, subprocess, sys; os.chdir({str(tmp_path)!r}); subprocess.run([sys.executable, '-c', {child!r}])"
     )
-    code, output, _ = processes.run([sys.executable, "-c", parent], dict(os.environ), 3.0)
-    assert code == processes.STOPPED
-    assert "stopped after 3 s" in output
-    number = int((tmp_path / "child").read_text())
-    state = Path(f"/proc/{number}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    with (tmp_path / "output").open("wb") as output:
+        process = processes.start([sys.executable, "-c", parent], dict(os.environ), output)
+        while not ((tmp_path / "child").exists() and (tmp_path / "child").read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        processes.end(process)
+    assert goes(int((tmp_path / "child").read_text()))
 
 
 def test_parts_without_a_budget_fit_into_ten_minutes(check: ModuleType, processes: ModuleType) -> None:
@@ -229,7 +244,7 @@ sys.exit(END)
 
 @pytest.fixture
 def matrix(check: ModuleType, processes: ModuleType, steps: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(processes, "SILENCE", 3.0)
+    monkeypatch.setattr(processes, "SILENCE", 10.0)
     return processes.Matrix(check.schema, steps.env, steps.clock, lambda: None)
 
 
