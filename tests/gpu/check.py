@@ -475,7 +475,7 @@ def maker(text: str) -> list[str]:
 
 
 def resume(check: Check, folder: Path) -> None:
-    """What passed there on the same tree and device: steps by their names, and kernels of the matrix."""
+    """What passed there on the same tree and device need not run again; parts that do not run now stand as they were."""
     file = folder / "gpu-check.json"
     if not file.exists():
         print(f"nothing to resume: there is no {file}")
@@ -492,7 +492,12 @@ def resume(check: Check, folder: Path) -> None:
     check.earlier = {(step.part, step.name): step for step in old.steps if step.ok and not step.left_out}
     check.passed = {kernel.kernel: kernel for kernel in old.kernels}
     here.learned, here.profile, here.bench = old.learned, old.profile, old.bench
-    here.peers_missing, here.copy = old.peers_missing, old.copy
+    here.peers_missing, here.copy = {**old.peers_missing, **here.peers_missing}, old.copy
+    here.environment.clocks = old.environment.clocks
+    here.parts = [part for part in old.parts if part not in check.chosen.part]
+    here.steps = [step for step in old.steps if step.part not in check.chosen.part]
+    if "first" not in check.chosen.part:  # its matrix does not run now
+        here.kernels, here.failures, here.cache = old.kernels, old.failures, old.cache
     print(f"resumed: {len(check.earlier)} steps and {len(check.passed)} kernels passed before")
 
 

@@ -222,6 +222,37 @@ def test_parts_without_a_budget_fit_into_ten_minutes(check: ModuleType, processe
     assert processes.Clock(100.0).within(540).limit(10_000) <= 100
 
 
+def resumed(check: ModuleType, folder: Path, tree: str, *parts: str) -> Any:
+    chosen = check.arguments_of(["--out", str(folder), "--resume", str(folder), "--part", *parts])
+    report = check.schema.Report(kind="gpu", environment=check.schema.Environment(name="H", tree=tree))
+    made = check.Check(chosen, report, {}, check.processes.Clock(None))
+    check.resume(made, folder)
+    return made
+
+
+def test_a_second_part_keeps_what_the_first_found(check: ModuleType, tmp_path: Path) -> None:
+    schema = check.schema
+    old = schema.Report(
+        kind="gpu", parts=["first"], environment=schema.Environment(name="H", tree="t"),
+        steps=[schema.Step("first", "times", True, 1.0), schema.Step("second", "ncu: a", True, 1.0),
+               schema.Step("second", "ncu: b", False, 1.0)],
+        kernels=[schema.Kernel("norm", "f32", "", "good", 0.0)], bench={"cells": []},
+        failures=[schema.Failure("norm", "f32", "", "eager", "bad")],
+    )  # fmt: skip
+    schema.write(old, tmp_path / "gpu-check.json")
+    second = resumed(check, tmp_path, "t", "second")
+    assert [step.name for step in second.report.steps] == ["times"]
+    assert (second.report.kernels, second.report.failures, second.report.bench) == (
+        old.kernels, old.failures, old.bench,
+    )  # fmt: skip
+    assert second.resumed("second", "ncu: a")
+    assert not second.resumed("second", "ncu: b"), "it failed"
+    first = resumed(check, tmp_path, "t", "first")
+    assert (list(first.passed), first.report.failures) == (["good"], [])
+    other = resumed(check, tmp_path, "another tree", "second")
+    assert (other.report.steps, other.earlier, other.passed) == ([], {}, {})
+
+
 # --- the matrix' processes -------------------------------------------------------------------------------------------
 
 WORKER = """
