@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,10 +65,14 @@ def assemble(site: Path) -> None:
 
 
 def install_wheels(folder: Path, site: Path) -> None:
-    """Every wheel of a folder, without an index."""
-    wheels = sorted(folder.glob("*.whl"))
+    """Every wheel of a folder that is for this Python, without an index."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    wheels = [wheel for wheel in sorted(folder.glob("*.whl")) if fits(wheel.name, sys.version_info[:2])]
     if not wheels:
-        raise SystemExit(f"there are no wheels in {folder}; `make gpu-wheels WHEELS={folder}` puts them there")
+        raise SystemExit(
+            f"there are no wheels for Python {python} in {folder}; `make gpu-wheels WHEELS={folder} FOR={python}`, on a "
+            "machine with a network, puts them there"
+        )
     stamp, wanted = site / ".wheels", "\n".join(f"{wheel.name} {wheel.stat().st_size}" for wheel in wheels)
     if stamp.exists() and stamp.read_text() == wanted:
         return
@@ -76,12 +81,23 @@ def install_wheels(folder: Path, site: Path) -> None:
     command += ["--disable-pip-version-check", "--target", str(site), *map(str, wheels)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise SystemExit(
             f"the wheels in {folder} do not install into Python {python}:\n{done.stderr.strip()}\n"
             f"`make gpu-wheels WHEELS={folder} FOR={python}`, on a machine with a network, fetches others"
         )
     stamp.write_text(wanted)
+
+
+def fits(wheel: str, python: tuple[int, ...]) -> bool:
+    """Whether a wheel is for this Python, by its name's last three parts (PEP 427): a folder may hold several's."""
+    tags, abi, _ = wheel.removesuffix(".whl").split("-")[-3:]
+    for tag in tags.split("."):
+        found = re.fullmatch(r"(cp|py)(\d)(\d*)", tag)
+        if found is None or int(found[2]) != python[0]:
+            continue
+        if not found[3] or int(found[3]) == python[1] or (abi == "abi3" and int(found[3]) <= python[1]):
+            return True
+    return False
 
 
 @dataclass

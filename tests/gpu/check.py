@@ -475,7 +475,7 @@ def maker(text: str) -> list[str]:
 
 
 def resume(check: Check, folder: Path) -> None:
-    """What passed there on the same tree and device need not run again; parts that do not run now stand as they were."""
+    """What passed there on the same tree and device need not run again; parts that do not run now stay as they were."""
     file = folder / "gpu-check.json"
     if not file.exists():
         print(f"nothing to resume: there is no {file}")
