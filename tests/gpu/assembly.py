@@ -70,8 +70,8 @@ def install_wheels(folder: Path, site: Path) -> None:
     wheels = [wheel for wheel in sorted(folder.glob("*.whl")) if fits(wheel.name, sys.version_info[:2])]
     if not wheels:
         raise SystemExit(
-            f"there are no wheels for Python {python} in {folder}; `make gpu-wheels WHEELS={folder} FOR={python}`, on a "
-            "machine with a network, puts them there"
+            f"there are no wheels for Python {python} in {folder}; `make gpu-wheels WHEELS={folder} FOR={python}`, on "
+            "a machine with a network, puts them there"
         )
     stamp, wanted = site / ".wheels", "\n".join(f"{wheel.name} {wheel.stat().st_size}" for wheel in wheels)
     if stamp.exists() and stamp.read_text() == wanted:
