@@ -181,7 +181,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-sys.exit("; ".join(failures))
+sys.exit("; ".join(failures) or 0)
 """
 
 
