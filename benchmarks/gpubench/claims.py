@@ -35,14 +35,30 @@ class Claim:
 READING = "a reading of the SASS, before the mends of November 2026"
 
 CLAIMS = (
-    Claim("nf4, one row, 4096 x 4096: share of copy bandwidth", "nf4_gemv_of_copy", 0.34, 0.50, "", READING, 0.75),
+    Claim("nf4, one row, 4096 x 4096: share of copy bandwidth", "nf4_gemv_of_copy", 0.34, 0.50, "share", READING, 0.75),
     Claim("nf4, 64 rows, 4096 x 4096: speed over cuBLAS bf16", "nf4_m64_of_bf16", 0.7, 1.1, "x", READING, 3.0),
-    Claim("nf4, 4096 rows, 4096 x 4096: share of the data sheet's bf16 rate", "nf4_m4096_of_peak", 0.40, 0.48, "",
+    Claim("nf4, 4096 rows, 4096 x 4096: share of the data sheet's bf16 rate", "nf4_m4096_of_peak", 0.40, 0.48, "share",
           READING, 0.70),
     Claim("attention of one query over 8,192 keys", "decode_8k_us", 150.0, 200.0, "us", READING, 10.0),
     Claim("launches of a decoder layer", "layer_launches", 19, 19, "", "counted in the plan", 8),
     Claim("cells of ours that are wrong or fail", "wrong_cells", 0, 0, "", "the simulated GPU runs the same text", 0),
 )  # fmt: skip
+
+
+def markdown() -> str:
+    """The claims as a table, as docs/gpu.md has it."""
+    lines = ["| | predicted | aim |", "|---|---|---|"]
+    for each in CLAIMS:
+        low, high = shown(each.low, each.unit), shown(each.high, each.unit)
+        aim = "–" if each.aim is None else shown(each.aim, each.unit)
+        lines.append(f"| {each.name} | {low if low == high else f'{low} to {high}'} | {aim} |")
+    return "\n".join(lines)
+
+
+def shown(value: float, unit: str) -> str:
+    """A value with its unit: "share", "us", "x", or a plain count."""
+    words = {"share": f"{value:.0%}", "us": f"{value:.0f} µs", "x": f"{value:.1f}×"}
+    return words.get(unit, f"{value:g}")
 
 
 def _row(document: Document, name: str) -> Row | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpubench.cells import KEYS, MS, PEERS, PREFILL, SHAPES, WEIGHT_ONLY
-from gpubench.claims import copy_rate
+from gpubench.claims import copy_rate, shown
 from gpubench.document import Document, Row, counted
 from gpubench.marks import Mark, judged, mark
 
@@ -164,25 +164,16 @@ def _claims(report: Report) -> str:
         return ""
     rows = []
     for each in judged(report.document, report.claims):
-        claim = each.claim
+        claim, unit = each.claim, each.claim["unit"]
         rows.append(
             (
-                claim["name"], f"{_value(claim['low'], claim)} to {_value(claim['high'], claim)}",
-                "–" if each.value is None else _value(each.value, claim), each.verdict,
-                "–" if claim.get("aim") is None else f"{_value(claim['aim'], claim)} {each.aim}".strip(),
+                claim["name"], f"{shown(claim['low'], unit)} to {shown(claim['high'], unit)}",
+                "–" if each.value is None else shown(each.value, unit), each.verdict,
+                "–" if claim.get("aim") is None else f"{shown(claim['aim'], unit)} {each.aim}".strip(),
             )
         )  # fmt: skip
     said = f"Predictions of {report.frozen}." if report.frozen and rows else ""
     return section("What was predicted", said, table(("", "predicted", "measured", "prediction", "aim"), rows))
-
-
-def _value(value: float, claim: dict[str, Any] | Any) -> str:
-    unit = claim["unit"]
-    if unit == "us":
-        return f"{value:.0f} µs"
-    if unit == "x":
-        return f"{value:.2f}×"
-    return f"{value:.0%}" if "share" in claim["name"] else f"{value:g}"
 
 
 def marked(report: Report) -> list[tuple[Row, Mark]]:
