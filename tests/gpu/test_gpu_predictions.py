@@ -111,7 +111,7 @@ def test_frozen_claims_can_be_measured(frozen: dict[str, Any]) -> None:
 
 
 def test_instructions_are_counted_in_the_cubin_of_the_kernel_that_is_launched() -> None:
-    spec = ours.linear_spec("nf4", 64, 4096, 1)
+    spec = ours.linear_spec("nf4", 4096, 4096, 1)
     found = predict.counted(spec, 4, Fraction(8, 64))
     assert found.per_weight is not None and 1.0 < found.per_weight < 20.0
     assert found.opcodes["HMMA"] == pytest.approx(8 / 64)
@@ -124,5 +124,5 @@ def test_a_kernel_without_a_hot_loop_says_why(monkeypatch: pytest.MonkeyPatch) -
         raise predict.SassError("no loop holds both")
 
     monkeypatch.setattr(sass, "hot_loop", refuses)
-    spec: KernelSpec = ours.linear_spec("nf4", 64, 4096, 1)
+    spec: KernelSpec = ours.linear_spec("nf4", 4096, 4096, 1)
     assert predict.counted(spec, 4, Fraction(8, 64)).reason == "no loop holds both"
