@@ -129,7 +129,7 @@ def chosen(spec: KernelSpec) -> list[str]:
     """The statements that declare ``chosen(pair)``: whether a pair has this `expert`; the last one is none."""
     body, index = _body(spec), spec.operands[2]
     return [
-        "const auto chosen = [&](int64_t pair) QM_LAMBDA {",
+        "const auto chosen = [&](int64_t pair) QC_INLINED {",
         f"    const int64_t its = (int64_t){identifier(index.name)}[pair * {c_dim(index.strides[0])}];",
         f"    return (its < 0 || its >= {body.experts} ? {body.experts} : its) == expert;",
         "};",
@@ -188,6 +188,6 @@ def _kernel(
     spec: KernelSpec, weight: Weight, geometry: Geometry, lines: list[str], note: str, engine: str = "fma"
 ) -> CudaKernel:
     head = header_comment(spec, note, "an index out of range gives NaN")
-    bound = signature(spec, geometry.threads, resident(geometry, weight))
+    bound = signature(spec, geometry.threads, resident(geometry, weight, one_row=engine == "mma"))
     text = "\n".join([head, weight.definitions, bound, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, (note,))

@@ -66,7 +66,7 @@ def emit(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
         f"const int64_t n0 = first / 16 * 16 + (int64_t)blockIdx.x * {tile.rows};",
         f"if (n0 >= first + {body.n}) return;",
         *chosen(spec),
-        "const auto finish = [&](float sum, int64_t place, int64_t n) QM_LAMBDA {",
+        "const auto finish = [&](float sum, int64_t place, int64_t n) QC_INLINED {",
         f"    if (n >= first && n < first + {body.n}) qc_store({place} + (n - first), sum);",
         "};",
         "int64_t from = 0;",

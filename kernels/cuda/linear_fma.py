@@ -177,13 +177,20 @@ def _kernel(
     engine: str,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
-    text = "\n".join([*head, signature(spec, geometry.threads, resident(geometry, weight)), *indent(lines), "}\n"])
+    blocks = resident(geometry, weight, one_row=engine == "mma" and linear_body(spec).m_class == "1")
+    text = "\n".join([*head, signature(spec, geometry.threads, blocks), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
 
 
-def resident(geometry: Geometry, weight: Weight) -> int:
-    """Blocks that a multiprocessor should hold: unless told, ptxas aims at more and spills to get there."""
-    return 2 if geometry.threads <= 256 and weight.entry_registers <= 4 and not weight.scattered else 1
+def resident(geometry: Geometry, weight: Weight, *, one_row: bool) -> int:
+    """Blocks that a multiprocessor should hold: unless told, ptxas aims at more and spills to get there.
+
+    Three with one row of x on tensor cores: 48 KiB of weights under way, where 75 % of an H200's bandwidth wants
+    25 KiB.  Two where codes are looked up in tables or elements have several entries, which takes more registers.
+    """
+    if geometry.threads > 256 or weight.entry_registers > 4 or weight.scattered:
+        return 1
+    return 3 if one_row and not weight.lookup and weight.fields == 1 else 2
 
 
 # --- tiles of the result ---------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}"
     lines = [
         *tile_declarations(tile, weight, memory),
-        "const auto finish = [&](float sum, int64_t m, int64_t n) QM_LAMBDA {",
+        "const auto finish = [&](float sum, int64_t m, int64_t n) QC_INLINED {",
         f"    {finish.call('sum', 'm', 'n')}",
         "};",
     ]
@@ -219,11 +219,11 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 def tile_declarations(tile: Tile, weight: Weight, memory: SharedMemory) -> list[str]:
     """The head of a kernel: its shared memory, and the table of 16 values in the lanes of its warps."""
-    value = f"{weight.struct}::code_value(threadIdx.x % 16)" if weight.lookup else "0.0f"
+    table = f"qc_lane_table table = {{{weight.struct}::code_value(threadIdx.x % 16)}}" if weight.lookup else "qc_no_table table"
     return [
         f'static_assert(qm_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',
         *memory.declarations(),
-        f"const qm_table table = {{{value}}};",
+        f"const {table};",
     ]
 
 
