@@ -159,7 +159,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
         f"const int64_t expert = blockIdx.y, first = expert * {body.n};  // the last one: pairs without an expert",
         f"const int64_t n0 = first / 16 * 16 + (int64_t)blockIdx.x * {TN};",
         f"if (n0 >= first + {body.n}) return;",
-        *([f"qc_fill<{weight.struct}>({table});"] if weight.lookup else []),
+        *([f"qc_fill<{weight.struct}, {TILED_THREADS}>({table});"] if weight.lookup else []),
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",
         *chosen(spec),
         "int64_t from = 0;",

@@ -61,7 +61,7 @@ def emit(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     pairs, row = c_dim((dim(body.rows) * body.repeat).to_dim()), c_dim(x.strides[0])
     place = f"{identifier(out.name)} + (int64_t)listed[place] * {c_dim(out.strides[0])}"
     lines = [
-        *linear_mma.tile_declarations(tile, weight, memory),
+        *linear_mma.tile_declarations(tile, memory, linear_mma.lane_table(weight)),
         f"const int64_t expert = blockIdx.y, first = expert * {body.n};  // the last one: pairs without an expert",
         f"const int64_t n0 = first / 16 * 16 + (int64_t)blockIdx.x * {tile.rows};",
         f"if (n0 >= first + {body.n}) return;",

@@ -60,21 +60,26 @@ struct qc_lane_table {
 QC_DEVICE qc_table16 qc_singles(float* entries) { return {entries, threadIdx.x % 32 * 4}; }
 QC_DEVICE qc_table256 qc_pairs(float2* entries) { return {entries, qc_fixed(entries), threadIdx.x % 16 * 8}; }
 
-// By the whole block, 16 bytes at a time; a barrier must follow. Blocks have a multiple of 32 threads, so that a thread
-// meets every low nibble again after two steps at most.
-template <class W> QC_DEVICE void qc_fill(qc_no_table) {}
-template <class W> QC_DEVICE void qc_fill(qc_lane_table) {}
-template <class W> QC_DEVICE void qc_fill(qc_table16 table) {
-    for (int i = threadIdx.x; i < 16 * 8; i += blockDim.x) {
-        const float value = W::code_value(i / 8);
-        ((float4*)table.entries)[i] = make_float4(value, value, value, value);
+// By a whole block of THREADS threads, 16 bytes at a time; a barrier must follow.
+template <class W, int THREADS> QC_DEVICE void qc_fill(qc_no_table) {}
+template <class W, int THREADS> QC_DEVICE void qc_fill(qc_lane_table) {}
+template <class W, int THREADS> QC_DEVICE void qc_fill(qc_table16 table) {
+#pragma unroll
+    for (int first = 0; first < 16 * 8; first += THREADS) {
+        const int i = first + (int)threadIdx.x;
+        if (THREADS <= 128 || i < 16 * 8) {
+            const float value = W::code_value(i / 8);
+            ((float4*)table.entries)[i] = make_float4(value, value, value, value);
+        }
     }
 }
-template <class W> QC_DEVICE void qc_fill(qc_table256 table) {
-    const int step = blockDim.x;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < 256 * 8; i += step) {
-        const float low = W::code_value(i / 8 % 16), high = W::code_value(i / 128);
+template <class W, int THREADS> QC_DEVICE void qc_fill(qc_table256 table) {
+    // Eight threads make an entry's replicas: 128 of them meet each low nibble once.
+    const float same = W::code_value(threadIdx.x / 8 % 16);
+#pragma unroll(THREADS < 256 ? 8 : 256 * 8 / THREADS)
+    for (int first = 0; first < 256 * 8; first += THREADS) {
+        const int i = first + (int)threadIdx.x;
+        const float low = THREADS % 128 == 0 ? same : W::code_value(i / 8 % 16), high = W::code_value(i / 128);
         ((float4*)table.entries)[i] = make_float4(low, high, low, high);
     }
 }

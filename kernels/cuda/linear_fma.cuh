@@ -146,7 +146,7 @@ QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, 
     if constexpr (Fill) {
         qc_x_piece<S> first;
         if (i < count) first.read(from(i), k0 + i % pieces * 16, W::cols);
-        if (fill) qc_fill<W>(table);
+        if (fill) qc_fill<W, threads>(table);
         if (i < count) first.store(at(i));
         i += threads;
     }

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda.emit import arch_number, signature
-from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.linear import (
     LAYOUT,
     Finish,
@@ -35,9 +35,6 @@ RING = 4
 
 X_BYTES = 32768
 """Shared memory for x with few rows: with the table of pairs, three blocks fit where a multiprocessor has 228 KiB."""
-
-PAIR_TABLE = 256 * 16 * 8
-"""Bytes of the table of pairs of codes, as in linear.cuh."""
 
 FEW_ROWS = 8
 TILED_THREADS = 256
@@ -214,7 +211,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
     rows, columns = m // 16, n // 16
     lines = [
         *shared.declarations(),
-        *([f"qc_fill<{weight.struct}>({table});"] if weight.lookup else []),
+        *([f"qc_fill<{weight.struct}, {TILED_THREADS}>({table});"] if weight.lookup else []),
         *([_bytes(spec)] if weight.storage != "strided" else []),
         f"const int64_t m0 = (int64_t)blockIdx.x * {m}, n0 = (int64_t)blockIdx.y * {n};",
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",

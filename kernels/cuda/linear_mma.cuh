@@ -379,6 +379,8 @@ QC_DEVICE void qm_product(
         qc_cp_async_commit();
     }
 
+    qc_fill<W, 32 * WARPS_N * WARPS_K>(table);  // the loop begins with a barrier
+
     // ldmatrix: lane 8 i + r gives row r of matrix i; matrices 0 and 1 are tokens 0 to 7 (columns 0 to 7, 8 to 15),
     // 2 and 3 tokens 8 to 15.
     const qc_place b_place =

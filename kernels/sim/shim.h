@@ -336,9 +336,9 @@ QS_INLINE T qs_atomic_cas(int line, T* p, typename qs_same<T>::type compare, typ
 QS_INLINE uint4 qc_load_stream_16(const void* global) { return *(const uint4*)global; }
 struct qc_place {
     char* address;
-    QS_INLINE qc_place(const void* shared) : address((char*)shared) {}
-    QS_INLINE qc_place operator+(int bytes) const { return qc_place(address + bytes); }
-    QS_INLINE operator void*() const { return address; }
+    __forceinline__ qc_place(const void* shared) : address((char*)shared) {}
+    __forceinline__ qc_place operator+(int bytes) const { return qc_place(address + bytes); }
+    __forceinline__ operator void*() const { return address; }
 };
 QS_INLINE qc_place qc_fixed(const void* shared) { return qc_place(shared); }
 QS_INLINE float2 qc_load_shared_8(qc_place shared) { return *(const float2*)shared.address; }
