@@ -22,6 +22,22 @@
 #pragma once
 #include "decode.cuh"
 
+// 16 bytes of elements, each rounded once.
+QC_DEVICE void qc_store_16(float* to, const float (&v)[4]) { *(float4*)to = make_float4(v[0], v[1], v[2], v[3]); }
+template <class T> QC_DEVICE void qc_store_16(T* to, const float (&v)[8]) {
+    *(uint4*)to = make_uint4(qc_pack(v[0], v[1], T()), qc_pack(v[2], v[3], T()), qc_pack(v[4], v[5], T()),
+                             qc_pack(v[6], v[7], T()));
+}
+
+// sums[i], by constants alone: an index in a register would put the array into local memory.
+template <int N> QC_DEVICE float qc_pick(const float (&sums)[N], int i) {
+    float picked = 0.0f;
+#pragma unroll
+    for (int each = 0; each < N; each++)
+        if (each == i) picked = sums[each];
+    return picked;
+}
+
 // The two halves of a pair of 16-bit floats, in fp32.
 QC_DEVICE float qc_low(uint32_t pair, qc_bf16) { return __uint_as_float(pair << 16); }
 QC_DEVICE float qc_high(uint32_t pair, qc_bf16) { return __uint_as_float(pair & 0xffff0000u); }

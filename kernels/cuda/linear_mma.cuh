@@ -298,14 +298,28 @@ template <int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES> struct q
     static constexpr int BYTES = RING > SUMS ? RING : SUMS;
 };
 
-// The block's sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per element,
-// so that `finish` reads and writes along rows of the result. Parts are added in the order of warp_k.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, class Finish>
+// GROUP floats from a multiple of as many on, or one.
+template <int GROUP> QC_DEVICE void qm_read(const float* from, float (&v)[GROUP]) {
+    if constexpr (GROUP == 1) {
+        v[0] = *from;
+    } else {
+#pragma unroll
+        for (int i = 0; i < GROUP; i += 4) {
+            const float4 four = *(const float4*)(from + i);
+            v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+        }
+    }
+}
+
+// The block's sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per GROUP
+// elements along a row of the result, so that `finish` reads and writes along rows. Parts are added in the order of
+// warp_k.
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int GROUP, class Finish>
 QC_DEVICE void qm_finish(
     const float (&sums)[PANELS][TOKENS / 8][4], float* part, int64_t m0, int64_t n0, int64_t m, int used,
     const Finish& finish) {
     constexpr int PASS = TOKENS < QM_PASS ? TOKENS : QM_PASS, BLOCK_ROWS = 16 * PANELS * WARPS_N;
-    constexpr int STRIDE = BLOCK_ROWS + QM_SUM_PAD, THREADS = 32 * WARPS_N * WARPS_K;
+    constexpr int STRIDE = BLOCK_ROWS + QM_SUM_PAD, THREADS = 32 * WARPS_N * WARPS_K, GROUPS = BLOCK_ROWS / GROUP;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
 #pragma unroll
@@ -325,23 +339,30 @@ QC_DEVICE void qm_finish(
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < PASS * BLOCK_ROWS; i += THREADS) {
-            const int token = i / BLOCK_ROWS, row = i % BLOCK_ROWS;
+        for (int i = (int)threadIdx.x; i < PASS * GROUPS; i += THREADS) {
+            const int token = i / GROUPS, row = i % GROUPS * GROUP;
             if (m0 + pass + token < m && n0 + row < W::rows) {
-                float sum = part[token * STRIDE + row];
+                const float* const first = part + token * STRIDE + row;
+                float total[GROUP];
+                qm_read<GROUP>(first, total);
 #pragma unroll
-                for (int k = 1; k < WARPS_K; k++) sum += part[(k * PASS + token) * STRIDE + row];
-                finish(sum, m0 + pass + token, n0 + row);
+                for (int k = 1; k < WARPS_K; k++) {
+                    float more[GROUP];
+                    qm_read<GROUP>(first + k * PASS * STRIDE, more);
+#pragma unroll
+                    for (int e = 0; e < GROUP; e++) total[e] += more[e];
+                }
+                finish(total, m0 + pass + token, n0 + row);
             }
         }
     }
 }
 
-// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns. `finish(sum, m,
-// n)` stores an element; there are m rows of x. All threads of the block arrive here, and x is what `tile` copies.
+// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns.
+// `finish(sums, m, n)` stores GROUP elements from (m, n) on along n; there are m rows of x. All threads of the block arrive here, and x is what `tile` copies.
 // IN_BLOCKS: n0 is a multiple of the rows of w that a block takes.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, bool IN_BLOCKS, class Table,
-          class Tile, class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, bool IN_BLOCKS,
+          class Table, class Tile, class Finish>
 QC_DEVICE void qm_product(
     const Table& table, const uint8_t* bytes, const Tile& tile, int64_t m0, int64_t n0, int64_t m, void* shared,
     const Finish& finish) {
@@ -434,11 +455,12 @@ QC_DEVICE void qm_product(
             }
         }
     }
-    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS>(sums, (float*)shared, m0, n0, m, tile.used, finish);
+    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS, GROUP>(sums, (float*)shared, m0, n0, m, tile.used, finish);
 }
 
 // One block of a linear: rows of x `x_row` elements apart.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Table, class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, class Table,
+          class Finish>
 QC_DEVICE void qm_linear(
     const Table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
     const Finish& finish) {
@@ -447,5 +469,6 @@ QC_DEVICE void qm_linear(
     qm_block(token_block, row_block);
     const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (16 * PANELS * WARPS_N);
     const qm_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS> tile(x, x_row, m0, m);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, true>(table, bytes, tile, m0, n0, m, shared, finish);
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, GROUP, true>(
+        table, bytes, tile, m0, n0, m, shared, finish);
 }

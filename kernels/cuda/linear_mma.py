@@ -196,11 +196,11 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"{tile.warps_k} warps; {tile.stages} stages of x in {tile.shared} bytes, {tile.depth} chunks of w ahead"
     )
     where = f"table, (const uint8_t*){identifier(w.name)}, {identifier(x.name)}"
-    arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}"
+    arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}, {finish.group}"
     lines = [
         *tile_declarations(tile, memory, table),
-        "const auto finish = [&](float sum, int64_t m, int64_t n) QC_INLINED {",
-        f"    {finish.call('sum', 'm', 'n')}",
+        f"const auto finish = [&](const float (&sums)[{finish.group}], int64_t m, int64_t n) QC_INLINED {{",
+        f"    {finish.call_group('sums', 'm', 'n')}",
         "};",
     ]
     if body.window is None:

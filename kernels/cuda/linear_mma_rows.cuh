@@ -76,7 +76,8 @@ struct qm_window_rows {
 };
 
 // One block of a linear over the windows of an image; `places` has room for TOKENS of them.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Table, class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, class Table,
+          class Finish>
 QC_DEVICE void qm_windows(
     const Table& table, const uint8_t* bytes, const typename W::type* image, const qc_window& window, int64_t m,
     qc_window_place* places, void* shared, const Finish& finish) {
@@ -89,11 +90,11 @@ QC_DEVICE void qm_windows(
     const qm_window_rows rows = {window, places};
     const qm_scattered_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qm_window_rows> tile(
         image, rows, m - m0);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, true>(
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, GROUP, true>(
         table, bytes, tile, m0, n0, m, shared, finish);
 }
 
-// One block of a grouped linear: `live` listed pairs, times the rows of w from n0 on. `finish(sum, place, n)`: of the
+// One block of a grouped linear: `live` listed pairs, times the rows of w from n0 on. `finish(sums, place, n)`: one, of the
 // pair at that place of the list.
 template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Table, class Finish>
 QC_DEVICE void qm_listed(
@@ -101,6 +102,6 @@ QC_DEVICE void qm_listed(
     int64_t n0, void* shared, const Finish& finish) {
     constexpr int COLUMNS = QM_CHUNK * WARPS_K, THREADS = 32 * WARPS_N * WARPS_K;
     const qm_scattered_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qm_listed_rows> tile(x, rows, live);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, false>(
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, 1, false>(
         table, bytes, tile, 0, n0, live, shared, finish);
 }
