@@ -110,7 +110,7 @@ class Run:
         for message in messages(read, lambda: min(self.limit, self.end)):
             if message is None:  # silence until the limit
                 if time.monotonic() >= self.end - 0.5:
-                    return self.over(current)
+                    return True
                 return self.ended(current, f"nothing was heard of it for {USUAL_LIMIT:.0f} s or more; it was killed")
             self.limit = time.monotonic() + USUAL_LIMIT
             if "begin" in message:
@@ -129,12 +129,6 @@ class Run:
             elif "done" in message:
                 return True
         return self.ended(current, f"the process ended with {process.wait()}")
-
-    def over(self, current: str | None) -> bool:
-        if current is not None:
-            self.left.remove(current)
-            self.left.insert(0, current)
-        return True
 
     def ended(self, current: str | None, how: str) -> bool:
         """A worker that crashed or hangs: the cell it was at has failed, the rest goes on in a new one."""

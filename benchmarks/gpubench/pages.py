@@ -105,7 +105,7 @@ def _wrong(report: Report) -> str:
 
 
 def _error(value: Any) -> str:
-    return "no result" if value is None else f"{value:.1e}"
+    return "none, or NaN" if value is None else f"{value:.1e}"
 
 
 def _mismatched(failure: dict[str, Any]) -> str:

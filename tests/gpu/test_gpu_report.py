@@ -137,6 +137,16 @@ def test_wrong_results_come_first_with_their_errors(timed: document.Document) ->
     assert "| 1 | 12.0, 18% |  |  | wrong |" in text, "a wrong cell has no time"
 
 
+def test_an_error_that_is_no_number_is_null_in_the_file(timed: document.Document, tmp_path: Path) -> None:
+    timed.cells[0].status, timed.cells[0].errors = "wrong", {"eager": float("nan"), "replay": float("inf")}
+    timed.cells[0].samples, timed.cells[0].reason = [], "eager: error nan, at most 4e-03 is right"
+    document.write(timed, tmp_path / "bench.json")
+    assert "NaN" not in (tmp_path / "bench.json").read_text()
+    found, _ = report.read(tmp_path / "bench.json")
+    assert found.cells[0].errors == {"eager": None, "replay": None}
+    assert "eager none, or NaN, replay none, or NaN | eager: error nan" in page(found)
+
+
 def test_a_partial_run_names_what_is_missing(timed: document.Document) -> None:
     timed.cells[2].status, timed.cells[2].samples = "left out", []
     timed.peers_missing = {"tinygemm linear": "RuntimeError: no kernel image"}
