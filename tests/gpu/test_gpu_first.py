@@ -26,9 +26,9 @@ TELLING = ("linear/nf4/4096x4096/m1", "linear/int4/1024x4096/m64", "linear/w8a8/
            "linear/bitsandbytes/4096x4096/m16")  # fmt: skip
 
 
-def measure(path: Path, *only: str, device: str = "sim:0", budget: float = 240.0) -> document.Document:
+def measure(path: Path, *only: str, device: str = "sim:0", budget: float = 240.0, **more: str) -> document.Document:
     command = [sys.executable, "-P", str(SCRIPT), "--device", device, "--json", str(path), "--budget", str(budget)]
-    env = {**os.environ, "QC_QUIET": "1", "QC_SIM_CHECK": "0"}
+    env = {**os.environ, "QC_QUIET": "1", "QC_SIM_CHECK": "0", **more}
     done = subprocess.run([*command, "--only", *only], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     made: document.Document = document.made(json.loads(path.read_text()), str(path))
@@ -104,6 +104,26 @@ def test_cells_run_on_the_simulated_gpu_and_no_times_are_pretended(tmp_path: Pat
     moments = {(probe.name, probe.moment) for probe in found.probes}
     assert {("copy", "before"), ("copy", "after"), ("launch", "before"), ("clocks", "after")} <= moments
     assert not [probe for probe in found.probes if probe.reason and probe.name != "clocks"]
+
+
+def test_events_graphs_and_resources_come_from_the_driver(tmp_path: Path) -> None:
+    """On a driver made of host memory: what a GPU's rig asks for and gets. Its times mean nothing."""
+    twins = load("tests/gpu/stub_twins.py")
+    names = ["linear/nf4/4096x4096/m1", "norm/ours/1x4096", "linear/torch/4096x4096/m1"]
+    stub = twins.environment(twins.folder(tmp_path))
+    found = measure(tmp_path / "out.json", *names, device="cuda:0", **stub)
+    rows = {row.id: row for row in found.cells}
+    assert (found.kind, found.timed, found.scale) == ("stub", True, "small"), "full sizes are for GPUs"
+    for name in names[:2]:
+        row = rows[name]
+        assert row.status == "ok", row.reason
+        assert len(row.samples) == worker.SMALL_ROUNDS and min(row.samples) > 0
+        assert row.nodes == {"kernel": row.calls}
+        assert row.kernel["registers"] > 0 and row.kernel["blocks_per_sm"] > 0
+    assert rows[names[2]].status == "not run" and "no CUDA device" in found.peers_missing["torch linear"]
+    values = {probe.name: probe.values for probe in found.probes if probe.moment == "before"}
+    assert values["copy"]["terabytes_per_second"] and values["launch"]["eager_device_us"] > 0
+    assert found.environment["attributes"].keys() >= {"l2_bytes", "multiprocessors"}
 
 
 @pytest.mark.slow
