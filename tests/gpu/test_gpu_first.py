@@ -250,6 +250,16 @@ def test_a_crash_a_hang_and_a_lost_device_cost_their_cells_alone(
     assert len(found.restarts) == 3 and len(found.failures) == 3
 
 
+@pytest.mark.parametrize(("gpu", "held"), [("NVIDIA H200", True), ("NVIDIA A100-SXM4-80GB", False)])
+def test_a_run_is_held_to_the_predictions_of_its_own_gpu(gpu: str, held: bool, tmp_path: Path) -> None:
+    arguments = argparse.Namespace(device="sim:0", budget=1.0, rounds=1, small=False, json=None)
+    run = first.Run(arguments, cells.chosen(["norm"]))
+    run.document.scale, run.document.environment = "full", {"gpu": gpu}
+    run.expect()
+    run.keep(document.Row("norm/ours/1x4096", "norm", "ours", samples=[3.0]))
+    assert bool(run.rows["norm/ours/1x4096"].predicted) == held == run.document.predictions.startswith("NVIDIA H200")
+
+
 def test_cells_without_time_are_left_out_and_the_file_is_whole(tmp_path: Path) -> None:
     arguments = argparse.Namespace(device="sim:0", budget=1.0, rounds=1, small=False, json=tmp_path / "out.json")
     run = first.Run(arguments, cells.chosen(["norm"]))
