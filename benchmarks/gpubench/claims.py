@@ -59,15 +59,20 @@ def markdown() -> str:
     """The claims as a table, as docs/gpu.md has it."""
     lines = ["| | predicted | aim |", "|---|---|---|"]
     for each in CLAIMS:
-        low, high = shown(each.low, each.unit), shown(each.high, each.unit)
         aim = "–" if each.aim is None else shown(each.aim, each.unit)
-        lines.append(f"| {each.name} | {low if low == high else f'{low} to {high}'} | {aim} |")
+        lines.append(f"| {each.name} | {between(each.low, each.high, each.unit)} | {aim} |")
     return "\n".join(lines)
+
+
+def between(low: float, high: float, unit: str) -> str:
+    """A range, or its one value."""
+    first, last = shown(low, unit), shown(high, unit)
+    return first if first == last else f"{first} to {last}"
 
 
 def shown(value: float, unit: str) -> str:
     """A value with its unit: "share", "us", "x", or a plain count."""
-    words = {"share": f"{value:.0%}", "us": f"{value:.0f} µs", "x": f"{value:.1f}×"}
+    words = {"share": f"{value:.0%}", "us": f"{value:.0f} µs", "x": f"{value:.2f}×"}
     return words.get(unit, f"{value:g}")
 
 

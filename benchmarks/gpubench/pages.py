@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpubench.cells import KEYS, MS, PEERS, PREFILL, SHAPES, WEIGHT_ONLY
-from gpubench.claims import copy_rate, shown
+from gpubench.claims import between, copy_rate, shown
 from gpubench.document import Document, Row, counted
 from gpubench.marks import Mark, judged, mark
 
@@ -20,6 +20,9 @@ LAYER_TIMES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336)
 """How often a decoder layer runs a linear of (N, K)."""
 
 WORST = 15
+CACHED, FAST = 4 << 20, 1.1
+"""Bytes below which a call may well be served by a cache, and how far above a copy's rate is no noise."""
+
 FEW_ROWS = 16
 """Rows of x up to which a linear is judged by bytes, and beyond by operations."""
 
@@ -152,8 +155,16 @@ def _machine(report: Report) -> str:
     said = f"Rounds that differ by more than 10 %: {', '.join(noisy)}." if noisy else ""
     if not document.timed:
         return ""
+    rate = copy_rate(document) or float("inf")
+    fast = [
+        row.id for row in report.rows if row.median and row.nbytes > CACHED and row.nbytes / row.median > FAST * rate
+    ]
+    if fast:
+        said += f" Faster than a copy, so not from memory: {', '.join(f'`{name}`' for name in fast[:5])}" + (
+            f" and {len(fast) - 5} more." if len(fast) > 5 else "."
+        )
     head = ("moment", "copy", "SM clock", "°C", "throttling", "µs a node", "µs an eager launch")
-    return section("The machine during the run", table(head, rows), said)
+    return section("The machine during the run", table(head, rows), said.strip())
 
 
 # --- claims and predictions ------------------------------------------------------------------------------------------
@@ -167,7 +178,7 @@ def _claims(report: Report) -> str:
         claim, unit = each.claim, each.claim["unit"]
         rows.append(
             (
-                claim["name"], f"{shown(claim['low'], unit)} to {shown(claim['high'], unit)}",
+                claim["name"], between(claim["low"], claim["high"], unit),
                 "–" if each.value is None else shown(each.value, unit), each.verdict,
                 "–" if claim.get("aim") is None else f"{shown(claim['aim'], unit)} {each.aim}".strip(),
             )

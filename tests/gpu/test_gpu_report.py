@@ -126,6 +126,12 @@ def test_a_timed_run_shows_medians_shares_marks_and_what_any_m_costs(timed: docu
     assert text.index("What was predicted") < text.index("Where predictions were missed") < text.index("### Linears")
 
 
+def test_a_cell_faster_than_a_copy_is_pointed_out(timed: document.Document) -> None:
+    assert "not from memory" not in page(timed)
+    timed.cells[0].samples = [1.9]  # 9.46 MB: 4.98 TB/s where copies do 4.3
+    assert "not from memory: `linear/nf4/4096x4096/m1`." in page(timed)
+
+
 def test_wrong_results_come_first_with_their_errors(timed: document.Document) -> None:
     timed.cells[0].status, timed.cells[0].samples = "wrong", []
     timed.cells[0].errors, timed.cells[0].reason = {"eager": 1.6e-3, "replay": 0.25}, "replay: error 2.50e-01"
