@@ -56,14 +56,13 @@ class Run:
         self.began = self.limit = time.monotonic()
         self.left = [cell.id for cell in cells]
         self.cells = {cell.id: cell for cell in cells}
-        predictions = known_predictions()
-        self.predicted = predictions.get("cells", {})
+        self.predicted: dict[str, Any] = {}
         kind = kind_of(arguments.device)
         scale: Scale = "full" if kind == "gpu" and not arguments.small else "small"
         self.document = Document(
             kind=kind, device=arguments.device, timed=arguments.device.startswith("cuda"),
             scale=scale, commit=commit(), began=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            budget=arguments.budget, predictions=predictions.get("frozen", ""),
+            budget=arguments.budget,
         )  # fmt: skip
         self.rows: dict[str, Row] = {}
 
@@ -110,7 +109,7 @@ class Run:
         for message in messages(read, lambda: min(self.limit, self.end)):
             if message is None:  # silence until the limit
                 if time.monotonic() >= self.end - 0.5:
-                    return self.over(current)
+                    return True
                 return self.ended(current, f"nothing was heard of it for {USUAL_LIMIT:.0f} s or more; it was killed")
             self.limit = time.monotonic() + USUAL_LIMIT
             if "begin" in message:
@@ -123,18 +122,13 @@ class Run:
                 self.document.probes.append(Probe(**message["probe"]))
             elif "environment" in message:
                 self.document.environment = message["environment"]
+                self.expect()
             elif "lost" in message:
                 self.document.restarts.append(f"the device was lost: {message['lost']}")
                 return False
             elif "done" in message:
                 return True
         return self.ended(current, f"the process ended with {process.wait()}")
-
-    def over(self, current: str | None) -> bool:
-        if current is not None:
-            self.left.remove(current)
-            self.left.insert(0, current)
-        return True
 
     def ended(self, current: str | None, how: str) -> bool:
         """A worker that crashed or hangs: the cell it was at has failed, the rest goes on in a new one."""
@@ -150,9 +144,15 @@ class Run:
 
     # --- the document ---
 
+    def expect(self) -> None:
+        """The frozen predictions, if they are of this GPU at these sizes: those of another say nothing here."""
+        found = known_predictions()
+        gpu = str(self.document.environment.get("gpu", ""))
+        if self.document.scale == "full" and found.get("device", "no device") in gpu:
+            self.predicted, self.document.predictions = found["cells"], f"{found['device']}, {found['frozen']}"
+
     def keep(self, row: Row) -> None:
-        if self.document.scale == "full":
-            row.predicted = self.predicted.get(row.id, {})
+        row.predicted = self.predicted.get(row.id, {})
         self.rows[row.id] = row
         if row.id in self.left:
             self.left.remove(row.id)

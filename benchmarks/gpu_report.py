@@ -6,7 +6,8 @@
 
 `--write` puts the tables between the markers `<!-- gpu figures -->` and `<!-- end of gpu figures -->` of a page.
 `--keep` copies the file to benchmarks/results/<gpu>-<date>-<commit>.json, which the tables then name. Predictions are
-those of benchmarks/predictions/h200.json that the run carried along in its cells; claims are read from that file.
+those of benchmarks/predictions/h200.json that the run carried along in its cells; claims are read from that file. A run
+on another GPU than the predictions are of has neither.
 
 Files of another schema are refused. A run that was cut short, or that failed in places, is reported as far as it came.
 """
@@ -81,8 +82,8 @@ def written(page: str, text: str, where: str) -> str:
 def report_of(path: Path, source: str = "") -> pages.Report:
     """The report of a file, with the frozen claims."""
     found, check = read(path)
-    known = json.loads(PREDICTIONS.read_text(encoding="utf-8")) if PREDICTIONS.exists() else {}
-    return pages.Report(found, known.get("claims", ()), found.predictions or known.get("frozen", ""), source, check)
+    claims = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["claims"] if found.predictions else ()
+    return pages.Report(found, claims, found.predictions, source, check)
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from gpubench.cells import Cell, Scale, sizes
 from gpubench.rig import plan_of
 from qcompiler.errors import QCompilerError
 from qcompiler.plan.kernel import KernelSpec
-from qcompiler.runtime.nvrtc import build_module
+from qcompiler.runtime.nvrtc import build_module, compiler_version
 
 SCALES: tuple[Scale, ...] = ("full", "small")
 
@@ -31,6 +31,7 @@ def specs(cells: Sequence[Cell]) -> dict[str, KernelSpec]:
 def all_of(arch: str, cells: Sequence[Cell], jobs: int) -> int:
     """Compiles all of them for `arch`; 1 if one does not compile."""
     began, wanted = time.monotonic(), specs(cells)
+    compiler_version(arch)  # imports the compiler's bindings, which threads must not do at the same time
 
     def one(spec: KernelSpec) -> str | None:
         try:

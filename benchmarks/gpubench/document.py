@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -110,8 +111,17 @@ def write(document: Document, path: Path) -> None:
     bad = [row for row in document.cells if row.status in ("wrong", "failed")]
     document.failures = [{"id": r.id, "status": r.status, "reason": r.reason, "errors": r.errors} for r in bad]
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(dataclasses.asdict(document), indent=1), encoding="utf-8")
+    beside.write_text(json.dumps(_finite(dataclasses.asdict(document)), indent=1, allow_nan=False), encoding="utf-8")
     beside.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: such an error is null, and its row's reason says which it was."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def made(data: Any, where: str) -> Document:

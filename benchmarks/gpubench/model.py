@@ -9,6 +9,7 @@ must do, each an amount that is counted over a rate that is known:
     flight  the same bytes / what the loads under way allow (Little's law: bytes in flight / latency, on the
             multiprocessors that have a block)
     issue   instructions of the hot loop, from SASS (runtime/sass.py) / four a clock and multiprocessor
+    alu     those of them that only the integer pipe executes / two a clock and multiprocessor
     tensor  operations, rows of x padded to the tile        / rate of `mma.sync`
     l2      x once per block, weights once per tile of rows / bandwidth of the L2 cache
     shared  accesses of the hot loop to shared memory       / 128 bytes a clock and multiprocessor
@@ -25,12 +26,12 @@ The figures of the device are published ones or, where it says so, leads; the fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from gpubench import layer, ours
-from gpubench.cells import EXPERTS, Cell, sizes
+from gpubench.cells import EXPERTS, SHAPES, Cell, sizes
 from gpubench.occupancy import blocks_per_multiprocessor
 from qcompiler.kernels.cost import bytes_moved, operations_of, stored_bytes
 from qcompiler.kernels.cuda import emit, grouped_linear, grouped_mma, linear_fma, linear_mma
@@ -121,6 +122,18 @@ class Count:
         of = self.opcodes.get
         return wide * (of("LDS", 0.0) + of("STS", 0.0)) + 4 * (of("LDSM", 0.0) + of("LDGSTS", 0.0))
 
+    @property
+    def alu(self) -> float:
+        """Instructions of the integer pipe for each weight."""
+        return sum(self.opcodes.get(name, 0.0) for name in ALU)
+
+
+ALU = (
+    "LOP3", "PLOP3", "SHF", "PRMT", "LEA", "BFE", "SGXT", "IADD3", "VIADD", "ISETP", "IMNMX", "VIMNMX", "SEL", "F2FP",
+    "FSEL", "FSETP", "FMNMX",
+)  # fmt: skip
+"""What runs at half the rate on Hopper: 64 lanes a clock and multiprocessor for 32-bit integer and logical operations,
+comparisons and packed conversions (CUDA C++ Programming Guide, "Arithmetic Instructions")."""
 
 Counter = Callable[[KernelSpec, int, Fraction], Count]
 """(spec, bits of a weight, products per weight) -> Count; gpu_predict.py asks runtime/sass.py."""
@@ -199,6 +212,12 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
         weights = tiles * body.n * body.k
     bits = weight.bits if weight.bits > 8 else 8 if weight.bits == 8 else 4  # of a load: planes of codes are 4 wide
     found = count(spec, bits, _products(spec, launch))
+    counted_in = spec.name
+    if found.per_weight is None and cell.kind == "linear" and (cell.n, cell.k) != SHAPES[0]:
+        # ptxas unrolled the few rounds of a small weight: the loop is that of the same kernel for a larger one
+        other = ours.linear_spec(cell.engine, *SHAPES[0], cell.m, symbolic=cell.symbolic)
+        loop, counted_in = count(other, bits, _products(other, launch)), other.name
+        found = replace(loop, registers=found.registers)
     held = blocks_per_multiprocessor(ARCH, launch.threads, found.registers, launch.shared) or 1
     uneven, busy = _spread(launch.blocks, gpu)
     resident = min(held, -(-launch.blocks // gpu.multiprocessors))
@@ -228,6 +247,8 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
         slots = found.per_weight * weights / 32 * uneven / (4 * gpu.multiprocessors)
         shares = min(gpu.issue.best, warps * gpu.warp_issue.best), min(gpu.issue.worst, warps * gpu.warp_issue.worst)
         terms["issue"] = (slots / gpu.clock.best / shares[0], slots / gpu.clock.worst / shares[1])
+        half = found.alu * weights / 32 * uneven / (2 * gpu.multiprocessors)
+        terms["alu"] = (half / gpu.clock.best / gpu.issue.best, half / gpu.clock.worst / gpu.issue.worst)
         turns = weights / 32 * uneven / gpu.multiprocessors
         terms["shared"] = (
             turns * found.wavefronts(1) / gpu.clock.best / gpu.shared.best,
@@ -236,6 +257,7 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
     facts = {
         "bytes": nbytes, "operations": operations_of(body, spec.operands, symbols), "blocks": launch.blocks,
         "threads": launch.threads, "blocks_per_sm": held, "per_weight": found.per_weight, "uneven": round(uneven, 3),
+        "counted_in": counted_in,
     }  # fmt: skip
     if found.reason:
         facts["not_counted"] = found.reason
@@ -271,9 +293,11 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
 
 
 def _products(spec: KernelSpec, launch: Launch) -> Fraction:
-    """Products that a lane executes for each weight: of `mma`, tokens over 64 (16 x 8 x 16 by 32 lanes)."""
-    kernel = emit.emit_kernel(spec, ARCH)
-    return Fraction(launch.tokens, 64) if kernel.engine == "mma" else Fraction(launch.tokens)
+    """Products that a lane executes for each weight: of `mma` 16 x 8 x 16 by 32 lanes, for bytes 16 x 8 x 32."""
+    if emit.emit_kernel(spec, ARCH).engine != "mma":
+        return Fraction(launch.tokens)
+    codes = isinstance(spec.body, LinearKernel) and spec.body.codes
+    return Fraction(launch.tokens, 128 if codes else 64)
 
 
 def _spread(blocks: int, gpu: Gpu) -> tuple[float, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpubench.cells import KEYS, MS, PEERS, PREFILL, SHAPES, WEIGHT_ONLY
-from gpubench.claims import copy_rate
+from gpubench.claims import between, copy_rate, shown
 from gpubench.document import Document, Row, counted
 from gpubench.marks import Mark, judged, mark
 
@@ -20,6 +20,9 @@ LAYER_TIMES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336)
 """How often a decoder layer runs a linear of (N, K)."""
 
 WORST = 15
+CACHED, FAST = 4 << 20, 1.1
+"""Bytes below which a call may well be served by a cache, and how far above a copy's rate is no noise."""
+
 FEW_ROWS = 16
 """Rows of x up to which a linear is judged by bytes, and beyond by operations."""
 
@@ -105,7 +108,7 @@ def _wrong(report: Report) -> str:
 
 
 def _error(value: Any) -> str:
-    return "no result" if value is None else f"{value:.1e}"
+    return "none, or NaN" if value is None else f"{value:.1e}"
 
 
 def _mismatched(failure: dict[str, Any]) -> str:
@@ -152,8 +155,16 @@ def _machine(report: Report) -> str:
     said = f"Rounds that differ by more than 10 %: {', '.join(noisy)}." if noisy else ""
     if not document.timed:
         return ""
+    rate = copy_rate(document) or float("inf")
+    fast = [
+        row.id for row in report.rows if row.median and row.nbytes > CACHED and row.nbytes / row.median > FAST * rate
+    ]
+    if fast:
+        said += f" Faster than a copy, so not from memory: {', '.join(f'`{name}`' for name in fast[:5])}" + (
+            f" and {len(fast) - 5} more." if len(fast) > 5 else "."
+        )
     head = ("moment", "copy", "SM clock", "°C", "throttling", "µs a node", "µs an eager launch")
-    return section("The machine during the run", table(head, rows), said)
+    return section("The machine during the run", table(head, rows), said.strip())
 
 
 # --- claims and predictions ------------------------------------------------------------------------------------------
@@ -164,25 +175,16 @@ def _claims(report: Report) -> str:
         return ""
     rows = []
     for each in judged(report.document, report.claims):
-        claim = each.claim
+        claim, unit = each.claim, each.claim["unit"]
         rows.append(
             (
-                claim["name"], f"{_value(claim['low'], claim)} to {_value(claim['high'], claim)}",
-                "–" if each.value is None else _value(each.value, claim), each.verdict,
-                "–" if claim.get("aim") is None else f"{_value(claim['aim'], claim)} {each.aim}".strip(),
+                claim["name"], between(claim["low"], claim["high"], unit),
+                "–" if each.value is None else shown(each.value, unit), each.verdict,
+                "–" if claim.get("aim") is None else f"{shown(claim['aim'], unit)} {each.aim}".strip(),
             )
         )  # fmt: skip
     said = f"Predictions of {report.frozen}." if report.frozen and rows else ""
     return section("What was predicted", said, table(("", "predicted", "measured", "prediction", "aim"), rows))
-
-
-def _value(value: float, claim: dict[str, Any] | Any) -> str:
-    unit = claim["unit"]
-    if unit == "us":
-        return f"{value:.0f} µs"
-    if unit == "x":
-        return f"{value:.2f}×"
-    return f"{value:.0%}" if "share" in claim["name"] else f"{value:g}"
 
 
 def marked(report: Report) -> list[tuple[Row, Mark]]:

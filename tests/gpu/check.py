@@ -16,7 +16,8 @@ Python and torch lacks, cubins, references. The package itself is assembled into
 
 Nothing begins or goes on after `--budget` seconds; the table and the JSON name what was left out, which is no failure.
 gpu-check.json (benchmarks/gpu_schema.py) is written to `--out` after each step, so that a kill loses one step at most.
-With `--resume` what passed in that folder's run, on the same tree and device, does not run again. With `--device sim:0`
+Parts that ran before with the same `--out`, tree and device stay in it. With `--resume` what passed in that folder's run
+does not run again. With `--device sim:0`
 the simulated GPU stands in the GPU's place. Exit 1 if anything failed. Without a GPU it says so and exits 0.
 """
 
@@ -474,30 +475,47 @@ def maker(text: str) -> list[str]:
     return text.split(", ")[:2]
 
 
-def resume(check: Check, folder: Path) -> None:
-    """What passed there on the same tree and device need not run again; parts that do not run now stay as they were."""
+def keep_others(check: Check, folder: Path) -> Any:
+    """The report of an earlier run in the folder, on the same tree and device; None where there is none.
+
+    Its other parts stand in this run's report as they were: a visit is one file, however many commands it takes.
+    """
     file = folder / "gpu-check.json"
-    if not file.exists():
-        print(f"nothing to resume: there is no {file}")
-        return
-    old = schema.read(file)
-    here = check.report
+    here, chosen = check.report, check.chosen.part
+    try:
+        old = schema.read(file)
+    except (OSError, ValueError) as error:
+        if check.chosen.resume or file.exists():
+            print(f"no earlier run is kept: {error}")
+        return None
     if (old.kind, old.environment.tree, old.environment.name) != (
         here.kind,
         here.environment.tree,
         here.environment.name,
     ):
-        print(f"not resumed: {file} is of another tree or device ({old.environment.name}, {old.environment.tree})")
+        print(f"not kept: {file} is of another tree or device ({old.environment.name}, {old.environment.tree})")
+        return None
+    here.parts = [part for part in old.parts if part not in chosen]
+    here.steps = [step for step in old.steps if step.part not in chosen]
+    here.learned, here.environment.clocks = old.learned, old.environment.clocks
+    if "first" not in chosen:
+        here.kernels, here.failures, here.cache, here.copy = old.kernels, old.failures, old.cache, old.copy
+    if not {"first", "bench"} & set(chosen):
+        here.bench, here.peers_missing = old.bench, {**old.peers_missing, **here.peers_missing}
+    if "second" not in chosen:
+        here.profile = old.profile
+    return old
+
+
+def resume(check: Check, folder: Path) -> None:
+    """What passed there does not run again: steps by their names, and kernels of the matrix."""
+    old, here = keep_others(check, folder), check.report
+    if old is None:
         return
     check.earlier = {(step.part, step.name): step for step in old.steps if step.ok and not step.left_out}
     check.passed = {kernel.kernel: kernel for kernel in old.kernels}
-    here.learned, here.profile, here.bench = old.learned, old.profile, old.bench
-    here.peers_missing, here.copy = {**old.peers_missing, **here.peers_missing}, old.copy
-    here.environment.clocks = old.environment.clocks
-    here.parts = [part for part in old.parts if part not in check.chosen.part]
-    here.steps = [step for step in old.steps if step.part not in check.chosen.part]
-    if "first" not in check.chosen.part:  # its matrix does not run now
-        here.kernels, here.failures, here.cache = old.kernels, old.failures, old.cache
+    here.profile, here.bench, here.copy = old.profile, old.bench, old.copy
+    here.peers_missing = {**old.peers_missing, **here.peers_missing}
     print(f"resumed: {len(check.earlier)} steps and {len(check.passed)} kernels passed before")
 
 
@@ -549,6 +567,8 @@ def main(given: Sequence[str] | None = None) -> int:
     check.began, check.references = began, brought.references
     if chosen.resume:
         resume(check, chosen.resume)
+    else:
+        keep_others(check, chosen.out)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop(check))
     return conclude(check)

@@ -26,9 +26,9 @@ TELLING = ("linear/nf4/4096x4096/m1", "linear/int4/1024x4096/m64", "linear/w8a8/
            "linear/bitsandbytes/4096x4096/m16")  # fmt: skip
 
 
-def measure(path: Path, *only: str, device: str = "sim:0", budget: float = 240.0) -> document.Document:
+def measure(path: Path, *only: str, device: str = "sim:0", budget: float = 240.0, **more: str) -> document.Document:
     command = [sys.executable, "-P", str(SCRIPT), "--device", device, "--json", str(path), "--budget", str(budget)]
-    env = {**os.environ, "QC_QUIET": "1", "QC_SIM_CHECK": "0"}
+    env = {**os.environ, "QC_QUIET": "1", "QC_SIM_CHECK": "0", **more}
     done = subprocess.run([*command, "--only", *only], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     made: document.Document = document.made(json.loads(path.read_text()), str(path))
@@ -74,8 +74,8 @@ def test_a_fixed_m_and_any_m_are_two_kernels_and_each_is_what_select_picks() -> 
 
 def test_every_kernel_is_emitted_under_a_name_of_its_own() -> None:
     """At one shape of linears: the others differ in numbers alone."""
-    wanted = [c for c in cells.every() if not c.is_peer and c.kind != "layer" and (c.n, c.k) in ((4096, 4096), (8192, 0),
-              (0, 4096), (cells.PREFILL, 0))]  # fmt: skip
+    shapes = ((4096, 4096), (8192, 0), (0, 4096), (cells.PREFILL, 0))
+    wanted = [c for c in cells.every() if not c.is_peer and c.kind != "layer" and (c.n, c.k) in shapes]
     specs: dict[str, Any] = {}
     for cell in wanted:
         spec = ours.spec_of(cell, cells.sizes(cell, "full"))
@@ -104,6 +104,26 @@ def test_cells_run_on_the_simulated_gpu_and_no_times_are_pretended(tmp_path: Pat
     moments = {(probe.name, probe.moment) for probe in found.probes}
     assert {("copy", "before"), ("copy", "after"), ("launch", "before"), ("clocks", "after")} <= moments
     assert not [probe for probe in found.probes if probe.reason and probe.name != "clocks"]
+
+
+def test_events_graphs_and_resources_come_from_the_driver(tmp_path: Path) -> None:
+    """On a driver made of host memory: what a GPU's rig asks for and gets. Its times mean nothing."""
+    twins = load("tests/gpu/stub_twins.py")
+    names = ["linear/nf4/4096x4096/m1", "norm/ours/1x4096", "linear/torch/4096x4096/m1"]
+    stub = twins.environment(twins.folder(tmp_path))
+    found = measure(tmp_path / "out.json", *names, device="cuda:0", **stub)
+    rows = {row.id: row for row in found.cells}
+    assert (found.kind, found.timed, found.scale) == ("stub", True, "small"), "full sizes are for GPUs"
+    for name in names[:2]:
+        row = rows[name]
+        assert row.status == "ok", row.reason
+        assert len(row.samples) == worker.SMALL_ROUNDS and min(row.samples) > 0
+        assert row.nodes == {"kernel": row.calls}
+        assert row.kernel["registers"] > 0 and row.kernel["blocks_per_sm"] > 0
+    assert rows[names[2]].status == "not run" and "no CUDA device" in found.peers_missing["torch linear"]
+    values = {probe.name: probe.values for probe in found.probes if probe.moment == "before"}
+    assert values["copy"]["terabytes_per_second"] and values["launch"]["eager_device_us"] > 0
+    assert found.environment["attributes"].keys() >= {"l2_bytes", "multiprocessors"}
 
 
 @pytest.mark.slow
@@ -147,7 +167,7 @@ def worker_on(monkeypatch: pytest.MonkeyPatch, names: list[str], **changes: Any)
 
 def test_a_wrong_result_is_listed_with_its_error_and_the_next_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ours.relative
-    seen = iter([0.5, 0.5])
+    seen = iter([0.5])
     heard = worker_on(
         monkeypatch, ["norm/ours/1x4096", "attention_decode/ours/1024"],
         relative=lambda result, wanted: next(seen, None) or right(result, wanted),
@@ -200,7 +220,8 @@ for name in task["cells"]:
         os._exit(139)
     if "q4_K" in name:
         time.sleep(60)
-    row = {"id": name, "kind": "linear", "engine": "x", "status": "failed" if "int8" in name else "ok", "samples": [1.0]}
+    status = "failed" if "int8" in name else "ok"
+    row = {"id": name, "kind": "linear", "engine": "x", "status": status, "samples": [1.0]}
     say(row=row)
     if "int8" in name:
         say(lost="cudaErrorIllegalAddress")
@@ -227,6 +248,16 @@ def test_a_crash_a_hang_and_a_lost_device_cost_their_cells_alone(
     assert by_engine["int8"].status == "failed"
     assert all(by_engine[name].status == "ok" for name in ("nf4", "mxfp4", "bf16"))
     assert len(found.restarts) == 3 and len(found.failures) == 3
+
+
+@pytest.mark.parametrize(("gpu", "held"), [("NVIDIA H200", True), ("NVIDIA A100-SXM4-80GB", False)])
+def test_a_run_is_held_to_the_predictions_of_its_own_gpu(gpu: str, held: bool, tmp_path: Path) -> None:
+    arguments = argparse.Namespace(device="sim:0", budget=1.0, rounds=1, small=False, json=None)
+    run = first.Run(arguments, cells.chosen(["norm"]))
+    run.document.scale, run.document.environment = "full", {"gpu": gpu}
+    run.expect()
+    run.keep(document.Row("norm/ours/1x4096", "norm", "ours", samples=[3.0]))
+    assert bool(run.rows["norm/ours/1x4096"].predicted) == held == run.document.predictions.startswith("NVIDIA H200")
 
 
 def test_cells_without_time_are_left_out_and_the_file_is_whole(tmp_path: Path) -> None:
