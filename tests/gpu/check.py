@@ -16,9 +16,9 @@ Python and torch lacks, cubins, references. The package itself is assembled into
 
 Nothing begins or goes on after `--budget` seconds; the table and the JSON name what was left out, which is no failure.
 gpu-check.json (benchmarks/gpu_schema.py) is written to `--out` after each step, so that a kill loses one step at most.
-Parts that ran before with the same `--out`, tree and device stay in it. With `--resume` what passed in that folder's run
-does not run again. With `--device sim:0`
-the simulated GPU stands in the GPU's place. Exit 1 if anything failed. Without a GPU it says so and exits 0.
+Parts that ran before with the same `--out`, tree and device stay in it. With `--resume` what passed in that folder's
+run does not run again. With `--device sim:0` the simulated GPU stands in the GPU's place. Exit 1 if anything failed.
+Without a GPU it says so and exits 0.
 """
 
 from __future__ import annotations
