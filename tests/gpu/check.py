@@ -27,7 +27,6 @@ import argparse
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -46,6 +45,7 @@ schema = load("benchmarks/gpu_schema.py")
 machine = load("tests/gpu/machine.py")
 assembly = load("tests/gpu/assembly.py")
 processes = load("tests/gpu/processes.py")
+ncu = load("tests/gpu/ncu.py")
 
 Suite, DEVICE_CASES = processes.Suite, processes.DEVICE_CASES
 
@@ -77,11 +77,6 @@ EXPECTED = (*SANITIZED, "tests/devices/test_capture_rules.py", "tests/capture/te
 """Files that are known to have cases for a GPU: one that has none any more is a failure, not a shorter table."""
 
 SECOND_TOOLS = ("memcheck", "racecheck")
-NCU = (
-    "ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--set", "full",
-    "--kernel-name", "regex:^qk_", "--launch-count", "2",
-)  # fmt: skip
-"""Every section: a list of metrics would fail as a whole where a chip lacks one of them."""
 SANITIZER = (
     "--error-exitcode", str(processes.SANITIZER_ERROR), "--print-limit", "20", "--report-api-errors", "no",
 )  # fmt: skip
@@ -278,7 +273,7 @@ class Check:
         self.add(step)
         self.at("before second")
         for kernel in kernels:
-            self.add(self.ncu(part, steps, kernel))
+            self.add(self.count(part, steps, kernel))
         work = [(tool, kernel) for tool in SECOND_TOOLS for kernel in kernels]
         with ThreadPoolExecutor(max(1, self.chosen.jobs // 2)) as pool:
             for made in pool.map(lambda each: self.sanitize(part, steps, *each), work):
@@ -312,16 +307,16 @@ class Check:
             same = (entry.kernel, entry.tool)
             self.report.profile = [e for e in self.report.profile if (e.kernel, e.tool) != same] + [entry]
 
-    def ncu(self, part: str, steps: Any, kernel: str) -> Any:
+    def count(self, part: str, steps: Any, kernel: str) -> Any:
         if self.resumed(part, f"ncu: {kernel}"):
             return None
-        step, entry, output = self.tool(part, steps, "ncu", "ncu", kernel, list(NCU))
+        step, entry, output = self.tool(part, steps, "ncu", "ncu", kernel, list(ncu.COMMAND))
         if entry.ok and not entry.reason:
-            entry.metrics = ncu_metrics(output)
+            entry.metrics = ncu.metrics(output)
             entry.ok = bool(entry.metrics)
         if not entry.ok and not entry.reason:
-            entry.reason = why_no_counters(output)
-            if "ERR_NVGPUCTRPERM" in output:  # the machine's owner forbids it: nothing of ours is wrong
+            entry.reason = ncu.why_none(output)
+            if ncu.FORBIDDEN in output:  # the machine's owner forbids it: nothing of ours is wrong
                 step.ok, step.failures = True, [f"left out: {entry.reason}"]
                 step.left_out = True
             else:
@@ -398,37 +393,6 @@ def files_of(places: Sequence[str]) -> list[Path]:
         path = ROOT / place
         found += sorted(path.glob("test_*.py")) if path.is_dir() else [path]
     return found
-
-
-def ncu_metrics(output: str) -> dict[str, Any]:
-    """ncu's raw page as metric -> value (a number where it is one) of the last launch, and `launches`, all of them."""
-    rows = [line for line in output.splitlines() if line.startswith('"')]
-    if len(rows) < 3:
-        return {}
-    names, values = _fields(rows[0]), [_fields(row) for row in rows[2:]]
-    launches = [
-        {name: _number(value) for name, value in zip(names, row, strict=False) if "__" in name or name == "Kernel Name"}
-        for row in values
-    ]
-    return {**launches[-1], "launches": launches}
-
-
-def _fields(row: str) -> list[str]:
-    return [each.replace('""', '"') for each in re.findall(r'"((?:[^"]|"")*)"', row)]
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return text
-
-
-def why_no_counters(output: str) -> str:
-    if "ERR_NVGPUCTRPERM" in output:
-        return "ERR_NVGPUCTRPERM: this machine does not let its users read the GPU's counters"
-    errors = [line for line in output.splitlines() if "==ERROR==" in line or "Error" in line]
-    return " ".join(errors)[:500] or f"ncu printed no metrics: {output.strip()[-300:]}"
 
 
 def describe(step: Any) -> str:
