@@ -15,7 +15,7 @@ FOLDERS = $(LONG) $(filter-out $(LONG) lint mlir,$(notdir $(patsubst %/,%,$(wild
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 
-.PHONY: help demo install test test-full lint bench docs gpu-check clean
+.PHONY: help demo install test test-full lint bench docs gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
@@ -26,7 +26,9 @@ help:
 	@echo "make bench      the benchmarks, peers in the same run"
 	@echo "make docs       writes the generated pages of docs/"
 	@echo "make gpu-check  everything that needs a GPU; WHEELS=folder installs from there, OUT=folder gets the JSON,"
-	@echo "                PARTS='first bench' runs these alone, BUDGET=570 stops after so many seconds"
+	@echo "                PARTS=first or PARTS=second runs that part in nine minutes, BUDGET=300 in so many seconds,"
+	@echo "                RESUME=folder skips what passed there, DEVICE=sim:0 runs it on the simulated GPU"
+	@echo "make gpu-wheels fills WHEELS=folder with what gpu-check needs on a machine without network"
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on PATH; install Python 3.11 or later (apt install python3 python3-venv)" >&2; exit 1; }
@@ -76,12 +78,19 @@ docs: $(STAMP)
 	$(BIN)/python -m qcompiler.formats.doc > docs/formats.md
 	$(BIN)/python -m qcompiler.frontends.operators > docs/operators.md
 	$(BIN)/python benchmarks/kernel_resources.py > docs/kernel-resources.md
+	$(BIN)/python benchmarks/hot_loops.py --output docs/hot-loops.md
 
 # Works on a bare CUDA image without network and without the environment above: WHEELS holds what the image lacks.
 CHECK_PYTHON = $(if $(WHEELS),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 gpu-check:
 	$(CHECK_PYTHON) -P tests/gpu/check.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(OUT),--out $(OUT)) \
-		$(if $(PARTS),--part $(PARTS)) $(if $(BUDGET),--budget $(BUDGET))
+		$(if $(PARTS),--part $(PARTS)) $(if $(BUDGET),--budget $(BUDGET)) $(if $(DEVICE),--device $(DEVICE)) \
+		$(if $(RESUME),--resume $(RESUME))
+
+# Where there is a network: FOR names the Python of the machine with the GPU.
+FOR ?= 3.12
+gpu-wheels: $(STAMP)
+	$(BIN)/python -P tests/gpu/bring.py $(or $(WHEELS),build/gpu-wheels) --python $(FOR)
 
 clean:
 	rm -rf build dumps

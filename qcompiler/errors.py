@@ -253,6 +253,10 @@ class DeviceUnavailableError(RuntimeFailure):
     """The device asked for does not exist on this machine, or this build cannot drive it yet."""
 
 
+class SassError(RuntimeFailure):
+    """Machine code that the counter of instructions cannot read."""
+
+
 class MissingDependencyError(QCompilerError):
     """An optional dependency is needed for this call; the message holds the pip command."""
 

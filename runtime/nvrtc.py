@@ -17,6 +17,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -203,14 +204,16 @@ def _find(name: str, sha256: object) -> Code | None:
 # --- the compiler ----------------------------------------------------------------------------------------------------
 
 
+importing_cuda = threading.Lock()
+"""cuda.core and cuda.bindings import each other: of two threads that begin at once, one meets half of a package."""
+
+
 def _cuda_core() -> Any:
     """cuda.core; before 0.5 its contents stood in cuda.core.experimental."""
     try:
-        import cuda.core
-
-        if hasattr(cuda.core, "Program"):
-            return cuda.core
-        return importlib.import_module("cuda.core.experimental")
+        with importing_cuda:
+            core = importlib.import_module("cuda.core")
+            return core if hasattr(core, "Program") else importlib.import_module("cuda.core.experimental")
     except ImportError as error:
         raise MissingDependencyError(f"CUDA kernels need cuda-core ({error}); install it with {_INSTALL}") from error
 

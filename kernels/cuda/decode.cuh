@@ -38,13 +38,14 @@ QC_DEVICE uint32_t qc_moved(uint32_t word, int from, int to) {
     return from >= to ? word >> (from - to) : word << (to - from);
 }
 
-// Both codes of pair `p` of a piece in the halves of a word, from the words of the planes of 4, 2 and 1 bits (what is
-// not declared goes unread), moved so that the piece stands first in them. kernels/layouts/cuda.py draws their bits.
-template <int BITS> QC_DEVICE uint32_t qc_code_pair(uint32_t four, uint32_t two, uint32_t one, int p) {
-    uint32_t pair = 0;
-    if constexpr ((BITS & 4) != 0) pair = four >> 4 * p & 0x000f000fu;
-    if constexpr ((BITS & 2) != 0) pair |= qc_moved(two, 2 * p, BITS & 4) & 0x00030003u << (BITS & 4);
-    if constexpr ((BITS & 1) != 0) pair |= qc_moved(one, p, BITS & 6) & 0x00010001u << (BITS & 6);
+// Both codes of pair `p` of a piece in the halves of a word, or-ed into `onto`, from the words of the planes of 4, 2 and
+// 1 bits (what is not declared goes unread), moved so that the piece stands first in them. kernels/layouts/cuda.py draws
+// their bits.
+template <int BITS> QC_DEVICE uint32_t qc_code_pair(uint32_t four, uint32_t two, uint32_t one, int p, uint32_t onto) {
+    uint32_t pair = onto;
+    if constexpr ((BITS & 4) != 0) pair = qc_and_or(four >> 4 * p, 0x000f000fu, pair);
+    if constexpr ((BITS & 2) != 0) pair = qc_and_or(qc_moved(two, 2 * p, BITS & 4), 0x00030003u << (BITS & 4), pair);
+    if constexpr ((BITS & 1) != 0) pair = qc_and_or(qc_moved(one, p, BITS & 6), 0x00010001u << (BITS & 6), pair);
     return pair;
 }
 

@@ -27,11 +27,19 @@ typedef unsigned long long uint64_t;
 #endif
 
 #define QC_DEVICE __device__ __forceinline__
+// Of lambdas: the simulator must see every access of a kernel, and sees those of functions that are inlined.
+#ifdef QC_SIM
+#define QC_INLINED __attribute__((always_inline))
+#else
+#define QC_INLINED
+#endif
 #define QC_WARP 32
 #define QC_ALL_LANES 0xffffffffu
 
 // No instruction: the compiler moves no access to memory across it, which bounds what it keeps in registers.
 #define QC_KEEP_ORDER() asm volatile("" ::: "memory")
+// Nor here: the compiler takes `x`, 32 bits, for a value of its own, and keeps it instead of making it anew at each use.
+#define QC_KEEP_VALUE(x) asm volatile("" : "+r"(x))
 
 // 16-bit floats are bits: arithmetic happens in fp32 or in the tensor cores.
 struct alignas(2) qc_bf16 { uint16_t bits; };
@@ -50,6 +58,23 @@ QC_DEVICE unsigned char* qc_shared_memory() {
 
 QC_DEVICE uint32_t qc_shared_address(const void* shared) { return (uint32_t)__cvta_generic_to_shared(shared); }
 
+// A place in shared memory, by its 32-bit address. From a pointer it is converted at each use, which takes three
+// instructions on sm_90; `qc_fixed` is converted once, and what is added to it stays one addition.
+struct qc_place {
+    uint32_t address;
+    QC_DEVICE qc_place(const void* shared) : address(qc_shared_address(shared)) {}
+    QC_DEVICE qc_place operator+(int bytes) const {
+        qc_place moved = *this;
+        moved.address += (uint32_t)bytes;
+        return moved;
+    }
+};
+QC_DEVICE qc_place qc_fixed(const void* shared) {
+    qc_place place = shared;
+    QC_KEEP_VALUE(place.address);
+    return place;
+}
+
 // 16 bytes that are read once (weights): not kept in L1.
 QC_DEVICE uint4 qc_load_stream_16(const void* global) {
     uint4 v;
@@ -58,22 +83,35 @@ QC_DEVICE uint4 qc_load_stream_16(const void* global) {
     return v;
 }
 
+// 8 bytes of shared memory, at a multiple of 8.
+QC_DEVICE float2 qc_load_shared_8(qc_place shared) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(shared.address));
+    return v;
+}
+
+// 16 bytes to shared memory, at a multiple of 16.
+QC_DEVICE void qc_store_shared_16(qc_place shared, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(shared.address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // 16 bytes from global to shared memory, complete at the wait that covers its commit. Both addresses 16-byte aligned.
 // Before sm_80 it is an ordinary copy.
-QC_DEVICE void qc_cp_async_16(void* shared, const void* global) {
+QC_DEVICE void qc_cp_async_16(qc_place shared, const void* global) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(qc_shared_address(shared)), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared.address), "l"(global) : "memory");
 #else
-    *(uint4*)shared = *(const uint4*)global;
+    qc_store_shared_16(shared, *(const uint4*)global);
 #endif
 }
 // The same where `there` holds, else 16 zero bytes (`global` is then not read).
-QC_DEVICE void qc_cp_async_16_or_zero(void* shared, const void* global, bool there) {
+QC_DEVICE void qc_cp_async_16_or_zero(qc_place shared, const void* global, bool there) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(qc_shared_address(shared)), "l"(global), "r"(there ? 16 : 0) : "memory");
+                 :: "r"(shared.address), "l"(global), "r"(there ? 16 : 0) : "memory");
 #else
-    *(uint4*)shared = there ? *(const uint4*)global : make_uint4(0, 0, 0, 0);
+    qc_store_shared_16(shared, there ? *(const uint4*)global : make_uint4(0, 0, 0, 0));
 #endif
 }
 QC_DEVICE void qc_cp_async_commit() {
@@ -91,18 +129,18 @@ template <int N> QC_DEVICE void qc_cp_async_wait() {
 // Four 8x8 matrices of 16-bit elements. Lane 8i + r gives the address of row r (16 bytes) of matrix i; register i of
 // lane l then holds elements 2*(l % 4) and 2*(l % 4) + 1 of row l / 4 of matrix i. `_trans`: of the transposed
 // matrices.
-QC_DEVICE void qc_ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+QC_DEVICE void qc_ldmatrix_x4(uint32_t (&r)[4], qc_place row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(qc_shared_address(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row.address) : "memory");
 }
-QC_DEVICE void qc_ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
+QC_DEVICE void qc_ldmatrix_x4_trans(uint32_t (&r)[4], qc_place row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(qc_shared_address(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row.address) : "memory");
 }
 // Two matrices: the addresses of lanes 0…15 count.
-QC_DEVICE void qc_ldmatrix_x2(uint32_t (&r)[2], const void* row) {
+QC_DEVICE void qc_ldmatrix_x2(uint32_t (&r)[2], qc_place row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1]) : "r"(qc_shared_address(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(row.address) : "memory");
 }
 
 // d += a (16 x 16, row-major) * b (16 x 8, column-major), fp32 accumulation. With g = lane / 4, t = lane % 4, two
@@ -154,6 +192,27 @@ QC_DEVICE void qc_mma_16832_s8(int (&d)[4], const uint32_t (&a)[4], const uint32
         asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
                      : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1]) : "r"(a[i]), "r"(b[i / 2]));
 #endif
+}
+#endif
+
+// (x & mask) | bits. A SASS LOP3 takes one immediate: with both constants in the source the compiler makes two of it.
+QC_DEVICE uint32_t qc_and_or(uint32_t x, uint32_t mask, uint32_t bits) {
+    uint32_t y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+    return y;
+}
+
+// a * b + c of both halves, rounded once. bf16 needs sm_80.
+QC_DEVICE uint32_t qc_fma2(uint32_t a, uint32_t b, uint32_t c, qc_f16) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+#if __CUDA_ARCH__ >= 800
+QC_DEVICE uint32_t qc_fma2(uint32_t a, uint32_t b, uint32_t c, qc_bf16) {
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
 }
 #endif
 

@@ -35,6 +35,10 @@ SHARED_LIMIT: dict[int, int] = {
 """Bytes of shared memory that a block may have (CUDA C++ Programming Guide, compute capabilities), by arch number."""
 
 
+PAIR_TABLE = 256 * 16 * 8
+"""Bytes of a table of pairs of codes in shared memory: linear.cuh's `qc_table256`."""
+
+
 @dataclass(frozen=True)
 class Geometry:
     """`grid` (x, y, z) in blocks over the spec's symbols, `block` (x, y, z) in threads, `shared` dynamic bytes."""

@@ -129,7 +129,7 @@ def chosen(spec: KernelSpec) -> list[str]:
     """The statements that declare ``chosen(pair)``: whether a pair has this `expert`; the last one is none."""
     body, index = _body(spec), spec.operands[2]
     return [
-        "const auto chosen = [&](int64_t pair) QM_LAMBDA {",
+        "const auto chosen = [&](int64_t pair) QC_INLINED {",
         f"    const int64_t its = (int64_t){identifier(index.name)}[pair * {c_dim(index.strides[0])}];",
         f"    return (its < 0 || its >= {body.experts} ? {body.experts} : its) == expert;",
         "};",
@@ -159,7 +159,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
         f"const int64_t expert = blockIdx.y, first = expert * {body.n};  // the last one: pairs without an expert",
         f"const int64_t n0 = first / 16 * 16 + (int64_t)blockIdx.x * {TN};",
         f"if (n0 >= first + {body.n}) return;",
-        *([f"qc_fill<{weight.struct}>({table});"] if weight.lookup else []),
+        *([f"qc_fill<{weight.struct}, {TILED_THREADS}>({table});"] if weight.lookup else []),
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",
         *chosen(spec),
         "int64_t from = 0;",
@@ -188,6 +188,6 @@ def _kernel(
     spec: KernelSpec, weight: Weight, geometry: Geometry, lines: list[str], note: str, engine: str = "fma"
 ) -> CudaKernel:
     head = header_comment(spec, note, "an index out of range gives NaN")
-    bound = signature(spec, geometry.threads, resident(geometry, weight))
+    bound = signature(spec, geometry.threads, resident(geometry, weight, one_row=engine == "mma"))
     text = "\n".join([head, weight.definitions, bound, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, (note,))

@@ -61,13 +61,13 @@ def emit(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     pairs, row = c_dim((dim(body.rows) * body.repeat).to_dim()), c_dim(x.strides[0])
     place = f"{identifier(out.name)} + (int64_t)listed[place] * {c_dim(out.strides[0])}"
     lines = [
-        *linear_mma.tile_declarations(tile, weight, memory),
+        *linear_mma.tile_declarations(tile, memory, linear_mma.lane_table(weight)),
         f"const int64_t expert = blockIdx.y, first = expert * {body.n};  // the last one: pairs without an expert",
         f"const int64_t n0 = first / 16 * 16 + (int64_t)blockIdx.x * {tile.rows};",
         f"if (n0 >= first + {body.n}) return;",
         *chosen(spec),
-        "const auto finish = [&](float sum, int64_t place, int64_t n) QM_LAMBDA {",
-        f"    if (n >= first && n < first + {body.n}) qc_store({place} + (n - first), sum);",
+        "const auto finish = [&](const float (&sums)[1], int64_t place, int64_t n) QC_INLINED {",
+        f"    if (n >= first && n < first + {body.n}) qc_store({place} + (n - first), sums[0]);",
         "};",
         "int64_t from = 0;",
         f"while (const int live = qc_list_pairs<{tile.tokens}, {tile.threads}>(",
@@ -78,8 +78,9 @@ def emit(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
         f"{body.repeat}}},",
         "            live, n0, shared, finish);",
         "    } else {",
+        "        const float none[1] = {NAN};",
         f"        for (int i = (int)threadIdx.x; i < live * {tile.rows}; i += {tile.threads})",
-        f"            finish(NAN, i / {tile.rows}, n0 + i % {tile.rows});",
+        f"            finish(none, i / {tile.rows}, n0 + i % {tile.rows});",
         "    }",
         "}",
     ]

@@ -6,17 +6,37 @@
 //   W::packed                   codes, to be decoded; else values as they are
 //   W::plane(i)                 where the words of codes begin, for each plane of bits, lowest bits first
 //   W::codes                    what codes stand for, see decode.cuh; W::lookup: they go through a table of 16
-//   W::first, W::flips_sign, W::code_value(code)       as decode.cuh says
+//   W::flips_sign, W::code_value(code)       as decode.cuh says
 //   W::covers, W::straddles     columns that share entries; whether they are those of a stream of all rows
-//   W::fields, W::entry, W::load   the other fields, as stored: of a row and a column, or of an element of the stream
-//   W::parts, W::make, W::element  what is computed once per entry; code value and parts to element (fp32)
-//   W::mma_parts, W::fold, W::mma_value   the same for linear_mma.cuh, where a code may arrive in another form
+//   W::fields, W::entry         the other fields, as stored
+//   W::load                     the entry of a row and a column, or of an element of the stream
+//   W::load_unit<C>             the entry of row r of a panel and column C * unit + offset (no streams)
+//   W::parts, W::make           what is computed once per entry
+//   W::mma_parts, W::fold       and once more for each row: what decoding takes
+//   W::pairs                    whether two elements are decoded at once, in the weight's type: W::mma_pair; else one
+//                               by one in fp32, before rounding: W::mma_value. What these take of a code is below
 //
 // A lane owns 4 (less than 8 bits), 2 (8 bits) or 1 (16 bits) pieces of a tile, of 16 columns, 8 elements each: element
 // 2p + h is row g + 8 (p % 2), column 2t + 8 (p / 2) + h, with g = lane / 4, t = lane % 4. Plain fp32 has tiles of 8
 // columns: element p is row g + 8 (p % 2), column t + 4 (p / 2).
 #pragma once
 #include "decode.cuh"
+
+// 16 bytes of elements, each rounded once.
+QC_DEVICE void qc_store_16(float* to, const float (&v)[4]) { *(float4*)to = make_float4(v[0], v[1], v[2], v[3]); }
+template <class T> QC_DEVICE void qc_store_16(T* to, const float (&v)[8]) {
+    *(uint4*)to = make_uint4(qc_pack(v[0], v[1], T()), qc_pack(v[2], v[3], T()), qc_pack(v[4], v[5], T()),
+                             qc_pack(v[6], v[7], T()));
+}
+
+// sums[i], by constants alone: an index in a register would put the array into local memory.
+template <int N> QC_DEVICE float qc_pick(const float (&sums)[N], int i) {
+    float picked = 0.0f;
+#pragma unroll
+    for (int each = 0; each < N; each++)
+        if (each == i) picked = sums[each];
+    return picked;
+}
 
 // The two halves of a pair of 16-bit floats, in fp32.
 QC_DEVICE float qc_low(uint32_t pair, qc_bf16) { return __uint_as_float(pair << 16); }
@@ -27,18 +47,16 @@ QC_DEVICE float qc_high(uint32_t pair, qc_f16) { return qc_f32_of_f16((uint16_t)
 template <class T> struct qc_is_float { static constexpr bool value = false; };
 template <> struct qc_is_float<float> { static constexpr bool value = true; };
 
-// --- codes -----------------------------------------------------------------------------------------------------------
+// The tiles of a panel, 32 lanes each, are counted in 32 bits where they fit.
+template <bool B, class Then, class Else> struct qc_if { typedef Then type; };
+template <class Then, class Else> struct qc_if<false, Then, Else> { typedef Else type; };
+template <class W> using qc_tile_index = typename qc_if<(W::tiles + 64 < (int64_t)1 << 25), int, int64_t>::type;
 
-// The value of the code in bits [Bit, Bit + W::bits) of a word, exactly, in two instructions: the bits are the mantissa
-// of a float whose last places count one, so that one subtraction leaves the integer. Bit + W::bits <= 23.
-template <class W, int Bit> QC_DEVICE float qc_code_number(uint32_t word) {
-    const uint32_t mask = ((1u << W::bits) - 1) << Bit;
-    return __uint_as_float((word & mask) | (uint32_t)(150 - Bit) << 23) + (float)(W::first - (1 << (23 - Bit)));
-}
+// --- tables of code values -------------------------------------------------------------------------------------------
 
-// Tables of code values in shared memory. Codes are random, so that lanes would meet in one bank: every lane reads a
-// replica in banks of its own. `lane` is the byte offset of that replica; entries are 128 bytes apart, so that an
-// address is one shift and one and-or away from the word.
+// Codes are random, so that lanes would meet in one bank: every lane reads a replica in banks of its own. `lane` is the
+// byte offset of that replica; entries are 128 bytes apart, so that an address is a shift and an and-or away from the
+// word.
 struct qc_no_table {};
 struct qc_table16 {  // one code: 16 entries, 32 replicas (2 KiB)
     float* entries;
@@ -48,19 +66,38 @@ struct qc_table16 {  // one code: 16 entries, 32 replicas (2 KiB)
 // a half warp are one access of all 32 banks.
 struct qc_table256 {
     float2* entries;
+    qc_place place;
     uint32_t lane;
 };
+// In the lanes of each half warp. A lookup is a shuffle, which reads only the low four bits of the lane's number.
+struct qc_lane_table {
+    float entry;
+};
 QC_DEVICE qc_table16 qc_singles(float* entries) { return {entries, threadIdx.x % 32 * 4}; }
-QC_DEVICE qc_table256 qc_pairs(float2* entries) { return {entries, threadIdx.x % 16 * 8}; }
+QC_DEVICE qc_table256 qc_pairs(float2* entries) { return {entries, qc_fixed(entries), threadIdx.x % 16 * 8}; }
 
-// By the whole block; a barrier must follow.
-template <class W> QC_DEVICE void qc_fill(qc_no_table) {}
-template <class W> QC_DEVICE void qc_fill(qc_table16 table) {
-    for (int i = threadIdx.x; i < 16 * 32; i += blockDim.x) table.entries[i] = W::code_value(i / 32);
+// By a whole block of THREADS threads, 16 bytes at a time; a barrier must follow.
+template <class W, int THREADS> QC_DEVICE void qc_fill(qc_no_table) {}
+template <class W, int THREADS> QC_DEVICE void qc_fill(qc_lane_table) {}
+template <class W, int THREADS> QC_DEVICE void qc_fill(qc_table16 table) {
+#pragma unroll
+    for (int first = 0; first < 16 * 8; first += THREADS) {
+        const int i = first + (int)threadIdx.x;
+        if (THREADS <= 128 || i < 16 * 8) {
+            const float value = W::code_value(i / 8);
+            ((float4*)table.entries)[i] = make_float4(value, value, value, value);
+        }
+    }
 }
-template <class W> QC_DEVICE void qc_fill(qc_table256 table) {
-    for (int i = threadIdx.x; i < 256 * 16; i += blockDim.x)
-        table.entries[i] = make_float2(W::code_value(i / 16 % 16), W::code_value(i / 256));
+template <class W, int THREADS> QC_DEVICE void qc_fill(qc_table256 table) {
+    // Eight threads make an entry's replicas: 128 of them meet each low nibble once.
+    const float same = W::code_value(threadIdx.x / 8 % 16);
+#pragma unroll(THREADS < 256 ? 8 : 256 * 8 / THREADS)
+    for (int first = 0; first < 256 * 8; first += THREADS) {
+        const int i = first + (int)threadIdx.x;
+        const float low = THREADS % 128 == 0 ? same : W::code_value(i / 8 % 16), high = W::code_value(i / 128);
+        ((float4*)table.entries)[i] = make_float4(low, high, low, high);
+    }
 }
 
 // The `Bits` bits of a word from bit Bit on, times 128.
@@ -71,115 +108,199 @@ template <int Nibble> QC_DEVICE float qc_look_up(uint32_t word, qc_table16 table
     return *(const float*)((const char*)table.entries + (qc_code_offset<4, 4 * Nibble>(word) | table.lane));
 }
 template <int Byte> QC_DEVICE float2 qc_look_up(uint32_t word, qc_table256 table) {
-    return *(const float2*)((const char*)table.entries + (qc_code_offset<8, 8 * Byte>(word) | table.lane));
+    return qc_load_shared_8(table.place + (int)(qc_code_offset<8, 8 * Byte>(word) | table.lane));
 }
 
-// Code values of a piece of 4-bit codes: its word; nibble p + 4h is element 2p + h.
-template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_no_table, float (&v)[8]) {
-    const uint32_t upper = word >> 12;  // nibbles 5, 6, 7 where 2, 3, 4 were: a mantissa has room for five
-    v[0] = qc_code_number<W, 0>(word), v[2] = qc_code_number<W, 4>(word);
-    v[4] = qc_code_number<W, 8>(word), v[6] = qc_code_number<W, 12>(word);
-    v[1] = qc_code_number<W, 16>(word), v[3] = qc_code_number<W, 8>(upper);
-    v[5] = qc_code_number<W, 12>(upper), v[7] = qc_code_number<W, 16>(upper);
+// The values of a piece of 4-bit codes: nibble p + 4h of its word is element 2p + h.
+QC_DEVICE void qc_look_up_piece(uint32_t, qc_no_table, float (&)[8]) {}
+QC_DEVICE void qc_look_up_piece(uint32_t word, qc_lane_table table, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = __shfl_sync(QC_ALL_LANES, table.entry, (int)(word >> (i / 2 * 4 + i % 2 * 16)), 16);
 }
-template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_table16 table, float (&v)[8]) {
+QC_DEVICE void qc_look_up_piece(uint32_t word, qc_table16 table, float (&v)[8]) {
     v[0] = qc_look_up<0>(word, table), v[2] = qc_look_up<1>(word, table);
     v[4] = qc_look_up<2>(word, table), v[6] = qc_look_up<3>(word, table);
     v[1] = qc_look_up<4>(word, table), v[3] = qc_look_up<5>(word, table);
     v[5] = qc_look_up<6>(word, table), v[7] = qc_look_up<7>(word, table);
 }
-template <class W> QC_DEVICE void qc_code_values(uint32_t word, qc_table256 table, float (&v)[8]) {
+QC_DEVICE void qc_look_up_piece(uint32_t word, qc_table256 table, float (&v)[8]) {
     const float2 a = qc_look_up<0>(word, table), b = qc_look_up<1>(word, table);
     const float2 c = qc_look_up<2>(word, table), d = qc_look_up<3>(word, table);
     v[0] = a.x, v[2] = a.y, v[4] = b.x, v[6] = b.y;
     v[1] = c.x, v[3] = c.y, v[5] = d.x, v[7] = d.y;
 }
 
-// A lane's words of codes of a tile, in the order of the planes; of one piece alone, moved to the first place.
-template <class W> struct qc_lane_codes {
+// --- codes -----------------------------------------------------------------------------------------------------------
+
+// Words of a piece: for each plane of codes one, of whole bytes bits / 4.
+template <class W> struct qc_piece_of {
     static constexpr bool narrow = W::packed && W::bits < 8;
-    static constexpr int four = 0, two = W::bits & 4, one = W::bits & 6;  // where a plane's words begin
-    static constexpr int count = narrow ? W::bits : 4;
+    static constexpr int words = narrow ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
+};
+
+// A lane's words of codes of a tile, in the order of the planes.
+template <class W> struct qc_lane_codes {
+    static constexpr bool narrow = qc_piece_of<W>::narrow;
+    static constexpr int two = W::bits & 4, one = W::bits & 6;  // where a plane's words begin
+    static constexpr int count = narrow ? W::bits : 4, piece_words = qc_piece_of<W>::words;
     uint32_t words[count];
 
-    QC_DEVICE void load(const uint8_t* w, int64_t tile, int lane) {
-        const int64_t share = tile * 32 + lane;
+    QC_DEVICE void clear() {
+#pragma unroll
+        for (int i = 0; i < count; i++) words[i] = 0;
+    }
+    // `share`: of this lane and the panel's first tile, 32 for each tile before it.
+    QC_DEVICE void load(const uint8_t* w, int64_t share, qc_tile_index<W> tile) {
         if constexpr (!narrow || (W::bits & 4) != 0) {
-            const uint4 read = qc_load_stream_16(w + W::plane(0) + share * 16);
+            const uint4 read = qc_load_stream_16((const uint4*)(w + W::plane(0)) + share + tile * 32);
             words[0] = read.x, words[1] = read.y, words[2] = read.z, words[3] = read.w;
         }
         if constexpr (narrow && (W::bits & 2) != 0) {
-            const uint2 read = ((const uint2*)(w + W::plane((W::bits & 4) != 0)))[share];
+            const uint2 read = ((const uint2*)(w + W::plane((W::bits & 4) != 0)) + share)[tile * 32];
             words[two] = read.x, words[two + 1] = read.y;
         }
         if constexpr (narrow && (W::bits & 1) != 0)
-            words[one] = ((const uint32_t*)(w + W::plane(((W::bits & 4) != 0) + ((W::bits & 2) != 0))))[share];
+            words[one] =
+                ((const uint32_t*)(w + W::plane(((W::bits & 4) != 0) + ((W::bits & 2) != 0))) + share)[tile * 32];
     }
-    QC_DEVICE void load_piece(const uint8_t* w, int64_t tile, int piece, int lane) {
-        const int64_t share = tile * 32 + lane;
+    // The words of a piece, planes of 2 and 1 bits moved so that it stands first in them.
+    QC_DEVICE void piece(int piece, uint32_t (&of)[piece_words]) const {
         if constexpr (narrow) {
-            if constexpr ((W::bits & 4) != 0) words[0] = ((const uint32_t*)(w + W::plane(0)))[share * 4 + piece];
-            if constexpr ((W::bits & 2) != 0)
-                words[two] =
-                    ((const uint32_t*)(w + W::plane((W::bits & 4) != 0)))[share * 2 + piece / 2] >> piece % 2 * 8;
-            if constexpr ((W::bits & 1) != 0)
-                words[one] =
-                    ((const uint32_t*)(w + W::plane(((W::bits & 4) != 0) + ((W::bits & 2) != 0))))[share] >> piece * 4;
-        } else if constexpr (W::bits == 8) {
-            const uint2 read = ((const uint2*)(w + W::plane(0)))[share * 2 + piece];
-            words[0] = read.x, words[1] = read.y;
-        } else {
-            const uint4 read = ((const uint4*)(w + W::plane(0)))[share];
-            words[0] = read.x, words[1] = read.y, words[2] = read.z, words[3] = read.w;
-        }
-    }
-
-    // Code values of a piece, element by element. Packed weights only.
-    template <class Table> QC_DEVICE void values(int piece, Table table, float (&v)[8]) const {
-        if constexpr (W::bits == 4 && (W::codes == QC_COUNTS || W::codes == QC_SIXTEEN)) {
-            qc_code_values<W>(words[piece], table, v);
-        } else if constexpr (W::bits == 8) {
-            bytes(words[2 * piece], words[2 * piece + 1], v);
+            int next = 0;
+            if constexpr ((W::bits & 4) != 0) of[next++] = words[piece];
+            if constexpr ((W::bits & 2) != 0) of[next++] = words[two + piece / 2] >> piece % 2 * 8;
+            if constexpr ((W::bits & 1) != 0) of[next] = words[one] >> piece * 4;
         } else {
 #pragma unroll
-            for (int p = 0; p < 4; p++) {
-                uint32_t two_bits = 0, one_bit = 0;
-                if constexpr ((W::bits & 2) != 0) two_bits = words[two + piece / 2] >> piece % 2 * 8;
-                if constexpr ((W::bits & 1) != 0) one_bit = words[one] >> piece * 4;
-                const uint32_t four_bits = words[(W::bits & 4) != 0 ? piece : 0];
-                const uint32_t pair = qc_code_pair<W::bits>(four_bits, two_bits, one_bit, p);
-                v[2 * p] = pair_value(pair << 16, pair & 0xffffu);
-                v[2 * p + 1] = pair_value(pair & 0xffff0000u, pair >> 16);
-            }
+            for (int i = 0; i < piece_words; i++) of[i] = words[piece * piece_words + i];
         }
-    }
-    // Or-ed into the mantissa of 128, whose last place in the upper half of a word counts one, a code of up to 7 bits
-    // is 128 more than itself.
-    static QC_DEVICE float pair_value(uint32_t upper, uint32_t code) {
-        if constexpr (W::codes == QC_COUNTS) return __uint_as_float(upper | 0x43000000u) + (float)(W::first - 128);
-        else return W::code_value(code);
-    }
-    // 8 bits: two words; element i is byte i.
-    static QC_DEVICE void bytes(uint32_t low, uint32_t high, float (&v)[8]) {
-        const uint32_t flip = W::flips_sign ? 0x80808080u : 0, words[2] = {low, high};
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if constexpr (W::codes == QC_COUNTS) {
-                const uint32_t word = words[i] ^ flip;
-                v[4 * i] = qc_code_number<W, 0>(word), v[4 * i + 1] = qc_code_number<W, 8>(word);
-                v[4 * i + 2] = qc_code_number<W, 0>(word >> 16), v[4 * i + 3] = qc_code_number<W, 8>(word >> 16);
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; j++) v[4 * i + j] = byte_value(words[i] >> 8 * j & 255u);
-            }
-        }
-    }
-    static QC_DEVICE float byte_value(uint32_t byte) {
-        if constexpr (W::codes == QC_E4M3) return qc_minifloat<3>(byte);
-        else if constexpr (W::codes == QC_E5M2) return qc_minifloat<2>(byte);
-        else return W::code_value(byte);
     }
 };
+
+// The words of one piece of a tile, read alone.
+template <class W>
+QC_DEVICE void qc_load_piece(const uint8_t* w, int64_t share, int piece, uint32_t (&of)[qc_piece_of<W>::words]) {
+    if constexpr (qc_piece_of<W>::narrow) {
+        constexpr int two = (W::bits & 4) != 0, one = two + ((W::bits & 2) != 0);
+        if constexpr ((W::bits & 4) != 0) of[0] = ((const uint32_t*)(w + W::plane(0)))[share * 4 + piece];
+        if constexpr ((W::bits & 2) != 0)
+            of[two] = ((const uint32_t*)(w + W::plane(two)))[share * 2 + piece / 2] >> piece % 2 * 8;
+        if constexpr ((W::bits & 1) != 0) of[one] = ((const uint32_t*)(w + W::plane(one)))[share] >> piece * 4;
+    } else if constexpr (W::bits == 8) {
+        const uint2 read = ((const uint2*)(w + W::plane(0)))[share * 2 + piece];
+        of[0] = read.x, of[1] = read.y;
+    } else {
+        const uint4 read = ((const uint4*)(w + W::plane(0)))[share];
+        of[0] = read.x, of[1] = read.y, of[2] = read.z, of[3] = read.w;
+    }
+}
+
+// --- decoding --------------------------------------------------------------------------------------------------------
+//
+// What W::mma_value takes of a code c:
+//   tables, 8-bit floats        the value that c stands for
+//   integers, less than 8 bits  the float 128 + c: the code is the low byte of the upper half of the float 128, whose
+//                               last place there counts one
+//   integers, 8 bits            the float 2^23 + c (flipped signs: 2^23 + 128 + c): likewise, of 2^23
+// W::mma_pair takes two codes in the halves of a word: of bf16 128 + c, of f16 1024 + c.
+
+QC_DEVICE constexpr uint32_t qc_pair_bias(qc_bf16) { return 0x43004300u; }
+QC_DEVICE constexpr uint32_t qc_pair_bias(qc_f16) { return 0x64006400u; }
+QC_DEVICE constexpr uint32_t qc_pair_bias(float) { return 0; }
+
+// The first 8 binary digits of an f16 (given in fp32), and the rest, in both halves of a word as bf16. Both are exact.
+QC_DEVICE uint32_t qc_first_digits(float f16) { return __byte_perm(__float_as_uint(f16), 0, 0x3232); }
+QC_DEVICE uint32_t qc_last_digits(float f16) {
+    const float first = __uint_as_float(__float_as_uint(f16) & 0xffff0000u);
+    return __byte_perm(__float_as_uint(f16 - first), 0, 0x3232);
+}
+
+// Pair `p` of a piece, for codes of less than 8 bits.
+template <class W> QC_DEVICE uint32_t qc_piece_pair(const uint32_t (&words)[qc_piece_of<W>::words], int p, uint32_t onto) {
+    constexpr int two = (W::bits & 4) != 0, one = two + ((W::bits & 2) != 0);
+    const uint32_t two_bits = (W::bits & 2) != 0 ? words[(W::bits & 2) != 0 ? two : 0] : 0;
+    const uint32_t one_bit = (W::bits & 1) != 0 ? words[(W::bits & 1) != 0 ? one : 0] : 0;
+    return qc_code_pair<W::bits>(words[0], two_bits, one_bit, p, onto);
+}
+
+template <class W> QC_DEVICE float qc_byte_value(uint32_t byte) {
+    if constexpr (W::codes == QC_E4M3) return qc_minifloat<3>(byte);
+    else if constexpr (W::codes == QC_E5M2) return qc_minifloat<2>(byte);
+    else return W::code_value(byte);
+}
+
+// What mma_value takes of the codes of a piece, element by element.
+template <class W, class Table>
+QC_DEVICE void qc_piece_codes(const uint32_t (&words)[qc_piece_of<W>::words], Table table, float (&v)[8]) {
+    if constexpr (W::codes == QC_SIXTEEN) {
+        qc_look_up_piece(words[0], table, v);
+    } else if constexpr (W::codes == QC_COUNTS && W::bits == 4) {
+        // Nibble p + 4h is in byte p / 2 + 2h: two masks make bytes of all eight, one permutation a float of each.
+        const uint32_t even = words[0] & 0x0f0f0f0fu, odd = words[0] >> 4 & 0x0f0f0f0fu;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = __uint_as_float(__byte_perm(i / 2 % 2 ? odd : even, 0x43000000u, 0x7044 + 256 * (i / 4 + i % 2 * 2)));
+    } else if constexpr (W::bits < 8) {
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            const uint32_t pair = qc_piece_pair<W>(words, p, W::codes == QC_COUNTS ? 0x43004300u : 0);
+            if constexpr (W::codes == QC_COUNTS)
+                v[2 * p] = __uint_as_float(pair << 16), v[2 * p + 1] = __uint_as_float(pair & 0xffff0000u);
+            else v[2 * p] = W::code_value(pair & 0xffffu), v[2 * p + 1] = W::code_value(pair >> 16);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {  // element i is byte i
+            if constexpr (W::codes == QC_COUNTS) {
+                const uint32_t word = words[i / 4] ^ (W::flips_sign ? 0x80808080u : 0u);
+                v[i] = __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540 + i % 4));
+            } else {
+                v[i] = qc_byte_value<W>(words[i / 4] >> i % 4 * 8 & 255u);
+            }
+        }
+    }
+}
+
+// The piece as `mma` operand A, its rows g and g + 8 by the given parts. 16-bit element types only.
+template <class W, class Table>
+QC_DEVICE void qc_piece_fragment(const uint32_t (&words)[qc_piece_of<W>::words], Table table,
+                                 const typename W::mma_parts (&rows)[2], uint32_t (&a)[4]) {
+    if constexpr (W::pairs) {
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            a[p] = W::mma_pair(qc_piece_pair<W>(words, p, qc_pair_bias(typename W::type())), rows[p % 2]);
+    } else {
+        float v[8];
+        qc_piece_codes<W>(words, table, v);
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            a[p] = qc_pack(W::mma_value(v[2 * p], rows[p % 2]), W::mma_value(v[2 * p + 1], rows[p % 2]),
+                           typename W::type());
+    }
+}
+
+// Words of 16-bit elements in fp32.
+QC_DEVICE void qc_unpack_words(const uint32_t*, float (&)[8], float) {}
+template <class T> QC_DEVICE void qc_unpack_words(const uint32_t* words, float (&v)[8], T tag) {
+#pragma unroll
+    for (int p = 0; p < 4; p++) v[2 * p] = qc_low(words[p], tag), v[2 * p + 1] = qc_high(words[p], tag);
+}
+
+// The piece, rounded to the weight's type, in fp32.
+template <class W, class Table>
+QC_DEVICE void qc_piece_values(const uint32_t (&words)[qc_piece_of<W>::words], Table table,
+                               const typename W::mma_parts (&rows)[2], float (&v)[8]) {
+    if constexpr (qc_is_float<typename W::type>::value) {
+        qc_piece_codes<W>(words, table, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = W::mma_value(v[i], rows[i / 2 % 2]);
+    } else {
+        uint32_t a[4];
+        qc_piece_fragment<W>(words, table, rows, a);
+        qc_unpack_words(a, v, typename W::type());
+    }
+}
 
 // --- entries: scales and zero points of the groups of columns that a tile touches ------------------------------------
 
@@ -195,38 +316,72 @@ template <class W> struct qc_tile_of {
                                                              : pieces;
 };
 
+// Which of a row's entries of a field that covers FIELD columns serves column `unit * UNIT + offset`; 0 where the row
+// has one. The last of COUNT serves what lies behind the last column: zero times it is zero.
+template <int64_t FIELD, int UNIT, int64_t COUNT> QC_DEVICE int qc_entry_column(int unit, int offset) {
+    if constexpr (COUNT == 1) return 0;
+    int column = 0;
+    if constexpr (FIELD % UNIT == 0) column = (int)((uint32_t)unit / (uint32_t)(FIELD / UNIT));
+    else if constexpr (UNIT % FIELD == 0) column = unit * (int)(UNIT / FIELD) + (int)((uint32_t)offset / (uint32_t)FIELD);
+    else column = (int)(((uint32_t)unit * UNIT + (uint32_t)offset) / (uint32_t)FIELD);
+    if constexpr (FIELD % UNIT != 0 && COUNT * FIELD % UNIT != 0)  // the last unit ends behind the last entry
+        column = column < COUNT ? column : (int)COUNT - 1;
+    return column;
+}
+
 // Entries of one lane's rows (g, g + 8) for a tile, kept as stored so that a prefetch waits for nothing. Where they are
 // many, the four lanes of a quad, which have the same rows, hold a share each and pass on what they make of it.
 template <class W> struct qc_entries {
     static constexpr int columns = qc_tile_of<W>::columns, groups = qc_tile_of<W>::groups;
-    static constexpr bool own = groups <= 1 || 2 * groups * W::fields <= 4;
+    static constexpr bool own = groups <= 1;
+    static constexpr bool whole_rows = groups > 0 && W::covers >= W::cols;  // a row's are the same for all its tiles
     static constexpr int count = groups == 0 ? 1 : own ? 2 * groups : groups / 2;
     typename W::entry of[count];
 
-    // Of the tile that begins at column k0. Groups behind the last column get the last one's: zero times it is zero.
-    QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t k0, int lane) {
+    // Of a tile.
+    QC_DEVICE void load(const uint8_t* w, int64_t panel, int tile, int lane) {
         if constexpr (groups > 0) {
             const int g = lane / 4, t = lane % 4;
 #pragma unroll
             for (int i = 0; i < count; i++) {
                 const int group = own ? i / 2 : groups == 4 ? t : t / 2, half = own || groups == 4 ? i % 2 : t % 2;
-                const int64_t k = qc_min(k0 + group * (columns / groups), W::cols - 1);
-                of[i] = W::load(w, panel * 16 + g + 8 * half, (uint32_t)k);
+                of[i] = W::template load_unit<columns>(w, panel, g + 8 * half, tile, group * (columns / groups));
             }
         }
+    }
+};
+
+// What lanes pass to each other: what has the fewest words.
+template <class W> struct qc_passed {
+    static constexpr bool folded = sizeof(typename W::mma_parts) <= sizeof(typename W::parts) || W::pairs;
+    typedef typename qc_if<folded, typename W::mma_parts, typename W::parts>::type made;
+
+    static QC_DEVICE made make(const typename W::entry& entry) {
+        if constexpr (folded) return W::fold(W::make(entry));
+        else return W::make(entry);
+    }
+    // The parts that lane `from` made. All lanes of the warp take part.
+    static QC_DEVICE typename W::mma_parts from_lane(const made& mine, int from) {
+        made its;
+#pragma unroll
+        for (int i = 0; i < (int)(sizeof(made) / 4); i++) its.of[i] = __shfl_sync(QC_ALL_LANES, mine.of[i], from);
+        if constexpr (folded) return its;
+        else return W::fold(its);
     }
 };
 
 // What is made of them: `rows` are the parts of rows g and g + 8 for the group that was turned to.
 template <class W> struct qc_row_parts {
     typedef qc_entries<W> entries;
+    typedef qc_passed<W> passed;
     static constexpr int groups = entries::groups, pieces = qc_tile_of<W>::pieces;
-    typename W::parts mine[entries::own ? 1 : entries::count], rows[2];
+    typename passed::made mine[entries::own ? 1 : entries::count];
+    typename W::mma_parts rows[2];
 
     QC_DEVICE void begin(const entries& e) {
         if constexpr (!entries::own) {
 #pragma unroll
-            for (int i = 0; i < entries::count; i++) mine[i] = W::make(e.of[i]);
+            for (int i = 0; i < entries::count; i++) mine[i] = passed::make(e.of[i]);
         }
     }
     // All lanes of the warp take part.
@@ -237,13 +392,10 @@ template <class W> struct qc_row_parts {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if constexpr (entries::own) {
-                    rows[half] = W::make(e.of[2 * group + half]);
+                    rows[half] = W::fold(W::make(e.of[2 * group + half]));
                 } else {
                     const int from = lane / 4 * 4 + (groups == 4 ? group : 2 * group + half);
-                    constexpr int parts = sizeof(typename W::parts) / sizeof(float);
-#pragma unroll
-                    for (int i = 0; i < parts; i++)
-                        rows[half].of[i] = __shfl_sync(QC_ALL_LANES, mine[groups == 4 ? half : 0].of[i], from);
+                    rows[half] = passed::from_lane(mine[groups == 4 ? half : 0], from);
                 }
             }
         }
@@ -252,8 +404,12 @@ template <class W> struct qc_row_parts {
 
 // --- elements --------------------------------------------------------------------------------------------------------
 
-// Elements of the piece at column `k`, before rounding, from its code values, whatever entries they meet. Where a
-// stream's groups have 16 elements or more, a piece meets two of them at most; else each element asks for its own.
+template <class W> QC_DEVICE typename W::mma_parts qc_parts_of(const typename W::entry& entry) {
+    return W::fold(W::make(entry));
+}
+
+// Elements of the piece at column `k`, before rounding, from its codes, whatever entries they meet. Where a stream's
+// groups have 16 elements or more, a piece meets two of them at most; else each element asks for its own.
 template <class W>
 QC_DEVICE void qc_apply_entries(const uint8_t* w, int64_t panel, int64_t k, int lane, float (&v)[8]) {
 #pragma unroll
@@ -262,30 +418,25 @@ QC_DEVICE void qc_apply_entries(const uint8_t* w, int64_t panel, int64_t k, int 
         if constexpr (W::straddles && W::covers >= 16) {
             const int64_t begin = row * W::cols, first = begin + qc_min(k, W::cols - 1);
             const int64_t border = (first / W::covers + 1) * W::covers;
-            const typename W::parts here = W::make(W::load(w, first));
-            const typename W::parts next = W::make(W::load(w, qc_min(border, begin + W::cols - 1)));
+            const typename W::mma_parts here = qc_parts_of<W>(W::load(w, first));
+            const typename W::mma_parts next = qc_parts_of<W>(W::load(w, qc_min(border, begin + W::cols - 1)));
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float& mine = v[i / 2 * 4 + 2 * half + i % 2];
                 const bool before = first + 2 * (lane % 4) + i / 2 * 8 + i % 2 < border;
-                mine = W::element(mine, before ? here : next);
+                mine = W::mma_value(mine, before ? here : next);
             }
         } else {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float& mine = v[i / 2 * 4 + 2 * half + i % 2];
                 const int64_t column = qc_min(k + 2 * (lane % 4) + i / 2 * 8 + i % 2, W::cols - 1);
-                if constexpr (W::straddles) mine = W::element(mine, W::make(W::load(w, row * W::cols + column)));
-                else mine = W::element(mine, W::make(W::load(w, row, (uint32_t)column)));
+                if constexpr (W::straddles)
+                    mine = W::mma_value(mine, qc_parts_of<W>(W::load(w, row * W::cols + column)));
+                else mine = W::mma_value(mine, qc_parts_of<W>(W::load(w, row, (uint32_t)column)));
             }
         }
     }
-}
-
-// The same from the parts of rows g and g + 8.
-template <class W> QC_DEVICE void qc_apply_parts(const typename W::parts (&rows)[2], float (&v)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = W::element(v[i], rows[i / 2 % 2]);
 }
 
 // Zeros behind the last column: what codes of zero stand for may be infinite, and infinity times a zero of x is no
@@ -299,6 +450,18 @@ template <class W> QC_DEVICE void qc_clear_outside(int64_t k, int lane, float (&
         }
     }
 }
+template <class W> QC_DEVICE void qc_clear_outside(int64_t k, int lane, uint32_t (&a)[4]) {
+    if constexpr (W::cols % qc_tile_of<W>::columns != 0) {
+        if (k + 16 > W::cols) {
+#pragma unroll
+            for (int p = 0; p < 4; p++) {
+                const int64_t column = k + 2 * (lane % 4) + p / 2 * 8;
+                if (column >= W::cols) a[p] = 0;
+                else if (column + 1 >= W::cols) a[p] &= 0xffffu;
+            }
+        }
+    }
+}
 
 // Eight elements, rounded to the weight's type, in fp32 again.
 QC_DEVICE void qc_round_values(float (&)[8], float) {}
@@ -309,62 +472,59 @@ template <class T> QC_DEVICE void qc_round_values(float (&v)[8], T tag) {
         v[2 * p] = qc_low(pair, tag), v[2 * p + 1] = qc_high(pair, tag);
     }
 }
-QC_DEVICE void qc_unpack_words(const uint32_t*, float (&)[8], float) {}
-template <class T> QC_DEVICE void qc_unpack_words(const uint32_t* words, float (&v)[8], T tag) {
-#pragma unroll
-    for (int p = 0; p < 4; p++) v[2 * p] = qc_low(words[p], tag), v[2 * p + 1] = qc_high(words[p], tag);
-}
 
 // A lane's share of a tile and the entries it needs.
 template <class W> struct qc_lane_tile {
     static constexpr int columns = qc_tile_of<W>::columns, pieces = qc_tile_of<W>::pieces;
+    static constexpr int words = qc_piece_of<W>::words;
     qc_lane_codes<W> codes;
     qc_entries<W> entries;
 
-    QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t tile, int lane) {
-        codes.load(w, panel * W::tiles + tile, lane);
-        entries.load(w, panel, tile * columns, lane);
+    QC_DEVICE void load(const uint8_t* w, int64_t panel, int tile, int lane) {
+        codes.load(w, panel * W::tiles * 32 + lane, tile);
+        if constexpr (!qc_entries<W>::whole_rows) entries.load(w, panel, tile, lane);
     }
 
-    // The 8 elements of a piece of the tile that begins at column k0, before rounding. Packed weights only; pieces in
-    // order.
-    template <class Table>
-    QC_DEVICE void decode(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
-                          qc_row_parts<W>& parts, float (&v)[8]) const {
-        codes.values(piece, table, v);
-        if constexpr (qc_tile_of<W>::groups > 0) {
-            parts.turn_to(entries, piece, lane);
-            qc_apply_parts<W>(parts.rows, v);
-        } else {
-            qc_apply_entries<W>(w, panel, k0 + 16 * piece, lane, v);
-        }
-        qc_clear_outside<W>(k0 + 16 * piece, lane, v);
-    }
-
-    // The piece as `mma` operand A. 16-bit element types only.
+    // The piece as `mma` operand A; pieces in order. 16-bit element types only. `scattered`: a piece's entries.
     template <class Table>
     QC_DEVICE void fragment(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
-                            qc_row_parts<W>& parts, uint32_t (&a)[4]) const {
-        if constexpr (W::packed) {
+                            const qc_entries<W>& all, qc_row_parts<W>& parts, uint32_t (&a)[4]) const {
+        uint32_t of[words];
+        codes.piece(piece, of);
+        if constexpr (!W::packed) {
+#pragma unroll
+            for (int p = 0; p < 4; p++) a[p] = of[p];
+        } else if constexpr (qc_tile_of<W>::groups > 0) {
+            parts.turn_to(all, piece, lane);
+            qc_piece_fragment<W>(of, table, parts.rows, a);
+            qc_clear_outside<W>(k0 + 16 * piece, lane, a);
+        } else {
             float v[8];
-            decode(w, panel, k0, lane, piece, table, parts, v);
+            qc_piece_codes<W>(of, table, v);
+            qc_apply_entries<W>(w, panel, k0 + 16 * piece, lane, v);
+            qc_clear_outside<W>(k0 + 16 * piece, lane, v);
 #pragma unroll
             for (int p = 0; p < 4; p++) a[p] = qc_pack(v[2 * p], v[2 * p + 1], typename W::type());
-        } else {
-#pragma unroll
-            for (int p = 0; p < 4; p++) a[p] = codes.words[p];
         }
     }
 
     // The 8 elements of a piece, rounded to the weight's type, in fp32.
     template <class Table>
     QC_DEVICE void values(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
-                          qc_row_parts<W>& parts, float (&v)[8]) const {
-        if constexpr (W::packed) {
-            decode(w, panel, k0, lane, piece, table, parts, v);
-            qc_round_values(v, typename W::type());
+                          const qc_entries<W>& all, qc_row_parts<W>& parts, float (&v)[8]) const {
+        uint32_t of[words];
+        codes.piece(piece, of);
+        if constexpr (!W::packed) {
+            qc_unpack_words(of, v, typename W::type());
+        } else if constexpr (qc_tile_of<W>::groups > 0) {
+            parts.turn_to(all, piece, lane);
+            qc_piece_values<W>(of, table, parts.rows, v);
+            qc_clear_outside<W>(k0 + 16 * piece, lane, v);
         } else {
-            qc_unpack_words(codes.words, v, typename W::type());
+            qc_piece_codes<W>(of, table, v);
+            qc_apply_entries<W>(w, panel, k0 + 16 * piece, lane, v);
+            qc_clear_outside<W>(k0 + 16 * piece, lane, v);
+            qc_round_values(v, typename W::type());
         }
     }
 };
@@ -373,21 +533,21 @@ template <class W> struct qc_lane_tile {
 template <class W, class Table>
 QC_DEVICE void qc_read_piece(const uint8_t* w, int64_t panel, int64_t k, int lane, Table table, float (&v)[8]) {
     constexpr int columns = qc_tile_of<W>::columns;
-    qc_lane_codes<W> codes;
-    codes.load_piece(w, panel * W::tiles + k / columns, (int)(k % columns) / 16, lane);
-    if constexpr (W::packed) {
-        codes.values(0, table, v);
-        if constexpr (qc_tile_of<W>::groups > 0) {
-            const uint32_t column = (uint32_t)qc_min(k, W::cols - 1);
-            const int64_t row = panel * 16 + lane / 4;
-            const typename W::parts rows[2] = {W::make(W::load(w, row, column)), W::make(W::load(w, row + 8, column))};
-            qc_apply_parts<W>(rows, v);
-        } else {
-            qc_apply_entries<W>(w, panel, k, lane, v);
-        }
+    uint32_t of[qc_piece_of<W>::words];
+    qc_load_piece<W>(w, (panel * W::tiles + k / columns) * 32 + lane, (int)(k % columns) / 16, of);
+    if constexpr (!W::packed) {
+        qc_unpack_words(of, v, typename W::type());
+    } else if constexpr (qc_tile_of<W>::groups > 0) {
+        const uint32_t column = (uint32_t)qc_min(k, W::cols - 1);
+        const int64_t row = panel * 16 + lane / 4;
+        const typename W::mma_parts rows[2] = {
+            qc_parts_of<W>(W::load(w, row, column)), qc_parts_of<W>(W::load(w, row + 8, column))};
+        qc_piece_values<W>(of, table, rows, v);
+        qc_clear_outside<W>(k, lane, v);
+    } else {
+        qc_piece_codes<W>(of, table, v);
+        qc_apply_entries<W>(w, panel, k, lane, v);
         qc_clear_outside<W>(k, lane, v);
         qc_round_values(v, typename W::type());
-    } else {
-        qc_unpack_words(codes.words, v, typename W::type());
     }
 }

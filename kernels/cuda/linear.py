@@ -19,8 +19,8 @@ from qcompiler.kernels.cuda import engines, windows
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.weights import FLOATS, LAYOUT, Weight, block, weight_of
 from qcompiler.kernels.scalar import scalar_statements
-from qcompiler.kernels.text import VALUE_TYPES, c_dim, identifier, indent
-from qcompiler.plan.kernel import DType, KernelSpec, LinearKernel, Operand
+from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, identifier, indent
+from qcompiler.plan.kernel import ITEMSIZE, DType, KernelSpec, LinearKernel, Operand
 
 __all__ = [
     "FLOATS",
@@ -107,15 +107,22 @@ def check(spec: KernelSpec) -> None:
 
 @dataclass(frozen=True)
 class Finish:
-    """`definition` of ``qk_<name>_finish(sum, m, n, …)``, which stores element (m, n) if it lies inside the result."""
+    """`definition` of ``qk_<name>_finish(sum, m, n, …)``, which stores element (m, n) if it lies inside the result, and
+    of ``qk_<name>_finish_group(sums, m, n, …)``, which stores `group` elements from there on along n: 16 bytes at a time
+    where they are inside and aligned."""
 
     definition: str
     name: str
     arguments: tuple[str, ...]
+    group: int
 
     def call(self, total: str, m: str, n: str) -> str:
         """The statement that finishes the fp32 sum `total` of element (m, n)."""
         return f"{self.name}({', '.join((total, m, n, *self.arguments))});"
+
+    def call_group(self, sums: str, m: str, n: str) -> str:
+        """The statement that finishes the array `sums` of elements (m, n), (m, n + 1) …"""
+        return f"{self.name}_group({', '.join((sums, m, n, *self.arguments))});"
 
 
 def finish_of(spec: KernelSpec) -> Finish:
@@ -123,29 +130,57 @@ def finish_of(spec: KernelSpec) -> Finish:
     from qcompiler.kernels.cuda.emit import parameters
 
     body, out = linear_body(spec), spec.operands[-1]
-    lines = [f"if (m >= {c_dim(body.m)} || n >= {body.n}) return;"]
-    total = "sum"
+    lines, result = _value(spec)
+    target = f"{identifier(out.name)} + {_place(out)}"
+    inside = f"m >= {c_dim(body.m)} || n >= {body.n}"
+    used = set(re.findall(r"\w+", " ".join((*lines, target, inside))))
+    passed = [(kind, name) for kind, name in parameters(spec) if name in used]
+    name, group = f"qk_{spec.name}_finish", 16 // ITEMSIZE[out.dtype]
+    head = "".join(f", {kind} {argument}" for kind, argument in passed)
+    arguments = tuple(argument for _, argument in passed)
+    given = "".join(f", {argument}" for argument in arguments)
+    values = VALUE_TYPES[out.dtype]
+    definition = [
+        f"QC_DEVICE {values} {name}_value(float sum, int64_t m, int64_t n{head}) {{",
+        *indent([*lines, f"return {result};"]),
+        "}",
+        f"QC_DEVICE void {name}(float sum, int64_t m, int64_t n{head}) {{",
+        f"    if ({inside}) return;",
+        f"    qc_store({target}, {name}_value(sum, m, n{given}));",
+        "}",
+        f"QC_DEVICE void {name}_group(const float (&sums)[{group}], int64_t m, int64_t n{head}) {{",
+        f"    {STORAGE_TYPES[out.dtype]}* const to = {target};",
+        f"    if ({'m < ' + c_dim(body.m)} && n + {group} <= {body.n} && ((uint64_t)to & 15) == 0) {{",
+        f"        {values} v[{group}];",
+        "#pragma unroll",
+        f"        for (int i = 0; i < {group}; i++) v[i] = {name}_value(sums[i], m, n + i{given});",
+        "        qc_store_16(to, v);",
+        "    } else {",
+        "#pragma unroll 1",
+        f"        for (int i = 0; i < {group}; i++) {name}(qc_pick(sums, i), m, n + i{given});",
+        "    }",
+        "}",
+    ]
+    return Finish(block(definition), name, arguments, group)
+
+
+def _value(spec: KernelSpec) -> tuple[list[str], str]:
+    """(statements, expression) of a result from `sum`, before rounding."""
+    body, lines, total = linear_body(spec), list[str](), "sum"
     if body.has_bias:
         bias = spec.operands[2]
         step = _times("n", c_dim(bias.strides[0]) if bias.strides else "1")
         lines.append(f"const float biased = sum + {_element(bias, step)};")
         total = "biased"
-    result = total
-    if body.epilogue is not None:
-        inputs = [total]
-        for i, operand in enumerate(_extras(spec)):
-            lines.append(f"const {VALUE_TYPES[operand.dtype]} e{i} = {_element(operand, _place(operand))};")
-            inputs.append(f"e{i}")
-        statements = scalar_statements(body.epilogue, inputs)
-        lines += statements.lines
-        (result,) = statements.results
-    lines.append(f"qc_store({identifier(out.name)} + {_place(out)}, {result});")
-    used = set(re.findall(r"\w+", " ".join(lines)))
-    passed = [(kind, name) for kind, name in parameters(spec) if name in used]
-    name = f"qk_{spec.name}_finish"
-    head = "".join(f", {kind} {argument}" for kind, argument in passed)
-    definition = [f"QC_DEVICE void {name}(float sum, int64_t m, int64_t n{head}) {{", *indent(lines), "}"]
-    return Finish(block(definition), name, tuple(argument for _, argument in passed))
+    if body.epilogue is None:
+        return lines, total
+    inputs = [total]
+    for i, operand in enumerate(_extras(spec)):
+        lines.append(f"const {VALUE_TYPES[operand.dtype]} e{i} = {_element(operand, _place(operand))};")
+        inputs.append(f"e{i}")
+    statements = scalar_statements(body.epilogue, inputs)
+    (result,) = statements.results
+    return [*lines, *statements.lines], result
 
 
 def _extras(spec: KernelSpec) -> tuple[Operand, ...]:

@@ -7,14 +7,8 @@
 // multiply more than four rows: arithmetic sets the time then, and the sums need the registers. One where pieces ask
 // for entries of their own, as in rows that end inside a block: sixteen pieces of them would spill.)
 //
-// Instructions per weight (SASS, the lane's share; M = 1, 16-bit x and w on tensor cores / in fp32 on CUDA cores):
-//   table of pairs   shift, and, 8-byte load per two codes           1.5   | 1.5
-//   consecutive      and-or and subtraction per code, rare shifts    2.1   | 2.1
-//   value            one multiplication (nf4, int4, int8)            1.0   | 1.0
-//   rounding         one conversion per two                          0.5   |  -
-//   x                one 8- (16-)byte load per piece                 0.1   | 0.1
-//   product          one mma per 8                                   0.1   | 1.0
-// On an H200 (132 SMs, 4 instructions a clock each) 75 % of 4 TB/s of 4-bit weights leaves 4.9 instructions per weight.
+// Instructions per weight, counted in SASS (docs/hot-loops.md; a test compares): nf4, M = 1, sm_90a: 5.23; int4_g128,
+// M = 1, sm_90a: 6.35. On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
 //
 // qc_linear_tiled: any number of rows, a classic tiled product in fp32. Weights are decoded into shared memory, tile by
 // tile; plain weights may have any strides.
@@ -60,15 +54,11 @@ template <class X> QC_DEVICE void qc_read_floats(const X* row, int64_t k, int64_
 
 // One piece of x into shared memory, so that what one lane multiplies lies together: columns 2t, 2t+1, 2t+8, 2t+9 at
 // 4t (16-bit values as they are for `mma`, else fp32); beside tiles of plain fp32, columns t, t+4 of each 8 at 2t.
-template <class X> QC_DEVICE void qc_stage_piece(const X* row, int64_t k, int64_t cols, X* to) {
-    uint32_t pairs[8];
-    qc_read_pairs(row, k, cols, pairs);
+template <class X> QC_DEVICE void qc_stage_pairs(const uint32_t (&pairs)[8], X* to) {
     ((uint4*)to)[0] = make_uint4(pairs[0], pairs[4], pairs[1], pairs[5]);
     ((uint4*)to)[1] = make_uint4(pairs[2], pairs[6], pairs[3], pairs[7]);
 }
-template <bool InEights, class X> QC_DEVICE void qc_stage_piece_f32(const X* row, int64_t k, int64_t cols, float* to) {
-    float v[16];
-    qc_read_floats(row, k, cols, v);
+template <bool InEights> QC_DEVICE void qc_stage_floats(const float (&v)[16], float* to) {
     float4* const out = (float4*)to;
     if constexpr (InEights) {
         out[0] = make_float4(v[0], v[4], v[1], v[5]), out[1] = make_float4(v[2], v[6], v[3], v[7]);
@@ -117,6 +107,7 @@ template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool
     static constexpr int rows = Rows, warps = Warps, depth = Depth;
     static constexpr bool mma = Mma;
     static constexpr int columns = qc_tile_of<W>::columns;
+    static constexpr int padded = (int)((W::tiles * columns + 15) / 16 * 16);  // columns of x, to the end of the last tile
     static constexpr int chunk = ChunkTiles * Warps * columns;  // columns of x in shared memory
     // Rows of 16-bit x stand 32 bytes apart modulo 128: lanes g = 0 … 3 of a half warp read different banks.
     static constexpr int pitch = chunk + (Mma && Rows > 1 ? 16 : 0);
@@ -124,28 +115,56 @@ template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool
     static_assert(ChunkTiles % depth == 0 && chunk % 16 == 0, "whole rings, whole pieces");
 };
 
+// 16 elements of a row of x on their way to shared memory: pairs for `mma`, else fp32.
+template <class S> struct qc_x_piece {
+    typedef typename S::x_type X;
+    uint32_t pairs[S::mma ? 8 : 1];
+    float values[S::mma ? 1 : 16];
+
+    QC_DEVICE void read(const X* row, int64_t k, int64_t cols) {
+        if constexpr (S::mma) qc_read_pairs(row, k, cols, pairs);
+        else qc_read_floats(row, k, cols, values);
+    }
+    template <class Shared> QC_DEVICE void store(Shared* to) const {
+        if constexpr (S::mma) qc_stage_pairs(pairs, to);
+        else qc_stage_floats<S::columns == 8>(values, to);
+    }
+};
+
 // `live` rows of x from column k0 on. Tensor cores read the last of them again for those that are not there; CUDA cores
-// find the first one in their place. Neither result is stored.
-template <class W, class S, class Shared>
-QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, int64_t k0, Shared* to) {
-    constexpr int64_t padded = (W::tiles * S::columns + 15) / 16 * 16;
-    const int pieces = (int)qc_min(S::chunk, padded - k0) / 16, rows = S::mma ? live : S::rows;
-    for (int i = threadIdx.x; i < rows * pieces; i += 32 * S::warps) {
-        const int r = i / pieces, piece = i % pieces;
-        const typename S::x_type* const row = x + (r < live ? r : 0) * x_row;
-        Shared* const at = to + r * S::pitch + 16 * piece;
-        if constexpr (S::mma) qc_stage_piece(row, k0 + 16 * piece, W::cols, at);
-        else qc_stage_piece_f32<S::columns == 8>(row, k0 + 16 * piece, W::cols, at);
+// find the first one in their place. Neither result is stored. The table is filled, if it is to be, while the first
+// piece of each thread is under way.
+template <class W, class S, bool Fill, class Shared, class Table>
+QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, int k0, Table table, bool fill,
+                          Shared* to) {
+    constexpr int threads = 32 * S::warps;
+    const int left = (S::padded - k0) / 16, pieces = left < S::chunk / 16 ? left : S::chunk / 16;
+    const int rows = S::mma ? live : S::rows, count = rows * pieces;
+    const auto from = [&](int i) QC_INLINED { return x + (i / pieces < live ? i / pieces : 0) * x_row; };
+    const auto at = [&](int i) QC_INLINED { return to + i / pieces * S::pitch + i % pieces * 16; };
+    int i = threadIdx.x;
+    if constexpr (Fill) {
+        qc_x_piece<S> first;
+        if (i < count) first.read(from(i), k0 + i % pieces * 16, W::cols);
+        if (fill) qc_fill<W, threads>(table);
+        if (i < count) first.store(at(i));
+        i += threads;
+    }
+    for (; i < count; i += threads) {
+        qc_x_piece<S> piece;
+        piece.read(from(i), k0 + i % pieces * 16, W::cols);
+        piece.store(at(i));
     }
 }
 
 // One tile times the rows of x that lie at `x` (the tile's first column).
 template <class W, class S, class Shared, class Table>
-QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, int64_t panel, int64_t k0, int lane,
-                                int live, const Shared* x, Table table, qc_few_sums<S::rows, S::mma>& sums) {
+QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const qc_entries<W>& entries, const uint8_t* w,
+                                int64_t panel, int64_t k0, int lane, int live, const Shared* x, Table table,
+                                qc_few_sums<S::rows, S::mma>& sums) {
     const int g = lane / 4, t = lane % 4;
     qc_row_parts<W> parts;
-    parts.begin(tile.entries);
+    parts.begin(entries);
     if constexpr (S::mma) {
         // Column g of B is row g of x. Columns of D that stand for no row go nowhere.
         const Shared* const mine = x + (g < live ? g : live - 1) * S::pitch + 4 * t;
@@ -154,7 +173,7 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
             const uint2 two = *(const uint2*)(mine + 16 * piece);
             const uint32_t b[2] = {two.x, two.y};
             uint32_t a[4];
-            tile.fragment(w, panel, k0, lane, piece, table, parts, a);
+            tile.fragment(w, panel, k0, lane, piece, table, entries, parts, a);
             qc_mma_16816(sums.of[0], a, b, typename W::type());
         }
     } else if constexpr (S::columns == 8) {
@@ -172,7 +191,7 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
 #pragma unroll
         for (int piece = 0; piece < tile.pieces; piece++) {
             float v[8];
-            tile.values(w, panel, k0, lane, piece, table, parts, v);
+            tile.values(w, panel, k0, lane, piece, table, entries, parts, v);
 #pragma unroll
             for (int r = 0; r < S::rows; r++) {
                 const float4 four = *(const float4*)(x + r * S::pitch + 16 * piece + 4 * t);
@@ -194,33 +213,48 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const uint8_t* w, i
 template <class W, class S, class Shared, class Table>
 QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int live, int64_t panel,
                              Shared* x_tile, Table table, bool first, float* partial) {
-    constexpr int steps = (int)((W::tiles + S::warps - 1) / S::warps), chunk_steps = S::chunk / (S::warps * S::columns);
+    constexpr int tiles = (int)W::tiles, steps = (tiles + S::warps - 1) / S::warps;
+    constexpr int chunk_steps = S::chunk / (S::warps * S::columns), round = S::depth * S::warps;
+    // Every warp has a tile in every step. Where it is not known, ptxas does not reorder across the conditions, which
+    // keeps fewer values in registers: with more rows and tables, or on CUDA cores, these would not suffice.
+    constexpr bool even = tiles > 0 && tiles % round == 0 && S::mma && (S::rows == 1 || !W::lookup);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     qc_lane_tile<W> ring[S::depth];
+    qc_entries<W> row_entries;
+    if constexpr (qc_entries<W>::whole_rows && tiles > 0) row_entries.load(w, panel, 0, lane);
 #pragma unroll
     for (int s = 0; s < S::depth; s++) {
-        const int64_t index = s * S::warps + warp;
-        if (index < W::tiles) ring[s].load(w, panel, index, lane);
+        const int index = s * S::warps + warp;
+        if (even || index < tiles) ring[s].load(w, panel, index, lane);
     }
-    if (first) qc_fill<W>(table);
+    // Whatever was in `x_tile` before, all threads have passed a barrier since they read it.
+    qc_stage_x<W, S, true>(x, x_row, live, 0, table, first, x_tile);
+    __syncthreads();
     qc_few_sums<S::rows, S::mma> sums;
     sums.clear();
+#pragma unroll 1
     for (int step = 0; step < steps; step += S::depth) {
-        const int inside = step % chunk_steps;
-        if (inside == 0) {
-            __syncthreads();  // the last chunk is used up
-            qc_stage_x<W, S>(x, x_row, live, (int64_t)step * S::warps * S::columns, x_tile);
-            __syncthreads();
+        int inside = step;
+        if constexpr (steps > chunk_steps) {
+            inside = step % chunk_steps;
+            if (inside == 0 && step > 0) {
+                __syncthreads();  // the last chunk is used up
+                qc_stage_x<W, S, false>(x, x_row, live, step * S::warps * S::columns, table, false, x_tile);
+                __syncthreads();
+            }
         }
 #pragma unroll
         for (int s = 0; s < S::depth; s++) {
-            const int64_t index = (int64_t)(step + s) * S::warps + warp, next = index + S::depth * S::warps;
-            if (index < W::tiles) {
+            const int index = (step + s) * S::warps + warp;
+            if (even || index < tiles) {
                 const Shared* const at = x_tile + ((inside + s) * S::warps + warp) * S::columns;
-                qc_multiply_tile<W, S>(ring[s], w, panel, index * S::columns, lane, live, at, table, sums);
+                const qc_entries<W>& entries = qc_entries<W>::whole_rows ? row_entries : ring[s].entries;
+                qc_multiply_tile<W, S>(
+                    ring[s], entries, w, panel, (int64_t)index * S::columns, lane, live, at, table, sums);
             }
             QC_KEEP_ORDER();  // for sm_100 the next tile's lookups would be hoisted until registers spill
-            if (next < W::tiles) ring[s].load(w, panel, next, lane);
+            if constexpr (even && W::lookup) __syncwarp();  // the same for ptxas
+            if (even ? step + S::depth < steps : index + round < tiles) ring[s].load(w, panel, index + round, lane);
         }
     }
     sums.store(partial + warp * S::rows * 16, lane);
@@ -262,8 +296,8 @@ QC_DEVICE void qc_decode_step(const uint8_t* w, int64_t n0, int64_t k0, Table ta
                 to[(column + 2 * t + 8 * (j / 4) + j % 2) * pitch + row + g + 8 * (j / 2 % 2)] = v[j];
         } else {
             qc_lane_codes<W> mine;
-            mine.words[0] = mine.words[1] = mine.words[2] = mine.words[3] = 0;
-            if (there) mine.load(w, panel * W::tiles + tile, lane);
+            mine.clear();
+            if (there) mine.load(w, panel * W::tiles * 32 + lane, (qc_tile_index<W>)tile);
 #pragma unroll
             for (int p = 0; p < 4; p++)
                 to[(column + t + 4 * (p / 2)) * pitch + row + g + 8 * (p % 2)] = __uint_as_float(mine.words[p]);

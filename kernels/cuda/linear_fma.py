@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda.emit import arch_number, signature
-from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.linear import (
     LAYOUT,
     Finish,
@@ -35,9 +35,6 @@ RING = 4
 
 X_BYTES = 32768
 """Shared memory for x with few rows: with the table of pairs, three blocks fit where a multiprocessor has 228 KiB."""
-
-PAIR_TABLE = 256 * 16 * 8
-"""Bytes of the table of pairs of codes, as in linear.cuh."""
 
 FEW_ROWS = 8
 TILED_THREADS = 256
@@ -177,13 +174,20 @@ def _kernel(
     engine: str,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
-    text = "\n".join([*head, signature(spec, geometry.threads, resident(geometry, weight)), *indent(lines), "}\n"])
+    blocks = resident(geometry, weight, one_row=engine == "mma" and linear_body(spec).m_class == "1")
+    text = "\n".join([*head, signature(spec, geometry.threads, blocks), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
 
 
-def resident(geometry: Geometry, weight: Weight) -> int:
-    """Blocks that a multiprocessor should hold: unless told, ptxas aims at more and spills to get there."""
-    return 2 if geometry.threads <= 256 and weight.entry_registers <= 4 and not weight.scattered else 1
+def resident(geometry: Geometry, weight: Weight, *, one_row: bool) -> int:
+    """Blocks that a multiprocessor should hold: unless told, ptxas aims at more and spills to get there.
+
+    Three with one row of x on tensor cores: 48 KiB of weights under way, where 75 % of an H200's bandwidth wants
+    25 KiB.  Two where codes are looked up in tables or elements have several entries, which takes more registers.
+    """
+    if geometry.threads > 256 or weight.entry_registers > 4 or weight.scattered:
+        return 1
+    return 3 if one_row and not weight.lookup and weight.fields == 1 else 2
 
 
 # --- tiles of the result ---------------------------------------------------------------------------------------------
@@ -207,7 +211,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
     rows, columns = m // 16, n // 16
     lines = [
         *shared.declarations(),
-        *([f"qc_fill<{weight.struct}>({table});"] if weight.lookup else []),
+        *([f"qc_fill<{weight.struct}, {TILED_THREADS}>({table});"] if weight.lookup else []),
         *([_bytes(spec)] if weight.storage != "strided" else []),
         f"const int64_t m0 = (int64_t)blockIdx.x * {m}, n0 = (int64_t)blockIdx.y * {n};",
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",

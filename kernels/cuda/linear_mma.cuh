@@ -20,13 +20,6 @@
 #pragma once
 #include "linear.cuh"
 
-// The simulator must see every access of a kernel, and sees those of functions that are inlined.
-#ifdef QC_SIM
-#define QM_LAMBDA __attribute__((always_inline))
-#else
-#define QM_LAMBDA
-#endif
-
 enum {
     QM_CHUNK = 64,  // columns of a 4-bit tile: 16 bytes per lane, four fragments
     QM_PAD = 8,     // elements between rows of a shared x tile: 16 bytes make the row stride an odd multiple of 16, and
@@ -35,55 +28,6 @@ enum {
     QM_PASS = 32,    // tokens whose sums pass through shared memory at a time
     QM_GROUP = 8,    // token blocks that follow one another before the next rows of w: they share x and w in L2
 };
-
-// 16 values held by the lanes of each half warp. A lookup is one shuffle, which reads only the low four bits of `code`
-// (width 16). Why a shuffle: with the shift, the product and half a packing conversion it makes 3.5 instructions per
-// weight. A table in shared memory, one copy per lane against bank conflicts, takes one more (an address) and as much
-// time of the same pipe; byte permutes cannot give fp32 values in fewer than seven.
-struct qm_table {
-    float entry;
-    QC_DEVICE float operator[](uint32_t code) const { return __shfl_sync(QC_ALL_LANES, entry, (int)code, 16); }
-};
-
-// The two codes of fragment register `p` of a 16 x 16 piece, decoded to one register, from the piece's words (of each
-// plane of codes one, or two of bytes); `here` and `next` are the parts of their groups (they differ where a group ends
-// between the two). What mma_value() gets for a code c:
-//   QC_SIXTEEN, QC_VALUES, 8-bit floats     the value that c stands for
-//   integers, less than 8 bits              the float 128 + c: the code is or-ed into the mantissa of the bf16 128
-//   integers, 8 bits                        the float 2^23 + c (flipped signs: 2^23 + 128 + c): likewise, of the fp32
-//   2^23
-//
-// Instructions per weight: 4-bit codes half a shift, half a lop3, one move into place and half a conversion: 2.5 and
-// mma_value(), which is one fma where products are exact; another plane of bits adds half a shift and half a lop3.
-// 8-bit codes: one permute, a quarter of an exclusive or and half a conversion: 1.75 and mma_value(), a subtraction and
-// a product.
-template <class W>
-QC_DEVICE uint32_t qm_pair(const qm_table& table, const uint32_t* words, int p, const typename W::mma_parts& here,
-                           const typename W::mma_parts& next) {
-    float low, high;
-    if constexpr (W::codes == QC_SIXTEEN) {
-        low = table[words[0] >> (4 * p)], high = table[words[0] >> (4 * p + 16)];
-    } else if constexpr (W::bits < 8) {
-        constexpr int two = (W::bits & 4) != 0, one = two + ((W::bits & 2) != 0);
-        const uint32_t two_bits = (W::bits & 2) != 0 ? words[two] : 0, one_bit = (W::bits & 1) != 0 ? words[one] : 0;
-        const uint32_t pair = qc_code_pair<W::bits>(words[0], two_bits, one_bit, p);
-        if constexpr (W::codes == QC_COUNTS) {
-            const uint32_t codes = pair | 0x43004300u;
-            low = __uint_as_float(codes << 16), high = __uint_as_float(codes & 0xffff0000u);
-        } else {
-            low = W::code_value(pair & 0xffffu), high = W::code_value(pair >> 16);
-        }
-    } else if constexpr (W::codes == QC_COUNTS) {
-        const uint32_t codes = words[p / 2] ^ (W::flips_sign ? 0x80808080u : 0u);
-        const int byte = 2 * (p % 2);
-        low = __uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7540 + byte));
-        high = __uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7541 + byte));
-    } else {
-        const uint32_t codes = words[p / 2] >> (p % 2 * 16);
-        low = qc_lane_codes<W>::byte_value(codes & 255u), high = qc_lane_codes<W>::byte_value(codes >> 8 & 255u);
-    }
-    return qc_pack(W::mma_value(low, here), W::mma_value(high, next), typename W::type());
-}
 
 // Whether parts of groups reach the lanes of a quad piece by piece: where a chunk meets more than two groups of a row.
 template <class W> struct qm_groups {
@@ -97,34 +41,40 @@ template <class W> struct qm_groups {
                                             : W::covers == 32 || W::covers == 16), "groups");
 };
 
+template <class W, bool CODED> struct qm_light { static constexpr bool value = false; };
+template <class W> struct qm_light<W, true> {
+    static constexpr bool value = W::codes == QC_COUNTS || W::codes == QC_SIXTEEN;
+};
+
 // One warp's share of a weight: PANELS panels of 16 rows, one chunk of columns at a time. ALL_THERE: none of a block's
 // panels lies behind the last one.
 template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
     typedef qm_groups<W> groups;
+    typedef qc_passed<W> passed;
+    typedef qc_tile_index<W> index_type;
     static constexpr bool CODED = W::packed, FLAT = groups::flat, MANY = groups::many, NARROW = CODED && W::bits < 8;
-    // a piece
-    static constexpr int WORDS = NARROW ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
-    static constexpr int TILES_OF_CHUNK = NARROW ? 1 : W::bits / 4;
-    static constexpr int TILES = (int)W::tiles, ROWS = (int)W::rows, COLS = (int)W::cols, SLOTS = groups::slots;
-    static constexpr int ALL_PANELS = (ROWS + 15) / 16;
+    static constexpr int WORDS = qc_piece_of<W>::words, TILES_OF_CHUNK = NARROW ? 1 : W::bits / 4;
+    static constexpr int TILES = (int)W::tiles, COLS = (int)W::cols, SLOTS = groups::slots;
+    static constexpr bool LIGHT = qm_light<W, CODED>::value;  // decoding takes few registers
+    static constexpr int ALL_PANELS = (int)((W::rows + 15) / 16);
     typedef typename W::mma_parts state[2][SLOTS];  // of rows g and g + 8
 
     struct chunk {
-        uint32_t words[PANELS][W::bits];
+        qc_lane_codes<W> codes[PANELS][TILES_OF_CHUNK];
         // A lane loads one of its quad's four: of row half t % 2, slot t / 2. MANY: group t of both rows.
         typename W::entry entry[PANELS][groups::held];
     };
     struct made {
-        typename W::parts of[PANELS][groups::held];
+        typename passed::made of[PANELS][groups::held];
     };
 
     int lane, panels;     // of this warp that exist: PANELS, fewer at the end of w
     const uint8_t* w;
-    int64_t row;          // g of the first panel
+    int64_t panel;        // the first one
     int64_t share;        // this lane's, of the first panel's first tile
 
     QC_DEVICE qm_weight(const uint8_t* w, int64_t panel, int lane)
-        : lane(lane), w(w), row(panel * 16 + lane / 4), share(panel * TILES * 32 + lane) {
+        : lane(lane), w(w), panel(panel), share(panel * TILES * 32 + lane) {
         const int64_t left = ALL_PANELS - panel;
         panels = left < PANELS ? (int)left : PANELS;
     }
@@ -133,47 +83,31 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
 #pragma unroll
         for (int i = 0; i < PANELS; i++) {
             const bool there = ALL_THERE || i < panels;
-            const int64_t first = share + ((int64_t)i * TILES + (int64_t)index * TILES_OF_CHUNK) * 32;
-            if constexpr (!NARROW || (W::bits & 4) != 0) {
 #pragma unroll
-                for (int v = 0; v < TILES_OF_CHUNK; v++) {
-                    const bool inside = TILES % TILES_OF_CHUNK == 0 || index * TILES_OF_CHUNK + v < TILES;
-                    uint4 four = make_uint4(0, 0, 0, 0);
-                    if (there && inside) four = qc_load_stream_16(w + W::plane(0) + (first + v * 32) * 16);
-                    c.words[i][4 * v] = four.x, c.words[i][4 * v + 1] = four.y;
-                    c.words[i][4 * v + 2] = four.z, c.words[i][4 * v + 3] = four.w;
-                }
-            }
-            if constexpr (NARROW && (W::bits & 2) != 0) {
-                uint2 two = make_uint2(0, 0);
-                if (there) two = ((const uint2*)(w + W::plane((W::bits & 4) != 0)))[first];
-                c.words[i][W::bits & 4] = two.x, c.words[i][(W::bits & 4) + 1] = two.y;
-            }
-            if constexpr (NARROW && (W::bits & 1) != 0) {
-                constexpr int plane = ((W::bits & 4) != 0) + ((W::bits & 2) != 0);
-                c.words[i][W::bits & 6] = there ? ((const uint32_t*)(w + W::plane(plane)))[first] : 0;
+            for (int v = 0; v < TILES_OF_CHUNK; v++) {
+                const bool inside = TILES % TILES_OF_CHUNK == 0 || index * TILES_OF_CHUNK + v < TILES;
+                if (there && inside)
+                    c.codes[i][v].load(w, share + (int64_t)i * TILES * 32, (index_type)index * TILES_OF_CHUNK + v);
+                else c.codes[i][v].clear();
             }
             if constexpr (CODED) {
 #pragma unroll
                 for (int h = 0; h < groups::held; h++) {
-                    c.entry[i][h] = typename W::entry();
                     if (there) c.entry[i][h] = entry_of(i, index, MANY ? h : lane % 2, MANY ? lane % 4 : lane / 2 % 2);
+                    else c.entry[i][h] = typename W::entry();
                 }
             }
         }
     }
 
-    // What the given slot of a chunk needs, for a row of panel `i`.
+    // What the given slot of a chunk needs, for a row of panel `i`. What lies behind the last column is padding.
     QC_DEVICE typename W::entry entry_of(int i, int index, int half, int slot) const {
-        const int64_t mine = row + i * 16 + half * 8;
+        const int r = lane / 4 + half * 8;
         if constexpr (FLAT) {
-            const int64_t element = mine * COLS + index * QM_CHUNK + slot * W::covers;
+            const int64_t element = ((panel + i) * 16 + r) * COLS + index * QM_CHUNK + slot * W::covers;
             return W::load(w, qc_min(element, W::rows * W::cols - 1));
         } else {
-            const int columns = groups::single ? 0 : (int)W::covers;
-            const int k = index * QM_CHUNK + slot * columns;
-            // what lies behind the last column is padding
-            return W::load(w, mine, (uint32_t)(k < COLS ? k : COLS - 1));
+            return W::template load_unit<QM_CHUNK>(w, panel + i, r, index, groups::single ? 0 : slot * (int)W::covers);
         }
     }
 
@@ -181,16 +115,7 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
 #pragma unroll
         for (int i = 0; i < PANELS; i++)
 #pragma unroll
-            for (int h = 0; h < groups::held; h++) m.of[i][h] = W::make(c.entry[i][h]);
-    }
-
-    // The parts that lane `from` made.
-    static QC_DEVICE typename W::mma_parts passed(const typename W::parts& made, int from) {
-        typename W::parts parts;
-#pragma unroll
-        for (int e = 0; e < (int)(sizeof(parts) / sizeof(float)); e++)
-            parts.of[e] = __shfl_sync(QC_ALL_LANES, made.of[e], from);
-        return W::fold(parts);
+            for (int h = 0; h < groups::held; h++) m.of[i][h] = passed::make(c.entry[i][h]);
     }
 
     // The state of panel `i` for a whole chunk.
@@ -198,7 +123,8 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
-            for (int slot = 0; slot < SLOTS; slot++) s[half][slot] = passed(m.of[i][0], (lane & 28) + half + 2 * slot);
+            for (int slot = 0; slot < SLOTS; slot++)
+                s[half][slot] = passed::from_lane(m.of[i][0], (lane & 28) + half + 2 * slot);
     }
 
     // MANY: the state of panel `i` for piece `j`.
@@ -207,15 +133,16 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
         for (int half = 0; half < 2; half++) {
             const int slot = FLAT ? (begins_at(i, half, index) + 16 * j) / (int)W::covers : j;
 #pragma unroll
-            for (int more = 0; more < SLOTS; more++) s[half][more] = passed(m.of[i][half], (lane & 28) + slot + more);
+            for (int more = 0; more < SLOTS; more++)
+                s[half][more] = passed::from_lane(m.of[i][half], (lane & 28) + slot + more);
         }
     }
 
     // FLAT: where in its group a row's first element of this chunk stands.
     QC_DEVICE int begins_at(int i, int half, int index) const {
-        const uint32_t rows = (uint32_t)row + (uint32_t)(i * 16 + half * 8);
+        const uint32_t row = (uint32_t)panel * 16 + (uint32_t)(i * 16 + lane / 4 + half * 8);
         // a power of two
-        return (int)(rows * (uint32_t)COLS + (uint32_t)(index * QM_CHUNK) & (uint32_t)(W::covers - 1));
+        return (int)(row * (uint32_t)COLS + (uint32_t)(index * QM_CHUNK) & (uint32_t)(W::covers - 1));
     }
     // Columns of the chunk that lie before the border behind which state[…][1] holds.
     QC_DEVICE int before_border(int i, int half, int j, int index) const {
@@ -225,47 +152,46 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
 
     // The words of panel `i`, WORDS for each piece.
     static QC_DEVICE void flatten(const chunk& c, int i, uint32_t (&words)[4 * WORDS]) {
-        if constexpr (!NARROW) {
+        constexpr int per_tile = 4 / TILES_OF_CHUNK;
 #pragma unroll
-            for (int q = 0; q < 4 * WORDS; q++) words[q] = c.words[i][q];
-        } else {
+        for (int j = 0; j < 4; j++) {
+            uint32_t of[WORDS];
+            c.codes[i][j / per_tile].piece(j % per_tile, of);
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int next = j * WORDS;
-                if constexpr ((W::bits & 4) != 0) words[next++] = c.words[i][j];
-                if constexpr ((W::bits & 2) != 0) words[next++] = c.words[i][(W::bits & 4) + j / 2] >> j % 2 * 8;
-                if constexpr ((W::bits & 1) != 0) words[next] = c.words[i][W::bits & 6] >> j * 4;
-            }
+            for (int q = 0; q < WORDS; q++) words[j * WORDS + q] = of[q];
         }
     }
 
     // Fragment A of piece `j` (columns 16 j to 16 j + 15) of panel `i`, whose words stand first in `words`; they are
     // dropped, so that a loop over pieces need not be unrolled to keep them in registers.
-    QC_DEVICE void fragment(const qm_table& table, uint32_t (&words)[4 * WORDS], int i, int j, int index,
+    template <class Table>
+    QC_DEVICE void fragment(const Table& table, uint32_t (&words)[4 * WORDS], int i, int j, int index,
                             const state& s, uint32_t (&a)[4]) const {
+        uint32_t of[WORDS];
+#pragma unroll
+        for (int q = 0; q < WORDS; q++) of[q] = words[q];
         if constexpr (!CODED) {
 #pragma unroll
-            for (int p = 0; p < 4; p++) a[p] = words[p];
-        } else {
+            for (int p = 0; p < 4; p++) a[p] = of[p];
+        } else if constexpr (FLAT) {
+            float v[8];
+            qc_piece_codes<W>(of, table, v);
 #pragma unroll
             for (int p = 0; p < 4; p++) {
                 const int half = p % 2, column = 16 * j + 2 * (lane % 4) + 8 * (p / 2);
-                typename W::mma_parts here = s[half][0], next = here;
-                if constexpr (FLAT) {
-                    const int border = before_border(i, half, j, index);
-                    here = column < border ? s[half][0] : s[half][1];
-                    next = column + 1 < border ? s[half][0] : s[half][1];
-                } else if constexpr (SLOTS == 2) {
-                    here = next = j < 2 ? s[half][0] : s[half][1];
-                }
-                a[p] = qm_pair<W>(table, words, p, here, next);
-                if constexpr (W::cols % 16 != 0) {  // what zero codes stand for is no product's business
-                    const int k = index * QM_CHUNK + column;
-                    if (k >= COLS) a[p] = 0;
-                    else if (k + 1 >= COLS) a[p] &= 0xffffu;
-                }
+                const int border = before_border(i, half, j, index);
+                const typename W::mma_parts here = column < border ? s[half][0] : s[half][1];
+                const typename W::mma_parts next = column + 1 < border ? s[half][0] : s[half][1];
+                a[p] = qc_pack(W::mma_value(v[2 * p], here), W::mma_value(v[2 * p + 1], next), typename W::type());
             }
+        } else {
+            typename W::mma_parts rows[2] = {s[0][0], s[1][0]};
+            if constexpr (SLOTS == 2)
+                if (j >= 2) rows[0] = s[0][1], rows[1] = s[1][1];
+            qc_piece_fragment<W>(of, table, rows, a);
         }
+        // what zero codes stand for is no product's business
+        if constexpr (CODED && W::cols % 16 != 0) qc_clear_outside<W>(index * QM_CHUNK + 16 * j, lane, a);
 #pragma unroll
         for (int q = 0; q < 3 * WORDS; q++) words[q] = words[q + WORDS];
     }
@@ -293,18 +219,29 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
         aligned = ((uint64_t)x & 15) == 0 && row % 8 == 0;
     }
 
-    QC_DEVICE void copy(T* tile, int k0) const {
-        const int piece = (int)threadIdx.x % PIECES * 8, k = k0 + piece;
+    // To the tile at `tile`, whose place is `place`.
+    QC_DEVICE void copy(T* tile, qc_place place, int k0) const {
+        const int piece = (int)threadIdx.x % PIECES * 8, k = k0 + piece, first = token * STRIDE + piece;
         const T* source = from + k0;
-        T* to = tile + token * STRIDE + piece;
         if (aligned && (COLS % 8 == 0 || k + 8 <= COLS || k >= COLS)) {
+            const qc_place to = place + first * 2;
+            const bool column = COLS % COLUMNS == 0 || k < COLS;
+            if (there == TOKENS) {
 #pragma unroll
-            for (int i = 0; i < TOKENS; i += ROW_STEP) {
-                if (token + i < used) {
-                    const bool inside = token + i < there && k < COLS;
-                    qc_cp_async_16_or_zero(to + i * STRIDE, inside ? source : from, inside);
+                for (int i = 0; i < TOKENS; i += ROW_STEP) {
+                    if constexpr (COLS % COLUMNS == 0) qc_cp_async_16(to + i * STRIDE * 2, source);
+                    else qc_cp_async_16_or_zero(to + i * STRIDE * 2, column ? source : from, column);
+                    source += step;
                 }
-                source += step;
+            } else {
+#pragma unroll
+                for (int i = 0; i < TOKENS; i += ROW_STEP) {
+                    if (token + i < used) {
+                        const bool inside = column && token + i < there;
+                        qc_cp_async_16_or_zero(to + i * STRIDE * 2, inside ? source : from, inside);
+                    }
+                    source += step;
+                }
             }
         } else {  // element by element: x is a view that starts or steps off 16 bytes, or its rows end inside a piece
 #pragma unroll 1
@@ -317,7 +254,7 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
                     const uint32_t high = inside && k + 2 * e + 1 < COLS ? source[2 * e + 1].bits : 0;
                     pairs[e] = high << 16 | low;
                 }
-                *(uint4*)(to + i * STRIDE) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+                *(uint4*)(tile + first + i * STRIDE) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
                 source += step;
             }
         }
@@ -339,11 +276,11 @@ QC_DEVICE void qm_block(uint32_t& token_block, uint32_t& row_block) {
 
 // One piece: the first 16 * COUNT tokens of the tile at `rows` (this lane's row for ldmatrix), times every panel.
 template <int COUNT, int STRIDE, int PANELS, int TILES, class T>
-QC_DEVICE void qm_multiply(float (&sums)[PANELS][TILES][4], const uint32_t (&a)[PANELS][4], const T* rows, T tag) {
+QC_DEVICE void qm_multiply(float (&sums)[PANELS][TILES][4], const uint32_t (&a)[PANELS][4], qc_place rows, T tag) {
 #pragma unroll
     for (int t = 0; t < COUNT && 2 * t < TILES; t++) {
         uint32_t b[4];
-        qc_ldmatrix_x4(b, rows + 16 * t * STRIDE);
+        qc_ldmatrix_x4(b, rows + 16 * t * STRIDE * 2);
         const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
 #pragma unroll
         for (int i = 0; i < PANELS; i++) {
@@ -361,14 +298,28 @@ template <int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES> struct q
     static constexpr int BYTES = RING > SUMS ? RING : SUMS;
 };
 
-// The block's sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per element,
-// so that `finish` reads and writes along rows of the result. Parts are added in the order of warp_k.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, class Finish>
+// GROUP floats from a multiple of as many on, or one.
+template <int GROUP> QC_DEVICE void qm_read(const float* from, float (&v)[GROUP]) {
+    if constexpr (GROUP == 1) {
+        v[0] = *from;
+    } else {
+#pragma unroll
+        for (int i = 0; i < GROUP; i += 4) {
+            const float4 four = *(const float4*)(from + i);
+            v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+        }
+    }
+}
+
+// The block's sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per GROUP
+// elements along a row of the result, so that `finish` reads and writes along rows. Parts are added in the order of
+// warp_k.
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int GROUP, class Finish>
 QC_DEVICE void qm_finish(
     const float (&sums)[PANELS][TOKENS / 8][4], float* part, int64_t m0, int64_t n0, int64_t m, int used,
     const Finish& finish) {
     constexpr int PASS = TOKENS < QM_PASS ? TOKENS : QM_PASS, BLOCK_ROWS = 16 * PANELS * WARPS_N;
-    constexpr int STRIDE = BLOCK_ROWS + QM_SUM_PAD, THREADS = 32 * WARPS_N * WARPS_K;
+    constexpr int STRIDE = BLOCK_ROWS + QM_SUM_PAD, THREADS = 32 * WARPS_N * WARPS_K, GROUPS = BLOCK_ROWS / GROUP;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
 #pragma unroll
@@ -388,25 +339,32 @@ QC_DEVICE void qm_finish(
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < PASS * BLOCK_ROWS; i += THREADS) {
-            const int token = i / BLOCK_ROWS, row = i % BLOCK_ROWS;
+        for (int i = (int)threadIdx.x; i < PASS * GROUPS; i += THREADS) {
+            const int token = i / GROUPS, row = i % GROUPS * GROUP;
             if (m0 + pass + token < m && n0 + row < W::rows) {
-                float sum = part[token * STRIDE + row];
+                const float* const first = part + token * STRIDE + row;
+                float total[GROUP];
+                qm_read<GROUP>(first, total);
 #pragma unroll
-                for (int k = 1; k < WARPS_K; k++) sum += part[(k * PASS + token) * STRIDE + row];
-                finish(sum, m0 + pass + token, n0 + row);
+                for (int k = 1; k < WARPS_K; k++) {
+                    float more[GROUP];
+                    qm_read<GROUP>(first + k * PASS * STRIDE, more);
+#pragma unroll
+                    for (int e = 0; e < GROUP; e++) total[e] += more[e];
+                }
+                finish(total, m0 + pass + token, n0 + row);
             }
         }
     }
 }
 
-// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns. `finish(sum, m,
-// n)` stores an element; there are m rows of x. All threads of the block arrive here, and x is what `tile` copies.
+// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns.
+// `finish(sums, m, n)` stores GROUP elements from (m, n) on along n; there are m rows of x. All threads of the block arrive here, and x is what `tile` copies.
 // IN_BLOCKS: n0 is a multiple of the rows of w that a block takes.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, bool IN_BLOCKS, class Tile,
-          class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, bool IN_BLOCKS,
+          class Table, class Tile, class Finish>
 QC_DEVICE void qm_product(
-    const qm_table& table, const uint8_t* bytes, const Tile& tile, int64_t m0, int64_t n0, int64_t m, void* shared,
+    const Table& table, const uint8_t* bytes, const Tile& tile, int64_t m0, int64_t n0, int64_t m, void* shared,
     const Finish& finish) {
     typedef typename W::type T;
     constexpr int COLUMNS = QM_CHUNK * WARPS_K, CHUNKS = (int)((W::cols + QM_CHUNK - 1) / QM_CHUNK);
@@ -414,12 +372,15 @@ QC_DEVICE void qm_product(
     constexpr bool ALL_THERE = IN_BLOCKS && (W::rows + 15) / 16 % (PANELS * WARPS_N) == 0;
     typedef qm_weight<W, PANELS, ALL_THERE> Weight;
     constexpr int TILE = TOKENS * Tile::STRIDE;
-    constexpr int PIECES = TOKENS > 64 ? 1 : 2;  // unrolled at a time: more of them take more registers
+
+    // Unrolled at a time. Beside 128 tokens' sums, four pieces of 16-bit values or floats of 8 bits would spill.
+    constexpr int PIECES = TOKENS <= 64 || Weight::LIGHT ? 4 : 1;
 
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
     const Weight weight(bytes, n0 / 16 + warp_n * PANELS, lane);
     T* const ring = (T*)shared;
+    const qc_place place = qc_fixed(shared);
 
     float sums[PANELS][TOKENS / 8][4];
 #pragma unroll
@@ -435,13 +396,16 @@ QC_DEVICE void qm_product(
         if (d * WARPS_K + warp_k < CHUNKS) weight.load(ahead[d], d * WARPS_K + warp_k);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
-        if (s < STEPS) tile.copy(ring + s * TILE, s * COLUMNS);
+        if (s < STEPS) tile.copy(ring + s * TILE, place + s * TILE * 2, s * COLUMNS);
         qc_cp_async_commit();
     }
 
+    qc_fill<W, 32 * WARPS_N * WARPS_K>(table);  // the loop begins with a barrier
+
     // ldmatrix: lane 8 i + r gives row r of matrix i; matrices 0 and 1 are tokens 0 to 7 (columns 0 to 7, 8 to 15),
     // 2 and 3 tokens 8 to 15.
-    const int b_offset = (lane / 16 * 8 + lane % 8) * Tile::STRIDE + lane / 8 % 2 * 8 + warp_k * QM_CHUNK;
+    const qc_place b_place =
+        place + ((lane / 16 * 8 + lane % 8) * Tile::STRIDE + lane / 8 % 2 * 8 + warp_k * QM_CHUNK) * 2;
 
     int slot = 0;  // step % STAGES
 #pragma unroll 1
@@ -454,10 +418,10 @@ QC_DEVICE void qm_product(
                 __syncthreads();  // tile `step` is there for every thread, and nobody still reads tile `step - 1`
                 const int refill = slot == 0 ? STAGES - 1 : slot - 1;
                 const int coming = step + STAGES - 1;
-                if (coming < STEPS) tile.copy(ring + refill * TILE, coming * COLUMNS);
+                if (coming < STEPS) tile.copy(ring + refill * TILE, place + refill * TILE * 2, coming * COLUMNS);
                 qc_cp_async_commit();
                 if (CHUNKS % WARPS_K == 0 || index < CHUNKS) {
-                    const T* const b_rows = ring + slot * TILE + b_offset;
+                    const qc_place b_rows = b_place + slot * TILE * 2;
                     typename Weight::made made;
                     typename Weight::state state[PANELS];
                     uint32_t words[PANELS][4 * Weight::WORDS];
@@ -477,7 +441,7 @@ QC_DEVICE void qm_product(
                                 if constexpr (Weight::MANY) weight.turn_to_piece(made, i, j, index, state[i]);
                                 weight.fragment(table, words[i], i, j, index, state[i], a[i]);
                             }
-                            const T* const b_piece = b_rows + 16 * j;
+                            const qc_place b_piece = b_rows + 16 * j * 2;
                             if (TOKENS != 64 || tile.used == 64)
                                 qm_multiply<TOKENS / 16, Tile::STRIDE>(sums, a, b_piece, T());
                             else if (tile.used == 32)
@@ -491,18 +455,20 @@ QC_DEVICE void qm_product(
             }
         }
     }
-    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS>(sums, (float*)shared, m0, n0, m, tile.used, finish);
+    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS, GROUP>(sums, (float*)shared, m0, n0, m, tile.used, finish);
 }
 
 // One block of a linear: rows of x `x_row` elements apart.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, class Table,
+          class Finish>
 QC_DEVICE void qm_linear(
-    const qm_table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
+    const Table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
     const Finish& finish) {
     constexpr int COLUMNS = QM_CHUNK * WARPS_K, THREADS = 32 * WARPS_N * WARPS_K;
     uint32_t token_block, row_block;
     qm_block(token_block, row_block);
     const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (16 * PANELS * WARPS_N);
     const qm_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS> tile(x, x_row, m0, m);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, true>(table, bytes, tile, m0, n0, m, shared, finish);
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, GROUP, true>(
+        table, bytes, tile, m0, n0, m, shared, finish);
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.linear import finish_of, linear_body
 from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.cuda.windows import PLACE_BYTES, declaration
@@ -187,6 +187,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     if body.window is not None:
         memory.add("places", "qc_window_place", tile.tokens, PLACE_BYTES)
     memory.add("shared", "uint4", tile.shared // 16, 16)
+    blocks = tile.resident(limit, straddles=weight.straddles or entries > 2)
+    table = lookup_table(weight, memory, limit, blocks)
     grid = (_blocks(body.m, tile.tokens), -(-body.n // tile.rows), 1)
     geometry = Geometry(grid, (tile.threads, 1, 1), memory.nbytes)
     note = (
@@ -194,11 +196,11 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"{tile.warps_k} warps; {tile.stages} stages of x in {tile.shared} bytes, {tile.depth} chunks of w ahead"
     )
     where = f"table, (const uint8_t*){identifier(w.name)}, {identifier(x.name)}"
-    arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}"
+    arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}, {finish.group}"
     lines = [
-        *tile_declarations(tile, weight, memory),
-        "const auto finish = [&](float sum, int64_t m, int64_t n) QM_LAMBDA {",
-        f"    {finish.call('sum', 'm', 'n')}",
+        *tile_declarations(tile, memory, table),
+        f"const auto finish = [&](const float (&sums)[{finish.group}], int64_t m, int64_t n) QC_INLINED {{",
+        f"    {finish.call_group('sums', 'm', 'n')}",
         "};",
     ]
     if body.window is None:
@@ -212,18 +214,38 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
             f"qm_windows<{arguments}>(",
             f"    {where}, window, {c_dim(body.m)}, places, shared, finish);",
         ]
-    head = signature(spec, tile.threads, tile.resident(limit, straddles=weight.straddles or entries > 2))
+    head = signature(spec, tile.threads, blocks)
     text = "\n".join([header_comment(spec, note), weight.definitions + finish.definition + head, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, "mma", (note,))
 
 
-def tile_declarations(tile: Tile, weight: Weight, memory: SharedMemory) -> list[str]:
-    """The head of a kernel: its shared memory, and the table of 16 values in the lanes of its warps."""
-    value = f"{weight.struct}::code_value(threadIdx.x % 16)" if weight.lookup else "0.0f"
+def lookup_table(weight: Weight, memory: SharedMemory, limit: int, blocks: int) -> str:
+    """The declaration of `table`: of pairs of codes where `blocks` blocks per multiprocessor have room for one each.
+
+    A lookup of two codes is then a shift, an and-or and a load; in the lanes of a warp each code is a shift and a
+    shuffle.
+    """
+    if not weight.lookup:
+        return "const qc_no_table table;"
+    if blocks * (memory.nbytes + 128 + PAIR_TABLE + 1024) <= limit + 1024:
+        memory.add("pairs", "float2", 256 * 16, 8)
+        return "const qc_table256 table = qc_pairs(pairs);"
+    return lane_table(weight)
+
+
+def lane_table(weight: Weight) -> str:
+    """The declaration of `table` in the lanes of a warp."""
+    if not weight.lookup:
+        return "const qc_no_table table;"
+    return f"const qc_lane_table table = {{{weight.struct}::code_value(threadIdx.x % 16)}};"
+
+
+def tile_declarations(tile: Tile, memory: SharedMemory, table: str) -> list[str]:
+    """The head of a kernel: its shared memory, and the table of 16 values."""
     return [
         f'static_assert(qm_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',
         *memory.declarations(),
-        f"const qm_table table = {{{value}}};",
+        table,
     ]
 
 

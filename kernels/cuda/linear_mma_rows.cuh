@@ -21,16 +21,16 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class Rows> s
         aligned = ((uint64_t)x & 15) == 0 && rows.pieces();
     }
 
-    QC_DEVICE void copy(T* tile, int k0) const {
+    QC_DEVICE void copy(T* tile, qc_place place, int k0) const {
         const int token = (int)threadIdx.x / PIECES, piece = (int)threadIdx.x % PIECES * 8, k = k0 + piece;
-        T* const to = tile + token * STRIDE + piece;
+        const int first = token * STRIDE + piece;
         if (aligned && (COLS % 8 == 0 || k + 8 <= COLS || k >= COLS)) {
 #pragma unroll
             for (int i = 0; i < TOKENS; i += ROW_STEP) {
                 if (token + i < used) {
                     int64_t offset = 0;
                     const bool inside = token + i < there && k < COLS && rows.at(token + i, k, offset);
-                    qc_cp_async_16_or_zero(to + i * STRIDE, inside ? x + offset : x, inside);
+                    qc_cp_async_16_or_zero(place + (first + i * STRIDE) * 2, inside ? x + offset : x, inside);
                 }
             }
         } else {
@@ -40,7 +40,7 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class Rows> s
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     pairs[e] = element(token + i, k + 2 * e) | element(token + i, k + 2 * e + 1) << 16;
-                *(uint4*)(to + i * STRIDE) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+                *(uint4*)(tile + first + i * STRIDE) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
             }
         }
     }
@@ -76,9 +76,10 @@ struct qm_window_rows {
 };
 
 // One block of a linear over the windows of an image; `places` has room for TOKENS of them.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, class Table,
+          class Finish>
 QC_DEVICE void qm_windows(
-    const qm_table& table, const uint8_t* bytes, const typename W::type* image, const qc_window& window, int64_t m,
+    const Table& table, const uint8_t* bytes, const typename W::type* image, const qc_window& window, int64_t m,
     qc_window_place* places, void* shared, const Finish& finish) {
     constexpr int COLUMNS = QM_CHUNK * WARPS_K, THREADS = 32 * WARPS_N * WARPS_K;
     uint32_t token_block, row_block;
@@ -89,18 +90,18 @@ QC_DEVICE void qm_windows(
     const qm_window_rows rows = {window, places};
     const qm_scattered_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qm_window_rows> tile(
         image, rows, m - m0);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, true>(
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, GROUP, true>(
         table, bytes, tile, m0, n0, m, shared, finish);
 }
 
-// One block of a grouped linear: `live` listed pairs, times the rows of w from n0 on. `finish(sum, place, n)`: of the
+// One block of a grouped linear: `live` listed pairs, times the rows of w from n0 on. `finish(sums, place, n)`: one, of the
 // pair at that place of the list.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Table, class Finish>
 QC_DEVICE void qm_listed(
-    const qm_table& table, const uint8_t* bytes, const typename W::type* x, const qm_listed_rows& rows, int live,
+    const Table& table, const uint8_t* bytes, const typename W::type* x, const qm_listed_rows& rows, int live,
     int64_t n0, void* shared, const Finish& finish) {
     constexpr int COLUMNS = QM_CHUNK * WARPS_K, THREADS = 32 * WARPS_N * WARPS_K;
     const qm_scattered_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qm_listed_rows> tile(x, rows, live);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, false>(
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, 1, false>(
         table, bytes, tile, 0, n0, live, shared, finish);
 }

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,11 +115,7 @@ class Weight:
         else:
             groups = self.tile // self.covers if self.tile % self.covers == 0 else pieces
         each = 2 * groups * self.fields
-        return each if groups == 1 or each <= MOST_OWN else each // 4
-
-
-MOST_OWN = 4
-"""Entries of a tile up to which every lane keeps its own; linear.cuh's `qc_entries` has the same number."""
+        return each if groups == 1 else each // 4
 
 
 def weight_of(name: str, operand: Operand) -> Weight:
@@ -147,6 +144,7 @@ def weight_of(name: str, operand: Operand) -> Weight:
         "    struct entry {};",
         "    struct parts {};",
         "    struct mma_parts {};",
+        "    static constexpr bool pairs = false;",
         "};",
     ]
     return Weight("values" if in_tiles else "strided", operand.dtype, rows, cols, bits, struct, block(lines))
@@ -158,6 +156,7 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
     straddles, bits, kind = ends_inside_groups(fmt, cols), d.codes.bits, codes_of(d)
     covers = shared_columns(fmt) or max(cols, 1)
     entries = [f for f in d.fields if f.covers != 1]
+    whole_pieces = not straddles and (covers % PIECE == 0 or covers >= cols)
     struct = f"qk_{name}_w"
     tables, looked_up = entry_tables(d, f"qk_{name}")
     code_table, code_value = _code_values(name, d, kind)
@@ -176,7 +175,7 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
         *indent(code_value),
         *indent(_entries(fmt, entries, sections, rows, cols, straddles=straddles)),
         *indent(_arithmetic(d, entries, looked_up)),
-        *indent(_tensor_core_arithmetic(d, kind)),
+        *indent(_decoding(d, kind, operand.dtype, whole_pieces=whole_pieces)),
         "};",
     ]
     definitions = "".join([*code_table, *tables]) + block(lines)
@@ -245,11 +244,42 @@ def _entries(
         reads.append(f"((const {ENTRY_TYPES[field.kind]}*)(w + {section.offset}))[{index}]")
     at = "int64_t element" if straddles else "int64_t row, uint32_t k"
     where = "element `element` of the tensor" if straddles else "row `row`, column `k`; rows of whole panels exist"
-    return [
+    lines = [
         f"struct entry {{ {declared} }};  // as stored",
         f"// What serves {where}.",
         f"static QC_DEVICE entry load(const uint8_t* w, {at}) {{",
         f"    return entry{{{', '.join(reads)}}};",
+        "}",
+    ]
+    return lines if straddles else [*lines, *_entries_of_units(fmt, entries, sections, rows, cols)]
+
+
+def _entries_of_units(
+    fmt: Format, entries: list[Field], sections: dict[str, Section], rows: int, cols: int
+) -> list[str]:
+    """Members: the same for row `r` of a panel, so that what a loop over units keeps is computed before it."""
+    lines, reads = [], []
+    for field in entries:
+        start = f"(const {ENTRY_TYPES[field.kind]}*)(w + {sections[packed_name(fmt, field, cols)].offset})"
+        place, count = place_of(fmt, field, cols), per_row(field, cols)
+        if place in ("once", "flat", "row_blocks"):
+            reads.append(f"({start})[{entry_index(fmt, field, rows, cols)}]")
+            continue
+        wide = "(int64_t)" if 16 * count >= 1 << 31 else ""
+        covers = field.covers if isinstance(field.covers, int) else cols
+        column = f"{wide}qc_entry_column<{covers}, UNIT, {count}>(unit, offset) * 16"
+        reads.append(f"({start} + (panel * {count * 16} + r))[{column}]")
+    if any(re.search(r"\b(row|k)\b", read) for read in reads):
+        lines += [
+            "    const int64_t row = panel * 16 + r;",
+            f"    const uint32_t k = (uint32_t)qc_min((int64_t)unit * UNIT + offset, {cols - 1});",
+        ]
+    listed = ",\n            ".join(reads)
+    return [
+        "template <int UNIT>",
+        "static QC_DEVICE entry load_unit(const uint8_t* w, int64_t panel, int r, int unit, int offset) {",
+        *lines,
+        f"    return entry{{{listed}}};",
         "}",
     ]
 
@@ -300,40 +330,111 @@ def _parts(declaration: Declaration) -> dict[str, str]:
     return {name: f"p.of[{i}]" for i, name in enumerate(declaration.split.per_entry)}
 
 
-def _tensor_core_arithmetic(declaration: Declaration, kind: Codes) -> list[str]:
-    """Members: the same for linear_mma.cuh, where integer codes arrive as the float `biased`: bias + code, exactly.
+def _decoding(declaration: Declaration, kind: Codes, dtype: DType, *, whole_pieces: bool) -> list[str]:
+    """Members: an element from what linear.cuh's `qc_piece_codes` gives for a code, by the fewest operations that keep
+    the equation's bits.
 
-    The bias is 128 for codes of less than 8 bits, else 2^23 (2^23 + 128 where signs are flipped); one subtraction
-    undoes it, or none: see `_folds`.
+    Integers arrive as the float `biased`, bias + code, exactly: the bias is 128 for codes of less than 8 bits, else
+    2^23 (2^23 + 128 where signs are flipped).  `whole_pieces`: all 16 columns of a piece share a row's entries.
     """
-    parts = declaration.split.per_entry
-    if kind == "counts":
-        first = first_of_integers(declaration)
-        assert first is not None
-        bias = (128 if declaration.codes.bits < 8 else 1 << 23) - first
-        folded = _folds(declaration, bias)
-        if folded is not None:
-            scale, zero = (None if g is None else f"p.of[{list(parts).index(g)}]" for g in folded)
-            return [
-                "struct mma_parts { float of[2]; };",
-                "static QC_DEVICE mma_parts fold(const parts& p) {",
-                f"    return {{{{{scale}, -({bias}.0f{f' + {zero}' if zero else ''}) * {scale}}}}};",
-                "}",
-                "// The equation in one step, and exact: no product has more than fp32's 24 bits.",
-                "static QC_DEVICE float mma_value(float biased, const mma_parts& p) {",
-                "    return fmaf(biased, p.of[0], p.of[1]);",
-                "}",
-            ]
-        value = [f"return element(biased - {bias}.0f, p);"]
-    else:
-        value = ["return element(biased, p);  // the code's value"]
+    lines = _one_by_one(declaration, kind)
+    pairs = _in_pairs(declaration, kind, dtype) if whole_pieces else None
+    if pairs is None:
+        return [*lines, "static constexpr bool pairs = false;"]
+    if dtype == "f16":
+        return pairs
+    return ["#if __CUDA_ARCH__ >= 800", *pairs, "#else", *lines, "static constexpr bool pairs = false;", "#endif"]
+
+
+def _one_by_one(declaration: Declaration, kind: Codes) -> list[str]:
+    """In fp32, before rounding."""
+    parts = list(declaration.split.per_entry)
+    if kind != "counts":
+        return [*_AS_THEY_ARE, *_mma_value("return element(biased, p);  // the code's value")]
+    first = first_of_integers(declaration)
+    assert first is not None
+    bias = (128 if declaration.codes.bits < 8 else 1 << 23) - first
+    folded = _folds(declaration, bias)
+    if folded is not None:
+        scale, zero = (None if g is None else f"p.of[{parts.index(g)}]" for g in folded)
+        return [
+            "struct mma_parts { float of[2]; };",
+            "static QC_DEVICE mma_parts fold(const parts& p) {",
+            f"    return {{{{{scale}, -({bias}.0f{f' + {zero}' if zero else ''}) * {scale}}}}};",
+            "}",
+            "// The equation in one step, and exact: no product has more than fp32's 24 bits.",
+            *_mma_value("return fmaf(biased, p.of[0], p.of[1]);"),
+        ]
+    if (sign := _exact_product(declaration)) is not None:
+        value = f"fmaf(biased - {bias}.0f, p.of[0], {sign}p.of[1])"
+        return [*_AS_THEY_ARE, *_mma_value(f"return {value};  // the product is exact: one rounding, as in `element`")]
+    return [*_AS_THEY_ARE, *_mma_value(f"return element(biased - {bias}.0f, p);")]
+
+
+_AS_THEY_ARE = ("typedef parts mma_parts;", "static QC_DEVICE mma_parts fold(const parts& p) { return p; }")
+
+
+def _mma_value(statement: str) -> list[str]:
+    return ["static QC_DEVICE float mma_value(float biased, const mma_parts& p) {", *indent([statement]), "}"]
+
+
+def _in_pairs(declaration: Declaration, kind: Codes, dtype: DType) -> list[str] | None:
+    """Two elements at once by fused multiply-adds of the weight's own type, or None where that is not exact.
+
+    With q = code - zero, an integer, and a scale of f16 that is `(q * scale)` rounded once, as the equation has it:
+
+        f16     q * scale, the scale as it is
+        bf16    q * high + (q * low): high has the scale's first 8 digits, low the rest, so that q * low is exact if q
+                has no more than 8 digits less those of low; the sum is rounded once
+
+    bf16 has the range of fp32, so that low and q * low do not underflow.
+    """
+    split, first = declaration.split, first_of_integers(declaration)
+    form = _FORMS.get(split.per_element.text)
+    if kind != "counts" or form is None or first is None or dtype == "f32" or declaration.codes.bits > 7:
+        return None
+    scale, zero = form
+    field = next((f for f in declaration.fields if f.name == split.per_entry[scale].text), None)
+    zeros = _zeros(declaration, zero)
+    if field is None or field.kind != "f16" or zeros is None:
+        return None
+    digits, one, bias = (11, 0x3C00, 1024) if dtype == "f16" else (8, 0x3F80, 128)
+    codes, shifts = _spans(declaration, zeros, bias - first)
+    if _widest(shifts) > digits or _widest(codes) + (0 if dtype == "f16" else _F16_DIGITS - digits) > digits:
+        return None
+    names = list(split.per_entry)
+    of, tag = f"p.of[{names.index(scale)}]", "type()"
+    minus = f"{bias - first}.0f" + (f" + p.of[{names.index(zero)}]" if zero else "")
+    words = [f"qc_pack({of}, {of}, {tag})"] if dtype == "f16" else ["qc_first_digits(scale)", "qc_last_digits(scale)"]
+    if zero:
+        words.append(f"qc_pack(-({minus}), -({minus}), {tag})")
+    half = _half_bits(first - bias, dtype)
+    shift = f"p.of[{len(words) - 1}]" if zero else f"0x{half:04x}{half:04x}u"
+    product = (
+        f"qc_fma2(q, p.of[0], 0x80008000u, {tag})"
+        if dtype == "f16"
+        else f"qc_fma2(q, p.of[0], qc_fma2(q, p.of[1], 0x80008000u, {tag}), {tag})"
+    )
     return [
-        "typedef parts mma_parts;",
-        "static QC_DEVICE mma_parts fold(const parts& p) { return p; }",
-        "static QC_DEVICE float mma_value(float biased, const mma_parts& p) {",
-        *indent(value),
+        "static constexpr bool pairs = true;",
+        f"struct mma_parts {{ uint32_t of[{len(words)}]; }};",
+        "static QC_DEVICE mma_parts fold(const parts& p) {",
+        *([] if dtype == "f16" else [f"    const float scale = {of};"]),
+        f"    return {{{{{', '.join(words)}}}}};",
+        "}",
+        f"// Two elements, rounded once each: {bias} + code in the halves of `biased`.",
+        "static QC_DEVICE uint32_t mma_pair(uint32_t biased, const mma_parts& p) {",
+        f"    const uint32_t q = qc_fma2(biased, 0x{one:04x}{one:04x}u, {shift}, {tag});  // exact",
+        f"    return {product};",
         "}",
     ]
+
+
+def _half_bits(value: int, dtype: DType) -> int:
+    """The bits of an integer in f16 or bf16, which hold it exactly."""
+    if dtype == "f16":
+        return int(np.float16(value).view(np.uint16))
+    return int(np.float32(value).view(np.uint32)) >> 16
 
 
 # --- exact products --------------------------------------------------------------------------------------------------
@@ -343,6 +444,7 @@ _FORMS = {
     "(code - g0) * g1": ("g1", "g0"), "g1 * (code - g0)": ("g1", "g0"),
 }  # fmt: skip
 _MANTISSA = 24
+_F16_DIGITS = 11
 
 
 def _folds(declaration: Declaration, bias: int) -> tuple[str, str | None] | None:
@@ -352,24 +454,44 @@ def _folds(declaration: Declaration, bias: int) -> tuple[str, str | None] | None
     as many as lie between their first and last one.  Sums of the fma are then multiples of the scale's last place.
     A zero may lose its sign, and an infinite scale, which no encoder writes, gives NaN for every code.
     """
-    parts, form = declaration.split.per_entry, _FORMS.get(declaration.split.per_element.text)
+    form = _FORMS.get(declaration.split.per_element.text)
     if form is None or declaration.codes.bits >= 8:
         return None
     scale, zero = form
-    digits = _digits(ast.parse(parts[scale].text, mode="eval").body, declaration)
-    zeros = range(1)
-    if zero is not None:
-        found = _integers(ast.parse(parts[zero].text, mode="eval").body, declaration)
-        if found is None:
-            return None
-        zeros = found
+    digits, zeros = _digits_of(declaration, scale), _zeros(declaration, zero)
+    if digits is None or zeros is None:
+        return None
+    fits = digits + max(_widest(each) for each in _spans(declaration, zeros, bias)) <= _MANTISSA
+    return (scale, zero) if fits else None
+
+
+def _exact_product(declaration: Declaration) -> str | None:
+    """The sign of the second term where an element is a product of at most 24 bits plus or minus another part."""
+    signs = {"g0 * code + g1": "", "g0 * code - g1": "-"}
+    sign, digits = signs.get(declaration.split.per_element.text), None
+    if sign is not None:
+        digits = _digits_of(declaration, "g0")
+    (codes, _) = _spans(declaration, range(1), 0)
+    return sign if digits is not None and digits + _widest(codes) <= _MANTISSA else None
+
+
+def _digits_of(declaration: Declaration, part: str) -> int | None:
+    return _digits(ast.parse(declaration.split.per_entry[part].text, mode="eval").body, declaration)
+
+
+def _zeros(declaration: Declaration, part: str | None) -> range | None:
+    """The integers that a zero point can be; 0 alone where there is none."""
+    if part is None:
+        return range(1)
+    return _integers(ast.parse(declaration.split.per_entry[part].text, mode="eval").body, declaration)
+
+
+def _spans(declaration: Declaration, zeros: range, bias: int) -> tuple[range, range]:
+    """What code - zero and bias + zero can be."""
     first = first_of_integers(declaration)
     assert first is not None
     last = first + (1 << declaration.codes.bits) - 1
-    codes = range(first - zeros[-1], last - zeros[0] + 1)
-    shifts = range(bias + zeros[0], bias + zeros[-1] + 1)
-    fits = digits is not None and digits + max(_widest(codes), _widest(shifts)) <= _MANTISSA
-    return (scale, zero) if fits else None
+    return range(first - zeros[-1], last - zeros[0] + 1), range(bias + zeros[0], bias + zeros[-1] + 1)
 
 
 def _widest(numbers: range) -> int:

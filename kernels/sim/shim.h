@@ -334,6 +334,16 @@ QS_INLINE T qs_atomic_cas(int line, T* p, typename qs_same<T>::type compare, typ
     type* const name = (type*)qs_shared(__LINE__, #name, offset, count, sizeof(type), alignof(type))
 
 QS_INLINE uint4 qc_load_stream_16(const void* global) { return *(const uint4*)global; }
+struct qc_place {
+    char* address;
+    __forceinline__ qc_place(const void* shared) : address((char*)shared) {}
+    __forceinline__ qc_place operator+(int bytes) const { return qc_place(address + bytes); }
+    __forceinline__ operator void*() const { return address; }
+};
+QS_INLINE qc_place qc_fixed(const void* shared) { return qc_place(shared); }
+QS_INLINE float2 qc_load_shared_8(qc_place shared) { return *(const float2*)shared.address; }
+QS_INLINE void qc_store_shared_16(qc_place shared, uint4 v) { *(uint4*)shared.address = v; }
+QS_INLINE uint32_t qc_and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 
 #if __CUDA_ARCH__ >= 800
 #define qc_cp_async_16(shared, global) qs_cp_async(__LINE__, shared, global, 1)
@@ -341,9 +351,12 @@ QS_INLINE uint4 qc_load_stream_16(const void* global) { return *(const uint4*)gl
 #define qc_cp_async_commit() qs_cp_async_commit(__LINE__)
 template <int N> QS_INLINE void qc_cp_async_wait() { qs_cp_async_wait(0, N); }
 #else
-QS_INLINE void qc_cp_async_16(void* shared, const void* global) { *(uint4*)shared = *(const uint4*)global; }
-QS_INLINE void qc_cp_async_16_or_zero(void* shared, const void* global, bool there) {
-    if (there) *(uint4*)shared = *(const uint4*)global; else *(uint4*)shared = make_uint4(0, 0, 0, 0);
+QS_INLINE void qc_cp_async_16(qc_place shared, const void* global) {
+    *(uint4*)shared.address = *(const uint4*)global;
+}
+QS_INLINE void qc_cp_async_16_or_zero(qc_place shared, const void* global, bool there) {
+    if (there) *(uint4*)shared.address = *(const uint4*)global;
+    else *(uint4*)shared.address = make_uint4(0, 0, 0, 0);
 }
 QS_INLINE void qc_cp_async_commit() {}
 template <int N> QS_INLINE void qc_cp_async_wait() {}
@@ -402,6 +415,51 @@ QS_INLINE uint16_t qc_f16_of_f32(float x) {
 }
 QS_INLINE uint32_t qc_pack_f16(float low, float high) {
     return (uint32_t)qc_f16_of_f32(high) << 16 | qc_f16_of_f32(low);
+}
+// A number as `digits` binary digits with exponents from `lowest` on (the type's bias is 1 - lowest), to nearest even.
+QS_INLINE uint16_t qs_round_16(double x, int digits, int lowest) {
+    const uint64_t u = qs_bits<uint64_t>(x);
+    const uint16_t sign = (uint16_t)(u >> 63 << 15), infinity = (uint16_t)((uint32_t)(2 - 2 * lowest + 1) << (digits - 1));
+    const uint64_t magnitude = u & 0x7fffffffffffffffull;
+    if (magnitude > 0x7ff0000000000000ull) return 0x7fff;
+    const int exponent = (int)(magnitude >> 52) - 1023;
+    if (exponent > 1 - lowest) return (uint16_t)(sign | infinity);
+    const int least = exponent > lowest ? exponent : lowest, dropped = 53 - digits + (least - exponent);
+    if (dropped > 54) return sign;
+    const uint64_t whole = (magnitude & 0xfffffffffffffull) | 1ull << 52;
+    const uint64_t kept = whole >> dropped, rest = whole & ((1ull << dropped) - 1), half = 1ull << (dropped - 1);
+    const uint64_t rounded = kept + (rest > half || (rest == half && (kept & 1)));
+    // A carry into the next exponent, and from subnormals to normal numbers, comes right by itself.
+    const uint32_t bits = (uint32_t)rounded + ((uint32_t)(least - lowest) << (digits - 1));
+    return (uint16_t)(sign | (bits > infinity ? infinity : bits));
+}
+// a * b + c, rounded once: the product is exact in a double; the sum is rounded to odd, so that the last rounding
+// decides alone.
+QS_INLINE uint16_t qs_fma_16(double a, double b, double c, int digits, int lowest) {
+    const double product = a * b;
+    double sum = product + c;
+    const double part = sum - product, error = (product - (sum - part)) + (c - part);
+    if (error != 0.0 && sum - sum == 0.0) {
+        uint64_t bits = qs_bits<uint64_t>(sum);
+        if ((bits & 1) == 0) bits = (error > 0.0) == (sum > 0.0) ? bits | 1 : bits - 1;
+        sum = qs_bits<double>(bits);
+    }
+    return qs_round_16(sum, digits, lowest);
+}
+QS_INLINE double qs_double_of(uint32_t bits, qc_f16*) { return (double)qc_f32_of_f16((uint16_t)bits); }
+QS_INLINE double qs_double_of(uint32_t bits, qc_bf16*) { return (double)__uint_as_float(bits << 16); }
+template <class Tag>
+QS_INLINE uint32_t qs_fma2(uint32_t a, uint32_t b, uint32_t c, int digits, int lowest, Tag* tag) {
+    const auto half = [&](int shift) __attribute__((always_inline)) {
+        const double x = qs_double_of(a >> shift & 0xffffu, tag), y = qs_double_of(b >> shift & 0xffffu, tag);
+        return (uint32_t)qs_fma_16(x, y, qs_double_of(c >> shift & 0xffffu, tag), digits, lowest);
+    };
+    return half(16) << 16 | half(0);
+}
+#define qc_fma2(a, b, c, tag) qs_fma2_of(a, b, c, tag)
+template <class Tag> QS_INLINE uint32_t qs_fma2_of(uint32_t a, uint32_t b, uint32_t c, Tag) {
+    static_assert(__CUDA_ARCH__ >= 800 || !qs_is_bf16<Tag>::value, "no arithmetic in bf16 before sm_80");
+    return qs_fma2(a, b, c, qs_is_bf16<Tag>::value ? 8 : 11, qs_is_bf16<Tag>::value ? -126 : -14, (Tag*)nullptr);
 }
 QS_INLINE float qc_exp2_fast(float x) {
     const float y = __builtin_exp2f(x);

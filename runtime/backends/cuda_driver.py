@@ -23,6 +23,7 @@ from qcompiler.errors import (
     QCompilerError,
 )
 from qcompiler.kernels.cuda.emit import ARCHS, arch_number
+from qcompiler.runtime.nvrtc import importing_cuda
 
 INSTALL = "pip install 'qcompiler[cuda]'"
 
@@ -140,10 +141,11 @@ class Api:
 def api() -> Api:
     """The bindings, imported. MissingDependencyError with the command that installs them."""
     try:
-        driver = importlib.import_module("cuda.bindings.driver")
-        core = importlib.import_module("cuda.core")
-        if not hasattr(core, "Device"):  # before 0.5
-            core = importlib.import_module("cuda.core.experimental")
+        with importing_cuda:
+            driver = importlib.import_module("cuda.bindings.driver")
+            core = importlib.import_module("cuda.core")
+            if not hasattr(core, "Device"):  # before 0.5
+                core = importlib.import_module("cuda.core.experimental")
     except ImportError as error:
         raise MissingDependencyError(
             f"CUDA devices need cuda-core and cuda-bindings ({error}); install them with {INSTALL}"

@@ -158,3 +158,33 @@ def test_sm_70_errors_come_back_from_the_worker() -> None:
 def test_importing_the_compiler_loads_no_cuda() -> None:
     code = "import sys, qcompiler.runtime.nvrtc; assert not [m for m in sys.modules if m.split('.')[0] == 'cuda']"
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+THREADS = """
+import sys, threading
+from qcompiler.runtime import nvrtc
+from qcompiler.runtime.backends import cuda_driver
+
+failures, together = [], threading.Barrier(8)
+
+def first(call):
+    together.wait()
+    try:
+        call()
+    except Exception as error:
+        failures.append(repr(error))
+
+sys.setswitchinterval(1e-6)
+calls = [lambda: nvrtc.compiler_version("sm_90a"), cuda_driver.api] * 4
+threads = [threading.Thread(target=first, args=(call,)) for call in calls]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit("; ".join(failures) or 0)
+"""
+
+
+def test_threads_that_compile_first_at_once_do_not_meet_half_a_package() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", THREADS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,8 @@
 """What stream capture forbids, one test for each rule: CUDA's code and name, and what becomes of the capture.
 
-The same tests run on a GPU, so they state what CUDA does and nothing more; rules of our own are at the end.
+The same tests run on a GPU, so they state what CUDA does and nothing more; rules of our own are at the end. Where the
+documentation names no code, or does not say what becomes of the capture, the test is marked `cuda_is_silent`: the
+simulated GPU keeps to it, and on hardware the outcome is learned, not judged (`make gpu-check` lists both).
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ def test_a_capturing_stream_cannot_be_waited_for(rig: Any, expect: Any, mode: st
     ends_invalidated(rig, stream, expect)
 
 
+@pytest.mark.cuda_is_silent("900, and the capture is invalidated")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_device_cannot_be_waited_for_while_it_captures(rig: Any, expect: Any, mode: str) -> None:
     stream = rig.stream()
@@ -65,6 +68,7 @@ def test_a_device_cannot_be_waited_for_while_it_captures(rig: Any, expect: Any, 
     ends_invalidated(rig, stream, expect)
 
 
+@pytest.mark.cuda_is_silent("900 in the other thread, and the capture is invalidated")
 def test_another_thread_cannot_wait_for_the_device_either(rig: Any, expect: Any) -> None:
     stream = rig.stream()
     rig.backend.begin_capture(stream, "thread_local")
@@ -74,6 +78,7 @@ def test_another_thread_cannot_wait_for_the_device_either(rig: Any, expect: Any)
     ends_invalidated(rig, stream, expect)
 
 
+@pytest.mark.cuda_is_silent("900, and the capture is invalidated")
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 def test_no_allocation_by_the_capturing_thread(rig: Any, expect: Any, mode: str) -> None:
     stream = rig.stream()
@@ -83,6 +88,7 @@ def test_no_allocation_by_the_capturing_thread(rig: Any, expect: Any, mode: str)
     ends_invalidated(rig, stream, expect)
 
 
+@pytest.mark.cuda_is_silent("900 in the other thread, and the capture is invalidated")
 def test_no_allocation_by_any_thread_in_global_mode(rig: Any, expect: Any) -> None:
     stream = rig.stream()
     rig.backend.begin_capture(stream, "global")
@@ -102,6 +108,7 @@ def test_other_threads_may_allocate_and_wait_outside_global_mode(rig: Any, mode:
     assert rig.backend.end_capture(stream).shape.nodes == {"kernel": 1}
 
 
+@pytest.mark.cuda_is_silent("900 in the other thread, and the capture is invalidated")
 def test_another_thread_cannot_wait_for_anything_in_global_mode(rig: Any, expect: Any) -> None:
     stream, beside = rig.stream(), rig.stream("beside")
     rig.backend.begin_capture(stream, "global")
@@ -119,6 +126,7 @@ def test_relaxed_mode_lets_its_thread_allocate(rig: Any) -> None:
     rig.backend.end_capture(stream)
 
 
+@pytest.mark.cuda_is_silent("900 for kernels that are loaded already, and the capture is invalidated")
 def test_no_module_is_loaded_by_the_capturing_thread(rig: Any, expect: Any) -> None:
     stream = rig.stream()
     rig.backend.begin_capture(stream)
@@ -127,6 +135,7 @@ def test_no_module_is_loaded_by_the_capturing_thread(rig: Any, expect: Any) -> N
     ends_invalidated(rig, stream, expect)
 
 
+@pytest.mark.cuda_is_silent("900")
 def test_the_legacy_stream_cannot_be_captured(rig: Any, expect: Any) -> None:
     with expect(900):
         rig.backend.begin_capture(rig.legacy())
@@ -159,6 +168,7 @@ def test_an_invalidated_capture_refuses_work_on_all_its_streams(rig: Any, expect
 # --- 902, 905: what belongs to different captures, or to none, stays apart -------------------------------------------
 
 
+@pytest.mark.cuda_is_silent("902, and both captures are invalidated")
 def test_two_captures_cannot_be_merged(rig: Any, expect: Any) -> None:
     one, two, x, y, z = rig.stream("one"), rig.stream("two"), rig.full(1), rig.empty("y"), rig.empty("z")
     rig.backend.begin_capture(one)
@@ -235,6 +245,7 @@ def test_a_fork_that_goes_on_after_its_join_must_be_joined_again(rig: Any, expec
     assert not fork.is_capturing
 
 
+@pytest.mark.cuda_is_silent("the capture ends well")
 def test_a_fork_without_work_needs_no_join(rig: Any) -> None:
     stream, fork, x, y = rig.stream("origin"), rig.stream("fork"), rig.full(1), rig.empty("y")
     rig.backend.begin_capture(stream)
@@ -268,6 +279,7 @@ def test_a_relaxed_capture_ends_on_any_thread(rig: Any) -> None:
 # --- 906: the legacy stream is tied to blocking streams --------------------------------------------------------------
 
 
+@pytest.mark.cuda_is_silent("906, and the capture is invalidated")
 @pytest.mark.parametrize("call", ["work", "synchronize", "record"])
 def test_no_use_of_the_legacy_stream_while_a_blocking_stream_captures(rig: Any, expect: Any, call: str) -> None:
     stream, x = rig.stream("captured", "blocking"), rig.full(1)
@@ -316,6 +328,7 @@ def test_a_captured_event_cannot_be_asked_for(rig: Any, expect: Any, mode: str) 
     ends_invalidated(rig, stream, expect)
 
 
+@pytest.mark.cuda_is_silent("907 until it is recorded again")
 def test_a_captured_event_cannot_be_asked_for_after_the_capture(rig: Any, expect: Any) -> None:
     stream, x, y = rig.stream(), rig.full(1), rig.empty("y")
     rig.backend.begin_capture(stream)
@@ -332,6 +345,7 @@ def test_a_captured_event_cannot_be_asked_for_after_the_capture(rig: Any, expect
 # --- 401: beginning twice, ending what was not begun -----------------------------------------------------------------
 
 
+@pytest.mark.cuda_is_silent("401, and the capture goes on")
 def test_beginning_twice_is_refused_and_the_capture_goes_on(rig: Any, expect: Any) -> None:
     stream, fork, x, y = rig.stream(), rig.stream("fork"), rig.full(1), rig.empty("y")
     rig.backend.begin_capture(stream)
@@ -343,6 +357,7 @@ def test_beginning_twice_is_refused_and_the_capture_goes_on(rig: Any, expect: An
     assert rig.backend.end_capture(stream).shape.count == 1
 
 
+@pytest.mark.cuda_is_silent("401")
 def test_ending_what_was_not_begun_is_refused(rig: Any, expect: Any) -> None:
     with expect(401):
         rig.backend.end_capture(rig.stream())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -93,6 +94,12 @@ def random(name: str) -> np.random.Generator:
 def _load_stream() -> Case:
     data = random("load").integers(0, 2**32, 4 * 256, np.uint32)
     return Case([data], [np.zeros_like(data)], equal(data), grid=2, block=128)
+
+
+def _load_shared() -> Case:
+    """Each thread reads the 8 bytes of another one."""
+    data = random("shared").integers(0, 2**32, (128, 2), np.uint32)
+    return Case([data], [np.zeros_like(data)], equal(data[np.arange(128) ^ 37]), block=128, shared=1024 + 256)
 
 
 def _cp_async() -> Case:
@@ -385,6 +392,51 @@ def _shuffles() -> Case:
     return Case([x], [np.zeros_like(want)], equal(want))
 
 
+def _and_or() -> Case:
+    x, mask, bits = random("and or").integers(0, 2**32, (3, 1024), np.uint32)
+    return Case([x, mask, bits], [np.zeros_like(x)], equal(x & mask | bits), grid=4, block=256)
+
+
+def _fma2(dtype: Any) -> Case:
+    """Pairs of any bits, and pairs whose sum is a tie but for a far smaller part: the exact sum is rounded once."""
+    digits, lowest, top = (8, -126, 127) if dtype == ml_dtypes.bfloat16 else (11, -14, 15)
+    bits = random("fma2").integers(0, 2**16, (3, 4096)).astype(np.uint16)
+    near = random("fma2 near").integers(0, 2**7, (3, 1024)).astype(np.uint16)
+    near[0] |= np.uint16(0x3F80 if digits == 8 else 0x3C00)  # from 1 on, times the same, plus a little or a lot
+    near[1] |= near[0] & np.uint16(0x7F80 if digits == 8 else 0x7C00)
+    bits[:, :1024] = near
+    bits[2, 1024:1536] = 0x8000  # a product alone
+    a, b, c = bits
+
+    def rounded(x: float, y: float, z: float) -> float:
+        if not np.isfinite([x, y, z]).all():
+            with np.errstate(all="ignore"):
+                return float(np.float64(x) * np.float64(y) + np.float64(z))
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        if exact == 0:
+            return float(np.float64(x) * np.float64(y) + np.float64(z))  # a zero of the right sign
+        exponent = max(
+            int(np.floor(np.log2(abs(float(exact))))) if abs(exact) > Fraction(2) ** -900 else lowest, lowest
+        )
+        while abs(exact) >= Fraction(2) ** (exponent + 1):
+            exponent += 1
+        step = Fraction(2) ** (exponent - digits + 1)
+        value = round(exact / step) * step  # Fraction rounds ties to even
+        if abs(value) >= Fraction(2) ** (top + 1):
+            return float("inf") if value > 0 else float("-inf")
+        return float(value) if value else float(np.copysign(0.0, float(exact > 0) - 0.5))
+
+    with np.errstate(invalid="ignore"):  # NaNs among the bits
+        values = [each.view(dtype).astype(np.float64) for each in (a, b, c)]
+    want = np.array([rounded(*each) for each in zip(*values, strict=True)]).astype(np.float32).astype(dtype)
+
+    def judge(outputs: Sequence[Array]) -> str | None:
+        return same_floats(outputs[0].view(dtype), want)
+
+    pairs = [np.ascontiguousarray(each).view(np.uint32) for each in (a, b, c)]
+    return Case(pairs, [np.zeros_like(pairs[0])], judge, grid=8, block=256)
+
+
 _INDEX = "    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;\n"
 
 CHECKS: tuple[Check, ...] = (
@@ -393,6 +445,37 @@ CHECKS: tuple[Check, ...] = (
         _INDEX + "    const uint4 v = qc_load_stream_16(x + 4 * i);\n"
         "    out[4 * i] = v.x;\n    out[4 * i + 1] = v.y;\n    out[4 * i + 2] = v.z;\n    out[4 * i + 3] = v.w;\n",
         _load_stream,
+    ),
+    Check(
+        "load_shared", ("qc_load_shared_8", "qc_store_shared_16"), "const float* const x, float* const out",
+        """    QC_SHARED(float, before, 0, 64);
+    QC_SHARED(float2, tile, 256, 128);
+    const int i = threadIdx.x;
+    if (i < 64) before[i] = 0.0f;
+    const uint4 two = make_uint4(__float_as_uint(x[4 * (i / 2)]), __float_as_uint(x[4 * (i / 2) + 1]),
+                                 __float_as_uint(x[4 * (i / 2) + 2]), __float_as_uint(x[4 * (i / 2) + 3]));
+    if (i % 2 == 0) qc_store_shared_16(qc_fixed(tile) + 8 * i, two);
+    __syncthreads();
+    const float2 v = qc_load_shared_8(qc_fixed(tile) + 8 * (i ^ 37));
+    out[2 * i] = v.x, out[2 * i + 1] = v.y;
+""",
+        _load_shared,
+    ),
+    Check(
+        "and_or", ("qc_and_or",),
+        "const uint32_t* const x, const uint32_t* const mask, const uint32_t* const bits, uint32_t* const out",
+        _INDEX + "    out[i] = qc_and_or(x[i], mask[i], bits[i]);\n", _and_or,
+    ),
+    *(
+        Check(
+            name, ("qc_fma2",),
+            "const uint32_t* const a, const uint32_t* const b, const uint32_t* const c, uint32_t* const out",
+            _INDEX + f"    out[i] = qc_fma2(a[i], b[i], c[i], {tag}());\n", case, arch,
+        )
+        for name, tag, arch, case in (
+            ("fma2_f16", "qc_f16", 70, lambda: _fma2(np.float16)),
+            ("fma2_bf16", "qc_bf16", 80, lambda: _fma2(ml_dtypes.bfloat16)),
+        )
     ),
     Check(
         "cp_async", ("qc_cp_async_16", "qc_cp_async_commit", "qc_cp_async_wait"),

@@ -62,18 +62,24 @@ class SimDevice:
                 self.engine.free(address)
 
 
+def compile_checks(checks: Iterable[Any], arch: str) -> Any:
+    """The cubin of all checks."""
+    from qcompiler.runtime import nvrtc
+
+    source = header("device.cuh") + "".join(check.text for check in checks)
+    return nvrtc.compile_cubin(source, arch, name="conformance")
+
+
 class GpuDevice:
     """`cuda:N`."""
 
     def __init__(self, checks: Iterable[Any], index: int = 0) -> None:
-        from qcompiler.runtime import nvrtc
         from qcompiler.runtime.backends.cuda import CudaBackend
         from qcompiler.runtime.backends.cuda_driver import api
 
         self.backend = CudaBackend(index)
         self.api = api()
-        source = header("device.cuh") + "".join(check.text for check in checks)
-        self.cubin = nvrtc.compile_cubin(source, self.backend.isa, name="conformance")
+        self.cubin = compile_checks(checks, self.backend.isa)
         image = ctypes.create_string_buffer(self.cubin.read())
         with self.api.current(self.backend.context):
             loaded = self.api.driver.cuModuleLoadData(ctypes.addressof(image))

@@ -99,14 +99,19 @@ def launches(backend: CudaBackend, plan: Plan) -> None:
     name, *numbers = line.split()
     assert name == "qk_0", "kernels have numbers for names"
     assert numbers[-3:] == [str(0x7F0000001000), str(0x10), "7"]
+    one, two = backend.allocate(8), backend.allocate(8)
+    given, back = np.arange(2, dtype=np.float32), np.zeros(2, np.float32)
+    backend.upload(stream, two.address, given.ctypes.data, 8)
     backend.begin_capture(stream)
     assert stream.is_capturing
     backend.launch(stream, kernels[spec.name], [1, 2], [7, 3])
-    backend.copy(stream, 0x1000, 0x2000, 8)
-    backend.zero(stream, 0x1000, 8)
+    backend.copy(stream, one.address, two.address, 8)
+    backend.zero(stream, two.address, 8)
     graph = backend.end_capture(stream)
     assert graph.shape.nodes == {"kernel": 1, "copy": 1, "zero": 1}, graph.shape
     graph.launch(stream)
+    backend.download(stream, back.ctypes.data, one.address, 8)
+    assert np.array_equal(back, given), "a replay does what was captured"
     graph.launch(backend.legacy_stream())
     graph.launch(backend.caller_stream(stream.handle))
     graph.close()

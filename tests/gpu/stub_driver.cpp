@@ -1,7 +1,12 @@
 // A libcuda.so.1 of host memory, on which the real cuda.bindings and cuda.core run: memory is the host's, streams are
-// done at once, kernels are noted (one line per launch in the file STUB_LAUNCHES) and not run. What needs a current
-// context fails without one, as in the driver. A capture spreads by events and ends as the driver's do: 901
-// invalidated, 904 unjoined, 908 in another thread. test_plumbing.py runs the cuda backend on it.
+// done at once, a graph repeats what was captured. What needs a current context fails without one, as in the driver. A
+// capture spreads by events and ends as the driver's do: 901 invalidated, 904 unjoined, 908 in another thread.
+//
+// Kernels are noted (one line per launch in the file STUB_LAUNCHES). They run where a process gives `stub_runner`, as
+// stub_twins.py does: the simulated GPU's twin of the same text. test_plumbing.py runs the cuda backend on this,
+// without a runner; test_check_stub.py runs `make gpu-check`. Faults by a part of a kernel's name, for tests:
+//   STUB_WRONG   flips bits of the result         STUB_FAULT   error 700 from then on, as after an illegal address
+//   STUB_REPLAY  flips them in replays alone      STUB_DIE     ends the process        STUB_HANG   never returns
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -9,10 +14,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
 #include <vector>
+
+#include <time.h>
+#include <unistd.h>
 
 typedef int Status;
 typedef void* Handle;
@@ -31,7 +40,11 @@ static const std::map<Status, const char*> NAMES = {
     {CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"}};
 enum { KERNEL = 0, MEMCPY = 1, MEMSET = 2 };
 
-typedef std::vector<int> Graph;
+struct Node {
+    int kind;
+    std::function<void()> run;
+};
+typedef std::vector<Node> Graph;
 struct Capture {
     Handle origin;
     int mode;
@@ -40,10 +53,13 @@ struct Capture {
     bool invalid = false;
 };
 struct Stream { unsigned flags = 0; Capture* capture = nullptr; bool joined = true; };
-struct Event { Capture* capture = nullptr; Handle stream = nullptr; };
+struct Event { Capture* capture = nullptr; Handle stream = nullptr; double at = 0; };
 static std::map<Handle, Stream> streams;
 static std::map<Handle, Event> events;
 static std::set<Handle> graphs, executables;  // what lives: a call on anything else, or a second destroy, aborts
+static std::map<Handle, Graph> replayed;      // executable -> its nodes
+static std::map<Pointer, size_t> allocations;
+static Status lost = 0;  // what every call gives after a fault
 static Status instantiating = OK;
 static std::string calls;
 static thread_local std::vector<Handle> contexts;
@@ -58,18 +74,34 @@ static void must_live(const std::set<Handle>& all, Handle one, const char* who) 
     abort();
 }
 #define CALLED calls += std::string(__func__) + " "
-#define NEEDS_CONTEXT if (contexts.empty()) return INVALID_CONTEXT
+#define NEEDS_CONTEXT if (contexts.empty() || lost) return lost ? lost : INVALID_CONTEXT
+
+static double now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
+}
+static bool wanted(const char* variable, const char* kernel) {
+    const char* part = getenv(variable);
+    return part && *part && strstr(kernel, part);
+}
 
 extern "C" {
 // --- devices and contexts ---
 Status cuInit(unsigned) { return OK; }
+Status cuGetExportTable(const void** table, const void*) { return *table = nullptr, NOT_FOUND; }  // NVRTC asks
 Status cuDriverGetVersion(int* version) { return *version = 13000, OK; }
 Status cuDeviceGetCount(int* count) { return *count = 1, OK; }
 Status cuDeviceGet(int* device, int index) { return *device = index, index ? INVALID_DEVICE : OK; }
 Status cuDeviceGetName(char* name, int size, int) { return snprintf(name, size, "a stub"), OK; }
 Status cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = 1ull << 33, OK; }
 Status cuDeviceGetUuid_v2(char* uuid, int) { return memset(uuid, 7, 16), OK; }
-Status cuDeviceGetAttribute(int* value, int attribute, int) { return *value = attribute == 75 ? 9 : 0, OK; }
+Status cuDeviceGetAttribute(int* value, int attribute, int) {
+    static const std::map<int, int> known = {  // as CUdevice_attribute counts
+        {75, 9}, {16, 2}, {97, 232448}, {81, 233472}, {10, 32}, {39, 2048}, {82, 65536}};
+    const auto found = known.find(attribute);
+    return *value = found == known.end() ? 0 : found->second, OK;
+}
 Status cuDevicePrimaryCtxRetain(Handle* context, int) { return *context = PRIMARY, OK; }
 Status cuDevicePrimaryCtxRelease_v2(int) { return OK; }
 Status cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) { return *flags = 0, *active = 1, OK; }
@@ -114,7 +146,13 @@ Status cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
 Status cuEventCreate(Handle* event, unsigned) { NEEDS_CONTEXT; return *event = fresh(), OK; }
 Status cuEventRecord(Handle event, Handle stream) {
     NEEDS_CONTEXT;
-    return events[event] = {streams[stream].capture, stream}, OK;
+    return events[event] = {streams[stream].capture, stream, now()}, OK;
+}
+Status cuEventElapsedTime_v2(float* milliseconds, Handle from, Handle to) {
+    return *milliseconds = (float)(events[to].at - events[from].at), OK;
+}
+Status cuEventElapsedTime(float* milliseconds, Handle from, Handle to) {
+    return cuEventElapsedTime_v2(milliseconds, from, to);
 }
 Status cuEventQuery(Handle) { return OK; }
 Status cuEventSynchronize(Handle) { return OK; }
@@ -126,22 +164,25 @@ Status cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
     if (bytes > 1ull << 33) return OUT_OF_MEMORY;
     *pointer = (Pointer)aligned_alloc(256, (bytes + 255) / 256 * 256);
     memset((void*)*pointer, 0xab, bytes);
+    allocations[*pointer] = bytes;
     return ++live_allocations, OK;
 }
 Status cuMemFree_v2(Pointer pointer) {
     NEEDS_CONTEXT;
     if (capture_mode != 2) return CAPTURE_UNSUPPORTED;  // as if the thread always captured: only "relaxed" may free
     free((void*)pointer);
+    allocations.erase(pointer);
     return --live_allocations, OK;
 }
 long stub_live_allocations() { return live_allocations; }
 Status cuMemGetInfo_v2(size_t* free_bytes, size_t* total) { return *free_bytes = 100, *total = 200, OK; }
 Status cuPointerGetAttribute(void*, int, Pointer) { return 1; }  // pageable host memory
-static bool captured(Handle stream, int node) {
-    Stream& on = streams[stream];
-    if (!on.capture) return false;
-    on.joined = stream == on.capture->origin;
-    return on.capture->graph->push_back(node), true;
+// Runs it now, or makes it a node of the stream's capture.
+static Status on(Handle stream, int kind, std::function<void()> run) {
+    Stream& at = streams[stream];
+    if (!at.capture) return run(), OK;
+    at.joined = stream == at.capture->origin;
+    return at.capture->graph->push_back({kind, run}), OK;
 }
 Status cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t bytes, Handle) {
     NEEDS_CONTEXT;
@@ -153,13 +194,18 @@ Status cuMemcpyDtoHAsync_v2(void* to, Pointer from, size_t bytes, Handle) {
 }
 Status cuMemcpyAsync(Pointer to, Pointer from, size_t bytes, Handle stream) {
     NEEDS_CONTEXT;
-    if (!captured(stream, MEMCPY)) memmove((void*)to, (void*)from, bytes);
-    return OK;
+    return on(stream, MEMCPY, [=] { memmove((void*)to, (void*)from, bytes); });
 }
 Status cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Handle stream) {
     NEEDS_CONTEXT;
-    if (!captured(stream, MEMSET)) memset((void*)to, value, bytes);
-    return OK;
+    return on(stream, MEMSET, [=] { memset((void*)to, value, bytes); });
+}
+Status cuMemsetD32Async(Pointer to, unsigned value, size_t count, Handle stream) {
+    NEEDS_CONTEXT;
+    return on(stream, MEMSET, [=] { for (size_t i = 0; i < count; ++i) ((unsigned*)to)[i] = value; });
+}
+Status cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Handle stream) {
+    return cuMemcpyAsync(to, from, bytes, stream);
 }
 
 // --- kernels ---
@@ -177,19 +223,58 @@ Status cuKernelGetFunction(Handle* function, Handle kernel) {
     NEEDS_CONTEXT;
     return *function = fresh(), functions[*function] = functions[kernel], OK;
 }
+Status cuModuleLoadData(Handle* module, const void* image) {
+    NEEDS_CONTEXT;
+    return *module = fresh(), memcmp(image, "\177ELF", 4) ? 200 : OK;
+}
+Status cuModuleUnload(Handle) { return OK; }
+Status cuModuleGetFunction(Handle* function, Handle, const char* name) {
+    return cuLibraryGetKernel(function, nullptr, name);
+}
+Status cuFuncGetAttribute(int* value, int, Handle) { return *value = 0, OK; }
+Status cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Handle, int, size_t) { return *blocks = 1, OK; }
 Status cuFuncLoad(Handle) { return CALLED, OK; }
 Status cuFuncSetAttribute(Handle, int attribute, int bytes) { return attribute == 8 && bytes > 49152 ? OK : 1; }
+// What runs kernels, of stub_twins.py: how many parameters one has (-1: no such twin), and one launch.
+static int (*parameter_count)(const char*);
+static int (*run_twin)(const char*, const unsigned*, unsigned, const Pointer*);
+void stub_runner(int (*count)(const char*), int (*run)(const char*, const unsigned*, unsigned, const Pointer*)) {
+    parameter_count = count, run_twin = run;
+}
+static void run_kernel(const char* name, const std::vector<unsigned>& sizes, unsigned shared,
+                       const std::vector<Pointer>& values, bool replay) {
+    if (lost || !run_twin) return;
+    if (wanted("STUB_DIE", name)) _exit(9);
+    if (wanted("STUB_HANG", name)) pause();
+    if (wanted("STUB_FAULT", name)) lost = 700;
+    else if (run_twin(name, sizes.data(), shared, values.data())) lost = 719;
+    if (wanted("STUB_WRONG", name) || (replay && wanted("STUB_REPLAY", name)))
+        for (size_t i = values.size(); i-- > 0;)  // the last parameter that is memory is written
+            if (allocations.count(values[i])) {
+                for (size_t at = 0; at < 64 && at < allocations[values[i]]; ++at)
+                    ((unsigned char*)values[i])[at] ^= 0x40;
+                break;
+            }
+}
 Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                       unsigned shared, Handle stream, void** parameters, void** extra) {
     NEEDS_CONTEXT;
     if (!parameters || extra) return 1;
-    if (FILE* log = fopen(getenv("STUB_LAUNCHES"), "a")) {
-        fprintf(log, "%s %u %u %u %u %u %u %u %llu %llu %lld\n", (char*)functions[function], gx, gy, gz, bx, by, bz,
-                shared, *(Pointer*)parameters[0], *(Pointer*)parameters[1], *(long long*)parameters[2]);
+    const char* name = (char*)functions[function];
+    if (FILE* log = getenv("STUB_LAUNCHES") ? fopen(getenv("STUB_LAUNCHES"), "a") : nullptr) {
+        fprintf(log, "%s %u %u %u %u %u %u %u %llu %llu %lld\n", name, gx, gy, gz, bx, by, bz, shared,
+                *(Pointer*)parameters[0], *(Pointer*)parameters[1], *(long long*)parameters[2]);
         fclose(log);
     }
-    captured(stream, KERNEL);
-    return OK;
+    std::vector<Pointer> values;
+    if (run_twin) {
+        const int count = parameter_count(name);
+        if (count < 0) return NOT_FOUND;
+        for (int i = 0; i < count; ++i) values.push_back(*(Pointer*)parameters[i]);
+    }
+    const std::vector<unsigned> sizes = {gx, gy, gz, bx, by, bz};
+    const bool replay = streams[stream].capture != nullptr;
+    return on(stream, KERNEL, [=] { run_kernel(name, sizes, shared, values, replay); });
 }
 
 // --- graphs ---
@@ -260,12 +345,13 @@ Status cuGraphGetNodes(Handle graph, Handle* nodes, size_t* count) {
     for (size_t i = 0; i < *count && i < all.size(); ++i) nodes[i] = &all[i];
     return *count = all.size(), OK;
 }
-Status cuGraphNodeGetType(Handle node, int* type) { return *type = *(int*)node, OK; }
+Status cuGraphNodeGetType(Handle node, int* type) { return *type = ((Node*)node)->kind, OK; }
 Status cuGraphInstantiateWithParams(Handle* executable, Handle graph, void*) {
     CALLED;
     must_live(graphs, graph, __func__);
     if (instantiating) return instantiating;
-    return executables.insert(*executable = fresh()), OK;
+    replayed[*executable = fresh()] = *(Graph*)graph;
+    return executables.insert(*executable), OK;
 }
 Status cuGraphDestroy(Handle graph) {
     CALLED;
@@ -275,11 +361,13 @@ Status cuGraphDestroy(Handle graph) {
 Status cuGraphExecDestroy(Handle executable) {
     CALLED;
     must_live(executables, executable, __func__);
-    return executables.erase(executable), OK;
+    return executables.erase(executable), replayed.erase(executable), OK;
 }
 Status cuGraphLaunch(Handle executable, Handle) {
     NEEDS_CONTEXT;
-    return must_live(executables, executable, __func__), OK;
+    must_live(executables, executable, __func__);
+    for (const Node& node : replayed[executable]) node.run();
+    return lost;
 }
 Status cuUserObjectCreate(Handle* object, void*, void*, unsigned, unsigned) { return *object = fresh(), OK; }
 Status cuUserObjectRelease(Handle, unsigned) { return OK; }

@@ -1,8 +1,8 @@
 """Every kernel, as capture could break it: eagerly on a stream of its own, captured, replayed three times.
 
 Each replay meets fresh inputs and an output filled with other bytes, and must give the bits of an eager run with the
-same inputs.  On the simulated GPU every access is checked as well; on cuda:0 this is `make gpu-check`'s first suite of
-kernels.  tests/cuda compares the same kernels with float64.
+same inputs.  Here on the simulated GPU, where every access is checked as well; on cuda:0 the same worker is what
+`make gpu-check` begins with.  tests/cuda compares the same kernels with float64.
 """
 
 from __future__ import annotations
@@ -13,79 +13,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from by_path import load
+from by_path import ROOT, load
 
 from qcompiler import formats
-from qcompiler.plan.plan import DeviceSlot, Plan
+from qcompiler.errors import DeviceError
 from qcompiler.runtime.backends import registry
-from qcompiler.runtime.backends.base import Backend
 
 PARTS = 4
-"""Shares of the formats, each a process of its own in `make gpu-check`."""
+"""Shares of the formats, so that they run side by side."""
 
-GPU = ["cuda:0"] if registry.is_available("cuda:0") else []
 SHORT = ("nf4",)
 
 
-class Runner:
-    """The cases' kernels on one device, with a stream that is not the default one."""
-
-    def __init__(self, backend: Backend, cases: Sequence[Any]) -> None:
-        self.backend, self.stream = backend, backend.stream("matrix")
-        plan = Plan(
-            devices=(DeviceSlot(name="d0", kind="cuda"),), streams=(), events=(), arenas=(), buffers=(),
-            kernels=tuple(case.spec for case in cases), entries=(),
-        )  # fmt: skip
-        self.kernels = backend.load(plan, backend.build(plan))
-
-    def check(self, case: Any) -> None:
-        """AssertionError that names the case and the replay that gave other bits than an eager run."""
-        first = case.operands(0)
-        memories = [self.backend.allocate(max(1, array.nbytes), label=case.name) for array in first]
-        addresses = [memory.address for memory in memories]
-        kernel = self.kernels[case.spec.name]
-
-        def run(seed: int, filling: int, graph: Any = None) -> list[bytes]:
-            arrays = [np.ascontiguousarray(array) for array in case.operands(seed)]
-            for operand, array, address in zip(case.spec.operands, arrays, addresses, strict=True):
-                if operand.access == "w":
-                    array.view(np.uint8).reshape(-1)[:] = filling
-                self.backend.upload(self.stream, address, array.ctypes.data, array.nbytes)
-            if graph is None:
-                self.backend.launch(self.stream, kernel, addresses, ())
-            else:
-                graph.launch(self.stream)
-            results = []
-            for operand, array, address in zip(case.spec.operands, arrays, addresses, strict=True):
-                if operand.access != "r":
-                    found = np.zeros_like(array)
-                    self.backend.download(self.stream, found.ctypes.data, address, array.nbytes)
-                    results.append(found)
-            self.backend.synchronize(self.stream)
-            return [found.tobytes() for found in results]
-
-        eager = {seed: run(seed, 0) for seed in range(4)}
-        assert len({tuple(each) for each in eager.values()}) > 1, f"{case.name}: no input matters"
-        self.backend.begin_capture(self.stream)
-        self.backend.launch(self.stream, kernel, addresses, ())
-        graph = self.backend.end_capture(self.stream)
-        assert graph.shape.nodes == {"kernel": 1}
-        for seed in (1, 2, 3):
-            assert run(seed, 1, graph) == eager[seed], f"{case.name}: replay {seed} is not the eager run"
-        graph.close()
-        for memory in memories:
-            memory.close()
+@pytest.fixture(scope="module")
+def worker() -> ModuleType:
+    return load("tests/gpu/matrix_worker.py")
 
 
 @pytest.fixture(scope="module")
-def matrix() -> ModuleType:
-    return load("tests/gpu/matrix.py")
+def matrix(worker: ModuleType) -> Any:
+    return worker.matrix
 
 
-def check_all(device: str, cases: Sequence[Any]) -> None:
-    runner = Runner(registry.backend(device, registry.architecture(device)), cases)
-    for case in cases:
-        runner.check(case)
+def check_all(worker: ModuleType, cases: Sequence[Any]) -> None:
+    """AssertionError that names every case that failed, with what failed of it."""
+    runner = worker.Runner(registry.backend("sim:0", registry.architecture("sim:0")), None)
+    kernels = runner.kernels(cases)
+    verdicts = [runner.check(case, kernels[case.spec.name], cases) for case in cases]
+    assert {verdict.case: verdict.failures for verdict in verdicts if verdict.failures} == {}
 
 
 def one_per_template(cases: Iterator[Any]) -> list[Any]:
@@ -95,25 +50,80 @@ def one_per_template(cases: Iterator[Any]) -> list[Any]:
     return list(found.values())
 
 
-def test_one_kernel_of_each_template_replays_what_it_runs(matrix: ModuleType) -> None:
+def test_one_kernel_of_each_template_replays_what_it_runs(worker: ModuleType, matrix: Any) -> None:
     cases = one_per_template(matrix.templates())
     assert {case.spec.template for case in cases} == set(matrix.agree.BODIES)
-    check_all("sim:0", cases)
+    check_all(worker, cases)
 
 
-def test_kernels_of_a_format_replay_what_they_run(matrix: ModuleType) -> None:
+def test_kernels_of_a_format_replay_what_they_run(worker: ModuleType, matrix: Any) -> None:
     for name in SHORT:
         cases = [case for case in matrix.of_format(name) if case.spec.template == "grouped_linear"]
-        check_all("sim:0", cases)
+        check_all(worker, cases)
 
 
-@pytest.mark.parametrize("device", [pytest.param("sim:0", marks=pytest.mark.slow), *GPU])
-def test_every_template_replays_what_it_runs(matrix: ModuleType, device: str) -> None:
-    check_all(device, list(matrix.templates()))
+@pytest.mark.slow
+def test_every_template_replays_what_it_runs(worker: ModuleType, matrix: Any) -> None:
+    check_all(worker, list(matrix.templates()))
 
 
-@pytest.mark.parametrize("device", [pytest.param("sim:0", marks=pytest.mark.slow), *GPU])
-@pytest.mark.parametrize("part", [f"part{i}" for i in range(PARTS)])
-def test_every_format_replays_what_it_runs(matrix: ModuleType, device: str, part: str) -> None:
-    for name in list(formats.FORMATS)[int(part[4:]) :: PARTS]:
-        check_all(device, list(matrix.of_format(name)))
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_format_replays_what_it_runs(worker: ModuleType, matrix: Any, part: int) -> None:
+    for name in list(formats.FORMATS)[part::PARTS]:
+        check_all(worker, list(matrix.of_format(name)))
+
+
+# --- the worker itself -----------------------------------------------------------------------------------------------
+
+
+def test_differences_are_counted_in_bits_and_measured_by_the_norm(worker: ModuleType) -> None:
+    wanted = [np.array([3.0, 4.0], np.float32), np.array([7], np.int32)]
+    assert worker.difference(wanted, wanted) == worker.Found(0.0, 0, 3)
+    found = worker.difference([np.array([3.0, 4.5], np.float32), wanted[1]], wanted)
+    assert (found.mismatches, found.elements) == (1, 3)
+    assert found.error == pytest.approx(0.5 / np.sqrt(9 + 16 + 49))
+    lost = worker.difference([np.array([np.nan, 4.0], np.float32), wanted[1]], wanted)
+    assert lost.error is None, "NaN never passes"
+    both = [np.array([np.nan, 4.0], np.float32)]
+    assert worker.difference(both, both) == worker.Found(0.0, 0, 2)
+
+
+def test_every_piece_of_work_is_in_one_share(worker: ModuleType) -> None:
+    groups = worker.chunks()
+    names = [case.name for group in groups for case in group]
+    assert len(set(names)) == len(names)
+    shares = [case.name for number in range(3) for chunk in worker.share(groups, number, 3) for case in chunk]
+    assert sorted(shares) == sorted(names)
+    assert f"at odd sizes: {len(names)} kernels" in (ROOT / "docs" / "gpu.md").read_text()
+
+
+class Faulty:
+    """A backend whose kernels fail in one way: the wrapped one otherwise."""
+
+    def __init__(self, backend: Any, code: int) -> None:
+        self._backend, self._code = backend, code
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def launch(self, *arguments: Any) -> None:
+        raise DeviceError("launching failed", self._code, "cudaErrorOfATest")
+
+
+@pytest.mark.parametrize("code", [701, 1])
+def test_a_lost_context_ends_the_process_and_any_other_error_the_case(
+    worker: ModuleType, matrix: Any, code: int
+) -> None:
+    case = next(matrix.templates())
+    backend = registry.backend("sim:0", registry.architecture("sim:0"))
+    runner = worker.Runner(backend, None)
+    kernel = runner.kernels([case])[case.spec.name]
+    runner.backend = Faulty(backend, code)
+    if code == 701:
+        with pytest.raises(DeviceError) as caught:
+            runner.check(case, kernel, [case])
+        verdict = caught.value.verdict  # type: ignore[attr-defined]
+    else:
+        verdict = runner.check(case, kernel, [case])
+    assert [(each["mode"], "cudaErrorOfATest" in each["reason"]) for each in verdict.failures] == [("eager", True)]
