@@ -15,7 +15,10 @@ from typing import Any
 import msgspec
 
 from qcompiler.errors import CompileFailedError, IndexOutOfRangeError, RuntimeFailure
-from qcompiler.plan.plan import Plan, to_json
+from qcompiler.kernels.cpu.entry import function_name, kernel_name
+from qcompiler.kernels.text import identifier
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.plan import EntryPoint, Plan, to_json
 from qcompiler.runtime.cache import cache_dir, write_atomically
 from qcompiler.runtime.compiler import compile_library, find_compiler, flags_for
 from qcompiler.runtime.image import NativeLibrary
@@ -95,22 +98,26 @@ class Library:
         except OSError as error:
             raise CompileFailedError(f"cannot load the compiled kernels {native.path}: {error}") from error
 
-    def entry(self, symbol: str) -> Any:
-        """`qc_entry`: (ctx, arenas, symbols) -> error code."""
-        return self._function(symbol, ctypes.c_int32)
+    def entry(self, plan: Plan, point: EntryPoint) -> Any:
+        """`qc_entry` of an entry point: (ctx, arenas, symbols) -> error code."""
+        return self._function(function_name(plan, point), f"qe_{identifier(point.name)}", ctypes.c_int32)
 
-    def kernel(self, symbol: str) -> Any:
-        """`qc_kernel`: (ctx, operands, symbols)."""
-        return self._function(symbol, None)
+    def kernel(self, number: int, spec: KernelSpec) -> Any:
+        """`qc_kernel` of the kernel that has this place in the plan: (ctx, operands, symbols)."""
+        return self._function(kernel_name(number), f"qk_{spec.name}", None)
 
-    def _function(self, symbol: str, restype: Any) -> Any:
+    def _function(self, symbol: str, old: str, restype: Any) -> Any:
+        """The function; under its `old` name in a build from a file that was made before functions had numbers."""
         try:
-            function = self._library[symbol]
+            function = self._library[old if self.native.scratch is not None and not self._has(symbol) else symbol]
         except AttributeError as error:
             raise CompileFailedError(f"the compiled kernels {self.native.path} lack the function '{symbol}'") from error
         function.restype = restype
         function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
         return function
+
+    def _has(self, symbol: str) -> bool:
+        return hasattr(self._library, symbol)
 
 
 def kernel_error(context: Context, plan: Plan) -> RuntimeFailure:

@@ -12,6 +12,7 @@ from importlib import resources
 from types import ModuleType
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.contract import require_contract, require_declared
 from qcompiler.kernels.cpu import (
     argmax,
     attention,
@@ -30,7 +31,6 @@ from qcompiler.kernels.cpu import (
     scatter,
     softmax,
 )
-from qcompiler.kernels.contract import require_contract, require_declared
 from qcompiler.kernels.numbered import numbered
 from qcompiler.plan.kernel import KernelSpec, LinearKernel
 from qcompiler.plan.plan import Plan
@@ -38,7 +38,7 @@ from qcompiler.plan.plan import Plan
 EMITTER_VERSION = 3
 """Part of the cache key of compiled programs: raise it whenever emitted text changes for an unchanged spec."""
 
-NATIVE_ABI = 2
+NATIVE_ABI = 1
 """The version of the interface between the runtime and compiled programs: abi.h, names of exported functions, the order
 of their arguments.  Later versions run the builds in program files only while it stands: raise it when any of
 these changes."""

@@ -162,7 +162,8 @@ def emit_entry(plan: Plan, point: EntryPoint) -> str:
     emitter = _Emitter(plan, point, buffers, kernels)
     steps = [line for number, step in enumerate(point.steps) for line in emitter.step(number, step)]
     symbols = [
-        f"const int64_t n_{i} = sym[{i}];  // {comment(s.name)}, {s.min} to {s.max}" for i, s in enumerate(point.symbols)
+        f"const int64_t n_{i} = sym[{i}];  // {comment(s.name)}, {s.min} to {s.max}"
+        for i, s in enumerate(point.symbols)
     ]
     arenas = [
         f"char* const at_{i} = arenas[{i}];  // {comment(name)}"

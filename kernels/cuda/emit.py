@@ -17,8 +17,8 @@ from importlib import resources
 from typing import Any
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.contract import require_contract, require_declared
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.numbered import numbered
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
 from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand

@@ -471,8 +471,8 @@ class EntryVerifier:
         known = self.truths.setdefault(buffer.name, view.dtype == "i1")
         if known != (view.dtype == "i1"):
             raise ScheduleError(
-                f"buffer '{buffer.name}' is viewed as {view.dtype}, and elsewhere as {'i1' if known else 'another type'}"
-                "; truth values have buffers of their own",
+                f"buffer '{buffer.name}' is viewed as {view.dtype}, and elsewhere as "
+                f"{'i1' if known else 'another type'}; truth values have buffers of their own",
                 rule="truth-values",
             )
 
@@ -548,8 +548,8 @@ class EntryVerifier:
         rows, cols = view.shape
         if not isinstance(rows, int) or not isinstance(cols, int) or min(rows, cols) < 1:
             raise ScheduleError(
-                f"the packed view of buffer '{buffer.name}' has the shape {list(view.shape)}; packed values have a fixed "
-                "one",
+                f"the packed view of buffer '{buffer.name}' has the shape {list(view.shape)}; packed values have a "
+                "fixed one",
                 rule="view-rank",
             )
         return int(formats.get(view.format.name, **view.format.params).nbytes(rows, cols))
