@@ -35,7 +35,7 @@ from qcompiler.plan.kernel import (
     OrderKernel,
     ScatterKernel,
 )
-from qcompiler.plan.plan import Copy, Launch, Plan, TensorSig, View
+from qcompiler.plan.plan import Copy, Launch, Plan, Select, TensorSig, View
 from qcompiler.plan.verify import verify_plan
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime import loaded
@@ -523,6 +523,31 @@ def test_constants_are_numbers_of_their_type(text: str, dtype: str, tmp_path: Pa
     more = op("c", "arith.constant", dtype=dtype, value=text)
     plan = with_body(image.plan, body=replace(program, ops=(*program.ops, more)))
     refusal(image, plan, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["name", "self", "cls", "block "])
+def test_parameters_of_a_format_are_its_own(key: str, tmp_path: Path) -> None:
+    """Parameters become keywords of a call; those that the call has itself were an error of Python."""
+    image = linear()
+    ref = FormatRef(name="nf4", params={**NF4.params, key: 64})
+    refusal(image, with_operand(image.plan, 1, format=ref), tmp_path)
+
+
+def test_a_select_whose_last_case_has_a_maximum_runs_like_the_plan() -> None:
+    """The verifier has seen that no size is above it; the printed entry point takes it for all that is left."""
+    from specmutants.seeds import seed
+
+    image = seed("whole")
+    (entry,) = image.plan.entries
+    select = entry.steps[0]
+    assert isinstance(select, Select)
+    cases = (*select.cases[:-1], replace(select.cases[-1], max=12))
+    steps = (replace(select, cases=cases), *entry.steps[1:])
+    bounded = changed(image, plan=replace(image.plan, entries=(replace(entry, steps=steps),)))
+    for b in (1, 4, 5, 12):
+        x = np.random.default_rng(b).standard_normal((b, 64), np.float32)
+        for found, wanted in zip(runs(bounded, x), runs(image, x), strict=True):
+            assert (found == wanted).all()
 
 
 def test_wild_positions_are_data(tmp_path: Path) -> None:
