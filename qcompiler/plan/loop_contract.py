@@ -138,7 +138,7 @@ def _check_output(where: str, body: LoopKernel, operand: Operand, access: Affine
         )
     view = region_of(operand.dtype, operand.shape, operand.strides, 0, ranges)
     written = region_of(operand.dtype, extents, steps, access.offset, ranges)
-    if not Coverage(ranges).proven(view, written):
+    if not Coverage(ranges).proven(view, [written]):
         raise PlanError(
             f"{where} does not write all of '{operand.name}': loops over {list(extents)} with steps {list(steps)} from "
             f"{access.offset} on, of a view of {list(operand.shape)} with strides {list(operand.strides)}"

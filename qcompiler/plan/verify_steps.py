@@ -172,6 +172,12 @@ class EntryVerifier:
                     "writes",
                     rule="output-unwritten",
                 )
+            if not self.memory.coverage.proven(wanted, written):
+                raise ScheduleError(
+                    f"output '{sig.name}' has {size} bytes, and that the steps write all of them is not proven for all "
+                    "sizes: what they leave is whatever the caller's memory held",
+                    rule="output-unwritten",
+                )
 
     def _check_capture_is_not_empty(self) -> None:
         """An empty graph is no error of CUDA's; it is ours, because it means that the work went elsewhere."""
