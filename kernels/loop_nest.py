@@ -11,7 +11,6 @@ import keyword
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.text import c_dim, identifier
 from qcompiler.plan.dims import Expr, dim
 from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram
@@ -106,11 +105,10 @@ def guess(value: Expr) -> int:
 def build_nest(spec: KernelSpec, reserved: frozenset[str] = frozenset()) -> Nest:
     """The normal form. No operand gets one of the `reserved` names, which a target uses for variables of its own.
 
-    KernelSelectionError for a nest whose parts do not fit together.
+    The parts of the nest fit together: plan/loop_contract.py.
     """
     body = spec.body
     assert isinstance(body, LoopKernel)
-    _check(spec, body)
     asked = {op.axis for op in body.body.ops if op.op == "linalg.index"}
     indices = ["0"] * len(body.extents)
     groups: dict[str, list[Loop]] = {"parallel": [], "reduction": []}
@@ -132,21 +130,6 @@ def build_nest(spec: KernelSpec, reserved: frozenset[str] = frozenset()) -> Nest
         tuple(indices),
         _operand_names(spec, _RESERVED | reserved),
     )
-
-
-def _check(spec: KernelSpec, body: LoopKernel) -> None:
-    counts = {len(spec.operands), len(body.accesses), len(body.body.inputs)}
-    if len(counts) != 1 or len(body.extents) != len(body.iterators):
-        raise KernelSelectionError(f"loop kernel '{spec.name}': operands, accesses and body inputs differ in number")
-    if "reduction" not in body.iterators:
-        return
-    outputs = len(body.body.yields)
-    if len(body.init) != outputs:
-        raise KernelSelectionError(f"reduction '{spec.name}' has {outputs} outputs and {len(body.init)} initial values")
-    for access in body.accesses[-outputs:]:
-        for kind, step in zip(body.iterators, access.coefficients, strict=True):
-            if kind == "reduction" and dim(step) != 0:
-                raise KernelSelectionError(f"reduction '{spec.name}': an output moves along a reduction loop")
 
 
 def _collapse(loops: Sequence[Loop]) -> list[Loop]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qcompiler.errors import PlanError
-from qcompiler.kernels.cpu.entry import function_name
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.geometry import begin_of, nbytes_of
 from qcompiler.plan.kernel import KernelSpec
@@ -43,7 +42,7 @@ class NativeExecutor:
 
     def __init__(self, plan: Plan, entry: EntryPoint, library: Library) -> None:
         self._plan = plan
-        self._function = library.address(function_name(plan, entry))
+        self._function = library.entry(plan, entry)
         self._call = entry_caller()
 
     def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
@@ -80,8 +79,8 @@ class Frame:
             place = position[name]
             if place not in given and self.arenas[place] is None and plan.arenas[place].nbytes:
                 raise PlanError(
-                    f"entry point '{entry.name}' uses the {plan.arenas[place].kind} arena '{name}', which has no memory "
-                    "when it runs"
+                    f"entry point '{entry.name}' uses the {plan.arenas[place].kind} arena '{name}', which has no "
+                    "memory when it runs"
                 )
 
     def set(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:

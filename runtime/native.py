@@ -12,7 +12,10 @@ from importlib import resources
 import msgspec
 
 from qcompiler.errors import CompileFailedError, IndexOutOfRangeError, RuntimeFailure
-from qcompiler.plan.plan import Plan, to_json
+from qcompiler.kernels.cpu.entry import function_name, kernel_name
+from qcompiler.kernels.text import identifier
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.plan import EntryPoint, Plan, to_json
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.code import Code, load, read_record, remember
@@ -80,13 +83,27 @@ class Library:
         self.native = native
         self._library = load(native.code or Code(native.path, native.path.read_bytes()))
 
-    def address(self, symbol: str) -> int:
-        """Of a `qc_entry` or a `qc_kernel`. CompileFailedError if the library has no such function."""
+    def entry(self, plan: Plan, point: EntryPoint) -> int:
+        """The address of an entry point's `qc_entry`: (ctx, arenas, symbols) -> error code."""
+        return self._address(function_name(plan, point), f"qe_{identifier(point.name)}")
+
+    def kernel(self, number: int, spec: KernelSpec) -> int:
+        """The address of the `qc_kernel` with this place in the plan: (ctx, operands, symbols)."""
+        return self._address(kernel_name(number), f"qk_{spec.name}")
+
+    def _address(self, symbol: str, old: str) -> int:
+        """The function; under its `old` name in a build from a file that was made before functions had numbers.
+
+        CompileFailedError if the library has no such function.
+        """
         try:
-            function = self._library[symbol]
+            function = self._library[old if self.native.scratch is not None and not self._has(symbol) else symbol]
         except AttributeError as error:
             raise CompileFailedError(f"the compiled kernels {self.native.path} lack the function '{symbol}'") from error
         return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def _has(self, symbol: str) -> bool:
+        return hasattr(self._library, symbol)
 
 
 def kernel_error(context: Context, plan: Plan) -> RuntimeFailure:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from qcompiler.kernels.cpu import attention_decode
 from qcompiler.kernels.cpu.attention_operands import (
-    check,
     head_pointers,
     number_of,
     operand,
@@ -101,7 +100,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
     """Tasks are (batch, head, block of queries), the block running fastest."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
-    check(spec)
     if attention_decode.fits(body):
         return attention_decode.emit(spec, isa)
     geometry = _geometry(spec, isa)

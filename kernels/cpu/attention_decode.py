@@ -7,7 +7,6 @@ the cache once.  Keys go by in blocks of `BLOCK`: a dot product per key, then th
 from __future__ import annotations
 
 from qcompiler.kernels.cpu.attention_operands import (
-    check,
     head_pointers,
     operand,
     operand_names,
@@ -41,7 +40,6 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 def emit(spec: KernelSpec, isa: str) -> str:
     body = spec.body
     assert isinstance(body, AttentionKernel)
-    check(spec)
     head = header_comment(spec, f"one query: keys read in place, {BLOCK} at a time, once for each group of query heads")
     launch = [
         f"qc_run(ctx, op, sym, {c_dim(body.batch)} * {body.kv_heads}, qk_{spec.name}_task);",

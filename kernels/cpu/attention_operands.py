@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, indent
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
@@ -30,14 +29,6 @@ def operand_names(spec: KernelSpec) -> tuple[str, ...]:
 
 def operand(spec: KernelSpec, name: str) -> Operand:
     return spec.operands[operand_names(spec).index(name)]
-
-
-def check(spec: KernelSpec) -> None:
-    """KernelSelectionError unless `last` holds integers."""
-    body = spec.body
-    assert isinstance(body, AttentionKernel)
-    if body.last and (dtype := operand(spec, "last").dtype) not in ("i64", "i32"):
-        raise KernelSelectionError(f"kernel '{spec.name}': the operand 'last' is {dtype}; attention takes i64 or i32")
 
 
 def number_of(spec: KernelSpec, query: str) -> str:

@@ -6,10 +6,9 @@ in place where it is fp32 with unit stride along k, else converted a few rows at
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
-from qcompiler.kernels.cpu.linear import FLOATS, KC, block_of, finish_function, product_scratch, used_symbols
+from qcompiler.kernels.cpu.linear import KC, block_of, finish_function, product_scratch, used_symbols
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, BatchMatmulKernel, KernelSpec, Operand
@@ -80,26 +79,10 @@ def _finish(spec: KernelSpec) -> str:
     return finish_function(spec, lines)
 
 
-def _check(spec: KernelSpec, body: BatchMatmulKernel) -> None:
-    if len(spec.operands) != 3:
-        raise KernelSelectionError(f"kernel '{spec.name}': a batch_matmul has the operands a, b and out")
-    for operand in spec.operands:
-        if operand.dtype not in FLOATS or operand.format is not None:
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': operand '{operand.name}' is {operand.format or operand.dtype}; "
-                f"batch_matmul takes plain {', '.join(FLOATS)}"
-            )
-        if len(operand.strides) != len(body.batch) + 2:
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': operand '{operand.name}' needs rank {len(body.batch) + 2}"
-            )
-
-
 def emit(spec: KernelSpec, isa: str) -> str:
-    """C++ text of one kernel. KernelSelectionError for operands that are not plain floats."""
+    """C++ text of one kernel."""
     body = spec.body
     assert isinstance(body, BatchMatmulKernel)
-    _check(spec, body)
     a, b, _ = spec.operands
     scratch = scratch_bytes(spec, isa)
     bound = c_dim(body.k) if isinstance(body.k, int) else None

@@ -6,10 +6,9 @@ outside [0, rows) gives a row of zeros and is reported through the context.
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
-from qcompiler.kernels.cpu.linear import FLOATS, packed_format, used_symbols
+from qcompiler.kernels.cpu.linear import packed_format, used_symbols
 from qcompiler.kernels.cpu.row_reader import row_function
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
 from qcompiler.kernels.packed_table import PackedTable
@@ -42,27 +41,11 @@ def _packed_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tupl
     return row_function(packed, spec.operands[2].dtype), f"qk_{spec.name}_row((const uint8_t*)op[1], id, out);"
 
 
-def _check(spec: KernelSpec) -> None:
-    if len(spec.operands) != 3:
-        raise KernelSelectionError(f"kernel '{spec.name}': an embedding has the operands ids, table and out")
-    ids, table, out = spec.operands
-    if ids.dtype not in ("i64", "i32"):
-        raise KernelSelectionError(f"kernel '{spec.name}': ids are {ids.dtype}; an embedding takes i64 or i32")
-    for operand in (table, out):
-        if operand.dtype not in FLOATS:
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': '{operand.name}' is {operand.dtype}, not one of {FLOATS}"
-            )
-    if out.strides[-1] != 1:
-        raise KernelSelectionError(f"kernel '{spec.name}': '{out.name}' needs unit stride in its last dim")
-
-
 def emit(spec: KernelSpec, isa: str) -> str:
-    """C++ text of one kernel. KernelSelectionError for operands that no reader fits."""
+    """C++ text of one kernel. KernelSelectionError for a layout that no reader fits."""
     del isa
     body = spec.body
     assert isinstance(body, EmbeddingKernel)
-    _check(spec)
     ids, table, out = spec.operands
     row = _plain_row if table.format is None else _packed_row
     definitions, call = row(spec, table, body)

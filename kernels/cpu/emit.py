@@ -38,7 +38,7 @@ from qcompiler.plan.plan import Plan
 EMITTER_VERSION = 3
 """Part of the cache key of compiled programs: raise it whenever emitted text changes for an unchanged spec."""
 
-NATIVE_ABI = 2
+NATIVE_ABI = 1
 """The version of the interface between the runtime and compiled programs: abi.h, names of exported functions, the order
 of their arguments.  Later versions run the builds in program files only while it stands: raise it when any of
 these changes."""

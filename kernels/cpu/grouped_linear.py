@@ -7,10 +7,9 @@ whether its codes are decoded in registers (few rows) or to panels (more).  Weig
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
-from qcompiler.kernels.cpu.linear import FLOATS, block_of, product_scratch, tile_of, weight_of
+from qcompiler.kernels.cpu.linear import block_of, product_scratch, tile_of, weight_of
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
@@ -33,24 +32,9 @@ def _body(spec: KernelSpec) -> GroupedLinearKernel:
     return spec.body
 
 
-def _check(spec: KernelSpec) -> None:
-    where = f"kernel '{spec.name}'"
-    if len(spec.operands) != 4:
-        raise KernelSelectionError(f"{where}: a grouped linear has the operands x, w, index and out")
-    x, _, index, out = spec.operands
-    if index.dtype not in ("i64", "i32"):
-        raise KernelSelectionError(f"{where}: the index is {index.dtype}; a grouped linear takes i64 or i32")
-    for operand in (x, out):
-        if operand.dtype not in FLOATS:
-            raise KernelSelectionError(f"{where}: '{operand.name}' is {operand.dtype}, not one of {FLOATS}")
-        if operand.strides[-1] != 1 and operand.shape[-1] != 1:
-            raise KernelSelectionError(f"{where}: '{operand.name}' needs unit stride in its last dim")
-
-
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel. KernelSelectionError for operands that no decoder fits."""
     body = _body(spec)
-    _check(spec)
     x, w, index, out = spec.operands
     weight = weight_of(spec.name, w)
     in_panels = w.format is not None or w.layout == PANEL_LAYOUT

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.int8_rows import KINDS, clip_factors
-from qcompiler.kernels.cpu.linear import FLOATS
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, indent
@@ -16,18 +14,9 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     return 0
 
 
-def check(spec: KernelSpec) -> QuantizeRowsKernel:
-    """The body. KernelSelectionError unless rows are floats with unit stride."""
-    body, x, out = spec.body, spec.operands[0], spec.operands[-1]
-    assert isinstance(body, QuantizeRowsKernel)
-    if x.dtype not in FLOATS or (x.strides[-1] != 1 and x.shape[-1] != 1) or out.strides[-1] != 1:
-        raise KernelSelectionError(
-            f"kernel '{spec.name}': rows of {x.dtype} with strides {x.strides} are not made to int8; they are "
-            f"{', '.join(FLOATS)} with unit stride"
-        )
-    if len(spec.operands) != (3 if body.kind == "outliers" else 2):
-        raise KernelSelectionError(f"kernel '{spec.name}': columns are an operand of kind 'outliers', and of no other")
-    return body
+def body_of(spec: KernelSpec) -> QuantizeRowsKernel:
+    assert isinstance(spec.body, QuantizeRowsKernel)
+    return spec.body
 
 
 def factors(body: QuantizeRowsKernel) -> list[str]:
@@ -39,7 +28,7 @@ def factors(body: QuantizeRowsKernel) -> list[str]:
 
 def emit(spec: KernelSpec, isa: str) -> str:
     """One task takes a share of the rows."""
-    body, x, out = check(spec), spec.operands[0], spec.operands[-1]
+    body, x, out = body_of(spec), spec.operands[0], spec.operands[-1]
     last = len(spec.operands) - 1
     columns = "columns" if body.kind == "outliers" else "nullptr"
     count = f"qc_tasks(rows, {body.cols})"

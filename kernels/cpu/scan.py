@@ -6,7 +6,6 @@ booleans, into an integer result) in the result's type, wrapping.
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu.gather import offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.scalar import fold_text
@@ -23,8 +22,6 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 def _logaddexp(kind: str) -> str:
     """log(exp(sum) + exp(value)) from the larger one; equal infinities are themselves, NaN wins."""
-    if kind not in ("float", "double"):
-        raise KernelSelectionError(f"logaddexp does not fold values of type {kind}")
     exp, log1p = ("qc_exp", "qc_log1p") if kind == "float" else ("exp", "log1p")
     top, low = "qc_maximum(sum[n], value)", "qc_minimum(sum[n], value)"
     return f"{top} == {low} && !(fabs({top}) < INFINITY) ? {top} : {top} + {log1p}({exp}({low} - {top}))"

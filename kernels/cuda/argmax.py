@@ -8,18 +8,17 @@ from __future__ import annotations
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.order import precedes
-from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import ArgmaxKernel, KernelSpec
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One argmax for any architecture. KernelSelectionError for packed operands."""
+    """One argmax for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, ArgmaxKernel)
-    check_plain(spec, ("x", "out"))
     x, out = spec.operands
     sizes = (body.outer, body.inner)
     name = identifier(x.name)

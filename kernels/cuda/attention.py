@@ -19,7 +19,6 @@ from qcompiler.kernels.cuda import attention_decode, attention_mma, engines
 from qcompiler.kernels.cuda.attention_operands import (
     body_of,
     capped,
-    check,
     head_pointers,
     hidden,
     masked,
@@ -99,7 +98,6 @@ class Tile:
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """The kernel for `arch`. KernelSelectionError for operands that `AttentionKernel` does not allow."""
-    check(spec)
     decision = decision_of(spec, arch)
     if decision.key == "decode":
         return attention_decode.emit(spec, arch)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, identifier
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
-
-_FLOATS = ("f32", "bf16", "f16")
 
 
 def body_of(spec: KernelSpec) -> AttentionKernel:
@@ -25,26 +22,6 @@ def roles(spec: KernelSpec) -> tuple[str, ...]:
 
 def operand(spec: KernelSpec, role: str) -> Operand:
     return spec.operands[roles(spec).index(role)]
-
-
-def check(spec: KernelSpec) -> None:
-    """KernelSelectionError unless the operands are what `AttentionKernel` says."""
-    wanted = roles(spec)
-    if len(spec.operands) != len(wanted):
-        raise KernelSelectionError(f"kernel '{spec.name}': attention has the operands {', '.join(wanted)}")
-    for role, each in zip(wanted, spec.operands, strict=True):
-        types: tuple[str, ...] = ("i1",) if role == "mask" and body_of(spec).mask == "bool" else _FLOATS
-        types = ("i64", "i32") if role == "last" else types
-        if each.dtype not in types or each.format is not None:
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': operand '{each.name}' ({role}) is {each.format or each.dtype}; "
-                f"attention takes plain {', '.join(types)}"
-            )
-        if role not in ("mask", "last") and each.strides[3] != 1:
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': operand '{each.name}' ({role}) needs unit stride in its last dim, "
-                f"it has {each.strides[3]}"
-            )
 
 
 def stride(spec: KernelSpec, role: str) -> str:

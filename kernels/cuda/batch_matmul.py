@@ -6,7 +6,6 @@ and 4 columns, 16 apart.  Tiles are staged along whichever dim has unit stride.
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.places import blocks_of, offset, unravel
@@ -17,15 +16,13 @@ from qcompiler.plan.kernel import BatchMatmulKernel, KernelSpec, Operand
 _COLUMNS = 64
 _DEPTH = 32
 _ROW = _DEPTH + 4
-_FLOATS = ("f32", "bf16", "f16")
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One batched product for any architecture. KernelSelectionError for operands that are not plain floats."""
+    """One batched product for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, BatchMatmulKernel)
-    _check(spec, body)
     rows = 16 if isinstance(body.m, int) and body.m <= 16 else 64
     threads = rows * 4
     memory = SharedMemory()
@@ -54,22 +51,6 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     head = header_comment(spec, f"tiles of {rows} x {_COLUMNS}, {_DEPTH} columns of k at a time, {threads} threads")
     text = "\n".join([head, signature(spec, threads, 1), *indent(lines), "}\n"])
     return CudaKernel(text, Geometry((blocks.to_dim(), 1, 1), (threads, 1, 1), memory.nbytes))
-
-
-def _check(spec: KernelSpec, body: BatchMatmulKernel) -> None:
-    if len(spec.operands) != 3:
-        raise KernelSelectionError(f"kernel '{spec.name}': a batch_matmul has the operands a, b and out")
-    for operand in spec.operands:
-        if operand.dtype not in _FLOATS or operand.format is not None:
-            found = operand.format.name if operand.format is not None else operand.dtype
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': operand '{operand.name}' is {found}; "
-                f"batch_matmul takes plain {', '.join(_FLOATS)}"
-            )
-        if len(operand.strides) != len(body.batch) + 2:
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': operand '{operand.name}' needs rank {len(body.batch) + 2}"
-            )
 
 
 def _batch(spec: KernelSpec, body: BatchMatmulKernel) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
-from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
 from qcompiler.kernels.gather_order import counts_fastest
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
@@ -16,11 +16,10 @@ from qcompiler.plan.kernel import GatherKernel, KernelSpec
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One gather for any architecture. KernelSelectionError for packed operands and indices that are no integers."""
+    """One gather for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, GatherKernel)
-    check_plain(spec, ("x", "index", "out"), "index")
     x, index, out = spec.operands
     sizes = (body.outer, body.count, body.inner)
     by_name = {"o": body.outer, "i": body.count, "n": body.inner}

@@ -12,12 +12,11 @@ format; an expert may begin inside of a panel.  A kernel on the device has nowhe
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda import engines
 from qcompiler.kernels.cuda.emit import arch_number, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.linear_fma import TILED_THREADS, Few, code_table, resident, shape_for
-from qcompiler.kernels.cuda.weights import FLOATS, Weight, weight_of
+from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import DType, GroupedLinearKernel, KernelSpec
@@ -45,7 +44,6 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes."""
     from qcompiler.kernels.cuda import grouped_mma
 
-    _check(spec)
     weight, key = weight_of(spec.name, spec.operands[1]), decision_of(spec, arch).key
     if key in ("few_mma", "few_fma"):
         return _emit_pairs(spec, weight, arch, mma=key == "few_mma")
@@ -57,20 +55,6 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 def _body(spec: KernelSpec) -> GroupedLinearKernel:
     assert isinstance(spec.body, GroupedLinearKernel)
     return spec.body
-
-
-def _check(spec: KernelSpec) -> None:
-    where = f"kernel '{spec.name}'"
-    if len(spec.operands) != 4:
-        raise KernelSelectionError(f"{where}: a grouped linear has the operands x, w, index and out")
-    x, _, index, out = spec.operands
-    if index.dtype not in ("i64", "i32"):
-        raise KernelSelectionError(f"{where}: the index is {index.dtype}; a grouped linear takes i64 or i32")
-    for operand in (x, out):
-        if operand.dtype not in FLOATS:
-            raise KernelSelectionError(f"{where}: '{operand.name}' is {operand.dtype}, not one of {FLOATS}")
-        if operand.strides[1] != 1 and operand.shape[1] != 1:
-            raise KernelSelectionError(f"{where}: '{operand.name}' needs unit stride in its last dim")
 
 
 def most_tiles(body: GroupedLinearKernel, columns: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
-from qcompiler.kernels.cuda.places import THREADS, blocks_of, check_plain, offset, unravel
+from qcompiler.kernels.cuda.places import THREADS, blocks_of, offset, unravel
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import IndexUpdateKernel, KernelSpec
@@ -19,11 +19,10 @@ _EACH = 4
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One update for any architecture. KernelSelectionError for packed operands and indices that are no integers."""
+    """One update for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, IndexUpdateKernel)
-    check_plain(spec, ("x", "index", "src"), "index")
     x, index, src = spec.operands
     row = product((body.outer, body.inner))
     shares = blocks_of(row, THREADS * _EACH)

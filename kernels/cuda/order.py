@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
-from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import KernelSpec, OrderKernel
@@ -23,11 +23,10 @@ def precedes(kind: str, other: str, own: str, other_at: str, own_at: str) -> str
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One order for any architecture. KernelSelectionError for packed operands."""
+    """One order for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, OrderKernel)
-    check_plain(spec, ("x", "values", "indices"))
     x, values, indices = spec.operands
     sizes = (body.outer, body.length, body.inner)
     kind = "greater" if body.descending else "less"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import Geometry
 from qcompiler.kernels.text import c_dim
 from qcompiler.plan.dims import Dim, Expr, dim, product
-from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kernel import Operand
 
 THREADS = 256
 
@@ -40,18 +39,3 @@ def blocks_of(count: Expr | int, each: int) -> Expr:
 def element_geometry(sizes: Sequence[Dim]) -> Geometry:
     """One thread per element of a space of these sizes."""
     return Geometry((blocks_of(product(sizes), THREADS).to_dim(), 1, 1), (THREADS, 1, 1))
-
-
-def check_plain(spec: KernelSpec, names: Sequence[str], index: str | None = None) -> None:
-    """KernelSelectionError unless the operands are `names`, none packed, and `index` is an integer."""
-    if len(spec.operands) != len(names):
-        raise KernelSelectionError(f"kernel '{spec.name}': {spec.template} has the operands {', '.join(names)}")
-    for name, operand in zip(names, spec.operands, strict=True):
-        if operand.format is not None:
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': operand '{operand.name}' is packed {operand.format.name}"
-            )
-        if name == index and operand.dtype not in ("i64", "i32"):
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': '{operand.name}' is {operand.dtype}; {spec.template} takes i64 or i32 indices"
-            )

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import MAX_THREADS, Geometry, SharedMemory
 from qcompiler.kernels.text import c_dim, indent
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kernel import Operand
 
 WARP = 32
 KEPT = 16
@@ -26,19 +25,6 @@ WARPS_PER_BLOCK = 4
 _SYMBOLIC_THREADS = 256
 _PER_THREAD = 8
 """Columns that a thread of a row's block should have: enough loads in flight, and still many threads."""
-
-_FLOATS = ("f32", "bf16", "f16")
-
-
-def check_floats(spec: KernelSpec) -> None:
-    """KernelSelectionError unless every operand is plain f32, bf16 or f16."""
-    for operand in spec.operands:
-        if operand.dtype not in _FLOATS or operand.format is not None:
-            found = operand.format.name if operand.format is not None else operand.dtype
-            raise KernelSelectionError(
-                f"kernel '{spec.name}': operand '{operand.name}' is {found}; "
-                f"the CUDA template '{spec.template}' takes plain {', '.join(_FLOATS)}"
-            )
 
 
 def element(operand: Operand, name: str, row: str, column: str) -> str:

@@ -11,10 +11,9 @@ Both orders are fixed; the first one is not that of a plain loop, so that floats
 
 from __future__ import annotations
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.places import THREADS, blocks_of, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.places import THREADS, blocks_of, element_geometry, offset, unravel
 from qcompiler.kernels.cuda.scatter import store
 from qcompiler.kernels.scalar import fold_text
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, header_comment, identifier, indent
@@ -29,11 +28,10 @@ _AHEAD = 8
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One cumulative sum for any architecture. KernelSelectionError for packed operands."""
+    """One cumulative sum for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, ScanKernel)
-    check_plain(spec, ("x", "out"))
     if body.fold != "add" or spec.operands[1].dtype == "i1":
         return _folded(spec, body)
     return _rows(spec, body) if body.inner == 1 else _columns(spec, body)
@@ -140,8 +138,6 @@ def _folded(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
 
 def _logaddexp(spec: KernelSpec, kind: str) -> str:
     """log(exp(sum) + exp(value)) from the larger one; equal infinities are themselves, NaN wins."""
-    if kind not in ("float", "double"):
-        raise KernelSelectionError(f"kernel '{spec.name}': logaddexp does not fold values of type {kind}")
     exp, log1p = ("expf", "log1pf") if kind == "float" else ("exp", "log1p")
     top, low = "qc_maximum(sum, value)", "qc_minimum(sum, value)"
     return f"{top} == {low} && !(fabs({top}) < INFINITY) ? {top} : {top} + {log1p}({exp}({low} - {top}))"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel
-from qcompiler.kernels.cuda.places import THREADS, check_plain, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
 from qcompiler.kernels.scalar import FLOATS, fold_text
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
@@ -22,11 +22,10 @@ def store(out: str, dtype: str, value: str) -> str:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One scatter for any architecture. KernelSelectionError for packed operands and indices that are no integers."""
+    """One scatter for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, ScatterKernel)
-    check_plain(spec, ("index", "src", "out"), "index")
     index, src, out = spec.operands
     sizes, kind = (body.outer, body.inner), VALUE_TYPES[out.dtype]
     folded = fold_text(body.fold, out.dtype, f"({kind})qc_load(place)", "value")

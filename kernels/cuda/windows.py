@@ -14,11 +14,6 @@ MOST = 2**31 - 1
 
 def check(spec: KernelSpec, window: Window) -> None:
     """KernelSelectionError unless the image's channels lie side by side and its taps are counted in 32 bits."""
-    image = spec.operands[0]
-    if len(image.strides) != 4 or (image.strides[3] != 1 and image.shape[3] != 1):
-        raise KernelSelectionError(
-            f"kernel '{spec.name}': the image '{image.name}' needs 4 dims and unit stride in its last one"
-        )
     numbers = (*window.kernel, *window.strides, *window.padding, *window.dilation, window.image[3])
     if max(numbers) > MOST or min(window.padding) < 0:
         raise KernelSelectionError(f"kernel '{spec.name}': windows of {numbers} are not counted in 32 bits")

@@ -57,7 +57,7 @@ def names() -> tuple[str, ...]:
     return tuple(FORMATS)
 
 
-def get(name: str, **params: ParamValue) -> Format:
+def get(name: str, /, **params: ParamValue) -> Format:
     """The format of that name; parameters left out take their defaults. UnknownFormatError lists the choices.
 
     Types of GGUF files have ggml's names ("q4_K", "iq4_nl"), except that ggml's MXFP4 is "mxfp4_ggml": "mxfp4" are the

@@ -128,7 +128,7 @@ class Format(ABC):
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     takes_importance: ClassVar[bool] = False
 
-    def __init__(self, **params: ParamValue) -> None:
+    def __init__(self, /, **params: ParamValue) -> None:
         """Takes any of `parameters`; the rest get their defaults. UnknownFormatError for a name or value not listed."""
         known = {p.name: p for p in self.parameters}
         for key, value in params.items():

@@ -109,8 +109,8 @@ def _(body: LinearKernel, operands: int) -> Contract:
     wanted = 0 if body.epilogue is None else len(body.epilogue.inputs) - 1
     if extras != wanted:
         raise PlanError(
-            f"a linear kernel has {operands} operands, which do not fit its bias and epilogue: {extras} extra inputs, "
-            f"and its epilogue takes {wanted}"
+            f"a linear kernel has {operands} operands, which do not fit its bias and epilogue: it takes {wanted} extra "
+            f"inputs, {extras} are given"
         )
     if body.codes and body.window is not None:
         raise PlanError("a linear kernel reads windows and rows of int8, which exclude each other")
@@ -305,9 +305,7 @@ def _(body: IndexUpdateKernel, operands: int) -> Contract:
 def _(body: ScanKernel, operands: int) -> Contract:
     full = (body.outer, body.length, body.inner)
     kinds = ("f64", *FLOATS) if body.fold == "logaddexp" else ANY
-    return Contract(
-        (Role("x", full, dtypes=ANY), Role("out", full, "w", dtypes=kinds)), work=full, extents=full
-    )
+    return Contract((Role("x", full, dtypes=ANY), Role("out", full, "w", dtypes=kinds)), work=full, extents=full)
 
 
 @_contract.register
@@ -407,6 +405,20 @@ def _check_operand(where: str, role: Role, operand: Operand) -> None:
         raise PlanError(
             f"{where}: operand {named} needs unit stride in its last dim, it has the stride {operand.strides[-1]}"
         )
+    if role.align > 1:
+        steps = [s for extent, s in zip(operand.shape[:-1], operand.strides[:-1], strict=True) if extent != 1]
+        _check_rows(where, named, role, operand, steps)
+
+
+def _check_rows(where: str, named: str, role: Role, operand: Operand, steps: Sequence[Dim]) -> None:
+    """Every row begins where the contract says."""
+    size = ITEMSIZE[operand.dtype]
+    for step in steps:
+        if any(coefficient * size % role.align for coefficient in dim(step).terms.values()):
+            raise PlanError(
+                f"{where}: rows of {named} begin at multiples of {step} elements; they must begin at multiples of "
+                f"{role.align} bytes"
+            )
 
 
 def _check_packed(where: str, named: str, role: Role, operand: Operand) -> None:
@@ -515,16 +527,7 @@ def injective(shape: Sequence[Dim], strides: Sequence[Dim], ranges: Ranges) -> b
     return True
 
 
-def check_alignment(spec: KernelSpec, number: int, offset: Dim, strides: Sequence[Dim]) -> None:
-    """PlanError unless an operand that begins at element `offset` of its buffer has its rows where kernels read them."""
+def check_alignment(spec: KernelSpec, number: int, offset: Dim) -> None:
+    """PlanError unless an operand that begins at element `offset` of its buffer begins where kernels read it."""
     role, operand = contract_of(spec).roles[number], spec.operands[number]
-    if role.align == 1:
-        return
-    size = ITEMSIZE[operand.dtype]
-    steps = [stride for extent, stride in zip(operand.shape[:-1], strides[:-1], strict=True) if extent != 1]
-    for step in (offset, *steps):
-        if any(coefficient * size % role.align for coefficient in dim(step).terms.values()):
-            raise PlanError(
-                f"kernel '{spec.name}' ({spec.template}): rows of '{operand.name}' begin at multiples of {step} "
-                f"elements, which are no multiples of {role.align} bytes"
-            )
+    _check_rows(f"kernel '{spec.name}' ({spec.template})", f"'{operand.name}'", role, operand, (offset,))

@@ -17,6 +17,7 @@ sample shapes (`sample_bindings`: every shape if there are few, else the ends of
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -263,6 +264,7 @@ class Coverage:
     def __init__(self, ranges: Ranges) -> None:
         self.ranges = ranges
         self.bindings = sample_bindings(ranges)
+        self.exhaustive = math.prod(high - low + 1 for low, high in ranges.values()) <= _MAX_SAMPLES
         self._shapes: dict[int, tuple[Region, _Shape]] = {}  # by identity; holding the region keeps its number its own
         self._lattices: dict[tuple[int, int], Lattice | None] = {}
         self._verdicts: dict[tuple[int, ...], Mapping[str, int] | None] = {}
@@ -276,12 +278,17 @@ class Coverage:
             self._verdicts[key] = self._find_hole(read, regions)
         return self._verdicts[key]
 
-    def proven(self, read: Region, write: Region) -> bool:
-        """Whether the write is proven to hold every byte of the read, at every size: no sample stands in for others."""
-        wanted, shape = self._shape(read), self._shape(write)
-        if wanted.is_static and shape.is_static:
-            return covers(self._at(read, 0), [self._at(write, 0)])
-        return self.proves(wanted, [shape])
+    def proven(self, read: Region, writes: Iterable[Region]) -> bool:
+        """Whether the writes hold every byte of the read at every size: no sample stands in for sizes not looked at."""
+        regions = list(writes)
+        wanted, shapes = self._shape(read), [self._shape(region) for region in regions]
+        is_static = wanted.is_static and all(shape.is_static for shape in shapes)
+        if not is_static and self.proves(wanted, shapes):
+            return True
+        if not is_static and not self.exhaustive:
+            return False
+        bindings = range(1 if is_static else len(self.bindings))
+        return all(covers(self._at(read, k), [self._at(region, k) for region in regions]) for k in bindings)
 
     def _find_hole(self, read: Region, regions: Sequence[Region]) -> Mapping[str, int] | None:
         wanted, shapes = self._shape(read), [self._shape(region) for region in regions]

@@ -67,9 +67,7 @@ def _is_integer(text: str) -> bool:
         return False
 
 
-def _check_operand(
-    where: str, body: LoopKernel, operand: Operand, access: AffineAccess, *, is_output: bool
-) -> None:
+def _check_operand(where: str, body: LoopKernel, operand: Operand, access: AffineAccess, *, is_output: bool) -> None:
     if operand.access != ("w" if is_output else "r"):
         raise PlanError(f"{where} declares operand '{operand.name}' as '{operand.access}'")
     if is_packed(operand):
@@ -102,9 +100,7 @@ def check_loop_sizes(spec: KernelSpec, ranges: Ranges) -> None:
         raise PlanError(f"{where}: {error}") from error
 
 
-def _check_reach(
-    where: str, operand: Operand, access: AffineAccess, extents: Sequence[Dim], ranges: Ranges
-) -> None:
+def _check_reach(where: str, operand: Operand, access: AffineAccess, extents: Sequence[Dim], ranges: Ranges) -> None:
     low, high = _reach(access, extents, ranges)
     first, last = _reach(AffineAccess(offset=0, coefficients=operand.strides), operand.shape, ranges)
     if not never_negative(low - first, ranges) or not never_negative(last - high, ranges):
@@ -127,9 +123,7 @@ def _reach(access: AffineAccess, extents: Sequence[Dim], ranges: Ranges) -> tupl
     return low, high
 
 
-def _check_output(
-    where: str, body: LoopKernel, operand: Operand, access: AffineAccess, ranges: Ranges
-) -> None:
+def _check_output(where: str, body: LoopKernel, operand: Operand, access: AffineAccess, ranges: Ranges) -> None:
     """Iterations and elements of the view are one to one."""
     loops = [
         (extent, step)
@@ -144,7 +138,7 @@ def _check_output(
         )
     view = region_of(operand.dtype, operand.shape, operand.strides, 0, ranges)
     written = region_of(operand.dtype, extents, steps, access.offset, ranges)
-    if not Coverage(ranges).proven(view, written):
+    if not Coverage(ranges).proven(view, [written]):
         raise PlanError(
             f"{where} does not write all of '{operand.name}': loops over {list(extents)} with steps {list(steps)} from "
             f"{access.offset} on, of a view of {list(operand.shape)} with strides {list(operand.strides)}"

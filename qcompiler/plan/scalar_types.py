@@ -21,8 +21,9 @@ BITS = {
 }  # fmt: skip
 INTEGERS = frozenset(BITS) - FLOATS
 
-_CMPF = frozenset("false oeq ogt oge olt ole one ord ueq ugt uge ult ule une uno true".split())
-_CMPI = frozenset("eq ne slt sle sgt sge ult ule ugt uge".split())
+_ORDERINGS = ("eq", "gt", "ge", "lt", "le", "ne")
+_CMPF = frozenset(("false", "ord", "uno", "true", *(f"{kind}{each}" for kind in "ou" for each in _ORDERINGS)))
+_CMPI = frozenset(("eq", "ne", *(f"{kind}{each}" for kind in "su" for each in _ORDERINGS[1:5])))
 
 Rule = Callable[[ScalarOp, tuple[str, ...]], bool]
 

@@ -38,11 +38,11 @@ def check_kernels(plan: Plan) -> None:
                     _check_sizes(spec, {symbol: ranges[symbol] for symbol in spec.symbols})
                 for place in aligned[name]:
                     view = step.operands[place]
-                    check_alignment(spec, place, view.offset, view.strides)
+                    check_alignment(spec, place, view.offset)
                     if arenas[buffers[view.buffer].arena].kind in ("input", "output"):
                         raise PlanError(
-                            f"kernel '{name}' in entry point '{entry.name}': '{spec.operands[place].name}' must begin at "
-                            f"a multiple of more bytes than the caller's arrays do; give it a buffer of the program's"
+                            f"kernel '{name}' in entry point '{entry.name}': '{spec.operands[place].name}' must begin "
+                            "at a multiple of more bytes than the caller's arrays do; give it a buffer of the program's"
                         )
             except DimError as error:
                 raise PlanError(f"kernel '{name}' in entry point '{entry.name}': {error}") from error

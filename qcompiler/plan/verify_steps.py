@@ -172,6 +172,12 @@ class EntryVerifier:
                     "writes",
                     rule="output-unwritten",
                 )
+            if not self.memory.coverage.proven(wanted, written):
+                raise ScheduleError(
+                    f"output '{sig.name}' has {size} bytes, and that the steps write all of them is not proven for all "
+                    "sizes: what they leave is whatever the caller's memory held",
+                    rule="output-unwritten",
+                )
 
     def _check_capture_is_not_empty(self) -> None:
         """An empty graph is no error of CUDA's; it is ours, because it means that the work went elsewhere."""
@@ -471,8 +477,8 @@ class EntryVerifier:
         known = self.truths.setdefault(buffer.name, view.dtype == "i1")
         if known != (view.dtype == "i1"):
             raise ScheduleError(
-                f"buffer '{buffer.name}' is viewed as {view.dtype}, and elsewhere as {'i1' if known else 'another type'}"
-                "; truth values have buffers of their own",
+                f"buffer '{buffer.name}' is viewed as {view.dtype}, and elsewhere as "
+                f"{'i1' if known else 'another type'}; truth values have buffers of their own",
                 rule="truth-values",
             )
 
@@ -548,8 +554,8 @@ class EntryVerifier:
         rows, cols = view.shape
         if not isinstance(rows, int) or not isinstance(cols, int) or min(rows, cols) < 1:
             raise ScheduleError(
-                f"the packed view of buffer '{buffer.name}' has the shape {list(view.shape)}; packed values have a fixed "
-                "one",
+                f"the packed view of buffer '{buffer.name}' has the shape {list(view.shape)}; packed values have a "
+                "fixed one",
                 rule="view-rank",
             )
         return int(formats.get(view.format.name, **view.format.params).nbytes(rows, cols))

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from qcompiler.errors import DeviceUnavailableError, RuntimeFailure
-from qcompiler.kernels.cpu.entry import kernel_name
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.backends.base import (
@@ -139,7 +138,7 @@ class CpuBackend(Backend):
     def load(self, plan: Plan, native: NativeLibrary) -> dict[str, Kernel]:
         library = Library(native)
         return {
-            spec.name: CpuKernel(spec, number, plan, library.address(kernel_name(number)))
+            spec.name: CpuKernel(spec, number, plan, library.kernel(number, spec))
             for number, spec in enumerate(plan.kernels)
         }
 

@@ -376,5 +376,5 @@ def test_no_kernel_spills_on_any_architecture(nvrtc: Callable[..., Any], arch: s
 
 def test_operands_that_no_kernel_reads_are_refused_by_name() -> None:
     spec = Case("doubles", 5, 5, dtype="f64").spec
-    with pytest.raises(KernelSelectionError, match=r"operand 'q' \(q\) is f64"):
+    with pytest.raises(KernelSelectionError, match="operand 'q' is f64"):
         emit_kernel(spec, "sm_80")

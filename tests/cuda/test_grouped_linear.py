@@ -283,7 +283,7 @@ def test_both_kernels_compile_for_every_architecture(
 def test_wrong_operands_are_named() -> None:
     spec = make_case("rows", 2, 3, 4, rows="t").spec
     for place, change, message in (
-        (2, {"dtype": "f32"}, "the index is f32"), (0, {"dtype": "i32"}, "'x' is i32"),
+        (2, {"dtype": "f32"}, "'index' is f32"), (0, {"dtype": "i32"}, "'x' is i32"),
         (3, {"strides": (1, 6)}, "'out' needs unit stride"),
     ):  # fmt: skip
         operands = list(spec.operands)

@@ -366,7 +366,7 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
 
     refuse("packed in layout 'canonical'; CUDA reads 'cuda_t16_v1'", x, msgspec.structs.replace(w, layout="canonical"))
     refuse("lies in layout 'cpu_p16_v1'", x, msgspec.structs.replace(w, format=None, layout="cpu_p16_v1"))
-    refuse("decodes to f64", x, msgspec.structs.replace(w, dtype="f64"))
+    refuse("'w' is f64", x, msgspec.structs.replace(w, dtype="f64"))
     refuse("'x' needs unit stride", msgspec.structs.replace(x, strides=(1, 64)))
     refuse("'x' is i64", msgspec.structs.replace(x, dtype="i64"))
     spec = msgspec.structs.replace(case.spec, operands=(x, w, case.spec.operands[-1]))

@@ -104,7 +104,7 @@ def test_an_id_out_of_range_gives_a_row_of_nan_and_reads_nothing(sim_run: Callab
 
 
 def test_float_ids_and_layouts_of_other_targets_are_refused() -> None:
-    with pytest.raises(KernelSelectionError, match="ids are f32"):
+    with pytest.raises(KernelSelectionError, match="'ids' is f32"):
         emit_kernel(embedding("floats", MADE["nf4_f32_canonical"][0], "f32"), "sm_80")
     with pytest.raises(KernelSelectionError, match="layout 'cpu_p16_v1'"):
         emit_kernel(embedding("foreign", make_table("nf4", "f32", "cpu_p16_v1")[0]), "sm_80")

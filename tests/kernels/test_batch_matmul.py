@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cpu.batch_matmul import emit
+from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.kernel import Access, BatchMatmulKernel, DType, KernelSpec, Operand
 
@@ -112,5 +112,5 @@ def test_empty_sum_gives_zeros_and_empty_batch_nothing(build: Callable[..., Any]
 
 def test_packed_and_integer_operands_are_refused() -> None:
     spec = make_spec("plain", "i32", (2, 3, 4), symbolic=False)
-    with pytest.raises(KernelSelectionError, match="batch_matmul takes plain f32, bf16, f16"):
+    with pytest.raises(KernelSelectionError, match="is i32, not one of f32, bf16, f16"):
         emit(spec, "x86-64-v3")

@@ -13,7 +13,7 @@ import pytest
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cpu.embedding import emit
+from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import DType, EmbeddingKernel, FormatRef, KernelSpec, Operand
 
 Array = npt.NDArray[Any]
@@ -118,5 +118,5 @@ def test_no_ids_run_no_task(build: Callable[..., Any], isa: str) -> None:
 
 def test_float_ids_are_refused() -> None:
     operand, _, _ = make_table("nf4", "f32", "canonical")
-    with pytest.raises(KernelSelectionError, match="ids are f32"):
+    with pytest.raises(KernelSelectionError, match="'ids' is f32"):
         emit(make_spec("floats", operand, "f32"), "x86-64-v4")

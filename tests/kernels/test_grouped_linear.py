@@ -18,7 +18,7 @@ import pytest
 from qcompiler.config import parse_format, resolve_format
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cpu.grouped_linear import emit
+from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import DType, GroupedLinearKernel, KernelSpec, Operand
 
 Array = npt.NDArray[Any]
@@ -205,7 +205,7 @@ def test_experts_that_nobody_chose_are_not_read(build: Callable[..., Any], isa: 
 def test_wrong_operands_are_named() -> None:
     spec = make_case("rows", 2, 3, 4).spec
     for place, change, message in (
-        (2, {"dtype": "f32"}, "the index is f32"), (0, {"dtype": "i32"}, "'x' is i32"),
+        (2, {"dtype": "f32"}, "'index' is f32"), (0, {"dtype": "i32"}, "'x' is i32"),
         (3, {"strides": (1, 6)}, "'out' needs unit stride"),
     ):  # fmt: skip
         operands = list(spec.operands)

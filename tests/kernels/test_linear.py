@@ -17,7 +17,8 @@ import pytest
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cpu.linear import emit, scratch_bytes
+from qcompiler.kernels.cpu.emit import emit_kernel as emit
+from qcompiler.kernels.cpu.linear import scratch_bytes
 from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram
 
 Array = npt.NDArray[Any]
@@ -287,7 +288,7 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
             emit(spec, "x86-64-v4")
 
     refuse("layout 'cpu_p16_v1', not 'canonical'", x, msgspec.structs.replace(w, layout="canonical"))
-    refuse("decode to f32, bf16, f16, not f64", x, msgspec.structs.replace(w, dtype="f64"))
+    refuse("'w' is f64, not one of f32, bf16, f16", x, msgspec.structs.replace(w, dtype="f64"))
     refuse("'x' needs unit stride", msgspec.structs.replace(x, strides=(1, 64)))
     refuse("'x' is i64", msgspec.structs.replace(x, dtype="i64"))
     spec = msgspec.structs.replace(case.spec, operands=(x, w, case.spec.operands[-1]))

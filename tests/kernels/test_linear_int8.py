@@ -16,7 +16,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import int8_rows, integer_product
 from qcompiler.formats.integer_product import IntegerProduct
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cpu.linear import emit
+from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, QuantizeRowsKernel
 
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}

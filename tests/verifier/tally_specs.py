@@ -25,7 +25,9 @@ def main() -> int:
     parser.add_argument("--kind", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--per-class", type=int, help="at most so many of each class, for each seed")
     parser.add_argument("--run", type=int, help="run at most so many accepted ones of each class, for each seed")
-    parser.add_argument("--refused", type=int, default=0, help="run so many refused ones: which were refused needlessly?")
+    parser.add_argument(
+        "--refused", type=int, default=0, help="run so many refused ones: which were refused needlessly?"
+    )
     parser.add_argument("--known", type=Path, help="a file of judgements, made or continued")
     parser.add_argument("--seeds", nargs="+", default=list(tally.SEEDS))
     options = parser.parse_args()

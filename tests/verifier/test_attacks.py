@@ -35,7 +35,7 @@ from qcompiler.plan.kernel import (
     OrderKernel,
     ScatterKernel,
 )
-from qcompiler.plan.plan import Copy, Launch, Plan, TensorSig, View
+from qcompiler.plan.plan import Copy, Launch, Plan, Select, TensorSig, View
 from qcompiler.plan.verify import verify_plan
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime import loaded
@@ -96,9 +96,7 @@ def linear() -> ProgramImage:
 
 
 def attention() -> ProgramImage:
-    operands = tuple(
-        operand(name, ("b", 2, "s", 8), "w" if name == "out" else "r") for name in ("q", "k", "v", "out")
-    )
+    operands = tuple(operand(name, ("b", 2, "s", 8), "w" if name == "out" else "r") for name in ("q", "k", "v", "out"))
     body = AttentionKernel(
         batch="b", heads=2, kv_heads=2, q_len="s", kv_len="s", head_dim=8, value_dim=8, scale=0.5, causal=True,
         mask="none",
@@ -269,13 +267,15 @@ def test_h6_names_of_operands_do_not_become_variables() -> None:
     assert (runs(Maker().kernel(spec).image(), values)[0] == 2 * values).all()
 
 
-HOSTILE = ("y_row", "task", "sym", "call", "i0", "i0_end", "qc_run", "memcpy", "operand0", "first", "lane", "tasks", "op",
-           "n_s", "int64_t", "x", "t_twice", "v_x", "ctx", "values")  # fmt: skip
+HOSTILE = (
+    *("y_row", "task", "sym", "call", "i0", "i0_end", "qc_run", "memcpy", "operand0", "first", "lane", "tasks", "op"),
+    *("n_s", "int64_t", "x", "t_twice", "v_x", "ctx", "values"),
+)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_h6_no_name_of_a_file_is_an_identifier_of_what_is_compiled(name: str) -> None:
-    """What is compiled is the same to the letter, whatever operands, values, kernels, symbols and entries are called."""
+    """What is compiled is the same to the letter, whatever operands, values, kernels, symbols, entries are called."""
     from qcompiler.kernels.cpu.emit import emit_program
     from qcompiler.kernels.cuda import emit as cuda
 
@@ -306,7 +306,9 @@ def test_h6_what_takes_a_plan_takes_numbers() -> None:
     root = Path(qc.__file__).parents[1]
     for folder in ("runtime", "passes"):
         for file in (root / folder).rglob("*.py"):
-            assert not re.search(r"emit_(sim_)?module\(|emit_kernels\(", file.read_text()) or file.name == "engine.py", file
+            assert (
+                not re.search(r"emit_(sim_)?module\(|emit_kernels\(", file.read_text()) or file.name == "engine.py"
+            ), file
 
 
 @pytest.mark.parametrize("text", ["a\nint x;", "a\\", "a??/", "a\u2028b", "*/ int x; /*", "a\rb", "\\\n", "é" * 3])
@@ -415,9 +417,7 @@ def test_an_init_entry_with_results_is_refused(tmp_path: Path) -> None:
     init = replace(
         image.plan.init, outputs=(TensorSig(name="z", arena="z", dtype="f32", shape=(16,)),), steps=(step, other)
     )
-    plan = replace(
-        image.plan, init=init, arenas=(*image.plan.arenas, arena), buffers=(*image.plan.buffers, buffer)
-    )
+    plan = replace(image.plan, init=init, arenas=(*image.plan.arenas, arena), buffers=(*image.plan.buffers, buffer))
     assert "init" in refusal(image, plan, tmp_path)
 
 
@@ -523,6 +523,31 @@ def test_constants_are_numbers_of_their_type(text: str, dtype: str, tmp_path: Pa
     more = op("c", "arith.constant", dtype=dtype, value=text)
     plan = with_body(image.plan, body=replace(program, ops=(*program.ops, more)))
     refusal(image, plan, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["name", "self", "cls", "block "])
+def test_parameters_of_a_format_are_its_own(key: str, tmp_path: Path) -> None:
+    """Parameters become keywords of a call; those that the call has itself were an error of Python."""
+    image = linear()
+    ref = FormatRef(name="nf4", params={**NF4.params, key: 64})
+    refusal(image, with_operand(image.plan, 1, format=ref), tmp_path)
+
+
+def test_a_select_whose_last_case_has_a_maximum_runs_like_the_plan() -> None:
+    """The verifier has seen that no size is above it; the printed entry point takes it for all that is left."""
+    from specmutants.seeds import seed
+
+    image = seed("whole")
+    (entry,) = image.plan.entries
+    select = entry.steps[0]
+    assert isinstance(select, Select)
+    cases = (*select.cases[:-1], replace(select.cases[-1], max=12))
+    steps = (replace(select, cases=cases), *entry.steps[1:])
+    bounded = changed(image, plan=replace(image.plan, entries=(replace(entry, steps=steps),)))
+    for b in (1, 4, 5, 12):
+        x = np.random.default_rng(b).standard_normal((b, 64), np.float32)
+        for found, wanted in zip(runs(bounded, x), runs(image, x), strict=True):
+            assert (found == wanted).all()
 
 
 def test_wild_positions_are_data(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _calls(plan: Plan, number: int, entry: EntryPoint) -> list[str]:
 
 
 def judge(jobs: Sequence[Job], folder: Path) -> list[str]:
-    """"clean", or what was found, for each job. One executable for all; a job that does not compile is found out."""
+    """ "clean", or what was found, for each job. One executable for all; a job that does not compile is found out."""
     try:
         executable = _build(jobs, folder)
     except subprocess.CalledProcessError as error:
@@ -130,7 +130,9 @@ def judge(jobs: Sequence[Job], folder: Path) -> list[str]:
     options = {"ASAN_OPTIONS": "detect_leaks=0:exitcode=9", "UBSAN_OPTIONS": "print_stacktrace=0"}
     done = subprocess.run([executable, told], capture_output=True, text=True, errors="replace", check=False,
                           env={**os.environ, **options})  # fmt: skip
-    found = {int(words[1]): " ".join(words[2:]) for words in map(str.split, done.stdout.splitlines()) if words[0] == "@"}
+    found = {
+        int(words[1]): " ".join(words[2:]) for words in map(str.split, done.stdout.splitlines()) if words[0] == "@"
+    }
     assert len(found) == len(jobs), done.stderr[-2000:]
     executable.unlink()
     reports = re.findall(r"(?:ERROR: AddressSanitizer: [^\n]*|runtime error: [^\n]*)", done.stderr)

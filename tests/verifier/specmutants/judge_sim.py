@@ -13,8 +13,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-
 from handmade import replace
+
 from qcompiler.errors import (
     ArgumentError,
     DeviceError,
@@ -47,7 +47,7 @@ def text_of(image: ProgramImage) -> str:
 
 
 def judge(images: Sequence[ProgramImage]) -> list[str]:
-    """"clean", "not run" or what was found, for each program."""
+    """ "clean", "not run" or what was found, for each program."""
     kernels = [
         replace(spec, name=f"m{number}_{i}")
         for number, image in enumerate(images)

@@ -95,7 +95,11 @@ def _class(path: Path) -> str:
         rest = words[words.index("steps") + 1 :]
         views = {"operands", "source", "target"} & set(rest)
         where = "init.views" if words[0] == "init" else "views"
-        return ".".join([where, *rest[1:2]]) if views else ".".join(["init.steps" if words[0] == "init" else "steps", *rest[:2]])
+        return (
+            ".".join([where, *rest[1:2]])
+            if views
+            else ".".join(["init.steps" if words[0] == "init" else "steps", *rest[:2]])
+        )
     if words[0] == "kernels" and len(words) > 2 and words[1] == "operands":
         return ".".join(["kernels.operands", words[2]])
     return ".".join(words[:3])
@@ -112,7 +116,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "mask": ("none", "bool", "float"),
     "fold": ("none", "add", "mul", "max", "min", "logaddexp"),
     "mode": ("take", "along"),
-    "kind": ("constants", "init", "activations", "state", "input", "output", "layer", "rms", "token", "outliers", "tensor"),
+    "kind": ("constants", "init", "activations", "state", "input", "output", "layer", "rms", "token", "outliers",
+             "tensor"),
     "layout": ("canonical", "cpu_p16_v1", "cuda_t16_v1", "other"),
     "op": ("arith.addf", "arith.addi", "arith.divsi", "math.exp", "arith.select", "linalg.index", "arith.extf",
            "arith.bitcast", "arith.constant", "arith.sitofp"),
@@ -128,7 +133,19 @@ def _other_values(tree: Any, path: Path, value: Any) -> Iterator[Any]:
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
-        yield from (value + 1, value - 1, 2 * value, value // 2, 0, -value, value + 16, 1 << 31, 1 << 40, 1 << 62, 1 << 64)
+        yield from (
+            value + 1,
+            value - 1,
+            2 * value,
+            value // 2,
+            0,
+            -value,
+            value + 16,
+            1 << 31,
+            1 << 40,
+            1 << 62,
+            1 << 64,
+        )
         if field not in ("min", "max", "nbytes", "axis"):
             symbols = sorted({s["name"] for entry in tree["entries"] for s in entry["symbols"]})
             yield from symbols
@@ -263,7 +280,9 @@ def _agreed(tree: Any, where: tuple[int, int, str, int | None], old: Any, new: A
 
 def _sizes_everywhere(tree: Any) -> Iterator[tuple[str, str, Any]]:
     """A number of a body, wherever it stands in the kernel and its views; and in signatures and memory as well."""
-    numbers = {value for path, value in _walk(tree["kernels"]) if isinstance(value, int) and not isinstance(value, bool)}
+    numbers = {
+        value for path, value in _walk(tree["kernels"]) if isinstance(value, int) and not isinstance(value, bool)
+    }
     symbols = sorted({s["name"] for entry in tree["entries"] for s in entry["symbols"]})
     for old in sorted(numbers - {0, 1}):
         for new in (old + 1, old - 1, 2 * old, 0, -old, *symbols[:1], *_hostile(symbols, old)):
@@ -277,9 +296,7 @@ def _sizes_everywhere(tree: Any) -> Iterator[tuple[str, str, Any]]:
 
 def _replaced(value: Any, old: int, new: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            key: each if key in ("min", "max") else _replaced(each, old, new) for key, each in value.items()
-        }
+        return {key: each if key in ("min", "max") else _replaced(each, old, new) for key, each in value.items()}
     if isinstance(value, list):
         return [_replaced(each, old, new) for each in value]
     return new if value == old and isinstance(value, int) and not isinstance(value, bool) else value

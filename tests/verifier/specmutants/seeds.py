@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-
 from handmade import ONE, Maker, loop, op, operand, replace, view_of
+
 from qcompiler import formats
 from qcompiler.formats import int8_rows
 from qcompiler.kernels import layouts
@@ -62,7 +62,8 @@ def epilogue(extra: str) -> ScalarProgram:
     """silu(sum) * extra, roughly: sum / (1 + exp(-sum)) * extra."""
     ops = (
         op("n", "arith.negf", "acc"), op("e", "math.exp", "n"), op("one", "arith.constant", value=(1.0).hex()),
-        op("d", "arith.addf", "e", "one"), op("q", "arith.divf", "acc", "d"), op("w", "arith.extf", "x0"), op("y", "arith.mulf", "q", "w"),
+        op("d", "arith.addf", "e", "one"), op("q", "arith.divf", "acc", "d"), op("w", "arith.extf", "x0"),
+        op("y", "arith.mulf", "q", "w"),
     )  # fmt: skip
     return ScalarProgram(inputs=(("acc", "f32"), ("x0", extra)), ops=ops, yields=("y",))  # type: ignore[arg-type]
 
@@ -268,7 +269,11 @@ def index_update(kind: str) -> ProgramImage:
 
 
 def scatter(kind: str) -> ProgramImage:
-    operands = (operand("index", (2, "s", 6), dtype="i64"), operand("src", (2, "s", 6)), operand("out", (2, 8, 6), "rw"))
+    operands = (
+        operand("index", (2, "s", 6), dtype="i64"),
+        operand("src", (2, "s", 6)),
+        operand("out", (2, 8, 6), "rw"),
+    )
     body = ScatterKernel(outer=2, length=8, count="s", inner=6, fold="add")
     maker = Maker({"s": (1, 4)}, kind).kernel(spec("scatter", body, operands, "s"))
     return with_state(maker, "out", (2, 8, 6))

@@ -1,0 +1,153 @@
+"""The contracts of kernels: one for each kind, whose words are those of what is emitted."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+
+from qcompiler.errors import DimError, PlanError
+from qcompiler.kernels.contract import require_declared
+from qcompiler.kernels.cpu.emit import TEMPLATES as CPU
+from qcompiler.kernels.cuda.emit import TEMPLATES as CUDA
+from qcompiler.kernels.numbered import NOT_SIZES
+from qcompiler.kernels.scalar import SCALAR_TABLE
+from qcompiler.plan.contracts import declared_kinds, injective
+from qcompiler.plan.dims import Dim, parse
+from qcompiler.plan.kernel import KernelBody, LoopKernel, ScalarOp, ScalarProgram
+from qcompiler.plan.scalar_types import RULES, check_program
+from qcompiler.plan.sizes import LARGEST, check_extent, magnitude
+
+
+def test_every_kind_of_kernel_and_every_template_has_a_contract():
+    kinds = set(typing.get_args(KernelBody))
+    assert declared_kinds() | {LoopKernel} == kinds
+    assert {str(kind.__struct_config__.tag) for kind in kinds} == set(CPU) == set(CUDA)
+    with pytest.raises(AssertionError, match="'novel'"):
+        require_declared(("loop", "novel"))
+
+
+def test_the_ops_of_bodies_are_those_that_are_printed():
+    assert set(RULES) == set(SCALAR_TABLE)
+
+
+def test_every_field_of_a_body_that_holds_text_is_a_size_or_a_word():
+    """`numbered` renames the symbols in all others."""
+    for kind in typing.get_args(KernelBody):
+        for name, hint in typing.get_type_hints(kind).items():
+            words = any(part is not str and typing.get_origin(part) is typing.Literal for part in _parts(hint))
+            text = str in _parts(hint)
+            assert not (words and name not in NOT_SIZES), f"{kind.__name__}.{name}"
+            assert not (text and name not in NOT_SIZES and not _is_size(hint)), f"{kind.__name__}.{name}"
+
+
+def _parts(hint: object) -> set[object]:
+    return {hint, *(each for arg in typing.get_args(hint) for each in _parts(arg))}
+
+
+def _is_size(hint: object) -> bool:
+    return {int, str} <= _parts(hint)
+
+
+RANGES = {"b": (0, 8), "s": (1, 64)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((4, 8), (8, 1), True),
+        ((4, 8), (1, 4), True),
+        ((4, 8), (16, 2), True),
+        ((4, 8), (7, 1), False),
+        ((4, 8), (0, 1), False),
+        ((1, 8), (0, 1), True),
+        ((4, 8), (-8, 1), True),
+        (("b", "s", 8), ("8*s", 8, 1), True),
+        (("s", "b"), ("b", 1), True),  # where b is 0 there is no element
+        (("b", "s", 8), (8, "8*s", 1), False),
+        (("b", "s"), (64, 1), True),
+        (("b", "s"), (63, 1), False),
+        (("b", "s - 1"), ("s", 1), True),
+        (("b", "s"), ("s - 1", 1), False),
+    ],
+)
+def test_writes_are_found_to_overlap_themselves(shape: tuple[Dim, ...], strides: tuple[Dim, ...], expected: bool):
+    assert injective(shape, strides, RANGES) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("8*b*s", True),
+        (str(LARGEST), True),
+        (str(LARGEST + 1), False),
+        (f"{LARGEST // 64}*s", True),
+        (f"{LARGEST // 64 + 1}*s", False),
+        (f"{2**60}*b - {2**60 - 1}*b", True),  # which is b
+        (f"{2**60}*b - {2**60}*s", False),
+        (f"max({-(2**64)}*s + 5, 1)", False),
+        (f"(s // {2**64})", False),
+        ("(s // (b + 1))", True),
+        ("(s // b)", False),
+        ("(s % (b - 9))", False),
+        ("min(s, (s // b))", False),
+    ],
+)
+def test_numbers_on_the_way_to_a_size_are_bounded(text: str, fits: bool):
+    if fits:
+        assert 1 <= magnitude(parse(text), RANGES) <= LARGEST
+    else:
+        with pytest.raises(DimError):
+            magnitude(parse(text), RANGES)
+
+
+def test_a_magnitude_bounds_every_partial_result():
+    """Terms in any order, factors in any order, at the ends of all ranges."""
+    for text in ("8*b*s - 64*s + 3", "b*b*s*s - b*s", "max(8*b - 9*s, 5)*s", "((8*b + 15) // 16)*s - 4"):
+        bound = magnitude(parse(text), RANGES)
+        for b in RANGES["b"]:
+            for s in RANGES["s"]:
+                terms = [
+                    parse(str(part)).evaluate({"b": b, "s": s})
+                    for part in (type(parse(text))({m: c}) for m, c in parse(text).terms.items())
+                ]
+                assert sum(abs(term) for term in terms) <= bound
+
+
+def test_extents_are_proven_not_negative():
+    check_extent("s - 1", RANGES)
+    check_extent("s", RANGES, least=1)
+    for extent, least in (("s - 2", 0), ("b", 1), ("b - s", 0), (-1, 0), (0, 1)):
+        with pytest.raises(DimError, match="negative"):
+            check_extent(extent, RANGES, least=least)  # type: ignore[arg-type]
+
+
+def op(result: str, name: str, *args: str, dtype: str = "f32", **more: object) -> ScalarOp:
+    return ScalarOp(result=result, op=name, dtype=dtype, args=args, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        op("r", "arith.addf", "x"),
+        op("r", "arith.addf", "x", "i"),
+        op("r", "arith.addi", "x", "x"),
+        op("r", "arith.addf", "x", "y"),
+        op("x", "arith.negf", "x"),
+        op("r", "arith.cmpi", "i", "i", dtype="i1", predicate="olt"),
+        op("r", "arith.cmpi", "i", "i", dtype="i32", predicate="slt"),
+        op("r", "arith.select", "i", "x", "x"),
+        op("r", "arith.bitcast", "x", dtype="i64"),
+        op("r", "linalg.index", dtype="index", axis=2),
+        op("r", "linalg.index", dtype="index", axis=-1),
+        op("r", "arith.constant", dtype="i32", value=str(2**32)),
+        op("r", "arith.constant", dtype="i64", value=str(2**63)),
+        op("r", "arith.constant", value="one"),
+        op("r", "arith.constant"),
+        op("r", "func.call", "x"),
+    ],
+)
+def test_a_body_that_is_not_typed_is_refused(broken: ScalarOp):
+    inputs: tuple[tuple[str, str], ...] = (("x", "f32"), ("i", "i32"))
+    with pytest.raises(PlanError):
+        check_program(ScalarProgram(inputs=inputs, ops=(broken,), yields=("x",)), 2)  # type: ignore[arg-type]
