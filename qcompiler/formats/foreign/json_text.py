@@ -89,7 +89,9 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-_ESCAPES = re.compile(r"(?:\\\\)+|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})")
+_ESCAPES = re.compile(
+    r"(?:\\\\)+|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 """Escaped backslashes, pairs of surrogates, and (the group) halves of a pair."""
 
 
