@@ -183,8 +183,8 @@ def _check_config(config: Mapping[str, Any], where: str) -> None:
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise AdapterError(
             f"{where} has init_lora_weights={shown(start)}, which changed the base weights it was trained with: "
-            "convert it with peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), which writes a plain "
-            "LoRA"
+            "convert it with peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), which writes a "
+            "plain LoRA"
         )
 
 
