@@ -15,13 +15,14 @@ FOLDERS = $(LONG) $(filter-out $(LONG) lint mlir,$(notdir $(patsubst %/,%,$(wild
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 
-.PHONY: help demo install test test-full lint bench docs gpu-check gpu-wheels clean
+.PHONY: help demo install test test-full lint fuzz bench docs gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
 	@echo "make test       the suite on an installed wheel (a few minutes)"
 	@echo "make test-full  everything, the slow checks and the MLIR oracle included; PART=3/8 runs the third of eight"
 	@echo "                parts. What has passed for this tree is not run again"
+	@echo "make fuzz       damaged and hostile files for SECONDS=300; TARGETS='qca gguf' runs these, FIRST=10000 others"
 	@echo "make lint       ruff, strict mypy and import-linter on the installed wheel"
 	@echo "make bench      the benchmarks, peers in the same run"
 	@echo "make docs       writes the generated pages of docs/"
@@ -69,6 +70,11 @@ lint: build/site/.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/lint/check_installed.py $(SITE)
+
+# Exits with 1 and writes build/fuzz/*.json where an input ends in anything but a QCompilerError (docs/testing.md).
+fuzz: $(STAMP)
+	$(BIN)/python -P tests/fuzz/files.py --seconds $(or $(SECONDS),300) --first $(or $(FIRST),0) \
+		$(addprefix --target ,$(TARGETS))
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/minilm_cpu.py

@@ -359,7 +359,8 @@ def _opt(options: argparse.Namespace) -> None:
         raise ArgumentError(f"cannot read '{options.file}': {error}") from error
     syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
     names = [name for name in options.passes.split(",") if name]
-    print(run_passes(text, names, syntax, options.context))
+    where = "<stdin>" if options.file == "-" else options.file
+    print(run_passes(text, names, syntax, options.context, where=where))
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """Inputs of `qc run`: .npy files and .npz archives of plain numbers, which may come from anywhere.
 
-    "\\x93NUMPY" major minor   u16 (version 1) or u32 header length   {'descr': '<f4', 'fortran_order': False, 'shape': (2, 5), }
+    "\\x93NUMPY"  major  minor  u16 (version 1) or u32 length of the header
+    {'descr': '<f4', 'fortran_order': False, 'shape': (2, 5), }
 
 `numpy.load` evaluates the header as Python text and makes an array as large as it says before it reads.  Here a header
 is what a regular expression takes, sizes are compared with the file's in Python's integers, and pickles, objects,
@@ -64,8 +65,8 @@ def _array(file: BinaryIO | Any, size: int, where: str) -> Array:
     count = math.prod(shape)
     if any(extent > 1 << 48 for extent in shape) or count * dtype.itemsize > size - at:
         raise ArgumentError(
-            f"cannot read the input '{where}': its header says {dtype} {list(shape)}, {count * dtype.itemsize:,} bytes, "
-            f"and it holds {max(size - at, 0):,}"
+            f"cannot read the input '{where}': its header says {dtype} {list(shape)}, {count * dtype.itemsize:,} bytes,"
+            f" and it holds {max(size - at, 0):,}"
         )
     data = file.read(count * dtype.itemsize)
     if len(data) != count * dtype.itemsize:

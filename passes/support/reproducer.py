@@ -129,7 +129,7 @@ def _facts(tensor: StoredTensor) -> dict[str, Any]:
 
 
 def _tensor(facts: _Weight, kept: dict[str, Any]) -> StoredTensor:
-    """ValueError or FormatError where sizes disagree: what is made anew is as large as its shape says, not as a number."""
+    """ValueError or FormatError where sizes disagree: what is made anew is as large as its shape says."""
     shape, fmt = facts.shape, None if facts.format is None else formats.get(facts.format[0], **facts.format[1])
     elements = math.prod(shape)
     plain = fmt is None and facts.layout == "canonical"

@@ -120,8 +120,8 @@ def _system(folder: Path, method: Mapping[str, Any]) -> System | None:
     name = method.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in method else "")
     if not isinstance(name, str) or name not in SYSTEMS:
         raise WeightsError(
-            f"{folder} is quantised by {shown(name or 'an unnamed method')}; there are: {', '.join(SYSTEMS)}. Import the "
-            "model's floating-point checkpoint instead"
+            f"{folder} is quantised by {shown(name or 'an unnamed method')}; there are: {', '.join(SYSTEMS)}. Import "
+            "the model's floating-point checkpoint instead"
         )
     return SYSTEMS[name](_Settings(folder, name, method))
 

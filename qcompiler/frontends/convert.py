@@ -207,6 +207,13 @@ class _Folder:
 
     def _write_tensors(self, file: BinaryIO, done: Conversion) -> None:
         items = list(self.checkpoint.weights.tensors.items())
+        declared = {name: tuple(parameter.shape) for name, parameter in self.checkpoint.module.named_parameters()}
+        for name, item in items:
+            if item.shape != declared.get(name, item.shape):
+                raise WeightsError(
+                    f"{name!r} in {self.checkpoint.path} has the shape {list(item.shape)}, and the model of its "
+                    f"configuration {list(declared[name])}"
+                )
         linears = {name for name, module in self.checkpoint.module.named_modules() if isinstance(module, nn.Linear)}
         find_head = self.checkpoint.module.get_output_embeddings
         assert callable(find_head)  # a transformers model

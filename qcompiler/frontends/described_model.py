@@ -74,7 +74,8 @@ class Held:
             parameters,
             elements,
             f"the configuration in {where} describes a model of more than {parameters} parameters or {elements:,} "
-            f"elements, and its files hold {self.tensors} tensors of {self.nbytes:,} bytes: some of them are missing, or they are another model's",
+            f"elements, and its files hold {self.tensors} tensors of {self.nbytes:,} bytes: some of them "
+            "are missing, or they are another model's",
         )
 
 
@@ -95,8 +96,8 @@ def check_sizes(described: Mapping[str, Any], where: Path, held: Held) -> None:
         limit = LONGEST_CONTEXT if _CONTEXTS.search(name) else held.largest_size
         if abs(value) > limit:
             raise WeightsError(
-                f"{where} says {name} is {shown(value)}; its tensors have dimensions up to {held.largest:,}, and so the "
-                f"limit is {limit:,}"
+                f"{where} says {name} is {shown(value)}; its tensors have dimensions up to {held.largest:,}, and so "
+                f"the limit is {limit:,}"
             )
 
 

@@ -38,7 +38,8 @@ from torch.utils import _pytree as pytree
 from qcompiler.errors import WeightsError
 
 _building = threading.local()
-"""`modes`: the fake modes, and `rooms`: the limits, of the `empty_weights()` blocks that a thread is in. `applied`: what `_apply` made."""
+"""`modes`: the fake modes, and `rooms`: the limits, of the `empty_weights()` blocks that a thread is in.
+`applied`: what `_apply` made."""
 
 _ours: weakref.WeakSet[FakeTensorMode] = weakref.WeakSet()
 """The modes of parameters that were made here."""

@@ -96,8 +96,8 @@ def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoi
     name = _required(file, "general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise WeightsError(
-            f"{file.path} is of the architecture {shown(name)}; there are: {', '.join(ARCHITECTURES)}. Other models: build "
-            "the module yourself, and give its weights as safetensors (docs/large-models.md)"
+            f"{file.path} is of the architecture {shown(name)}; there are: {', '.join(ARCHITECTURES)}. Other models: "
+            "build the module yourself, and give its weights as safetensors (docs/large-models.md)"
         )
     keys = _Keys(file, name)
     architecture = _architecture(name, keys)

@@ -71,7 +71,7 @@ _FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("use_rslora", _is_flag, "flag"),
     ("fan_in_fan_out", _is_flag, "flag"),
     ("rank_pattern", lambda value: isinstance(value, Mapping) and all(map(_is_rank, value.values())), "map to ranks"),
-    ("alpha_pattern", lambda value: isinstance(value, Mapping) and all(map(_is_number, value.values())), "map to numbers"),
+    ("alpha_pattern", lambda value: isinstance(value, Mapping) and all(map(_is_number, value.values())), "map to them"),
     ("init_lora_weights", lambda value: isinstance(value, bool | str), "name of an initialisation"),
 )  # fmt: skip
 """What is read of a config, and what it has to be where it is there."""
@@ -171,8 +171,8 @@ def _check_config(config: Mapping[str, Any], where: str) -> None:
     for key, why in _REFUSED.items():
         if config.get(key):
             raise AdapterError(
-                f"{where} has {key}={shown(config[key])}: {why}, and only weights of linears and embeddings are merged. "
-                "Merge it in floating point by peft, and quantise the result"
+                f"{where} has {key}={shown(config[key])}: {why}, and only weights of linears and embeddings are "
+                "merged. Merge it in floating point by peft, and quantise the result"
             )
     if str(config.get("bias", "none")) != "none":
         raise AdapterError(f"{where} has bias={shown(config['bias'])}: it replaces biases, and only weights are merged")
@@ -182,8 +182,9 @@ def _check_config(config: Mapping[str, Any], where: str) -> None:
     start = config.get("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise AdapterError(
-            f"{where} has init_lora_weights={shown(start)}, which changed the base weights it was trained with: convert it "
-            "with peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), which writes a plain LoRA"
+            f"{where} has init_lora_weights={shown(start)}, which changed the base weights it was trained with: "
+            "convert it with peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), which writes a "
+            "plain LoRA"
         )
 
 

@@ -14,14 +14,22 @@ from qcompiler.passes.pipeline import ALL_PASSES
 from qcompiler.passes.support.reproducer import read_context
 
 
-def run_passes(text: str, names: Sequence[str], syntax: str = "pretty", context_file: str | Path | None = None) -> str:
+def run_passes(
+    text: str,
+    names: Sequence[str],
+    syntax: str = "pretty",
+    context_file: str | Path | None = None,
+    *,
+    where: str = "<input>",
+) -> str:
     """Parses, verifies, runs the passes in order (verifying after each), prints.
 
     QCompilerError with the place in the text, or ArgumentError for a pass that there is not, say what is wrong.
 
     `context_file` holds weights, target and buckets, as a reproducer left them (passes/support/reproducer.py).
+    `where` is the text's name in messages.
     """
-    module = parse_module(text)
+    module = parse_module(text, name=where)
     context = QCContext.default() if context_file is None else read_context(Path(context_file))
     for name in names:
         if name not in ALL_PASSES:

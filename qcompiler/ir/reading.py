@@ -79,8 +79,15 @@ def refusing(name: str) -> Iterator[None]:
 
 
 def _raised_by_xdsl(error: BaseException) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return Path(xdsl.__file__).parent in Path(frames[-1].filename).parents
+    """Whether the innermost frame that is xdsl's or ours is xdsl's; Python's own functions count for their caller."""
+    theirs, ours = Path(xdsl.__file__).parent, Path(__file__).parents[1]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        folders = Path(frame.filename).parents
+        if theirs in folders:
+            return True
+        if ours in folders:
+            return False
+    return False
 
 
 def _shortened(text: str) -> str:

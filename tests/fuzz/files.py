@@ -1,9 +1,9 @@
-"""`make fuzz`: damaged and hostile files, target by target, until the time is over. docs/testing.md says what it proves.
+"""`make fuzz`: damaged and hostile files, target by target, until the time is over. See docs/testing.md.
 
-    python tests/fuzz/files.py --seconds 300                     all targets in turn
-    python tests/fuzz/files.py --target gguf --first 100000      other inputs
-    python tests/fuzz/files.py --replay build/fuzz/x.json        one input, and what it does
-    python tests/fuzz/files.py --target gguf --show 1234         the edits of a numbered input
+python tests/fuzz/files.py --seconds 300                     all targets in turn
+python tests/fuzz/files.py --target gguf --first 100000      other inputs
+python tests/fuzz/files.py --replay build/fuzz/x.json        one input, and what it does
+python tests/fuzz/files.py --target gguf --show 1234         the edits of a numbered input
 """
 
 from __future__ import annotations

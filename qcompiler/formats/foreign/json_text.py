@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from qcompiler.errors import QCompilerError
 
@@ -40,7 +40,7 @@ def read_small_file(path: Path, error: type[QCompilerError], limit: int = MAX_FI
         raise error(f"cannot read {path}: {cause}") from cause
 
 
-def open_regular(path: Path) -> Any:
+def open_regular(path: Path) -> BinaryIO:
     """The file, opened for reading without waiting for a writer. OSError if it is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -89,7 +89,9 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-_ESCAPES = re.compile(r"(?:\\\\)+|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})")
+_ESCAPES = re.compile(
+    r"(?:\\\\)+|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 """Escaped backslashes, pairs of surrogates, and (the group) halves of a pair."""
 
 

@@ -109,9 +109,13 @@ def _overridden(fields: list[Any], names: dict[str, int], changes: dict[str, Any
         if name == "signature":
             fields[names[name]] = b"PKxx"
         else:
-            code = [c for c in re.sub(r"(\d+)([HIQ])", lambda m: int(m[1]) * m[2], layout.format[1:].replace("4s", "s"))]
+            code = list(re.sub(r"(\d+)([HIQ])", lambda m: int(m[1]) * m[2], layout.format[1:].replace("4s", "s")))
             fields[names[name]] = int(value) % (1 << {"H": 16, "I": 32, "Q": 64}[code[names[name]]])
     return layout.pack(*fields)
+
+
+def _named(changes: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in changes.items() if name.startswith(prefix)}
 
 
 class Program:
@@ -153,7 +157,7 @@ class Program:
         out += central
         at, count = len(out), len(members)
         out += _overridden([b"PK\6\6", _END64.size - 12, 45, 45, 0, 0, count, count, len(central), start], END64,
-                           {k.removeprefix("wide_"): v for k, v in end.items() if k.startswith("wide_")}, _END64)  # fmt: skip
+                           _named(end, "wide_"), _END64)  # fmt: skip
         out += _overridden([b"PK\6\7", 0, at, 1], LOCATOR, end, _LOCATOR)
         few = min(count, 0xFFFF)
         out += _overridden([b"PK\5\6", 0, 0, few, few, 0xFFFFFFFF, 0xFFFFFFFF, 0], END, end, _END)
@@ -175,15 +179,16 @@ class Program:
             padding = -(header + _LOCAL.size + len(stored) + len(extra)) % 4096
             padding += 4096 if 0 < padding < 4 else 0
             extra += struct.pack("<HH", 0x5143, padding - 4) + bytes(padding - 4) if padding else b""
-        fields: list[Any] = [b"PK\3\4", 45, 0x800, int(changes.get("method", 0)), 0, 33, crc, 0xFFFFFFFF, 0xFFFFFFFF,
+        method = int(changes.get("method", 0)) % (1 << 16)
+        fields: list[Any] = [b"PK\3\4", 45, 0x800, method, 0, 33, crc, 0xFFFFFFFF, 0xFFFFFFFF,
                              len(stored), len(extra)]  # fmt: skip
-        local = {k.removeprefix("local_"): v for k, v in changes.items() if k.startswith("local_")}
+        local = _named(changes, "local_")
         out += _overridden(fields, LOCAL, local, _LOCAL) + stored + extra + data
         wide = [int(changes.get(key, value)) % (1 << 64) for key, value in zip(WIDE, (size, size, header), strict=True)]
         extra = struct.pack("<HHQQQ", 1, 24, *wide)
         if "extra" in changes:
             extra = bytes.fromhex(changes["extra"])
-        fields = [b"PK\1\2", 45, 45, 0x800, int(changes.get("method", 0)), 0, 33, crc, 0xFFFFFFFF, 0xFFFFFFFF,
+        fields = [b"PK\1\2", 45, 45, 0x800, method, 0, 33, crc, 0xFFFFFFFF, 0xFFFFFFFF,
                   len(stored), len(extra), 0, 0, 0, 0, 0xFFFFFFFF]  # fmt: skip
         return _overridden(fields, CENTRAL, changes, _CENTRAL) + stored + extra
 
@@ -261,7 +266,9 @@ class Gguf:
 
     def bytes(self) -> bytes:
         out = bytearray(b"GGUF")
-        out += struct.pack("<IQQ", self.head["version"] % (1 << 32), *(self.head[n] % (1 << 64) for n in ("tensors", "keys")))
+        out += struct.pack(
+            "<IQQ", self.head["version"] % (1 << 32), *(self.head[n] % (1 << 64) for n in ("tensors", "keys"))
+        )
         for name, kind, raw in self.keys:
             out += self._named(name) + struct.pack("<I", int(kind) % (1 << 32)) + raw
         for tensor in self.tensors:

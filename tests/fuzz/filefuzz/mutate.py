@@ -24,7 +24,8 @@ STRINGS = (
     "AutoModel", "pipeline", "bert", "F64", "F8_E8M0", "U8", "F4", "gptq", "awq", "sim", "cuda", "cpu", "x86-64",
 )  # fmt: skip
 LONG = (
-    ("a", 100_000), ("[", 100_000), ("1+", 3000), ("(", 3000), ("s*", 200), ("(s+1)*", 30), ("\\u0000", 3000), ("9", 5000),
+    ("a", 100_000), ("[", 100_000), ("1+", 3000), ("(", 3000), ("s*", 200), ("(s+1)*", 30), ("\\u0000", 3000),
+    ("9", 5000),
 )  # fmt: skip
 
 
@@ -58,7 +59,9 @@ def _opened(name: str, raw: bytes) -> Any:
 
 def _bytes(random_: random.Random, name: str, raw: bytes) -> Edit:
     size = len(raw)
-    at = random_.choice((random_.randrange(size), min(random_.randrange(400), size - 1), max(size - 1 - random_.randrange(200), 0)))
+    at = random_.choice(
+        (random_.randrange(size), min(random_.randrange(400), size - 1), max(size - 1 - random_.randrange(200), 0))
+    )
     match random_.randrange(6):
         case 0:
             return ["bytes", name, at, 1, bytes([raw[at] ^ 1 << random_.randrange(8)]).hex(), 1]
@@ -71,7 +74,14 @@ def _bytes(random_: random.Random, name: str, raw: bytes) -> Edit:
             start, count = random_.randrange(size), random_.choice((1, 4, 8, 32, 256))
             return ["bytes", name, at, count, raw[start : start + count].hex(), 1]
         case 4:
-            return ["bytes", name, at, 0, bytes(random_.randbytes(random_.choice((1, 4, 16)))).hex(), random_.choice((1, 1, 100))]
+            return [
+                "bytes",
+                name,
+                at,
+                0,
+                bytes(random_.randbytes(random_.choice((1, 4, 16)))).hex(),
+                random_.choice((1, 1, 100)),
+            ]
         case _:
             return ["bytes", name, size, 0, "00", random_.choice((1, 100, 1 << 16))]
 
@@ -83,11 +93,21 @@ def _file(random_: random.Random, name: str, files: Files) -> Edit:
         case 1:
             return ["file", name, "link", random_.choice(("/etc/passwd", "/dev/null", "nowhere", name, "..", "/"))]
         case 2:
-            return ["file", name, "write", [[random_.choice(("", "{}", "[]", "null", "1", '"a"', "\ufeff{}", "\0")), 1]]]
+            return [
+                "file",
+                name,
+                "write",
+                [[random_.choice(("", "{}", "[]", "null", "1", '"a"', "\ufeff{}", "\0")), 1]],
+            ]
         case 3:
             return ["file", name, "copy", random_.choice(sorted(files))]
         case _:
-            return ["file", name, "copy", random_.choice(("more.safetensors", "a.safetensors.index.json", "tokenizer.json"))]
+            return [
+                "file",
+                name,
+                "copy",
+                random_.choice(("more.safetensors", "a.safetensors.index.json", "tokenizer.json")),
+            ]
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -180,9 +200,19 @@ def _program(random_: random.Random, name: str, raw: bytes) -> Edit:
             return ["member", name, "", random_.choice(sorted(fields)), wide]
         case 6:
             text = random_.choice(([["x", 1 << 20]], [["\x1b[2J", 3]], [["\0", 9]]))
-            return ["member", name, random_.choice([n for n, _ in opened.members if "/" in n] or [member]), "content", text]
+            return [
+                "member",
+                name,
+                random_.choice([n for n, _ in opened.members if "/" in n] or [member]),
+                "content",
+                text,
+            ]
         case _:
-            fields = {**documents.CENTRAL, **dict.fromkeys(documents.WIDE), **{f"local_{k}": 0 for k in documents.LOCAL}}
+            fields = {
+                **documents.CENTRAL,
+                **dict.fromkeys(documents.WIDE),
+                **{f"local_{k}": 0 for k in documents.LOCAL},
+            }
             return ["member", name, member, random_.choice(sorted(fields)), wide]
 
 
@@ -224,7 +254,9 @@ def _gguf_key(random_: random.Random, field: str, key: list[Any]) -> Any:
         size = random_.choice((len(text), len(text), random_.choice(INTEGERS) % (1 << 64)))
         return (struct.pack("<Q", size) + text).hex()
     inner, count = random_.choice((*range(13), 99)), random_.choice(INTEGERS) % (1 << 64)
-    return random_.choice((old[:4] + struct.pack("<Q", count) + old[12:], struct.pack("<IQ", inner, 2) + old[12:], old[:-1])).hex()
+    return random_.choice(
+        (old[:4] + struct.pack("<Q", count) + old[12:], struct.pack("<IQ", inner, 2) + old[12:], old[:-1])
+    ).hex()
 
 
 def _gguf_tensor(random_: random.Random, field: str, tensor: dict[str, Any], wide: int) -> Any:
@@ -272,7 +304,9 @@ def _safetensors(random_: random.Random, name: str, raw: bytes) -> Edit:
             place = random_.randrange(max(len(shape), 1))
             shape[place : place + 1] = [random_.choice((0, 1, 7, 32, 33, 1024))]
         case 3:
-            tensor = random_.choice((tensor + "x", tensor.rpartition(".")[0], tensor.replace(".0.", ".1."), *opened.json.value))
+            tensor = random_.choice(
+                (tensor + "x", tensor.rpartition(".")[0], tensor.replace(".0.", ".1."), *opened.json.value)
+            )
         case _:
             pass  # the same type and shape, other values
     if any(size > 1 << 16 for size in shape):
@@ -283,7 +317,16 @@ def _safetensors(random_: random.Random, name: str, raw: bytes) -> Edit:
 def _arrays(random_: random.Random, name: str, raw: bytes) -> Edit:
     opened = _opened(name, raw)
     member = random_.choice(sorted(opened.members))
-    field = random_.choice(("descr", "shape", "shape", "fortran_order", "more", *(("deflate", "twice", "delete", "rename") if opened.zipped else ())))
+    field = random_.choice(
+        (
+            "descr",
+            "shape",
+            "shape",
+            "fortran_order",
+            "more",
+            *(("deflate", "twice", "delete", "rename") if opened.zipped else ()),
+        )
+    )
     if field == "deflate":
         return ["array", name, member, field, random_.choice((0, 1 << 20, 1 << 24))]
     if field == "rename":
@@ -291,12 +334,21 @@ def _arrays(random_: random.Random, name: str, raw: bytes) -> Edit:
     if field in ("twice", "delete"):
         return ["array", name, member, field, None]
     texts = {
-        "descr": ("'|O'", "'<f8'", "'>i8'", "'<c16'", "'<U1000000'", "'|V0'", "'<M8[s]'", "[('a', '<i4')]", "'<i3'", "1", "'<f4,<f4'"),
-        "shape": ("(2, 5, 1)", "(10,)", "()", "(0,)", "(-1,)", "(2**40,)", f"({2**62}, 4)", f"({2**63},)", "'a'", "(1,)*64", "(2.0, 5)", "[2, 5]"),
+        "descr": ("'|O'", "'<f8'", "'>i8'", "'<c16'", "'<U1000000'", "'|V0'",
+                  "'<M8[s]'", "[('a', '<i4')]", "'<i3'", "1", "'<f4,<f4'"),
+        "shape": ("(2, 5, 1)", "(10,)", "()", "(0,)", "(-1,)", "(2**40,)",
+                  f"({2**62}, 4)", f"({2**63},)", "'a'", "(1,)*64", "(2.0, 5)", "[2, 5]"),
         "fortran_order": ("True", "1", "None", "'x'"),
         "more": ("1", "'" + "a" * 20000 + "'", "(" * 200 + ")" * 200, "-" * 5000 + "1"),
     }  # fmt: skip
     return ["array", name, member, field, [[random_.choice(texts[field]), 1]]]
+
+
+@functools.cache
+def _passes() -> list[str]:
+    from qcompiler.passes.pipeline import ALL_PASSES
+
+    return sorted(ALL_PASSES)
 
 
 def _tokens(random_: random.Random, name: str, raw: bytes) -> Edit:
@@ -305,7 +357,10 @@ def _tokens(random_: random.Random, name: str, raw: bytes) -> Edit:
     at = random_.choice(kept)
     other = tokens[random_.choice(kept)]
     token = tokens[at]
-    choice = random_.randrange(8)
+    choice = random_.randrange(10)
+    if choice > 7 and tokens[0].startswith("// passes"):
+        passes = [random_.choice(_passes()) for _ in range(random_.choice((1, 2, 3, 8)))]
+        return ["tokens", name, 0, 1, [[f"// passes: {','.join(passes)}", 1]]]
     if choice == 0:
         return ["tokens", name, at, random_.choice((1, 1, 2, 5)), []]
     if choice == 1:
@@ -313,16 +368,17 @@ def _tokens(random_: random.Random, name: str, raw: bytes) -> Edit:
     if choice == 2:
         return ["tokens", name, at, 1, [[other, 1]]]
     if choice == 3:
-        text = random_.choice(([['"', 1], ["a", 60]], [["<", 5000]], [["(", 5000]], [["[", 5000]], [["{", 3000]], [["tensor<", 2000]],
-                               [['"\\', 1]], [["\0", 1]], [["é", 1]], [["//", 1]], [["1+", 3000]], [["-", 5000]]))  # fmt: skip
+        long = [[[unit, 5000]] for unit in ("<", "(", "[", "{", "tensor<", "1+", "-")]
+        text = random_.choice(([['"', 1], ["a", 60]], *long, [['"\\', 1]], [["\0", 1]], [["é", 1]], [["//", 1]]))
         return ["tokens", name, at, 0, text]
     if token.startswith('"'):
         text = random_.choice((*STRINGS, "1+" * 2000 + "1", "s*" * 60 + "s", "(" * 2000, "s//s", "nf4", "f32", "main"))
         return ["tokens", name, at, 1, [[json.dumps(text), 1]]]
     if token[0].isdigit():
         return ["tokens", name, at, 1, [[str(random_.choice((*INTEGERS, 1.5, "0x1F", "1e999"))), 1]]]
-    words = ("i1", "f32", "f64", "bf16", "i64", "index", "?", "x", "none", "true", "tensor<1xf32>", "!qc.x", "#qc.dims<[]>",
-             "%0", "@main", "^bb0", "memref<4xf32>", "tensor<*xf32>", "vector<4xf32>", "f8E4M3FN", "i99999999999", "complex<f32>")  # fmt: skip
+    words = ("i1", "f32", "f64", "bf16", "i64", "index", "?", "x", "none", "true", "tensor<1xf32>", "!qc.x",
+             "#qc.dims<[]>", "%0", "@main", "^bb0", "memref<4xf32>", "tensor<*xf32>", "vector<4xf32>", "f8E4M3FN",
+             "i99999999999", "complex<f32>")  # fmt: skip
     return ["tokens", name, at, 1, [[random_.choice((*words, other)), 1]]]
 
 

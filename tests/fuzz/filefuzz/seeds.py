@@ -14,9 +14,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from filefuzz.documents import Files
 
-from qcompiler import formats
+from filefuzz.documents import Files
 from qcompiler.formats.foreign import awq, bitsandbytes, compressed_tensors, gptq
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -71,7 +70,9 @@ def _plain() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _folder(quantization: dict[str, Any] | None, layer: Callable[[str, Any], Mapping[str, Any]], shards: int = 1) -> Files:
+def _folder(
+    quantization: dict[str, Any] | None, layer: Callable[[str, Any], Mapping[str, Any]], shards: int = 1
+) -> Files:
     tensors = _plain()
     for name, shape in LINEARS.items():
         for part, array in layer(name, _values(name, shape)).items():
@@ -128,16 +129,25 @@ def folder_bitsandbytes() -> Files:
 
 def folder_compressed() -> Files:
     weights = {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True, "type": "int"}
+    rows = {"num_bits": 8, "strategy": "channel", "symmetric": True}
     groups = {
         "group_0": {"targets": ["re:.*self_attn.*_proj"], "weights": weights, "format": "pack-quantized"},
-        "group_1": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel", "symmetric": True}, "format": "float-quantized"},
+        "group_1": {"targets": ["Linear"], "weights": rows, "format": "float-quantized"},
     }  # fmt: skip
-    settings = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups, "ignore": ["lm_head"]}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
 
     def layer(name: str, values: Any) -> Mapping[str, Any]:
         if name.startswith("mlp"):
             scale = np.abs(values).max(1, keepdims=True) / 448
-            return {"weight": (values / scale).astype(ml_dtypes.float8_e4m3fn), "weight_scale": scale.astype(np.float32)}
+            return {
+                "weight": (values / scale).astype(ml_dtypes.float8_e4m3fn),
+                "weight_scale": scale.astype(np.float32),
+            }
         return compressed_tensors.write(_packed("int4:group=32,scale=fp32", values), kind="pack-quantized")
 
     return _folder(settings, layer, shards=2)
@@ -222,7 +232,7 @@ def context() -> Files:
     facts = {"target": ["cpu", "x86-64-v4"], "devices": ["cpu"], "device_map": {}, "weights": [weight, packed],
              "buckets": [["main", {"s": [1, 16]}]], "compute-streams": None}  # fmt: skip
     kept = {"w": np.ones(128, np.uint8)}
-    text = "builtin.module {\n  func.func @main(%x: tensor<2x8xf32>) -> tensor<2x8xf32> {\n    func.return %x : tensor<2x8xf32>\n  }\n}\n"
+    text = "func.func @main(%x: tensor<2x8xf32>) -> tensor<2x8xf32> {\n  func.return %x : tensor<2x8xf32>\n}\n"
     return {"context.safetensors": safetensors(kept, {"qcompiler": json.dumps(facts)}), "input.mlir": text.encode()}
 
 

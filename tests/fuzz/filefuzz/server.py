@@ -1,8 +1,8 @@
 """Inputs in forked children: everything is imported once, and an input that crashes or hangs ends its child alone.
 
-    time      SECONDS of processor time, by a kernel timer (SIGPROF ends the child, also inside of C code); the parent
-              kills a child that sleeps
-    memory    the growth of resident memory over an input, by the kernel's high-water mark, which is reset before
+time      SECONDS of processor time, by a kernel timer (SIGPROF ends the child, also inside of C code); the parent
+          kills a child that sleeps
+memory    the growth of resident memory over an input, by the kernel's high-water mark, which is reset before
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Any
 from filefuzz.documents import Files
 from filefuzz.targets import TARGETS, FuzzFinding, Steps, Target
 
-SECONDS = 5
+SECONDS = 5.0
 """Processor time that an input may take."""
-ASLEEP = 60
+ASLEEP = 60.0
 """Seconds of the clock after which a child is taken to wait for something that does not come."""
 BATCH = 128
 HEADROOM = 3 << 30
@@ -38,7 +38,7 @@ HEADROOM = 3 << 30
 
 @dataclass
 class Outcome:
-    """`kind` is "refused", "accepted" or a kind of finding: "exception", "hang", "asleep", "crash", "memory", "message".
+    """`kind` is "refused", "accepted" or a finding's: "exception", "hang", "asleep", "crash", "memory", "message".
 
     `where` is the class of a finding: type and place.
     """
@@ -138,7 +138,7 @@ def _serve(target: Target, inputs: Sequence[Files], reader: int, writer: int, lo
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115, PTH123
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPROF):
             signal.signal(number, signal.SIG_DFL)
         faulthandler.enable(log)
@@ -185,8 +185,8 @@ def _measured(target: Target, folder: Path, size: int) -> Outcome:
     outcome.nbytes = _status("VmHWM") - before
     if not outcome.found and outcome.nbytes > target.base + target.times * size:
         limit = target.base + target.times * size
-        return Outcome("memory", "memory", f"{outcome.nbytes:,} bytes for {size:,} (limit {limit:,}); {outcome.messages[:1]}",
-                       outcome.seconds, outcome.nbytes)  # fmt: skip
+        detail = f"{outcome.nbytes:,} bytes for {size:,} (limit {limit:,}); {outcome.messages[:1]}"
+        return Outcome("memory", "memory", detail, outcome.seconds, outcome.nbytes)
     return outcome
 
 

@@ -23,7 +23,7 @@ LONGEST_MESSAGE = 10_000
 
 
 class FuzzFinding(Exception):
-    """Something that no exception says: a message too long or without the file's name, output that steers a terminal."""
+    """Something that no exception says: a message that is too long."""
 
 
 class _BeforeCompilerError(BaseException):
@@ -199,11 +199,13 @@ def _arrays(folder: Path, step: Steps) -> None:
         return
     args, kwargs = found
     program = _program()
-    flat = step(lambda: program.flatten(args, {k: v for k, v in kwargs.items()}))
+    flat = step(lambda: program.flatten(args, dict(kwargs)))
     if flat is None:
         return
     wanted = tuple(zip(program.binder.names, program.binder.dtypes, strict=True))
-    sources = step(lambda: [interop.read(value, name, dtype) for value, (name, dtype) in zip(flat, wanted, strict=True)])
+    sources = step(
+        lambda: [interop.read(value, name, dtype) for value, (name, dtype) in zip(flat, wanted, strict=True)]
+    )
     if sources is not None:
         step(lambda: program.binder.bind([source.shape for source in sources]))
 
@@ -219,7 +221,6 @@ _made: list[_Bound] = []
 
 def _program() -> _Bound:
     from filefuzz.seeds import ROOT
-
     from qcompiler.runtime.binding import Binder
     from qcompiler.runtime.program_file import load_image
     from qcompiler.runtime.tree import input_flattener
@@ -237,12 +238,12 @@ def _output() -> Iterator[None]:
 
 
 TARGETS: dict[str, Target] = {
-    "qca": Target(_qca, 64 * MIB, 16),
-    "gguf": Target(_gguf, 64 * MIB, 8),
-    "folder": Target(_folder, 64 * MIB, 8),
-    "safetensors": Target(_safetensors, 32 * MIB, 8),
+    "qca": Target(_qca, 64 * MIB, 64),
+    "gguf": Target(_gguf, 64 * MIB, 16),
+    "folder": Target(_folder, 64 * MIB, 32),
+    "safetensors": Target(_safetensors, 32 * MIB, 32),
     "opt": Target(_opt, 64 * MIB, 100),
-    "arrays": Target(_arrays, 32 * MIB, 8),
+    "arrays": Target(_arrays, 96 * MIB, 8),
 }
 
 
