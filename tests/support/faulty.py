@@ -173,20 +173,25 @@ def every_write(
     check: Callable[[str], object],
     *,
     kinds: tuple[str, ...] = tuple(KINDS),
-    step: int = 1,
+    most: int = 10_000,
     must_succeed: tuple[str, ...] = (),
 ) -> dict[str, dict[str, int]]:
-    """Runs the action in a child for each kind and each (`step`-th) call that writes; then `check` in another child.
+    """Runs the action in a child for each kind and (at most `most`) calls that write; then `check` in another child.
 
     `check` gets what became of the action: "done", "refused" (a QCompilerError) or "killed"; anything else fails, and
-    so does a refusal under one of the kinds that `must_succeed`.  How often what became of it, by kind.
+    so does a refusal under one of the kinds that `must_succeed`.  How often what became of it, by kind, and of how many
+    calls.
     """
     report = root.parent / "fault-report"
-    counts: dict[str, dict[str, int]] = {}
+    counter = Path(f"{report}.count")
+    assert _in_child(action, KINDS["EIO"], 1 << 30, root, report) == "done"
+    total = int.from_bytes(counter.read_bytes()[:4], "little")
+    assert _in_child(lambda: check("done"), None, 0, root, report) == "done"
+    counts: dict[str, dict[str, int]] = {"calls": {"all": total}}
     for kind in kinds:
         counts[kind] = {"done": 0, "refused": 0, "killed": 0}
-        for at in range(1, 10_000, step):
-            for left in (report, Path(f"{report}.count")):
+        for at in range(1, total + 1, -(-total // most)):
+            for left in (report, counter):
                 left.unlink(missing_ok=True)
             how = _in_child(action, KINDS[kind], at, root, report)
             fired = report.exists()
@@ -195,10 +200,8 @@ def every_write(
             assert how != "refused" or kind not in must_succeed, f"{kind} at {at} was refused: {why}"
             after = _in_child(lambda how=how: check(how), None, 0, root, report)
             assert after == "done", f"{kind} at {at} ({how}), afterwards: {after}"
-            if not fired:
-                assert how == "done", f"nothing failed, and yet: {how}"
-                break
-            counts[kind][how] += 1
+            assert fired or how == "done", f"nothing failed, and yet: {how}"
+            counts[kind][how] += fired
     return counts
 
 
