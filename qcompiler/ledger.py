@@ -89,6 +89,10 @@ class Ledger:
         found = devices or {}
         return replace(self, rows=tuple(replace(row, devices=found.get(row.parameters[0], ())) for row in rows))
 
+    def remarked(self, remarks: Mapping[str, str]) -> Ledger:
+        """The ledger with a remark in the last column of those rows whose first parameter it names."""
+        return replace(self, rows=tuple(_remarked(row, remarks.get(row.parameters[0])) for row in self.rows))
+
     def without_padding(self) -> Ledger:
         """The ledger of the formats' own bytes, which are the same on every target."""
         rows = (replace(row, bytes_after=row.bytes_after - row.padding, padding=0) for row in self.rows)
@@ -160,7 +164,11 @@ def _as_stored(row: LedgerRow, nbytes: int | None) -> LedgerRow:
         return row
     padding = nbytes - row.bytes_after
     why = f"{padding:,} bytes of padding by the layout"
-    return replace(row, bytes_after=nbytes, padding=padding, reason=f"{row.reason}; {why}" if row.reason else why)
+    return _remarked(replace(row, bytes_after=nbytes, padding=padding), why)
+
+
+def _remarked(row: LedgerRow, why: str | None) -> LedgerRow:
+    return row if why is None else replace(row, reason=f"{row.reason}; {why}" if row.reason else why)
 
 
 def _ceil(bits: float) -> float:

@@ -1,8 +1,8 @@
 """In-place update of rows along one dim, as `index_copy`: the write of a cache.
 
-Indices are checked before anything is written; a negative one is out of range, as for torch.index_copy: counted from the
-end, the position of a token before the first would overwrite the cache's last slot.  Tasks split `outer` (and `inner`), never the index list, so that the
-last of equal indices wins on any number of threads.
+Indices are checked before anything is written.  A negative one is out of range, as for torch.index_copy: counted from
+the end, a position before the first would overwrite the cache's last slot.  Tasks split `outer` (and `inner`), never
+the index list, so that the last of equal indices wins on any number of threads.
 """
 
 from __future__ import annotations

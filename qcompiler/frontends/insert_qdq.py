@@ -37,6 +37,7 @@ from qcompiler.frontends.calibrate import Calibration, Watched
 from qcompiler.frontends.conv_weights import GROUPED, ConvWeight, conv_weight, restore
 from qcompiler.frontends.expert_weights import ExpertWeight, expert_weight
 from qcompiler.frontends.fold_batch_norm import fold_batch_norms
+from qcompiler.frontends.lost_weights import WARN_FROM, describe, lost_share
 from qcompiler.frontends.observers import InputStatistics
 from qcompiler.frontends.places import readable
 from qcompiler.frontends.stored_codes import AS_STORED, add_permutation, check_use
@@ -49,7 +50,7 @@ from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
 from qcompiler.runtime.encoder import encode
-from qcompiler.runtime.progress import Progress
+from qcompiler.runtime.progress import Progress, note
 
 aten = torch.ops.aten
 PACKED = "_packed"
@@ -210,6 +211,7 @@ class _Rewriter:
         self.inputs: dict[str, InputStatistics] = {}
         self.decoded: dict[fx.Node, str] = {}
         self.decisions: list[tuple[str, str, str]] = []
+        self.lost: dict[str, str] = {}
         self.progress = Progress("packing weights", 0)
 
     def run(self) -> Quantized:
@@ -243,6 +245,7 @@ class _Rewriter:
         self.graph.lint()
         self.program.graph_module.recompile()
         exported = replace(self.exported, program=self._program())
+        ledger = ledger.remarked(self.lost)
         return Quantized(exported, self.weights, ledger, self.source.valued, self.files, tuple(self.decisions))
 
     # --- what there is ---
@@ -444,7 +447,21 @@ class _Rewriter:
             def step(elements: int) -> None:
                 self.progress.step(elements * matrix.itemsize)
 
-            encode(resolve_format(weight.format), matrix, out=out, importance=self._importance(weight), step=step)
+            fmt = resolve_format(weight.format)
+            packed = encode(fmt, matrix, out=out, importance=self._importance(weight), step=step)
+            self._measure_loss(weight, lost_share(fmt, matrix, packed))
+
+    def _measure_loss(self, weight: _Weight, share: float) -> None:
+        """Weights that became zero with their scale are said in the ledger, and many of them on stderr."""
+        if not share:
+            return
+        key = weight.targets[0]
+        self.lost[key] = describe(share)
+        if share >= WARN_FROM:
+            note(
+                f"parameter '{key}': {describe(share)}. Choose a format with fp32 scales for it, or keep it: "
+                f"rules={{{key.rpartition('.')[0]!r}: None}}"
+            )
 
     def _quantize(self, weight: _Weight) -> None:
         """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""
