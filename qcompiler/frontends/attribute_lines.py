@@ -7,14 +7,24 @@ note the line that looks at them: such a look (`if self.step > 3:`) leaves nothi
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from qcompiler.frontends.attributes import Place
 from qcompiler.frontends.places import is_user_file, line_of_frame
+
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+
+
+@functools.cache
+def _is_model_file(path: str) -> bool:
+    """Neither torch nor this frontend, nor Python's own library, which torch calls at every step."""
+    return is_user_file(path) and (not path.startswith(_LIBRARY) or "site-packages" in path)
 
 
 class Assignments:
@@ -39,7 +49,7 @@ class Assignments:
         self._compare()
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not is_user_file(frame.f_code.co_filename):
+        if not _is_model_file(frame.f_code.co_filename):
             return None
         self._line = _line(frame)
         return self._event
@@ -48,7 +58,7 @@ class Assignments:
         self._compare()
         if event == "return":  # the rest of the line that called
             caller = frame.f_back
-            while caller is not None and not is_user_file(caller.f_code.co_filename):
+            while caller is not None and not _is_model_file(caller.f_code.co_filename):
                 caller = caller.f_back
             frame = caller if caller is not None else frame
         self._line = _line(frame)

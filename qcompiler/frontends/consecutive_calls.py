@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from qcompiler.errors import ExportError
-from qcompiler.frontends import attributes, empty_weights
+from qcompiler.frontends import attributes, eager_graph, empty_weights
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -33,7 +33,7 @@ def check(model: nn.Module, program: ExportedProgram, calls: Sequence[Call], dou
     sequence = [_other_numbers(call, n) for n, call in enumerate([first, first, first, *calls[1:], first])]
     wanted = _run(model, sequence)
     try:
-        found = _run(program.module(check_guards=False), sequence)
+        found = _run(eager_graph.runnable(program), sequence)
     except (RuntimeError, AssertionError, IndexError):
         found = []
     if len(wanted) != len(found) or not all(map(_same, wanted, found)):

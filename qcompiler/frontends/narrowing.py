@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from qcompiler.errors import NarrowedDimError
-from qcompiler.frontends import attributes, empty_weights
+from qcompiler.frontends import attributes, eager_graph, empty_weights
 from qcompiler.frontends.places import line_of_frame
 from qcompiler.frontends.symbols import Symbols
 from qcompiler.plan.dims import Range, dim
@@ -90,7 +90,7 @@ def probe(
     results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]
     if empty_weights.has_empty_parameters(model):
         return tuple(_probe_shapes(model, results, symbols, each, why) for each in probes)
-    graph = program.module(check_guards=False)
+    graph = eager_graph.runnable(program)
     for each in probes:
         with torch.no_grad(), attributes.unchanged(model):
             expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))

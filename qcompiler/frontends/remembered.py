@@ -125,7 +125,7 @@ class Remembered:
             except Exception as caught:  # such as torch's own copy into a registered buffer of another size
                 error = caught
             changed = {path: (begin.get(path, before), after) for path, (before, after) in first.changed().items()}
-            if error is not None and not _misfits(changed):
+            if error is not None and not (first.after and _misfits(changed)):
                 raise error
             if program is not None and not changed:
                 return program
@@ -142,7 +142,8 @@ class Remembered:
             program = self._traced(call, states, watch)
         except Exception as error:
             self._lines = watch.lines
-            raise (self._refusal(misfits, changed, {}) if (misfits := _misfits(changed)) else error) from error
+            misfits = _misfits(changed) if call.after else []
+            raise (self._refusal(misfits, changed, {}) if misfits else error) from error
         self._lines = watch.lines
         self._refuse_shared(program, call, states)
         if others:
@@ -183,32 +184,48 @@ class Remembered:
     ) -> None:
         """Begins where the first call ended. Notes what makes no difference, and refuses what does."""
         begin = {path: changed[path][0] for path in states}
+        left = {path: changed[path][1] for path in others}
         looks, again = Looks(), _Call()
         contents = Contents(self.model)
         try:
-            self._behind(begin, {path: changed[path][1] for path in others}, looks)
-            try:
-                second: ExportedProgram | None = self._traced(again, states, None, looks)
-            except Exception:  # the second call does not even trace: it is another one
-                second = None
+            self._behind(begin, left, looks)
+            second = self._traced_again(again, states, looks)
+            buffers, last = dict(self._buffers), self._left
+            counted = {path: line for path, line in looks.lines.items() if self._goes_on(path, again)}
+            if second is not None and same_graph.equal(program, second) and not counted:
+                for path in sorted(others):
+                    if isinstance(changed[path][1], torch.Tensor) or attributes.is_number(changed[path][0]):
+                        self._forgotten(path)
+                return
+            tensors = {p for p in others if isinstance(changed[p][1], torch.Tensor)}
+            if second is not None:
+                read = same_graph.read(second)
+                tensors = {path for path in tensors if buffers.get(path, path) in read}
+            goes_on = sorted(p for p in others if attributes.is_number(changed[p][0]) and self._goes_on(p, again))
+            guilty = sorted(tensors & call.from_arguments) or sorted(counted)
+            if not guilty and goes_on:  # does the third call look like the second, although they were counted on?
+                self._left = last
+                self._behind(begin, {path: again.after.get(path) for path in others}, Looks())
+                third = self._traced_again(_Call(), states, Looks())
+                guilty = goes_on if second is None or third is None or not same_graph.equal(second, third) else []
         finally:
             contents.put_back()
-        counted = {path: line for path, line in looks.lines.items() if self._goes_on(path, again)}
-        if second is not None and same_graph.equal(program, second) and not counted:
-            for path in sorted(others):
-                if isinstance(changed[path][1], torch.Tensor) or attributes.is_number(changed[path][0]):
-                    self._forgotten(path)
-            return
-        tensors = {p for p in others if isinstance(changed[p][1], torch.Tensor)}
-        numbers = {p for p in others - tensors if attributes.is_number(changed[p][0])}
-        guilty = sorted(tensors & call.from_arguments) or sorted(counted)
-        goes_on = sorted(p for p in numbers if self._goes_on(p, again))
-        if guilty or goes_on or not others or empty_weights.has_empty_parameters(self.model):
-            raise self._refusal(guilty or goes_on or sorted(others) or sorted(states), changed, counted)
-        self.doubts = {path: self._refusal([path], changed, {}) for path in sorted(others)}
+        if guilty or not others or empty_weights.has_empty_parameters(self.model):
+            raise self._refusal(guilty or sorted(tensors) or sorted(others) or sorted(states), changed, counted)
+        self.doubts = {path: self._refusal([path], changed, {}) for path in sorted(tensors) or sorted(others)}
+        for path in sorted(set(others) - tensors):
+            if isinstance(changed[path][1], torch.Tensor) or path in goes_on:
+                self._forgotten(path)
         for path in sorted(tensors):
             why = f"forward keeps it{self._at(path)}, it depends on no argument, and consecutive calls agree"
             self.notes.append(Note(f"'{path}' is computed in every call", why))
+
+    def _traced_again(self, call: _Call, states: set[str], looks: Looks) -> ExportedProgram | None:
+        """None where a later call does not even trace: it is another one."""
+        try:
+            return self._traced(call, states, None, looks)
+        except Exception:
+            return None
 
     @staticmethod
     def _goes_on(path: str, again: _Call) -> bool:
@@ -218,7 +235,7 @@ class Remembered:
 
     def _behind(self, begin: _Values, others: _Values, looks: Looks) -> None:
         """The model as the traced call left it, with tensors of the traced sizes where that left fakes."""
-        self._left.put_back()
+        self._left.put_back(registered=False)
         made: dict[int, torch.Tensor] = {}
         for place, value in list(attributes.walk(self.model)):
             if isinstance(value, torch._subclasses.FakeTensor) and not place.registered:
@@ -269,8 +286,7 @@ class Remembered:
                 call.places.setdefault(place.path, []).append(place)
             call.from_arguments = _from_arguments(call, self._arguments)
             call.shared += sharing(call.after, states or set(), held.buffers)
-            if watch is not None:
-                self._left = Contents(self.model)
+            self._left = Contents(self.model)
             held.write_states(call.after)
             held.release()
 

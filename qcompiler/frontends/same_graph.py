@@ -74,6 +74,11 @@ def _copies(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if user.target is torch.ops.aten.clone.default]
 
 
+def read(program: ExportedProgram) -> set[str]:
+    """Targets of the buffers that any node has as an operand."""
+    return {target for target, node in _buffers(program).items() if node.users}
+
+
 def written(program: ExportedProgram, states: Set[str]) -> set[str]:
     """Targets of the buffers that an operator writes in place; of `states` it is the copies that places hold."""
     found = set()
