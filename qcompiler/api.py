@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from qcompiler.device_map import Devices, check_paths, common_architecture, place
 from qcompiler.errors import (
     ArgumentError,
+    ArgumentStructureError,
     DeviceUnavailableError,
+    ExportError,
     TargetMismatchError,
     UnsupportedOperatorError,
 )
@@ -88,6 +91,8 @@ def qcompile(
             f"fallback={fallback!r}: no runtime of this release can run torch operators, so every operator needs a "
             "lowering; leave `fallback` out, and an operator without one is named with its line"
         )
+    check_call(model, args, kwargs)
+    check_buckets(buckets)
     if verify_each not in (None, "ir", "numerics"):
         raise ArgumentError(f"verify_each={verify_each!r}: choose 'ir', 'numerics' or None")
     model, weights = _of_checkpoint(model, weights)
@@ -131,6 +136,57 @@ def qcompile(
     image = make_image(context, imported, dumps)
     choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
     return Program(image, dumps, choices, imported, placement, targets=target.isas if targets else ())
+
+
+def check_call(model: Any, args: Any, kwargs: Any) -> None:
+    """Refuses a model or example arguments of a kind that cannot work, and says what to write.
+
+    ExportError for the model, ArgumentStructureError for the arguments.
+    """
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise ExportError(
+            f"the model is TorchScript ({type(model).__name__}), which torch.export refuses: compile the nn.Module "
+            "that it was made from, or an ExportedProgram of it"
+        )
+    if isinstance(model, type):
+        raise ExportError(f"{model.__name__} is a class: make a model of it first, qcompile({model.__name__}(…), args)")
+    if isinstance(model, str | os.PathLike):
+        raise ExportError(
+            f"{os.fspath(model)!r} is a path: qc.load reads a program, qc.from_gguf and qc.from_checkpoint read models"
+        )
+    if not isinstance(args, tuple | list):
+        kind = type(args).__name__
+        write = "kwargs={…}" if isinstance(args, Mapping) else "(x,): a tuple, also of one argument"
+        raise ArgumentStructureError(
+            f"args are the example's positional arguments, and a {kind} was given; write qcompile(model, {write})"
+        )
+    if not (kwargs is None or isinstance(kwargs, Mapping)):
+        raise ArgumentStructureError(
+            f"kwargs are the example's keyword arguments, a dict by name, and a {type(kwargs).__name__} was given"
+        )
+    forward = getattr(model, "forward", None)
+    if isinstance(model, torch.nn.Module) and callable(forward):
+        try:
+            inspect.signature(forward).bind(*args, **(kwargs or {}))
+        except TypeError as error:
+            raise ArgumentStructureError(
+                f"the example arguments do not fit {type(model).__name__}.forward: {error}; write "
+                "qcompile(model, (x, …), kwargs={…}) as the model is called"
+            ) from error
+
+
+def check_buckets(buckets: Any) -> None:
+    """ArgumentError unless buckets are pairs of a name and ranges by symbol."""
+    if buckets is None:
+        return
+    listed = isinstance(buckets, list | tuple)
+    pairs = listed and all(isinstance(b, tuple | list) and len(b) == 2 for b in buckets)
+    if not (pairs and all(isinstance(name, str) and isinstance(ranges, Mapping) for name, ranges in buckets)):
+        raise ArgumentError(
+            f'buckets={buckets!r}: write a list of names with ranges, buckets=[("decode", {{"s": (1, 1)}})]'
+        )
 
 
 def run_stages(

@@ -144,6 +144,7 @@ class QuantConfig:
     observer: str = "minmax"
 
     def __post_init__(self) -> None:
+        _refuse_kinds(self)
         check_observer(self.observer)
         if self.activations is not None:
             Activations.of(self.activations)
@@ -204,12 +205,32 @@ class QuantConfig:
             raise RecipeError(f"rule '{rule.pattern}' matches no module of the model; near: {hint}")
 
 
+def _refuse_kinds(config: QuantConfig) -> None:
+    """RecipeError for a field of another type, saying what to write."""
+    if not isinstance(config.preset, str):
+        raise RecipeError(
+            f'QuantConfig({config.preset!r}): the preset is a name such as "nf4", or "float" to keep weights as '
+            'they are: QuantConfig("float", …)'
+        )
+    for field, example in (("linear", '"nf4"'), ("embedding", '"int8"'), ("activations", '"int8"')):
+        value = getattr(config, field)
+        if not (value is None or isinstance(value, str | _Unset)):
+            raise RecipeError(f"{field}={value!r}: write a name, such as {field}={example}, or None")
+    if not isinstance(config.observer, str):
+        raise RecipeError(f"observer={config.observer!r}: choose 'minmax', 'percentile' or 'mse'")
+    bits = config.promise_bits
+    if isinstance(bits, bool) or not (bits is None or isinstance(bits, int | float | _Unset)):
+        raise RecipeError(f"promise_bits={bits!r}: write bits per weight, such as promise_bits=6.5, or None")
+
+
 def _rules(rules: object) -> Iterable[Rule]:
     if isinstance(rules, Mapping):
         rules = list(rules.items())
     if not isinstance(rules, Sequence) or isinstance(rules, str):
         raise RecipeError("rules must be a mapping {pattern: format} or a sequence of Rule")
     for rule in rules:
+        if not isinstance(rule, Rule) and not (isinstance(rule, tuple | list) and 2 <= len(rule) <= 3):
+            raise RecipeError(f"a rule is (pattern, format or None, reason); got {rule!r}")
         made = rule if isinstance(rule, Rule) else Rule(*rule)
         if not isinstance(made.pattern, str) or not (made.format is None or isinstance(made.format, str)):
             raise RecipeError(f"a rule is (pattern, format or None, reason); got {rule!r}")

@@ -44,20 +44,26 @@ def _embedding(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.index_select.default)
 def _index_select(s: Scope, node: fx.Node, a: Args) -> Result:
-    x = s.value(a["self"])
+    x = at_least_1d(s, s.value(a["self"]))
     return s.reshape(take(s, x, s.value(a["index"]), a["dim"] % len(shape_of(x.type))), s.shape(node))
+
+
+def at_least_1d(s: Scope, x: V) -> V:
+    """A tensor of rank 0 as a list of one: torch takes dimension 0 of it."""
+    return x if shape_of(x.type) else s.reshape(x, [1])
 
 
 @lowers(aten.gather.default)
 def _gather(s: Scope, node: fx.Node, a: Args) -> Result:
     """torch.gather; its index may be smaller than x in the other dims, which cuts x first."""
-    x, index = s.value(a["self"]), s.value(a["index"])
+    x, index = (at_least_1d(s, s.value(a[name])) for name in ("self", "index"))
     shape = shape_of(index.type)
-    axis = a["dim"] % max(len(shape), 1)
+    axis = a["dim"] % len(shape)
     for i, size in enumerate(shape):
         if i != axis and shape_of(x.type)[i] != size:
             x = s.slice(x, i, 0, size)
-    return s.insert(qc.GatherOp(x, index, types.tensor(shape, tensor_dtype(x.type)), axis=axis, mode="along"))
+    out = s.insert(qc.GatherOp(x, index, types.tensor(shape, tensor_dtype(x.type)), axis=axis, mode="along"))
+    return s.reshape(out, s.shape(node))
 
 
 # --- x[i, j] ---------------------------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ def linear_index(s: Scope, indices: Sequence[V], sizes: Sequence[Dim]) -> V:
 
 @lowers(aten.index_copy.default)
 def _index_copy(s: Scope, node: fx.Node, a: Args) -> Result:
-    x, src = s.value(a["self"]), s.value(a["source"])
+    x, src = (at_least_1d(s, s.value(a[name])) for name in ("self", "source"))
     axis = a["dim"] % len(shape_of(x.type))
     index = s.reshape(s.value(a["index"]), [shape_of(src.type)[axis]])
-    return s.insert(qc.IndexUpdateOp(x, index, src, x.type, axis=axis))
+    return s.reshape(s.insert(qc.IndexUpdateOp(x, index, src, x.type, axis=axis)), s.shape(node))

@@ -18,6 +18,7 @@ from qcompiler.frontends.scope import (
     Scope,
     Shape,
     broadcast_shapes,
+    listed_axes,
     lowers,
     normalize_axes,
     overload,
@@ -150,7 +151,7 @@ def _trilinear(s: Scope, node: fx.Node, a: Args) -> Result:
         sizes = iter(shape_of(value.type))
         spread.append(s.reshape(value, [1 if i in expand else next(sizes) for i in range(rank)]))
     wide = broadcast_shapes([shape_of(v.type) for v in spread])
-    axes = normalize_axes(a["sumdim"], rank)
+    axes = listed_axes(a["sumdim"], rank)
     compute = opmath(s.dtype(node))
     total = s.fold(spread, wide, axes, "add", compute=compute, term=lambda m, x, y, z: m.mul(m.mul(x, y), z))
     return s.cast(s.reshape(total, s.shape(node)), s.dtype(node))
@@ -324,15 +325,15 @@ def _mean(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _divide_by_count(s: Scope, total: V, sizes: Sequence[Dim], less: float, compute: DType) -> V:
-    """total / (product of sizes - less); the count may be symbolic."""
+    """total / max(product of sizes - less, 0); the count may be symbolic."""
     count = product(sizes).to_dim()
     if isinstance(count, int):
-        divisor = count - less
+        divisor = max(count - less, 0)
         return s.pointwise([total], lambda m, x: m.div(x, m.const(divisor)), compute=compute, result=compute)
     number = s.symbolic(count)
 
     def body(m: Scalars, x: V, n: V) -> V:
-        return m.div(x, m.sub(n, m.const(less)) if less else n)
+        return m.div(x, m.maximum(m.sub(n, m.const(less)), m.const(0)) if less else n)
 
     return s.pointwise([total, number], body, compute=compute, result=compute)
 

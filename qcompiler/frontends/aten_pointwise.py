@@ -418,12 +418,15 @@ def _round_decimals(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.hypot.default)
 def _hypot(s: Scope, node: fx.Node, a: Args) -> Result:
-    """In f64, whose range cannot overflow on squares of f32."""
+    """In f64, whose range cannot overflow on squares of f32. Infinite if either is, also beside NaN."""
     result = s.dtype(node)
     inputs = [s.value(a["self"]), s.value(a["other"])]
 
     def body(m: S, x: V, y: V) -> V:
-        return m.call("sqrt", m.add(m.mul(x, x), m.mul(y, y)))
+        root = m.call("sqrt", m.add(m.mul(x, x), m.mul(y, y)))
+        infinity = m.const(float("inf"))
+        either = m.bitwise("or", m.compare("eq", m.abs(x), infinity), m.compare("eq", m.abs(y), infinity))
+        return m.select(either, infinity, root)
 
     return s.pointwise(inputs, body, compute="f64", result=result, common=result)
 

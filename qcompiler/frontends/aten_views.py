@@ -16,7 +16,7 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineExpr, Affine
 from qcompiler.errors import NarrowedDimError
 from qcompiler.frontends.places import describe
 from qcompiler.frontends.scalars import Scalars
-from qcompiler.frontends.scope import Args, Result, Scope, Shape, lowers, normalize_axes
+from qcompiler.frontends.scope import Args, Result, Scope, Shape, listed_axes, lowers
 from qcompiler.ir import build, types
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim, dim
@@ -37,7 +37,7 @@ def _reshape(s: Scope, node: fx.Node, a: Args) -> Result:
 def _squeeze(s: Scope, node: fx.Node, a: Args) -> Result:
     """torch decides by the size at run time; that is a graph only where the size cannot be 1 and something else."""
     shape = s.shape(a["self"])
-    asked = normalize_axes(a.get("dim"), len(shape))
+    asked = listed_axes(a["dim"] if "dim" in a else list(range(len(shape))), len(shape))
     for axis in asked:
         if not isinstance(shape[axis], int) and s.low(shape[axis]) <= 1:
             raise NarrowedDimError(
@@ -280,7 +280,7 @@ def _flip(s: Scope, node: fx.Node, a: Args) -> Result:
     from qcompiler.ir.qc import GatherOp
 
     value = s.value(a["self"])
-    for axis in normalize_axes(a["dims"], len(shape_of(value.type))):
+    for axis in listed_axes(a["dims"], len(shape_of(value.type))):
         size = shape_of(value.type)[axis]
         index = s.iota(size, lambda m, i: m.sub(m.const(-1), i))  # gather counts negative indices from the end
         value = s.insert(GatherOp(value, index, value.type, axis=axis))

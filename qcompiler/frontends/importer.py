@@ -45,8 +45,8 @@ from qcompiler.frontends.empty_weights import is_empty
 from qcompiler.frontends.insert_qdq import PACKED, Quantized
 from qcompiler.frontends.places import describe
 from qcompiler.frontends.scope import BUILDERS, Result, Scope, bind
-from qcompiler.frontends.state import is_read
 from qcompiler.frontends.torch_values import dtype_name, to_numpy
+from qcompiler.frontends.writes import is_read
 from qcompiler.ir import qc, types
 from qcompiler.ir.module import set_arg_names, set_path, set_ranges
 from qcompiler.ledger import Ledger

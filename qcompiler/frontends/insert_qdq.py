@@ -31,7 +31,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, WeightsError
-from qcompiler.frontends import expert_weights, torch_ops
+from qcompiler.frontends import eager_graph, expert_weights, torch_ops
 from qcompiler.frontends.activations import quantise_inputs
 from qcompiler.frontends.calibrate import Calibration, Watched
 from qcompiler.frontends.conv_weights import GROUPED, ConvWeight, conv_weight, restore
@@ -84,8 +84,7 @@ class Quantized:
         """
         if not self.valued:
             raise WeightsError(NO_VALUES)
-        module: Callable[..., Any] = self.exported.program.module(check_guards=False)
-        return module
+        return eager_graph.runnable(self.exported.program)
 
     def text(self) -> str:
         """What the dump `01-insert-qdq.txt` holds."""

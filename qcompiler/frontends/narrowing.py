@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from qcompiler.errors import NarrowedDimError
-from qcompiler.frontends import empty_weights
+from qcompiler.frontends import attributes, eager_graph, empty_weights
 from qcompiler.frontends.places import line_of_frame
 from qcompiler.frontends.symbols import Symbols
 from qcompiler.plan.dims import Range, dim
@@ -80,24 +80,22 @@ def probe(
     symbols: Symbols,
     probes: Sequence[Probe],
     why: Why,
-    held: Sequence[object] = (),
 ) -> tuple[Note, ...]:
     """Runs the model and its graph on each probe; NarrowedDimError where they differ in value, or in shape from what
     the graph's symbolic shapes say.  Returns what could not be checked.
 
-    Buffers that a run changes are put back, and those tensors in `held` that the model has without registering them.
-    A model without values is run for its shapes only.
+    What a run changes in the model is put back. A model without values is run for its shapes only.
     """
     mutated = len(program.graph_signature.buffers_to_mutate)
     results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]
     if empty_weights.has_empty_parameters(model):
         return tuple(_probe_shapes(model, results, symbols, each, why) for each in probes)
-    graph = program.module(check_guards=False)
+    graph = eager_graph.runnable(program)
     for each in probes:
-        with torch.no_grad(), _restored(model, held):
+        with torch.no_grad(), attributes.unchanged(model):
             expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
         try:
-            with torch.no_grad(), _restored(graph):
+            with torch.no_grad(), attributes.unchanged(graph):
                 found = _leaves(graph(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
         except (RuntimeError, AssertionError, IndexError) as error:
             raise NarrowedDimError(
@@ -158,20 +156,6 @@ def _same(a: Any, b: Any) -> bool:
         a, b, rtol=0.05, atol=0.02 * (float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 1)
     )
     return bool((close | (a.isnan() & b.isnan())).all())
-
-
-@contextlib.contextmanager
-def _restored(module: nn.Module, held: Sequence[object] = ()) -> Iterator[None]:
-    """Buffers keep their names, of which a module may have put another tensor under one; `held` are tensors alone."""
-    saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-    tensors = [(each, each.detach().clone()) for each in held if isinstance(each, torch.Tensor)]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for now, before in [*((b, saved[name]) for name, b in module.named_buffers()), *tensors]:
-                if not torch.equal(now, before):
-                    now.copy_(before)
 
 
 # --- whose line ------------------------------------------------------------------------------------------------------

@@ -212,6 +212,8 @@ class Scope:
         names another one.
         """
         given_as = elements or compute
+        if not axes:  # each element is a sum of one
+            return self._terms(inputs, shape, compute, given_as, term)
         tensors = [x for x in inputs if isinstance(x, SSAValue)]
         kept = [a for a in range(len(shape)) if a not in axes]
         order = [*kept, *(a for a in range(len(shape)) if a in axes)]
@@ -235,6 +237,25 @@ class Scope:
         iterators: list[build.Iterator] = ["parallel"] * len(kept)
         iterators += ["reduction"] * (len(shape) - len(kept))
         return build.generic(self.builder, tensors, maps, out, compute, iterators, body, init=init)
+
+    def _terms(
+        self,
+        inputs: Sequence[SSAValue | Number],
+        shape: Sequence[Dim],
+        compute: DType,
+        given_as: DType,
+        term: Callable[..., SSAValue],
+    ) -> SSAValue:
+        def body(inner: Builder, arguments: Sequence[SSAValue]) -> SSAValue:
+            given = iter(arguments)
+            values = [
+                cast(inner, next(given), given_as) if isinstance(x, SSAValue) else Scalars(inner, given_as).const(x)
+                for x in inputs
+            ]
+            return term(Scalars(inner, compute), *values)
+
+        tensors = [x for x in inputs if isinstance(x, SSAValue)]
+        return build.pointwise(self.builder, tensors, shape, compute, body)
 
     def keep_axes(self, value: SSAValue, shape: Sequence[Dim], axes: Sequence[int]) -> SSAValue:
         """A reduced value with the reduced axes of `shape` put back as 1."""
@@ -316,14 +337,19 @@ def is_tensor(value: Any) -> bool:
 
 
 def normalize_axes(axes: Any, rank: int) -> tuple[int, ...]:
-    """Axes as non-negative, ascending; None or empty means all."""
+    """Axes of a reduction as non-negative, ascending; None or empty means all."""
     if axes is None or (isinstance(axes, list | tuple) and not axes):
         return tuple(range(rank))
+    return listed_axes(axes, rank)
+
+
+def listed_axes(axes: Any, rank: int) -> tuple[int, ...]:
+    """Axes of an operator for which none listed are none (`flip`, `squeeze`), as non-negative, ascending."""
     listed = axes if isinstance(axes, list | tuple) else [axes]
     return tuple(sorted(axis % max(rank, 1) for axis in listed if rank))
 
 
 __all__ = [
     "BUILDERS", "FLOATS", "Args", "BuildFn", "Number", "Result", "Scope", "Shape", "bind", "broadcast_shapes",
-    "combine", "is_tensor", "lowers", "normalize_axes", "overload",
+    "combine", "is_tensor", "listed_axes", "lowers", "normalize_axes", "overload",
 ]  # fmt: skip

@@ -25,17 +25,14 @@ from qcompiler.errors import (
     UnboundedDimError,
     UnsupportedOperatorError,
 )
-from qcompiler.frontends import dynamic, empty_weights, expert_weights, narrowing
+from qcompiler.frontends import attributes, consecutive_calls, dynamic, empty_weights, expert_weights, narrowing
 from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
-from qcompiler.frontends.state import (
-    PythonNumbers,
-    declare_states,
-    held_tensors_as_buffers,
-    refuse_written_arguments,
-)
+from qcompiler.frontends.remembered import Remembered
+from qcompiler.frontends.state import declare_states
 from qcompiler.frontends.symbols import Symbols
+from qcompiler.frontends.writes import refuse_written_arguments
 from qcompiler.plan.dims import Range
 
 
@@ -110,13 +107,9 @@ def _export_module(
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 
     why = narrowing.blame(trace, inputs.sizes, inputs.ranges)
-    numbers = PythonNumbers(model)
+    remembered = Remembered(model, trace)
     try:
-        with held_tensors_as_buffers(model):
-            with numbers.watched():
-                program = trace()
-            numbers.refuse_if_they_matter(program, trace)
-        program = declare_states(program, model)
+        program = declare_states(remembered.run(), model, remembered.names)
     except QCompilerError:
         raise
     except Exception as error:  # whatever the model's own code raises under tracing
@@ -132,9 +125,11 @@ def _export_module(
     if missing:
         raise NarrowedDimError(f"the model fixes the size of {', '.join(sorted(missing))}" + why(sorted(missing)))
     probes = _probes(model, args, kwargs, dynamic_shapes, inputs)
-    held = list(program.constants.values())
-    exported.notes = narrowing.probe(model, exported.program, exported.symbols, probes, why, held)
-    numbers.put_back()
+    calls = [(inputs.args, inputs.kwargs), *((each.args, each.kwargs) for each in probes)]
+    consecutive_calls.check(model, exported.program, calls, remembered.doubts)
+    with attributes.unchanged(model):
+        exported.notes = narrowing.probe(model, exported.program, exported.symbols, probes, why)
+    exported.notes += tuple(remembered.notes)
     return exported
 
 

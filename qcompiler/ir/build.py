@@ -84,6 +84,8 @@ def scalar(builder: Builder, value: float | int | bool, dtype: DType) -> SSAValu
         byte = scalar(builder, int(value) - 256 * (int(value) > 127), "i8")
         return builder.insert(arith.BitcastOp(byte, ELEMENT_TYPES["ui8"])).results[0]
     element = ELEMENT_TYPES[dtype]
+    if dtype == "i1":  # torch takes any number but 0 for true
+        return builder.insert(arith.ConstantOp(IntegerAttr(int(bool(value)), element))).result
     if isinstance(element, IntegerType):
         return builder.insert(arith.ConstantOp(IntegerAttr(int(value), element))).result
     assert isinstance(element, AnyFloat)
@@ -196,7 +198,7 @@ _COMBINE: dict[str, tuple[Callable[[SSAValue, SSAValue], Operation], Callable[[S
 
 
 def reduction_identity(kind: Reduction, dtype: DType) -> float | int:
-    """The neutral element; for max/min of integers the type's extreme."""
+    """The neutral element; for max/min of integers the type's extreme, of which a truth value has two: 0 and 1."""
     floating = dtype in _FLOATS
     match kind:
         case "add" | "or":
@@ -209,6 +211,8 @@ def reduction_identity(kind: Reduction, dtype: DType) -> float | int:
             if floating:
                 return float("-inf") if kind == "max" else float("inf")
             bits = int(dtype.lstrip("ui"))
+            if dtype == "i1":
+                return int(kind == "min")
             return -(1 << (bits - 1)) if kind == "max" else (1 << (bits - 1)) - 1
 
 

@@ -1,0 +1,243 @@
+"""PyTorch's own database of operators as the yardstick: sample inputs through import, interpreter and CPU kernels.
+
+    .venv/bin/python -P tests/frontends/opinfo.py --out result.json            # interpreter: all operators
+    .venv/bin/python -P tests/frontends/opinfo.py --compile --ops amax flip    # CPU kernels of some
+
+Each sample ends in one of four classes: `equal`, `refused` (a QCompilerError, which a user can read), `wrong`, and
+`error` (any other exception).  Samples that eager torch itself refuses, and those whose result is no real tensor, are
+not counted.  Many samples share one program; where one fails, its batch is halved until the culprit is alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+import sys
+import types
+import unittest
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+import qcompiler as qc
+from qcompiler.errors import QCompilerError
+from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch_values import to_numpy
+from qcompiler.ir.interpreter import run
+
+ROOT = Path(__file__).resolve().parents[2]
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+OTHER_NAMES = {
+    "convolution": "conv2d", "_softmax": "softmax", "_log_softmax": "log_softmax", "_cdist_forward": "cdist",
+    "_native_batch_norm_legit_no_training": "nn.functional.batch_norm", "index": "__getitem__", "index_copy": "take",
+}  # fmt: skip
+"""Operators that the database knows by the function that reaches them."""
+
+
+def database() -> list[Any]:
+    """torch's list of OpInfos. Its module imports `expecttest`, of which it needs nothing but a base class here."""
+    if "expecttest" not in sys.modules:
+        try:
+            import expecttest  # noqa: F401
+        except ImportError:
+            stand_in = types.ModuleType("expecttest")
+            stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+            sys.modules["expecttest"] = stand_in
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+def documented() -> list[Any]:
+    """The OpInfos of the operators that docs/operators.md lists."""
+    page = (ROOT / "docs/operators.md").read_text()
+    listed = set(re.findall(r"^\| `(\w+)`", page, re.M))
+    listed |= {OTHER_NAMES[name] for name in listed if name in OTHER_NAMES}
+
+    def names(info: Any) -> set[str]:
+        return {info.name, info.name.rpartition(".")[2], info.aten_name, *(alias.name for alias in info.aliases)}
+
+    return [info for info in database() if names(info) & listed]
+
+
+@dataclass
+class Sample:
+    """One call of one operator: its arguments, what eager torch gives, and what became of it."""
+
+    name: str
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    wanted: list[torch.Tensor] = field(default_factory=list)
+    outcome: str = ""
+    detail: str = ""
+
+    def tensors(self) -> list[torch.Tensor]:
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def apply(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The operator on other tensors in the places of its own."""
+        given = iter(tensors)
+        args, kwargs = pytree.tree_map(
+            lambda leaf: next(given) if isinstance(leaf, torch.Tensor) else leaf, (self.args, self.kwargs)
+        )
+        return [leaf for leaf in pytree.tree_leaves(self.call(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def samples(info: Any, dtype: torch.dtype, most: int) -> Iterator[Sample]:
+    """Up to `most` samples spread over all, after those with 0-d, empty and one-element inputs."""
+    if dtype not in info.dtypes:
+        return
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+    small = [n for n, s in enumerate(made) if isinstance(s.input, torch.Tensor) and s.input.numel() <= 1]
+    step = max(1, len(made) // max(most, 1))
+    chosen = sorted({*small[: most // 2], *range(0, len(made), step)})[: most + most // 2]
+    variant = f".{info.variant_test_name}" if info.variant_test_name else ""
+    for number in chosen:
+        given = made[number]
+        name = f"{info.name}{variant} {str(dtype).removeprefix('torch.')} #{number}"
+        sample = Sample(name, info.op, (given.input, *given.args), dict(given.kwargs))
+        if sample.tensors() and _expect(sample):
+            yield sample
+
+
+def _expect(sample: Sample) -> bool:
+    """Runs eager torch twice; False where there is nothing to compare (it fails, is random, or has no real tensors)."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sample.wanted = sample.apply(copy.deepcopy(sample.tensors()))
+            again = sample.apply(copy.deepcopy(sample.tensors()))
+    except Exception:
+        return False
+    tensors = (*sample.wanted, *sample.tensors())
+    plain = all(t.layout == torch.strided and not t.is_complex() and not t.is_quantized for t in tensors)
+    return bool(sample.wanted) and plain and all(same(a, b) for a, b in zip(sample.wanted, again, strict=True))
+
+
+def same(wanted: torch.Tensor, found: Any) -> bool:
+    """Equal in shape, type and value; floats within a few roundings of their type at the largest magnitude."""
+    if not isinstance(found, torch.Tensor) or wanted.shape != found.shape or wanted.dtype != found.dtype:
+        return False
+    if not wanted.is_floating_point():
+        return bool(torch.equal(wanted, found))
+    a, b = wanted.double(), found.double()
+    finite = a[a.isfinite()]
+    relative, of_largest = {torch.bfloat16: (2e-2, 1e-2), torch.float16: (4e-3, 2e-3)}.get(wanted.dtype, (1e-4, 1e-5))
+    largest = float(finite.abs().max()) if finite.numel() else 0.0  # sums that cancel are as good as their terms
+    return torch.allclose(a, b, rtol=relative, atol=of_largest * largest + 1e-30, equal_nan=True)
+
+
+class Batch(nn.Module):
+    """Samples as one model."""
+
+    def __init__(self, batch: Sequence[Sample]) -> None:
+        super().__init__()
+        self.batch = (tuple(batch),)
+
+    def forward(self, tensors: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        return [sample.apply(given) for sample, given in zip(self.batch[0], tensors, strict=True)]
+
+
+Execute = Callable[[Sequence[Sample]], list[torch.Tensor]]
+
+
+def interpreted(batch: Sequence[Sample]) -> list[torch.Tensor]:
+    """Results of the imported module under the interpreter."""
+    given = [sample.tensors() for sample in batch]
+    result = import_torch(Batch(batch), (given,))
+    arrays = [to_numpy(t) for t in pytree.tree_leaves(given)]
+    found = run(result.module, result.weights, arrays)
+    wanted = [t for sample in batch for t in sample.wanted]
+    return [_as_torch(array, like) for array, like in zip(found, wanted, strict=True)]
+
+
+def _as_torch(array: Any, like: torch.Tensor) -> torch.Tensor:
+    array = np.array(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def compiled(batch: Sequence[Sample]) -> list[torch.Tensor]:
+    """Results of the program for this machine's CPU."""
+    given = [sample.tensors() for sample in batch]
+    return pytree.tree_leaves(qc.qcompile(Batch(batch), (given,))(given))
+
+
+def judge(batch: Sequence[Sample], execute: Execute) -> None:
+    """Runs a batch and notes the outcome of each sample."""
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            found = iter(execute(batch))
+            for sample in batch:
+                pairs = [(wanted, next(found, None)) for wanted in sample.wanted]
+                bad = [pair for pair in pairs if not same(*pair)]
+                sample.outcome = "wrong" if bad else "equal"
+                sample.detail = f"{bad[0][0]!s:.200} but {bad[0][1]!s:.200}" if bad else ""
+    except Exception as error:
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            judge(batch[:middle], execute)
+            judge(batch[middle:], execute)
+            return
+        batch[0].outcome = "refused" if isinstance(error, QCompilerError) else "error"
+        batch[0].detail = f"{type(error).__name__}: {error}"[:600]
+
+
+def examine(infos: Sequence[Any], execute: Execute, most: int, size: int) -> Iterator[Sample]:
+    """All samples of the operators with their outcomes, `size` of them in one program."""
+    waiting: list[Sample] = []
+    for info in infos:
+        for dtype in DTYPES:
+            waiting += samples(info, dtype, most)
+            while len(waiting) >= size:
+                batch, waiting = waiting[:size], waiting[size:]
+                judge(batch, execute)
+                yield from batch
+    if waiting:
+        judge(waiting, execute)
+        yield from waiting
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ops", nargs="*", help="names in the database; all that operators.md lists otherwise")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th operator, beginning with the i-th")
+    parser.add_argument("--most", type=int, default=6, help="samples of an operator and dtype")
+    parser.add_argument("--size", type=int, default=24, help="samples in one program")
+    parser.add_argument("--compile", action="store_true", help="CPU kernels instead of the interpreter")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    infos = [i for i in documented() if not options.ops or i.name in options.ops][part::parts]
+    counts: Counter[str] = Counter()
+    rows = []
+    for sample in examine(infos, compiled if options.compile else interpreted, options.most, options.size):
+        counts[sample.outcome] += 1
+        if sample.outcome != "equal":
+            rows.append({"name": sample.name, "outcome": sample.outcome, "detail": sample.detail})
+            if sample.outcome != "refused":
+                print(sample.outcome, sample.name, sample.detail[:300].replace("\n", " "), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps({"counts": counts, "rows": rows}, indent=1))
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()
