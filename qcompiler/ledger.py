@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from qcompiler.errors import PromiseError
+from qcompiler.units import human_bytes
 
 PADDING_ALLOWANCE = 64 << 10
 """Bytes of padding by layouts, in a whole model, up to which a promise is judged without them."""
@@ -112,7 +113,7 @@ class Ledger:
 
     def totals(self) -> str:
         """One line for people: `recipe nf4: 103 tensors, 90.9 MB -> 27.0 MB, 6.480 bits per weight (promised 6.5)`."""
-        sizes = f"{self.bytes_before / 1e6:.1f} MB -> {self.bytes_after / 1e6:.1f} MB"
+        sizes = f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"
         bits = f"{self.bits_per_weight():.3f} bits per weight ({self._promise()})"
         return f"recipe {self.recipe}: {len(self.rows)} tensors, {sizes}, {bits}"
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from qcompiler import __version__
 from qcompiler.errors import (
+    ArgumentError,
     CorruptFileError,
     FileBoundsError,
     ForeignFileError,
@@ -55,6 +56,7 @@ from qcompiler.runtime.native import emitter_version
 from qcompiler.runtime.placement import choose_devices
 from qcompiler.runtime.progress import note
 from qcompiler.runtime.repack import canonical_directory, to_canonical, to_target
+from qcompiler.units import human_bytes
 
 FORMAT_VERSION = 1
 MAX_JSON = 256 << 20
@@ -118,6 +120,8 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
     """
     image.require_values()
     path = Path(path)
+    if not path.parent.is_dir():
+        raise ArgumentError(f"there is no folder '{path.parent}' to write {path.name} to: make it first")
     if layout == "canonical":
         stored = canonical_directory(image.plan.weights)
         weights = to_canonical(image.plan.weights, image.weights, stored)
@@ -247,7 +251,7 @@ def load_image(
     except (ForeignFileError, CorruptFileError, NewerFileError, TrustError, TargetMismatchError) as error:
         raise type(error)(f"{path}: {error}") from error
     if header.layout == "canonical":
-        note(f"packing the weights of {path.name} ({weights.nbytes / 1e6:.0f} MB) for this machine")
+        note(f"packing the weights of {path.name} ({human_bytes(weights.nbytes)}) for this machine")
         weights = to_target(header.stored, weights, header.plan.weights, constants_nbytes(header.plan))
     image = ProgramImage(
         header.plan, header.signature, weights, header.target, header.ledger, header.report, header.torch_calls,

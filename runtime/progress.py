@@ -9,6 +9,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from qcompiler.units import human_bytes
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
@@ -78,7 +80,7 @@ class Progress:
         now = time.monotonic()
         if now - self._said >= EVERY:
             self._said = now
-            note(f"{self._what}: {done / 1e9:.2f} of {self._total / 1e9:.2f} GB")
+            note(f"{self._what}: {human_bytes(done)} of {human_bytes(self._total)}")
 
     def _show(self) -> None:
         from rich.console import Console

@@ -29,6 +29,7 @@ from qcompiler.frontends import dynamic, empty_weights, expert_weights, narrowin
 from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
+from qcompiler.frontends.signature import names_in, parameter_names
 from qcompiler.frontends.state import (
     PythonNumbers,
     declare_states,
@@ -47,6 +48,8 @@ class Exported:
     symbols: Symbols
     ranges: dict[str, Range] = field(default_factory=dict)
     notes: tuple[narrowing.Note, ...] = ()
+    parameters: tuple[str, ...] = ()
+    """Names of the positional parameters of the model's forward, in order."""
 
     @property
     def graph(self) -> fx.Graph:
@@ -84,6 +87,7 @@ def export_model(
         exported = _decompose(declare_states(model), keep)
         _refuse(exported, refused)
         exported.ranges = _ranges_of(exported)
+        exported.parameters = names_in(model)
     else:
         if not isinstance(model, nn.Module):
             raise ExportError(
@@ -91,6 +95,7 @@ def export_model(
             )
         with dynamic.named_keywords(model, args, kwargs or {}), expert_weights.as_pairs(model):
             exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep, refused)
+        exported.parameters = parameter_names(model)
     return exported
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from qcompiler.errors import ArgumentError, CorruptFileError
-from qcompiler.inspect.report import human_bytes
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, WeightEntry, to_json
 from qcompiler.plan.verify import verify_plan
@@ -19,6 +18,7 @@ from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.program_file import Header, read_program
 from qcompiler.runtime.timeline import Timeline, timeline
 from qcompiler.runtime.tree import check_signature
+from qcompiler.units import human_bytes
 
 SOURCE_STAGE = "emit-kernels"
 _SOURCE_FILES = {"cpu": "kernels/program.cpp", "cuda": "kernels/program.cu"}
@@ -144,14 +144,16 @@ def _totals(ledger: Any) -> dict[str, Any] | None:
 
 
 def _signature(header: Header) -> str:
-    """`(input_ids: i64[b, s]) -> f32[b, 384]` of the first entry point."""
+    """`(input_ids: i64[b, s]) -> f32[b, 384]` of the first entry point, with the names that a call may use."""
     if not header.plan.entries:
         raise CorruptFileError("the plan in the file has no entry point")
     entry, inputs, outputs = header.plan.entries[0], header.signature.inputs, header.signature.outputs
     check_signature(inputs, outputs, len(entry.inputs), len(entry.outputs))
-    args = [_tree(item, entry.inputs) for item in inputs["args"]["items"]]
-    named = zip(inputs["kwargs"]["keys"], inputs["kwargs"]["items"], strict=True)
-    args += [f"{key}={_tree(item, entry.inputs)}" for key, item in named]
+    items, keys = inputs["args"]["items"], inputs["kwargs"]["keys"]
+    names = [*inputs.get("names", [])[: len(items)]]
+    names += [""] * (len(items) - len(names))
+    named = zip([*names, *keys], [*items, *inputs["kwargs"]["items"]], strict=True)
+    args = [f"{name}: {_tree(item, entry.inputs)}".removeprefix(": ") for name, item in named]
     return f"({', '.join(args)}) -> {_tree(outputs, entry.outputs)}"
 
 
