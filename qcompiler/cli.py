@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile goes on")
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
+    command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
     command.add_argument("--dump-ir", type=Path, default=None)
     command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
     command.add_argument("--timing", action="store_true", help="print the seconds of each stage")
@@ -227,7 +228,7 @@ def _compile(options: argparse.Namespace) -> None:
         print(program.report())
         print(program.timing() if options.timing else program.ledger.totals())
         return
-    builds = program.save(options.output, layout=options.layout)
+    builds = program.save(options.output, layout=options.layout, stages=not options.no_stages)
     print(program.ledger.totals(), file=sys.stderr)
     if options.timing:
         print(program.timing())

@@ -61,6 +61,8 @@ class Ledger:
     rows: tuple[LedgerRow, ...]
     recipe: str = "float"
     promise_bits: float | None = None
+    later: int = 0
+    """Tensors that the recipe's first choice cannot store, and that a later one does: what they take is promised."""
 
     def __iter__(self) -> Iterator[LedgerRow]:
         return iter(self.rows)
@@ -119,6 +121,8 @@ class Ledger:
 
     def _promise(self) -> str:
         promise = "no promise" if self.promise_bits is None else f"promised {self.promise_bits}"
+        if self.later:
+            promise += f"; {self.later} tensors in a later choice of the recipe"
         if not self.padding:
             return promise
         bits = self.without_padding().bits_per_weight()
@@ -133,6 +137,7 @@ class Ledger:
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "padding": self.padding,
+            "later": self.later,
         }
         return json.dumps({"totals": totals, "rows": [asdict(row) for row in self.rows]}, indent=1)
 

@@ -50,6 +50,8 @@ class Exported:
     notes: tuple[narrowing.Note, ...] = ()
     parameters: tuple[str, ...] = ()
     """Names of the positional parameters of the model's forward, in order."""
+    config: Any = None
+    """The model's `config`, if it has one."""
 
     @property
     def graph(self) -> fx.Graph:
@@ -96,6 +98,7 @@ def export_model(
         with dynamic.named_keywords(model, args, kwargs or {}), expert_weights.as_pairs(model):
             exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep, refused)
         exported.parameters = parameter_names(model)
+        exported.config = getattr(model, "config", None)
     return exported
 
 

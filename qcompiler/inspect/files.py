@@ -125,6 +125,7 @@ class _Totals(msgspec.Struct):
     bytes_before: int
     bytes_after: int
     padding: int = 0
+    later: int = 0
 
 
 class _Ledger(msgspec.Struct):
@@ -277,6 +278,7 @@ def _ledger_line(totals: dict[str, Any] | None) -> str:
         return "none"
     promise = "no promise" if totals["promise_bits"] is None else f"promised {totals['promise_bits']}"
     before, after = human_bytes(totals["bytes_before"]), human_bytes(totals["bytes_after"])
+    promise += f"; {totals['later']} tensors in a later choice" if totals["later"] else ""
     promise += f"; {totals['padding']:,} bytes are padding" if totals["padding"] else ""
     bits = f"{totals['bits_per_weight']:.3f} bits per weight ({promise})"
     return f"recipe {totals['recipe']}, {totals['tensors']} tensors, {before} -> {after}, {bits}"

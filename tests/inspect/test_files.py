@@ -88,8 +88,9 @@ def test_a_file_whose_plan_could_not_run_is_described_all_the_same(image: Progra
 
 def test_damaged_text_is_refused(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data.replace(b"// kernels", b"// KERNELS"))
-    with pytest.raises(errors.CorruptFileError, match=r"small\.qca.*'kernels/program\.cpp' is damaged"):
+    at = data.rindex(b"\x1f\x8b\x08") + 12
+    saved.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(errors.CorruptFileError, match=r"small\.qca.*'kernels/program\.cpp\.gz' is damaged"):
         summary(saved)
 
 
