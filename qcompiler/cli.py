@@ -205,12 +205,16 @@ def _load(options: argparse.Namespace) -> Any:
 
 
 def _compile(options: argparse.Namespace) -> None:
-    from qcompiler.api import qcompile
+    from qcompiler.runtime.progress import Stages, stage
 
     if (options.output is None) != (options.weights == "none"):
         raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
     _writable(options.output)
-    model, args, kwargs, dynamic_shapes = _factory(options.model)
+    with Stages(1):
+        stage(f"load {options.model}")
+        from qcompiler.api import qcompile  # torch, which takes seconds to import
+
+        model, args, kwargs, dynamic_shapes = _factory(options.model)
     program = qcompile(
         model,
         args,
