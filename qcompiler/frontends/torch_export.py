@@ -25,7 +25,7 @@ from qcompiler.errors import (
     UnboundedDimError,
     UnsupportedOperatorError,
 )
-from qcompiler.frontends import dynamic, empty_weights, expert_weights, narrowing
+from qcompiler.frontends import dynamic, empty_weights, expert_weights, narrowing, pooling
 from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
@@ -113,7 +113,7 @@ def _export_module(
     inputs = dynamic.prepare(model, args, kwargs, dynamic_shapes)
 
     def trace() -> ExportedProgram:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pooling.sizes_that_follow():
             warnings.simplefilter("ignore")
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 
