@@ -29,6 +29,7 @@ from rich.table import Table
 from torch import nn
 
 import qcompiler as qc
+from qcompiler.units import human_bytes
 
 HERE = Path(__file__).resolve().parent
 MAX_BATCH, MAX_LENGTH = 64, 256
@@ -115,7 +116,7 @@ def accuracy_table(programs: dict[str, qc.Program], model: nn.Module) -> Table:
             sys.exit(f"{name}: the program and the eager oracle differ by {np.abs(ours - oracle).max():.2e} in cosine")
         ledger = program.ledger
         table.add_row(
-            name, f"{before / 1e6:.1f} MB", f"{ledger.bytes_after / 1e6:.1f} MB", f"{ledger.bits_per_weight():.2f}",
+            name, human_bytes(before), human_bytes(ledger.bytes_after), f"{ledger.bits_per_weight():.2f}",
             f"{ours.mean():.6f}", f"{ours.min():.6f}", f"{oracle.mean():.6f}", f"{oracle.min():.6f}",
         )  # fmt: skip
     return table
@@ -196,7 +197,7 @@ def run_without_torch(path: Path, program: qc.Program, folder: Path) -> None:
     expected = np.asarray(program(**batch))
     if not np.array_equal(np.load(result).view(np.uint32), expected.view(np.uint32)):
         sys.exit("the saved program gave other bits in a process without torch")
-    console.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB) ran without torch and xdsl: equal to the bit")
+    console.print(f"{path} ({human_bytes(path.stat().st_size)}) ran without torch and xdsl: equal to the bit")
 
 
 def main() -> None:

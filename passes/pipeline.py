@@ -32,6 +32,7 @@ from qcompiler.passes.support.numerics import (
     difference,
 )
 from qcompiler.passes.support.reproducer import write_reproducer
+from qcompiler.runtime import progress
 
 Arrays = Sequence[npt.NDArray[Any]]
 VerifyEach = Literal["ir", "numerics"]
@@ -132,6 +133,7 @@ def run_pipeline(
     times: list[StageTime] = []
     check = _NumericsCheck(module, ctx, sample_inputs, sample_states) if verify_each == "numerics" else None
     for number, stage in enumerate(chosen):
+        progress.stage(stage.name)
         began = time.perf_counter()
         try:
             made = stage.make()

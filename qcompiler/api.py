@@ -26,12 +26,16 @@ from qcompiler.kernels.cuda.emit import ARCHS
 from qcompiler.program import Program, make_image
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.isa import buildable_isas, resolve_isa, runnable_isas
+from qcompiler.runtime.progress import OnStep, Stages, stage
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from qcompiler.config import QuantConfig
     from qcompiler.frontends.weight_source import WeightSource
+
+KERNELS = "compile-kernels"
+"""What `progress` calls the host's compiler, or NVRTC: the stage behind the pipeline's."""
 
 Buckets = Sequence[tuple[str, Mapping[str, tuple[int, int]]]]
 
@@ -52,6 +56,7 @@ def qcompile(
     buckets: Buckets | None = None,
     weights: str | Path | WeightSource | None = None,
     workdir: str | Path | None = None,
+    progress: OnStep | None = None,
 ) -> Program:
     """Quantises a PyTorch model and compiles it to a program.
 
@@ -82,6 +87,10 @@ def qcompile(
     k-quants and most others of GGUF) are encoded for what their linears read.  With `workdir` that goes on after a
     kill, too.
 
+    `progress` is called as each stage begins, with a `Step`: `stage`, `number`, `of`, `seconds`; `progress=print` will
+    do, and what it raises ends the compile.  Without it, too, a compile of more than two seconds says on stderr what it
+    is doing, unless QC_QUIET is set.
+
     `fallback` is refused in this release.
 
     Raises subclasses of `QCompilerError`, each naming the module path, the op and the way out.
@@ -103,39 +112,43 @@ def qcompile(
     target = compile_target(placement.devices, targets)
 
     from qcompiler.frontends.calibrate import Calibration
-    from qcompiler.frontends.torch_frontend import import_torch
+    from qcompiler.frontends.torch_frontend import FRONTEND_STAGES, import_torch
     from qcompiler.frontends.workdir import WorkFolder
+    from qcompiler.passes.pipeline import STAGES
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
     dumps = StageDumps(directory or None)
     files = WorkFolder(workdir) if workdir is not None and source.valued else None
     calibration = None if calibrate is None else Calibration(calibrate, files.path if files is not None else None)
-    imported = import_torch(
-        model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source, files=files,
-        calibration=calibration,
-    )  # fmt: skip
-    for name, text in imported.texts.items():
-        stage = name.partition("-")[2]
-        dumps.add(stage, text, imported.seconds[stage], "txt")
-    dumps.add("import", print_module(imported.module), imported.seconds["import"])
+    with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
+        imported = import_torch(
+            model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source, files=files,
+            calibration=calibration,
+        )  # fmt: skip
+        for name, text in imported.texts.items():
+            name_of = name.partition("-")[2]
+            dumps.add(name_of, text, imported.seconds[name_of], "txt")
+        dumps.add("import", print_module(imported.module), imported.seconds["import"])
 
-    check_paths(placement, imported.module, (path for path, _ in _modules(model)))
-    context = QCContext.default(
-        weights=imported.weights, target=target, devices=placement.slots, device_map=placement.device_map
-    )
-    for note in imported.quantized.exported.notes:
-        context.report.add("export", "", note.what, note.why)
-    for stage, path, what in imported.quantized.decisions:
-        context.report.add(stage, path, what, f"{calibration.inputs_seen} inputs" if calibration is not None else "")
-    if buckets is not None:
-        context.options["buckets"] = list(buckets)
-    if (streams := _compute_streams()) is not None:
-        context.options["compute-streams"] = streams
-    samples = imported.sample_inputs() if verify_each == "numerics" else None
-    run_stages(imported.module, context, dumps, verify_each, samples, imported.states)
-    image = make_image(context, imported, dumps)
-    choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
-    return Program(image, dumps, choices, imported, placement, targets=target.isas if targets else ())
+        check_paths(placement, imported.module, (path for path, _ in _modules(model)))
+        context = QCContext.default(
+            weights=imported.weights, target=target, devices=placement.slots, device_map=placement.device_map
+        )
+        for note in imported.quantized.exported.notes:
+            context.report.add("export", "", note.what, note.why)
+        for decided_in, path, what in imported.quantized.decisions:
+            by_data = calibration is not None and decided_in != "insert-qdq"
+            context.report.add(decided_in, path, what, f"{calibration.inputs_seen} inputs" if by_data else "")
+        if buckets is not None:
+            context.options["buckets"] = list(buckets)
+        if (streams := _compute_streams()) is not None:
+            context.options["compute-streams"] = streams
+        samples = imported.sample_inputs() if verify_each == "numerics" else None
+        run_stages(imported.module, context, dumps, verify_each, samples, imported.states)
+        image = make_image(context, imported, dumps)
+        choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
+        stage(KERNELS)
+        return Program(image, dumps, choices, imported, placement, targets=target.isas if targets else ())
 
 
 def check_call(model: Any, args: Any, kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """`qc compile | run | inspect | opt | bench | convert | doctor`.
 
 Data goes to stdout, progress and messages to stderr. Exit status 1 and one message on stderr for every `QCompilerError`
-and for files that cannot be read or written.
+and for files that cannot be read or written; 2 for a wrong command line, before anything is read or compiled.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from qcompiler import __version__
 from qcompiler.errors import ArgumentError, QCompilerError
+from qcompiler.units import human_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +44,7 @@ def _printable(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qc", description="Quantise, compile, read and run models.")
+    parser.add_argument("--version", action="version", version=f"qcompiler {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
     command = commands.add_parser("compile", help="compile a PyTorch model to a .qca file")
@@ -62,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile goes on")
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
+    command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
     command.add_argument("--dump-ir", type=Path, default=None)
     command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
     command.add_argument("--timing", action="store_true", help="print the seconds of each stage")
@@ -69,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("run", help="run a .qca file on .npy/.npz inputs")
     command.add_argument("program", type=Path)
-    command.add_argument("inputs", nargs="*", help="x.npy in order, or name=x.npy, or one .npz with names")
+    command.add_argument(
+        "inputs", nargs="*", help="x.npy in order, or name=x.npy with the names that qc inspect prints, or a .npz"
+    )
     command.add_argument(
         "-o", "--output", type=Path, help=".npz for the results (default: print shapes and statistics)"
     )
@@ -88,8 +94,11 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("bench", help="time a .qca file on random inputs")
     command.add_argument("program", type=Path)
-    command.add_argument("--dim", action="append", default=[], metavar="NAME=VALUE", help="a value for a dimension")
-    command.add_argument("--rounds", type=int, default=30)
+    command.add_argument("--entry", help="the entry point to time; default: the one that takes the sizes")
+    command.add_argument(
+        "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="a value for a dimension"
+    )
+    command.add_argument("--rounds", type=_count, default=30, help="timed calls, at least 1; default 30")
     command.add_argument("--json", action="store_true")
     _add_loading(command)
     command.set_defaults(run=_bench)
@@ -112,10 +121,12 @@ def _add_inspect(commands: Any) -> None:
     command.add_argument("--plan", action="store_true", help="print the plan as JSON")
     command.add_argument("--ir", metavar="STAGE", help="print the text of a stage")
     command.add_argument("--timeline", action="store_true", help="chart what runs on which stream, by estimated times")
-    command.add_argument("--entry", help="with --timeline: the entry point; default: the first that takes the sizes")
-    command.add_argument("--dim", action="append", default=[], metavar="NAME=VALUE", help="with --timeline: a size")
-    command.add_argument("--between", metavar="US,US", help="with --timeline: the part between two times")
-    command.add_argument("--perfetto", type=Path, metavar="OUT", help="with --timeline: write a trace for Perfetto")
+    command.add_argument("--perfetto", type=Path, metavar="OUT", help="write the timeline as a trace for Perfetto")
+    command.add_argument("--entry", help="of a timeline: the entry point; default: the first that takes the sizes")
+    command.add_argument(
+        "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="of a timeline: a size"
+    )
+    command.add_argument("--between", type=_times, metavar="US,US", help="with --timeline: the part between two times")
     command.set_defaults(run=_inspect)
 
 
@@ -126,19 +137,59 @@ def _add_convert(commands: Any) -> None:
     command.add_argument("--to", metavar="FORMAT", help="such as q8_0 or int4:group=32; default: each as it is")
     command.add_argument("--layout", help="of a folder: gptq, gptq_v2, awq, compressed-tensors, bitsandbytes")
     command.add_argument("--lossy", action="store_true", help="allow what loses precision, which is said in any case")
+    command.add_argument("--force", action="store_true", help="replace a target that is there, without asking")
     command.add_argument("--json", action="store_true", help="print each tensor's formats and errors")
     command.set_defaults(run=_convert)
 
 
 def _add_loading(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default=None, help="cpu, cuda:0 or sim:0; default: what the program was made for")
-    command.add_argument("--num-threads", type=int, default=None)
+    command.add_argument("--num-threads", type=_count, default=None)
     command.add_argument(
         "--trust-native",
         default=None,
         help="'yes', or sha256:… (several with commas), to run native code from the file",
     )
     command.add_argument("--verify", choices=("auto", "full"), default="auto")
+
+
+# --- what the command line may say; what it may not is a usage error, status 2 ---------------------------------------
+
+
+def _count(text: str) -> int:
+    """A number of rounds or threads: 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def _dim(text: str) -> tuple[str, int]:
+    """`NAME=VALUE`."""
+    name, _, value = text.partition("=")
+    if not name or not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name with a size from 1 on, such as s=1")
+    return name, int(value)
+
+
+def _times(text: str) -> tuple[float, float]:
+    """`US,US`: two times, the second behind the first."""
+    try:
+        begin, end = (float(part) for part in text.split(","))
+    except ValueError:
+        begin, end = 0.0, 0.0
+    if not 0 <= begin < end:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pair of times in microseconds, such as 100,250")
+    return begin, end
+
+
+def _writable(path: Path | None) -> None:
+    """ArgumentError before any work is done for an output file whose folder is not there, or that is a folder."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ArgumentError(f"there is no folder '{path.parent}' to write {path.name} to: make it first")
+    if path.is_dir():
+        raise ArgumentError(f"'{path}' is a folder; name a file to write")
 
 
 def _load(options: argparse.Namespace) -> Any:
@@ -159,11 +210,16 @@ def _load(options: argparse.Namespace) -> Any:
 
 
 def _compile(options: argparse.Namespace) -> None:
-    from qcompiler.api import qcompile
+    from qcompiler.runtime.progress import Stages, stage
 
     if (options.output is None) != (options.weights == "none"):
         raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
-    model, args, kwargs, dynamic_shapes = _factory(options.model)
+    _writable(options.output)
+    with Stages(1):
+        stage(f"load {options.model}")
+        from qcompiler.api import qcompile  # torch, which takes seconds to import
+
+        model, args, kwargs, dynamic_shapes = _factory(options.model)
     program = qcompile(
         model,
         args,
@@ -181,13 +237,13 @@ def _compile(options: argparse.Namespace) -> None:
         print(program.report())
         print(program.timing() if options.timing else program.ledger.totals())
         return
-    builds = program.save(options.output, layout=options.layout)
+    builds = program.save(options.output, layout=options.layout, stages=not options.no_stages)
     print(program.ledger.totals(), file=sys.stderr)
     if options.timing:
         print(program.timing())
     for isa, digest in builds.items():
         print(f"native build for {isa}: {digest}", file=sys.stderr)
-    print(f"wrote {options.output} ({options.output.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
+    print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
 
 
 def _factory(text: str) -> tuple[Any, Any, Any, Any]:
@@ -214,10 +270,21 @@ def _convert(options: argparse.Namespace) -> None:
 
     from qcompiler.frontends.convert import convert
 
-    done = convert(options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy)
+    force = options.force or _may_replace(options.target)
+    done = convert(
+        options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy, force=force
+    )  # fmt: skip
     if options.json:
         print(json.dumps({"path": str(done.path), "tensors": [asdict(each) for each in done.tensors]}))
     print(done, file=sys.stderr)
+
+
+def _may_replace(target: Path) -> bool:
+    """Asks, where a person can answer, whether a target that is there may be replaced."""
+    if not target.exists() or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{target} is there already. Replace it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 # --- run and bench ---------------------------------------------------------------------------------------------------
@@ -226,11 +293,15 @@ def _convert(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace) -> None:
     import numpy as np
 
+    _writable(options.output)
     args, kwargs = _read_inputs(options.inputs)
-    result = _load(options)(*args, **kwargs)
+    run = _load(options)
+    args, kwargs = _by_structure(run, args, kwargs)
+    result = run(*args, **kwargs)
     leaves = dict(_leaves(result, "result"))
     if options.output is not None:
-        np.savez(options.output, **leaves)
+        with options.output.open("wb") as file:  # by its name, numpy would write to another that ends in .npz
+            np.savez(file, **leaves)
         return
     for name, value in leaves.items():
         values = np.asarray(value, dtype=np.float64)
@@ -255,6 +326,19 @@ def _read_inputs(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
+def _by_structure(run: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Arguments that are given by the names of single tensors, as `qc inspect` lists them for an entry point.
+
+    For an argument that is a tuple or a dict these are the only way to give it on a command line.
+    """
+    from qcompiler.runtime.tree import arguments_of
+
+    names = [sig.name for sig in run.plan.entries[0].inputs]
+    if args or set(kwargs) != set(names):
+        return args, kwargs
+    return arguments_of(run.signature.inputs, [kwargs[name] for name in names])
+
+
 def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return [leaf for key, item in value.items() for leaf in _leaves(item, str(key))]
@@ -271,17 +355,23 @@ def _bench(options: argparse.Namespace) -> None:
     from qcompiler.runtime.tree import arguments_of
 
     run = _load(options)
-    entry = run.plan.entries[0]
+    entry = _entry(run.plan, options.entry)
     symbols = {symbol.name: symbol.max for symbol in entry.symbols}
-    for text in options.dim:
-        name, _, value = text.partition("=")
-        if name not in symbols or not value.isdigit():
-            raise ArgumentError(f"--dim {text}: the dimensions are {', '.join(symbols) or 'none'}, values are integers")
-        symbols[name] = int(value)
+    for name, value in options.dim:
+        if name not in symbols:
+            raise ArgumentError(f"--dim {name}={value}: the dimensions of '{entry.name}' are {_list(symbols)}")
+        symbols[name] = value
     generator = np.random.default_rng(0)
+    shapes = tuple(tuple(dim(d).evaluate(symbols) for d in sig.shape) for sig in entry.inputs)
+    taken = run.plan.entries[run.binder.bind(shapes).entry]
+    if options.entry is not None and taken is not entry:
+        raise ArgumentError(
+            f"--entry {entry.name}: at {_sizes_text(symbols)} a call runs '{taken.name}', which stands before it; give "
+            "other sizes by --dim"
+        )
     tensors = []
-    for sig in entry.inputs:
-        shape, dtype = [dim(d).evaluate(symbols) for d in sig.shape], NUMPY_DTYPES[sig.dtype]
+    for shape, sig in zip(shapes, entry.inputs, strict=True):
+        dtype = NUMPY_DTYPES[sig.dtype]
         is_float = sig.dtype in ("f32", "f64", "f16", "bf16")
         tensors.append(generator.standard_normal(shape).astype(dtype) if is_float else np.ones(shape, dtype))
     args, kwargs = arguments_of(run.signature.inputs, tensors)
@@ -292,12 +382,36 @@ def _bench(options: argparse.Namespace) -> None:
         start = time.perf_counter()
         run(*args, **kwargs)
         times.append(time.perf_counter() - start)
-    figures = {"dims": symbols, "rounds": len(times), "median_s": median(times), "min_s": min(times)}
+    figures = {
+        "entry": taken.name,
+        "dims": symbols,
+        "rounds": len(times),
+        "median_s": median(times),
+        "min_s": min(times),
+    }
     if options.json:
         print(json.dumps(figures))
     else:
-        where = ", ".join(f"{name}={value}" for name, value in symbols.items()) or "static shapes"
+        where = f"{taken.name}, " * (len(run.plan.entries) > 1) + _sizes_text(symbols)
         print(f"{where}: median {median(times) * 1e3:.3f} ms, least {min(times) * 1e3:.3f} ms of {options.rounds} runs")
+
+
+def _entry(plan: Any, name: str | None) -> Any:
+    """The entry point of that name; the first without one."""
+    if name is None:
+        return plan.entries[0]
+    found = [entry for entry in plan.entries if entry.name == name]
+    if not found:
+        raise ArgumentError(f"--entry {name}: the entry points are {_list(entry.name for entry in plan.entries)}")
+    return found[0]
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _sizes_text(symbols: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in symbols.items()) or "static shapes"
 
 
 # --- inspect, opt, doctor --------------------------------------------------------------------------------------------
@@ -306,8 +420,11 @@ def _bench(options: argparse.Namespace) -> None:
 def _inspect(options: argparse.Namespace) -> None:
     from qcompiler.inspect.files import describe, ir_text, plan_json, summary
 
-    if options.timeline:
+    _writable(options.perfetto)
+    if options.timeline or options.perfetto is not None:
         _timeline(options)
+    elif options.entry is not None or options.dim or options.between is not None:
+        raise ArgumentError("--entry, --dim and --between are of a timeline: add --timeline or --perfetto OUT")
     elif options.ir is not None:
         print(ir_text(options.program, options.ir))
     elif options.plan:
@@ -321,30 +438,15 @@ def _inspect(options: argparse.Namespace) -> None:
 def _timeline(options: argparse.Namespace) -> None:
     from qcompiler.inspect.files import printable, timeline_of
 
-    shown = timeline_of(options.program, options.entry, _sizes(options.dim))
+    shown = timeline_of(options.program, options.entry, dict(options.dim))
     if options.perfetto is not None:
         shown.save(options.perfetto)
         print(f"wrote {options.perfetto}; open it at ui.perfetto.dev", file=sys.stderr)
     if options.json:
         print(json.dumps(shown.as_dict(), indent=1))
-        return
-    times = options.between.split(",") if options.between else []
-    try:
-        begin, end = (float(time) for time in times) if times else (0.0, None)
-    except ValueError as error:
-        raise ArgumentError(f"--between {options.between}: two times in microseconds, such as 100,250") from error
-    print(printable(shown.text(begin=begin, end=end)))
-
-
-def _sizes(texts: Sequence[str]) -> dict[str, int]:
-    """The values of `--dim NAME=VALUE`."""
-    sizes: dict[str, int] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not value.isdigit():
-            raise ArgumentError(f"--dim {text}: a name and a size, such as s=1")
-        sizes[name] = int(value)
-    return sizes
+    elif options.timeline:
+        begin, end = options.between or (0.0, None)
+        print(printable(shown.text(begin=begin, end=end)))
 
 
 def _opt(options: argparse.Namespace) -> None:
@@ -366,7 +468,7 @@ def _opt(options: argparse.Namespace) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     if options.model is not None:
         return _doctor_model(options)
-    from qcompiler.inspect.doctor import examine, problems
+    from qcompiler.inspect.doctor import compiles, examine, problems
 
     facts = examine()
     if options.json:
@@ -376,7 +478,7 @@ def _doctor(options: argparse.Namespace) -> int:
             print(f"{name:14} {value}")
     for problem in problems(facts):
         print(f"qc: {problem}", file=sys.stderr)
-    return 0
+    return 0 if compiles(facts) else 1
 
 
 def _doctor_model(options: argparse.Namespace) -> int:

@@ -3,6 +3,11 @@
     QuantConfig("nf4")                                     linears nf4 (block 64), embeddings int8 per row
     QuantConfig("int4:group=64", rules={"*.query": "int8", "lm_head": None})
     QuantConfig("nf4", embedding="nf4", promise_bits=4.6)
+    QuantConfig("q4_K, else q5_0, else int8")              where blocks of 256 do not divide K, the next that fits
+    QuantConfig("q4_K_M")                                  llama.cpp's mixture: a format per tensor (mixtures.py)
+
+The text of a format names several with `else` between them: the first that can store a matrix is taken.  A recipe that
+is one format has a chain of its own, which ends in int8 per row and is seen in `linear`; rules have none.
 
 Exceptions are made by explicit rules only: a glob over module paths, first match wins, and a rule that matches nothing
 is an error.  Every rule that applied is printed in the ledger.
@@ -13,6 +18,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +27,7 @@ from typing import Literal
 from qcompiler import formats
 from qcompiler.errors import RecipeError, UnknownFormatError
 from qcompiler.formats import Format
+from qcompiler.mixtures import MIXTURES, NEXT
 from qcompiler.plan.kernel import FormatRef
 
 
@@ -53,18 +60,62 @@ class Rule:
 RuleLike = Rule | tuple[str, str | None] | tuple[str, str | None, str]
 
 
+def choices(text: str) -> tuple[str, ...]:
+    """The formats that a text names, in order: ("q4_K", "q5_0") for "q4_K, else q5_0". "float" keeps a weight."""
+    return tuple(part.strip() for part in re.split(r",\s*else\s", text))
+
+
+def with_next(text: str) -> str:
+    """A format with what comes after it where its blocks do not divide K, down to int8 per row, which takes any K.
+
+    For GGUF's formats what llama.cpp takes; for integers in groups smaller groups.
+    """
+    fmt = resolve_format(text)
+    if fmt.declaration.tail == "short":
+        return text
+    chain = [text]
+    if fmt.name in NEXT:
+        chain.append(NEXT[fmt.name])
+    group = fmt.params.get("group")
+    while isinstance(group, int) and group > 32:
+        group //= 2
+        chain.append(format_text(FormatRef(fmt.name, {**fmt.params, "group": group})))
+    return ", else ".join([*chain, *(["int8"] if fmt.name != "int8" else ["int8:group=row"])])
+
+
+def _check_choices(text: str) -> None:
+    """UnknownFormatError for a text that names something else than formats; RecipeError for a mixture in a chain."""
+    named = choices(text)
+    for each in named:
+        if each in MIXTURES and len(named) > 1:
+            raise RecipeError(f"{text!r}: the mixture {each!r} says itself what comes next; write it alone")
+        if each != "float" and each not in MIXTURES:
+            parse_format(each)
+
+
 def _preset(text: str) -> tuple[str | None, str | None, float | None]:
-    """(linears, embeddings, promised bits per weight) of a preset: "float", or any storage format for the linears.
+    """(linears, embeddings, promised bits per weight) of a preset: "float", a mixture, or storage formats for linears.
+
+    "q2_K" is llama.cpp's mixture of that name, as "q2_K_M" is; the plain format is QuantConfig("float", linear="q2_K").
 
     The promise holds for matrices with K >= 64 whose embeddings, int8 per row at 8.5 bits, are at most half of the
     weights: 6.5 for formats of 4.5 bits such as nf4 and int4; where all are int8, 9.0, half a bit above what they take.
     """
     if text == "float":
         return None, None, None
-    fmt = resolve_format(text)
+    if text == "q2_K" or text in MIXTURES:
+        name = "q2_K_M" if text == "q2_K" else text
+        bits = resolve_format(MIXTURES[name]).bits_per_weight(4096, 4096)
+        return name, name, (bits + 8.5) / 2
+    named = choices(text)
+    fmt = resolve_format(named[0])
     cols = math.lcm(64, fmt.declaration.block_size(64))
     bits = fmt.bits_per_weight(4096, cols)
-    return text, "int8", max(_PROMISED.get(fmt.name, 0.0), (bits + 8.5) / 2, bits + 0.5)
+    return (
+        text if len(named) > 1 else with_next(text),
+        "int8",
+        max(_PROMISED.get(fmt.name, 0.0), (bits + 8.5) / 2, bits + 0.5),
+    )
 
 
 _PROMISED = {"nf4": 6.5, "int8": 9.0, "int4": 6.5}
@@ -124,7 +175,8 @@ def check_observer(text: str) -> None:
 
 @dataclass(frozen=True)
 class QuantConfig:
-    """A recipe. `preset` is "float" or a storage format, optionally with parameters ("nf4:block=128", "int3:group=64").
+    """A recipe. `preset` is "float", a mixture ("q4_K_M"), or a storage format, optionally with parameters
+    ("nf4:block=128", "int3:group=64") and with what comes next where a matrix does not fit ("q4_K, else q5_0").
 
     `linear` (which decides for convolutions, too) and `embedding` are format texts, or None to keep that kind of weight
     as it is.  `rules` may be given as a mapping pattern -> format.  `promise_bits` is the most bits per weight that the
@@ -148,8 +200,10 @@ class QuantConfig:
         check_observer(self.observer)
         if self.activations is not None:
             Activations.of(self.activations)
-        if self.preset.partition(":")[0].strip() not in ("float", *formats.names()):
-            raise UnknownFormatError(_unknown(self.preset, ("float", *formats.names()), "recipe"))
+        known = ("float", *MIXTURES, *formats.names())
+        if choices(self.preset)[0].partition(":")[0].strip() not in known:
+            raise UnknownFormatError(_unknown(self.preset, known, "recipe"))
+        _check_choices(self.preset)
         linear, embedding, promise = _preset(self.preset)
         fields: dict[str, object] = {
             "linear": linear if self.linear is PRESET else self.linear,
@@ -161,7 +215,18 @@ class QuantConfig:
             object.__setattr__(self, field, value)
         for text in (fields["linear"], fields["embedding"], *(rule.format for rule in fields["rules"])):  # type: ignore[attr-defined]
             if text is not None:
-                parse_format(text)
+                _check_choices(text)
+
+    @property
+    def mixtures(self) -> tuple[str, ...]:
+        """The mixtures that the recipe names."""
+        texts = (self.linear, self.embedding, *(rule.format for rule in self.all_rules))
+        return tuple(dict.fromkeys(text for text in texts if isinstance(text, str) and text in MIXTURES))
+
+    @property
+    def promises_by_preset(self) -> bool:
+        """Whether the promise is the preset's: it is made for the first choice, and grows by what later ones take."""
+        return self.promise_bits == _preset(self.preset)[2]
 
     @staticmethod
     def of(quant: QuantConfig | str | None) -> QuantConfig:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from qcompiler.errors import PromiseError
+from qcompiler.units import human_bytes
 
 PADDING_ALLOWANCE = 64 << 10
 """Bytes of padding by layouts, in a whole model, up to which a promise is judged without them."""
@@ -60,6 +61,8 @@ class Ledger:
     rows: tuple[LedgerRow, ...]
     recipe: str = "float"
     promise_bits: float | None = None
+    later: int = 0
+    """Tensors that the recipe's first choice cannot store, and that a later one does: what they take is promised."""
 
     def __iter__(self) -> Iterator[LedgerRow]:
         return iter(self.rows)
@@ -116,12 +119,14 @@ class Ledger:
 
     def totals(self) -> str:
         """One line for people: `recipe nf4: 103 tensors, 90.9 MB -> 27.0 MB, 6.480 bits per weight (promised 6.5)`."""
-        sizes = f"{self.bytes_before / 1e6:.1f} MB -> {self.bytes_after / 1e6:.1f} MB"
+        sizes = f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"
         bits = f"{self.bits_per_weight():.3f} bits per weight ({self._promise()})"
         return f"recipe {self.recipe}: {len(self.rows)} tensors, {sizes}, {bits}"
 
     def _promise(self) -> str:
         promise = "no promise" if self.promise_bits is None else f"promised {self.promise_bits}"
+        if self.later:
+            promise += f"; {self.later} tensors in a later choice of the recipe"
         if not self.padding:
             return promise
         bits = self.without_padding().bits_per_weight()
@@ -136,6 +141,7 @@ class Ledger:
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "padding": self.padding,
+            "later": self.later,
         }
         return json.dumps({"totals": totals, "rows": [asdict(row) for row in self.rows]}, indent=1)
 

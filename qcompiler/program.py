@@ -184,16 +184,20 @@ class Program:
 
     # --- saving ---
 
-    def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> dict[str, str]:
+    def save(
+        self, path: str | Path, *, layout: Literal["target", "canonical"] = "target", stages: bool = True
+    ) -> dict[str, str]:
         """Writes a .qca file with a native build for each of `targets`, or else for the machine that it runs on.
 
         Returns the builds' digests, ``{"x86-64-v4": "sha256:…"}``: what `qc.load(trust_native=)` takes.  For a GPU that
         is not here, too: its cubin is compiled by NVRTC, or left out with a note where that is missing.
         `layout="canonical"` is the portable form, repacked at load; it has no builds but those that `targets` names.
+        `stages=False` leaves out the texts of the stages and of the kernels, which only people read.
         """
         self.image.require_values()
         with_builds = layout == "target" or bool(self.targets)
-        return save_image(self._image_with_native() if with_builds else self.image, path, layout=layout)
+        image = self._image_with_native() if with_builds else self.image
+        return save_image(image, path, layout=layout, stages=stages)
 
     def _image_with_native(self) -> ProgramImage:
         if self._loaded is not None and not self.targets:

@@ -55,10 +55,12 @@ def replacing(path: str | Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """A new folder that gets the name `path`, where there is nothing or an empty folder, when the block ends.
+def replacing_folder(path: str | Path, *, over: bool = False) -> Iterator[Path]:
+    """A new folder that gets the name `path` when the block ends.
 
-    What was written in it is on the disk before it gets the name.  FileWriteError as in `replacing`.
+    There is nothing of that name or an empty folder, or `over` says that the folder there may go: it keeps another
+    name beside it until the new one has its place, and comes back if that fails.  What was written is on the disk
+    before it gets the name.  FileWriteError as in `replacing`.
     """
     path = Path(path)
     work: Path | None = None
@@ -72,14 +74,29 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
                 yield work
                 for each in [*work.rglob("*"), work]:
                     sync(each)
-                if path.exists():
-                    path.rmdir()  # empty, else this says so
-                work.rename(path)
+                _take_place(work, path, over)
                 sync(path.parent)
     except BaseException:
         if work is not None:
             shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def _take_place(work: Path, path: Path, over: bool) -> None:
+    if not path.exists():
+        work.rename(path)
+    elif not over or not any(path.iterdir()):
+        path.rmdir()  # empty, else this says so
+        work.rename(path)
+    else:
+        old = path.with_name(f".{path.name}.before-{os.getpid()}")
+        path.rename(old)
+        try:
+            work.rename(path)
+        except BaseException:
+            old.rename(path)
+            raise
+        shutil.rmtree(old)
 
 
 def write_private(path: Path, data: bytes) -> None:

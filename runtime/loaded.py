@@ -258,14 +258,16 @@ class LoadedProgram:
         """
         return self.image if self.kind == "sim" or sanitize.wanted() else self.image.with_native(self.native)
 
-    def save(self, path: str | Path, *, layout: Literal["target", "canonical"] = "target") -> dict[str, str]:
-        """Writes the program, with the native build that runs here, to a `.qca` file.
+    def save(
+        self, path: str | Path, *, layout: Literal["target", "canonical"] = "target", stages: bool = True
+    ) -> dict[str, str]:
+        """Writes the program, with the native build that runs here, to a `.qca` file; `stages=False` without texts.
 
         Returns the build's digest under its instruction set, ``{"x86-64-v4": "sha256:…"}``.
         """
         from qcompiler.runtime.program_file import save_image
 
-        return save_image(self.image_with_native(), path, layout=layout)
+        return save_image(self.image_with_native(), path, layout=layout, stages=stages)
 
     def __repr__(self) -> str:
         entries = ", ".join(entry.name for entry in self.entries)

@@ -4,7 +4,7 @@ qcompiler-program      the format's version, first in the file
 program.json           `Header`: versions, signature, plan, digests of all members
 weights.safetensors    one U8 tensor "weights" at a page boundary; its directory stands in program.json
 native/*.so, *.cubin   compiled kernels (run only with trust)
-ir/*, kernels/*        for reading
+ir/*.gz, kernels/*.gz  for reading; unpacked one by one, when somebody reads them
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from qcompiler import __version__
 from qcompiler.errors import (
+    ArgumentError,
     CorruptFileError,
     FileBoundsError,
     ForeignFileError,
@@ -56,10 +57,13 @@ from qcompiler.runtime.native import emitter_version
 from qcompiler.runtime.placement import choose_devices
 from qcompiler.runtime.progress import note
 from qcompiler.runtime.repack import canonical_directory, to_canonical, to_target
+from qcompiler.units import human_bytes
 
 FORMAT_VERSION = 1
 MAX_JSON = 256 << 20
 MAX_MESSAGE = 2000
+MAX_TEXT = 1 << 30
+PACKED = ".gz"
 Verify = Literal["auto", "full"]
 Layout = Literal["target", "canonical"]
 
@@ -75,10 +79,11 @@ class NativeBuild(Strict, frozen=True):
 
 
 class TextFile(Strict, frozen=True):
-    """A file for reading, with its digest."""
+    """A file for reading, with its digest. `nbytes` is the size of the text in a compressed one (`.gz`)."""
 
     file: str
     sha256: str
+    nbytes: int = 0
 
 
 class Header(Strict, frozen=True):
@@ -112,15 +117,20 @@ class _Versions(msgspec.Struct):
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "target") -> dict[str, str]:
+def save_image(
+    image: ProgramImage, path: str | Path, *, layout: Layout = "target", stages: bool = True
+) -> dict[str, str]:
     """Writes a program file: streamed to a temporary file beside it, renamed when complete.
 
+    `stages=False` leaves out the texts for reading: those of the stages, and the source of the kernels.
     `layout="canonical"` stores weights in their formats' canonical bytes, for other targets; the plan stays as it is.
     Returns the digests of the native builds it holds, ``{"x86-64-v4": "sha256:…"}``: what `trust_native` takes.
     """
     image.require_values()
     image.require_unchanged()
     path = Path(path)
+    if not path.parent.is_dir():
+        raise ArgumentError(f"there is no folder '{path.parent}' to write {path.name} to: make it first")
     if layout == "canonical":
         stored = canonical_directory(image.plan.weights)
         weights = to_canonical(image.plan.weights, image.weights, stored)
@@ -130,7 +140,8 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
         raise ValueError(f"layout={layout!r} is neither 'target' nor 'canonical'")
     plan_text = msgspec.json.encode(image.plan, order="deterministic")
     natives = {member_name(native.isa): pack_build(native, image.plan, plan_text) for native in image.native}
-    texts = {name: text.encode() for name, text in image.texts.items()}
+    sizes = {name + PACKED: len(text.encode()) for name, text in image.texts.items()} if stages else {}
+    texts = {name: _gzip(image.texts[name.removesuffix(PACKED)].encode()) for name in sizes}
     header = Header(
         magic="qcompiler-program",
         format=FORMAT_VERSION,
@@ -149,7 +160,7 @@ def save_image(image: ProgramImage, path: str | Path, *, layout: Layout = "targe
             )
             for native in image.native
         ),
-        texts=tuple(TextFile(file=name, sha256=_sha256(text)) for name, text in texts.items()),
+        texts=tuple(TextFile(file=name, sha256=_sha256(text), nbytes=sizes[name]) for name, text in texts.items()),
         torch_calls=image.torch_calls,
         ledger=image.ledger,
         report=image.report,
@@ -241,17 +252,17 @@ def load_image(
     except (ForeignFileError, CorruptFileError, NewerFileError, TrustError, TargetMismatchError) as error:
         raise type(error)(_message(path, error)) from error
     if header.layout == "canonical":
-        note(f"packing the weights of {path.name} ({weights.nbytes / 1e6:.0f} MB) for this machine")
+        note(f"packing the weights of {path.name} ({human_bytes(weights.nbytes)}) for this machine")
         weights = to_target(header.stored, weights, header.plan.weights, constants_nbytes(header.plan))
         source = None  # the packed weights lie in memory
     image = ProgramImage(
         header.plan, header.signature, weights, header.target, header.ledger, header.report, header.torch_calls,
-        _texts(data, members, header), (), header.qcompiler, source=source,
+        _Texts(data, members, header), (), header.qcompiler, source=source,
     )  # fmt: skip
     return image, native
 
 
-def read_program(path: str | Path) -> tuple[Header, dict[str, str]]:
+def read_program(path: str | Path) -> tuple[Header, Mapping[str, str]]:
     """What a program file says of itself, and its texts for reading. Nothing is compiled, repacked or run.
 
     Checks what `load_image` checks, apart from the weights' values and the safety of the plan; raises the same errors.
@@ -261,7 +272,7 @@ def read_program(path: str | Path) -> tuple[Header, dict[str, str]]:
     try:
         members = read_members(data)
         header, _, _ = _checked_members(data, members)
-        return header, _texts(data, members, header)
+        return header, _Texts(data, members, header)
     except (ForeignFileError, CorruptFileError, NewerFileError) as error:
         raise type(error)(_message(path, error)) from error
 
@@ -398,8 +409,47 @@ def _check_weights(header: Header, weights: Bytes) -> None:
             )
 
 
-def _texts(data: memoryview, members: dict[str, Member], header: Header) -> dict[str, str]:
-    return {item.file: bytes(_member(data, members, item.file)).decode("utf-8", "replace") for item in header.texts}
+class _Texts(Mapping[str, str]):
+    """A file's texts by name; each is unpacked when it is read. Their digests were checked before."""
+
+    def __init__(self, data: memoryview, members: dict[str, Member], header: Header) -> None:
+        self._raw = {item.file.removesuffix(PACKED): _member(data, members, item.file) for item in header.texts}
+        self._packed = {
+            item.file.removesuffix(PACKED): item.nbytes for item in header.texts if item.file.endswith(PACKED)
+        }
+        if len(self._raw) < len(header.texts):
+            raise CorruptFileError("program.json lists a text both plain and compressed")
+
+    def __getitem__(self, name: str) -> str:
+        raw = self._raw[name]
+        data = _gunzip(raw, self._packed[name], name) if name in self._packed else bytes(raw)
+        return data.decode("utf-8", "replace")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
+def _gzip(data: bytes) -> bytes:
+    """As gzip packs it, without a time: equal programs give equal files."""
+    packer = zlib.compressobj(6, wbits=31)
+    return packer.compress(data) + packer.flush()
+
+
+def _gunzip(raw: memoryview, nbytes: int, name: str) -> bytes:
+    """CorruptFileError unless the text has the size that program.json says, which is all that is unpacked."""
+    if not 0 <= nbytes <= MAX_TEXT:
+        raise CorruptFileError(f"'{name}' claims {nbytes} bytes, more than the limit of {MAX_TEXT}")
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        data = unpacker.decompress(raw, nbytes + 1)
+    except zlib.error as error:
+        raise CorruptFileError(f"'{name}' is not compressed as gzip does it: {error}") from error
+    if len(data) != nbytes or not unpacker.eof:
+        raise CorruptFileError(f"'{name}' is compressed, and has not the {nbytes} bytes that program.json says")
+    return data
 
 
 # --- native builds ---------------------------------------------------------------------------------------------------

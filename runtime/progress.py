@@ -1,4 +1,13 @@
-"""What is said on stderr of work that takes long. `QC_QUIET=1` silences it; stdout is never touched."""
+"""What is said of work that takes long: on stderr, or to a function of the caller's.
+
+    with Stages(23, progress=print):          # api.qcompile; `progress` may be None
+        stage("export")                       # anything below says where the work is
+        with Progress("packing weights", total) as progress:
+            progress.step(nbytes)
+
+After two seconds a terminal shows bars, and elsewhere a line says what is being done; another follows every five
+seconds.  `QC_QUIET=1` silences it; stdout is never touched.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +16,27 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from qcompiler.units import human_bytes
+
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
+    from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
 EVERY = 5.0
 """Seconds between two lines about one piece of work, where stderr is no terminal."""
 
 BAR_AFTER = 2.0
-"""Seconds after which a terminal shows a bar."""
+"""Seconds of silence: work that is done by then says nothing."""
 
 
 def note(text: str) -> None:
-    if not os.environ.get("QC_QUIET"):
+    if not is_quiet():
         print(f"qcompiler: {text}", file=sys.stderr, flush=True)
 
 
@@ -32,25 +46,104 @@ def note_once(text: str) -> None:
     note(text)
 
 
+def is_quiet() -> bool:
+    return bool(os.environ.get("QC_QUIET"))
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage of a compile that begins: number `number` of `of`, `seconds` after the compile began."""
+
+    stage: str
+    number: int
+    of: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.stage} (stage {self.number} of {self.of}, {self.seconds:.0f} s)"
+
+
+OnStep = Callable[[Step], None]
+
+_CURRENT: ContextVar[Stages | None] = ContextVar("qcompiler_stages", default=None)
+
+
+def stage(name: str) -> None:
+    """Says that a stage begins, to whoever follows this work; nobody may."""
+    if (current := _CURRENT.get()) is not None:
+        current.begin(name)
+
+
+class Stages:
+    """Follows work of so many stages. `progress` is called as each begins; what it raises ends the work."""
+
+    def __init__(self, total: int, progress: OnStep | None = None) -> None:
+        self._total, self._progress = total, progress
+        self._began = time.monotonic()
+        self._name, self._number = "start", 0
+        self._done = threading.Event()
+        self._bar: TaskID | None = None
+
+    def __enter__(self) -> Stages:
+        self._token = _CURRENT.set(self)
+        self._speaker = threading.Thread(target=self._speak, name="qcompiler-progress", daemon=True)
+        if not is_quiet():
+            self._speaker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _CURRENT.reset(self._token)
+        self._done.set()
+        if self._speaker.ident is not None:
+            self._speaker.join()
+
+    def begin(self, name: str) -> None:
+        """The next stage begins."""
+        self._name, self._number = name, self._number + 1
+        if self._bar is not None:
+            BARS.update(self._bar, self._number - 1, str(self.step), name)
+        if self._progress is not None:
+            self._progress(self.step)
+
+    @property
+    def step(self) -> Step:
+        return Step(self._name, self._number, self._total, time.monotonic() - self._began)
+
+    def _speak(self) -> None:
+        """Waits for two seconds, then speaks until the work is done."""
+        if self._done.wait(BAR_AFTER):
+            return
+        if not sys.stderr.isatty():
+            note(str(self.step))
+            while not self._done.wait(EVERY):
+                note(str(self.step))
+            return
+        self._bar = BARS.add(self._name, self._total)
+        BARS.update(self._bar, self._number - 1, str(self.step), self._name)
+        self._done.wait()
+        BARS.remove(self._bar)
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
 class Progress:
-    """Counts bytes of a long piece of work; any thread may. Short work says nothing.
-
-    with Progress("packing weights", total) as progress:
-        progress.step(nbytes)
-
-    On a terminal work of more than two seconds shows a bar, with the rate and the time that is left; elsewhere a line
-    is printed every five seconds.
-    """
+    """Counts bytes of a long piece of work; any thread may."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._done = what, total, 0
         self._said = time.monotonic()
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._bar: tuple[Bar, TaskID] | None = None
+        self._bar: TaskID | None = None
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty() and not os.environ.get("QC_QUIET"):
+        if sys.stderr.isatty() and not is_quiet():
             self._timer = threading.Timer(BAR_AFTER, self._show)
             self._timer.daemon = True
             self._timer.start()
@@ -64,7 +157,7 @@ class Progress:
         with self._lock:
             bar, self._timer, self._bar = self._bar, None, None
         if bar is not None:
-            bar[0].stop()
+            BARS.remove(bar)
 
     def step(self, nbytes: int) -> None:
         """`nbytes` more are done."""
@@ -76,26 +169,68 @@ class Progress:
         with self._lock:
             self._reached(nbytes)
 
+    @property
+    def _far(self) -> str:
+        return f"{human_bytes(self._done)} of {human_bytes(self._total)}"
+
     def _reached(self, done: int) -> None:
         self._done = done
         if self._timer is not None:
             if self._bar is not None:
-                self._bar[0].update(self._bar[1], completed=done)
+                BARS.update(self._bar, done, self._far)
             return
         now = time.monotonic()
         if now - self._said >= EVERY:
             self._said = now
-            note(f"{self._what}: {done / 1e9:.2f} of {self._total / 1e9:.2f} GB")
+            note(f"{self._what}: {self._far}")
 
     def _show(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-        from rich.progress import Progress as Bar
-
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with self._lock:
             if self._timer is None:  # finished meanwhile
                 return
-            bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True))
-            self._bar = bar, bar.add_task(self._what, total=self._total, completed=self._done)
-            bar.start()
+            self._bar = BARS.add(self._what, self._total)
+            BARS.update(self._bar, self._done, self._far)
+
+
+# --- a terminal ------------------------------------------------------------------------------------------------------
+
+
+class _Bars:
+    """The bars on the terminal: one display for all that is under way, as long as there is any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bars: Bars | None = None
+
+    def add(self, what: str, total: int) -> TaskID:
+        with self._lock:
+            if self._bars is None:
+                self._bars = _display()
+                self._bars.start()
+            return self._bars.add_task(what, total=total, far="")
+
+    def update(self, bar: TaskID, done: int, far: str, what: str | None = None) -> None:
+        with self._lock:
+            if self._bars is not None:
+                self._bars.update(bar, completed=done, far=far, description=what)
+
+    def remove(self, bar: TaskID) -> None:
+        with self._lock:
+            if self._bars is None:
+                return
+            self._bars.remove_task(bar)
+            if not self._bars.task_ids:
+                self._bars.stop()
+                self._bars = None
+
+
+def _display() -> Bars:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"), TimeElapsedColumn())
+    return Bars(*columns, console=Console(stderr=True), transient=True)
+
+
+BARS = _Bars()

@@ -6,8 +6,11 @@
     {"kind": "namedtuple" | "modeloutput", "class": "module:Name", "keys": [str, …], "items": [node, …]}
     {"kind": "none"}    {"kind": "constant", "value": …}
 
-A signature's inputs are ``{"args": <tuple node>, "kwargs": <dict node>}``.  Classes are rebuilt only where that runs no
-code that the process does not have already (see `find_class`); elsewhere a result is a plain dict or tuple.
+A signature's inputs are ``{"args": <tuple node>, "kwargs": <dict node>, "names": [str, …]}``.  `names` are those of the
+model's positional parameters, in order: with them a call may pass each argument by position or by keyword, whichever
+way the program was compiled with.  Files that were saved without `names` take what they were compiled with only.
+Classes are rebuilt only where that runs no code that the process does not have already (see `find_class`); elsewhere a
+result is a plain dict or tuple.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qcompiler.errors import ArgumentStructureError, CorruptFileError
@@ -36,17 +39,28 @@ _MISSING = object()
 
 def check_signature(inputs: object, outputs: object, input_count: int, output_count: int) -> None:
     """CorruptFileError unless both trees are well-formed and name every tensor."""
-    if not isinstance(inputs, Mapping) or set(inputs) != {"args", "kwargs"}:
-        raise CorruptFileError("the signature's inputs are not {'args': …, 'kwargs': …}")
+    if not isinstance(inputs, Mapping) or set(inputs) - {"names"} != {"args", "kwargs"}:
+        raise CorruptFileError("the signature's inputs are not {'args': …, 'kwargs': …, 'names': …}")
     for part, kind in (("args", "tuple"), ("kwargs", "dict")):
         if not isinstance(inputs[part], Mapping) or inputs[part].get("kind") != kind:
             raise CorruptFileError(f"the signature's {part} are not a {kind} node")
     seen = [*_checked_leaves(inputs["args"], "args", 0), *_checked_leaves(inputs["kwargs"], "kwargs", 0)]
+    _check_names(inputs)
     if sorted(seen) != list(range(input_count)):
         raise CorruptFileError(f"the signature's arguments name tensors {sorted(seen)}, the plan has {input_count}")
     leaves = set(_checked_leaves(outputs, "result", 0))
     if leaves != set(range(output_count)):
         raise CorruptFileError(f"the signature's results name tensors {sorted(leaves)}, the plan has {output_count}")
+
+
+def _check_names(inputs: Mapping[str, Any]) -> None:
+    """CorruptFileError unless the parameters' names are different texts, and no name has two arguments."""
+    names = inputs.get("names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise CorruptFileError(f"the signature's names are no list of different texts: {str(names)[:200]}")
+    positional = len(inputs["args"]["items"])
+    if twice := sorted(set(names[:positional]) & set(inputs["kwargs"]["keys"])):
+        raise CorruptFileError(f"the signature has the argument '{twice[0]}' twice, by position and by keyword")
 
 
 def _checked_leaves(node: object, where: str, depth: int) -> Iterator[int]:
@@ -90,74 +104,87 @@ def _check_constant(value: object, where: str) -> None:
 
 def input_flattener(inputs: Node) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
     """A function from (args, kwargs) to tensors in the plan's order; ArgumentStructureError where they do not fit."""
-    args_items: list[Node] = inputs["args"]["items"]
-    kwargs_keys: list[str] = inputs["kwargs"]["keys"]
-    order = [item.get("index") for item in args_items]
-    if not kwargs_keys and order == list(range(len(order))):  # tensors only, in order: nothing to walk
-        count = len(order)
-
-        def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-            if kwargs:
-                raise ArgumentStructureError(_unexpected(kwargs, kwargs_keys))
-            if len(args) != count:
-                raise ArgumentStructureError(_wrong_count(len(args), count))
-            return list(args)
-
-        return flat
-    return _general_flattener(args_items, kwargs_keys, inputs["kwargs"]["items"])
-
-
-def _general_flattener(
-    args_items: list[Node], kwargs_keys: list[str], kwargs_items: list[Node]
-) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
-    args_steps = [_flattener(item, f"args[{number}]") for number, item in enumerate(args_items)]
-    kwargs_steps = [
-        (key, _flattener(item, key), _is_optional(item)) for key, item in zip(kwargs_keys, kwargs_items, strict=True)
-    ]
-    known = frozenset(kwargs_keys)
-    # Trailing arguments that hold no tensor may be left out: they are what the program was compiled with.
-    required = len(args_items)
-    while required and _is_optional(args_items[required - 1]):
-        required -= 1
-    total = len(args_items) + len(kwargs_items)
-    leaves = sum(1 for item in (*args_items, *kwargs_items) for _ in _checked_leaves(item, "", 0))
+    items, keys = inputs["args"]["items"], inputs["kwargs"]["keys"]
+    general = _Arguments(inputs).flat
+    order = [item.get("index") for item in items]
+    if keys or order != list(range(len(order))):
+        return general
+    count = len(order)
 
     def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        if not required <= len(args) <= len(args_steps):
-            raise ArgumentStructureError(_wrong_count(len(args), len(args_steps)))
-        if not known.issuperset(kwargs):
-            raise ArgumentStructureError(_unexpected(kwargs, kwargs_keys))
-        found: list[Any] = [_MISSING] * leaves
-        for step, value in zip(args_steps, args, strict=False):
-            step(value, found)
-        for key, step, optional in kwargs_steps:
-            value = kwargs.get(key, _MISSING)
-            if value is not _MISSING:
-                step(value, found)
-            elif not optional:
-                raise ArgumentStructureError(
-                    f"the argument '{key}' is missing (the program takes {total} arguments, by keyword "
-                    f"{_names(kwargs_keys)})"
-                )
-        return found
+        # The hot path: tensors only, all of them by position and in the plan's order.
+        return general(args, kwargs) if kwargs or len(args) != count else list(args)
 
     return flat
 
 
-def _is_optional(node: Node) -> bool:
-    return next(_checked_leaves(node, "", 0), None) is None
+class _Arguments:
+    """Binds a call's arguments to a signature as Python binds them to the model's `forward`."""
+
+    def __init__(self, inputs: Node) -> None:
+        args: list[Node] = inputs["args"]["items"]
+        keys: list[str] = inputs["kwargs"]["keys"]
+        parameters: list[str] = inputs.get("names", [])
+        items = [*args, *inputs["kwargs"]["items"]]
+        self.names: list[str | None] = [*parameters[: len(args)], *[None] * (len(args) - len(parameters)), *keys]
+        shown = [name or f"args[{number}]" for number, name in enumerate(self.names)]
+        self.steps = [_flattener(item, where) for item, where in zip(items, shown, strict=True)]
+        # Arguments that hold no tensor may be left out: they are what the program was compiled with.
+        self.optional = [next(_checked_leaves(item, "", 0), None) is None for item in items]
+        self.by_name = {name: number for number, name in enumerate(self.names) if name is not None}
+        self.leaves = sum(1 for item in items for _ in _checked_leaves(item, "", 0))
+        # What stands at each position of a call: the number of the argument, or the name of a parameter of the model
+        # that the program was compiled without.
+        self.positions: list[int | str] = [*range(len(args))]
+        self.positions += [self.by_name.get(name, name) for name in parameters[len(args) :]]
+        while self.positions and isinstance(self.positions[-1], str):
+            self.positions.pop()
+
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Tensors in the plan's order."""
+        if len(args) > len(self.positions):
+            raise ArgumentStructureError(self._wrong_count(len(args)))
+        found: list[Any] = [_MISSING] * self.leaves
+        given = [False] * len(self.steps)
+        for place, value in zip(self.positions, args, strict=False):
+            if isinstance(place, str):
+                raise ArgumentStructureError(
+                    f"the program was compiled without '{place}', which stands at this position of forward; "
+                    f"pass what comes behind it by keyword: {_names(self.by_name)}"
+                )
+            self.steps[place](value, found)
+            given[place] = True
+        for name, value in kwargs.items():
+            number = self.by_name.get(name)
+            if number is None:
+                raise ArgumentStructureError(self._unexpected(kwargs))
+            if given[number]:
+                raise ArgumentStructureError(f"the argument '{name}' is given twice, by position and by keyword")
+            self.steps[number](value, found)
+            given[number] = True
+        for number, is_there in enumerate(given):
+            if not is_there and not self.optional[number]:
+                raise ArgumentStructureError(self._missing(number, len(args)))
+        return found
+
+    def _missing(self, number: int, got: int) -> str:
+        name = self.names[number]
+        if name is None:
+            return self._wrong_count(got)
+        return (
+            f"the argument '{name}' is missing (the program takes {len(self.steps)} arguments, by keyword "
+            f"{_names(self.by_name)})"
+        )
+
+    def _wrong_count(self, got: int) -> str:
+        return f"the program takes {len(self.positions)} positional arguments, the call has {got}"
+
+    def _unexpected(self, kwargs: Mapping[str, Any]) -> str:
+        extra = sorted(set(kwargs) - set(self.by_name))
+        return f"unexpected keyword arguments: {_names(extra)}; the program was compiled with {_names(self.by_name)}"
 
 
-def _wrong_count(got: int, wanted: int) -> str:
-    return f"the program takes {wanted} positional arguments, the call has {got}"
-
-
-def _unexpected(kwargs: Mapping[str, Any], keys: Sequence[str]) -> str:
-    extra = sorted(set(kwargs) - set(keys))
-    return f"unexpected keyword arguments: {_names(extra)}; the program was compiled with {_names(keys)}"
-
-
-def _names(names: Sequence[str]) -> str:
+def _names(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
 
 

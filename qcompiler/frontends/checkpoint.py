@@ -6,7 +6,10 @@ program = qc.qcompile(checkpoint, (ids,))         # qcompile(checkpoint.module, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,12 +57,31 @@ class Checkpoint:
 def transformers() -> Any:
     """The package; MissingDependencyError says how to get it."""
     try:
-        import transformers as package
+        with _quietly("torchao", "torch.utils._pytree"):
+            import transformers as package
+
+            # What every class of a model imports: every quantiser that transformers knows, torchao's among them, which
+            # says what of itself does not fit this machine.
+            importlib.import_module("transformers.modeling_utils")
     except ImportError as error:
         raise MissingDependencyError(
             "the model of a checkpoint is built by transformers: pip install 'qcompiler[files]'"
         ) from error
     return package
+
+
+@contextlib.contextmanager
+def _quietly(*names: str) -> Iterator[None]:
+    """Warnings of these loggers are not shown: of packages that are imported by another's wish than the user's."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 # --- what a file has for a parameter ---------------------------------------------------------------------------------

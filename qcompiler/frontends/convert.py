@@ -82,8 +82,9 @@ class Conversion:
 
 
 def convert(
-    source: str | Path, target: str | Path, *, to: str | None = None, layout: str | None = None, lossy: bool = False
-) -> Conversion:
+    source: str | Path, target: str | Path, *, to: str | None = None, layout: str | None = None, lossy: bool = False,
+    force: bool = False,
+) -> Conversion:  # fmt: skip
     """Converts a GGUF file or a folder with a checkpoint.
 
     `to` is the format that quantised weights shall have ("q8_0", "int4:group=128"); without it each keeps its own, in
@@ -94,6 +95,9 @@ def convert(
     With `to`, matrices that the source has in floating point are encoded, too: all linears.  FormatError for a tensor
     that would lose something unless `lossy` allows it, saying how much; WeightsError and ArgumentError for what cannot
     be read or written.  Nothing is left of a conversion that failed.
+
+    A target that is there is an ArgumentError unless `force` says that it may be replaced; a folder is replaced only
+    where it holds a checkpoint (config.json and safetensors).  The old one stands until the new one is complete.
     """
     source, target = Path(source), Path(target)
     layout = layout or ("gguf" if target.suffix == ".gguf" else None)
@@ -102,12 +106,27 @@ def convert(
     wanted = None if to is None else resolve_format(to)
     if source.resolve() == target.resolve():
         raise ArgumentError(f"{source} would be converted onto itself; name another target")
+    _check_target(target, layout, force)
     if layout == "gguf":
         return _to_gguf(source, target, wanted, lossy)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ArgumentError(f"{target} is there already; name a new folder")
     checkpoint = from_checkpoint(source) if source.is_dir() else from_gguf(source)
     return _Folder(checkpoint, target, layout, wanted, lossy).write()
+
+
+def _check_target(target: Path, layout: str, force: bool) -> None:
+    """ArgumentError for a target that may not be written: before anything is read."""
+    if layout == "gguf" and not target.parent.is_dir():
+        raise ArgumentError(f"there is no folder '{target.parent}' to write {target.name} to: make it first")
+    if not target.exists():
+        return
+    if target.is_dir() != (layout != "gguf"):
+        raise ArgumentError(f"{target} is a {'folder' if target.is_dir() else 'file'}; name another target")
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if not force:
+        raise ArgumentError(f"{target} is there already; name another target, or say force=True (`--force`)")
+    if target.is_dir() and not ((target / "config.json").is_file() and any(target.glob("*.safetensors"))):
+        raise ArgumentError(f"{target} holds no checkpoint, and only checkpoints are replaced; name another target")
 
 
 # --- to a GGUF file --------------------------------------------------------------------------------------------------
@@ -193,7 +212,7 @@ class _Folder:
 
     def write(self) -> Conversion:
         done = Conversion(self.target)
-        with replacing_folder(self.target) as work:
+        with replacing_folder(self.target, over=True) as work:
             with (work / "model.safetensors").open("wb") as file:
                 self._write_tensors(file, done)
             described = self.checkpoint.config.to_dict()

@@ -147,7 +147,7 @@ class Importer:
                 raise FrontendError(f"the graph holds a {node.op} of {node.target}, which import does not know")
         outputs = self._outputs()
         main = self._function()
-        inputs, results = signature.trees(self.program)
+        inputs, results = signature.trees(self.program, self.quantized.exported.parameters)
         return ImportResult(
             ModuleOp([main]),
             self.weights,

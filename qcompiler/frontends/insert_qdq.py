@@ -20,7 +20,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, We
 from qcompiler.frontends import eager_graph, expert_weights, torch_ops
 from qcompiler.frontends.activations import quantise_inputs
 from qcompiler.frontends.calibrate import Calibration, Watched
+from qcompiler.frontends.choose_formats import Described, FormatChooser, Kind
 from qcompiler.frontends.conv_weights import GROUPED, ConvWeight, conv_weight, restore
 from qcompiler.frontends.expert_weights import ExpertWeight, expert_weight
 from qcompiler.frontends.fold_batch_norm import fold_batch_norms
@@ -56,7 +57,6 @@ aten = torch.ops.aten
 PACKED = "_packed"
 """A packed weight's buffer is called as its parameter, with this at the end."""
 
-Kind = Literal["linear", "embedding", "conv"]
 _FLOATS: dict[torch.dtype, DType] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -223,10 +223,14 @@ class _Rewriter:
             weight.codes = self.source.packed(weight.targets, weight.tensor) if weight.is_parameter else None
         eligible = [t for w in weights if w.kinds for t in w.targets]
         self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
+        eligible_weights = [weight for weight in weights if weight.kinds]
+        chooser = FormatChooser(self.recipe, self.exported.config, [_described(w) for w in eligible_weights])
         for weight in weights:
-            self._decide(weight)
+            self._decide(weight, chooser)
         chosen = all(weight.codes is None for weight in weights)  # a recipe promises what it decides
-        ledger = Ledger(tuple(self.rows), self.recipe.preset, _promise(self.recipe) if chosen else None)
+        self.decisions += chooser.decisions
+        promise = chooser.promise(self.rows) if chosen else None
+        ledger = Ledger(tuple(self.rows), self.recipe.preset, promise, len(chooser.later))
         ledger.check_promise()  # before the work, which may take long
         self._calibrate(weights)
         stored = [weight for weight in weights if self._is_stored(weight)]
@@ -334,7 +338,7 @@ class _Rewriter:
         self._row(weight, why, 0, counts=False)
         return True
 
-    def _decide(self, weight: _Weight) -> None:
+    def _decide(self, weight: _Weight, chooser: FormatChooser) -> None:
         """The format, from the recipe, and the ledger's row."""
         why = _why_kept(weight)
         if weight.codes is not None:
@@ -344,8 +348,7 @@ class _Rewriter:
                 AS_STORED,
             )
         elif weight.kinds:
-            kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
-            weight.format, why = self._choose(weight, kind)
+            weight.format, why = chooser.choose(_described(weight))
         counts = weight.is_parameter and weight.tensor.ndim >= 2
         with _naming(weight):
             self._row(weight, why, weight.nbytes, counts=counts)
@@ -356,18 +359,6 @@ class _Rewriter:
         stored = format_text(parse_format(weight.format)) if weight.format is not None else ""
         shape = tuple(tensor.shape)
         self.rows.append(LedgerRow(tuple(weight.targets), shape, dtype, stored, why, before, after, counts))
-
-    def _choose(self, weight: _Weight, kind: Kind) -> tuple[str | None, str]:
-        """The recipe's format; a convolution whose columns its blocks do not divide takes int8 per row."""
-        name, why = self.recipe.choose(weight.targets, kind)
-        if kind != "conv" or name is None or why:
-            return name, why
-        rows, cols = weight.shape
-        try:
-            resolve_format(name).nbytes(rows, cols)
-        except FormatShapeError:
-            return "int8", f"{format_text(parse_format(name))} does not divide its {cols} columns"
-        return name, why
 
     def _is_stored(self, weight: _Weight) -> bool:
         """Whether bytes are made: of what is encoded, rearranged or read from files. The rest stays where it is."""
@@ -542,10 +533,15 @@ def _naming(weight: _Weight) -> Iterator[None]:
         module = key.rpartition(".")[0]
         raise FormatShapeError(
             f"parameter '{key}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, or "
-            f"keep it: rules={{{module!r}: None}}"
+            f"keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' says what comes next"
         ) from error
     except FormatValueError as error:
         raise FormatValueError(f"parameter '{key}' ({shape}): {error}") from error
+
+
+def _described(weight: _Weight) -> Described:
+    kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
+    return Described(tuple(weight.targets), kind, weight.shape, tuple(weight.tensor.shape))
 
 
 # --- uses of a weight ------------------------------------------------------------------------------------------------
@@ -616,11 +612,6 @@ def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:
         for end in range(1, len(parts) + 1):
             found[".".join(parts[:end])] = None
     return list(found)
-
-
-def _promise(recipe: QuantConfig) -> float | None:
-    assert recipe.promise_bits is None or isinstance(recipe.promise_bits, int | float)
-    return recipe.promise_bits
 
 
 __all__ = ["Kind", "Quantized", "insert_qdq", "storage_key", "torch_ops"]

@@ -221,6 +221,7 @@ def _narrows(
             continue
         low, high = ranges[name]
         near = {int(n) + d for n in condition.expression.atoms() if n.is_Integer for d in (-1, 0, 1)}
+        near |= set(range(hint - 8, hint + 9))  # a condition on a remainder changes from one size to the next
         for value in {low, low + 1, (low + high) // 2, high} | near:
             if not low <= value <= high:
                 continue

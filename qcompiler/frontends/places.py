@@ -80,6 +80,9 @@ def _line_of_traceback(trace: TracebackType | None) -> str:
 
 _GUARDS = ("torch/__init__.py", "sym_node.py", "symbolic_shapes.py", "recording.py", "_stats.py")
 
+_WITHIN_A_TRACE = ("narrowing.py", "pooling.py")
+"""Modules of this frontend that torch calls while it traces."""
+
 
 def line_of_frame(frame: FrameType | None) -> tuple[str, bool]:
     """The innermost line outside torch at or above `frame` and below this frontend's call of torch.export.
@@ -89,7 +92,7 @@ def line_of_frame(frame: FrameType | None) -> tuple[str, bool]:
     direct = True
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_HERE) and "narrowing" not in name:
+        if name.startswith(_HERE) and not name.endswith(_WITHIN_A_TRACE):
             break
         if is_user_file(name):
             code = linecache.getline(name, frame.f_lineno).strip()

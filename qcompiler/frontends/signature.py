@@ -6,14 +6,17 @@
     {"kind": "namedtuple" | "modeloutput", "class": "module:Name", "keys": […], "items": […]}
     {"kind": "none"}    {"kind": "constant", "value": …}
 
-The inputs' root is `{"args": <tuple node>, "kwargs": <dict node>}`.
+The inputs' root is `{"args": <tuple node>, "kwargs": <dict node>, "names": [str, …]}`; `names` are those of the model's
+positional parameters, as far as the program was compiled with one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import TreeSpec
@@ -23,14 +26,34 @@ from qcompiler.errors import ExportError
 Node = dict[str, Any]
 
 
-def trees(program: ExportedProgram) -> tuple[Node, Node]:
-    """(inputs, outputs). ExportError for a container that programs cannot rebuild."""
+def parameter_names(model: nn.Module) -> tuple[str, ...]:
+    """The parameters of a model's forward that a call may pass by position and by keyword, in order."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in kinds)
+
+
+def names_in(program: ExportedProgram) -> tuple[str, ...]:
+    """The names that an exported program keeps of the parameters that its example passed by position."""
+    call = program.module_call_graph[0].signature
+    names = list(call.forward_arg_names or ()) if call is not None else []
+    args, _ = program.call_spec.in_spec.children()
+    return tuple(names[: args.num_children])
+
+
+def trees(program: ExportedProgram, parameters: Sequence[str] = ()) -> tuple[Node, Node]:
+    """(inputs, outputs), for a forward with these positional parameters. ExportError for a container that programs
+    cannot rebuild."""
     signature = program.graph_signature
     inputs = [s.arg for s in signature.input_specs if s.kind == InputKind.USER_INPUT]
     outputs = [s.arg for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     args, kwargs = program.call_spec.in_spec.children()
     leaves = _leaves(inputs)
     tree = {"args": _node(args, leaves), "kwargs": _node(kwargs, leaves)}
+    known = {*parameters[: len(tree["args"]["items"])], *tree["kwargs"]["keys"]}
+    last = max((number for number, name in enumerate(parameters, 1) if name in known), default=0)
+    if last:
+        tree["names"] = list(parameters[:last])
     return tree, _node(program.call_spec.out_spec, _leaves(outputs))
 
 

@@ -25,11 +25,20 @@ from qcompiler.errors import (
     UnboundedDimError,
     UnsupportedOperatorError,
 )
-from qcompiler.frontends import attributes, consecutive_calls, dynamic, empty_weights, expert_weights, narrowing
+from qcompiler.frontends import (
+    attributes,
+    consecutive_calls,
+    dynamic,
+    empty_weights,
+    expert_weights,
+    narrowing,
+    pooling,
+)
 from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
 from qcompiler.frontends.places import describe, line_of_exception, readable
 from qcompiler.frontends.remembered import Remembered
+from qcompiler.frontends.signature import names_in, parameter_names
 from qcompiler.frontends.state import declare_states
 from qcompiler.frontends.symbols import Symbols
 from qcompiler.frontends.writes import refuse_written_arguments
@@ -44,6 +53,10 @@ class Exported:
     symbols: Symbols
     ranges: dict[str, Range] = field(default_factory=dict)
     notes: tuple[narrowing.Note, ...] = ()
+    parameters: tuple[str, ...] = ()
+    """Names of the positional parameters of the model's forward, in order."""
+    config: Any = None
+    """The model's `config`, if it has one."""
 
     @property
     def graph(self) -> fx.Graph:
@@ -81,6 +94,7 @@ def export_model(
         exported = _decompose(declare_states(model), keep)
         _refuse(exported, refused)
         exported.ranges = _ranges_of(exported)
+        exported.parameters = names_in(model)
     else:
         if not isinstance(model, nn.Module):
             raise ExportError(
@@ -88,6 +102,8 @@ def export_model(
             )
         with dynamic.named_keywords(model, args, kwargs or {}), expert_weights.as_pairs(model):
             exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep, refused)
+        exported.parameters = parameter_names(model)
+        exported.config = getattr(model, "config", None)
     return exported
 
 
@@ -102,7 +118,7 @@ def _export_module(
     inputs = dynamic.prepare(model, args, kwargs, dynamic_shapes)
 
     def trace() -> ExportedProgram:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pooling.sizes_that_follow():
             warnings.simplefilter("ignore")
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 

@@ -16,6 +16,9 @@ from qcompiler.frontends.insert_qdq import insert_qdq
 from qcompiler.frontends.torch_export import export_model
 from qcompiler.frontends.weight_files import WeightFiles
 from qcompiler.frontends.weight_source import WeightSource
+from qcompiler.runtime.progress import stage
+
+FRONTEND_STAGES = ("export", "insert-qdq", "import")
 
 
 def import_torch(
@@ -35,11 +38,14 @@ def import_torch(
     where packed ones go, `calibration` what the graph is run over before weights are encoded.
     See `export_model` for dynamic_shapes, `insert_qdq` and `import_program` for errors.
     """
+    stage("export")
     began = time.perf_counter()
     exported = export_model(model, args, kwargs, dynamic_shapes)
     exported_text, export_ended = exported.text(), time.perf_counter()
+    stage("insert-qdq")
     quantized = insert_qdq(exported, quant, weights, files, calibration)
     quantized_text, qdq_ended = quantized.text(), time.perf_counter()
+    stage("import")
     result = import_program(quantized, fallback=fallback)
     result.texts = {"00-export": exported_text, "01-insert-qdq": quantized_text}
     result.seconds = {

@@ -49,6 +49,12 @@ def _gpus() -> str:
     return ", ".join(found) or "none; sim:0 simulates one"
 
 
+def compiles(facts: dict[str, str]) -> bool:
+    """Whether a model can be compiled here for anything: torch, and a C++ compiler, or NVRTC for a GPU."""
+    compilers = ("compiler", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+    return facts["torch"] != "missing" and any(facts[each] != "missing" for each in compilers)
+
+
 def problems(facts: dict[str, str]) -> list[str]:
     """What stands in the way of a task, with the command that mends it."""
     found = []

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from qcompiler.errors import ArgumentError, CorruptFileError
-from qcompiler.inspect.report import human_bytes
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, WeightEntry, to_json
 from qcompiler.plan.verify import verify_plan
@@ -19,6 +18,7 @@ from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.program_file import Header, read_program
 from qcompiler.runtime.timeline import Timeline, timeline
 from qcompiler.runtime.tree import check_signature
+from qcompiler.units import human_bytes
 
 SOURCE_STAGE = "emit-kernels"
 _SOURCE_FILES = {"cpu": "kernels/program.cpp", "cuda": "kernels/program.cu"}
@@ -125,6 +125,7 @@ class _Totals(msgspec.Struct):
     bytes_before: int
     bytes_after: int
     padding: int = 0
+    later: int = 0
 
 
 class _Ledger(msgspec.Struct):
@@ -144,14 +145,16 @@ def _totals(path: Path, ledger: Any) -> dict[str, Any] | None:
 
 
 def _signature(path: Path, header: Header) -> str:
-    """`(input_ids: i64[b, s]) -> f32[b, 384]` of the first entry point."""
+    """`(input_ids: i64[b, s]) -> f32[b, 384]` of the first entry point, with the names that a call may use."""
     if not header.plan.entries:
         raise CorruptFileError(f"{path}: the plan in the file has no entry point")
     entry, inputs, outputs = header.plan.entries[0], header.signature.inputs, header.signature.outputs
     check_signature(inputs, outputs, len(entry.inputs), len(entry.outputs))
-    args = [_tree(item, entry.inputs) for item in inputs["args"]["items"]]
-    named = zip(inputs["kwargs"]["keys"], inputs["kwargs"]["items"], strict=True)
-    args += [f"{key}={_tree(item, entry.inputs)}" for key, item in named]
+    items, keys = inputs["args"]["items"], inputs["kwargs"]["keys"]
+    names = [*inputs.get("names", [])[: len(items)]]
+    names += [""] * (len(items) - len(names))
+    named = zip([*names, *keys], [*items, *inputs["kwargs"]["items"]], strict=True)
+    args = [f"{name}: {_tree(item, entry.inputs)}".removeprefix(": ") for name, item in named]
     return f"({', '.join(args)}) -> {_tree(outputs, entry.outputs)}"
 
 
@@ -275,6 +278,7 @@ def _ledger_line(totals: dict[str, Any] | None) -> str:
         return "none"
     promise = "no promise" if totals["promise_bits"] is None else f"promised {totals['promise_bits']}"
     before, after = human_bytes(totals["bytes_before"]), human_bytes(totals["bytes_after"])
+    promise += f"; {totals['later']} tensors in a later choice" if totals["later"] else ""
     promise += f"; {totals['padding']:,} bytes are padding" if totals["padding"] else ""
     bits = f"{totals['bits_per_weight']:.3f} bits per weight ({promise})"
     return f"recipe {totals['recipe']}, {totals['tensors']} tensors, {before} -> {after}, {bits}"

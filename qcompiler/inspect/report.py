@@ -9,6 +9,7 @@ from typing import Any
 
 from qcompiler.inspect.checks import copied_bytes
 from qcompiler.plan.plan import Launch, Plan, Select
+from qcompiler.units import human_bytes
 
 
 @dataclass(frozen=True)
@@ -122,16 +123,6 @@ def choices_text(choices: Iterable[Choice]) -> str:
         where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         lines.append(f"  {stage}: {what}  [{where}]" + (f"\n      {why}" if why else ""))
     return "\n".join(lines)
-
-
-def human_bytes(count: int) -> str:
-    """Bytes in the largest binary unit that leaves at least 1."""
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _steps(steps: Sequence[object]) -> dict[str, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import qcompiler as qc
 from qcompiler.cli import main
@@ -29,6 +31,19 @@ def test_timing_prints_every_stage(workspace: Path, capsys: pytest.CaptureFixtur
     assert stages[:3] == ["export", "insert-qdq", "import"] and stages[-1] == "emit-kernels"
     files = sorted(path.name for path in (workspace / "stages").iterdir())
     assert [name.partition("-")[2].partition(".")[0] for name in files] == stages
+
+
+def test_a_compile_names_every_stage_as_it_begins(workspace: Path) -> None:
+    steps: list[Any] = []
+    made = qc.qcompile(torch.nn.Linear(8, 4).eval(), (torch.randn(3, 8),), progress=steps.append)
+    assert [step.stage for step in steps] == [*made.stages, "compile-kernels"]
+    assert [step.number for step in steps] == [*range(1, steps[-1].of + 1)]
+
+
+def test_stage_texts_can_be_left_out(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "small_model:model", "-o", "bare.qca", "--no-stages"]) == 0
+    assert main(["inspect", "bare.qca"]) == 0
+    assert "IR inside   none" in capsys.readouterr().out
 
 
 def test_numerics_are_checked_after_each_pass_on_request(workspace: Path) -> None:

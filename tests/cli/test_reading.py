@@ -26,7 +26,7 @@ def stdout(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_inspect_shows_signature_ranges_and_ledger(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = stdout(capsys, "inspect", str(program))
-    assert "(x=f32[b, 64]) -> dict(y=f32[b, 8])" in text
+    assert "(x: f32[b, 64]) -> dict(y=f32[b, 8])" in text
     assert "b in [1, 16]" in text and "recipe nf4" in text
 
 

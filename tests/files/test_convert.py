@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -101,11 +102,47 @@ def test_the_command_writes_a_gguf_file_with_all_its_keys(
     }
 
 
+@pytest.mark.parametrize("name", ["out.gguf", "out"])
+def test_a_target_that_is_there_is_replaced_only_when_allowed(
+    q4_0: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A file, and a folder: never in silence, by `--force`, or by a yes where a person can answer."""
+    out, layout = tmp_path / name, [] if name.endswith(".gguf") else ["--layout", "gptq"]
+    convert = ["convert", str(q4_0), str(out), *layout]
+    content = out / "model.safetensors" if layout else out
+
+    def spoil() -> None:
+        content.write_bytes(b"old")
+
+    assert main(convert) == 0
+    made = content.read_bytes()
+    spoil()
+    assert main(convert) == 1
+    assert "is there already" in capsys.readouterr().err and content.read_bytes() == b"old"
+    assert main([*convert, "--force"]) == 0 and content.read_bytes() == made
+    for answer, status in (("n", 1), ("", 1), ("y", 0)):
+        spoil()
+        monkeypatch.setattr("sys.stdin", _Terminal(f"{answer}\n"))
+        monkeypatch.setattr("sys.stderr", _Terminal())
+        assert main(convert) == status
+        assert content.read_bytes() == (b"old" if status else made)
+    assert [path.name for path in tmp_path.iterdir()] == [name], "nothing is left beside it"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_what_cannot_be_converted_is_named(q4_0: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     with pytest.raises(ArgumentError, match=r"is there already"):
         qc.convert(q4_0, tmp_path / "full", layout="awq")
+    with pytest.raises(ArgumentError, match=r"holds no checkpoint, and only checkpoints are replaced"):
+        qc.convert(q4_0, tmp_path / "full", layout="awq", force=True)
+    with pytest.raises(ArgumentError, match=r"there is no folder"):
+        qc.convert(q4_0, tmp_path / "nowhere" / "out.gguf")
     with pytest.raises(ArgumentError, match=r"choose its layout: gptq, gptq_v2, awq"):
         qc.convert(q4_0, tmp_path / "out")
     with pytest.raises(ArgumentError, match=r"converted onto itself"):

@@ -138,7 +138,7 @@ def test_a_k_that_a_group_cannot_divide_names_the_parameter_and_the_way_out() ->
     model = nn.Sequential(nn.Linear(40, 64), nn.Linear(64, 8))
     exported = export_model(model.eval(), (torch.randn(3, 40),))
     with pytest.raises(FormatShapeError, match=r"parameter '0\.weight' \(64 x 40\).*rules=\{'0': 'int8'\}"):
-        insert_qdq(exported, "int4")
+        insert_qdq(exported, QuantConfig("float", linear="int4"))
 
 
 def test_a_weight_that_is_not_finite_names_the_parameter() -> None:

@@ -33,7 +33,7 @@ def test_description_holds_every_fact_and_is_json(saved: Path) -> None:
     facts = json.loads(json.dumps(describe(saved)))
     assert facts["bytes"] == saved.stat().st_size
     assert facts["target"] == {"kind": "cpu", "isa": "x86-64-v3"}
-    assert facts["signature"] == "(x=f32[b, 4]) -> (f32[b, 4],)"
+    assert facts["signature"] == "(x: f32[b, 4]) -> (f32[b, 4],)"
     assert facts["entries"][0]["symbols"] == {"b": [1, 64]}
     assert facts["entries"][0]["steps"] == {"launch": 1}
     assert facts["init_steps"] == 1
@@ -51,8 +51,8 @@ def test_description_holds_every_fact_and_is_json(saved: Path) -> None:
 def test_summary_names_target_ranges_ledger_memory_kernels_stages_and_digest(saved: Path) -> None:
     text = summary(saved)
     for part in (
-        "x86-64-v3", "b in [1, 64]", "(x=f32[b, 4]) -> (f32[b, 4],)", "recipe nf4", "4.500 bits per weight",
-        "(promised 6.5)", "output 1.0 KiB", "2 loop, launched by 2 steps", "import, dce, emit-kernels",
+        "x86-64-v3", "b in [1, 64]", "(x: f32[b, 4]) -> (f32[b, 4],)", "recipe nf4", "4.500 bits per weight",
+        "(promised 6.5)", "output 1.0 kB", "2 loop, launched by 2 steps", "import, dce, emit-kernels",
         digest_of(saved, "native/x86-64-v3.so"),
     ):  # fmt: skip
         assert part in text
@@ -88,8 +88,9 @@ def test_a_file_whose_plan_could_not_run_is_described_all_the_same(image: Progra
 
 def test_damaged_text_is_refused(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data.replace(b"// kernels", b"// KERNELS"))
-    with pytest.raises(errors.CorruptFileError, match=r"small\.qca.*'kernels/program\.cpp' is damaged"):
+    at = data.rindex(b"\x1f\x8b\x08") + 12
+    saved.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(errors.CorruptFileError, match=r"small\.qca.*'kernels/program\.cpp\.gz' is damaged"):
         summary(saved)
 
 

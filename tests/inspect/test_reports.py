@@ -12,8 +12,9 @@ from qcompiler import errors
 from qcompiler.inspect.checks import recomputed_per_call
 from qcompiler.inspect.doctor import examine, problems
 from qcompiler.inspect.dumps import StageDumps
-from qcompiler.inspect.report import Choice, ProgramReport, choices_text, human_bytes
+from qcompiler.inspect.report import Choice, ProgramReport, choices_text
 from qcompiler.runtime import ProgramImage
+from qcompiler.units import human_bytes
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,15 @@ def test_a_report_shows_plan_memory_and_choices(image: ProgramImage) -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 29, "1.5 GiB"), (1 << 60, "1048576.0 TiB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (3 << 29, "1.6 GB"),
+        (10**18, "1000000.0 TB"),
+    ],
 )
 def test_bytes_are_shown_in_the_largest_fitting_unit(count: int, text: str) -> None:
     assert human_bytes(count) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +93,7 @@ def test_file_is_a_plain_zip_with_safetensors_inside(file: Path, small: Any) -> 
         assert archive.testzip() is None
         assert all(info.compress_type == zipfile.ZIP_STORED for info in archive.infolist())
         tensors = safetensors.load(archive.read("weights.safetensors"))
-        assert archive.read("ir/02-import.mlir") == b"builtin.module {}\n"
+        assert gzip.decompress(archive.read("ir/02-import.mlir.gz")) == b"builtin.module {}\n"
     assert np.array_equal(tensors["weights"], small.image.weights)
 
 
@@ -325,10 +327,38 @@ def test_the_record_is_private(file: Path, own_cache: Path) -> None:
     assert stat.S_IMODE((own_cache / "files").stat().st_mode) == 0o700
 
 
+def test_texts_are_small_in_the_file_and_can_be_left_out(small: Any, tmp_path: Path) -> None:
+    long = "%0 = arith.addf %1, %2 : f32\n" * 20_000
+    image = replace(small.image, texts={"ir/02-import.mlir": long, "kernels/program.cpp": "// x\n"})
+    sizes = {}
+    for stages in (True, False):
+        path = tmp_path / f"{stages}.qca"
+        save_image(image, path, stages=stages)
+        sizes[stages] = path.stat().st_size
+        assert dict(load_image(path)[0].texts) == (dict(image.texts) if stages else {})
+    assert sizes[True] - sizes[False] < len(long) / 50
+
+
+@pytest.mark.parametrize(("claimed", "message"), [
+    (1, "has not the 1 bytes"), (10**6, "has not the 1000000 bytes"), (-1, "more than the limit"),
+    (1 << 40, "more than the limit"),
+])  # fmt: skip
+def test_a_text_is_unpacked_to_the_size_that_is_claimed_and_no_further(file: Path, claimed: int, message: str) -> None:
+    """Only when it is read: a program runs without its texts."""
+
+    def claim(header: dict[str, Any]) -> None:
+        header["texts"][0]["nbytes"] = claimed
+
+    edit_header(file, claim)
+    image, _ = load_image(file)
+    with pytest.raises(CorruptFileError, match=message):
+        list(image.texts.values())
+
+
 def test_damaged_text_is_noticed_always(file: Path) -> None:
-    at = file.read_bytes().index(b"builtin.module {}")
+    at = file.read_bytes().index(b"\x1f\x8b\x08") + 12  # inside the first text, as gzip packs it
     flip(file, at)
-    with pytest.raises(CorruptFileError, match=r"02-import\.mlir' is damaged"):
+    with pytest.raises(CorruptFileError, match=r"02-import\.mlir\.gz' is damaged"):
         load_image(file)
 
 

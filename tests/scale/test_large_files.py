@@ -189,7 +189,9 @@ def test_a_program_file_of_more_than_4_gib_is_saved_checked_and_run(
 
     with path.open("r+b") as file:
         begin = next(
-            m.offset for m in program_file.read_members(program_file.MappedFile(path).data).values() if "weights" in m.name
+            m.offset
+            for m in program_file.read_members(program_file.MappedFile(path).data).values()
+            if "weights" in m.name
         )
         file.seek(begin + program_file.PAGE + (1 << 32) + 5)
         file.write(b"\1")

@@ -1,0 +1,19 @@
+"""How sizes are printed: one unit for bytes everywhere, the decimal one (kB, MB, GB).
+
+Decimal, since model cards, downloads, disks and bandwidths (GB/s) are: a size over a rate is seconds, without a factor
+of 1.074 in between.  KiB and MiB stand only where a limit is a power of two.  JSON has whole bytes.
+"""
+
+from __future__ import annotations
+
+
+def human_bytes(count: int) -> str:
+    """Bytes in the largest decimal unit that leaves at least 1: `835 B`, `90.9 MB`."""
+    if count < 1000:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1000
+        if round(size, 1) < 1000 or unit == "TB":
+            break
+    return f"{size:.1f} {unit}"

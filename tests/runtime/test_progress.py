@@ -1,0 +1,111 @@
+"""What is said of long work: in the time promised, of the stage that it is in, and nothing where nothing is wanted."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from qcompiler.runtime import progress
+from qcompiler.runtime.progress import Progress, Stages, Step, stage
+
+
+class Screen(io.StringIO):
+    """Stands in for stderr; `saw` is set when the text that is waited for is written."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.terminal, self.wanted, self.saw = terminal, "", threading.Event()
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if self.wanted in self.getvalue():
+            self.saw.set()
+        return count
+
+    def wait_for(self, text: str) -> bool:
+        self.wanted = text
+        return text in self.getvalue() or self.saw.wait(60)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
+    """Sets stderr, and how long work may be silent."""
+    monkeypatch.delenv("QC_QUIET", raising=False)
+
+    def make(*, terminal: bool, after: float = 0.01) -> Screen:
+        shown = Screen(terminal=terminal)
+        monkeypatch.setattr(sys, "stderr", shown)
+        monkeypatch.setattr(progress, "BAR_AFTER", after)
+        monkeypatch.setattr(progress, "EVERY", 0.01)
+        monkeypatch.setenv("TERM", "xterm")
+        return shown
+
+    return make
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_long_work_says_which_stage_it_is_in(screen: Callable[..., Screen], terminal: bool) -> None:
+    shown = screen(terminal=terminal)
+    with Stages(23):
+        stage("export")
+        assert shown.wait_for("export (stage 1 of 23")
+        stage("insert-qdq")
+        assert shown.wait_for("insert-qdq (stage 2 of 23")
+    assert threading.active_count() == len([t for t in threading.enumerate() if t.name != "qcompiler-progress"])
+
+
+def test_bytes_within_a_stage_share_its_terminal(screen: Callable[..., Screen]) -> None:
+    shown = screen(terminal=True)
+    with Stages(2):
+        stage("insert-qdq")
+        with Progress("packing weights", 90_900_000) as bar:
+            assert shown.wait_for("packing weights")
+            bar.reach(12_000_000)
+            assert shown.wait_for("12.0 MB of 90.9 MB")
+    assert progress.BARS._bars is None, "the display goes with the last bar"
+
+
+def test_short_and_quiet_work_says_nothing(screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = screen(terminal=False, after=3600)
+    with Stages(1):
+        stage("export")
+    quiet = screen(terminal=False)
+    monkeypatch.setenv("QC_QUIET", "1")
+    with Stages(1) as stages:
+        stage("export")
+        assert stages._speaker.ident is None
+    assert shown.getvalue() == quiet.getvalue() == ""
+
+
+def test_a_stage_that_nobody_follows_is_no_error() -> None:
+    stage("export")
+
+
+def test_a_failure_leaves_no_speaker_behind(screen: Callable[..., Screen]) -> None:
+    shown = screen(terminal=True)
+    with pytest.raises(KeyError), Stages(1):
+        stage("export")
+        assert shown.wait_for("export")
+        raise KeyError
+    assert progress._CURRENT.get() is None and progress.BARS._bars is None
+
+
+def test_the_callback_gets_every_stage_in_order_and_may_end_the_work() -> None:
+    seen: list[Step] = []
+    with Stages(2, seen.append):
+        stage("export")
+        stage("import")
+    assert [(each.stage, each.number, each.of) for each in seen] == [("export", 1, 2), ("import", 2, 2)]
+
+    def stop(step: Step) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Stages(2, stop):
+        stage("export")
