@@ -21,7 +21,7 @@ from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
 from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand
 
-EMITTER_VERSION = 4
+EMITTER_VERSION = 5
 """Part of the cache key of compiled modules: raise it whenever emitted text changes for an unchanged spec."""
 
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")

@@ -219,13 +219,15 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
     // keeps fewer values in registers: with more rows and tables, or on CUDA cores, these would not suffice.
     constexpr bool even = tiles > 0 && tiles % round == 0 && S::mma && (S::rows == 1 || !W::lookup);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const qc_share_place<W> mine(w, panel, lane);
+    const qc_row_place<W> rows(w, panel, lane / 4);
     qc_lane_tile<W> ring[S::depth];
     qc_entries<W> row_entries;
-    if constexpr (qc_entries<W>::whole_rows && tiles > 0) row_entries.load(w, panel, 0, lane);
+    if constexpr (qc_entries<W>::whole_rows && tiles > 0) row_entries.load(rows, 0, lane);
 #pragma unroll
     for (int s = 0; s < S::depth; s++) {
         const int index = s * S::warps + warp;
-        if (even || index < tiles) ring[s].load(w, panel, index, lane);
+        if (even || index < tiles) ring[s].load(mine, rows, index, lane);
     }
     // Whatever was in `x_tile` before, all threads have passed a barrier since they read it.
     qc_stage_x<W, S, true>(x, x_row, live, 0, table, first, x_tile);
@@ -254,7 +256,7 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
             }
             QC_KEEP_ORDER();  // for sm_100 the next tile's lookups would be hoisted until registers spill
             if constexpr (even && W::lookup) __syncwarp();  // the same for ptxas
-            if (even ? step + S::depth < steps : index + round < tiles) ring[s].load(w, panel, index + round, lane);
+            if (even ? step + S::depth < steps : index + round < tiles) ring[s].load(mine, rows, index + round, lane);
         }
     }
     sums.store(partial + warp * S::rows * 16, lane);

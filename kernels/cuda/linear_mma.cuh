@@ -71,10 +71,12 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
     int lane, panels;     // of this warp that exist: PANELS, fewer at the end of w
     const uint8_t* w;
     int64_t panel;        // the first one
-    int64_t share;        // this lane's, of the first panel's first tile
+    qc_share_place<W> mine;
+    qc_row_place<W> entries;  // of row g, or where a lane has a row's entries to itself, of that one
 
     QC_DEVICE qm_weight(const uint8_t* w, int64_t panel, int lane)
-        : lane(lane), w(w), panel(panel), share(panel * TILES * 32 + lane) {
+        : lane(lane), w(w), panel(panel), mine(w, panel, lane),
+          entries(w, panel, lane / 4 + (MANY ? 0 : lane % 2 * 8)) {
         const int64_t left = ALL_PANELS - panel;
         panels = left < PANELS ? (int)left : PANELS;
     }
@@ -87,27 +89,29 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
             for (int v = 0; v < TILES_OF_CHUNK; v++) {
                 const bool inside = TILES % TILES_OF_CHUNK == 0 || index * TILES_OF_CHUNK + v < TILES;
                 if (there && inside)
-                    c.codes[i][v].load(w, share + (int64_t)i * TILES * 32, (index_type)index * TILES_OF_CHUNK + v);
+                    c.codes[i][v].load(
+                        mine.w, mine.share + (int64_t)i * TILES * 32, (index_type)index * TILES_OF_CHUNK + v);
                 else c.codes[i][v].clear();
             }
             if constexpr (CODED) {
 #pragma unroll
                 for (int h = 0; h < groups::held; h++) {
-                    if (there) c.entry[i][h] = entry_of(i, index, MANY ? h : lane % 2, MANY ? lane % 4 : lane / 2 % 2);
+                    if (there) c.entry[i][h] = entry_of(i, index, h, MANY ? lane % 4 : lane / 2 % 2);
                     else c.entry[i][h] = typename W::entry();
                 }
             }
         }
     }
 
-    // What the given slot of a chunk needs, for a row of panel `i`. What lies behind the last column is padding.
-    QC_DEVICE typename W::entry entry_of(int i, int index, int half, int slot) const {
-        const int r = lane / 4 + half * 8;
+    // What the given slot of a chunk needs, for a row of panel `i`: of half t % 2, or MANY: of half `held`. What lies
+    // behind the last column is padding.
+    QC_DEVICE typename W::entry entry_of(int i, int index, int held, int slot) const {
+        const int down = 16 * i + 8 * held;
         if constexpr (FLAT) {
-            const int64_t element = ((panel + i) * 16 + r) * COLS + index * QM_CHUNK + slot * W::covers;
-            return W::load(w, qc_min(element, W::rows * W::cols - 1));
+            const int64_t row = panel * 16 + lane / 4 + (MANY ? 0 : lane % 2 * 8) + down;
+            return W::load(w, qc_min(row * COLS + index * QM_CHUNK + slot * W::covers, W::rows * W::cols - 1));
         } else {
-            return W::template load_unit<QM_CHUNK>(w, panel + i, r, index, groups::single ? 0 : slot * (int)W::covers);
+            return entries.template load_panel<QM_CHUNK>(i, 8 * held, index, groups::single ? 0 : slot * (int)W::covers);
         }
     }
 
