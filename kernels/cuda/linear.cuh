@@ -217,7 +217,8 @@ QC_DEVICE uint32_t qc_last_digits(float f16) {
 }
 
 // Pair `p` of a piece, for codes of less than 8 bits.
-template <class W> QC_DEVICE uint32_t qc_piece_pair(const uint32_t (&words)[qc_piece_of<W>::words], int p, uint32_t onto) {
+template <class W>
+QC_DEVICE uint32_t qc_piece_pair(const uint32_t (&words)[qc_piece_of<W>::words], int p, uint32_t onto) {
     constexpr int two = (W::bits & 4) != 0, one = two + ((W::bits & 2) != 0);
     const uint32_t two_bits = (W::bits & 2) != 0 ? words[(W::bits & 2) != 0 ? two : 0] : 0;
     const uint32_t one_bit = (W::bits & 1) != 0 ? words[(W::bits & 1) != 0 ? one : 0] : 0;
@@ -240,7 +241,8 @@ QC_DEVICE void qc_piece_codes(const uint32_t (&words)[qc_piece_of<W>::words], Ta
         const uint32_t even = words[0] & 0x0f0f0f0fu, odd = words[0] >> 4 & 0x0f0f0f0fu;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = __uint_as_float(__byte_perm(i / 2 % 2 ? odd : even, 0x43000000u, 0x7044 + 256 * (i / 4 + i % 2 * 2)));
+            v[i] = __uint_as_float(
+                __byte_perm(i / 2 % 2 ? odd : even, 0x43000000u, 0x7044 + 256 * (i / 4 + i % 2 * 2)));
     } else if constexpr (W::bits < 8) {
 #pragma unroll
         for (int p = 0; p < 4; p++) {
@@ -322,7 +324,8 @@ template <int64_t FIELD, int UNIT, int64_t COUNT> QC_DEVICE int qc_entry_column(
     if constexpr (COUNT == 1) return 0;
     int column = 0;
     if constexpr (FIELD % UNIT == 0) column = (int)((uint32_t)unit / (uint32_t)(FIELD / UNIT));
-    else if constexpr (UNIT % FIELD == 0) column = unit * (int)(UNIT / FIELD) + (int)((uint32_t)offset / (uint32_t)FIELD);
+    else if constexpr (UNIT % FIELD == 0)
+        column = unit * (int)(UNIT / FIELD) + (int)((uint32_t)offset / (uint32_t)FIELD);
     else column = (int)(((uint32_t)unit * UNIT + (uint32_t)offset) / (uint32_t)FIELD);
     if constexpr (FIELD % UNIT != 0 && COUNT * FIELD % UNIT != 0)  // the last unit ends behind the last entry
         column = column < COUNT ? column : (int)COUNT - 1;
@@ -349,8 +352,8 @@ template <class W> struct qc_row_place {
     }
 };
 
-// Where a lane's share of a panel's first tile begins: in the one plane that most weights have, or how many shares stand
-// before it in each plane.
+// Where a lane's share of a panel's first tile begins: in the one plane that most weights have, or how many shares
+// stand before it in each plane.
 template <class W> struct qc_share_place {
     static constexpr bool one_plane = !qc_piece_of<W>::narrow || W::bits == 4;
     const uint8_t* w;
@@ -519,7 +522,7 @@ template <class W> struct qc_lane_tile {
         if constexpr (!qc_entries<W>::whole_rows) entries.load(rows, tile, lane);
     }
 
-    // The piece as `mma` operand A; pieces in order. 16-bit element types only. `scattered`: a piece's entries.
+    // The piece as `mma` operand A, by the entries `all`; pieces in order. 16-bit element types only.
     template <class Table>
     QC_DEVICE void fragment(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
                             const qc_entries<W>& all, qc_row_parts<W>& parts, uint32_t (&a)[4]) const {

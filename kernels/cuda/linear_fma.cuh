@@ -7,8 +7,9 @@
 // multiply more than four rows: arithmetic sets the time then, and the sums need the registers. One where pieces ask
 // for entries of their own, as in rows that end inside a block: sixteen pieces of them would spill.)
 //
-// Instructions per weight, counted in SASS (docs/hot-loops.md; a test compares): nf4, M = 1, sm_90a: 5.23; int4_g128,
-// M = 1, sm_90a: 6.35. On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
+// Instructions per weight of the whole loop on tensor cores, counted in SASS (docs/hot-loops.md; a test compares):
+// nf4, M = 1, sm_90a: 3.48; int4_g32, M = 1, sm_90a: 3.29; int4_g128, M = 1, sm_90a: 3.29; q4_K, M = 1, sm_90a: 5.11.
+// On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
 //
 // qc_linear_tiled: any number of rows, a classic tiled product in fp32. Weights are decoded into shared memory, tile by
 // tile; plain weights may have any strides.
@@ -107,7 +108,7 @@ template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool
     static constexpr int rows = Rows, warps = Warps, depth = Depth;
     static constexpr bool mma = Mma;
     static constexpr int columns = qc_tile_of<W>::columns;
-    static constexpr int padded = (int)((W::tiles * columns + 15) / 16 * 16);  // columns of x, to the end of the last tile
+    static constexpr int padded = (int)((W::tiles * columns + 15) / 16 * 16);  // columns, to the last tile's end
     static constexpr int chunk = ChunkTiles * Warps * columns;  // columns of x in shared memory
     // Rows of 16-bit x stand 32 bytes apart modulo 128: lanes g = 0 … 3 of a half warp read different banks.
     static constexpr int pitch = chunk + (Mma && Rows > 1 ? 16 : 0);

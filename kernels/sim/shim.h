@@ -420,7 +420,8 @@ QS_INLINE uint32_t qc_pack_f16(float low, float high) {
 // A number as `digits` binary digits with exponents from `lowest` on (the type's bias is 1 - lowest), to nearest even.
 QS_INLINE uint16_t qs_round_16(double x, int digits, int lowest) {
     const uint64_t u = qs_bits<uint64_t>(x);
-    const uint16_t sign = (uint16_t)(u >> 63 << 15), infinity = (uint16_t)((uint32_t)(2 - 2 * lowest + 1) << (digits - 1));
+    const uint16_t sign = (uint16_t)(u >> 63 << 15);
+    const uint16_t infinity = (uint16_t)((uint32_t)(2 - 2 * lowest + 1) << (digits - 1));
     const uint64_t magnitude = u & 0x7fffffffffffffffull;
     if (magnitude > 0x7ff0000000000000ull) return 0x7fff;
     const int exponent = (int)(magnitude >> 52) - 1023;
