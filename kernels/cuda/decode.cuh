@@ -38,9 +38,9 @@ QC_DEVICE uint32_t qc_moved(uint32_t word, int from, int to) {
     return from >= to ? word >> (from - to) : word << (to - from);
 }
 
-// Both codes of pair `p` of a piece in the halves of a word, or-ed into `onto`, from the words of the planes of 4, 2 and
-// 1 bits (what is not declared goes unread), moved so that the piece stands first in them. kernels/layouts/cuda.py draws
-// their bits.
+// Both codes of pair `p` of a piece in the halves of a word, or-ed into `onto`, from the words of the planes of 4, 2
+// and 1 bits (what is not declared goes unread), moved so that the piece stands first in them. kernels/layouts/cuda.py
+// draws their bits.
 template <int BITS> QC_DEVICE uint32_t qc_code_pair(uint32_t four, uint32_t two, uint32_t one, int p, uint32_t onto) {
     uint32_t pair = onto;
     if constexpr ((BITS & 4) != 0) pair = qc_and_or(four >> 4 * p, 0x000f000fu, pair);

@@ -38,8 +38,31 @@ typedef unsigned long long uint64_t;
 
 // No instruction: the compiler moves no access to memory across it, which bounds what it keeps in registers.
 #define QC_KEEP_ORDER() asm volatile("" ::: "memory")
-// Nor here: the compiler takes `x`, 32 bits, for a value of its own, and keeps it instead of making it anew at each use.
-#define QC_KEEP_VALUE(x) asm volatile("" : "+r"(x))
+// Nor here: the compiler takes `x`, of 32 or 64 bits, for a value of its own, and keeps it instead of making it anew at
+// each use.
+#define QC_KEEP_32(x) asm volatile("" : "+r"(x))
+#define QC_KEEP_64(x) asm volatile("" : "+l"(x))
+#define QC_DEVICE __device__ __forceinline__
+// Of lambdas: the simulator must see every access of a kernel, and sees those of functions that are inlined.
+#ifdef QC_SIM
+#define QC_INLINED __attribute__((always_inline))
+#else
+#define QC_INLINED
+#endif
+#define QC_WARP 32
+#define QC_ALL_LANES 0xffffffffu
+
+// No instruction: the compiler moves no access to memory across it, which bounds what it keeps in registers.
+#define QC_KEEP_ORDER() asm volatile("" ::: "memory")
+// Nor here: the compiler takes `x`, of 32 or 64 bits, for a value of its own, and keeps it instead of making it anew at
+// each use.
+#define QC_KEEP_32(x) asm volatile("" : "+r"(x))
+#define QC_KEEP_64(x) asm volatile("" : "+l"(x))
+#ifdef QC_SIM
+#define QC_KEEP_POINTER(x) ((void)0)
+#else
+#define QC_KEEP_POINTER(x) asm volatile("" : "+l"(x))
+#endif
 
 // 16-bit floats are bits: arithmetic happens in fp32 or in the tensor cores.
 struct alignas(2) qc_bf16 { uint16_t bits; };
@@ -54,6 +77,13 @@ struct alignas(2) qc_f16 { uint16_t bits; };
 QC_DEVICE unsigned char* qc_shared_memory() {
     extern __shared__ __align__(128) unsigned char qc_shared_bytes[];
     return qc_shared_bytes;
+}
+
+// A pointer to global memory that is computed once.
+QC_DEVICE const uint8_t* qc_fixed_global(const uint8_t* global) {
+    auto address = __cvta_generic_to_global(global);
+    QC_KEEP_64(address);
+    return (const uint8_t*)__cvta_global_to_generic(address);
 }
 
 QC_DEVICE uint32_t qc_shared_address(const void* shared) { return (uint32_t)__cvta_generic_to_shared(shared); }
@@ -71,7 +101,7 @@ struct qc_place {
 };
 QC_DEVICE qc_place qc_fixed(const void* shared) {
     qc_place place = shared;
-    QC_KEEP_VALUE(place.address);
+    QC_KEEP_32(place.address);
     return place;
 }
 

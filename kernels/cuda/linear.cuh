@@ -217,7 +217,8 @@ QC_DEVICE uint32_t qc_last_digits(float f16) {
 }
 
 // Pair `p` of a piece, for codes of less than 8 bits.
-template <class W> QC_DEVICE uint32_t qc_piece_pair(const uint32_t (&words)[qc_piece_of<W>::words], int p, uint32_t onto) {
+template <class W>
+QC_DEVICE uint32_t qc_piece_pair(const uint32_t (&words)[qc_piece_of<W>::words], int p, uint32_t onto) {
     constexpr int two = (W::bits & 4) != 0, one = two + ((W::bits & 2) != 0);
     const uint32_t two_bits = (W::bits & 2) != 0 ? words[(W::bits & 2) != 0 ? two : 0] : 0;
     const uint32_t one_bit = (W::bits & 1) != 0 ? words[(W::bits & 1) != 0 ? one : 0] : 0;
@@ -240,7 +241,8 @@ QC_DEVICE void qc_piece_codes(const uint32_t (&words)[qc_piece_of<W>::words], Ta
         const uint32_t even = words[0] & 0x0f0f0f0fu, odd = words[0] >> 4 & 0x0f0f0f0fu;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = __uint_as_float(__byte_perm(i / 2 % 2 ? odd : even, 0x43000000u, 0x7044 + 256 * (i / 4 + i % 2 * 2)));
+            v[i] = __uint_as_float(
+                __byte_perm(i / 2 % 2 ? odd : even, 0x43000000u, 0x7044 + 256 * (i / 4 + i % 2 * 2)));
     } else if constexpr (W::bits < 8) {
 #pragma unroll
         for (int p = 0; p < 4; p++) {
@@ -322,12 +324,47 @@ template <int64_t FIELD, int UNIT, int64_t COUNT> QC_DEVICE int qc_entry_column(
     if constexpr (COUNT == 1) return 0;
     int column = 0;
     if constexpr (FIELD % UNIT == 0) column = (int)((uint32_t)unit / (uint32_t)(FIELD / UNIT));
-    else if constexpr (UNIT % FIELD == 0) column = unit * (int)(UNIT / FIELD) + (int)((uint32_t)offset / (uint32_t)FIELD);
+    else if constexpr (UNIT % FIELD == 0)
+        column = unit * (int)(UNIT / FIELD) + (int)((uint32_t)offset / (uint32_t)FIELD);
     else column = (int)(((uint32_t)unit * UNIT + (uint32_t)offset) / (uint32_t)FIELD);
     if constexpr (FIELD % UNIT != 0 && COUNT * FIELD % UNIT != 0)  // the last unit ends behind the last entry
         column = column < COUNT ? column : (int)COUNT - 1;
     return column;
 }
+
+// Where the entries of row r of a panel begin.
+template <class W> struct qc_row_place {
+    const uint8_t* w;
+    int64_t panel;
+    int row;
+
+    QC_DEVICE qc_row_place(const uint8_t* w, int64_t panel, int r) : w(w), panel(panel), row(r) {
+        if constexpr (W::movable) {
+            this->w = qc_fixed_global(W::moved(w, panel, r)), this->panel = 0, row = 0;
+        }
+    }
+    // `down` rows below, column UNIT * unit + offset; or in the panel `more` panels below.
+    template <int UNIT> QC_DEVICE typename W::entry load(int down, int unit, int offset) const {
+        return W::template load_unit<UNIT>(w, panel, row + down, unit, offset);
+    }
+    template <int UNIT> QC_DEVICE typename W::entry load_panel(int more, int down, int unit, int offset) const {
+        return W::template load_unit<UNIT>(w, panel + more, row + down, unit, offset);
+    }
+};
+
+// Where a lane's share of a panel's first tile begins: in the one plane that most weights have, or how many shares
+// stand before it in each plane.
+template <class W> struct qc_share_place {
+    static constexpr bool one_plane = !qc_piece_of<W>::narrow || W::bits == 4;
+    const uint8_t* w;
+    int64_t share;
+
+    QC_DEVICE qc_share_place(const uint8_t* w, int64_t panel, int lane) : w(w), share(panel * W::tiles * 32 + lane) {
+        if constexpr (one_plane) {
+            this->w = qc_fixed_global(w + share * 16), share = 0;
+        }
+    }
+};
 
 // Entries of one lane's rows (g, g + 8) for a tile, kept as stored so that a prefetch waits for nothing. Where they are
 // many, the four lanes of a quad, which have the same rows, hold a share each and pass on what they make of it.
@@ -338,14 +375,14 @@ template <class W> struct qc_entries {
     static constexpr int count = groups == 0 ? 1 : own ? 2 * groups : groups / 2;
     typename W::entry of[count];
 
-    // Of a tile.
-    QC_DEVICE void load(const uint8_t* w, int64_t panel, int tile, int lane) {
+    // Of a tile; `from` is where the lane's rows of the panel begin.
+    QC_DEVICE void load(const qc_row_place<W>& from, int tile, int lane) {
         if constexpr (groups > 0) {
-            const int g = lane / 4, t = lane % 4;
+            const int t = lane % 4;
 #pragma unroll
             for (int i = 0; i < count; i++) {
                 const int group = own ? i / 2 : groups == 4 ? t : t / 2, half = own || groups == 4 ? i % 2 : t % 2;
-                of[i] = W::template load_unit<columns>(w, panel, g + 8 * half, tile, group * (columns / groups));
+                of[i] = from.template load<columns>(8 * half, tile, group * (columns / groups));
             }
         }
     }
@@ -480,12 +517,12 @@ template <class W> struct qc_lane_tile {
     qc_lane_codes<W> codes;
     qc_entries<W> entries;
 
-    QC_DEVICE void load(const uint8_t* w, int64_t panel, int tile, int lane) {
-        codes.load(w, panel * W::tiles * 32 + lane, tile);
-        if constexpr (!qc_entries<W>::whole_rows) entries.load(w, panel, tile, lane);
+    QC_DEVICE void load(const qc_share_place<W>& mine, const qc_row_place<W>& rows, int tile, int lane) {
+        codes.load(mine.w, mine.share, tile);
+        if constexpr (!qc_entries<W>::whole_rows) entries.load(rows, tile, lane);
     }
 
-    // The piece as `mma` operand A; pieces in order. 16-bit element types only. `scattered`: a piece's entries.
+    // The piece as `mma` operand A, by the entries `all`; pieces in order. 16-bit element types only.
     template <class Table>
     QC_DEVICE void fragment(const uint8_t* w, int64_t panel, int64_t k0, int lane, int piece, Table table,
                             const qc_entries<W>& all, qc_row_parts<W>& parts, uint32_t (&a)[4]) const {

@@ -95,9 +95,12 @@ def check(spec: KernelSpec) -> None:
 
 @dataclass(frozen=True)
 class Finish:
-    """`definition` of ``qk_<name>_finish(sum, m, n, …)``, which stores element (m, n) if it lies inside the result, and
-    of ``qk_<name>_finish_group(sums, m, n, …)``, which stores `group` elements from there on along n: 16 bytes at a time
-    where they are inside and aligned."""
+    """How a kernel finishes its sums.
+
+    `definition` defines ``qk_<name>_finish(sum, m, n, …)``, which stores element (m, n) if it lies inside the result,
+    and ``qk_<name>_finish_group(sums, m, n, …)``, which stores `group` elements from there on along n: 16 bytes at a
+    time where they are inside and aligned.
+    """
 
     definition: str
     name: str
@@ -138,7 +141,7 @@ def finish_of(spec: KernelSpec) -> Finish:
         "}",
         f"QC_DEVICE void {name}_group(const float (&sums)[{group}], int64_t m, int64_t n{head}) {{",
         f"    {STORAGE_TYPES[out.dtype]}* const to = {target};",
-        f"    if ({'m < ' + c_dim(body.m)} && n + {group} <= {body.n} && ((uint64_t)to & 15) == 0) {{",
+        f"    if (m < {c_dim(body.m)} && n + {group} <= {body.n} && ((uint64_t)to & 15) == 0) {{",
         f"        {values} v[{group}];",
         "#pragma unroll",
         f"        for (int i = 0; i < {group}; i++) v[i] = {name}_value(sums[i], m, n + i{given});",

@@ -7,8 +7,9 @@
 // multiply more than four rows: arithmetic sets the time then, and the sums need the registers. One where pieces ask
 // for entries of their own, as in rows that end inside a block: sixteen pieces of them would spill.)
 //
-// Instructions per weight, counted in SASS (docs/hot-loops.md; a test compares): nf4, M = 1, sm_90a: 5.23; int4_g128,
-// M = 1, sm_90a: 6.35. On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
+// Instructions per weight of the whole loop on tensor cores, counted in SASS (docs/hot-loops.md; a test compares):
+// nf4, M = 1, sm_90a: 3.48; int4_g32, M = 1, sm_90a: 3.29; int4_g128, M = 1, sm_90a: 3.29; q4_K, M = 1, sm_90a: 5.11.
+// On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
 //
 // qc_linear_tiled: any number of rows, a classic tiled product in fp32. Weights are decoded into shared memory, tile by
 // tile; plain weights may have any strides.
@@ -107,7 +108,7 @@ template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool
     static constexpr int rows = Rows, warps = Warps, depth = Depth;
     static constexpr bool mma = Mma;
     static constexpr int columns = qc_tile_of<W>::columns;
-    static constexpr int padded = (int)((W::tiles * columns + 15) / 16 * 16);  // columns of x, to the end of the last tile
+    static constexpr int padded = (int)((W::tiles * columns + 15) / 16 * 16);  // columns, to the last tile's end
     static constexpr int chunk = ChunkTiles * Warps * columns;  // columns of x in shared memory
     // Rows of 16-bit x stand 32 bytes apart modulo 128: lanes g = 0 … 3 of a half warp read different banks.
     static constexpr int pitch = chunk + (Mma && Rows > 1 ? 16 : 0);
@@ -219,13 +220,15 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
     // keeps fewer values in registers: with more rows and tables, or on CUDA cores, these would not suffice.
     constexpr bool even = tiles > 0 && tiles % round == 0 && S::mma && (S::rows == 1 || !W::lookup);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const qc_share_place<W> mine(w, panel, lane);
+    const qc_row_place<W> rows(w, panel, lane / 4);
     qc_lane_tile<W> ring[S::depth];
     qc_entries<W> row_entries;
-    if constexpr (qc_entries<W>::whole_rows && tiles > 0) row_entries.load(w, panel, 0, lane);
+    if constexpr (qc_entries<W>::whole_rows && tiles > 0) row_entries.load(rows, 0, lane);
 #pragma unroll
     for (int s = 0; s < S::depth; s++) {
         const int index = s * S::warps + warp;
-        if (even || index < tiles) ring[s].load(w, panel, index, lane);
+        if (even || index < tiles) ring[s].load(mine, rows, index, lane);
     }
     // Whatever was in `x_tile` before, all threads have passed a barrier since they read it.
     qc_stage_x<W, S, true>(x, x_row, live, 0, table, first, x_tile);
@@ -254,7 +257,7 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
             }
             QC_KEEP_ORDER();  // for sm_100 the next tile's lookups would be hoisted until registers spill
             if constexpr (even && W::lookup) __syncwarp();  // the same for ptxas
-            if (even ? step + S::depth < steps : index + round < tiles) ring[s].load(w, panel, index + round, lane);
+            if (even ? step + S::depth < steps : index + round < tiles) ring[s].load(mine, rows, index + round, lane);
         }
     }
     sums.store(partial + warp * S::rows * 16, lane);

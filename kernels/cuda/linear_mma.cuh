@@ -12,6 +12,9 @@
 //     x ring     STAGES tiles of TOKENS rows by QM_CHUNK * WARPS_K columns
 //     weights    DEPTH chunks ahead in registers: 16 * PANELS * DEPTH bytes per lane under way for 4-bit codes
 //
+// Instructions per weight of the whole loop, counted in SASS (docs/hot-loops.md; a test compares):
+// nf4, M = 16, sm_90a: 4.48; nf4, M = 64, sm_90a: 6.04; int4_g128, M = 16, sm_90a: 4.09; int4_g128, M = 512, sm_90a: 6.42.
+//
 // The WARPS_K partial sums are added in the order of k through shared memory: results do not depend on scheduling.
 //
 // The weight is described by a struct W that the emitter writes from the format's declaration (linear.cuh). Of the
@@ -41,6 +44,7 @@ template <class W> struct qm_groups {
                                             : W::covers == 32 || W::covers == 16), "groups");
 };
 
+// Whether decoding takes few registers: not 16-bit values, which are not decoded, nor floats of 8 bits.
 template <class W, bool CODED> struct qm_light { static constexpr bool value = false; };
 template <class W> struct qm_light<W, true> {
     static constexpr bool value = W::codes == QC_COUNTS || W::codes == QC_SIXTEEN;
@@ -55,7 +59,7 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
     static constexpr bool CODED = W::packed, FLAT = groups::flat, MANY = groups::many, NARROW = CODED && W::bits < 8;
     static constexpr int WORDS = qc_piece_of<W>::words, TILES_OF_CHUNK = NARROW ? 1 : W::bits / 4;
     static constexpr int TILES = (int)W::tiles, COLS = (int)W::cols, SLOTS = groups::slots;
-    static constexpr bool LIGHT = qm_light<W, CODED>::value;  // decoding takes few registers
+    static constexpr bool LIGHT = qm_light<W, CODED>::value;
     static constexpr int ALL_PANELS = (int)((W::rows + 15) / 16);
     typedef typename W::mma_parts state[2][SLOTS];  // of rows g and g + 8
 
@@ -71,10 +75,12 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
     int lane, panels;     // of this warp that exist: PANELS, fewer at the end of w
     const uint8_t* w;
     int64_t panel;        // the first one
-    int64_t share;        // this lane's, of the first panel's first tile
+    qc_share_place<W> mine;
+    qc_row_place<W> entries;  // of row g, or where a lane has a row's entries to itself, of that one
 
     QC_DEVICE qm_weight(const uint8_t* w, int64_t panel, int lane)
-        : lane(lane), w(w), panel(panel), share(panel * TILES * 32 + lane) {
+        : lane(lane), w(w), panel(panel), mine(w, panel, lane),
+          entries(w, panel, lane / 4 + (MANY ? 0 : lane % 2 * 8)) {
         const int64_t left = ALL_PANELS - panel;
         panels = left < PANELS ? (int)left : PANELS;
     }
@@ -87,27 +93,30 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
             for (int v = 0; v < TILES_OF_CHUNK; v++) {
                 const bool inside = TILES % TILES_OF_CHUNK == 0 || index * TILES_OF_CHUNK + v < TILES;
                 if (there && inside)
-                    c.codes[i][v].load(w, share + (int64_t)i * TILES * 32, (index_type)index * TILES_OF_CHUNK + v);
+                    c.codes[i][v].load(
+                        mine.w, mine.share + (int64_t)i * TILES * 32, (index_type)index * TILES_OF_CHUNK + v);
                 else c.codes[i][v].clear();
             }
             if constexpr (CODED) {
 #pragma unroll
                 for (int h = 0; h < groups::held; h++) {
-                    if (there) c.entry[i][h] = entry_of(i, index, MANY ? h : lane % 2, MANY ? lane % 4 : lane / 2 % 2);
+                    if (there) c.entry[i][h] = entry_of(i, index, h, MANY ? lane % 4 : lane / 2 % 2);
                     else c.entry[i][h] = typename W::entry();
                 }
             }
         }
     }
 
-    // What the given slot of a chunk needs, for a row of panel `i`. What lies behind the last column is padding.
-    QC_DEVICE typename W::entry entry_of(int i, int index, int half, int slot) const {
-        const int r = lane / 4 + half * 8;
+    // What the given slot of a chunk needs, for a row of panel `i`: of half t % 2, or MANY: of half `held`. What lies
+    // behind the last column is padding.
+    QC_DEVICE typename W::entry entry_of(int i, int index, int held, int slot) const {
+        const int down = 16 * i + 8 * held;
         if constexpr (FLAT) {
-            const int64_t element = ((panel + i) * 16 + r) * COLS + index * QM_CHUNK + slot * W::covers;
-            return W::load(w, qc_min(element, W::rows * W::cols - 1));
+            const int64_t row = panel * 16 + lane / 4 + (MANY ? 0 : lane % 2 * 8) + down;
+            return W::load(w, qc_min(row * COLS + index * QM_CHUNK + slot * W::covers, W::rows * W::cols - 1));
         } else {
-            return W::template load_unit<QM_CHUNK>(w, panel + i, r, index, groups::single ? 0 : slot * (int)W::covers);
+            const int offset = groups::single ? 0 : slot * (int)W::covers;
+            return entries.template load_panel<QM_CHUNK>(i, 8 * held, index, offset);
         }
     }
 
@@ -358,9 +367,9 @@ QC_DEVICE void qm_finish(
     }
 }
 
-// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns.
-// `finish(sums, m, n)` stores GROUP elements from (m, n) on along n; there are m rows of x. All threads of the block arrive here, and x is what `tile` copies.
-// IN_BLOCKS: n0 is a multiple of the rows of w that a block takes.
+// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns. There are m rows of
+// x. `finish(sums, m, n)` stores GROUP elements from (m, n) on along n. All threads of the block arrive here, and x is
+// what `tile` copies. IN_BLOCKS: n0 is a multiple of the rows of w that a block takes.
 template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, bool IN_BLOCKS,
           class Table, class Tile, class Finish>
 QC_DEVICE void qm_product(

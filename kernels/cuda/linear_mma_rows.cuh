@@ -94,8 +94,8 @@ QC_DEVICE void qm_windows(
         table, bytes, tile, m0, n0, m, shared, finish);
 }
 
-// One block of a grouped linear: `live` listed pairs, times the rows of w from n0 on. `finish(sums, place, n)`: one, of the
-// pair at that place of the list.
+// One block of a grouped linear: `live` listed pairs, times the rows of w from n0 on. `finish(sums, place, n)` stores
+// one element, of the pair at that place of the list.
 template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, class Table, class Finish>
 QC_DEVICE void qm_listed(
     const Table& table, const uint8_t* bytes, const typename W::type* x, const qm_listed_rows& rows, int live,

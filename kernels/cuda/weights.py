@@ -144,7 +144,7 @@ def weight_of(name: str, operand: Operand) -> Weight:
         "    struct entry {};",
         "    struct parts {};",
         "    struct mma_parts {};",
-        "    static constexpr bool pairs = false;",
+        "    static constexpr bool pairs = false, movable = false;",
         "};",
     ]
     return Weight("values" if in_tiles else "strided", operand.dtype, rows, cols, bits, struct, block(lines))
@@ -251,14 +251,16 @@ def _entries(
         f"    return entry{{{', '.join(reads)}}};",
         "}",
     ]
-    return lines if straddles else [*lines, *_entries_of_units(fmt, entries, sections, rows, cols)]
+    if straddles:
+        return [*lines, "static constexpr bool movable = false;"]
+    return [*lines, *_entries_of_units(fmt, entries, sections, rows, cols)]
 
 
 def _entries_of_units(
     fmt: Format, entries: list[Field], sections: dict[str, Section], rows: int, cols: int
 ) -> list[str]:
     """Members: the same for row `r` of a panel, so that what a loop over units keeps is computed before it."""
-    lines, reads = [], []
+    lines, reads, moved = [], [], "w"
     for field in entries:
         start = f"(const {ENTRY_TYPES[field.kind]}*)(w + {sections[packed_name(fmt, field, cols)].offset})"
         place, count = place_of(fmt, field, cols), per_row(field, cols)
@@ -269,6 +271,8 @@ def _entries_of_units(
         covers = field.covers if isinstance(field.covers, int) else cols
         column = f"{wide}qc_entry_column<{covers}, UNIT, {count}>(unit, offset) * 16"
         reads.append(f"({start} + (panel * {count * 16} + r))[{column}]")
+        if len(entries) == 1:
+            moved = f"w + (panel * {count * 16} + r) * (int64_t)sizeof({ENTRY_TYPES[field.kind]})"
     if any(re.search(r"\b(row|k)\b", read) for read in reads):
         lines += [
             "    const int64_t row = panel * 16 + r;",
@@ -276,6 +280,10 @@ def _entries_of_units(
         ]
     listed = ",\n            ".join(reads)
     return [
+        "// For a `w` that a loop keeps: load_unit from `moved(w, panel, r)` for panel 0 and row 0 is that of `w` for",
+        "// panel and r.",
+        f"static constexpr bool movable = {_bool(moved != 'w')};",
+        f"static QC_DEVICE const uint8_t* moved(const uint8_t* w, int64_t panel, int r) {{ return {moved}; }}",
         "template <int UNIT>",
         "static QC_DEVICE entry load_unit(const uint8_t* w, int64_t panel, int r, int unit, int offset) {",
         *lines,

@@ -341,6 +341,7 @@ struct qc_place {
     __forceinline__ operator void*() const { return address; }
 };
 QS_INLINE qc_place qc_fixed(const void* shared) { return qc_place(shared); }
+QS_INLINE const uint8_t* qc_fixed_global(const uint8_t* global) { return global; }
 QS_INLINE float2 qc_load_shared_8(qc_place shared) { return *(const float2*)shared.address; }
 QS_INLINE void qc_store_shared_16(qc_place shared, uint4 v) { *(uint4*)shared.address = v; }
 QS_INLINE uint32_t qc_and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
@@ -419,7 +420,8 @@ QS_INLINE uint32_t qc_pack_f16(float low, float high) {
 // A number as `digits` binary digits with exponents from `lowest` on (the type's bias is 1 - lowest), to nearest even.
 QS_INLINE uint16_t qs_round_16(double x, int digits, int lowest) {
     const uint64_t u = qs_bits<uint64_t>(x);
-    const uint16_t sign = (uint16_t)(u >> 63 << 15), infinity = (uint16_t)((uint32_t)(2 - 2 * lowest + 1) << (digits - 1));
+    const uint16_t sign = (uint16_t)(u >> 63 << 15);
+    const uint16_t infinity = (uint16_t)((uint32_t)(2 - 2 * lowest + 1) << (digits - 1));
     const uint64_t magnitude = u & 0x7fffffffffffffffull;
     if (magnitude > 0x7ff0000000000000ull) return 0x7fff;
     const int exponent = (int)(magnitude >> 52) - 1023;

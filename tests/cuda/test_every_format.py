@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -291,10 +292,39 @@ def test_codes_lie_where_their_lane_loads_them_and_give_back_every_byte(fmt: For
 
 def test_exact_products_become_one_fma_and_others_do_not() -> None:
     folded = {"int4", "int3", "int2", "q4_0", "q5_0", "q3_K", "q6_K", "tq1_0", "tq2_0"}
+    sums = {"q4_1", "q5_1", "q2_K", "q4_K", "q5_K"}
     for fmt in DEFAULTS:
         case = every.case_of(fmt, every.widths(fmt)[0], "bf16", weights.LAYOUT)
         text = weights.weight_of("k", case.operand).definitions
-        assert ("return fmaf(biased" in text) == (fmt.name in folded), fmt
+        assert ("return fmaf(biased, " in text) == (fmt.name in folded), fmt
+        assert ("return fmaf(biased - " in text) == (fmt.name in sums), fmt
+
+
+def test_pairs_are_decoded_at_once_where_that_is_exact() -> None:
+    """In bf16 and f16, where an element is one f16 scale times a small integer; in fp32 never."""
+    paired = {"int4", "int3", "int2", "q4_0", "q5_0", "tq1_0", "tq2_0"}
+    for fmt in DEFAULTS:
+        for dtype in every.DTYPES:
+            case = every.case_of(fmt, 768, dtype, weights.LAYOUT)
+            text = weights.weight_of("k", case.operand).definitions
+            assert ("pairs = true" in text) == (fmt.name in paired and dtype != "f32"), (fmt, dtype)
+
+
+@pytest.mark.parametrize("span", [range(-8, 8), range(-15, 16), range(-16, 16)], ids=["int4", "zero points", "q5_0"])
+def test_pairs_have_the_bits_of_decoding_for_every_scale_and_code(span: range) -> None:
+    """What weights.py claims of `q * high + (q * low)`: every step but the last is exact, and the last rounds once."""
+    scales = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    scales = scales[np.isfinite(scales)].astype(np.float32)
+    high = (scales.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    low = scales - high
+    assert np.array_equal(low.astype(ml_dtypes.bfloat16).astype(np.float32), low), "the rest is a bf16"
+    for q in np.array(span, np.float32):
+        part = q * low
+        assert np.array_equal(part.astype(ml_dtypes.bfloat16).astype(np.float32), part), "q * low is exact"
+        total = q.astype(np.float64) * high + part
+        assert np.array_equal(total.astype(np.float32), total), "fp32 holds the sum, so that bf16 rounds it once"
+        made, want = total.astype(np.float32).astype(ml_dtypes.bfloat16), (q * scales).astype(ml_dtypes.bfloat16)
+        assert np.array_equal(made.astype(np.float32), want.astype(np.float32))
 
 
 def test_entries_are_computed_once_and_elements_by_what_is_left() -> None:

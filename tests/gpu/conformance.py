@@ -415,9 +415,7 @@ def _fma2(dtype: Any) -> Case:
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         if exact == 0:
             return float(np.float64(x) * np.float64(y) + np.float64(z))  # a zero of the right sign
-        exponent = max(
-            int(np.floor(np.log2(abs(float(exact))))) if abs(exact) > Fraction(2) ** -900 else lowest, lowest
-        )
+        exponent = lowest
         while abs(exact) >= Fraction(2) ** (exponent + 1):
             exponent += 1
         step = Fraction(2) ** (exponent - digits + 1)
