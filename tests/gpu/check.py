@@ -32,6 +32,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -379,7 +380,11 @@ class Check:
             "first": self.first, "second": self.second, "suites": self.suites, "sanitizer": self.sanitizer,
             "bench": lambda part: self.bench(part, self.steps(part)),
         }  # fmt: skip
-        calls[name](name)
+        try:
+            calls[name](name)
+        except Exception as error:  # a mistake of the check's own must not cost the parts behind it
+            text = traceback.format_exc()
+            self.add(schema.Step(name, "the check itself", False, 0.0, failures=[repr(error)[:200]], output=text))
         self.report.parts.append(name)
         self.write()
 

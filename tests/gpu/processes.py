@@ -106,11 +106,13 @@ class Outcome:
 
 
 def read_report(report: Path) -> Outcome:
-    """Outcomes of a JUnit report; one failure where pytest did not live to write one."""
-    if not report.exists():
+    """Outcomes of a JUnit report; one failure where pytest did not live to write one, or not to its end."""
+    try:
+        root = ET.parse(report).getroot()
+    except (OSError, ET.ParseError):
         return Outcome(failures=["the process died before its report"])
     found = Outcome({"passed": 0, "failed": 0, "skipped": 0})
-    for case in ET.parse(report).getroot().iter("testcase"):
+    for case in root.iter("testcase"):
         wrong = next((child for child in case if child.tag in ("failure", "error")), None)
         skipped = case.find("skipped") is not None
         learned = [each.get("value") or "{}" for each in case.iter("property") if each.get("name") == "learned"]
