@@ -211,6 +211,7 @@ class Matrix:
         self.kernels: list[Any] = []
         self.modules: list[dict[str, Any]] = []
         self.references: dict[str, int] = {}
+        self.silence = SILENCE
         self._lock = threading.Lock()
 
     def share(self, part: str, device: str, number: int, count: int, options: Sequence[str]) -> Any:
@@ -258,7 +259,7 @@ class Matrix:
                 if news:
                     heard = time.monotonic()
                     self.notify()
-                if self.clock.limit(1.0) <= 0 or time.monotonic() - heard > SILENCE:
+                if self.clock.limit(1.0) <= 0 or time.monotonic() - heard > self.silence:
                     end(process)
                     code = STOPPED
                     break
