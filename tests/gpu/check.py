@@ -32,6 +32,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -199,6 +200,7 @@ class Check:
         """Every template and every format in `jobs` processes."""
         clock = steps.clock.within(CORRECTNESS * limit if (limit := steps.clock.limit(math.inf)) < math.inf else None)
         found = processes.Matrix(schema, self.env, clock, lambda: self.write(at_once=False))
+        found.silence = self.chosen.silence
         found.kernels = self.report.kernels = list(self.passed.values())
         self.report.failures = found.failures
         options: list[str] = []
@@ -379,7 +381,11 @@ class Check:
             "first": self.first, "second": self.second, "suites": self.suites, "sanitizer": self.sanitizer,
             "bench": lambda part: self.bench(part, self.steps(part)),
         }  # fmt: skip
-        calls[name](name)
+        try:
+            calls[name](name)
+        except Exception as error:  # a mistake of the check's own must not cost the parts behind it
+            text = traceback.format_exc()
+            self.add(schema.Step(name, "the check itself", False, 0.0, failures=[repr(error)[:200]], output=text))
         self.report.parts.append(name)
         self.write()
 
@@ -492,6 +498,9 @@ def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, help="seconds after which the rest is left out")
     parser.add_argument("--device", default="cuda:0", choices=("cuda:0", "sim:0"))
     parser.add_argument("--resume", type=Path, help="a folder with the gpu-check.json of an earlier run")
+    parser.add_argument(
+        "--silence", type=float, default=processes.SILENCE, help="seconds without a result after which a kernel hangs"
+    )
     parser.add_argument("--sample", nargs="+", help="of the matrix, these kernels alone (for tests)")
     parser.add_argument(
         "--programs", type=Path, nargs=2, help="in place of gpu_first.py and gpu_profile.py (for tests)"

@@ -106,11 +106,13 @@ class Outcome:
 
 
 def read_report(report: Path) -> Outcome:
-    """Outcomes of a JUnit report; one failure where pytest did not live to write one."""
-    if not report.exists():
+    """Outcomes of a JUnit report; one failure where pytest did not live to write one, or not to its end."""
+    try:
+        root = ET.parse(report).getroot()
+    except (OSError, ET.ParseError):
         return Outcome(failures=["the process died before its report"])
     found = Outcome({"passed": 0, "failed": 0, "skipped": 0})
-    for case in ET.parse(report).getroot().iter("testcase"):
+    for case in root.iter("testcase"):
         wrong = next((child for child in case if child.tag in ("failure", "error")), None)
         skipped = case.find("skipped") is not None
         learned = [each.get("value") or "{}" for each in case.iter("property") if each.get("name") == "learned"]
@@ -209,6 +211,7 @@ class Matrix:
         self.kernels: list[Any] = []
         self.modules: list[dict[str, Any]] = []
         self.references: dict[str, int] = {}
+        self.silence = SILENCE
         self._lock = threading.Lock()
 
     def share(self, part: str, device: str, number: int, count: int, options: Sequence[str]) -> Any:
@@ -256,7 +259,7 @@ class Matrix:
                 if news:
                     heard = time.monotonic()
                     self.notify()
-                if self.clock.limit(1.0) <= 0 or time.monotonic() - heard > SILENCE:
+                if self.clock.limit(1.0) <= 0 or time.monotonic() - heard > self.silence:
                     end(process)
                     code = STOPPED
                     break

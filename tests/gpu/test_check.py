@@ -253,6 +253,24 @@ def test_a_second_part_keeps_what_the_first_found(check: ModuleType, tmp_path: P
     assert (other.report.steps, other.earlier, other.passed) == ([], {}, {})
 
 
+def test_a_mistake_of_the_checks_own_costs_one_part(check: ModuleType, tmp_path: Path) -> None:
+    made = resumed(check, tmp_path, "t", "first")
+
+    def broken(part: str) -> None:
+        raise ZeroDivisionError(part)
+
+    made.first, made.second = broken, lambda part: made.add(check.schema.Step(part, "kernels", True, 0.0))
+    made.part("first")
+    made.part("second")
+    assert [(step.name, step.ok) for step in made.report.steps] == [("the check itself", False), ("kernels", True)]
+    assert "ZeroDivisionError" in made.report.steps[0].output
+
+
+def test_half_a_report_is_a_failure(processes: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "r.xml").write_text("<testsuites><testsuite><testcase name='a'")
+    assert processes.read_report(tmp_path / "r.xml").failures == ["the process died before its report"]
+
+
 # --- the matrix' processes -------------------------------------------------------------------------------------------
 
 WORKER = """

@@ -87,7 +87,8 @@ def sample() -> dict[str, list[str]]:
 
 def command(folder: Path, out: Path, *options: str) -> list[str]:
     programs = ["--programs", str(folder / "bench.py"), str(folder / "profile.py")]
-    return [sys.executable, "-P", str(ROOT / "tests/gpu/check.py"), "--out", str(out), *programs, *options]
+    check = [sys.executable, "-P", str(ROOT / "tests/gpu/check.py"), "--out", str(out), "--silence", "1000"]
+    return [*check, *programs, *options]
 
 
 def environment(folder: Path, **others: str) -> dict[str, str]:
@@ -110,7 +111,7 @@ class Run:
 def run(schema: ModuleType, folder: Path, out: Path, *options: str, **others: str) -> Run:
     done = subprocess.run(
         command(folder, out, *options), env=environment(folder, **others), capture_output=True, text=True, check=False,
-        timeout=500,
+        timeout=1500,
     )  # fmt: skip
     assert (out / "gpu-check.json").exists(), done.stdout + done.stderr
     return Run(done.returncode, done.stdout + done.stderr, schema.read(out / "gpu-check.json"))
