@@ -78,8 +78,8 @@ class Gpu:
     """What `mma.sync` reaches of it on Hopper: 62 % measured by arXiv 2402.13499, table 8."""
 
     l2: Range = Range(7.0e6, 3.5e6)
-    """Reads that hit: a lead. A multiprocessor takes 64 bytes a clock at most, all of them 15 TB/s; measurements of H100s
-    that were published lie between 5.5 and 7."""
+    """Reads that hit: a lead. A multiprocessor takes 64 bytes a clock at most, all of them 15 TB/s; published
+    measurements of an H100 lie between 5.5 and 7."""
 
     shared: Range = Range(0.9, 0.7)
     """Of 128 bytes a clock and multiprocessor."""
