@@ -2,7 +2,7 @@
 #pragma once
 #include "rows.h"
 
-// A position from the caller, so far within 64 bits that sizes can be added to it: 2^53 is past the end of any sequence.
+// A position from the caller, so far within 64 bits that sizes can be added to it: 2^53 is past any sequence's end.
 static inline int64_t qc_position(int64_t n) { return qc_max(-((int64_t)1 << 53), qc_min((int64_t)1 << 53, n)); }
 
 // panels[j / width][d][j % width] = keys[j][d] for `count` keys, zeros up to the next multiple of `width` (16 or 32).

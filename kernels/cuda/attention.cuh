@@ -2,7 +2,7 @@
 #pragma once
 #include "tile.cuh"
 
-// A position from the caller, so far within 64 bits that sizes can be added to it: 2^53 is past the end of any sequence.
+// A position from the caller, so far within 64 bits that sizes can be added to it: 2^53 is past any sequence's end.
 QC_DEVICE int64_t qc_position(int64_t n) { return qc_max(-((int64_t)1 << 53), qc_min((int64_t)1 << 53, n)); }
 
 // Whether every row of a matrix with unit stride in its last dim starts at a multiple of 16 bytes.

@@ -54,7 +54,7 @@ def test_the_judge_sees_what_the_checks_refuse(tmp_path: Path) -> None:
     image = seed("reduced")
     wanted = {
         "sanitizer": ("kernels.body.extents", "kernels.0.body.extents.1: 50 to '100'"),
-        "another answer": ("kernels.body.extents", "kernels.0.body.extents.0: 'b' to 0"),
+        "another answer": ("kernels.body.extents", "kernels.0.body.extents.0: 'b' to '0'"),
     }
     found = {(v.mutant.kind, v.mutant.site): (v, made) for v, made in tally.checked("reduced", "cpu", None)}
     jobs = []

@@ -24,8 +24,10 @@ static void run_tasks(qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
 
 // `nbytes` of memory whose end is a multiple of `align` away from an untouchable page.
 static char* place(int64_t nbytes, int64_t align) {
-    const int64_t page = 4096, room = (nbytes + align - 1) / align * align, pages = (room + page - 1) / page * page + page;
-    char* const all = (char*)mmap(nullptr, pages + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const int64_t page = 4096, room = (nbytes + align - 1) / align * align;
+    const int64_t pages = (room + page - 1) / page * page + page;
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char* const all = (char*)mmap(nullptr, pages + 2 * page, PROT_NONE, flags, -1, 0);
     if (all == MAP_FAILED) return nullptr;
     mprotect(all + page, pages, PROT_READ | PROT_WRITE);
     char* const base = all + page + pages - room;
@@ -147,7 +149,8 @@ int main(int, char** argv) {
             in >> a.kind >> a.nbytes >> a.type >> a.size;
             if (a.kind == 'c') {
                 in >> hex;
-                for (size_t j = 0; j + 1 < hex.size(); j += 2) a.bytes.push_back((char)strtol(hex.substr(j, 2).c_str(), 0, 16));
+                for (size_t j = 0; j + 1 < hex.size(); j += 2)
+                    a.bytes.push_back((char)strtol(hex.substr(j, 2).c_str(), 0, 16));
             }
             p.arenas.push_back(a);
         }
