@@ -332,6 +332,9 @@ def _decoded(kind: int, data: memoryview, at: int, path: Path) -> tuple[Any, int
             raise WeightsError(f"{path} holds a text that is no UTF-8: {shown(error)}") from error
     inner, count = struct.unpack_from("<IQ", data, at)
     at, items = at + 12, []
+    if inner in _SCALARS:
+        layout = f"<{count}{_SCALARS[inner][1]}"
+        return list(struct.unpack_from(layout, data, at)), at + struct.calcsize(layout)
     for _ in range(count):
         item, at = _decoded(inner, data, at, path)
         items.append(item)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from xdsl.utils.exceptions import VerifyException
-
-from qcompiler.errors import ArgumentError, PassError
+from qcompiler.errors import ArgumentError
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.reading import applying
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.passes.pipeline import ALL_PASSES
 from qcompiler.passes.support.reproducer import read_context
@@ -34,11 +33,9 @@ def run_passes(
     for name in names:
         if name not in ALL_PASSES:
             raise ArgumentError(f"no pass '{name}'; the passes are: {', '.join(sorted(ALL_PASSES))}")
-        ALL_PASSES[name]()().apply(context, module)
-        try:
+        with applying(name):
+            ALL_PASSES[name]()().apply(context, module)
             module.verify()
-        except VerifyException as error:
-            raise PassError(f"the pass {name} left IR that is not valid: {str(error)[:2000]}", stage=name) from error
     return print_for_mlir(module) if syntax == "mlir" else print_module(module, generic=syntax == "generic")
 
 

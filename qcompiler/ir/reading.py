@@ -16,7 +16,7 @@ from pathlib import Path
 import xdsl
 from xdsl.utils.exceptions import ParseError, UnregisteredConstructException, VerifyException
 
-from qcompiler.errors import QCompilerError
+from qcompiler.errors import PassError, QCompilerError
 
 MAX_DEPTH = 64
 """Brackets inside of brackets: the parser calls itself some ten times for each. What we print has twelve."""
@@ -78,14 +78,29 @@ def refusing(name: str) -> Iterator[None]:
         raise QCompilerError(f"{name} is not a valid module: xdsl refuses it: {what}") from error
 
 
+@contextmanager
+def applying(name: str) -> Iterator[None]:
+    """Around a pass that is run alone, on IR that it may not be made for: what xdsl refuses becomes a PassError."""
+    try:
+        yield
+    except VerifyException as error:
+        raise PassError(f"the pass {name} left IR that is not valid: {_shortened(str(error))}", stage=name) from error
+    except _XDSL_ERRORS as error:
+        if not _raised_by_xdsl(error):
+            raise
+        what = f"{type(error).__name__}: {_shortened(str(error))}"
+        raise PassError(f"the pass {name} does not take this IR, for xdsl refuses: {what}", stage=name) from error
+
+
 def _raised_by_xdsl(error: BaseException) -> bool:
     """Whether the innermost frame that is xdsl's or ours is xdsl's; Python's own functions count for their caller."""
-    theirs, ours = Path(xdsl.__file__).parent, Path(__file__).parents[1]
+    # Passes lie beside the package in the repository, and inside of it where it is installed.
+    theirs, ours = Path(xdsl.__file__).parent, {Path(__file__).parents[1], Path(__file__).parents[2] / "passes"}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         folders = Path(frame.filename).parents
         if theirs in folders:
             return True
-        if ours in folders:
+        if ours.intersection(folders):
             return False
     return False
 
@@ -98,4 +113,4 @@ def _shortened(text: str) -> str:
     return f"{text[:half]} … {text[-half:].strip()}"
 
 
-__all__ = ["check_text", "refusing"]
+__all__ = ["applying", "check_text", "refusing"]
