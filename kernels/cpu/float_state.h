@@ -1,6 +1,6 @@
 // The floating-point state that kernels run in, whatever the caller's is: round to nearest, denormals kept, no traps.
-// Results would else depend on the caller (torch.set_flush_denormal), and on which thread computes what: a thread begins
-// with the state of the one that made it.
+// Results would else depend on the caller (torch.set_flush_denormal), and on which thread computes what: a thread
+// begins with the state of the one that made it.
 #pragma once
 #include <stdint.h>
 #if defined(__SSE__)

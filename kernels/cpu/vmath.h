@@ -51,8 +51,8 @@ QC_INLINE qf q_expm1(qf x) {
 // x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1; log(1 + f) = f + tail, tail = -f^2/2 + f^3 P(f).
 QC_INLINE qf q_log_parts(qf x, qf* f_out, qf* e_out) {
     const qm tiny = q_lt(x, q_set(0x1p-126f));
-    const qi u = (qi)q_sel(tiny, x * 0x1p23f, x), k = (u - 0x3f3504f3) >> 23;
-    const qf f = (qf)(u - (k << 23)) - 1.0f, z = f * f;
+    const qi u = (qi)q_sel(tiny, x * 0x1p23f, x), k = (qi)((qu)u - 0x3f3504f3u) >> 23;
+    const qf f = (qf)((qu)u - ((qu)k << 23)) - 1.0f, z = f * f;
     *e_out = q_tofloat(k) - q_sel(tiny, q_set(23.0f), qf{});
     *f_out = f;
     qf p = q_set(0x1.1d8bdep-4f);
@@ -168,8 +168,8 @@ QC_COLD void qc_pow_lanes(const float* base, const float* exponent, float* out) 
         const double v = base[j];
         int64_t u;
         memcpy(&u, &v, 8);
-        const int64_t k = (u - 0x3fe6a09e667f3bcd) >> 52;
-        const int64_t m_bits = u - (k << 52);
+        const int64_t k = (int64_t)((uint64_t)u - 0x3fe6a09e667f3bcd) >> 52;
+        const int64_t m_bits = (int64_t)((uint64_t)u - ((uint64_t)k << 52));
         double m;
         memcpy(&m, &m_bits, 8);
         const double s = (m - 1.0) / (m + 1.0), z = s * s;

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qcompiler.errors import CompileFailedError, MissingDependencyError
+from qcompiler.errors import CompileFailedError, FileWriteError, MissingDependencyError
 from qcompiler.kernels.cuda.emit import ARCHS, header
 from qcompiler.runtime import nvrtc
 
@@ -188,3 +188,38 @@ sys.exit("; ".join(failures) or 0)
 def test_threads_that_compile_first_at_once_do_not_meet_half_a_package() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", THREADS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+PLAIN = 'extern "C" __global__ void qk_a(const float* x, float* y) { y[0] = x[0]; }'
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "gone", "record"])
+def test_a_damaged_cubin_is_compiled_again(damage: str) -> None:
+    first = compiled(source=PLAIN)
+    data = first.read()
+    half = len(data) // 2
+    record = first.path.with_suffix(".json")
+    if damage == "gone":
+        first.path.unlink()
+    elif damage == "record":
+        record.write_bytes(b'["valid", "and no object"]')
+    else:
+        wrong = {"empty": b"", "cut": data[:half], "flipped": data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]}
+        first.path.write_bytes(wrong[damage])
+    again = compiled(source=PLAIN)
+    assert again.read() == data == again.path.read_bytes()
+    assert again.resources == first.resources
+
+
+def test_a_full_cache_costs_cubins_nothing_but_time(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise FileWriteError.of(str(own_cache), OSError(28, "No space left on device"))
+
+    true = nvrtc.write_private
+    monkeypatch.setattr(
+        nvrtc, "write_private", lambda path, data: (full if path.is_relative_to(own_cache) else true)(path, data)
+    )
+    made = compiled(source=PLAIN)
+    assert made.read()[:4] == b"\x7fELF"
+    assert not made.path.is_relative_to(own_cache)
+    assert compiled(source=PLAIN).path == made.path
