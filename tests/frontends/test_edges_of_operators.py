@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import nn
 
 import qcompiler as qc
+from qcompiler.errors import QCompilerError
 from qcompiler.frontends.torch_frontend import import_torch
 from qcompiler.frontends.torch_values import to_numpy
 from qcompiler.ir.interpreter import run
@@ -70,10 +70,6 @@ CASES: dict[str, Callable[[Any], Any]] = {
         d.f.index_copy(0, d.one[:0], d.f[:0]), d.f.index_add(0, d.one[:0], d.f[:0]), d.f.index_fill(0, d.one[:0], 1.0),
         d.f.scatter(1, d.at[:, :0], d.f), d.f.scatter_add(1, d.at[:, :0], d.f),
     ),
-    "integer convolutions": lambda d: (
-        F.conv1d(d.i, torch.arange(1, 13).reshape(4, 1, 3), groups=4),
-        F.conv1d(d.i, torch.arange(1, 25).reshape(4, 2, 3), groups=2, padding=1),
-    ),
 }  # fmt: skip
 
 
@@ -116,3 +112,13 @@ def test_the_interpreter_agrees_with_torch() -> None:
 def test_kernels_agree_with_torch(device: str) -> None:
     program = qc.qcompile(Every(tuple(CASES)), (INPUTS,), device=device)
     assert differing(pytree.tree_leaves(program(INPUTS))) == {}
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_convolution_of_integers_is_refused_with_a_way_out(groups: int) -> None:
+    class Convolves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.conv1d(x, torch.ones(4, 4 // groups, 3, dtype=torch.int64), groups=groups)
+
+    with pytest.raises(QCompilerError, match=r"\.float\(\)"):
+        qc.qcompile(Convolves(), (INPUTS["i"],), weights="none")
