@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from xdsl.ir import Attribute, SSAValue
 
-from qcompiler.frontends.scalars import Scalars, opmath
+from qcompiler.frontends.scalars import FLOATS, Scalars, opmath
 from qcompiler.frontends.scope import Args, Result, Scope, lowers
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -34,6 +34,10 @@ def _convolution(s: Scope, node: fx.Node, a: Args) -> Result:
     x, w = s.value(a["input"]), s.value(a["weight"])
     bias = s.value(a["bias"]) if a.get("bias") is not None else None
     count = _dimensions(s, node, w)
+    if int(a["groups"]) > 1 and tensor_dtype(x.type) not in FLOATS:
+        raise s.unsupported(
+            node, "a convolution of integers in groups; convert its operands, for example with .float()"
+        )
     padding = _two(a["padding"], count, 0)
     op = qc.Conv2dOp(
         _image(s, x, count),

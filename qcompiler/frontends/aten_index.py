@@ -53,6 +53,14 @@ def at_least_1d(s: Scope, x: V) -> V:
     return x if shape_of(x.type) else s.reshape(x, [1])
 
 
+@lowers(aten.take.default)
+def _take(s: Scope, node: fx.Node, a: Args) -> Result:
+    """x.view(-1)[index]."""
+    x = s.value(a["self"])
+    flat = s.reshape(x, [product(shape_of(x.type)).to_dim()])
+    return s.reshape(take(s, flat, s.value(a["index"]), 0), s.shape(node))
+
+
 @lowers(aten.gather.default)
 def _gather(s: Scope, node: fx.Node, a: Args) -> Result:
     """torch.gather; its index may be smaller than x in the other dims, which cuts x first."""

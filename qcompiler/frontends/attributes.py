@@ -16,7 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
-_LEAVES = (str, bytes, int, float, type, torch.dtype, torch.device, torch.Size, torch.Tensor)
+_LEAVES = (
+    str,
+    bytes,
+    int,
+    float,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+    type,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.Tensor,
+)
 _MOST = 50_000
 """Objects to look at: a configuration of transformers has some hundred."""
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))

@@ -202,7 +202,8 @@ class Remembered:
                 read = same_graph.read(second)
                 tensors = {path for path in tensors if buffers.get(path, path) in read}
             goes_on = sorted(p for p in others if attributes.is_number(changed[p][0]) and self._goes_on(p, again))
-            guilty = sorted(tensors & call.from_arguments) or sorted(counted)
+            guilty = sorted(tensors & call.from_arguments)
+            guilty = guilty or [p for p in sorted(others) if p in counted or p.rpartition(".")[0] in counted]
             if not guilty and goes_on:  # does the third call look like the second, although they were counted on?
                 self._left = last
                 self._behind(begin, {path: again.after.get(path) for path in others}, Looks())
@@ -231,7 +232,8 @@ class Remembered:
     def _goes_on(path: str, again: _Call) -> bool:
         """Whether the second call changes a number or a list once more."""
         inside = f"{path}."
-        return any(p == path or p.startswith(inside) for p in again.changed())
+        changed = again.changed() if again.after else {}  # nothing is known of a call that did not end
+        return any(p == path or p.startswith(inside) for p in changed)
 
     def _behind(self, begin: _Values, others: _Values, looks: Looks) -> None:
         """The model as the traced call left it, with tensors of the traced sizes where that left fakes."""
@@ -344,7 +346,7 @@ class Remembered:
     ) -> ExportError:
         path = paths[0]
         before, after = changed.get(path, (None, None))
-        if attributes.is_number(before) or path in counted:
+        if attributes.is_number(before):
             names = ", ".join(
                 f"'{p}' ({_text(changed[p][0])} to {_text(changed[p][1])})" if p in changed else f"'{p}'"
                 for p in paths[:3]
