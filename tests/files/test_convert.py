@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -133,6 +135,20 @@ def test_a_target_that_is_there_is_replaced_only_when_allowed(
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+LOAD = """
+import logging, sys
+import qcompiler as qc
+qc.from_gguf(sys.argv[1])
+print("torchao" in sys.modules, logging.getLogger("torchao").level, logging.getLogger("torch.utils._pytree").level)
+"""
+
+
+def test_reading_a_file_says_nothing_of_packages_that_nobody_asked_for(q4_0: Path) -> None:
+    """transformers imports torchao with every model, and that complains of what it cannot load."""
+    done = subprocess.run([sys.executable, "-c", LOAD, str(q4_0)], capture_output=True, text=True, check=True)
+    assert done.stderr == "" and done.stdout.split() == ["True", "0", "0"]
 
 
 @pytest.mark.slow  # transformers loads three models
