@@ -137,8 +137,8 @@ def qcompile(
         for note in imported.quantized.exported.notes:
             context.report.add("export", "", note.what, note.why)
         for decided_in, path, what in imported.quantized.decisions:
-            by_data = calibration is not None and decided_in != "insert-qdq"
-            context.report.add(decided_in, path, what, f"{calibration.inputs_seen} inputs" if by_data else "")
+            by_data = calibration if decided_in != "insert-qdq" else None
+            context.report.add(decided_in, path, what, f"{by_data.inputs_seen} inputs" if by_data is not None else "")
         if buckets is not None:
             context.options["buckets"] = list(buckets)
         if (streams := _compute_streams()) is not None:

@@ -296,8 +296,8 @@ def _run(options: argparse.Namespace) -> None:
     _writable(options.output)
     args, kwargs = _read_inputs(options.inputs)
     run = _load(options)
-    args, kwargs = _by_structure(run, args, kwargs)
-    result = run(*args, **kwargs)
+    given, named = _by_structure(run, args, kwargs)
+    result = run(*given, **named)
     leaves = dict(_leaves(result, "result"))
     if options.output is not None:
         with options.output.open("wb") as file:  # by its name, numpy would write to another that ends in .npz

@@ -15,12 +15,13 @@ import math
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from torch import nn
 
 from qcompiler.config import resolve_format
@@ -90,7 +91,8 @@ def convert(
     `to` is the format that quantised weights shall have ("q8_0", "int4:group=128"); without it each keeps its own, in
     the layout's packing.  `layout` is "gguf" (the default where `target` ends in .gguf; the source is a GGUF file then,
     whose keys are copied) or a system's folder: "gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes".  In
-    folders, linears are quantised, and other tensors that the source has as codes are written as fp32.
+    folders, linears are quantised, and other tensors are written as plain numbers of one dtype: the model's where that
+    holds all of them, else fp32, as where the source has codes for them.
 
     With `to`, matrices that the source has in floating point are encoded, too: all linears.  FormatError for a tensor
     that would lose something unless `lossy` allows it, saying how much; WeightsError and ArgumentError for what cannot
@@ -209,6 +211,8 @@ class _Folder:
     lossy: bool
     kinds: dict[Any, list[str]] = field(default_factory=dict)
     """The settings of the layers that were written, and their paths."""
+    dtype: torch.dtype = torch.float32
+    """Of all plain numbers in the folder, and what its layers compute in: a model of two dtypes does not run."""
 
     def write(self) -> Conversion:
         done = Conversion(self.target)
@@ -216,10 +220,11 @@ class _Folder:
             with (work / "model.safetensors").open("wb") as file:
                 self._write_tensors(file, done)
             described = self.checkpoint.config.to_dict()
+            described["dtype"] = str(self.dtype).removeprefix("torch.")
             described["architectures"] = [type(self.checkpoint.module).__name__]
             described.pop("quantization_config", None)
             if self.kinds:
-                described["quantization_config"] = _described(self.layout, self.kinds)
+                described["quantization_config"] = _described(self.layout, self.kinds, self.dtype)
             (work / "config.json").write_text(json.dumps(described, indent=2, default=str))
             self._copy_others(work)
         return done
@@ -238,6 +243,8 @@ class _Folder:
         assert callable(find_head)  # a transformers model
         head = find_head()
         linears -= {name for name, module in self.checkpoint.module.named_modules() if module is head}
+        plain = [item for name, item in items if not self._becomes(name, item, linears)]
+        self.dtype = _one_dtype(self.checkpoint, plain)
         sizes = [4 * math.prod(item.shape) for _, item in items]  # as fp32
         writer = _Safetensors(file, 8 * len(items))
         with Progress(f"converting {self.checkpoint.path.name}", sum(sizes)) as progress:
@@ -249,13 +256,14 @@ class _Folder:
         writer.close()
 
     def _arrays(self, name: str, item: InFile, linears: set[str], done: Conversion) -> Iterator[tuple[str, Array]]:
-        layer, _, kind = name.rpartition(".")
+        layer = name.rpartition(".")[0]
         codes = item.codes
         before = codes.format.name if codes is not None else str(item.dtype).removeprefix("torch.")
-        if kind != "weight" or layer not in linears or (codes is None and self.to is None):
+        if not self._becomes(name, item, linears):
             if codes is not None and len(item.shape) != 2:
                 raise WeightsError(f"'{name}' holds the codes of experts, which folders of {self.layout} do not have")
-            values = to_numpy(item.view())
+            plain = item.view()
+            values = to_numpy(plain.to(self.dtype) if plain.is_floating_point() else plain)
             done.tensors.append(Converted(name, before, values.dtype.name, Loss()))
             yield name, values
             return
@@ -266,10 +274,15 @@ class _Folder:
         done.tensors.append(Converted(name, before, packed.format.name, loss))
         self.kinds.setdefault(_setting(self.layout, packed, order), []).append(layer)
         try:
-            arrays = _arrays_of(self.layout, packed, order)
+            arrays = _arrays_of(self.layout, packed, order, self.dtype)
         except FormatError as error:
             raise type(error)(f"'{name}' as {self.layout}: {error}") from error
         yield from ((f"{layer}.{suffix}", array) for suffix, array in arrays.items())
+
+    def _becomes(self, name: str, item: InFile, linears: set[str]) -> bool:
+        """Whether the tensor is written as codes."""
+        layer, _, kind = name.rpartition(".")
+        return kind == "weight" and layer in linears and (item.codes is not None or self.to is not None)
 
     def _copy_others(self, work: Path) -> None:
         """Tokenizer and generation settings of a folder."""
@@ -291,7 +304,25 @@ def _native(layout: str, given: Any) -> Format:
     return fmt
 
 
-def _arrays_of(layout: str, packed: PackedTensor, order: Order | None) -> Mapping[str, Array]:
+def _one_dtype(checkpoint: Checkpoint, plain: Sequence[InFile]) -> torch.dtype:
+    """The model's dtype if it holds every plain number as it is, else fp32, which holds them all.
+
+    An f16 GGUF has its norms in fp32, and a layer of fp16 does not read what a norm of fp32 gives.
+    """
+    wanted: torch.dtype = next(p.dtype for p in checkpoint.module.parameters())
+    for item in plain:
+        if item.codes is not None:
+            return torch.float32  # decoded values
+        values = item.view()
+        if values.is_floating_point() and values.dtype != wanted and not bool(
+            (values.to(wanted).to(values.dtype) == values).all()
+        ):  # fmt: skip
+            return torch.float32
+        item.release()
+    return wanted
+
+
+def _arrays_of(layout: str, packed: PackedTensor, order: Order | None, dtype: torch.dtype) -> Mapping[str, Array]:
     if layout in ("gptq", "gptq_v2"):
         return gptq.write(packed, version=1 if layout == "gptq" else 2, permutation=order)
     if layout == "compressed-tensors":
@@ -301,7 +332,8 @@ def _arrays_of(layout: str, packed: PackedTensor, order: Order | None) -> Mappin
         raise FormatError(f"columns stand in another order (act-order), for which {layout} has no place")
     if layout == "awq":
         return awq.write(packed)
-    return bitsandbytes.write(packed, dtype=None if packed.format.name == "llm_int8" else "float32")
+    compute = str(dtype).removeprefix("torch.")
+    return bitsandbytes.write(packed, dtype=None if packed.format.name == "llm_int8" else compute)
 
 
 # --- what config.json says about it ----------------------------------------------------------------------------------
@@ -317,7 +349,7 @@ def _setting(layout: str, packed: PackedTensor, order: Order | None) -> tuple[An
     return (fmt.name, *fmt.params.items())
 
 
-def _described(layout: str, kinds: Mapping[tuple[Any, ...], list[str]]) -> dict[str, Any]:
+def _described(layout: str, kinds: Mapping[tuple[Any, ...], list[str]], dtype: torch.dtype) -> dict[str, Any]:
     """quantization_config. FormatError where layers differ and the layout has one setting for all."""
     if layout == "compressed-tensors":
         groups = {f"group_{i}": _group(setting, layers) for i, (setting, layers) in enumerate(kinds.items())}
@@ -328,7 +360,11 @@ def _described(layout: str, kinds: Mapping[tuple[Any, ...], list[str]]) -> dict[
         if len(kinds) > 1:
             raise FormatError(f"bitsandbytes has one setting for a model, and the layers have {list(kinds)}: name one")
         ((name, nested),) = kinds
-        four = {"bnb_4bit_quant_type": name, "bnb_4bit_use_double_quant": nested, "bnb_4bit_compute_dtype": "float32"}
+        four = {
+            "bnb_4bit_quant_type": name,
+            "bnb_4bit_use_double_quant": nested,
+            "bnb_4bit_compute_dtype": str(dtype).removeprefix("torch."),
+        }
         return {"quant_method": layout, "load_in_4bit": not eight.pop(), **(four if name != "llm_int8" else {}),
                 "load_in_8bit": name == "llm_int8"}  # fmt: skip
     odd = [kind[0] for kind in kinds if not isinstance(kind[0], int)]

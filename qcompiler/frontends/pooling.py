@@ -18,7 +18,7 @@ gives indices does not, and takes its place.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -35,7 +35,7 @@ def sizes_that_follow() -> Iterator[None]:
         yield
 
 
-_torchs_size = meta.pooling_output_shape_pad_lr
+_torchs_size: Callable[..., Any] = meta.pooling_output_shape_pad_lr
 
 
 def _size(size: Any, kernel: int, before: int, after: int, stride: int, dilation: int, ceil_mode: bool) -> Any:

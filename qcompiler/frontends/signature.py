@@ -49,7 +49,7 @@ def trees(program: ExportedProgram, parameters: Sequence[str] = ()) -> tuple[Nod
     outputs = [s.arg for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     args, kwargs = program.call_spec.in_spec.children()
     leaves = _leaves(inputs)
-    tree = {"args": _node(args, leaves), "kwargs": _node(kwargs, leaves)}
+    tree: dict[str, Any] = {"args": _node(args, leaves), "kwargs": _node(kwargs, leaves)}
     known = {*parameters[: len(tree["args"]["items"])], *tree["kwargs"]["keys"]}
     last = max((number for number, name in enumerate(parameters, 1) if name in known), default=0)
     if last:

@@ -52,7 +52,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[QCompilerError], str]] = {
         r"if y\.shape\[0\] > 1",
     ),
     "format": (Of(torch.tanh), {"quant": "nf5"}, UnknownFormatError, "nf5.*nf4"),
-    "group": (Of(torch.tanh, 40), {"quant": "int4"}, FormatShapeError, r"layer\.weight.*(32|group)"),
+    "group": (
+        Of(torch.tanh, 40),
+        {"quant": qc.QuantConfig("nf4", linear="int4")},
+        FormatShapeError,
+        r"layer\.weight.*(32|group)",
+    ),
     "isa": (Of(torch.tanh), {"targets": ["sparc"]}, TargetMismatchError, "sparc"),
 }
 

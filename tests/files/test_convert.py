@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from by_path import load
 from gguf import GGMLQuantizationType as Type
 
@@ -132,6 +135,50 @@ def test_a_target_that_is_there_is_replaced_only_when_allowed(
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+LOAD = """
+import logging, sys
+import qcompiler as qc
+qc.from_gguf(sys.argv[1])
+print("torchao" in sys.modules, logging.getLogger("torchao").level, logging.getLogger("torch.utils._pytree").level)
+"""
+
+
+def test_reading_a_file_says_nothing_of_packages_that_nobody_asked_for(q4_0: Path) -> None:
+    """transformers imports torchao with every model, and that complains of what it cannot load."""
+    done = subprocess.run([sys.executable, "-c", LOAD, str(q4_0)], capture_output=True, text=True, check=True)
+    assert done.stderr == "" and done.stdout.split() == ["True", "0", "0"]
+
+
+@pytest.mark.slow  # transformers loads three models
+@pytest.mark.parametrize(("plain", "to"), [(Type.F16, "nf4"), (Type.F16, "llm_int8"), (Type.F32, "fp4")])
+def test_a_folder_of_bitsandbytes_has_one_dtype_and_runs_in_transformers(plain: Type, to: str, tmp_path: Path) -> None:
+    """Norms are fp32 in every GGUF file; a layer of fp16 does not take what a norm of fp32 gives."""
+    source = tmp_path / "llama.gguf"
+    writing.write(source, writing.build("Llama", num_hidden_layers=1), "llama", lambda name: plain)
+    if plain == Type.F16:  # as llama.cpp converts a model of fp16: its norms are values of fp16
+        _round_vectors(source)
+    qc.convert(source, tmp_path / "out", layout="bitsandbytes", to=to, lossy=True)
+    expected = torch.float16 if plain == Type.F16 else torch.float32
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["dtype"] == str(expected).removeprefix("torch.")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    assert floats == {expected}
+    ids = torch.tensor([[1, 5, 9]])
+    found = model(ids).logits.detach().float()
+    ours = qc.qcompile(qc.from_checkpoint(tmp_path / "out"), kwargs={"input_ids": ids})(input_ids=ids).logits.float()
+    share = 0.05 if to == "llm_int8" else 0.02  # bitsandbytes rounds what an int8 layer reads to int8, too
+    assert torch.allclose(found, ours, atol=share * float(ours.abs().max())), (found - ours).abs().max()
+
+
+def _round_vectors(path: Path) -> None:
+    reader = gguf.GGUFReader(path, "r+")
+    for tensor in reader.tensors:
+        if len(tensor.shape) == 1:
+            tensor.data[:] = tensor.data.astype(np.float16).astype(np.float32)
+    reader.data.flush()
 
 
 def test_what_cannot_be_converted_is_named(q4_0: Path, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_the_promise_counts_experts() -> None:
 
 def test_a_format_that_does_not_fit_is_an_error_and_a_rule_is_the_way_out() -> None:
     with pytest.raises(FormatShapeError, match=r"parameter 'experts\.w' \(24 x 32\).*rules={'experts': 'int8'}"):
-        quantized(Held(), QuantConfig("q4_K", promise_bits=None))
+        quantized(Held(), QuantConfig("float", linear="q4_K", embedding="int8"))
     for rule in ("experts", "experts.w", "*"):
         kept = quantized(Held(), QuantConfig("q4_K", rules={rule: None}, promise_bits=None))
         (row,) = (row for row in kept.ledger if "experts.w" in row.parameters)
