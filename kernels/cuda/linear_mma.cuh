@@ -13,7 +13,8 @@
 //     weights    DEPTH chunks ahead in registers: 16 * PANELS * DEPTH bytes per lane under way for 4-bit codes
 //
 // Instructions per weight of the whole loop, counted in SASS (docs/hot-loops.md; a test compares):
-// nf4, M = 16, sm_90a: 4.48; nf4, M = 64, sm_90a: 6.04; int4_g128, M = 16, sm_90a: 4.09; int4_g128, M = 512, sm_90a: 6.42.
+// nf4, M = 16, sm_90a: 4.48; nf4, M = 64, sm_90a: 6.04; int4_g128, M = 16, sm_90a: 4.09; int4_g128, M = 512,
+// sm_90a: 6.42.
 //
 // The WARPS_K partial sums are added in the order of k through shared memory: results do not depend on scheduling.
 //
@@ -367,9 +368,9 @@ QC_DEVICE void qm_finish(
     }
 }
 
-// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns. There are m rows of
-// x. `finish(sums, m, n)` stores GROUP elements from (m, n) on along n. All threads of the block arrive here, and x is
-// what `tile` copies. IN_BLOCKS: n0 is a multiple of the rows of w that a block takes.
+// The tile of x from row m0 on, times the rows of w from n0 (a multiple of 16) on, over all columns. There are m rows
+// of x. `finish(sums, m, n)` stores GROUP elements from (m, n) on along n. All threads of the block arrive here, and x
+// is what `tile` copies. IN_BLOCKS: n0 is a multiple of the rows of w that a block takes.
 template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, bool IN_BLOCKS,
           class Table, class Tile, class Finish>
 QC_DEVICE void qm_product(
