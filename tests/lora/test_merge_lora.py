@@ -225,7 +225,7 @@ def test_tensors_that_are_no_pair_of_factors_are_listed(tmp_path: Path) -> None:
         assert said in str(caught.value)
     with pytest.raises(AdapterError, match="needs its config"):
         qc.merge_lora({"a": packed("nf4", 64, 256)}, factors("a", 64, 256))
-    with pytest.raises(AdapterError, match=r"adapter_config.json cannot be read"):
+    with pytest.raises(AdapterError, match=r"cannot read .*adapter_config.json"):
         qc.merge_lora({"a": packed("nf4", 64, 256)}, tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(AdapterError, match=r"adapter_model.safetensors cannot be read"):
