@@ -27,11 +27,15 @@ def _nodes(module: fx.GraphModule, program: ExportedProgram) -> list[Any]:
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     numbers: dict[fx.Node, int] = {}
     listed: list[Any] = []
+
+    def numbered(each: fx.Node) -> Any:
+        return _Operand(numbers[each])
+
     for node in module.graph.nodes:
         if node.op == "placeholder" and not node.users:
             continue
         numbers[node] = len(listed)
-        operands = fx.node.map_arg((node.args, node.kwargs), lambda each: _Operand(numbers[each]))
+        operands = fx.node.map_arg((node.args, node.kwargs), numbered)
         target: Any = node.target
         if node.op == "placeholder":
             spec = specs.get(node.name)
