@@ -31,14 +31,24 @@ def assert_no_harm(verdicts: Sequence[tally.Verdict]) -> None:
     assert not harmful, "\n".join(harmful)
 
 
+def assert_refused_or_accepted(names: Sequence[str], kind: str, classes: int) -> None:
+    verdicts = [verdict for name in names for verdict, _ in tally.checked(name, kind, 1)]
+    assert_no_escape(verdicts)
+    refused = sum(verdict.refused is not None for verdict in verdicts)
+    assert refused >= 80 * len(names) * 0.6 and len(verdicts) - refused >= 3 * len(names)
+    assert len({verdict.mutant.kind for verdict in verdicts}) >= classes
+
+
+def test_no_mutant_of_a_few_programs_escapes_the_checks() -> None:
+    """One of each class: refused by an error of ours, or accepted."""
+    assert_refused_or_accepted(("reduced", "linear"), "cpu", 60)
+    assert_refused_or_accepted(("softmax",), "cuda", 40)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_no_mutant_escapes_the_checks_with_an_error_of_python(kind: str) -> None:
-    """One of each class of every seed, several hundred: refused by an error of ours, or accepted."""
-    verdicts = [verdict for name in SEEDS for verdict, _ in tally.checked(name, kind, 1)]
-    assert_no_escape(verdicts)
-    refused = [verdict for verdict in verdicts if verdict.refused is not None]
-    assert len(refused) >= 600 and len(verdicts) - len(refused) >= 100
-    assert len({verdict.mutant.kind for verdict in verdicts}) >= 100
+    assert_refused_or_accepted(tuple(SEEDS), kind, 100)
 
 
 def test_accepted_mutants_of_small_kernels_run_clean(tmp_path: Path) -> None:
