@@ -229,7 +229,10 @@ def _index(folder: Path) -> Path | None:
 
 
 def _indexed(folder: Path, index: Path, codes: bool) -> dict[str, FileTensor]:
-    places = read_json_object(index, WeightsError).get("weight_map")
+    try:
+        places = read_json_object(index, WeightsError).get("weight_map")
+    except WeightsError as error:
+        raise WeightsError(f"{index} is no index of shards: {error}") from error
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise WeightsError(f"{index} is no index of shards: it has no weight_map from names to files")
     names = sorted(set(places.values()))

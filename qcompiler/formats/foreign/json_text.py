@@ -67,10 +67,9 @@ def json_object(raw: bytes, where: str, error: type[QCompilerError]) -> dict[str
 
 def shown(value: object) -> str:
     """A value for a message: cut off where it is long."""
-    if isinstance(value, str | bytes | int | float | None | BaseException):
-        text = str(value) if isinstance(value, BaseException) else repr(value)
-    else:
-        text = f"{type(value).__name__} of {len(value)}" if isinstance(value, dict | list | tuple) else repr(value)
+    if isinstance(value, dict | list | tuple) and len(value) > 16:
+        return f"{type(value).__name__} of {len(value)}"
+    text = str(value) if isinstance(value, BaseException) else repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
