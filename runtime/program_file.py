@@ -301,7 +301,7 @@ def _read(path: Path) -> memoryview:
     with path.open("rb", buffering=0) as file:
         block = Block(os.fstat(file.fileno()).st_size)
         done = 0
-        while done < block.nbytes and (count := file.readinto(block.bytes[done:])):
+        while done < block.nbytes and (count := file.readinto(block.bytes[done:].data)):
             done += count
     return block.bytes[:done].data
 

@@ -52,7 +52,7 @@ def same(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 def test_a_model_compiles_after_interrupts_and_is_as_it_was() -> None:
-    """At 40 of some millions of bytecodes, most of them torch's."""
+    """At 12 of some millions of bytecodes, most of them torch's."""
     model, x = Model().eval(), torch.randn(3, 64)
 
     def compile_it() -> None:
@@ -63,11 +63,11 @@ def test_a_model_compiles_after_interrupts_and_is_as_it_was() -> None:
     before = look(model)
     total = count(compile_it)
     hit = 0
-    for at in places(total, 40):
+    for at in places(total, 12):
         hit += interrupt_at(compile_it, at)
         gc.collect()
         assert same(before, look(model)), f"changed by an interrupt at bytecode {at} of {total}"
-    assert hit > 20
+    assert hit > 6
     assert torch.equal(qc.qcompile(model, (x,), quant="nf4")(x), want)
 
 

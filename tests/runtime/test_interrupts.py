@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ PLAIN = isa.supported_isas()[0]
 @pytest.fixture
 def run(loaded: Callable[..., LoadedProgram]) -> LoadedProgram:
     return loaded(num_threads=2)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A job in the background is started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def everywhere(action: Callable[[], object], check: Callable[[int], object], most: int) -> int:

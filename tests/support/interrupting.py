@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,11 +54,13 @@ def _library() -> ctypes.PyDLL:
 def armed(at: int) -> Iterator[list[int]]:
     """Around what is to be interrupted at its bytecode `at` (0: never). The list gets the number that were executed."""
     library, seen = _library(), []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores SIGINT
     library.arm(at)
     try:
         yield seen
     finally:
         seen.append(library.disarm())
+        signal.signal(signal.SIGINT, before)
 
 
 def count(action: Callable[[], object]) -> int:
@@ -72,8 +75,8 @@ def interrupt_at(action: Callable[[], object], at: int) -> bool:
     try:
         with armed(at):
             action()
-        for _ in range(100):  # pending at the very end: it comes now
-            len([])
+            for _ in range(100):  # pending at the very end: it comes now
+                len([])
     except KeyboardInterrupt:
         return True
     return False
