@@ -84,10 +84,9 @@ def scalar(builder: Builder, value: float | int | bool, dtype: DType) -> SSAValu
         byte = scalar(builder, int(value) - 256 * (int(value) > 127), "i8")
         return builder.insert(arith.BitcastOp(byte, ELEMENT_TYPES["ui8"])).results[0]
     element = ELEMENT_TYPES[dtype]
-    if dtype == "i1":  # torch takes any number but 0 for true
-        return builder.insert(arith.ConstantOp(IntegerAttr(int(bool(value)), element))).result
     if isinstance(element, IntegerType):
-        return builder.insert(arith.ConstantOp(IntegerAttr(int(value), element))).result
+        number = int(bool(value)) if dtype == "i1" else int(value)  # torch takes any number but 0 for true
+        return builder.insert(arith.ConstantOp(IntegerAttr(number, element))).result
     assert isinstance(element, AnyFloat)
     return builder.insert(arith.ConstantOp(FloatAttr(float(value), element))).result
 
