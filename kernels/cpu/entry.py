@@ -42,7 +42,10 @@ def function_name(plan: Plan, point: EntryPoint) -> str:
     """The exported C name of an entry point, or of the plan's `init`."""
     if point is plan.init:
         return "qe_init"
-    return f"qe_{next(number for number, each in enumerate(plan.entries) if each is point)}"
+    for number, each in enumerate(plan.entries):
+        if each is point:
+            return f"qe_{number}"
+    raise PlanError(f"the entry point '{point.name}' is none of the plan's")
 
 
 def kernel_name(number: int) -> str:

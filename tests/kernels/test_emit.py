@@ -225,12 +225,21 @@ def test_library_call_is_refused() -> None:
         entry.emit_entry(original, main)
 
 
-def test_select_without_a_last_resort_is_refused() -> None:
+def test_the_last_case_of_a_select_takes_what_is_left() -> None:
+    """The verifier refuses a select whose last case ends too early, so that no size can come past it."""
     original = plan()
-    select = msgspec.structs.replace(original.entries[0].steps[3], cases=(SelectCase(max=4, kernel="double"),))
-    main = msgspec.structs.replace(original.entries[0], steps=(select,))
-    with pytest.raises(PlanError, match="no case without a maximum"):
-        entry.emit_entry(original, main)
+    steps = tuple(
+        msgspec.structs.replace(step, cases=tuple(msgspec.structs.replace(c, max=c.max or 10) for c in step.cases))
+        if isinstance(step, Select)
+        else step
+        for step in original.entries[0].steps
+    )
+    bounded = msgspec.structs.replace(
+        original, entries=(msgspec.structs.replace(original.entries[0], steps=steps), *original.entries[1:])
+    )
+    assert emit_program(bounded, "x86-64-v3") == emit_program(original, "x86-64-v3")
+    with pytest.raises(PlanError, match="none of the plan's"):
+        entry.emit_entry(original, bounded.entries[0])
 
 
 def test_unknown_isa_is_refused() -> None:
