@@ -26,7 +26,7 @@ from qcompiler.runtime.backends.base import (
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.memory import Block
 from qcompiler.runtime.native import Library, build_native, kernel_error
-from qcompiler.runtime.support import kernel_caller
+from qcompiler.runtime.support import kernel_caller, support
 
 NO_CAPTURE = "capture needs cuda or sim; this program runs on cpu, where a call is one function already"
 
@@ -136,6 +136,7 @@ class CpuBackend(Backend):
         return build_native(plan, self.isa)
 
     def load(self, plan: Plan, native: NativeLibrary) -> dict[str, Kernel]:
+        support(native.pool)  # on a machine without a compiler the pool comes with the build
         library = Library(native)
         return {
             spec.name: CpuKernel(spec, number, plan, library.kernel(number, spec))
