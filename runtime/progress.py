@@ -218,6 +218,7 @@ class _Bars:
         with self._lock:
             if self._bars is None:
                 return
+            self._bars.refresh()  # where it ended
             self._bars.remove_task(bar)
             if not self._bars.task_ids:
                 self._bars.stop()

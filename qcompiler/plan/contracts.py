@@ -128,8 +128,8 @@ def _(body: LinearKernel, operands: int) -> Contract:
             Role("out", (body.m, body.n), "w", unit=True),
         ),
         work=(body.m, body.n, body.k),
-        positive=(body.n, body.k),
-        extents=(body.m, *((*body.window.image, *body.window.size) if body.window is not None else ())),
+        positive=(body.n, *((body.k,) if body.codes or body.window is not None else ())),
+        extents=(body.m, body.k, *((*body.window.image, *body.window.size) if body.window is not None else ())),
     )
 
 
@@ -425,7 +425,7 @@ def _check_packed(where: str, named: str, role: Role, operand: Operand) -> None:
     if not role.packed:
         what = operand.format.name if operand.format is not None else f"in layout '{operand.layout}'"
         raise PlanError(f"{where}: operand {named} is packed {what}; it must be plain")
-    if operand.strides or not all(isinstance(extent, int) and extent > 0 for extent in operand.shape):
+    if operand.strides or not all(isinstance(extent, int) and extent >= 0 for extent in operand.shape):
         raise PlanError(f"{where}: the packed operand {named} must have a fixed shape and no strides")
     if operand.format is not None:
         try:
@@ -500,6 +500,8 @@ def injective(shape: Sequence[Dim], strides: Sequence[Dim], ranges: Ranges) -> b
 
     Where an extent is 0 there is no element, so symbols that are factors of an extent count as at least 1.
     """
+    if 0 in shape:
+        return True
     known = dict(ranges)
     axes: list[tuple[Expr, Expr]] = []
     for extent, stride in zip(map(dim, shape), map(dim, strides), strict=True):

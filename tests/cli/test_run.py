@@ -99,4 +99,4 @@ def test_bench_takes_the_largest_sizes_by_default(program: Path, capsys: pytest.
 
 def test_bench_refuses_a_dimension_that_the_program_lacks(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(program), "--dim", "c=3"]) == 1
-    assert "the dimensions are b" in capsys.readouterr().err
+    assert "the dimensions of 'main' are b" in capsys.readouterr().err

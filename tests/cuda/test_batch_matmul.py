@@ -39,13 +39,15 @@ def spec(order: str, dtype: DType, sizes: tuple[int, int, int], *, symbolic: boo
     m, n, k = sizes
     shapes = ((2, 3, m, k), (2, 3, k, n), (2, 3, m, n))
     accesses: tuple[Access, ...] = ("r", "r", "w")
+    dims: tuple[Any, ...] = ("m", "n", "k") if symbolic else sizes
+    batch: tuple[Any, ...] = (2, "h") if symbolic else (2, 3)
+    named = ((*batch, dims[0], dims[2]), (*batch, dims[2], dims[1]), (*batch, dims[0], dims[1]))
     operands = []
-    for name, access, shape, axes in zip(("a", "b", "out"), accesses, shapes, ORDERS[order], strict=True):
+    for name, access, shape, own, axes in zip(("a", "b", "out"), accesses, shapes, named, ORDERS[order], strict=True):
         example = ordered(shape, axes, dtype)
         strides = tuple(s // example.itemsize for s in example.strides)
-        operands.append(Operand(name=name, dtype=dtype, access=access, shape=shape, strides=strides))
-    dims: tuple[Any, ...] = ("m", "n", "k") if symbolic else sizes
-    body = BatchMatmulKernel(batch=(2, "h") if symbolic else (2, 3), m=dims[0], n=dims[1], k=dims[2])
+        operands.append(Operand(name=name, dtype=dtype, access=access, shape=own, strides=strides))
+    body = BatchMatmulKernel(batch=batch, m=dims[0], n=dims[1], k=dims[2])
     name = f"{order}_{dtype}_{m}_{n}_{k}{'_symbolic' if symbolic else ''}"
     symbols = ("h", "k", "m", "n") if symbolic else ()
     return KernelSpec(name=name, symbols=symbols, operands=tuple(operands), body=body)
@@ -74,10 +76,10 @@ def test_batched_products_of_any_strides_equal_float64(
     kernels: Any, order: str, dtype: DType, sizes: tuple[int, int, int], spec: KernelSpec
 ) -> None:
     rng = np.random.default_rng(1)
-    a, b, out = (ordered(tuple(int(d) for d in o.shape), axes, dtype)
-                 for o, axes in zip(spec.operands, ORDERS[order], strict=True))  # fmt: skip
-    a[...], b[...] = rng.standard_normal(a.shape), rng.standard_normal(b.shape)
     m, n, k = sizes
+    shapes = ((2, 3, m, k), (2, 3, k, n), (2, 3, m, n))
+    a, b, out = (ordered(shape, axes, dtype) for shape, axes in zip(shapes, ORDERS[order], strict=True))
+    a[...], b[...] = rng.standard_normal(a.shape), rng.standard_normal(b.shape)
     symbols = {"h": 3, "m": m, "n": n, "k": k} if spec.symbols else ()
     (got,) = kernels.run(spec.name, [a, b, out], symbols)
     (again,) = kernels.run(spec.name, [a, b, out], symbols, seed=5)

@@ -342,7 +342,9 @@ def test_a_block_stays_within_its_shared_memory(arch: str) -> None:
                 for n, k in ((64, 65536), (65536, 65536), (4096, 192)):
                     case = make_case("k", kind, m_class, dtype, dtype, "none", has_bias=False)
                     x, w, out = case.spec.operands
+                    x = msgspec.structs.replace(x, shape=(x.shape[0], k), strides=(k, 1))
                     w = msgspec.structs.replace(w, shape=(n, k))
+                    out = msgspec.structs.replace(out, shape=(out.shape[0], n), strides=(n, 1))
                     body = msgspec.structs.replace(case.body, n=n, k=k)
                     spec = msgspec.structs.replace(case.spec, operands=(x, w, out), body=body)
                     geometry = emit_kernel(spec, arch).geometry

@@ -48,5 +48,5 @@ def test_leaving_definitions_out_changes_no_instruction(name: str) -> None:
     assert list(code) == list(expected) == [f"qk_{spec.name}"]
     ours, theirs = code.popitem()[1], expected.popitem()[1]
     changed = sum(ours[i : i + 16] != theirs[i : i + 16] for i in range(0, max(len(ours), len(theirs)), 16))
-    # The address of a table lies in a bank of constants, at an offset that tables of other kernels move.
-    assert changed <= module.count("__device__ const ")
+    # A table's address lies in a bank of constants, at an offset that tables of other kernels move; two loads read it.
+    assert changed <= 2 * module.count("__device__ const ")

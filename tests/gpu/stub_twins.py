@@ -13,6 +13,7 @@ import ctypes
 import importlib.util
 import re
 import shutil
+import struct
 import sys
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
@@ -26,6 +27,10 @@ _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\
 
 _functions: dict[str, tuple[int, int]] = {}
 """Kernel -> (address of its `qs_call_…`, how many parameters it has)."""
+
+
+_names: dict[tuple[int, bytes], ctypes.Array[ctypes.c_char]] = {}
+"""(digest of a cubin, function in it) -> what the plan calls that kernel."""
 
 
 def folder(where: Path) -> Path:
@@ -81,6 +86,25 @@ _RUN = ctypes.CFUNCTYPE(
 )
 
 
+_NAME = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p)
+
+
+@_NAME
+def _name(cubin: int, function: bytes) -> int:
+    """The address of the name, which stays."""
+    known = _names.setdefault((cubin, function), ctypes.create_string_buffer(function))
+    return ctypes.addressof(known)
+
+
+def digest(cubin: bytes) -> int:
+    """As stub_driver.cpp has it."""
+    end, entry, entries = *struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<HH", cubin, 58)
+    value = 0xCBF29CE484222325
+    for byte in cubin[: end + entry * entries]:
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
 @_COUNT
 def _count(name: bytes) -> int:
     return _functions.get(name.decode().removeprefix("qk_"), (0, -1))[1]
@@ -115,6 +139,7 @@ def _patch(nvrtc: ModuleType) -> None:
     """Whoever gets a cubin gets its twins registered as well, from the cache or not."""
     stub = ctypes.CDLL("libcuda.so.1")
     stub.stub_runner(_count, _run)
+    stub.stub_names(_name)
     compile_cubin: Callable[..., Any] = nvrtc.compile_cubin
     build_module: Callable[..., Any] = nvrtc.build_module
 
@@ -126,6 +151,9 @@ def _patch(nvrtc: ModuleType) -> None:
         from qcompiler.kernels.cuda import emit
 
         library = build_module(plan, arch)
+        cubin = digest(library.read())
+        for number, spec in enumerate(plan.kernels):
+            _names[cubin, f"qk_{number}".encode()] = ctypes.create_string_buffer(f"qk_{spec.name}".encode())
         register(emit.emit_module(plan.kernels, arch), arch)
         return library
 

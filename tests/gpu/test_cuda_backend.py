@@ -259,9 +259,9 @@ def native(folder: Path) -> NativeLibrary:
     return NativeLibrary("sm_90a", folder / "kernels.cubin", "1")
 
 
-def plan(name: str = "soft") -> Plan:
-    spec = msgspec.structs.replace(kernel().spec, name=name)
-    return Plan(devices=(), streams=(), events=(), arenas=(), buffers=(), kernels=(spec,), entries=())
+def plan(*names: str) -> Plan:
+    specs = tuple(msgspec.structs.replace(kernel().spec, name=name) for name in names or ("soft",))
+    return Plan(devices=(), streams=(), events=(), arenas=(), buffers=(), kernels=specs, entries=())
 
 
 def test_kernels_are_loaded_at_once_and_a_cubin_once(backend: CudaBackend, driver: Any, tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ def test_a_kernel_with_much_shared_memory_gets_its_limit_raised(
 def test_a_cubin_that_lacks_a_kernel_or_does_not_load_is_told_apart(
     backend: CudaBackend, driver: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(CompileFailedError, match="'qk_hard'"):
-        backend.load(plan("hard"), native(tmp_path))
+    with pytest.raises(CompileFailedError, match="'qk_1'"):
+        backend.load(plan("soft", "hard"), native(tmp_path))
     driver.fails["cuLibraryLoadData"] = 200
     with pytest.raises(DeviceError, match=r"cudaErrorInvalidKernelImage.*kernels\.cubin on cuda:1"):
         backend.load(plan(), native(tmp_path))

@@ -271,7 +271,7 @@ def test_a_terminal_shows_a_bar_for_long_work_alone(monkeypatch: pytest.MonkeyPa
         assert shown.wait(10)
         work.step(1_000_000_000)
         work.reach(4_000_000_000)
-    assert "packing weights" in terminal.text and "4.0/4.0 GB" in terminal.text
+    assert "packing weights" in terminal.text and "4.0 GB of 4.0 GB" in terminal.text
     monkeypatch.setattr(progress, "BAR_AFTER", 1000.0)
     monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
     with progress.Progress("packing weights", 10) as work:
@@ -286,7 +286,7 @@ def test_elsewhere_lines_are_printed_now_and_then(
     monkeypatch.setattr(progress, "EVERY", 0.0)
     with progress.Progress("merging", 2_000_000_000) as work:
         work.step(500_000_000)
-    assert capsys.readouterr().err == "qcompiler: merging: 0.50 of 2.00 GB\n"
+    assert capsys.readouterr().err == "qcompiler: merging: 500.0 MB of 2.0 GB\n"
     monkeypatch.setenv("QC_QUIET", "1")
     with progress.Progress("merging", 2) as work:
         work.step(1)

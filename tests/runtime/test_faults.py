@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from faulty import start
 
-from qcompiler.errors import FileWriteError
+from qcompiler.errors import ArgumentError, FileWriteError
 from qcompiler.runtime import load, sanitize, save_image
 
 pytestmark = pytest.mark.skipif(bool(sanitize.wanted()), reason="another library is preloaded then")
@@ -127,12 +127,19 @@ def test_a_limit_on_the_size_of_files_is_an_error_that_says_so(files: tuple[Path
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(("folder", "number"), [("missing/", errno.ENOENT), ("file/", errno.ENOTDIR)])
-def test_an_error_of_save_names_the_file_and_the_way_out(small: Any, tmp_path: Path, folder: str, number: int) -> None:
+@pytest.mark.parametrize("folder", ["missing", "file"])
+def test_a_folder_that_is_none_is_named_before_anything_is_written(small: Any, tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FileWriteError, match=rf"cannot write .*{folder}p\.qca: ") as info:
+    with pytest.raises(ArgumentError, match=rf"no folder '.*{folder}' to write p\.qca to: make it first"):
         save_image(small.image, tmp_path / folder / "p.qca")
-    assert info.value.errno == number
+
+
+def test_an_error_of_save_names_the_file_and_the_way_out(small: Any, tmp_path: Path) -> None:
+    path = tmp_path / "p.qca"
+    path.mkdir()  # a folder has the name
+    with pytest.raises(FileWriteError, match=r"cannot write .*p\.qca: ") as info:
+        save_image(small.image, path)
+    assert info.value.errno == errno.EISDIR
     assert isinstance(info.value, OSError)
 
 

@@ -219,5 +219,7 @@ def test_emitted_cuda_linears_count_in_64_bits(kind: str, dtype: str, m_class: A
 
 def test_chunks_of_a_cuda_weight_are_numbered_in_64_bits_before_they_become_bytes() -> None:
     """A row of 2**26 bf16 columns has 2**31 bytes of tiles: too many to run on the simulated GPU."""
-    text = emit.header("linear_mma.cuh")
-    assert "(int64_t)i * TILES + (int64_t)index * TILES_OF_CHUNK) * 32" in text
+    text = emit.header("linear.cuh")
+    assert "qc_tile_index = typename qc_if<(W::tiles + 64 < (int64_t)1 << 25), int, int64_t>::type" in text
+    assert "void load(const uint8_t* w, int64_t share, qc_tile_index<W> tile)" in text
+    assert "typedef qc_tile_index<W> index_type;" in emit.header("linear_mma.cuh")

@@ -173,8 +173,9 @@ def test_the_command_line_prints_writes_and_lists(saved: Path, tmp_path: Path, c
     assert facts["entry"] == "decode" and facts["span_us"] < facts["serial_us"]
     assert {step["stream"] for step in facts["steps"]} == set(facts["streams"])
     assert main([*shown, "--between", "1,3"]) == 0
-    assert main([*shown, "--between", "three"]) == 1
-    assert "two times in microseconds" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*shown, "--between", "three"])
+    assert "'three' is no pair of times in microseconds" in capsys.readouterr().err
 
 
 # --- running ---------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _load(image: Any) -> None:
     check_image(image)
     plan = image.plan
     if plan.devices and plan.devices[0].kind == "cpu":
-        with mock.patch.object(native, "compile_library", _before_compiler), contextlib.suppress(_BeforeCompilerError):
+        with mock.patch.object(native, "compile_code", _before_compiler), contextlib.suppress(_BeforeCompilerError):
             LoadedProgram.from_image(image)
         native.scratch_stride(plan, "x86-64-v3")
         slots = {slot.name: SlotDevice(slot.name, CpuBackend("x86-64-v3"), None, {}) for slot in plan.devices}  # type: ignore[arg-type]

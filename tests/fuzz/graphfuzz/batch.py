@@ -42,7 +42,7 @@ from qcompiler.ir.interpreter import Interpreter
 from qcompiler.passes.emit_kernels import PLAN
 from qcompiler.passes.pipeline import run_pipeline
 from qcompiler.passes.support.answers import answers
-from qcompiler.runtime import compiler, native
+from qcompiler.runtime import compiler
 from qcompiler.runtime.image import Target as ImageTarget
 from qcompiler.runtime.image import build_image
 from qcompiler.runtime.isa import resolve_isa
@@ -406,14 +406,11 @@ def quick_compiler(level: str) -> Iterator[None]:
     def flags(isa: str) -> tuple[str, ...]:
         return tuple(each for flag in plain(isa) for each in (level.split() if flag == "-O3" else (flag,)))
 
-    places: list[tuple[Any, Any]] = [(place, place.flags_for) for place in (compiler, native)]
-    for place, _ in places:
-        place.flags_for = flags
+    compiler.flags_for = flags  # type: ignore[assignment]
     try:
         yield
     finally:
-        for place, old in places:
-            place.flags_for = old
+        compiler.flags_for = plain
 
 
 @contextlib.contextmanager
