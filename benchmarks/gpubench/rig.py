@@ -117,7 +117,7 @@ class Rig:
             resources = {}
             record = native.path.with_suffix(".json")  # beside a cubin; a library of the simulator has none
             if self.kind == "cuda" and record.exists():
-                resources = json.loads(record.read_text())["kernels"].get(f"qk_{spec.name}", {})
+                resources = json.loads(record.read_text())["kernels"].get("qk_0", {})  # the only kernel of its plan
             self._kernels[spec.name] = self.backend.load(plan, native)[spec.name], resources
         return self._kernels[spec.name]
 

@@ -145,6 +145,7 @@ print("torchao" in sys.modules, logging.getLogger("torchao").level, logging.getL
 """
 
 
+@pytest.mark.slow
 def test_reading_a_file_says_nothing_of_packages_that_nobody_asked_for(q4_0: Path) -> None:
     """transformers imports torchao with every model, and that complains of what it cannot load."""
     done = subprocess.run([sys.executable, "-c", LOAD, str(q4_0)], capture_output=True, text=True, check=True)

@@ -127,6 +127,7 @@ def test_facts_come_from_shapes_where_a_model_has_no_config() -> None:
 writing = load("tests/files/writing.py")
 
 
+@pytest.mark.slow
 def test_a_compiled_model_holds_the_mixture_and_says_which_role_decided() -> None:
     model = writing.build("Llama", hidden_size=256, intermediate_size=352, num_hidden_layers=2)
     ids = torch.tensor([[1, 5, 9]])

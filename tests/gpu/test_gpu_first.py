@@ -88,6 +88,7 @@ def test_every_kernel_is_emitted_under_a_name_of_its_own() -> None:
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cells_run_on_the_simulated_gpu_and_no_times_are_pretended(tmp_path: Path) -> None:
     found = measure(tmp_path / "out.json", *TELLING)
     rows = {row.id: row for row in found.cells}

@@ -38,7 +38,7 @@ def row(root: Path, file: str) -> dict | None:
     return json.loads(record.read_text()).get(f"tests/{file}")
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_what_passed_is_not_run_again_and_what_failed_is(tree: Path, tmp_path: Path, jobs: str) -> None:
     log = tmp_path / "log"
     assert full.main(["tests/a", "--jobs", jobs]) == 1

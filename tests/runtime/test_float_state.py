@@ -79,6 +79,7 @@ def test_the_callers_state_changes_no_bit_on_any_number_of_threads(
         reset_simulated_gpu(device)
 
 
+@pytest.mark.slow
 def test_workers_that_were_made_under_another_state_keep_denormals(own_cache: Path) -> None:
     """In a fresh process: the first call makes the workers, under torch.set_flush_denormal."""
     import subprocess
