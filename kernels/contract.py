@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qcompiler.errors import KernelSelectionError, PlanError
-from qcompiler.plan.contracts import check_spec, declared_kinds
+from qcompiler.plan.contracts import declared_kinds
 from qcompiler.plan.kernel import KernelSpec, LoopKernel
-from qcompiler.plan.loop_contract import check_loop
+from qcompiler.plan.verify_kernels import check_contract
 
 
 def require_contract(spec: KernelSpec) -> None:
-    """KernelSelectionError unless the operands are what the kernel's contract says, whatever the sizes are.
-
-    What the contract says of sizes is proven where a plan is loaded: plan/verify_kernels.py.
-    """
+    """`check_contract`, as a KernelSelectionError. What it says of sizes is proven where a plan is loaded."""
     try:
-        if isinstance(spec.body, LoopKernel):
-            check_loop(spec)
-        else:
-            check_spec(spec)
+        check_contract(spec)
     except PlanError as error:
         raise KernelSelectionError(str(error)) from error
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends import attributes, eager_graph, empty_weights
+from qcompiler.frontends.narrowing import same_values
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -71,13 +72,6 @@ def _other_numbers(call: Call, number: int) -> Call:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return bool(a == b)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point():
-        return bool(torch.equal(a, b))
-    precision = 100 * torch.finfo(a.dtype).eps
-    finite = a[a.isfinite()]
-    largest = float(finite.abs().max()) if finite.numel() else 1.0
-    return torch.allclose(a.double(), b.double(), rtol=precision, atol=precision * largest, equal_nan=True)
+    floats = isinstance(a, torch.Tensor) and a.is_floating_point()
+    precision = 100 * torch.finfo(a.dtype).eps if floats else 0.0
+    return same_values(a, b, relative=precision, absolute=precision)

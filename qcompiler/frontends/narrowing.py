@@ -103,7 +103,7 @@ def probe(
             ) from error
         stated = [_stated_shape(leaf, symbols, each.bindings) for leaf in results]
         fits = all(s is None or s == tuple(e.shape) for s, e in zip(stated, expected, strict=False))
-        if not fits or len(expected) != len(found) or not all(map(_same, expected, found)):
+        if not fits or len(expected) != len(found) or not all(map(_close, expected, found)):
             raise NarrowedDimError(
                 f"at {_text(each.sizes)} the model takes another path than the one that was traced: its results differ "
                 "from the graph's" + why(list(each.sizes))
@@ -144,7 +144,13 @@ def _leaves(tree: Any) -> list[Any]:
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
-def _same(a: Any, b: Any) -> bool:
+def _close(a: Any, b: Any) -> bool:
+    return same_values(a, b, relative=0.05, absolute=0.02)
+
+
+def same_values(a: Any, b: Any, relative: float, absolute: float) -> bool:
+    """Whether two results are equal: integers exactly, floats within `relative` of each value or `absolute` of the
+    largest finite one of `a`. Infinities and NaN stand in the same places."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return bool(a == b)
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -152,10 +158,9 @@ def _same(a: Any, b: Any) -> bool:
     if not a.is_floating_point():
         return bool(torch.equal(a, b))
     a, b = a.double(), b.double()
-    close = torch.isclose(
-        a, b, rtol=0.05, atol=0.02 * (float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 1)
-    )
-    return bool((close | (a.isnan() & b.isnan())).all())
+    finite = a[a.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
 
 
 # --- whose line ------------------------------------------------------------------------------------------------------

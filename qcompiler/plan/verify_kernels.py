@@ -21,7 +21,7 @@ def check_kernels(plan: Plan) -> None:
     """PlanError names the kernel that breaks its contract, and the entry point at whose sizes it does."""
     specs = {spec.name: spec for spec in plan.kernels}
     for spec in plan.kernels:
-        _check_spec(spec)
+        check_contract(spec)
     aligned = {spec.name: _aligned_places(spec) for spec in plan.kernels}
     entries = (*plan.entries, *((plan.init,) if plan.init is not None else ()))
     arenas = {arena.name: arena for arena in plan.arenas}
@@ -48,7 +48,8 @@ def check_kernels(plan: Plan) -> None:
                 raise PlanError(f"kernel '{name}' in entry point '{entry.name}': {error}") from error
 
 
-def _check_spec(spec: KernelSpec) -> None:
+def check_contract(spec: KernelSpec) -> None:
+    """PlanError unless the operands are what the contract of the kernel's kind says, whatever the sizes are."""
     try:
         if isinstance(spec.body, LoopKernel):
             check_loop(spec)

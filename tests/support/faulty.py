@@ -117,32 +117,25 @@ int rmdir(const char* path) noexcept {
     TRUE_CALL(rmdir);
     return below(path) && fails(true) ? -1 : call(path);
 }
-int open64(const char* path, int flags, ...) {
-    TRUE_CALL(open64);
-    va_list more;
-    va_start(more, flags);
-    const mode_t mode = va_arg(more, mode_t);
-    va_end(more);
-    if ((flags & (O_CREAT | O_WRONLY | O_RDWR)) && below(path) && fails(false)) return -1;
-    return call(path, flags, mode);
-}
-int open(const char* path, int flags, ...) {
-    TRUE_CALL(open);
-    va_list more;
-    va_start(more, flags);
-    const mode_t mode = va_arg(more, mode_t);
-    va_end(more);
-    if ((flags & (O_CREAT | O_WRONLY | O_RDWR)) && below(path) && fails(false)) return -1;
-    return call(path, flags, mode);
-}
-FILE* fopen64(const char* path, const char* how) {
-    TRUE_CALL(fopen64);
-    return strpbrk(how, "wa+") && below(path) && fails(false) ? nullptr : call(path, how);
-}
-FILE* fopen(const char* path, const char* how) {
-    TRUE_CALL(fopen);
-    return strpbrk(how, "wa+") && below(path) && fails(false) ? nullptr : call(path, how);
-}
+#define OPEN(name) \
+    int name(const char* path, int flags, ...) { \
+        TRUE_CALL(name); \
+        va_list more; \
+        va_start(more, flags); \
+        const mode_t mode = va_arg(more, mode_t); \
+        va_end(more); \
+        if ((flags & (O_CREAT | O_WRONLY | O_RDWR)) && below(path) && fails(false)) return -1; \
+        return call(path, flags, mode); \
+    }
+#define FOPEN(name) \
+    FILE* name(const char* path, const char* how) { \
+        TRUE_CALL(name); \
+        return strpbrk(how, "wa+") && below(path) && fails(false) ? nullptr : call(path, how); \
+    }
+OPEN(open64)
+OPEN(open)
+FOPEN(fopen64)
+FOPEN(fopen)
 size_t fwrite(const void* p, size_t size, size_t n, FILE* file) {
     TRUE_CALL(fwrite);
     return below_fd(fileno(file)) && fails(false) ? 0 : call(p, size, n, file);
