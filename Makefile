@@ -15,7 +15,7 @@ FOLDERS = $(LONG) $(filter-out $(LONG) lint mlir,$(notdir $(patsubst %/,%,$(wild
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 
-.PHONY: help demo install test test-full lint fuzz bench docs gpu-check gpu-wheels clean
+.PHONY: help demo install test test-full lint fuzz bench docs site gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
@@ -26,6 +26,7 @@ help:
 	@echo "make lint       ruff, strict mypy and import-linter on the installed wheel"
 	@echo "make bench      the benchmarks, peers in the same run"
 	@echo "make docs       writes the generated pages of docs/"
+	@echo "make site       the pages and the API reference as HTML in build/docs; a warning is an error"
 	@echo "make gpu-check  everything that needs a GPU; WHEELS=folder installs from there, OUT=folder gets the JSON,"
 	@echo "                PARTS=first or PARTS=second runs that part in nine minutes, BUDGET=300 in so many seconds,"
 	@echo "                RESUME=folder skips what passed there, DEVICE=sim:0 runs it on the simulated GPU"
@@ -66,7 +67,7 @@ test-full: build/site/.stamp $(VENV)/.stamp-mlir
 	$(RUN_INSTALLED) $(BIN)/python -P ../tests/support/full_run.py --part $(PART) --jobs $(JOBS) \
 		$(addprefix ../tests/,$(FOLDERS) mlir)
 
-lint: build/site/.stamp
+lint: build/site/.stamp site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/lint/check_installed.py $(SITE)
@@ -85,6 +86,10 @@ docs: $(STAMP)
 	$(BIN)/python -m qcompiler.frontends.operators > docs/operators.md
 	$(BIN)/python benchmarks/kernel_resources.py > docs/kernel-resources.md
 	$(BIN)/python benchmarks/hot_loops.py --output docs/hot-loops.md
+
+# The pages and the API reference as HTML. `make lint` builds it too, since a warning is an error.
+site: build/site/.stamp
+	$(RUN_INSTALLED) $(BIN)/sphinx-build -q -W --keep-going -c ../docs/site .. docs
 
 # Works on a bare CUDA image without network and without the environment above: WHEELS holds what the image lacks.
 CHECK_PYTHON = $(if $(WHEELS),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from qcompiler import cli
+from qcompiler import cli, errors
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-PAGE_NAMES = [page.name for page in PAGES]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGE_NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
 def test_the_quickstart_runs_as_one_program(tmp_path: Path) -> None:
@@ -68,3 +68,22 @@ def test_every_command_and_option_is_described() -> None:
         assert f"## qc {name}" in text
         for option in (o for a in parser._actions for o in a.option_strings if o.startswith("--") and o != "--help"):
             assert f"`{option}" in text, f"docs/cli.md does not describe {option} of qc {name}"
+
+
+def test_every_error_has_a_way_out() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    named = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    raised = [name for name, each in vars(errors).items() if isinstance(each, type)]
+    assert sorted(named) == sorted(name for name in raised if name != "QCompilerError")
+
+
+def test_every_page_can_be_found_from_the_readme() -> None:
+    """Along links, from page to page."""
+    reached, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page not in reached:
+            reached.add(page)
+            links = re.findall(r"\]\(([^)#]+\.md)[^)]*\)", page.read_text())
+            ahead += [(page.parent / link).resolve() for link in links if not link.startswith("http")]
+    assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} <= reached
