@@ -86,4 +86,5 @@ def test_every_page_can_be_found_from_the_readme() -> None:
             reached.add(page)
             links = re.findall(r"\]\(([^)#]+\.md)[^)]*\)", page.read_text())
             ahead += [(page.parent / link).resolve() for link in links if not link.startswith("http")]
-    assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} <= reached
+    pages = {page for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert pages - reached == {ROOT / "docs" / "site" / "index.md"}  # the site's own table of contents
