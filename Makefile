@@ -82,7 +82,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/linear_cpu.py
 
 docs: $(STAMP)
-	$(BIN)/python -m qcompiler.formats.doc > docs/formats.md
+	$(BIN)/python -m qcompiler.formats.doc docs
 	$(BIN)/python -m qcompiler.frontends.operators > docs/operators.md
 	$(BIN)/python benchmarks/kernel_resources.py > docs/kernel-resources.md
 	$(BIN)/python benchmarks/hot_loops.py --output docs/hot-loops.md

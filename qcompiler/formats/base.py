@@ -81,9 +81,9 @@ class PackedTensor:
 class Parameter:
     """A parameter of a format: its default, every value it may take, and what it means.
 
-    `later` marks one that came after programs had been saved: at its default it stands neither in `Format.params` nor
-    in names and files, so that these stay as they were.  `shown` marks one for whose every value docs/formats.md has a
-    page (and the tests a case), since it changes what is stored; booleans always do.
+    `later` marks a parameter that was added after programs had been saved.  At its default it is left out of
+    `Format.params`, of names and of files, so that these do not change.  `shown` marks a parameter that changes what is
+    stored: each of its values is documented below docs/formats/ and is a case of the tests.  Booleans always are.
     """
 
     name: str

@@ -1,33 +1,52 @@
-"""Writes docs/formats.md from the declarations: ``python -m qcompiler.formats.doc > docs/formats.md``."""
+"""Writes docs/formats.md and a page for each family below docs/formats/ from the declarations.
+
+python -m qcompiler.formats.doc docs
+"""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from qcompiler.formats import FORMATS
 from qcompiler.formats.base import Declaration, Field, Format
 from qcompiler.formats.diagram import diagram, entry_type, served
 
-_HEADER = """\
+_GENERATED = """\
+Generated from the declarations in `qcompiler/formats/` by `make docs`. Do not edit: a test compares the page with the
+declarations.
+"""
+
+_HEADER = f"""\
 # Storage formats
 
-Generated from the declarations in `qcompiler/formats/` by `python -m qcompiler.formats.doc > docs/formats.md`.
-Do not edit: a test compares this file with the declarations.
-
-A matrix of N rows and K columns is one buffer of canonical bytes: the sections below in order, each starting at a
-multiple of its item size (gap bytes are zero). Every section's entries run over the row-major stream of elements;
-an entry that covers *c* elements serves elements *c·i* to *c·(i+1) − 1*. A format with a record per block has one
-section, the records. Items are little-endian. Values are computed in fp32, one rounding per operation; the NumPy
+{_GENERATED}
+A matrix of N rows and K columns is one buffer of canonical bytes: the sections of its format in order, each starting at
+a multiple of its item size (gap bytes are zero). The entries of a section follow the elements in row-major order: an
+entry that covers *c* elements serves elements *c·i* to *c·(i+1) − 1*. A format with one record for each block has one
+section, the records. Items are little-endian. Values are computed in fp32, one rounding per operation. The NumPy
 decoder of `qcompiler.formats` is the definition.
 
 In the pictures of the bytes, the highest bits of a byte stand left, `i` counts bytes, and `codes[i + 16]` is the code
 of element i + 16 of the block.
 
-Encoders accept float32, float16, bfloat16 and float64 (rounded to fp32 first); NaN and infinity are errors that name
-the row and the column. How other systems' checkpoints map to these formats: [packings.md](packings.md).
+Encoders accept float32, float16, bfloat16 and float64 (rounded to fp32 first). NaN and infinity are errors that name
+the row and the column. [packings.md](packings.md) says how the checkpoints of other systems map to these formats, and
+[quality.md](quality.md) what each format costs.
+
+| format | family | bits per weight | blocks |
+|---|---|---|---|
 """
+
+FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "bitsandbytes": ("Formats of bitsandbytes", ("nf4", "fp4", "llm_int8")),
+    "integers": ("Integers", ("integers",)),
+    "gguf": ("Formats of GGUF", ("ggml_32", "k_quants", "iq4", "ternary")),
+    "floats": ("Small floats", ("fp8", "mx", "nvfp4")),
+}
+"""Page below docs/formats/: its title, and the modules of `qcompiler.formats` whose formats it shows."""
 
 
 def variants(cls: type[Format]) -> Iterator[Format]:
@@ -37,10 +56,36 @@ def variants(cls: type[Format]) -> Iterator[Format]:
         yield cls(**{p.name: v for p, v in zip(flags, values, strict=True)})
 
 
-def markdown() -> str:
-    """The whole page."""
-    parts = [_HEADER, *(_format_page(cls) for cls in FORMATS.values())]
-    return "\n".join(parts)
+def family_of(cls: type[Format]) -> str:
+    """The page that shows a format. KeyError for a format of a module that no family names."""
+    module = cls.__module__.rpartition(".")[2]
+    for page, (_, modules) in FAMILIES.items():
+        if module in modules:
+            return page
+    raise KeyError(f"no family in {__name__} names the module {cls.__module__}")
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by its path below docs/."""
+    made = {"formats.md": _index()}
+    for page, (title, _) in FAMILIES.items():
+        members = [cls for cls in FORMATS.values() if family_of(cls) == page]
+        head = f"# {title}\n\n{_GENERATED}\n[formats.md](../formats.md) says how to read this page.\n"
+        made[f"formats/{page}.md"] = "\n".join([head, *map(_format_page, members)])
+    return made
+
+
+def _index() -> str:
+    """What all formats share, and one line for each."""
+    lines = []
+    for cls in FORMATS.values():
+        shown = cls()
+        page = family_of(cls)
+        link = f"[`{cls.name}`](formats/{page}.md#{cls.name.lower()})"
+        bits = f"{shown.bits_per_weight(4096, 4096):.5g}"
+        lines.append(f"| {link} | {FAMILIES[page][0]} | {bits} | {_blocks(shown.declaration)} |\n")
+    note = "\nBits per weight are those of a matrix of 4096 × 4096 with default parameters.\n"
+    return _HEADER + "".join(lines) + note
 
 
 def _format_page(cls: type[Format]) -> str:
@@ -109,4 +154,7 @@ def _packing(f: Field) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    folder = Path(sys.argv[1])
+    (folder / "formats").mkdir(exist_ok=True)
+    for path, text in pages().items():
+        (folder / path).write_text(text, encoding="utf-8")

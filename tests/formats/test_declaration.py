@@ -18,7 +18,7 @@ from qcompiler import formats
 from qcompiler.errors import FormatError, FormatShapeError, FormatValueError, UnknownFormatError
 from qcompiler.formats import Declaration, Field, Format, Numerics, PackedTensor
 from qcompiler.formats.base import Encoding
-from qcompiler.formats.doc import markdown, variants
+from qcompiler.formats.doc import pages, variants
 from qcompiler.formats.equation import Equation
 
 ALL = [fmt for cls in formats.FORMATS.values() for fmt in variants(cls)]
@@ -353,6 +353,13 @@ def test_a_field_of_odd_width_is_refused() -> None:
         Field("codes", "uint", 3)
 
 
-def test_docs_formats_md_is_what_the_declarations_say() -> None:
-    page = Path(__file__).parents[2] / "docs" / "formats.md"
-    assert page.read_text() == markdown(), "run: python -m qcompiler.formats.doc > docs/formats.md"
+def test_the_pages_of_formats_are_what_the_declarations_say() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    for path, text in pages().items():
+        assert (docs / path).read_text() == text, f"docs/{path} is old; run: make docs"
+    assert {f"formats/{page.name}" for page in (docs / "formats").iterdir()} == pages().keys() - {"formats.md"}
+
+
+def test_every_format_is_on_one_page() -> None:
+    for name in formats.FORMATS:
+        assert sum(f"\n## {name}\n" in text for text in pages().values()) == 1, name
