@@ -89,7 +89,7 @@ docs: $(STAMP)
 
 # The pages and the API reference as HTML. `make lint` builds it too, since a warning is an error.
 site: build/site/.stamp
-	$(RUN_INSTALLED) $(BIN)/sphinx-build -q -W --keep-going -c ../docs/site .. docs
+	$(RUN_INSTALLED) $(BIN)/sphinx-build -q -E -W --keep-going -c ../docs/site .. docs
 
 # Works on a bare CUDA image without network and without the environment above: WHEELS holds what the image lacks.
 CHECK_PYTHON = $(if $(WHEELS),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))

@@ -38,13 +38,16 @@ toc_object_entries = False
 
 def _literal(text: str) -> str:
     """`name` in single backticks, as Markdown has it, with the two that RST wants; an asterisk is an asterisk."""
-    parts = re.split(r"(``[^`]+``|`[^`]+`)", text)
-    done = [
-        f"``{part.strip('`')}``"
-        if part.startswith("`")
-        else re.sub(r"([*|_\\])(?!\w)|(?<!\w)([*|_\\])", r"\\\g<0>", part)
-        for part in parts
-    ]
+    parts = re.split(r"(:py:\w+:`[^`]+`|``[^`]+``|`[^`]+`)", text)  # autodoc itself writes roles
+    done = []
+    for part, after in zip(parts, [*parts[1:], ""], strict=True):
+        if part.startswith("`"):
+            plural = "\\ " if after[:1].isalnum() else ""  # `Dim`s: RST wants a separator behind a literal
+            done.append(f"``{part.strip('`')}``{plural}")
+        elif part.startswith(":py:"):
+            done.append(part)
+        else:
+            done.append(re.sub(r"([*|_\\])(?!\w)|(?<!\w)([*|_\\])", r"\\\g<0>", part))
     return "".join(done)
 
 
