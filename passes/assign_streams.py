@@ -12,8 +12,8 @@
 A CPU has one in-order stream.  Any other device has one for copies that cross to or from it, and up to four for work:
 what does not depend on what runs already gets a stream of its own where estimated times (kernels/cost.py, for the
 largest sizes of the entry point) say that it pays (support/stream_choice.py), in entry points that end earlier by it
-and hardly need more memory (support/overlap.py).  "compute-streams" in the context's options is another limit; 1 puts
-all kernels on one stream.  `@init` runs once and has one.
+and hardly need more memory (support/overlap.py).  `assign-streams{compute-streams=2}` is another limit; 1
+puts all kernels on one stream.  `@init` runs once and has one.
 
 A step depends on the last steps that wrote what it touches and, where it writes, on those that have read it since; that
 is judged by whole buffers.  An event is recorded right behind a step and waited for right before its first user on
@@ -41,24 +41,28 @@ from qcompiler.passes.support.stream_memory import ActivationMemory
 
 STAGE = "assign-streams"
 
-COMPUTE_STREAMS = "compute-streams"
-"""The option: how many streams for kernels a device has at most."""
-
 DEFAULT_STREAMS = 4
 """More branches than three beside each other do not occur in the blocks of known models, and each stream is forked and
 joined at both ends of every call."""
 
 MOST_STREAMS = 16
-"""That the option may ask for."""
+"""The largest number that the option takes."""
 
 
 @dataclass(frozen=True)
 class AssignStreamsPass(ModulePass):
-    """Every step of every entry on a stream, cross-stream dependences on events."""
+    """Every step of every entry on a stream, cross-stream dependences on events.
+
+    `compute_streams` is how many streams for kernels a device has at most.
+    """
 
     name = STAGE
+    compute_streams: int = DEFAULT_STREAMS
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if not 1 <= self.compute_streams <= MOST_STREAMS:
+            message = f"compute-streams is {self.compute_streams}; it is a number from 1 to {MOST_STREAMS}"
+            raise PassError(message, stage=STAGE)
         schedule = Schedule(op)
         streams = Streams(schedule)
         costs = StepCosts(schedule, ctx)
@@ -72,17 +76,10 @@ class AssignStreamsPass(ModulePass):
                         f"{missing[0].name} at '{path_of(missing[0])}'); name all or none",
                         stage=STAGE,
                     )
-                why = _assign(entry, streams, costs, 1 if entry.is_init else _limit(ctx))
+                why = _assign(entry, streams, costs, 1 if entry.is_init else self.compute_streams)
             if isinstance(ctx, QCContext):
                 _report(ctx, entry, why)
         streams.declare(op)
-
-
-def _limit(ctx: Context) -> int:
-    value = ctx.options.get(COMPUTE_STREAMS, DEFAULT_STREAMS) if isinstance(ctx, QCContext) else DEFAULT_STREAMS
-    if not isinstance(value, int) or not 1 <= value <= MOST_STREAMS:
-        raise PassError(f"{COMPUTE_STREAMS} is {value!r}; it is a number from 1 to {MOST_STREAMS}", stage=STAGE)
-    return value
 
 
 def _report(context: QCContext, entry: EntryOp, why: str) -> None:

@@ -6,7 +6,7 @@
 
 For a CUDA target the text is CUDA C++, the same for a GPU and for the simulated one, and how each kernel is launched
 goes into the report.  The spec, not the text, is what a program file runs from: another machine emits and compiles it
-again.  The module itself stays as it is; the result is left in the context's options under "plan" and "source".
+again.  The module itself stays as it is; the result is left in the context as `emitted`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import rt
-from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.context import Emitted, QCContext, qc_context
 from qcompiler.ir.rt_plan import plan_from_rt
 from qcompiler.kernels.cpu.emit import emit_kernel, emit_program
 from qcompiler.kernels.cuda import emit as cuda
@@ -28,8 +28,6 @@ from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 from qcompiler.plan.verify import verify_plan
 from qcompiler.plan.verify_kernels import check_kernels
-
-PLAN, SOURCE = "plan", "source"
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,7 @@ class EmitKernelsPass(ModulePass):
         plan = plan_from_rt(op, kernel_specs(op), context.weights)
         verify_plan(plan)  # again, now that in-place loops can be judged by their true bodies
         check_kernels(plan)
-        context.options[PLAN] = plan
-        context.options[SOURCE] = _source(plan, context)
+        context.emitted = Emitted(plan, _source(plan, context))
 
 
 def _source(plan: Plan, context: QCContext) -> str:

@@ -2,6 +2,7 @@
 
     run_pipeline(module, ctx)                                   # all stages
     run_pipeline(module, ctx, stages=upto("fuse-elementwise"))  # a part
+    run_pipeline(module, ctx, stages=with_options(STAGES, {"assign-streams": {"compute_streams": 1}}))
     run_pipeline(module, ctx, on_stage=write_dump, verify_each="numerics", sample_inputs=[x])
 
 After each stage the module is verified.  A failing stage raises `PassError` with a reproducer: a file that holds the IR
@@ -13,15 +14,17 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy.typing as npt
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
+from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.exceptions import ArgSpecParseError
 
-from qcompiler.errors import NumericsError, PassError, QCompilerError
+from qcompiler.errors import ArgumentError, NumericsError, PassError, QCompilerError
 from qcompiler.ir.context import QCContext
 from qcompiler.passes.support.answers import answers, initial_states
 from qcompiler.passes.support.numerics import (
@@ -101,6 +104,32 @@ def upto(last: str) -> tuple[Stage, ...]:
     return STAGES[: names.index(last) + 1]
 
 
+def with_options(stages: Sequence[Stage], options: Mapping[str, Mapping[str, object]]) -> tuple[Stage, ...]:
+    """The same stages, with other values for the fields of some passes: `{stage: {field: value}}`."""
+
+    def make(stage: Stage) -> ModulePass:
+        return replace(stage.make(), **options[stage.name])
+
+    return tuple(Stage(stage.name, partial(make, stage)) if options.get(stage.name) else stage for stage in stages)
+
+
+def parse_passes(text: str) -> list[ModulePass]:
+    """The passes of a text such as `canonicalize,assign-streams{compute-streams=4}`. ArgumentError if it has others."""
+    try:
+        specs = list(parse_pipeline(text))
+    except ArgSpecParseError as error:
+        raise ArgumentError(f"'{text}' is no list of passes: {error}") from error
+    found = []
+    for spec in specs:
+        if spec.name not in ALL_PASSES:
+            raise ArgumentError(f"no pass '{spec.name}'; the passes are: {', '.join(sorted(ALL_PASSES))}")
+        try:
+            found.append(ALL_PASSES[spec.name]().from_spec(spec))
+        except ValueError as error:
+            raise ArgumentError(f"the pass '{spec.name}' does not take these options: {error}") from error
+    return found
+
+
 @dataclass(frozen=True)
 class StageTime:
     """Wall time of one stage, its verification not included."""
@@ -135,13 +164,13 @@ def run_pipeline(
     for number, stage in enumerate(chosen):
         progress.stage(stage.name)
         began = time.perf_counter()
+        made = stage.make()
         try:
-            made = stage.make()
             made.apply(ctx, module)
             seconds = time.perf_counter() - began
             module.verify()
         except Exception as error:
-            reproducer = _reproduce(start, start_ctx, chosen[:number], stage.name)
+            reproducer = _reproduce(start, start_ctx, chosen[:number], made)
             if isinstance(error, QCompilerError) and not isinstance(error, PassError):
                 error.add_note(f"in stage '{stage.name}'; to reproduce: {reproducer}")
                 raise
@@ -156,7 +185,7 @@ def run_pipeline(
         if check is not None:
             found = check.after(made, module, ctx)
             if found is not None:
-                reproducer = _reproduce(start, start_ctx, chosen[:number], stage.name)
+                reproducer = _reproduce(start, start_ctx, chosen[:number], made)
                 message = f"stage '{stage.name}' changed the program's answer: {found}\nreproducer: {reproducer}"
                 raise NumericsError(message, stage=stage.name, reproducer=reproducer)
     return times
@@ -196,7 +225,7 @@ class _NumericsCheck:
         return None
 
 
-def _reproduce(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: str) -> str:
+def _reproduce(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: ModulePass) -> str:
     """Runs the stages before the failing one again (passes are deterministic) and writes what they leave."""
 
     def repeat() -> tuple[ModuleOp, QCContext]:

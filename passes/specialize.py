@@ -3,13 +3,14 @@
     func.func @main(%x: tensor<?x384xf32, ["s", 384]>)    func.func @"decode[s=1]"(%x: tensor<1x384xf32>)
         attributes {qc.ranges = {s = [1, 512]}}      ->   func.func @"prefill[s<=512]"(%x: tensor<?x384xf32, …>)
 
-Buckets come from `ctx.options["buckets"]`: a sequence of (name, {symbol: (min, max)}).  Without them a model without
-state keeps its one entry point `main`; one with state (a cache) whose token dimension may be 1 gets a `decode` entry
-for that size beside `prefill`.  A symbol with one possible value becomes that integer everywhere.
+Buckets are the pass's option, `specialize{buckets="decode: s=1..1","prefill: s=1..512 b=1..4"}`.  Without them a model
+without state keeps its one entry point `main`; one with state (a cache) whose token dimension may be 1 gets a `decode`
+entry for that size beside `prefill`.  A symbol with one possible value becomes that integer everywhere.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,21 +29,24 @@ from qcompiler.passes.support.substitute import substitute_symbols
 from qcompiler.plan.dims import Range
 
 Bucket = tuple[str, Mapping[str, Range]]
+"""The name of an entry point, and the ranges of sizes that it takes."""
+
+_SIZE = re.compile(r"([A-Za-z_]\w*)=(\d{1,19})\.\.(\d{1,19})")
 
 
 @dataclass(frozen=True)
 class SpecializePass(ModulePass):
-    """Clones `@main` once per bucket."""
+    """Clones `@main` once per bucket; `buckets` are texts that `bucket_text` makes."""
 
     name = "specialize"
+    buckets: tuple[str, ...] | None = None
     numerics: ClassVar[Numerics] = Reordered(1e-5)  # the interpreter's matmul may sum a single row in another order
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         main = find_func(op, "main")
         if main is None:
             return  # specialised already, or a module of hand-written entry points
-        options = ctx.options if isinstance(ctx, QCContext) else {}
-        given = options.get("buckets")
+        given = None if self.buckets is None else [parse_bucket(text) for text in self.buckets]
         buckets = default_buckets(main) if given is None else checked_buckets(main, given)
         made = [_specialised(main, name, ranges) for name, ranges in buckets]
         op.body.block.insert_ops_before(made, main)
@@ -84,14 +88,29 @@ def _token_symbol(candidates: Sequence[str]) -> str | None:
     return named[0] if len(named) == 1 else None
 
 
-def checked_buckets(main: func.FuncOp, given: object) -> list[Bucket]:
-    """`ctx.options["buckets"]` after checking; PassError names the bucket that does not fit the model's ranges."""
+def bucket_text(name: str, ranges: Mapping[str, Range]) -> str:
+    """A bucket as the pass's option has it, "decode: s=1..1". PassError for a name that such a text cannot hold."""
+    if re.search(r'["\\\x00-\x1f]', name) or not name:
+        raise PassError(f"{name!r} cannot be the name of a bucket: quotes and backslashes cannot", stage="specialize")
+    return " ".join([f"{name}:", *(f"{symbol}={low}..{high}" for symbol, (low, high) in ranges.items())])
+
+
+def parse_bucket(text: str) -> Bucket:
+    """What `bucket_text` wrote. PassError for anything else."""
+    name, colon, sizes = text.rpartition(":")
+    found = [_SIZE.fullmatch(each) for each in sizes.split()]
+    if not colon or not name or None in found:
+        raise PassError(f"'{text}' is no bucket; write a name and ranges, \"decode: s=1..1\"", stage="specialize")
+    return name, {each[1]: (int(each[2]), int(each[3])) for each in found if each is not None}
+
+
+def checked_buckets(main: func.FuncOp, given: Sequence[Bucket]) -> list[Bucket]:
+    """The buckets after checking; PassError names the one that does not fit the model's ranges."""
     ranges = ranges_of(main)
     buckets: list[Bucket] = []
-    if not isinstance(given, Sequence) or not given:
+    if not given:
         raise PassError("buckets must be a sequence of (name, {symbol: (min, max)})", stage="specialize")
-    for entry in given:
-        name, wanted = entry
+    for name, wanted in given:
         for symbol, (low, high) in wanted.items():
             if symbol not in ranges:
                 known = ", ".join(ranges) or "none"

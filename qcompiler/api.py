@@ -139,12 +139,9 @@ def qcompile(
         for decided_in, path, what in imported.quantized.decisions:
             by_data = calibration if decided_in != "insert-qdq" else None
             context.report.add(decided_in, path, what, f"{by_data.inputs_seen} inputs" if by_data is not None else "")
-        if buckets is not None:
-            context.options["buckets"] = list(buckets)
-        if (streams := _compute_streams()) is not None:
-            context.options["compute-streams"] = streams
+        options = pass_options(buckets, _compute_streams())
         samples = imported.sample_inputs() if verify_each == "numerics" else None
-        run_stages(imported.module, context, dumps, verify_each, samples, imported.states)
+        run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)
         image = make_image(context, imported, dumps)
         choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
         stage(KERNELS)
@@ -206,28 +203,41 @@ def run_stages(
     module: ModuleOp,
     context: QCContext,
     dumps: StageDumps,
+    options: Mapping[str, Mapping[str, object]],
     verify_each: Literal["ir", "numerics"] | None = None,
     sample_inputs: Sequence[Any] | None = None,
     sample_states: Mapping[str, Any] | None = None,
 ) -> None:
-    """The passes in order, with a dump after each; the plan and the source are left in `context.options`."""
-    from qcompiler.passes.emit_kernels import SOURCE
-    from qcompiler.passes.pipeline import run_pipeline
+    """The passes in order, with a dump after each; what they make is left in `context.emitted`."""
+    from qcompiler.passes import pipeline
 
     def on_stage(name: str, current: ModuleOp, seconds: float) -> None:
-        if name == "emit-kernels":
-            dumps.add(name, str(context.options[SOURCE]), seconds, "cpp" if context.target.kind == "cpu" else "cu")
+        if context.emitted is not None:
+            dumps.add(name, context.emitted.source, seconds, "cpp" if context.target.kind == "cpu" else "cu")
         else:
             dumps.add(name, print_module(current), seconds)
 
-    run_pipeline(
+    pipeline.run_pipeline(
         module,
         context,
+        stages=pipeline.with_options(pipeline.STAGES, options),
         on_stage=on_stage,
         verify_each=verify_each,
         sample_inputs=sample_inputs,
         sample_states=sample_states,
     )
+
+
+def pass_options(buckets: Buckets | None, compute_streams: int | None) -> dict[str, dict[str, object]]:
+    """The options of passes that a caller chose, by stage. PassError for a bucket's name that no text can hold."""
+    from qcompiler.passes.specialize import bucket_text
+
+    options: dict[str, dict[str, object]] = {}
+    if buckets is not None:
+        options["specialize"] = {"buckets": tuple(bucket_text(name, ranges) for name, ranges in buckets)}
+    if compute_streams is not None:
+        options["assign-streams"] = {"compute_streams": compute_streams}
+    return options
 
 
 def _compute_streams() -> int | None:

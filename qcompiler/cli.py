@@ -85,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     command = commands.add_parser("opt", help="run passes over a file of IR")
     command.add_argument("file", nargs="?", default="-")
-    command.add_argument("-p", "--passes", default="", help="comma-separated pass names")
+    command.add_argument(
+        "-p", "--passes", default="", help="passes, comma-separated, as in 'cse,assign-streams{compute-streams=2}'"
+    )
     command.add_argument("--generic", action="store_true", help="print the generic syntax")
     command.add_argument("--mlir", action="store_true", help="print what a stock MLIR parses")
     command.add_argument("--list", action="store_true", help="list the passes")
@@ -460,9 +462,8 @@ def _opt(options: argparse.Namespace) -> None:
     except (OSError, ValueError) as error:  # ValueError: what is no UTF-8, a NUL in the name
         raise ArgumentError(f"cannot read '{options.file}': {error}") from error
     syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
-    names = [name for name in options.passes.split(",") if name]
     where = "<stdin>" if options.file == "-" else options.file
-    print(run_passes(text, names, syntax, options.context, where=where))
+    print(run_passes(text, options.passes, syntax, options.context, where=where))
 
 
 def _doctor(options: argparse.Namespace) -> int:

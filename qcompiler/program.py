@@ -231,12 +231,9 @@ def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:
 
 def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) -> ProgramImage:
     """The program in memory, from what the pipeline left in the context. PromiseError if it is larger than promised."""
-    from qcompiler.passes.emit_kernels import PLAN, SOURCE
-    from qcompiler.plan.plan import Plan
-
-    plan = context.options.get(PLAN)
-    if not isinstance(plan, Plan):
+    if context.emitted is None:
         raise QCompilerError("the pipeline ended without a plan; it must end with emit-kernels")
+    plan = context.emitted.plan
     ledger = stored_ledger(imported.ledger, plan)
     ledger.check_promise()
     target = context.target
@@ -250,5 +247,5 @@ def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) ->
         ledger=json.loads(ledger.to_json()),
         report=[vars(decision) for decision in context.report.decisions],
         torch_calls=tuple(imported.torch_calls),
-        texts={**texts, source_file(target.kind): str(context.options[SOURCE])},
+        texts={**texts, source_file(target.kind): context.emitted.source},
     )

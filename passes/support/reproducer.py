@@ -2,15 +2,16 @@
 
     qc opt -p plan-memory …/before-plan-memory.mlir --context …/context.safetensors
 
-IR holds no weights.  The context file holds their directory, the target, the devices and the buckets as JSON, and the
-bytes of plain weights up to `LARGEST_KEPT`, since passes compute with those (stored masks, position tables).  Larger
-and packed weights are zeros when they are read back: passes only move them.
+The pass is named with its options.  IR holds no weights.  The context file holds their directory, the target and the
+devices as JSON, and the bytes of plain weights up to `LARGEST_KEPT`, since passes compute with those (stored masks,
+position tables).  Larger and packed weights are zeros when they are read back: passes only move them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 
 from qcompiler import formats
 from qcompiler.errors import FormatError, PassError, PlanError
@@ -41,10 +43,10 @@ _REFUSED = (
 MemoryError: a weight's zeros are as large as the model's weight was."""
 
 
-def write_reproducer(repeat: Callable[[], tuple[ModuleOp, QCContext]], start: ModuleOp, failing: str) -> str:
+def write_reproducer(repeat: Callable[[], tuple[ModuleOp, QCContext]], start: ModuleOp, failing: ModulePass) -> str:
     """Writes the IR that `repeat` leaves (`start` if it fails, too) and its context; the path of the IR file."""
     folder = Path(tempfile.mkdtemp(prefix="qc-reproducer-"))
-    path, option = folder / f"before-{failing}.mlir", ""
+    path, option = folder / f"before-{failing.name}.mlir", ""
     try:
         module, ctx = repeat()
         text = print_module(module)
@@ -52,19 +54,17 @@ def write_reproducer(repeat: Callable[[], tuple[ModuleOp, QCContext]], start: Mo
         option = f" --context {folder / 'context.safetensors'}"
     except Exception as error:  # the reproducer must not hide the error it is made for
         text = f"// the stages before could not be repeated: {error}\n{print_module(start)}"
-    path.write_text(f"// RUN: qc opt -p {failing} {path}{option}\n{text}\n")
+    path.write_text(f"// RUN: qc opt -p {shlex.quote(str(failing))} {path}{option}\n{text}\n")
     return str(path)
 
 
 def write_context(ctx: QCContext, path: Path) -> None:
-    """The context's weight directory, target, devices and buckets as one file."""
+    """The context's weight directory, target and devices as one file."""
     kept = {t.key: t.data for t in ctx.weights if t.valued and t.format is None and t.nbytes <= LARGEST_KEPT}
     facts = {
         "target": [ctx.target.kind, *ctx.target.isas],
         "devices": list(ctx.devices),
         "device_map": ctx.device_map,
-        "buckets": ctx.options.get("buckets"),
-        "compute-streams": ctx.options.get("compute-streams"),
         "weights": [_facts(tensor) for tensor in ctx.weights],
     }
     save_file({key: np.ascontiguousarray(data) for key, data in kept.items()}, path, {"qcompiler": json.dumps(facts)})
@@ -87,8 +87,6 @@ class _Context(msgspec.Struct):
     devices: tuple[str, ...]
     device_map: dict[str, str]
     weights: list[_Weight]
-    buckets: list[tuple[str, dict[str, tuple[int, int]]]] | None = None
-    compute_streams: int | None = msgspec.field(name="compute-streams", default=None)
 
 
 def read_context(path: Path) -> QCContext:
@@ -103,17 +101,12 @@ def read_context(path: Path) -> QCContext:
     except _REFUSED as error:
         what = str(error)[:500]
         raise PassError(f"'{path}' is not the context file of a reproducer: {what}", stage="opt") from error
-    ctx = QCContext.default(
+    return QCContext.default(
         weights=store,
         target=Target(facts.target[0], facts.target[1], tuple(facts.target[2:])),
         devices=facts.devices,
         device_map=facts.device_map,
     )
-    if facts.buckets is not None:
-        ctx.options["buckets"] = list(facts.buckets)
-    if facts.compute_streams is not None:
-        ctx.options["compute-streams"] = facts.compute_streams
-    return ctx
 
 
 def _facts(tensor: StoredTensor) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from xdsl.ir import Dialect
 from qcompiler.errors import QCompilerError
 from qcompiler.ir.qc import QC
 from qcompiler.ir.scalar_ops import ARITH, MATH
+from qcompiler.plan.plan import Plan
 from qcompiler.plan.weights import WeightStore
 
 
@@ -76,6 +77,14 @@ def _test() -> Dialect:
     return Test
 
 
+@dataclass(frozen=True)
+class Emitted:
+    """What the last stage leaves: the program's plan, and the text of its kernels."""
+
+    plan: Plan
+    source: str
+
+
 @dataclass
 class QCContext(Context):
     """An xDSL context with a compilation's shared data. Passes get it through `qc_context(ctx)`."""
@@ -85,7 +94,7 @@ class QCContext(Context):
     devices: tuple[str, ...] = ("cpu",)
     device_map: dict[str, str] = field(default_factory=dict)
     report: Report = field(default_factory=Report)
-    options: dict[str, object] = field(default_factory=dict)
+    emitted: Emitted | None = None
 
     @staticmethod
     def default(
@@ -123,7 +132,7 @@ class QCContext(Context):
             devices=self.devices,
             device_map=dict(self.device_map),
             report=self.report,
-            options=dict(self.options),
+            emitted=self.emitted,
         )
 
 

@@ -18,7 +18,8 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import entry_funcs, find_func, set_ranges
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
-from qcompiler.passes.pipeline import STAGES, run_pipeline
+from qcompiler.passes.pipeline import STAGES, run_pipeline, with_options
+from qcompiler.passes.specialize import Bucket, bucket_text
 
 Array = np.ndarray[Any, Any]
 NARROW = (ELEMENT_TYPES["bf16"], ELEMENT_TYPES["f16"])
@@ -31,6 +32,7 @@ class Make:
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"b": (1, 4), "s": (1, 32)})
     ctx: QCContext = field(default_factory=QCContext.default)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    buckets: Sequence[Bucket] | None = None
 
     def __post_init__(self) -> None:
         self.block = Block()
@@ -95,7 +97,8 @@ class Make:
     def run(self, stages: Sequence[str], inputs: Sequence[Array] | None = None) -> None:
         """The named stages; with inputs, each is checked against the interpreter."""
         assert self.module is not None
-        chosen = [stage for stage in STAGES if stage.name in stages]
+        options = {} if self.buckets is None else {"buckets": tuple(bucket_text(*each) for each in self.buckets)}
+        chosen = with_options([stage for stage in STAGES if stage.name in stages], {"specialize": options})
         verify = "numerics" if inputs is not None else None
         run_pipeline(self.module, self.ctx, stages=chosen, verify_each=verify, sample_inputs=inputs)  # type: ignore[arg-type]
 

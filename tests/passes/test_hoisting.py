@@ -136,7 +136,7 @@ def test_a_choice_that_the_range_does_not_decide_stays(make: Any, per_call: Any,
 
 def test_buckets_on_both_sides_of_a_limit_decide_it_each_for_itself(make: Any, per_call: Any) -> None:
     rope_of_two_tables(make, 8)
-    make.ctx.options["buckets"] = [("short", {"s": (1, 8)}), ("long", {"s": (9, 32)})]
+    make.buckets = [("short", {"s": (1, 8)}), ("long", {"s": (9, 32)})]
     make.run(MIDDLE, [sample(9, 8)])
     assert per_call(make.module) == []
     init = init_func(make.module)
@@ -188,7 +188,7 @@ def test_a_table_made_from_another_table_reads_no_result_of_init(make: Any, per_
 def test_equal_tables_of_two_entry_points_are_made_once(make: Any) -> None:
     x = make.arg(("s", 8))
     make.finish(make.pointwise(arith.AddfOp, x, make.pointwise(math.ExpOp, make.const(8))))
-    make.ctx.options["buckets"] = [("short", {"s": (1, 8)}), ("long", {"s": (9, 32)})]
+    make.buckets = [("short", {"s": (1, 8)}), ("long", {"s": (9, 32)})]
     make.run(MIDDLE, [sample(5, 8)])
     init = init_func(make.module)
     assert init is not None and len(result_keys(init)) == 1

@@ -151,7 +151,7 @@ def test_mask_from_an_input_is_kept(make: Any) -> None:
 
 def test_one_token_entry_point_needs_no_causal_flag(make: Any) -> None:
     attention(make, grid(make, compare("sle")))
-    make.ctx.options["buckets"] = [("one", {"s": (1, 1)}), ("many", {"s": (2, 32)})]
+    make.buckets = [("one", {"s": (1, 1)}), ("many", {"s": (2, 32)})]
     make.run(["raise-idioms", "specialize", "hoist-constant-masks"], inputs())
     flags = [op.causal is not None for op in make.module.walk() if isinstance(op, qc.AttentionOp)]
     assert flags == [False, True]
@@ -159,7 +159,7 @@ def test_one_token_entry_point_needs_no_causal_flag(make: Any) -> None:
 
 def test_a_mask_that_one_token_cannot_feel_is_removed(make: Any) -> None:
     attention(make, grid(make, compare("sge")))  # keeps j >= i: everything for one token
-    make.ctx.options["buckets"] = [("one", {"s": (1, 1)})]
+    make.buckets = [("one", {"s": (1, 1)})]
     make.run(["specialize", "hoist-constant-masks"], inputs(1))
     assert found(make).mask is None
 

@@ -20,7 +20,7 @@ from qcompiler.cli import main
 from qcompiler.errors import KernelSelectionError, NumericsError, PassError
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.passes import pipeline
-from qcompiler.passes.pipeline import STAGES, Stage
+from qcompiler.passes.pipeline import STAGES, Stage, parse_passes, with_options
 from qcompiler.passes.support.reproducer import LARGEST_KEPT, read_context, write_context
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import StoredTensor
@@ -103,7 +103,6 @@ def test_a_wrong_rewrite_in_a_whole_compilation_is_named(monkeypatch: pytest.Mon
 
 def test_a_context_comes_back_with_small_weights_by_value_and_the_rest_by_size(tmp_path: Path) -> None:
     ctx = QCContext.default(target=Target("cpu", "x86-64-v3"), devices=("cpu", "sim:0"), device_map={"a": "sim:0"})
-    ctx.options["buckets"] = [("decode", {"s": (1, 1)})]
     mask = np.tril(np.ones((5, 5), np.bool_))
     ctx.weights.add_array("mask", mask, ("model.mask",))
     ctx.weights.add_array("large", np.ones(LARGEST_KEPT // 4 + 1, np.float32))
@@ -112,7 +111,6 @@ def test_a_context_comes_back_with_small_weights_by_value_and_the_rest_by_size(t
     write_context(ctx, tmp_path / "context")
     back = read_context(tmp_path / "context")
     assert (back.target, back.devices, back.device_map) == (ctx.target, ctx.devices, ctx.device_map)
-    assert back.options["buckets"] == ctx.options["buckets"]
     assert np.array_equal(back.weights["mask"].array(), mask)
     assert not back.weights["large"].array().any() and back.weights["large"].shape == ctx.weights["large"].shape
     again = back.weights["w"]
@@ -124,3 +122,59 @@ def test_a_file_that_is_no_context_is_one_message(tmp_path: Path, capsys: pytest
     (tmp_path / "other").write_bytes(b"something else")
     assert main(["opt", str(tmp_path / "empty.mlir"), "--context", str(tmp_path / "other")]) == 1
     assert "is not the context file of a reproducer" in capsys.readouterr().err
+
+
+def test_a_reproducer_names_the_options_of_its_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = next(stage for stage in STAGES if stage.name == "specialize").make().__class__
+
+    @dataclass(frozen=True)
+    class Failing(real):  # type: ignore[misc,valid-type]
+        def apply(self, ctx: Context, op: ModuleOp) -> None:
+            raise ValueError("a bug")
+
+    stages = tuple(Stage(s.name, Failing) if s.name == "specialize" else s for s in STAGES)
+    monkeypatch.setattr(pipeline, "STAGES", stages)
+    sizes, buckets = {"x": {0: ("b", 1, 9)}}, [("it's one", {"b": (1, 1)}), ("all", {"b": (1, 9)})]
+    with pytest.raises(PassError, match="stage 'specialize' failed: a bug") as caught:
+        qc.qcompile(Small().eval(), (torch.randn(3, 64),), dynamic_shapes=sizes, buckets=buckets)
+    assert caught.value.reproducer is not None
+    command = command_of(Path(caught.value.reproducer))
+    monkeypatch.undo()
+    assert main(command) == 0, capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert 'func.func @"it\'s one"' in shown and "func.func @all" in shown
+
+
+@pytest.mark.parametrize(
+    ("passes", "message"),
+    [
+        ("cse,nothing", "no pass 'nothing'"),
+        ("assign-streams{compute-streams=many}", "the pass 'assign-streams' does not take these options"),
+        ("assign-streams{streams=4}", "the pass 'assign-streams' does not take these options"),
+        ("assign-streams{compute-streams=99}", "it is a number from 1 to 16"),
+        ("cse{", "'cse{' is no list of passes"),
+        ('specialize{buckets="decode s"}', "'decode s' is no bucket"),
+    ],
+)
+def test_passes_and_options_that_there_are_not_are_refused(
+    passes: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.mlir"
+    file.write_text(
+        "func.func @main(%x: tensor<2x8xf32>) -> tensor<2x8xf32> {\n  func.return %x : tensor<2x8xf32>\n}\n"
+    )
+    assert main(["opt", str(file), "-p", passes]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_text_of_every_pass_is_read_back(stage: Stage) -> None:
+    options: dict[str, Any] = {
+        "assign-streams": {"compute_streams": 3},
+        "specialize": {"buckets": ("a b: s=1..2 b=3..4",)},
+    }
+    (made,) = [each.make() for each in with_options([stage], options)]
+    assert parse_passes(str(made)) == [made]
+    assert made != stage.make() or stage.name not in options

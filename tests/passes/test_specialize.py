@@ -57,7 +57,7 @@ def test_a_cache_gets_a_one_token_entry_point(make: Any) -> None:
 
 def test_sizes_that_become_one_value_are_static_everywhere(make: Any) -> None:
     doubled(make)
-    make.ctx.options["buckets"] = [("fixed", {"b": (2, 2), "s": (3, 3)}), ("wide", {"b": (2, 2)})]
+    make.buckets = [("fixed", {"b": (2, 2), "s": (3, 3)}), ("wide", {"b": (2, 2)})]
     make.run(["specialize"], [np.ones((2, 3, 8), np.float32)])
     fixed, wide = entry_funcs(make.module)
     assert "#qc.dims" not in str(fixed) and "qc.dim" not in str(fixed)
@@ -77,6 +77,6 @@ def test_sizes_that_become_one_value_are_static_everywhere(make: Any) -> None:
 )
 def test_buckets_that_do_not_fit_are_refused(make: Any, buckets: Any, message: str) -> None:
     doubled(make)
-    make.ctx.options["buckets"] = buckets
+    make.buckets = buckets
     with pytest.raises(PassError, match=message):
         make.run(["specialize"])

@@ -16,7 +16,7 @@ from qcompiler.errors import DeviceAssignmentError, PassError, QCompilerError, S
 from qcompiler.ir import rt
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.rt_schedule import Schedule
-from qcompiler.passes.assign_streams import AssignStreamsPass
+from qcompiler.passes.assign_streams import DEFAULT_STREAMS, AssignStreamsPass
 from qcompiler.passes.plan_memory import PlanMemoryPass
 from qcompiler.passes.support.step_order import dependences
 from qcompiler.passes.support.stream_memory import ActivationMemory
@@ -81,9 +81,9 @@ class Builder:
             ]
         )
 
-    def apply(self, module: ModuleOp) -> Schedule:
-        for each in (AssignStreamsPass, PlanMemoryPass, VerifySchedulePass):
-            each().apply(self.ctx, module)
+    def apply(self, module: ModuleOp, compute_streams: int = DEFAULT_STREAMS) -> Schedule:
+        for each in (AssignStreamsPass(compute_streams), PlanMemoryPass(), VerifySchedulePass()):
+            each.apply(self.ctx, module)
             module.verify()
         return Schedule(module)
 
@@ -226,11 +226,9 @@ def test_the_number_of_compute_streams_is_an_option(builder):
     chains = [[launch("M", a), launch(a, b), launch(b, a), launch(a, b)] for a, b in ("NO", "PQ")]
     steps = [copy("x", "M"), *chains[0], *chains[1], launch("OQ", "M"), copy("M", "y")]
     module = builder.module(steps)
-    builder.ctx.options["compute-streams"] = 1
-    assert list(builder.apply(module).streams) == ["gpu0.compute", "gpu0.copy"]
-    builder.ctx.options["compute-streams"] = 0
+    assert list(builder.apply(module, compute_streams=1).streams) == ["gpu0.compute", "gpu0.copy"]
     with pytest.raises(PassError, match="compute-streams is 0; it is a number from 1 to 16"):
-        builder.apply(builder.module([launch("x", "y")]))
+        builder.apply(builder.module([launch("x", "y")]), compute_streams=0)
 
 
 # --- plan-memory -----------------------------------------------------------------------------------------------------

@@ -229,8 +229,7 @@ def context() -> Files:
     weight = {"key": "w", "dtype": "f32", "shape": [4, 8], "nbytes": 128, "format": None, "layout": "canonical",
               "parameters": ["w"]}  # fmt: skip
     packed = {**weight, "key": "p", "shape": [4, 64], "nbytes": 144, "format": ["nf4", {"block": 64}]}
-    facts = {"target": ["cpu", "x86-64-v4"], "devices": ["cpu"], "device_map": {}, "weights": [weight, packed],
-             "buckets": [["main", {"s": [1, 16]}]], "compute-streams": None}  # fmt: skip
+    facts = {"target": ["cpu", "x86-64-v4"], "devices": ["cpu"], "device_map": {}, "weights": [weight, packed]}
     kept = {"w": np.ones(128, np.uint8)}
     text = "func.func @main(%x: tensor<2x8xf32>) -> tensor<2x8xf32> {\n  func.return %x : tensor<2x8xf32>\n}\n"
     return {"context.safetensors": safetensors(kept, {"qcompiler": json.dumps(facts)}), "input.mlir": text.encode()}

@@ -39,7 +39,6 @@ from qcompiler.frontends.torch_frontend import import_torch
 from qcompiler.frontends.torch_values import to_numpy
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.interpreter import Interpreter
-from qcompiler.passes.emit_kernels import PLAN
 from qcompiler.passes.pipeline import run_pipeline
 from qcompiler.passes.support.answers import answers
 from qcompiler.runtime import compiler
@@ -293,7 +292,8 @@ class _Run:
         if not self.checks.native:
             return
         self.component = "native"
-        plan = self.context.options[PLAN]
+        assert self.context.emitted is not None
+        plan = self.context.emitted.plan
         isa = self.context.target.isa
         image = build_image(
             plan, self.imported.signature, self.context.weights, target=ImageTarget(kind="cpu", isa=isa)
@@ -354,7 +354,8 @@ class _Run:
         )
         module = self.imported.module.clone()
         run_pipeline(module, context)
-        plan = context.options[PLAN]
+        assert context.emitted is not None
+        plan = context.emitted.plan
         image = build_image(
             plan, self.imported.signature, context.weights, target=ImageTarget(kind="cuda", isa="sm_80")
         )
