@@ -100,10 +100,11 @@ class Placer:
         """Dims from slowest to fastest for a result that should not be stored row-major, or None.
 
         Attention's only reader is nearly always the transpose that brings heads behind the sequence; stored in that
-        order, both the transpose and the reshape after it are free.  Softmax is computed with its axis innermost.
+        order, both the transpose and the reshape after it are free.  The same holds for a batch-first recurrent layer.
+        Softmax is computed with its axis innermost.
         """
         owner = value.owner
-        if isinstance(owner, qc.AttentionOp):
+        if isinstance(owner, qc.AttentionOp | qc.RecurrentOp):
             users = [use.operation for use in value.uses]
             if len(users) == 1 and isinstance(users[0], TransposeOp):
                 order = tuple(int(i) for i in users[0].permutation.get_values())
