@@ -4,7 +4,10 @@
     after    gates = aten.linear(x, w_ih, b_ih)                                   all steps at once
              out, cell = qc.recurrent(gates, w_hh, h0[0], None, b_hh, c0[0], "lstm", False)
 
-So the weight of the input is the weight of an ordinary linear, whatever its format, and the graph has the same size for
+A model is traced so (`whole_layers`): torch's own operators run step by step even where only shapes are asked for, so that
+the number of steps would become a constant.  A graph that somebody else has exported is decomposed so.
+
+The weight of the input is the weight of an ordinary linear, whatever its format, and the graph has the same size for
 any number of steps.  torch's own decomposition has a linear for every step, or calls an operator of oneDNN.
 
 `qc.recurrent` in plain torch is the eager oracle; ir/qc_recurrent.py has the equations.
@@ -17,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 from xdsl.ir import SSAValue
 
 from qcompiler.errors import UnsupportedOperatorError
@@ -189,6 +193,27 @@ def _packed(name: str) -> Callable[..., Any]:
     return refuse
 
 
+class _WholeLayers(TorchFunctionMode):
+    """Recurrent layers as `_layers` makes them, while a model is traced."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = _FUNCTIONS.get(func)
+        if packet is None:
+            return func(*args, **(kwargs or {}))
+        overload = packet.data if len(args) > 3 and isinstance(args[3], list | tuple) else packet.input
+        return DECOMPOSITIONS[overload](*args, **(kwargs or {}))
+
+
+def whole_layers() -> TorchFunctionMode:
+    """While a model is traced: a context."""
+    return _WholeLayers()
+
+
+_FUNCTIONS: dict[Any, Any] = {
+    torch.lstm: aten.lstm, torch.gru: aten.gru, torch.rnn_tanh: aten.rnn_tanh, torch.rnn_relu: aten.rnn_relu,
+}  # fmt: skip
+"""What torch's modules call."""
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.lstm.input: _lstm,
     aten.gru.input: _other("gru", "GRU"),
@@ -200,4 +225,4 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.rnn_relu.data: _packed("RNN"),
 }
 
-__all__ = ["DECOMPOSITIONS", "OPERATOR", "WEIGHTS", "import_recurrent", "is_weight_of", "recurrent"]
+__all__ = ["DECOMPOSITIONS", "OPERATOR", "WEIGHTS", "import_recurrent", "is_weight_of", "recurrent", "whole_layers"]

@@ -33,6 +33,7 @@ from qcompiler.frontends import (
     expert_weights,
     narrowing,
     pooling,
+    recurrent,
 )
 from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
@@ -118,7 +119,7 @@ def _export_module(
     inputs = dynamic.prepare(model, args, kwargs, dynamic_shapes)
 
     def trace() -> ExportedProgram:
-        with warnings.catch_warnings(), pooling.sizes_that_follow():
+        with warnings.catch_warnings(), pooling.sizes_that_follow(), recurrent.whole_layers():
             warnings.simplefilter("ignore")
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 
