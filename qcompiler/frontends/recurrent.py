@@ -15,6 +15,7 @@ any number of steps.  torch's own decomposition has a linear for every step, or 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from xdsl.ir import SSAValue
 
 from qcompiler.errors import UnsupportedOperatorError
+from qcompiler.frontends.places import line_of_frame
 from qcompiler.frontends.scope import Scope
 from qcompiler.frontends.torch_values import dtype_name
 from qcompiler.ir import qc, types
@@ -183,20 +185,22 @@ def _refuse_dropout(name: str, dropout: float, train: bool) -> None:
         )
 
 
-def _packed(name: str) -> Callable[..., Any]:
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise UnsupportedOperatorError(
-            f"the {name} reads a packed sequence, whose sizes depend on the values of its lengths. Give it the padded "
-            "tensor, and take what lies at the end of each sequence from its output (torch.gather)"
-        )
-
-    return refuse
+def refuse_packed(*_args: Any, **_kwargs: Any) -> Any:
+    """UnsupportedOperatorError that names the line."""
+    line, _ = line_of_frame(sys._getframe(1))
+    raise UnsupportedOperatorError(
+        "a packed sequence has sizes that depend on the values of its lengths" + (f" ({line})" if line else "") + ". Give "
+        "the recurrent layer the padded tensor, and take what lies at the end of each sequence from its output, for "
+        "example with torch.gather; a reversed direction would begin in the padding, so turn the sequences round first"
+    )
 
 
 class _WholeLayers(TorchFunctionMode):
     """Recurrent layers as `_layers` makes them, while a model is traced."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PACKING:
+            refuse_packed()
         packet = _FUNCTIONS.get(func)
         if packet is None:
             return func(*args, **(kwargs or {}))
@@ -214,15 +218,18 @@ _FUNCTIONS: dict[Any, Any] = {
 }  # fmt: skip
 """What torch's modules call."""
 
+_PACKING = frozenset((torch._pack_padded_sequence, torch._pad_packed_sequence))
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.lstm.input: _lstm,
     aten.gru.input: _other("gru", "GRU"),
     aten.rnn_tanh.input: _other("tanh", "RNN"),
     aten.rnn_relu.input: _other("relu", "RNN"),
-    aten.lstm.data: _packed("LSTM"),
-    aten.gru.data: _packed("GRU"),
-    aten.rnn_tanh.data: _packed("RNN"),
-    aten.rnn_relu.data: _packed("RNN"),
+    aten.lstm.data: refuse_packed,
+    aten.gru.data: refuse_packed,
+    aten.rnn_tanh.data: refuse_packed,
+    aten.rnn_relu.data: refuse_packed,
 }
 
-__all__ = ["DECOMPOSITIONS", "OPERATOR", "WEIGHTS", "import_recurrent", "is_weight_of", "recurrent", "whole_layers"]
+__all__ = ["DECOMPOSITIONS", "OPERATOR", "WEIGHTS", "import_recurrent", "is_weight_of", "recurrent", "refuse_packed", "whole_layers"]

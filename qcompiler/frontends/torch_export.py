@@ -15,6 +15,8 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
 
 from qcompiler.errors import (
     ArgumentError,
@@ -101,6 +103,9 @@ def export_model(
             raise ExportError(
                 f"cannot compile a {type(model).__name__}: give an nn.Module, an ExportedProgram or an fx.GraphModule"
             )
+        given = pytree.tree_leaves((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, PackedSequence))
+        if any(isinstance(leaf, PackedSequence) for leaf in given):
+            recurrent.refuse_packed()
         with dynamic.named_keywords(model, args, kwargs or {}), expert_weights.as_pairs(model):
             exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep, refused)
         exported.parameters = parameter_names(model)
