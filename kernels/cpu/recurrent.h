@@ -162,12 +162,12 @@ template <class T> static void qr_copy(const T* from, int64_t from_row, T* to, i
     for (int64_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, (size_t)count * sizeof(T));
 }
 
-// A `qg_finish`: sums of a projection are the state.
+// A `qg_finish`: sums of a projection are the state, at `out` in rows that are *sym elements apart. (The drivers of gemm.h
+// hand on a plain qg_job.)
 template <class OUT> static void qr_store(
     const qg_job* job, const float* tile, int64_t stride, int64_t m0, int64_t rows, int64_t n0, int64_t cols) {
-    const qr_job* const own = (const qr_job*)job;
     for (int64_t i = 0; i < rows; i++) {
-        OUT* const out = (OUT*)own->state + (m0 + i) * own->state_row + n0;
+        OUT* const out = (OUT*)job->out + (m0 + i) * *job->sym + n0;
         for (int64_t n = 0; n < cols; n += 16) {
             const int lanes = (int)qc_min(cols - n, 16);
             qg_store_lanes(out + n, qg_load_lanes(tile + i * stride + n, lanes), lanes);

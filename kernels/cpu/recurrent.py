@@ -90,7 +90,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         projection = weight_of(spec.name, named["projection"][1])
         definitions += projection.definitions
         lines += _projection(spec, projection)
-        inside += [step, "projection.state = out;", _project(spec, projection, isa)]
+        inside += [step, "projection.out = out;", _project(spec, projection, isa)]
     else:
         inside += ["job.state = out;", step]
     inside.append(f"job.x = out, job.x_row = {c_dim(out[1].strides[1])};")
@@ -173,13 +173,14 @@ def _projection(spec: KernelSpec, weight: Weight) -> list[str]:
     kind, out = STORAGE_TYPES[named["out"][1].dtype], named["out"][1]
     statements = [line.replace("job.", "projection.").replace("= w", "= p") for line in weight.statements]
     return [
-        "qr_job projection = {};",
+        f"const int64_t projected_row = {c_dim(out.strides[1])};",
+        "qg_job projection = {};",
         f"projection.m = batch, projection.n = {body.width}, projection.k = {body.hidden};",
         "projection.x = job.state, projection.x_row = job.state_row, projection.x_col = 1;",
         f"const char* const p = (const char*)op[{named['projection'][0]}];",
         *statements,
         *([] if weight.in_place else [f"projection.decode = qg_decode_panel<{weight.decoder}>;"]),
-        f"projection.finish = qr_store<{kind}>, projection.state_row = {c_dim(out.strides[1])};",
+        f"projection.finish = qr_store<{kind}>, projection.sym = &projected_row;",
     ]
 
 
