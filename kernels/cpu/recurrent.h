@@ -2,8 +2,8 @@
 //
 //     gates[t] = x[t] + h @ w' + bias, then the cell's arithmetic gives the state h after step t
 //
-// A step is cut into items: QR_UNITS hidden units times QR_ROWS rows of the batch. An item makes the sums of all gates of
-// its units, which lie in different panels, and then their new states; so one hand-over to the threads serves a step.
+// A step is cut into items: QR_UNITS hidden units times QR_ROWS rows of the batch. An item makes the sums of all gates
+// of its units, which lie in different panels, and then their new states; one hand-over to the threads serves a step.
 // Codes of the weight are read and decoded once for each step and item of rows: few rows straight into the
 // accumulators, more by panels. A unit may begin anywhere in a panel.
 // The state of the step before is read from the result itself, the cell state lies in `cell` from step to step. The
@@ -162,8 +162,8 @@ template <class T> static void qr_copy(const T* from, int64_t from_row, T* to, i
     for (int64_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, (size_t)count * sizeof(T));
 }
 
-// A `qg_finish`: sums of a projection are the state, at `out` in rows that are *sym elements apart. (The drivers of gemm.h
-// hand on a plain qg_job.)
+// A `qg_finish`: sums of a projection are the state, at `out` in rows that are *sym elements apart. (The drivers of
+// gemm.h hand on a plain qg_job.)
 template <class OUT> static void qr_store(
     const qg_job* job, const float* tile, int64_t stride, int64_t m0, int64_t rows, int64_t n0, int64_t cols) {
     for (int64_t i = 0; i < rows; i++) {

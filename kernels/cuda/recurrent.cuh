@@ -1,9 +1,9 @@
 // Recurrent layers: all steps of one direction of one layer for a few rows of the batch, by one block.
 //
-// A block makes its rows' sums of all gates, warp by warp: a warp takes panels of 16 rows of the weight in turn, with the
-// tiles of linear.cuh and the state in shared memory, in the order in which a lane wants it. Then its threads make the
-// new states, a unit each. Barriers stand between, so that nothing leaves the block and a launch can be captured. The
-// order of an element's additions depends on the width alone.
+// A block makes its rows' sums of all gates: each warp takes panels of 16 rows of the weight in turn, with the tiles of
+// linear.cuh and the state in shared memory, in the order in which a lane wants it. Then its threads make the new
+// states, a unit each. Barriers stand between; nothing leaves the block, and a launch can be captured. The order of an
+// element's additions depends on the width alone.
 //
 // The weight is read once in every step by every block: from the second step on out of the L2 cache, if it fits there.
 #pragma once

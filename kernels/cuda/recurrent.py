@@ -15,6 +15,7 @@ from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, 
 from qcompiler.kernels.cuda.places import blocks_of, offset
 from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
+from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec, Operand, RecurrentKernel
 
 ALONE = 64
@@ -41,7 +42,7 @@ class _Product:
     def shape(self) -> str:
         """recurrent.cuh's qc_step_shape."""
         depth = 1 if self.weight.scattered else 4 if self.rows == 1 else 2
-        return f"qc_step_shape<{self.weight.struct}, {STORAGE_TYPES[self.x_dtype]}, {self.rows}, {self.warps}, {depth}>"  # type: ignore[index]
+        return f"qc_step_shape<{self.weight.struct}, {STORAGE_TYPES[self.x_dtype]}, {self.rows}, {self.warps}, {depth}>"
 
     @property
     def padded(self) -> int:
@@ -98,7 +99,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
             "compile this one for the CPU"
         )
     threads = 32 * warps
-    geometry = Geometry((blocks_of(body.batch, rows).to_dim(), 1, 1), (threads, 1, 1), shared.nbytes)
+    geometry = Geometry((blocks_of(dim(body.batch), rows).to_dim(), 1, 1), (threads, 1, 1), shared.nbytes)
     note = f"{body.kind}: a block of {warps} warps per {rows} rows of the batch; {shared.nbytes} bytes of shared memory"
     lines = [
         *shared.declarations(),

@@ -119,7 +119,7 @@ def walk(model: nn.Module) -> Iterator[tuple[Place, Any]]:
 
 
 def mirrors(model: nn.Module) -> tuple[str, ...]:
-    """Where torch itself keeps parameters a second time, and puts in new ones as they change: lists of recurrent layers.
+    """Where torch itself keeps parameters a second time, and replaces them as they change: lists of recurrent layers.
 
     What is assigned there is nothing that the model's own code remembers.
     """

@@ -58,7 +58,8 @@ def _table(keep: KeepOps) -> Any:
         packet, overload = name.split(".")
         op = getattr(getattr(torch.ops.aten, packet), overload)
         table[op] = torch._decomp.decomposition_table[op]
-    table.update(DECOMPOSITIONS)
+    for op, decomposition in DECOMPOSITIONS.items():
+        table[op] = decomposition
     for op in list(table):
         if op in keep:
             del table[op]

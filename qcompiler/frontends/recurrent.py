@@ -1,14 +1,14 @@
-"""Recurrent layers of torch as `torch.ops.qc.recurrent`: one operator for each direction of each layer, and no unrolling.
+"""Recurrent layers of torch as `torch.ops.qc.recurrent`: one operator for each direction of each layer, not unrolled.
 
     before   aten.lstm.input(x, [h0, c0], [w_ih, w_hh, b_ih, b_hh], …)
     after    gates = aten.linear(x, w_ih, b_ih)                                   all steps at once
              out, cell = qc.recurrent(gates, w_hh, h0[0], None, b_hh, c0[0], "lstm", False)
 
-A model is traced so (`whole_layers`): torch's own operators run step by step even where only shapes are asked for, so that
-the number of steps would become a constant.  A graph that somebody else has exported is decomposed so.
-
 The weight of the input is the weight of an ordinary linear, whatever its format, and the graph has the same size for
 any number of steps.  torch's own decomposition has a linear for every step, or calls an operator of oneDNN.
+
+A model is traced in this form (`whole_layers`): torch's own operators run step by step even where only shapes are asked
+for, so that the number of steps would become a constant.  A graph that was exported elsewhere is decomposed to it.
 
 `qc.recurrent` in plain torch is the eager oracle; ir/qc_recurrent.py has the equations.
 """
@@ -65,7 +65,8 @@ def recurrent(
             n = torch.tanh(gates[2][0] + r * gates[2][1])
             new = n + z * (state.float() - n)
         else:
-            new = torch.tanh(sum(gates[0])) if kind == "tanh" else torch.relu(sum(gates[0]))
+            total = gates[0][0] + gates[0][1]
+            new = torch.tanh(total) if kind == "tanh" else torch.relu(total)
         if projection is not None:
             hidden = new
             new = torch.nn.functional.linear(new, projection.float())
@@ -189,9 +190,9 @@ def refuse_packed(*_args: Any, **_kwargs: Any) -> Any:
     """UnsupportedOperatorError that names the line."""
     line, _ = line_of_frame(sys._getframe(1))
     raise UnsupportedOperatorError(
-        "a packed sequence has sizes that depend on the values of its lengths" + (f" ({line})" if line else "") + ". Give "
-        "the recurrent layer the padded tensor, and take what lies at the end of each sequence from its output, for "
-        "example with torch.gather; a reversed direction would begin in the padding, so turn the sequences round first"
+        "a packed sequence has sizes that depend on the values of its lengths" + (f" ({line})" if line else "") + ". "
+        "Give the recurrent layer the padded tensor, and take what lies at the end of each sequence from its output "
+        "(torch.gather); a reversed direction begins in the padding, so turn each sequence round before it"
     )
 
 
@@ -232,4 +233,6 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.rnn_relu.data: refuse_packed,
 }
 
-__all__ = ["DECOMPOSITIONS", "OPERATOR", "WEIGHTS", "import_recurrent", "is_weight_of", "recurrent", "refuse_packed", "whole_layers"]
+__all__ = [
+    "DECOMPOSITIONS", "OPERATOR", "import_recurrent", "is_weight_of", "recurrent", "refuse_packed", "whole_layers",
+]  # fmt: skip

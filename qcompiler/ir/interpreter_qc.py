@@ -189,7 +189,8 @@ def _recurrent(op: qc.RecurrentOp, operands: Sequence[Array], frame: Frame) -> l
 def _logistic(x: Array) -> Array:
     """1 / (1 + exp(-x)), without an overflow."""
     small: Array = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, small) / (1 + small)
+    share: Array = np.where(x >= 0, 1, small) / (1 + small)
+    return share
 
 
 @rule(qc.BatchMatmulOp)

@@ -1,4 +1,4 @@
-"""Recurrent layers against float64: kinds of cells, formats, sizes around every tile, directions, places of operands."""
+"""Recurrent layers against float64: cells, formats, sizes around every tile, directions, places of operands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kinds() -> list[Any]:
     """Every kind of cell; units that end inside of panels and of items."""
     made = [make(kind, 19, "packed") for kind in KINDS] + [make(kind, 67, "rows", bias=False) for kind in KINDS]
     made += [make("lstm", 21, "packed", width=13), make("lstm", 130, "rows", width=16, reverse=True)]
-    return made + [make("gru", 1, "columns", reverse=True), make("lstm", 64, "packed", batch_first=True)]
+    return [*made, make("gru", 1, "columns", reverse=True), make("lstm", 64, "packed", batch_first=True)]
 
 
 def test_every_kind_of_cell_equals_float64(build: Callable[..., Any], isa: str, kinds: list[Any]) -> None:

@@ -51,7 +51,9 @@ def leaves(result: Any) -> list[torch.Tensor]:
 
 
 @cache
-def compiled(quant: str | None, device: str, *, dynamic: bool = True, hidden: int = WIDTH) -> tuple[nn.Module, qc.Program]:
+def compiled(
+    quant: str | None, device: str, *, dynamic: bool = True, hidden: int = WIDTH
+) -> tuple[nn.Module, qc.Program]:
     model = Layers(hidden).eval()
     b, t = ("b", 1, 9), ("t", 1, 50)
     sizes = {"x": {0: b, 1: t}, "h": {1: b}, "c": {1: b}} if dynamic else None
