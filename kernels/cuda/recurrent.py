@@ -22,7 +22,7 @@ ALONE = 64
 """Up to so many rows of the batch, each has a block of its own: they fit on a GPU beside each other."""
 
 TOGETHER = 4
-"""Rows of a block where there may be more: a weight that is read serves four."""
+"""Rows of a block where there may be more: a weight that is read serves four. Fewer where their sums do not fit."""
 
 MOST_WARPS = 16
 
@@ -81,8 +81,7 @@ def _named(spec: KernelSpec) -> dict[str, Operand]:
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes, and for layers whose sums
     do not fit a block's shared memory."""
-    body, named, shared = _body(spec), _named(spec), SharedMemory()
-    rows = 1 if isinstance(body.batch, int) and body.batch <= ALONE else TOGETHER
+    body, named = _body(spec), _named(spec)
     weights = {"w": weight_of(spec.name, named["w"])}
     if body.projects:
         weights["projection"] = weight_of(f"{spec.name}_projection", named["projection"])
@@ -90,14 +89,18 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         check_extent(spec, named[name], 0)
         check_extent(spec, named[name], 1)
     warps = _warps(max(weight.panels for weight in weights.values()))
-    made = _products(named, weights, rows, warps, shared)
     limit = SHARED_LIMIT[arch_number(arch)]
-    if shared.nbytes > limit:
-        raise KernelSelectionError(
-            f"kernel '{spec.name}' ({spec.serves}): a recurrent layer of {body.hidden} units keeps {shared.nbytes:,} "
-            f"bytes of sums and states in shared memory, and a block on {arch} has {limit:,}. Use smaller layers, or "
-            "compile this one for the CPU"
-        )
+    rows = 1 if isinstance(body.batch, int) and body.batch <= ALONE else TOGETHER
+    made, shared = _products(named, weights, rows, warps)
+    while shared.nbytes > limit:
+        if rows == 1:
+            raise KernelSelectionError(
+                f"kernel '{spec.name}' ({spec.serves}): a recurrent layer of {body.hidden} units keeps "
+                f"{shared.nbytes:,} bytes of sums and states in shared memory, and a block on {arch} has {limit:,}. "
+                "Use smaller layers, or compile this one for the CPU"
+            )
+        rows //= 2
+        made, shared = _products(named, weights, rows, warps)
     threads = 32 * warps
     geometry = Geometry((blocks_of(dim(body.batch), rows).to_dim(), 1, 1), (threads, 1, 1), shared.nbytes)
     note = f"{body.kind}: a block of {warps} warps per {rows} rows of the batch; {shared.nbytes} bytes of shared memory"
@@ -126,9 +129,10 @@ def _warps(panels: int) -> int:
 
 
 def _products(
-    named: dict[str, Operand], weights: dict[str, Weight], rows: int, warps: int, shared: SharedMemory
-) -> dict[str, _Product]:
-    """The products of a step; one range of staged rows, one of sums and one table for each weight that needs it."""
+    named: dict[str, Operand], weights: dict[str, Weight], rows: int, warps: int
+) -> tuple[dict[str, _Product], SharedMemory]:
+    """The products of a step, and shared memory: staged rows, sums, and a table for each weight that needs one."""
+    shared = SharedMemory()
     x_dtypes = {"w": named["out"].dtype, "projection": "f32"}
     plain = {
         name: _Product(weight, named[name], rows, warps, "qc_no_table()", x_dtypes[name])
@@ -145,7 +149,7 @@ def _products(
             shared.add(f"{name}_table", "float", 16 * 32, 4)
             table = f"qc_singles({name}_table)"
         made[name] = _Product(product.weight, product.operand, rows, warps, table, product.x_dtype)
-    return made
+    return made, shared
 
 
 # --- statements ------------------------------------------------------------------------------------------------------

@@ -143,15 +143,15 @@ def recurrents() -> Iterator[KernelSpec]:
         hidden, lstm, made = rows // kernel.GATES[choice["kind"]], choice["kind"] == "lstm", []
         made += [plain("projection", w.dtype, (width, hidden))] * choice["projects"]
         made += [plain("bias", x, (rows,))] * choice["has_bias"] + [plain("start", state, (3, width))]
-        made += [plain("cell_start", cell, (3, hidden))] * lstm + [plain("out", state, (5, 3, width), "w")]
+        made += [plain("cell_start", cell, (3, hidden))] * lstm + [plain("out", state, (2, 3, width), "w")]
         made += [plain("cell", cell, (3, hidden), "w")] * lstm
-        return [plain("x", x, (5, 3, rows)), w, *made, *[plain("room", "f32", (3, hidden), "w")] * choice["projects"]]
+        return [plain("x", x, (2, 3, rows)), w, *made, *[plain("room", "f32", (3, hidden), "w")] * choice["projects"]]
 
     for choice in options(BODIES["recurrent"]):
         hidden = 300 if choice["projects"] else 256
         rows = kernel.GATES[choice["kind"]] * hidden
         every = choice["has_bias"] and (choice["projects"] or not choice["reverse"])
-        sizes = {"steps": 5, "batch": 3, "hidden": hidden, "width": 256}
+        sizes = {"steps": 2, "batch": 3, "hidden": hidden, "width": 256}
         for dtype in FLOATS:
             for w in weights(rows, dtype) if every else [plain("w", dtype, (rows, 256))]:
                 yield make("recurrent", operands(choice, w, dtype, dtype, dtype), **choice, **sizes)
