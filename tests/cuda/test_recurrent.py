@@ -112,7 +112,7 @@ def test_every_architecture_compiles_without_spilling(nvrtc: Any, arch: str) -> 
 
 
 def test_a_layer_whose_sums_do_not_fit_is_refused_with_a_way_out() -> None:
-    large = make("lstm", 4096, "rows", width=8)
+    large = make("lstm", 4096, "packed", width=8)
     with pytest.raises(KernelSelectionError, match=r"4096 units keeps .* shared memory.*compile this one for the CPU"):
         emit_kernel(large.spec, "sm_75")
     for arch, units in (("sm_75", 3000), ("sm_70", 4700), ("sm_120", 4700), ("sm_80", 8000)):
