@@ -34,6 +34,7 @@ from qcompiler.plan.kernel import (
     NormKernel,
     Operand,
     OrderKernel,
+    RecurrentKernel,
     ScanKernel,
     ScatterKernel,
     SoftmaxKernel,
@@ -201,6 +202,8 @@ def _operand_bytes(operand: Operand, body: KernelBody | None, symbols: Symbols) 
             return nbytes * min(_at(body.count, symbols), body.rows) // max(body.rows, 1)
         case GroupedLinearKernel() if operand.name == "w":
             return nbytes * min(_at(body.rows, symbols) * body.repeat, body.experts) // max(body.experts, 1)
+        case RecurrentKernel() if operand.name in ("w", "projection"):
+            return nbytes * _at(body.steps, symbols)
         case IndexUpdateKernel() | ScatterKernel() if operand.access == "rw":
             written = [body.outer, body.count, body.inner]
             return twice * _at(product(written).to_dim(), symbols) * ITEMSIZE[operand.dtype]
@@ -239,6 +242,9 @@ def operations_of(body: KernelBody, operands: Sequence[Operand], symbols: Symbol
             return 2 * _at(body.m, symbols) * body.n * body.k
         case GroupedLinearKernel():
             return 2 * _at(body.rows, symbols) * body.repeat * body.n * body.k
+        case RecurrentKernel():
+            columns = body.gates * body.width + (body.width if body.projects else 0)
+            return 2 * _at(product([body.steps, body.batch]).to_dim(), symbols) * body.hidden * columns
         case BatchMatmulKernel():
             return 2 * _at(product([*body.batch, body.m, body.n, body.k]).to_dim(), symbols)
         case AttentionKernel():

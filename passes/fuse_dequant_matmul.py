@@ -65,6 +65,9 @@ class FuseDequantMatmulPass(ModulePass):
                     _read_rows(each)
                 elif isinstance(each, qc.EmbeddingOp | qc.GroupedLinearOp):
                     _read_packed(each, 1)
+                elif isinstance(each, qc.RecurrentOp):
+                    for operand in each.weights:
+                        _read_packed(each, operand)
             for each in list(body.ops):
                 if isinstance(each, qc.DequantizeOp) and each.result.uses:
                     _report(each, context)

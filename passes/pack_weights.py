@@ -25,7 +25,7 @@ from xdsl.rewriter import Rewriter
 from qcompiler import formats
 from qcompiler.errors import LayoutError
 from qcompiler.ir.context import qc_context
-from qcompiler.ir.qc import ConstOp, EmbeddingOp, GroupedLinearOp, LinearOp
+from qcompiler.ir.qc import ConstOp, EmbeddingOp, GroupedLinearOp, LinearOp, RecurrentOp
 from qcompiler.ir.types import QTensorType
 from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import DType, FormatRef
@@ -83,7 +83,9 @@ def _wanted(key: str, ops: list[ConstOp]) -> str | None:
 
 
 def _reads_weight(use: Use) -> bool:
-    """Whether a use is the weight of a linear or of experts, or the table of an embedding (all are operand 1)."""
+    """Whether a use is the weight of a linear, of experts or of steps, or the table of an embedding."""
+    if isinstance(use.operation, RecurrentOp):
+        return use.index in use.operation.weights
     return isinstance(use.operation, LinearOp | GroupedLinearOp | EmbeddingOp) and use.index == 1
 
 

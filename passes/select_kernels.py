@@ -35,6 +35,7 @@ from qcompiler.ir.qc import (
     LayerNormOp,
     LinearOp,
     QuantizeRowsOp,
+    RecurrentOp,
     RmsNormOp,
     ScatterOp,
     SoftmaxOp,
@@ -57,6 +58,7 @@ TEMPLATES: dict[type[Operation], str] = {
     LinearOp: "linear",
     GroupedLinearOp: "grouped_linear",
     QuantizeRowsOp: "quantize_rows",
+    RecurrentOp: "recurrent",
     BatchMatmulOp: "batch_matmul",
     AttentionOp: "attention",
     LayerNormOp: "norm",
@@ -73,7 +75,9 @@ TEMPLATES: dict[type[Operation], str] = {
 }
 """The template that serves each `qc` op. linalg.generic has the loop template; views and sizes need none."""
 
-FLOAT_ONLY = (LinearOp, GroupedLinearOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp)
+FLOAT_ONLY = (
+    LinearOp, GroupedLinearOp, RecurrentOp, BatchMatmulOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp,
+)  # fmt: skip
 """Their kernels accumulate in fp32."""
 
 _NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, WindowsOp)
@@ -105,6 +109,8 @@ class SelectKernelsPass(ModulePass):
                     _check_template(each, context)
                 if isinstance(each, GroupedLinearOp):
                     _select_layout(each, context)
+                if isinstance(each, RecurrentOp):
+                    _select_recurrent(each, context)
                 if isinstance(each, AttentionOp):
                     report_engines(each, context, (), constant=False)
 
@@ -166,6 +172,15 @@ def _select_layout(op: GroupedLinearOp, context: QCContext) -> None:
     what = f"grouped_linear: {experts} experts of {int(n) // experts}x{k}, {op.repeat.value.data} pairs per row"
     context.report.add("select-kernels", path_of(op), what, "")
     report_engines(op, context, (), constant=_is_constant(op.w, context))
+
+
+def _select_recurrent(op: RecurrentOp, context: QCContext) -> None:
+    """One kernel goes over all steps; constant weights lie as linears want theirs."""
+    if any(_is_constant(op.operands[number], context) for number in op.weights):
+        op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
+    steps, batch, _ = shape_of(op.x.type)
+    what = f"recurrent: {op.kind.data}, {steps} steps of {batch} rows in one kernel, which reads the weight once a step"
+    context.report.add("select-kernels", path_of(op), what, "")
 
 
 def _is_constant(weight: SSAValue, context: QCContext) -> bool:

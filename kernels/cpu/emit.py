@@ -27,6 +27,7 @@ from qcompiler.kernels.cpu import (
     norm,
     order,
     quantize_rows,
+    recurrent,
     scan,
     scatter,
     softmax,
@@ -58,6 +59,7 @@ _TEMPLATES: dict[str, ModuleType] = {
     "norm": norm,
     "order": order,
     "quantize_rows": quantize_rows,
+    "recurrent": recurrent,
     "scan": scan,
     "scatter": scatter,
     "softmax": softmax,
@@ -71,7 +73,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "linear": ("decode.h", "gemm.h"), "batch_matmul": ("decode.h", "gemm.h"),
     "embedding": ("decode.h", "gemm.h", "lookup.h"),
     "grouped_linear": ("decode.h", "gemm.h", "lookup.h", "mixture.h"),
-    "quantize_rows": ("decode.h", "gemm.h", "int8.h"),
+    "quantize_rows": ("decode.h", "gemm.h", "int8.h"), "recurrent": ("decode.h", "gemm.h", "recurrent.h"),
     "attention": ("attention.h",), "order": ("order.h",), "argmax": ("order.h",),
 }  # fmt: skip
 """Headers that a template needs beside the common ones."""

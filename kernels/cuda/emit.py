@@ -33,7 +33,7 @@ ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_12
 
 TEMPLATES = (
     "argmax", "attention", "batch_matmul", "embedding", "gather", "grouped_linear", "index_update", "linear", "loop",
-    "norm", "order", "quantize_rows", "scan", "scatter", "softmax",
+    "norm", "order", "quantize_rows", "recurrent", "scan", "scatter", "softmax",
 )  # fmt: skip
 """One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
 
@@ -42,7 +42,7 @@ require_declared(TEMPLATES)
 HEADERS = (
     "device.cuh", "scalar.cuh", "decode.cuh", "lookup.cuh", "rows.cuh", "loop.cuh", "scan.cuh", "tile.cuh",
     "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "window.cuh", "linear_mma_rows.cuh",
-    "grouped.cuh", "int8.cuh",
+    "grouped.cuh", "int8.cuh", "recurrent.cuh",
 )  # fmt: skip
 """What kernels may use, in the order in which the files build on each other. A module gets the definitions that its
 kernels reach, and no others."""

@@ -210,6 +210,32 @@ def _grouped_linear(op: Operation, places: Places) -> Draft:
     return result
 
 
+def _recurrent(op: Operation, places: Places) -> Draft:
+    """All operands are read in place where rows lie side by side, so that batch-first layers need no copy."""
+    assert isinstance(op, qc.RecurrentOp)
+    weight = places.view(op.w)
+    kind = weight.format.name if weight.format else weight.dtype
+    result = Draft(f"{op.kind.data}_{kind}_{weight.shape[0]}x{weight.shape[1]}", path_of(op))
+
+    def read(name: str, value: SSAValue | None, *, stored: bool = False) -> SSAValue | None:
+        if value is None:
+            return None
+        view = places.view(value)
+        return result.add(name, "r", view if stored and view.layout else _unit_last(value, op, places))
+
+    x, w = read("x", op.x), read("w", op.w, stored=True)
+    projection, bias = read("projection", op.projection, stored=True), read("bias", op.bias)
+    start, cell_start = read("start", op.start), read("cell_start", op.cell_start)
+    kinds: list[Attribute] = []
+    for name, value in zip(op.result_names, op.results, strict=True):
+        out = places.result(value, shape_of(value.type))
+        result.add(name, "w", out)
+        kinds.append(tensor(out.shape, out.dtype))
+    assert x is not None and w is not None and start is not None
+    result.body.add_op(op.rebuilt(x, w, start, kinds, projection=projection, bias=bias, cell_start=cell_start))
+    return result
+
+
 def _batch_matmul(op: Operation, places: Places) -> Draft:
     assert isinstance(op, qc.BatchMatmulOp)
     result = Draft("batch_matmul", path_of(op))
@@ -469,6 +495,7 @@ RULES: dict[type[Operation], Callable[[Operation, Places], Draft]] = {
     qc.LinearOp: _linear,
     qc.GroupedLinearOp: _grouped_linear,
     qc.QuantizeRowsOp: _quantize_rows,
+    qc.RecurrentOp: _recurrent,
     qc.BatchMatmulOp: _batch_matmul,
     qc.AttentionOp: _attention,
     qc.LayerNormOp: _norm,

@@ -100,9 +100,15 @@ class Placer:
         """Dims from slowest to fastest for a result that should not be stored row-major, or None.
 
         Attention's only reader is nearly always the transpose that brings heads behind the sequence; stored in that
-        order, both the transpose and the reshape after it are free.  Softmax is computed with its axis innermost.
+        order, both the transpose and the reshape after it are free.  The same holds for a batch-first recurrent layer,
+        whose last state is read as well.  Softmax is computed with its axis innermost.
         """
         owner = value.owner
+        if isinstance(owner, qc.RecurrentOp):
+            readers = [use.operation for use in value.uses]
+            orders = {tuple(map(int, r.permutation.get_values())) for r in readers if isinstance(r, TransposeOp)}
+            order = next(iter(orders)) if len(orders) == 1 else ()
+            return order if order and order[-1] == len(order) - 1 else None
         if isinstance(owner, qc.AttentionOp):
             users = [use.operation for use in value.uses]
             if len(users) == 1 and isinstance(users[0], TransposeOp):

@@ -37,6 +37,7 @@ from qcompiler.plan.kernel import (
     Operand,
     OrderKernel,
     QuantizeRowsKernel,
+    RecurrentKernel,
     ScalarProgram,
     ScanKernel,
     ScatterKernel,
@@ -114,6 +115,21 @@ def _grouped_linear(op: Operation, operands: Operands, serves: str) -> KernelBod
         experts=experts,
         n=int(w.shape[0]) // experts,
         k=int(w.shape[1]),
+    )
+
+
+def _recurrent(op: Operation, operands: Operands, serves: str) -> KernelBody:
+    assert isinstance(op, qc.RecurrentOp)
+    x, w = _named(operands, "x"), _named(operands, "w")
+    return RecurrentKernel(
+        kind=op.kind.data,  # type: ignore[arg-type]
+        steps=x.shape[0],
+        batch=x.shape[1],
+        hidden=op.hidden,
+        width=int(w.shape[1]),
+        reverse=op.reverse is not None,
+        projects=op.projection is not None,
+        has_bias=op.bias is not None,
     )
 
 
@@ -300,6 +316,7 @@ BODIES: dict[type[Operation], Callable[[Operation, Operands, str], KernelBody]] 
     qc.LinearOp: _linear,
     qc.GroupedLinearOp: _grouped_linear,
     qc.QuantizeRowsOp: _quantize_rows,
+    qc.RecurrentOp: _recurrent,
     qc.BatchMatmulOp: _batch_matmul,
     qc.AttentionOp: _attention,
     qc.LayerNormOp: _norm,

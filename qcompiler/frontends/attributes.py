@@ -118,6 +118,19 @@ def walk(model: nn.Module) -> Iterator[tuple[Place, Any]]:
             pending += inside
 
 
+def mirrors(model: nn.Module) -> tuple[str, ...]:
+    """Where torch itself keeps parameters a second time, and replaces them as they change: lists of recurrent layers.
+
+    What is assigned there is nothing that the model's own code remembers.
+    """
+    return tuple(
+        f"{name}.{key}" if name else key
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.RNNBase)
+        for key in ("_flat_weights", "_flat_weight_refs")
+    )
+
+
 def _of_module(name: str, module: nn.Module) -> Iterator[Place]:
     prefix = f"{name}." if name else ""
     for key in vars(module):

@@ -25,6 +25,8 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind, Outpu
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from qcompiler.frontends.recurrent import DECOMPOSITIONS
+
 KeepOps = frozenset[Any]
 
 _GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -56,6 +58,8 @@ def _table(keep: KeepOps) -> Any:
         packet, overload = name.split(".")
         op = getattr(getattr(torch.ops.aten, packet), overload)
         table[op] = torch._decomp.decomposition_table[op]
+    for op, decomposition in DECOMPOSITIONS.items():
+        table[op] = decomposition
     for op in list(table):
         if op in keep:
             del table[op]

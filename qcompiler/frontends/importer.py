@@ -38,6 +38,7 @@ from qcompiler.frontends import (  # noqa: F401  (they register)
     aten_resize,
     aten_scatter,
     aten_views,
+    recurrent,
     signature,
     torch_rows,
 )
@@ -255,6 +256,9 @@ class Importer:
             return
         if node.target in torch_rows.IMPORTS:
             self.scope.values[node] = torch_rows.IMPORTS[node.target](scope, node)
+            return
+        if node.target is recurrent.OPERATOR:
+            self.scope.values[node] = recurrent.import_recurrent(scope, node)
             return
         try:
             self.scope.values[node] = self._build(scope, node)

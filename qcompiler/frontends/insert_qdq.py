@@ -31,7 +31,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, WeightsError
-from qcompiler.frontends import eager_graph, expert_weights, torch_ops
+from qcompiler.frontends import eager_graph, expert_weights, recurrent, torch_ops
 from qcompiler.frontends.activations import quantise_inputs
 from qcompiler.frontends.calibrate import Calibration, Watched
 from qcompiler.frontends.choose_formats import Described, FormatChooser, Kind
@@ -313,6 +313,9 @@ class _Rewriter:
                 "linears, or leave `activations` out"
             )
         self.decisions += [("activations", path, what) for path, what in done]
+        for node, path in self.decoded.items():
+            if any(recurrent.is_weight_of(user, node) for user in node.users):
+                self.decisions.append(("activations", path, "not quantised: it is multiplied with a state"))
 
     def _value(self, weight: _Weight) -> torch.Tensor:
         return self.source.read(weight.targets, weight.tensor) if weight.is_parameter else weight.tensor
@@ -566,6 +569,8 @@ def _kinds(weight: _Weight) -> set[Kind]:
             kinds.add("linear")
         elif user.target is aten.embedding.default and user.args[0] in weight.nodes:
             kinds.add("embedding")
+        elif any(recurrent.is_weight_of(user, node) for node in weight.nodes):
+            kinds.add("linear")
         elif any(as_linear(user, node) for node in weight.nodes):
             products += 1
     if products and products == len(weight.users):
@@ -589,6 +594,7 @@ def _takes_importance(weight: _Weight) -> bool:
 
 def _is_quantised_linear(weight: _Weight) -> bool:
     single = weight.conv is None and weight.experts is None
+    single = single and all(user.target is not recurrent.OPERATOR for user in weight.users)
     return single and "linear" in weight.kinds and weight.format is not None
 
 

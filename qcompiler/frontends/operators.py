@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from qcompiler.frontends import recurrent
 from qcompiler.frontends.decompose import ALSO
 from qcompiler.frontends.importer import BUILDERS
 from qcompiler.ir import qc
@@ -33,7 +34,7 @@ Generated from the importer's own tables by `python -m qcompiler.frontends.opera
 a test compares this page with the tables, and another one demands a test case of every operator on it.
 
 `qc doctor --model` tells which operators of a model would not lower. An operator that is not listed is decomposed by
-torch's core ATen table first (losses, `var`, `std`, `einsum`, recurrent layers and several hundred more); what remains
+torch's core ATen table first (losses, `var`, `std`, `einsum`, recurrent cells and several hundred more); what remains
 and is not listed is an `UnsupportedOperatorError` that names it and its place in the model.
 
 * *Lowers to*: `loops` are loop nests (`linalg.generic`), which fuse; `qc.…` are ops with kernels of their own, possibly
@@ -176,10 +177,26 @@ def markdown() -> str:
         parts += [f"## {title}", "", "| operator | lowers to | types | notes and limits |", "|---|---|---|---|"]
         parts += [_line(row) for row in lines]
         parts.append("")
+    parts += _recurrent()
     also = ", ".join(f"`{name.removesuffix('.default')}`" for name in ALSO)
     parts += [f"Taken apart by torch although its core table keeps them whole: {also}.", ""]
     parts.append(f"Kernels for {', '.join(FLOATS)}: " + ", ".join(f"`{each.name}`" for each in FLOAT_ONLY) + ".")
     return "\n".join(parts) + "\n"
+
+
+def _recurrent() -> list[str]:
+    """The section of what becomes `qc.recurrent`, which is decomposed before import."""
+    title = (inspect.getdoc(recurrent) or "").split(":")[0]
+    lines = [f"## {title}", "", "| operator | lowers to | types | notes and limits |", "|---|---|---|---|"]
+    note = (
+        "Any number of layers, both directions, an LSTM's projections, batch first or not, states given or not; a dynamic length. "
+        "A kernel goes over all steps of a layer"
+    )
+    taken = sorted(_packet(op) for op, made in recurrent.DECOMPOSITIONS.items() if made is not recurrent.refuse_packed)
+    limits = ("a packed sequence", "dropout in training mode")
+    lowers = ("qc.linear", "qc.recurrent", "loops")
+    lines += [_line(Row(name, ("input",), lowers, _dtypes(lowers), f"{note}.", limits)) for name in taken]
+    return [*lines, ""]
 
 
 def _line(row: Row) -> str:

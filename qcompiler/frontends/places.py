@@ -80,7 +80,7 @@ def _line_of_traceback(trace: TracebackType | None) -> str:
 
 _GUARDS = ("torch/__init__.py", "sym_node.py", "symbolic_shapes.py", "recording.py", "_stats.py")
 
-_WITHIN_A_TRACE = ("narrowing.py", "pooling.py")
+_WITHIN_A_TRACE = ("narrowing.py", "pooling.py", "recurrent.py")
 """Modules of this frontend that torch calls while it traces."""
 
 

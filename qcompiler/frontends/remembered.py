@@ -18,7 +18,7 @@ was kept depends on no argument, and if consecutive calls of model and graph agr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -256,6 +256,14 @@ class Remembered:
 
     # --- one traced call ---
 
+    def _own(self) -> Iterator[tuple[Place, Any]]:
+        """Every place but those where torch keeps parameters a second time."""
+        mirrors = attributes.mirrors(self.model)
+        inside = tuple(f"{path}." for path in mirrors)
+        for place, value in attributes.walk(self.model):
+            if place.path not in mirrors and not place.path.startswith(inside):
+                yield place, value
+
     def _traced(
         self,
         call: _Call,
@@ -270,8 +278,8 @@ class Remembered:
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
             held.bind()
-            call.before = {place.path: value for place, value in attributes.walk(self.model)}
-            call.places = {place.path: [place] for place, _ in attributes.walk(self.model)}
+            call.before = {place.path: value for place, value in self._own()}
+            call.places = {place.path: [place] for place, _ in self._own()}
             self._arguments = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if looks is not None:
                 looks.open = True
@@ -283,7 +291,7 @@ class Remembered:
                 watch.end()
             if looks is not None:
                 looks.open = False
-            for place, value in attributes.walk(self.model):
+            for place, value in self._own():
                 call.after[place.path] = value
                 call.places.setdefault(place.path, []).append(place)
             call.from_arguments = _from_arguments(call, self._arguments)

@@ -158,7 +158,7 @@ class _Examiner(Importer):
         if node.name in self.refused:  # reported already
             self.unknown.add(node)
         elif any(each in self.unknown for each in node.all_input_nodes):
-            if node.target not in BUILDERS:
+            if node.target not in BUILDERS and not str(node.target).startswith("qc."):
                 self._note(node, lambda: self._build(self.scope.at(node), node))
             self.unknown.add(node)
         else:

@@ -15,6 +15,8 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
 
 from qcompiler.errors import (
     ArgumentError,
@@ -33,6 +35,7 @@ from qcompiler.frontends import (
     expert_weights,
     narrowing,
     pooling,
+    recurrent,
 )
 from qcompiler.frontends.decompose import KeepOps, decompose
 from qcompiler.frontends.dynamic import TraceInputs
@@ -100,6 +103,9 @@ def export_model(
             raise ExportError(
                 f"cannot compile a {type(model).__name__}: give an nn.Module, an ExportedProgram or an fx.GraphModule"
             )
+        given = pytree.tree_leaves((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, PackedSequence))
+        if any(isinstance(leaf, PackedSequence) for leaf in given):
+            recurrent.refuse_packed()
         with dynamic.named_keywords(model, args, kwargs or {}), expert_weights.as_pairs(model):
             exported = _export_module(model, tuple(args), dict(kwargs or {}), dynamic_shapes, keep, refused)
         exported.parameters = parameter_names(model)
@@ -118,7 +124,7 @@ def _export_module(
     inputs = dynamic.prepare(model, args, kwargs, dynamic_shapes)
 
     def trace() -> ExportedProgram:
-        with warnings.catch_warnings(), pooling.sizes_that_follow():
+        with warnings.catch_warnings(), pooling.sizes_that_follow(), recurrent.whole_layers():
             warnings.simplefilter("ignore")
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 

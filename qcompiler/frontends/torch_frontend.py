@@ -10,12 +10,13 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from qcompiler.config import QuantConfig
+from qcompiler.errors import PromiseError, QCompilerError, UnsupportedOperatorError
 from qcompiler.frontends.calibrate import Calibration
 from qcompiler.frontends.importer import Fallback, ImportResult, import_program
 from qcompiler.frontends.insert_qdq import insert_qdq
-from qcompiler.frontends.torch_export import export_model
+from qcompiler.frontends.torch_export import Exported, export_model
 from qcompiler.frontends.weight_files import WeightFiles
-from qcompiler.frontends.weight_source import WeightSource
+from qcompiler.frontends.weight_source import NoValues, WeightSource
 from qcompiler.runtime.progress import stage
 
 FRONTEND_STAGES = ("export", "insert-qdq", "import")
@@ -43,7 +44,11 @@ def import_torch(
     exported = export_model(model, args, kwargs, dynamic_shapes)
     exported_text, export_ended = exported.text(), time.perf_counter()
     stage("insert-qdq")
-    quantized = insert_qdq(exported, quant, weights, files, calibration)
+    try:
+        quantized = insert_qdq(exported, quant, weights, files, calibration)
+    except PromiseError as error:
+        _raise_cause(exported, error, fallback)
+        raise
     quantized_text, qdq_ended = quantized.text(), time.perf_counter()
     stage("import")
     result = import_program(quantized, fallback=fallback)
@@ -54,3 +59,16 @@ def import_torch(
         "import": time.perf_counter() - qdq_ended,
     }
     return result
+
+
+def _raise_cause(exported: Exported, error: PromiseError, fallback: Fallback) -> None:
+    """Raises the error of an operator without a lowering, if the model has one: why its weights were left as they are.
+
+    Whoever reads of a promise first would look for another format, and meet that error with the next one.
+    """
+    try:
+        import_program(insert_qdq(exported, None, NoValues()), fallback=fallback)
+    except UnsupportedOperatorError as cause:
+        raise cause from error
+    except QCompilerError:
+        return  # what is wrong with half a rewritten graph says nothing

@@ -16,6 +16,7 @@ from qcompiler.ir.interpreter_base import Array, Frame, accumulator, round_to, r
 from qcompiler.ir.interpreter_linalg import evaluate_body
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import QTensorType, tensor_dtype
+from qcompiler.plan.kernel import GATES
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -144,6 +145,52 @@ def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Fr
         pairs = np.flatnonzero(index == expert)
         out[pairs] = x[pairs // repeat].astype(acc, copy=False) @ weights[expert].T
     return [round_to(out, tensor_dtype(op.result.type))]
+
+
+@rule(qc.RecurrentOp)
+def _recurrent(op: qc.RecurrentOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    named = {"x": operands[0], "w": plain(operands[1], op.w.type, frame), "start": operands[2]}
+    present = [name for name in ("projection", "bias", "cell_start") if getattr(op, name) is not None]
+    named.update(zip(present, operands[3:], strict=True))
+    if op.projection is not None:
+        named["projection"] = plain(named["projection"], op.projection.type, frame)
+    acc, kind = accumulator(named["x"], named["w"]), op.kind.data
+    x, w = named["x"].astype(acc), named["w"].astype(acc)
+    bias = named["bias"].astype(acc) if "bias" in named else acc.type(0)
+    types = {name: tensor_dtype(value.type) for name, value in zip(op.result_names, op.results, strict=True)}
+    last = {"out": named["start"]}
+    if "cell_start" in named:
+        last["cell"] = named["cell_start"]
+    if "projection" in named:
+        last["room"] = np.zeros((x.shape[1], op.hidden), np.float32)
+    states = np.empty((*x.shape[:2], w.shape[1]), last["out"].dtype)
+    for t in reversed(range(len(x))) if op.reverse is not None else range(len(x)):
+        before = last["out"].astype(acc)
+        share = np.split(before @ w.T + bias, GATES[kind], axis=1)
+        gates = np.split(x[t], GATES[kind], axis=1)
+        if kind == "lstm":
+            i, f, u, o = (g + s for g, s in zip(gates, share, strict=True))
+            cell = _logistic(f) * last["cell"].astype(acc) + _logistic(i) * np.tanh(u)
+            last["cell"] = round_to(cell, types["cell"])
+            new = _logistic(o) * np.tanh(last["cell"].astype(acc))
+        elif kind == "gru":
+            r, z = (_logistic(g + s) for g, s in zip(gates[:2], share[:2], strict=True))
+            n = np.tanh(gates[2] + r * share[2])
+            new = n + z * (before - n)
+        else:
+            new = np.tanh(gates[0] + share[0]) if kind == "tanh" else np.maximum(gates[0] + share[0], 0)
+        if "projection" in named:
+            last["room"] = round_to(new, "f32")
+            new = new @ named["projection"].astype(acc).T
+        last["out"] = states[t] = round_to(new, types["out"])
+    return [states, *(last[name] for name in op.result_names[1:])]
+
+
+def _logistic(x: Array) -> Array:
+    """1 / (1 + exp(-x)), without an overflow."""
+    small: Array = np.exp(-np.abs(x))
+    share: Array = np.where(x >= 0, 1, small) / (1 + small)
+    return share
 
 
 @rule(qc.BatchMatmulOp)

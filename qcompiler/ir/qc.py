@@ -3,11 +3,11 @@
 Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its
 rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type.  The syntax
 they share is in `qc_base.py`; the classes of convolutions are in `qc_conv.py`, those of positions and scans in
-`qc_index.py`, those of rows of int8 in `qc_rows.py`.
+`qc_index.py`, those of rows of int8 in `qc_rows.py`; that of recurrent layers in `qc_recurrent.py`.
 
     values      const  dim  state  state_update  copy
     quantised   quantize  dequantize  quantize_rows  dequantize_rows
-    matmuls     linear  grouped_linear  batch_matmul  conv2d  windows  attention
+    matmuls     linear  grouped_linear  recurrent  batch_matmul  conv2d  windows  attention
     norms       rms_norm  layer_norm  softmax
     positions   rope  embedding  gather  scatter  index_update
     scans       cumsum  sort  topk  argmax
@@ -63,6 +63,7 @@ from qcompiler.ir.qc_index import (
     SortOp,
     TopkOp,
 )
+from qcompiler.ir.qc_recurrent import RecurrentOp
 from qcompiler.ir.qc_rows import DequantizeRowsOp, QuantizeRowsOp
 from qcompiler.ir.types import (
     DimsAttr,
@@ -78,8 +79,8 @@ from qcompiler.plan.dims import Dim, dim, parse
 __all__ = [
     "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeOp",
     "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp", "LayerNormOp",
-    "LinearOp", "QCOp", "QuantizeOp", "QuantizeRowsOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp",
-    "StateOp", "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp", "YieldOp",
+    "LinearOp", "QCOp", "QuantizeOp", "QuantizeRowsOp", "RecurrentOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp",
+    "SortOp", "StateOp", "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp", "YieldOp",
 ]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -578,7 +579,7 @@ QC = Dialect(
     "qc",
     [
         ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, QuantizeOp, DequantizeOp, QuantizeRowsOp, DequantizeRowsOp,
-        LinearOp, GroupedLinearOp,
+        LinearOp, GroupedLinearOp, RecurrentOp,
         BatchMatmulOp, Conv2dOp, WindowsOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp,
         GatherOp, ScatterOp, IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
     ],

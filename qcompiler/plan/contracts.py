@@ -39,6 +39,7 @@ from qcompiler.plan.kernel import (
     Operand,
     OrderKernel,
     QuantizeRowsKernel,
+    RecurrentKernel,
     ScanKernel,
     ScatterKernel,
     SoftmaxKernel,
@@ -189,6 +190,40 @@ def _(body: GroupedLinearKernel, operands: int) -> Contract:
         extents=(body.rows, pairs),
         positive=(body.repeat, body.experts, body.n, body.k),
         at_most=((pairs, COUNTED_IN_32_BITS),),
+    )
+
+
+@_contract.register
+def _(body: RecurrentKernel, operands: int) -> Contract:
+    lstm = body.kind == "lstm"
+    if min(body.hidden, body.width) < 1 or (not body.projects and body.width != body.hidden):
+        raise PlanError(
+            f"a recurrent kernel has {body.hidden} hidden units and states of {body.width}; both must be positive, and "
+            "equal without a projection"
+        )
+    if body.projects and not lstm:
+        raise PlanError(f"a recurrent kernel of the kind '{body.kind}' has a projection, which only an LSTM has")
+    steps, batch, rows, cells = body.steps, body.batch, body.gates * body.hidden, (body.batch, body.hidden)
+    inputs = [
+        Role("x", (steps, batch, rows), unit=True),
+        Role("w", (rows, body.width), packed=True),
+        *([Role("projection", (body.width, body.hidden), packed=True)] if body.projects else []),
+        *([Role("bias", (rows,), unit=True)] if body.has_bias else []),
+        Role("start", (batch, body.width), unit=True, like="out"),
+        *([Role("cell_start", cells, unit=True, like="cell")] if lstm else []),
+    ]
+    outputs = [
+        Role("out", (steps, batch, body.width), "w", unit=True),
+        *([Role("cell", cells, "w", unit=True)] if lstm else []),
+        *([Role("room", cells, "w", dtypes=("f32",), unit=True)] if body.projects else []),
+    ]
+    most = (batch, COUNTED_IN_32_BITS)
+    return Contract(
+        (*inputs, *outputs),
+        work=(steps, batch, rows, body.width + body.hidden * body.projects),
+        extents=(steps, batch),
+        positive=(body.hidden, body.width),
+        at_most=(most, (rows, COUNTED_IN_32_BITS), (body.width, COUNTED_IN_32_BITS)),
     )
 
 

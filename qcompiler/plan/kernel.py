@@ -172,6 +172,38 @@ class GroupedLinearKernel(Strict, frozen=True, tag="grouped_linear"):
     k: int
 
 
+class RecurrentKernel(Strict, frozen=True, tag="recurrent"):
+    """One direction of one recurrent layer over all its steps: `qc.recurrent` (ir/qc_recurrent.py has the equations).
+
+    Operands: x (steps, batch, gates * hidden), w (gates * hidden, width) plain or packed, [projection (width, hidden)
+    plain or packed], [bias (gates * hidden)], start (batch, width), [cell_start (batch, hidden)], out (steps, batch,
+    width), [cell (batch, hidden)], [room (batch, hidden), f32].  `gates` is 4 for "lstm", 3 for "gru", else 1; only an
+    LSTM has cells.  width = hidden unless the layer `projects`, as an LSTM may; then `room` ends as the last step's
+    hidden state before its projection.  `reverse` takes the steps from the last one to the first.
+
+    Sums in fp32.  out is rounded at each step and the next step reads it so; the same holds of the cell state, which
+    lies in `cell` from step to step.  Decoded weights are rounded to the packed operand's dtype before use.
+    """
+
+    kind: Literal["lstm", "gru", "tanh", "relu"]
+    steps: Dim
+    batch: Dim
+    hidden: int
+    width: int
+    reverse: bool = False
+    projects: bool = False
+    has_bias: bool = False
+
+    @property
+    def gates(self) -> int:
+        """Blocks of `hidden` rows of w, one below the other."""
+        return GATES[self.kind]
+
+
+GATES: dict[str, int] = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
+"""Gates of each kind of recurrent layer, in torch's order: input, forget, cell, output; reset, update, new."""
+
+
 class BatchMatmulKernel(Strict, frozen=True, tag="batch_matmul"):
     """``out[b…, m, n] = sum_k a[b…, m, k] * b[b…, k, n]`` over strided operands of equal rank, fp32 accumulation."""
 
@@ -317,7 +349,7 @@ class ArgmaxKernel(Strict, frozen=True, tag="argmax"):
 KernelBody = (
     LoopKernel | LinearKernel | GroupedLinearKernel | BatchMatmulKernel | AttentionKernel | NormKernel | SoftmaxKernel
     | EmbeddingKernel | GatherKernel | IndexUpdateKernel | ScanKernel | ScatterKernel | OrderKernel | ArgmaxKernel
-    | QuantizeRowsKernel
+    | QuantizeRowsKernel | RecurrentKernel
 )  # fmt: skip
 
 

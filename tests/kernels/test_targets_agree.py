@@ -137,6 +137,28 @@ def quantized_rows() -> Iterator[KernelSpec]:
         yield make("quantize_rows", ends, rows=7, cols=256, value=2.0, **choice)
 
 
+def recurrents() -> Iterator[KernelSpec]:
+    def operands(choice: dict[str, Any], w: Operand, x: DType, state: DType, cell: DType) -> list[Operand]:
+        rows, width = int(w.shape[0]), int(w.shape[1])
+        hidden, lstm, made = rows // kernel.GATES[choice["kind"]], choice["kind"] == "lstm", []
+        made += [plain("projection", w.dtype, (width, hidden))] * choice["projects"]
+        made += [plain("bias", x, (rows,))] * choice["has_bias"] + [plain("start", state, (3, width))]
+        made += [plain("cell_start", cell, (3, hidden))] * lstm + [plain("out", state, (2, 3, width), "w")]
+        made += [plain("cell", cell, (3, hidden), "w")] * lstm
+        return [plain("x", x, (2, 3, rows)), w, *made, *[plain("room", "f32", (3, hidden), "w")] * choice["projects"]]
+
+    for choice in options(BODIES["recurrent"]):
+        hidden = 300 if choice["projects"] else 256
+        rows = kernel.GATES[choice["kind"]] * hidden
+        every = choice["has_bias"] and (choice["projects"] or not choice["reverse"])
+        sizes = {"steps": 2, "batch": 3, "hidden": hidden, "width": 256}
+        for dtype in FLOATS:
+            for w in weights(rows, dtype) if every else [plain("w", dtype, (rows, 256))]:
+                yield make("recurrent", operands(choice, w, dtype, dtype, dtype), **choice, **sizes)
+        for kinds in types(FLOATS, FLOATS, FLOATS):
+            yield make("recurrent", operands(choice, plain("w", "f32", (rows, 256)), *kinds), **choice, **sizes)
+
+
 def grouped_linears() -> Iterator[KernelSpec]:
     def spec(x: DType, w: Operand, index: DType, out: DType, rows: int, last: int = 1) -> KernelSpec:
         n = int(w.shape[0]) // 3
@@ -269,8 +291,8 @@ def loops() -> Iterator[KernelSpec]:
 SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
     "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
-    "loop": loops, "norm": norms, "order": orders, "quantize_rows": quantized_rows, "scan": scans,
-    "scatter": scatters, "softmax": softmaxes,
+    "loop": loops, "norm": norms, "order": orders, "quantize_rows": quantized_rows, "recurrent": recurrents,
+    "scan": scans, "scatter": scatters, "softmax": softmaxes,
 }  # fmt: skip
 
 

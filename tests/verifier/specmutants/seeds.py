@@ -28,6 +28,7 @@ from qcompiler.plan.kernel import (
     Operand,
     OrderKernel,
     QuantizeRowsKernel,
+    RecurrentKernel,
     ScalarProgram,
     ScanKernel,
     ScatterKernel,
@@ -189,6 +190,19 @@ def grouped(kind: str) -> ProgramImage:
     return Maker({"b": B}, kind).kernel(spec("grouped", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
 
 
+def recurrent(kind: str) -> ProgramImage:
+    """An LSTM with a projection: all operands that the template knows."""
+    (w, stored), (p, projection) = packed(kind, "w", 4 * 20, 64, "q8_0"), packed(kind, "projection", 64, 20, "int8")
+    operands = (
+        operand("x", ("s", "b", 80)), w, p, operand("bias", (80,)), operand("start", ("b", 64)),
+        operand("cell_start", ("b", 20)), operand("out", ("s", "b", 64), "w"), operand("cell", ("b", 20), "w"),
+        operand("room", ("b", 20), "w"),
+    )  # fmt: skip
+    body = RecurrentKernel(kind="lstm", steps="s", batch="b", hidden=20, width=64, projects=True, has_bias=True)
+    made = spec("recurrent", body, operands, "b", "s")
+    return Maker({"b": B, "s": S}, kind).kernel(made, {"w": stored, "projection": projection}).image(ARCHS[kind])
+
+
 def batch_matmul(kind: str) -> ProgramImage:
     operands = (operand("a", ("b", "s", 12)), operand("b", ("b", 12, 10)), operand("out", ("b", "s", 10), "w"))
     body = BatchMatmulKernel(batch=("b",), m="s", n=10, k=12)
@@ -337,8 +351,8 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_plain, convolution,
-        linear_codes, grouped, batch_matmul, attention, attention_decode, norm, softmax, embedding, embedding_plain,
-        gather, gather_along, index_update, scatter, scan, top_k, argmax, whole,
+        linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm, softmax, embedding,
+        embedding_plain, gather, gather_along, index_update, scatter, scan, top_k, argmax, whole,
     )
 }  # fmt: skip
 
