@@ -138,6 +138,9 @@ def _add_convert(commands: Any) -> None:
     command.add_argument("source", type=Path, help="a .gguf file, or a folder with config.json and safetensors")
     command.add_argument("target", type=Path, help="a .gguf file, or a folder to make")
     command.add_argument("--to", metavar="FORMAT", help="such as q8_0 or int4:group=32; default: each as it is")
+    command.add_argument(
+        "--quant", metavar="RECIPE", help="of a folder that becomes a GGUF file: a mixture such as q4_K_M, or a format"
+    )
     command.add_argument("--layout", help="of a folder: gptq, gptq_v2, awq, compressed-tensors, bitsandbytes")
     command.add_argument("--lossy", action="store_true", help="allow what loses precision, which is said in any case")
     command.add_argument("--force", action="store_true", help="replace a target that is there, without asking")
@@ -278,7 +281,8 @@ def _convert(options: argparse.Namespace) -> None:
 
     force = options.force or _may_replace(options.target)
     done = convert(
-        options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy, force=force
+        options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy, force=force,
+        quant=options.quant,
     )  # fmt: skip
     if options.json:
         print(json.dumps({"path": str(done.path), "tensors": [asdict(each) for each in done.tensors]}))
