@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType as Type
 
 import qcompiler as qc
 from qcompiler.cli import main
-from qcompiler.errors import ArgumentError, FormatError
+from qcompiler.errors import ArgumentError, FormatError, WeightsError
 
 writing = load("tests/files/writing.py")
 
