@@ -3,7 +3,7 @@
     %0 = linalg.transpose ins(%x) outs(%e) permutation = [1, 0]
     func.return %x                                                   ->   func.return %x
 
-Functions, states that are updated, and `qc.torch_call` stay. Code is straight-line, so one backward walk is enough.
+Functions and states that are updated stay. Code is straight-line, so one backward walk is enough.
 """
 
 from __future__ import annotations

@@ -163,5 +163,21 @@ class EntryLowering:
             result = self.result(op.result, shape_of(op.result.type))
             for source, target in self.placer.assemble(op, result):
                 self.steps.launch(copy_draft(source, target, path_of(op)))
+        elif isinstance(op, qc.TorchCallOp):
+            self._torch_call(op)
         elif op.name != "linalg.fill" or self.placer.fill_is_read(op):
             self.steps.launch(draft(op, self), op)
+
+    def _torch_call(self, op: qc.TorchCallOp) -> None:
+        """Torch reads whole tensors in row-major order, and writes them when it has read all of its inputs; a result
+        may not share a buffer with an input all the same, since the plan forbids it to every step."""
+        inputs = [self.placer.view(value) for value in op.inputs]
+        inputs = [view if is_contiguous(view) else self.steps.contiguous_copy(view, op) for view in inputs]
+        results = [self.result(value, shape_of(value.type)) for value in op.outputs]
+        read = {view.buffer for view in inputs}
+        outputs = [
+            self.memory.fresh(view, self.memory.device_of(op)) if view.buffer in read else view for view in results
+        ]
+        self.steps.ops.append(rt.TorchCallOp(op.record, op.size_dims, inputs, outputs, serves=path_of(op)))
+        for output, result in zip(outputs, results, strict=True):
+            self.steps.copy(output, result, op)

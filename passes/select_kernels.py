@@ -43,6 +43,7 @@ from qcompiler.ir.qc import (
     StateOp,
     StateUpdateOp,
     TopkOp,
+    TorchCallOp,
     WindowsOp,
 )
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
@@ -80,8 +81,8 @@ FLOAT_ONLY = (
 )  # fmt: skip
 """Their kernels accumulate in fp32."""
 
-_NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, WindowsOp)
-"""Values, and what a linear's kernel reads in place."""
+_NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, WindowsOp, TorchCallOp)
+"""Values, what a linear's kernel reads in place, and what torch runs."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from qcompiler.errors import (
     DeviceUnavailableError,
     ExportError,
     TargetMismatchError,
-    UnsupportedOperatorError,
 )
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
@@ -91,15 +90,13 @@ def qcompile(
     do, and what it raises ends the compile.  Without it, too, a compile of more than two seconds says on stderr what it
     is doing, unless QC_QUIET is set.
 
-    `fallback` is refused in this release.
+    `fallback="torch"` lets torch run what has no lowering, at its place; the rest stays compiled.  The report says what
+    and why.  Such a program needs torch wherever it runs, and cannot be captured (docs/fallback.md).
 
     Raises subclasses of `QCompilerError`, each naming the module path, the op and the way out.
     """
-    if fallback is not None:
-        raise UnsupportedOperatorError(
-            f"fallback={fallback!r}: no runtime of this release can run torch operators, so every operator needs a "
-            "lowering; leave `fallback` out, and an operator without one is named with its line"
-        )
+    if fallback not in (None, "torch"):
+        raise ArgumentError(f"fallback={fallback!r}: choose 'torch', or None to have every operator compiled")
     check_call(model, args, kwargs)
     check_buckets(buckets)
     if verify_each not in (None, "ir", "numerics"):
@@ -123,7 +120,7 @@ def qcompile(
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
         imported = import_torch(
             model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source, files=files,
-            calibration=calibration,
+            calibration=calibration, fallback=fallback,
         )  # fmt: skip
         for name, text in imported.texts.items():
             name_of = name.partition("-")[2]
@@ -139,6 +136,8 @@ def qcompile(
         for decided_in, path, what in imported.quantized.decisions:
             by_data = calibration if decided_in != "insert-qdq" else None
             context.report.add(decided_in, path, what, f"{by_data.inputs_seen} inputs" if by_data is not None else "")
+        for part in imported.torch_parts:
+            context.report.add("import", part.path, f"torch runs {', '.join(part.operators)}", part.why)
         options = pass_options(buckets, _compute_streams())
         samples = imported.sample_inputs() if verify_each == "numerics" else None
         run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)

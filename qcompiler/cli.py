@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
     command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
     command.add_argument("--dump-ir", type=Path, default=None)
+    command.add_argument(
+        "--fallback", choices=("torch",), default=None, help="run in torch what has no lowering; the file then needs it"
+    )
     command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
     command.add_argument("--timing", action="store_true", help="print the seconds of each stage")
     command.set_defaults(run=_compile)
@@ -137,6 +140,9 @@ def _add_convert(commands: Any) -> None:
     command.add_argument("source", type=Path, help="a .gguf file, or a folder with config.json and safetensors")
     command.add_argument("target", type=Path, help="a .gguf file, or a folder to make")
     command.add_argument("--to", metavar="FORMAT", help="such as q8_0 or int4:group=32; default: each as it is")
+    command.add_argument(
+        "--quant", metavar="RECIPE", help="of a folder that becomes a GGUF file: a mixture such as q4_K_M, or a format"
+    )
     command.add_argument("--layout", help="of a folder: gptq, gptq_v2, awq, compressed-tensors, bitsandbytes")
     command.add_argument("--lossy", action="store_true", help="allow what loses precision, which is said in any case")
     command.add_argument("--force", action="store_true", help="replace a target that is there, without asking")
@@ -153,6 +159,7 @@ def _add_loading(command: argparse.ArgumentParser) -> None:
         help="'yes', or sha256:… (several with commas), to run native code from the file",
     )
     command.add_argument("--verify", choices=("auto", "full"), default="auto")
+    command.add_argument("--trust-operators", metavar="NAMES", help="torch operators, by name, that may run as well")
 
 
 # --- what the command line may say; what it may not is a usage error, status 2 ---------------------------------------
@@ -205,6 +212,7 @@ def _load(options: argparse.Namespace) -> Any:
         num_threads=options.num_threads,
         trust_native=trust,
         verify=options.verify,
+        trust_operators=options.trust_operators.split(",") if options.trust_operators else (),
     )
 
 
@@ -234,6 +242,7 @@ def _compile(options: argparse.Namespace) -> None:
         verify_each=options.verify_each,
         weights=options.weights,
         workdir=options.workdir,
+        fallback=options.fallback,
     )
     if options.output is None:
         print(program.report())
@@ -274,7 +283,8 @@ def _convert(options: argparse.Namespace) -> None:
 
     force = options.force or _may_replace(options.target)
     done = convert(
-        options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy, force=force
+        options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy, force=force,
+        quant=options.quant,
     )  # fmt: skip
     if options.json:
         print(json.dumps({"path": str(done.path), "tensors": [asdict(each) for each in done.tensors]}))
@@ -379,23 +389,28 @@ def _bench(options: argparse.Namespace) -> None:
     args, kwargs = arguments_of(run.signature.inputs, tensors)
     for _ in range(3):
         run(*args, **kwargs)
-    times = []
+    times, before = [], run.report()["torch_seconds"]
     for _ in range(options.rounds):
         start = time.perf_counter()
         run(*args, **kwargs)
         times.append(time.perf_counter() - start)
-    figures = {
+    figures: dict[str, Any] = {
         "entry": taken.name,
         "dims": symbols,
         "rounds": len(times),
         "median_s": median(times),
         "min_s": min(times),
     }
+    after = run.report()["torch_seconds"]
+    if after["calls"] > before["calls"]:
+        figures["torch_share"] = (after["torch"] - before["torch"]) / (after["calls"] - before["calls"])
     if options.json:
         print(json.dumps(figures))
     else:
         where = f"{taken.name}, " * (len(run.plan.entries) > 1) + _sizes_text(symbols)
         print(f"{where}: median {median(times) * 1e3:.3f} ms, least {min(times) * 1e3:.3f} ms of {options.rounds} runs")
+        if "torch_share" in figures:
+            print(f"in torch: {figures['torch_share']:.0%} of the time")
 
 
 def _entry(plan: Any, name: str | None) -> Any:

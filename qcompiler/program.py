@@ -13,6 +13,7 @@ from qcompiler.errors import MissingDependencyError, QCompilerError, TargetMisma
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
+from qcompiler.inspect.torch_share import read_by_torch
 from qcompiler.ledger import Ledger
 from qcompiler.runtime.backends.base import CaptureMode
 from qcompiler.runtime.backends.registry import is_available, runs
@@ -226,7 +227,8 @@ def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:
         for parameter in entry.parameters:
             nbytes[parameter] = nbytes.get(parameter, 0) + entry.nbytes
             devices.setdefault(parameter, []).extend(on.get(entry.name, ()))
-    return ledger.as_stored(nbytes, {parameter: tuple(dict.fromkeys(names)) for parameter, names in devices.items()})
+    stored = ledger.as_stored(nbytes, {parameter: tuple(dict.fromkeys(names)) for parameter, names in devices.items()})
+    return stored.remarked(read_by_torch(plan))
 
 
 def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) -> ProgramImage:
@@ -246,6 +248,7 @@ def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) ->
         target=Target(kind="cpu" if target.kind == "cpu" else "cuda", isa=target.isa),
         ledger=json.loads(ledger.to_json()),
         report=[vars(decision) for decision in context.report.decisions],
-        torch_calls=tuple(imported.torch_calls),
+        torch_calls=imported.torch_calls,
+        trusted_operators=frozenset(imported.torch_calls),
         texts={**texts, source_file(target.kind): context.emitted.source},
     )

@@ -7,6 +7,7 @@ y = run(x)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def load(
     verify: Verify = "auto",
     stepwise: bool = False,
     copy: bool = False,
+    trust_operators: Sequence[str] = (),
 ) -> LoadedProgram:
     """Loads a `.qca` file and makes it ready to run on `device`: "cpu", "cuda:1", or "sim:0", the simulated GPU.
 
@@ -65,12 +67,17 @@ def load(
     call, if it is neither torch's current one nor the default one.  `num_threads` (cpu) defaults to `QC_NUM_THREADS`,
     else to what affinity and the cgroup's quota allow.  `stepwise` walks the plan from Python on cpu too.
 
+    A program that was compiled with `fallback="torch"` needs torch.  The torch operators that it names must be on the
+    list of those known to compute and do nothing else (docs/fallback.md), or among `trust_operators`, such as
+    ["mylib.foo.default"]; the caller imports what defines them.
+
     Raises ProgramFileError's subclasses for a file that cannot be used, PlanError and ScheduleError for a plan that is
     not safe, DeviceUnavailableError, CompilerMissingError, CompileFailedError.
     """
     image, native = load_image(
         path, verify=verify, trust_native=trust_native, device=device, devices=devices, copy=copy
     )
+    image = replace(image, trusted_operators=frozenset(trust_operators))
     try:
         return LoadedProgram.from_image(
             image, device, devices=devices, stream=stream, num_threads=num_threads, native=native, stepwise=stepwise

@@ -14,7 +14,8 @@ from qcompiler.runtime.backends.base import CaptureMode, Memory
 from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
 from qcompiler.runtime.device_interop import Argument, Target
-from qcompiler.runtime.executor import Frame, PlanExecutor
+from qcompiler.runtime.executor import Frame, PlanExecutor, TorchTime, total_time
+from qcompiler.runtime.graph import capture, refuse_torch_calls
 from qcompiler.runtime.interrupts import uninterrupted
 from qcompiler.runtime.memory import kept_if_it_fails
 from qcompiler.runtime.session import Session
@@ -78,8 +79,6 @@ class DeviceSession(Session):
         before.  `mode` is CUDA's capture mode.
         CaptureRuleError if the program would have nothing to do, or if the recorded graph is not what the plan says.
         """
-        from qcompiler.runtime.graph import capture
-
         ticket = self.ticket()
         with uninterrupted, self._lock:
             self.begin(ticket)
@@ -91,6 +90,9 @@ class DeviceSession(Session):
         """As `Session.__call__`. An interrupt is delivered while the call waits for the device, or at its end."""
         with uninterrupted:
             return super().__call__(*args, out=out, stream=stream, **kwargs)
+
+    def torch_time(self) -> TorchTime:
+        return total_time(self.executors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any:
         callers, arguments = self.read(self.program.flatten_inputs(args, kwargs), stream)
@@ -132,6 +134,7 @@ class DeviceSession(Session):
         for argument, sig in zip(arguments, entry.inputs, strict=True):
             self._check_device(f"argument '{sig.name}'", argument.device, sig.arena)
         if callers.capturing:
+            refuse_torch_calls(entry)
             self._check_capturable(arguments, out)
         if out is None:
             results, targets = self._fresh(binding, arguments, callers)

@@ -8,18 +8,38 @@ On the CPU both ways call the same kernels with the same addresses, so their res
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol
 
+import msgspec
+
 from qcompiler.errors import PlanError
+from qcompiler.kernels.cpu.entry import segments
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.geometry import begin_of, nbytes_of
 from qcompiler.plan.kernel import KernelSpec
-from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, View, Wait, taken
+from qcompiler.plan.plan import (
+    Copy,
+    EntryPoint,
+    Launch,
+    LibraryCall,
+    Plan,
+    Record,
+    Select,
+    Step,
+    TorchCall,
+    View,
+    Wait,
+    calls_torch,
+    taken,
+)
+from qcompiler.plan.torch_regions import Place, Ready, runner
 from qcompiler.runtime.backends.base import Backend, Kernel, Stream
 from qcompiler.runtime.binding import Binding
+from qcompiler.runtime.memory import Block
 from qcompiler.runtime.native import Library, kernel_error
 from qcompiler.runtime.placement import SlotDevice
 from qcompiler.runtime.streams import Queue, Queues
@@ -38,7 +58,7 @@ class Executor(Protocol):
 
 
 class NativeExecutor:
-    """One call of `qe_<number of the entry>`, in the floating-point state of the pool's threads."""
+    """Calls `qe_<number of the entry>`, in the floating-point state of the pool's threads."""
 
     def __init__(self, plan: Plan, entry: EntryPoint, library: Library) -> None:
         self._plan = plan
@@ -48,6 +68,53 @@ class NativeExecutor:
     def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
         if self._call(self._function, ctypes.addressof(context), ctypes.addressof(arenas), binding.address):
             raise kernel_error(context, self._plan)
+
+
+@dataclass
+class TorchTime:
+    """Seconds that an entry point's calls took on the host, and what of it was torch's; 0 where torch has no part."""
+
+    torch: float = 0.0
+    calls: float = 0.0
+
+
+class SegmentedExecutor:
+    """An entry point with torch calls: a compiled function for each run of steps between them.
+
+    The torch calls themselves are those of the `PlanExecutor`.
+    """
+
+    def __init__(self, plan: Plan, entry: EntryPoint, library: Library, steps: PlanExecutor) -> None:
+        self._plan = plan
+        self._steps = steps
+        self.time = steps.time
+        self._call = entry_caller()
+        self._parts = [
+            library.segment(plan, entry, number) if isinstance(part, range) else part
+            for number, part in enumerate(segments(entry))
+        ]
+
+    def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
+        calls = iter(self._steps.torch_calls(binding))
+        began, spent = perf_counter(), self._steps.time
+        for part in self._parts:
+            if part is None:
+                spent.torch += _timed(next(calls), context, arenas)
+            elif self._call(part, ctypes.addressof(context), ctypes.addressof(arenas), binding.address):
+                raise kernel_error(context, self._plan)
+        spent.calls += perf_counter() - began
+
+
+def total_time(executors: Iterable[Executor]) -> TorchTime:
+    """The times of all entry points that have a part in torch."""
+    times = [each.time for each in executors if isinstance(each, SegmentedExecutor | PlanExecutor)]
+    return TorchTime(sum(each.torch for each in times), sum(each.calls for each in times))
+
+
+def _timed(call: _TorchCall, context: Any, arenas: ArenaArray) -> float:
+    began = perf_counter()
+    call.issue(context, arenas)
+    return perf_counter() - began
 
 
 class Frame:
@@ -160,11 +227,56 @@ class _Wait:
         self.queue.backend.wait(self.queue.stream, self.event)
 
 
+@dataclass(slots=True)
+class _TorchCall:
+    """A region of torch operators. On the simulated GPU, whose memory torch does not see, it runs on copies on the
+    host; elsewhere where its operands lie."""
+
+    number: int
+    queue: Queue
+    ready: Ready
+    sizes: tuple[int, ...]
+    inputs: list[tuple[_Address, Place]]
+    outputs: list[tuple[_Address, Place]]
+
+    def issue(self, context: Any, arenas: ArenaArray) -> None:
+        inputs, outputs = (
+            [msgspec.structs.replace(place, address=address.at(arenas)) for address, place in group]
+            for group in (self.inputs, self.outputs)
+        )
+        backend = self.queue.backend
+        if backend.kind == "cpu":
+            self.ready.on_host(self.sizes, inputs, outputs)
+        elif backend.kind == "cuda":
+            self.ready.on_cuda(self.sizes, inputs, outputs, backend.device, self.queue.stream.handle)
+        else:
+            self._on_copies(inputs, outputs)
+
+    def _on_copies(self, inputs: Sequence[Place], outputs: Sequence[Place]) -> None:
+        backend, stream = self.queue.backend, self.queue.stream
+        read, written = ([Block(place.nbytes) for place in group] for group in (inputs, outputs))
+        for place, block in zip(inputs, read, strict=True):
+            if place.nbytes:
+                backend.download(stream, block.address, place.address, place.nbytes)
+        backend.synchronize(stream)
+        self.ready.on_host(self.sizes, _moved(inputs, read), _moved(outputs, written))
+        for place, block in zip(outputs, written, strict=True):
+            if place.nbytes:
+                backend.upload(stream, place.address, block.address, place.nbytes)
+
+
+def _moved(places: Sequence[Place], blocks: Sequence[Block]) -> list[Place]:
+    return [msgspec.structs.replace(place, address=block.address) for place, block in zip(places, blocks, strict=True)]
+
+
+_Step = _Launch | _Copy | _Record | _Wait | _TorchCall
+
+
 @dataclass
 class Prepared:
     """An entry point at one size. `nodes` counts what a captured graph of it must hold, by kind."""
 
-    steps: list[_Launch | _Copy | _Record | _Wait] = field(default_factory=list)
+    steps: list[_Step] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=lambda: {"kernel": 0, "copy": 0})
 
 
@@ -184,12 +296,19 @@ class PlanExecutor:
         self._slot_of = {stream.name: stream.device for stream in plan.streams}
         self._moving = set(frame.inputs) | set(frame.outputs)
         self._prepared: dict[tuple[int, ...], Prepared] = {}
+        self._calls: dict[tuple[int, ...], list[_TorchCall]] = {}
+        self._regions: dict[int, Ready] = {}
+        self._calls_torch = calls_torch(entry)
+        self.time = TorchTime()
         self.queues = queues.of_entry(entry)
         self._label = _sim_label() if any(slot.backend.kind == "sim" for slot in slots.values()) else None
 
     def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
         """Issues every step. On the CPU the work is done then; elsewhere it is under way."""
         steps = self.prepare(binding).steps
+        if self._calls_torch:
+            self._run_timed(steps, context, arenas)
+            return
         if self._label is None:
             for step in steps:
                 step.issue(context, arenas)
@@ -197,6 +316,29 @@ class PlanExecutor:
         for step in steps:
             with self._label(f"step {step.number} of {self._entry.name}"):
                 step.issue(context, arenas)
+
+    def _run_timed(self, steps: Sequence[_Step], context: Any, arenas: ArenaArray) -> None:
+        began = perf_counter()
+        for step in steps:
+            with self._label(f"step {step.number} of {self._entry.name}") if self._label is not None else nullcontext():
+                if isinstance(step, _TorchCall):
+                    self.time.torch += _timed(step, context, arenas)
+                else:
+                    step.issue(context, arenas)
+        self.time.calls += perf_counter() - began
+
+    def torch_calls(self, binding: Binding) -> list[_TorchCall]:
+        """The torch calls of the entry point, in order, resolved for this binding's symbols."""
+        key = tuple(binding.symbols.values())
+        if key not in self._calls:
+            if len(self._calls) >= PREPARED_LIMIT:
+                self._calls.pop(next(iter(self._calls)))
+            self._calls[key] = [
+                self._torch_call(number, self._queues.named[step.stream], step, binding.symbols)
+                for number, step in enumerate(self._entry.steps)
+                if isinstance(step, TorchCall)
+            ]
+        return self._calls[key]
 
     def prepare(self, binding: Binding) -> Prepared:
         """The entry point resolved for this binding's symbols (kept for the next call)."""
@@ -223,6 +365,8 @@ class PlanExecutor:
                     prepared.steps.append(_Record(number, queue, self._queues.record_event(step.event, queue)))
                 case Wait():
                     prepared.steps.append(_Wait(number, queue, self._queues.wait_event(step.event)))
+                case TorchCall():
+                    prepared.steps.append(self._torch_call(number, queue, step, symbols))
                 case LibraryCall():
                     raise PlanError(
                         f"entry point '{self._entry.name}' calls '{step.function}', which {queue.backend.kind} does "
@@ -265,6 +409,17 @@ class PlanExecutor:
         prepared.steps.append(_Copy(number, queue.backend, queue.stream, source, target, nbytes))
         prepared.nodes["copy"] += 1
 
+    def _torch_call(self, number: int, queue: Queue, step: TorchCall, symbols: dict[str, int]) -> _TorchCall:
+        ready = self._regions.get(number)
+        if ready is None:
+            ready = self._regions[number] = runner().prepare(step.region)
+        inputs, outputs = (
+            [(self._address(view, symbols), _place(view, symbols, written)) for view in views]
+            for views, written in ((step.inputs, False), (step.outputs, True))
+        )
+        sizes = tuple(_value(size, symbols) for size in step.sizes)
+        return _TorchCall(number, queue, ready, sizes, inputs, outputs)
+
     def _address(self, view: View, symbols: dict[str, int]) -> _Address:
         buffer = self._buffers[view.buffer]
         position = self._arena_index[buffer.arena]
@@ -293,6 +448,11 @@ def has_blocks(backend: Backend, spec: KernelSpec, symbols: Mapping[str, int]) -
     return 0 not in geometry(spec, backend.isa).at({name: symbols[name] for name in spec.symbols})
 
 
+def _place(view: View, symbols: dict[str, int], written: bool) -> Place:
+    """A torch call's operand; its address is the call's."""
+    return Place(address=0, dtype=view.dtype, shape=tuple(_value(d, symbols) for d in view.shape), written=written)
+
+
 def chosen_kernel(step: Select, symbols: dict[str, int]) -> str:
     """The kernel of the first case that fits."""
     value = _value(step.on, symbols)
@@ -310,7 +470,7 @@ def _buffers_of(steps: Sequence[Step]) -> Iterator[str]:
     """The buffers that steps read or write."""
     for step in steps:
         match step:
-            case Launch() | Select():
+            case Launch() | Select() | TorchCall():
                 yield from (view.buffer for view in step.operands)
             case Copy():
                 yield from (step.source.buffer, step.target.buffer)

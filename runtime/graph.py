@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qcompiler.errors import ArgumentError, ArgumentShapeError, CaptureRuleError, RuntimeFailure
-from qcompiler.plan.plan import TensorSig
+from qcompiler.plan.plan import EntryPoint, TensorSig, TorchCall
+from qcompiler.plan.torch_regions import operators
 from qcompiler.runtime.backends.base import CaptureMode, Graph, Memory
 from qcompiler.runtime.binding import Binding, Shape
 from qcompiler.runtime.device_array import DeviceArray
@@ -70,6 +71,7 @@ def capture(
             "capture() inside a capture of the caller's; call the program itself with `out=` to become part of it"
         )
     binding = session.bind(tuple(argument.shape for argument in arguments))
+    refuse_torch_calls(session.program.plan.entries[binding.entry])
     prepared = session.executors[binding.entry].prepare(binding)
     if not any(prepared.nodes.values()):
         raise CaptureRuleError(
@@ -84,6 +86,18 @@ def capture(
         graph = _record(session, binding, buffers, mode)
     _seal(session, binding, prepared, graph)
     return CapturedGraph(session, graph, binding, buffers)
+
+
+def refuse_torch_calls(entry: EntryPoint) -> None:
+    """CaptureRuleError for an entry point with a part that runs in torch."""
+    names = dict.fromkeys(
+        name for step in entry.steps if isinstance(step, TorchCall) for name in operators(step.region)
+    )
+    if names:
+        raise CaptureRuleError(
+            f"entry point '{entry.name}' runs {', '.join(names)} in torch (fallback=\"torch\"), from the host: a "
+            "captured graph would leave that out at replay. Call the program instead"
+        )
 
 
 class StaticBuffers:

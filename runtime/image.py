@@ -92,7 +92,7 @@ class ProgramImage:
     of a program for one device mirrors; `plan.weights` is their directory, and `source` the file that they are mapped
     from, if they are.  `ledger` and `report` are JSON values for readers.  `texts` are files for readers, by their
     name in the program file (``ir/02-import.mlir``, ``kernels/program.cpp``).  `native` lists builds that `save_image`
-    packs.
+    packs.  `trusted_operators` are torch operators that may run although they are not on the list of harmless ones.
     """
 
     plan: Plan
@@ -107,6 +107,7 @@ class ProgramImage:
     qcompiler: str = __version__
     valued: bool = True
     source: MappedFile | None = field(default=None, repr=False)
+    trusted_operators: frozenset[str] = frozenset()
 
     def require_values(self) -> None:
         """WeightsError for a program that was compiled without values."""

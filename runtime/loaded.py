@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, PlanError
-from qcompiler.plan.plan import EntryPoint, Plan, Signature, initial_weight
+from qcompiler.plan.plan import EntryPoint, Plan, Signature, TorchCall, initial_weight
+from qcompiler.plan.torch_regions import check_trusted, operators, runner
 from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.backends import registry
@@ -232,6 +233,7 @@ class LoadedProgram:
             "kernels": len(plan.kernels),
             "bytes": nbytes,
             "torch_calls": list(self.image.torch_calls),
+            "torch_seconds": vars(self._default.torch_time()),
             "compile": self.image.report,
         }
 
@@ -325,6 +327,7 @@ def check_image(image: ProgramImage) -> None:
     check_plan_text(plan)
     verify_plan(plan)
     check_bodies(plan)
+    check_torch_calls(plan, image.trusted_operators)
     Binder(plan)  # the entry points take one interface
     check_directory(plan.weights, constants_nbytes(plan))
     if image.weights.nbytes != constants_nbytes(plan):
@@ -334,6 +337,17 @@ def check_image(image: ProgramImage) -> None:
     if entry is None:
         raise PlanError("the plan has no entry point")
     check_signature(image.signature.inputs, image.signature.outputs, len(entry.inputs), len(entry.outputs))
+
+
+def check_torch_calls(plan: Plan, trusted: Collection[str]) -> None:
+    """Every torch operator of a plan is harmless or trusted by name, exists here, and is called as its schema asks.
+
+    TrustError, PlanError, MissingDependencyError without torch.  Nothing is imported for a plan without such steps.
+    """
+    regions = [step.region for entry in plan.entries for step in entry.steps if isinstance(step, TorchCall)]
+    check_trusted((name for region in regions for name in operators(region)), trusted)
+    for region in regions:
+        runner().prepare(region)
 
 
 def _check_truth_values(plan: Plan, weights: Bytes) -> None:

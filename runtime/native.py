@@ -12,7 +12,7 @@ from importlib import resources
 import msgspec
 
 from qcompiler.errors import CompileFailedError, IndexOutOfRangeError, RuntimeFailure
-from qcompiler.kernels.cpu.entry import function_name, kernel_name
+from qcompiler.kernels.cpu.entry import function_name, kernel_name, segment_name
 from qcompiler.kernels.text import identifier
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import EntryPoint, Plan, to_json
@@ -86,6 +86,11 @@ class Library:
     def entry(self, plan: Plan, point: EntryPoint) -> int:
         """The address of an entry point's `qc_entry`: (ctx, arenas, symbols) -> error code."""
         return self._address(function_name(plan, point), f"qe_{identifier(point.name)}")
+
+    def segment(self, plan: Plan, point: EntryPoint, number: int) -> int:
+        """The same for one run of an entry point's steps between torch calls."""
+        name = segment_name(function_name(plan, point), number)
+        return self._address(name, name)
 
     def kernel(self, number: int, spec: KernelSpec) -> int:
         """The address of the `qc_kernel` with this place in the plan: (ctx, operands, symbols)."""

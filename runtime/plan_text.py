@@ -59,7 +59,7 @@ _BY_FIELD: dict[str, Check] = {
     **dict.fromkeys(("symbols", "result", "args", "yields"), _IDENTIFIER_CHECK),
     **dict.fromkeys(
         ("shape", "strides", "offset", "on", "m", "n", "k", "batch", "q_len", "kv_len", "rows", "cols", "count",
-         "outer", "length", "inner", "extents", "coefficients"), _DIM_CHECK,
+         "outer", "length", "inner", "extents", "coefficients", "sizes"), _DIM_CHECK,
     ),
     **dict.fromkeys(("value", "init"), (_is_number, "a number")),
     **dict.fromkeys(("op", "predicate"), (_is_op, "an operation's name")),

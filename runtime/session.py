@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
+from qcompiler.plan.plan import EntryPoint, calls_torch
 from qcompiler.runtime import interop
 from qcompiler.runtime.backends.cpu import NO_CAPTURE
 from qcompiler.runtime.binding import Binding, Shape
-from qcompiler.runtime.executor import Executor, Frame, NativeExecutor, PlanExecutor
+from qcompiler.runtime.executor import (
+    Executor,
+    Frame,
+    NativeExecutor,
+    PlanExecutor,
+    SegmentedExecutor,
+    TorchTime,
+    total_time,
+)
 from qcompiler.runtime.forking import free_after_fork
 from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails
@@ -145,6 +154,10 @@ class Session(ABC):
             self.queues.synchronize()
 
     @abstractmethod
+    def torch_time(self) -> TorchTime:
+        """Seconds of this session's calls that have a part in torch, and of that part. On a GPU: of submitting them."""
+
+    @abstractmethod
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any: ...
 
     @abstractmethod
@@ -190,12 +203,19 @@ class HostSession(Session):
         plan = program.plan
         self._frames = [Frame(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
         self._executors: list[Executor] = [
-            PlanExecutor(plan, entry, program.slots, self.queues, frame)
-            if stepwise or program.library is None
-            else NativeExecutor(plan, entry, program.library)
-            for entry, frame in zip(plan.entries, self._frames, strict=True)
+            self._executor(entry, frame) for entry, frame in zip(plan.entries, self._frames, strict=True)
         ]
         self._apart: tuple[Binding | None, list[int], list[int]] = (None, [], [])
+
+    def _executor(self, entry: EntryPoint, frame: Frame) -> Executor:
+        program, library = self.program, None if self.stepwise else self.program.library
+        if library is not None and not calls_torch(entry):
+            return NativeExecutor(program.plan, entry, library)
+        steps = PlanExecutor(program.plan, entry, program.slots, self.queues, frame)
+        return steps if library is None else SegmentedExecutor(program.plan, entry, library, steps)
+
+    def torch_time(self) -> TorchTime:
+        return total_time(self._executors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any:
         program = self.program

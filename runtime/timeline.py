@@ -22,10 +22,13 @@ from qcompiler.kernels.cost import NOTHING, Cost, DeviceCost, Occupancy, copy_co
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.lookup import Program
-from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Record, Select, Step, View, Wait
+from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, TorchCall, View, Wait
 from qcompiler.runtime.executor import chosen_kernel, launched
 
 Symbols = Mapping[str, int]
+
+_WORDS: dict[type[Step], str] = {Copy: "copy", LibraryCall: "library call", TorchCall: "torch"}
+"""What is shown for steps that launch no kernel."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +307,9 @@ class _Walk:
             end = self.occupied[slot].place(clock.time, cost)
         views = (step.source, step.target) if isinstance(step, Copy) else step.operands  # type: ignore[union-attr]
         place = self._place(kernel, views)
-        template = kernel.template if kernel is not None else "copy" if isinstance(step, Copy) else "library call"
+        template = kernel.template if kernel is not None else _WORDS[type(step)]
+        if isinstance(step, TorchCall):
+            place = place or step.serves
         self.slices.append(Slice(
             number, step.stream, clock.time, end, alone, place.rpartition(".")[2] or template, template,
             kernel.name if kernel is not None else "", place, tuple(self._text(view) for view in views),
@@ -328,7 +333,7 @@ class _Walk:
                 spec = self.known.kernels[name]
                 kind = self.known.devices[self.slot_of[step.stream]].kind
                 return spec, launch_cost(spec, self.symbols, figures, self.isa, kind)
-            case _:  # a library call says nothing of itself
+            case _:  # a library call says nothing of itself, and nor do torch's operators
                 return None, Cost(figures.launch, 0.0)
 
     def _nbytes(self, view: View) -> int:

@@ -33,9 +33,11 @@ from qcompiler.plan.plan import (
     Select,
     Step,
     TensorSig,
+    TorchCall,
     View,
     Wait,
 )
+from qcompiler.plan.torch_regions import operators
 
 
 def function_name(plan: Plan, point: EntryPoint) -> str:
@@ -132,6 +134,8 @@ class _Emitter:
                 return [comment(f"// {number} on {step.stream}: record {step.event} (one stream, in order)")]
             case Wait():
                 return [comment(f"// {number} on {step.stream}: wait for {step.event} (one stream, in order)")]
+            case TorchCall():
+                raise AssertionError("a torch call stands between segments")
             case LibraryCall():
                 raise PlanError(f"entry point '{self.point.name}' calls '{step.function}', which no CPU has")
 
@@ -154,12 +158,51 @@ class _Emitter:
         return [head, f"memcpy({self.address(target)}, {self.address(source)}, (size_t){nbytes});"]
 
 
+def segments(point: EntryPoint) -> list[range | None]:
+    """The steps of an entry point cut at its torch calls: places of steps that one function runs, None for a call."""
+    parts: list[range | None] = []
+    begin = 0
+    for place, step in enumerate(point.steps):
+        if isinstance(step, TorchCall):
+            parts += [range(begin, place), None] if place > begin else [None]
+            begin = place + 1
+    return [*parts, range(begin, len(point.steps))] if begin < len(point.steps) or not parts else parts
+
+
 def emit_entry(plan: Plan, point: EntryPoint) -> str:
-    """The function of one entry point: ``int32_t qe_<number>(ctx, arenas, sym)``, returning ctx->error_code."""
+    """The functions of one entry point: ``int32_t qe_<number>(ctx, arenas, sym)``, returning ctx->error_code.
+
+    One with torch calls has a function for each run of steps between them, ``qe_<number>_<number of the part>``.
+    """
+    parts = segments(point)
+    name = function_name(plan, point)
+    if len(parts) == 1 and parts[0] is not None:
+        return _function(plan, point, name, parts[0])
+    return "\n".join(
+        f"// {_torch_call(point, parts, number)}\n"
+        if part is None
+        else _function(plan, point, segment_name(name, number), part)
+        for number, part in enumerate(parts)
+    )
+
+
+def segment_name(name: str, number: int) -> str:
+    """The exported C name of one run of steps between torch calls."""
+    return f"{name}_{number}"
+
+
+def _torch_call(point: EntryPoint, parts: Sequence[range | None], number: int) -> str:
+    calls = [step for step in point.steps if isinstance(step, TorchCall)]
+    call = calls[sum(part is None for part in parts[:number])]
+    names = ", ".join(dict.fromkeys(operators(call.region)))
+    return comment(f"Here torch runs {names}" + (f" for {call.serves}" if call.serves else ""))
+
+
+def _function(plan: Plan, point: EntryPoint, name: str, places: range) -> str:
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     kernels = {spec.name: (number, spec) for number, spec in enumerate(plan.kernels)}
     emitter = _Emitter(plan, point, buffers, kernels)
-    steps = [line for number, step in enumerate(point.steps) for line in emitter.step(number, step)]
+    steps = [line for number in places for line in emitter.step(number, point.steps[number])]
     symbols = [
         f"const int64_t n_{i} = sym[{i}];  // {comment(s.name)}, {s.min} to {s.max}"
         for i, s in enumerate(point.symbols)
@@ -169,6 +212,5 @@ def emit_entry(plan: Plan, point: EntryPoint) -> str:
         for name, i in sorted(emitter.arenas.items(), key=lambda each: each[1])
     ]
     body = indent([*needed(symbols, steps), *arenas, *steps, "return ctx->error_code;"])
-    name = function_name(plan, point)
     head = f'extern "C" int32_t {name}(qc_ctx* ctx, char* const* arenas, const int64_t* sym) {{'
     return "\n".join([f"// Entry point {comment(point.name)}: {_signature(point)}", head, *body, "}", ""])

@@ -30,7 +30,7 @@ FREE = (qc.ConstOp, qc.DimOp, arith.ConstantOp, tensor.EmptyOp)
 """Ops that compute nothing at run time."""
 
 _DECODES = (qc.DequantizeOp, qc.QuantizeOp)  # moving a decode to load time would undo the quantisation
-_IMPURE = (qc.StateOp, qc.StateUpdateOp, qc.TorchCallOp)
+_IMPURE = (qc.StateOp, qc.StateUpdateOp, qc.TorchCallOp)  # torch runs in calls, not at load
 
 
 def input_independent(block: Block) -> set[Operation]:

@@ -314,7 +314,7 @@ def erase_if_dead(op: Operation) -> None:
         each = stack.pop()
         if each.parent is None or any(result.uses for result in each.results):
             continue
-        if isinstance(each, qc.StateOp | qc.StateUpdateOp | qc.TorchCallOp) or not each.results:
+        if isinstance(each, qc.StateOp | qc.StateUpdateOp) or not each.results:
             continue
         producers = [p for p in map(producer, each.operands) if p is not None]
         erase(each)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.dialects import arith, func, tensor
-from xdsl.dialects.builtin import DenseArrayBase, IndexType, IntegerAttr, StringAttr, TensorType, i32, i64
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IndexType, IntegerAttr, StringAttr, TensorType, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
@@ -40,6 +40,9 @@ def substitute_in_ops(ops: Iterable[Operation], values: Mapping[str, int]) -> No
                 substitute_in_ops(block.ops, values)
         if isinstance(op, qc.DimOp):
             _evaluate_dim(op, values)
+        elif isinstance(op, qc.TorchCallOp):
+            sizes = (StringAttr(str(dim(size).substitute(values))) for size in op.size_dims)
+            op.properties["sizes"] = ArrayAttr(sizes)
         else:
             _make_sizes_static(op)
 

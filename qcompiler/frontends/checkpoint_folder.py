@@ -6,6 +6,7 @@
     awq                  bits, group_size, zero_point        qweight, qzeros, scales
     compressed-tensors   config_groups, format               weight_packed, weight_scale, …
     fp8                  weight_block_size                   weight, weight_scale_inv
+    torchao                                                  _weight_qdata, _weight_scale, …; and the files' metadata
 
 The arrays of one layer become one packed tensor with the codes as they are.  Which layers are quantised is what the
 files say: one that has a plain `weight` stays in floating point.  Activations are floating point here, also where a
@@ -25,13 +26,13 @@ import torch
 
 from qcompiler.errors import FormatError, WeightsError
 from qcompiler.formats import Format, PackedTensor
-from qcompiler.formats.foreign import awq, bitsandbytes, compressed_tensors, floats, gptq
+from qcompiler.formats.foreign import awq, bitsandbytes, compressed_tensors, floats, gptq, torchao
 from qcompiler.formats.foreign.arrays import Array, Arrays
-from qcompiler.formats.foreign.json_text import read_json_object, shown
+from qcompiler.formats.foreign.json_text import json_object, read_json_object, shown
 from qcompiler.formats.foreign.patterns import PatternError, compiled, matches
-from qcompiler.frontends.checkpoint import Checkpoint, CodesInFile, Order
+from qcompiler.frontends.checkpoint import Checkpoint, CodesInFile, Order, ValuesInFile
 from qcompiler.frontends.described_model import Held, config_class, configuration, hollow, model_class
-from qcompiler.frontends.safetensors_files import FileTensor, read_tensors
+from qcompiler.frontends.safetensors_files import FileTensor, ShardFile, read_tensors
 from qcompiler.frontends.weight_source import FileWeights, InFile, StoredCodes
 
 Layer = tuple[PackedTensor, Order | None]
@@ -62,12 +63,13 @@ def from_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> 
     method = described.get("quantization_config") or {}
     if not isinstance(method, dict):
         raise WeightsError(f"{where}: quantization_config is {shown(method)}, no JSON object")
-    system = _system(folder, method)
+    _refuse_pickles(folder, method)
     names = described.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         raise WeightsError(f"{where} names the architectures {shown(names)}; transformers has to know one")
     model, kind = model_class(names[0], where), config_class(described.get("model_type"), where)
     tensors = read_tensors(folder, codes=bool(method))
+    system = _system(folder, method, tensors)
     held = Held.of((tensor.shape, tensor.nbytes) for tensor in tensors.values())
     # The model is built in floating point; what quantization_config means is in the codes.
     plain = {key: value for key, value in described.items() if key != "quantization_config"}
@@ -111,9 +113,25 @@ class System:
     arrays: tuple[str, ...]
     read: Read
     probe: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
+    decode: Callable[[str, Mapping[str, Array]], Array | None] | None = None
+    """The values in fp32 of a layer that has no format here, None for any other."""
 
 
-def _system(folder: Path, method: Mapping[str, Any]) -> System | None:
+def _refuse_pickles(folder: Path, method: Mapping[str, Any]) -> None:
+    """WeightsError for a folder whose weights are pickles, which are programs: they are not read."""
+    pickles = sorted(path.name for path in folder.glob("*.bin") if path.name != "training_args.bin")
+    if not pickles or any(folder.glob("*.safetensors")):
+        return
+    how = "model.save_pretrained(folder)"
+    if method.get("quant_method") == "torchao":
+        how += " with torchao 0.15 or later, which writes safetensors"
+    raise WeightsError(
+        f"{folder} holds pickles ({', '.join(pickles[:3])}), which are programs and not read. Where you trust them, "
+        f"load the model in transformers and save it again: {how}"
+    )
+
+
+def _system(folder: Path, method: Mapping[str, Any], tensors: Mapping[str, FileTensor]) -> System | None:
     """WeightsError for a method that is not read."""
     if not method:
         return None
@@ -123,7 +141,12 @@ def _system(folder: Path, method: Mapping[str, Any]) -> System | None:
             f"{folder} is quantised by {shown(name or 'an unnamed method')}; there are: {', '.join(SYSTEMS)}. Import "
             "the model's floating-point checkpoint instead"
         )
-    return SYSTEMS[name](_Settings(folder, name, method))
+    notes = {key: value for file in _files(tensors) for key, value in file.notes.items()}
+    return SYSTEMS[name](_Settings(folder, name, method, notes))
+
+
+def _files(tensors: Mapping[str, FileTensor]) -> list[ShardFile]:
+    return list({id(tensor.file): tensor.file for tensor in tensors.values()}.values())
 
 
 @dataclass(frozen=True)
@@ -133,6 +156,8 @@ class _Settings:
     folder: Path
     method: str
     found: Mapping[str, Any]
+    notes: Mapping[str, Any]
+    """The metadata of all files."""
 
     def integer(self, key: str, low: int, high: int) -> int:
         return self.checked(self.found.get(key), key, low, high)
@@ -233,6 +258,29 @@ def _fp8(settings: _Settings) -> System:
     return System(("weight_scale_inv",), ("weight", "weight_scale_inv"), read)
 
 
+def _torchao(settings: _Settings) -> System:
+    """What a weight is, stands in the metadata under its name."""
+
+    def described(layer: str) -> Mapping[str, Any]:
+        text = settings.notes.get(f"{layer}.weight")
+        if not isinstance(text, str):
+            raise settings.error(f"the files' metadata says nothing of {shown(f'{layer}.weight')}")
+        return json_object(text.encode(), f"the metadata of {layer}.weight in {settings.folder}", WeightsError)
+
+    def bare(arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return {name.removeprefix(torchao.PREFIX): array for name, array in arrays.items()}
+
+    def read(layer: str, arrays: Mapping[str, Array]) -> Layer:
+        return torchao.read(bare(arrays), described(layer), layer), None
+
+    def decode(layer: str, arrays: Mapping[str, Array]) -> Array | None:
+        found, about = bare(arrays), described(layer)
+        return torchao.values(found, about, layer) if torchao.is_decoded(found, about, layer) else None
+
+    names = tuple(torchao.PREFIX + name for name in torchao.NAMES)
+    return System((torchao.PREFIX + "qdata",), names, read, decode=decode)
+
+
 # --- compressed-tensors ----------------------------------------------------------------------------------------------
 
 _BESIDE = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
@@ -329,6 +377,7 @@ def _shared(settings: _Settings, weights: Mapping[str, Any]) -> compressed_tenso
 
 SYSTEMS: dict[str, Callable[[_Settings], System]] = {
     "bitsandbytes": _bitsandbytes, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors, "fp8": _fp8,
+    "torchao": _torchao,
 }  # fmt: skip
 
 
@@ -365,6 +414,11 @@ def _layer(layer: str, tensors: Mapping[str, FileTensor], system: System) -> InF
         for tensor in tensors.values():
             tensor.release()
 
+    if system.decode is not None and (first := system.decode(layer, arrays())) is not None:
+        shape = first.shape
+        del first
+        release()
+        return _decoded(layer, shape, arrays, system.decode, tensors, release)
     fmt, rows, cols, permutation = _examined(layer, arrays(), system)
     release()
 
@@ -383,6 +437,28 @@ def _layer(layer: str, tensors: Mapping[str, FileTensor], system: System) -> InF
     files = " and ".join(sorted({str(tensor.file.path) for tensor in tensors.values()}))
     codes = StoredCodes(f"{files} ({layer}: {', '.join(tensors)})", fmt, rows, cols, read, permutation=permutation)
     return CodesInFile(f"{layer}.weight", (rows, cols), codes, identity, release)
+
+
+def _decoded(
+    layer: str,
+    shape: tuple[int, ...],
+    arrays: Callable[[], dict[str, Array]],
+    decode: Callable[[str, Mapping[str, Array]], Array | None],
+    tensors: Mapping[str, FileTensor],
+    release: Callable[[], None],
+) -> InFile:
+    """A layer as plain values in fp32, decoded each time they are asked for."""
+
+    def make() -> torch.Tensor:
+        values = decode(layer, arrays())
+        if values is None or values.shape != shape:
+            raise FormatError(f"{layer}: its arrays have changed since they were looked at")
+        return torch.from_numpy(values)
+
+    def identity() -> dict[str, Any]:
+        return {"arrays": [tensor.identity() for tensor in tensors.values()], "decoded": True}
+
+    return ValuesInFile(f"{layer}.weight", shape, torch.float32, make, identity, release)
 
 
 def _examined(layer: str, arrays: Mapping[str, Array], system: System) -> tuple[Format, int, int, Order | None]:

@@ -3,6 +3,7 @@
     convert("model.gguf", "out.gguf", to="q8_0")                       a GGUF file, codes in another format
     convert("model.gguf", "folder", layout="gptq", to="int4:group=32")  a folder that GPTQ's loaders read
     convert("awq-folder", "folder", layout="compressed-tensors")        the same codes in another packing
+    convert("folder", "out.gguf", quant="q4_K_M")                       a folder with its tokenizer
 
 What can be moved without loss is moved (formats/transcode.py); what cannot has to be allowed.  The result appears under
 its name when all of it is on the disk.
@@ -34,6 +35,7 @@ from qcompiler.formats.integers import IntegerFormat
 from qcompiler.formats.transcode import Loss, loss_of, require, transcode
 from qcompiler.frontends.checkpoint import Checkpoint, Order
 from qcompiler.frontends.checkpoint_folder import from_checkpoint
+from qcompiler.frontends.folder_to_gguf import folder_to_gguf, require_folder
 from qcompiler.frontends.gguf_files import GgufFile, GgufTensor, NewTensor, write_gguf
 from qcompiler.frontends.gguf_models import from_gguf
 from qcompiler.frontends.torch_values import to_numpy
@@ -84,15 +86,18 @@ class Conversion:
 
 def convert(
     source: str | Path, target: str | Path, *, to: str | None = None, layout: str | None = None, lossy: bool = False,
-    force: bool = False,
+    force: bool = False, quant: str | None = None,
 ) -> Conversion:  # fmt: skip
     """Converts a GGUF file or a folder with a checkpoint.
 
     `to` is the format that quantised weights shall have ("q8_0", "int4:group=128"); without it each keeps its own, in
-    the layout's packing.  `layout` is "gguf" (the default where `target` ends in .gguf; the source is a GGUF file then,
-    whose keys are copied) or a system's folder: "gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes".  In
-    folders, linears are quantised, and other tensors are written as plain numbers of one dtype: the model's where that
-    holds all of them, else fp32, as where the source has codes for them.
+    the layout's packing.  `layout` is "gguf" (the default where `target` ends in .gguf; the keys of a GGUF file are
+    copied, and made from the configuration and the tokenizer of a folder) or a system's folder: "gptq", "gptq_v2",
+    "awq", "compressed-tensors", "bitsandbytes".  In folders, linears are quantised, and other tensors are written as
+    plain numbers of one dtype: the model's where that holds all of them, else fp32, as where the source has codes.
+
+    `quant` is for a folder that becomes a GGUF file: a mixture ("q4_K_M"), which chooses a format for each tensor as
+    llama.cpp's quantiser does, or one format for all matrices.  It allows what is lost by that.
 
     With `to`, matrices that the source has in floating point are encoded, too: all linears.  FormatError for a tensor
     that would lose something unless `lossy` allows it, saying how much; WeightsError and ArgumentError for what cannot
@@ -109,6 +114,13 @@ def convert(
     if source.resolve() == target.resolve():
         raise ArgumentError(f"{source} would be converted onto itself; name another target")
     _check_target(target, layout, force)
+    if quant is not None and not (layout == "gguf" and source.is_dir() and to is None):
+        raise ArgumentError(
+            "quant= (`--quant`) is for a folder that becomes a GGUF file, without to=; else name the format with to= "
+            "(`--to`)"
+        )
+    if layout == "gguf" and source.is_dir():
+        return _folder_to_gguf(source, target, quant or to, lossy or quant is not None)
     if layout == "gguf":
         return _to_gguf(source, target, wanted, lossy)
     checkpoint = from_checkpoint(source) if source.is_dir() else from_gguf(source)
@@ -134,12 +146,19 @@ def _check_target(target: Path, layout: str, force: bool) -> None:
 # --- to a GGUF file --------------------------------------------------------------------------------------------------
 
 
+def _folder_to_gguf(source: Path, target: Path, quant: str | None, lossy: bool) -> Conversion:
+    require_folder(source)
+    done = Conversion(target)
+
+    def told(name: str, before: str, after: str, loss: Loss) -> None:
+        done.tensors.append(Converted(name, before, after, loss))
+
+    made = folder_to_gguf(from_checkpoint(source), quant, lossy=lossy, told=told)
+    write_gguf(target, made.tensors, made.metadata)
+    return done
+
+
 def _to_gguf(source: Path, target: Path, to: Format | None, lossy: bool) -> Conversion:
-    if source.is_dir():
-        raise ArgumentError(
-            f"{source} is a folder, and GGUF files hold a tokenizer and keys that it lacks: convert it with "
-            "convert_hf_to_gguf.py of llama.cpp, or name a folder as the target"
-        )
     if to is not None and not isinstance(to, GgmlFormat):
         raise FormatError(f"GGUF files do not hold {to}; name one of their formats, such as q4_0 or q8_0")
     file, done = GgufFile(source), Conversion(target)

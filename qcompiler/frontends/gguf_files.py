@@ -64,6 +64,8 @@ _SCALARS: dict[int, str] = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_ARRAYS = {np.dtype(np.int32): 5, np.dtype(np.float32): 6}
+"""Types of arrays that are written as they are, where a reader asks for one."""
 
 
 def type_name(number: int) -> str:
@@ -439,6 +441,8 @@ def _encoded(name: str, value: Any) -> tuple[int, bytes]:
         return 6, struct.pack("<f", float(value))
     if isinstance(value, str):
         return _STRING, _string(value)
+    if isinstance(value, np.ndarray) and value.dtype in _ARRAYS:
+        return _ARRAY, struct.pack("<IQ", _ARRAYS[value.dtype], value.size) + value.tobytes()
     if isinstance(value, Sequence) and value:
         return _ARRAY, _list(name, value)
     raise FormatError(f"the key '{name}' is {value!r}; GGUF holds numbers, texts, booleans and lists of one of them")

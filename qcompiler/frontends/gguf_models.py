@@ -275,6 +275,30 @@ def _most(file: GgufFile) -> torch.dtype:
 # --- the tensors -----------------------------------------------------------------------------------------------------
 
 
+def names_in_file(name: str, model: str) -> tuple[str, ...]:
+    """What GGUF files call the parts of a parameter of a model class. WeightsError where they have no name for it."""
+    module, _, kind = name.rpartition(".")
+    if module in _TOP:
+        return (f"{_TOP[module]}.{kind}",)
+    number, _, inside = name.removeprefix("model.layers.").partition(".")
+    if inside in _EXPERTS:
+        return tuple(f"blk.{number}.{part}" for part in _EXPERTS[inside])
+    part = _IN_LAYER.get(inside.rpartition(".")[0])
+    if part is None:
+        raise WeightsError(f"the parameter '{name}' of {model} has no name in GGUF files")
+    return (f"blk.{number}.{part}.{kind}",)
+
+
+def rows_in_model(name: str, rows: int, config: Any) -> Order | None:
+    """Of architecture llama: where in the model the rows of the file go; None where they stand."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    count = heads.get(name.split(".")[-2])
+    if count is None:
+        return None
+    here = np.arange(rows).reshape(count, 2, rows // count // 2)  # [head, half, i] is the model's row
+    return np.ascontiguousarray(here.swapaxes(1, 2)).reshape(-1)
+
+
 @dataclass(frozen=True)
 class _Names:
     """Which tensors of the file a parameter of the model is, and in which order their rows stand."""
@@ -309,29 +333,10 @@ class _Names:
         return found
 
     def _parts(self, name: str) -> tuple[str, ...]:
-        """The names in the file of what a parameter holds."""
-        module, _, kind = name.rpartition(".")
-        if module in _TOP:
-            return (f"{_TOP[module]}.{kind}",)
-        number, _, inside = name.removeprefix("model.layers.").partition(".")
-        if inside in _EXPERTS:
-            return tuple(f"blk.{number}.{part}" for part in _EXPERTS[inside])
-        part = _IN_LAYER.get(inside.rpartition(".")[0])
-        if part is None:
-            raise WeightsError(f"the parameter '{name}' of {self.architecture.model} has no name in GGUF files")
-        return (f"blk.{number}.{part}.{kind}",)
+        return names_in_file(name, self.architecture.model)
 
     def _order(self, name: str, tensor: GgufTensor) -> Order | None:
-        """Where in the model the rows of the file go; None where they stand."""
-        if not self.architecture.permuted:
-            return None
-        heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}
-        count = heads.get(name.split(".")[-2])
-        if count is None:
-            return None
-        rows = tensor.shape[0]
-        here = np.arange(rows).reshape(count, 2, rows // count // 2)  # [head, half, i] is the model's row
-        return np.ascontiguousarray(here.swapaxes(1, 2)).reshape(-1)
+        return rows_in_model(name, tensor.shape[0], self.config) if self.architecture.permuted else None
 
     def _expert_orders(self, tensors: list[GgufTensor]) -> list[Order | None]:
         """Gate and up of each expert stand one behind the other."""
@@ -414,4 +419,4 @@ def _values(number: int, tensors: list[GgufTensor], orders: list[Order | None]) 
     return make
 
 
-__all__ = ["ARCHITECTURES", "GgufWeights", "from_gguf"]
+__all__ = ["ARCHITECTURES", "ROPE_FACTORS", "GgufWeights", "from_gguf", "names_in_file", "rows_in_model"]

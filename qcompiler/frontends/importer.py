@@ -9,7 +9,6 @@ One table entry per ATen operator (`scope.BUILDERS`), filled by the modules `ate
 
 from __future__ import annotations
 
-import json
 import operator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -43,6 +42,7 @@ from qcompiler.frontends import (  # noqa: F401  (they register)
     torch_rows,
 )
 from qcompiler.frontends.empty_weights import is_empty
+from qcompiler.frontends.fallback import Fallback, TorchPart
 from qcompiler.frontends.insert_qdq import PACKED, Quantized
 from qcompiler.frontends.places import describe
 from qcompiler.frontends.scope import BUILDERS, Result, Scope, bind
@@ -56,7 +56,7 @@ from qcompiler.plan.kernel import DType
 from qcompiler.plan.plan import Signature, initial_weight
 from qcompiler.plan.weights import NoBytes, StoredTensor, WeightStore
 
-Fallback = Literal["torch"] | None
+FallbackChoice = Literal["torch"] | None
 
 __all__ = ["BUILDERS", "IGNORED", "ImportResult", "Importer", "TensorSpec", "import_program"]
 
@@ -85,7 +85,7 @@ class ImportResult:
     """The imported module and all that a program needs beside it.
 
     `symbols` are the ranges of the dimensions; `states` the initial values of buffers that the model writes (keyed as
-    `qc.state`); `torch_calls` the operators that only torch can run (with `fallback="torch"`).  `texts` are the dumps
+    `qc.state`); `torch_parts` the regions that torch runs (with `fallback="torch"`).  `texts` are the dumps
     of the earlier stages, `seconds` the times of the three, and `quantized` holds the ledger and the eager oracle.
     """
 
@@ -97,9 +97,14 @@ class ImportResult:
     symbols: dict[str, Range]
     quantized: Quantized
     states: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    torch_calls: tuple[str, ...] = ()
+    torch_parts: tuple[TorchPart, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def torch_calls(self) -> tuple[str, ...]:
+        """The operators that torch runs."""
+        return tuple(dict.fromkeys(name for part in self.torch_parts for name in part.operators))
 
     @property
     def ledger(self) -> Ledger:
@@ -112,11 +117,11 @@ class ImportResult:
         return [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def import_program(quantized: Quantized, *, fallback: Fallback = None) -> ImportResult:
+def import_program(quantized: Quantized, *, fallback: FallbackChoice = None) -> ImportResult:
     """Imports a rewritten program.
 
     UnsupportedOperatorError names the operator, the module and the source line; with `fallback="torch"` the operator
-    becomes a `qc.torch_call` instead, which can be read and compared with eager torch, but has no kernel to run it.
+    becomes a part of a `qc.torch_call` instead, unless it does more than compute.
     """
     return Importer(quantized, fallback).run()
 
@@ -124,15 +129,15 @@ def import_program(quantized: Quantized, *, fallback: Fallback = None) -> Import
 class Importer:
     """Walks a rewritten program and builds `func.func @main` from its nodes, one builder for each."""
 
-    def __init__(self, quantized: Quantized, fallback: Fallback) -> None:
-        self.quantized, self.fallback = quantized, fallback
+    def __init__(self, quantized: Quantized, fallback: FallbackChoice) -> None:
+        self.quantized = quantized
         self.program: ExportedProgram = quantized.exported.program
         self.weights = quantized.weights.copy()
         self.block = Block()
         self.scope = Scope(self.block, quantized.exported.symbols, quantized.exported.ranges)
+        self.fallback = Fallback(self.scope, self.program.graph_module) if fallback == "torch" else None
         self.inputs: list[TensorSpec] = []
         self.states: dict[str, npt.NDArray[Any]] = {}
-        self.torch_calls: dict[str, None] = {}
         specs = self.program.graph_signature.input_specs
         self._targets = {spec.arg.name: str(spec.target) for spec in specs if spec.target is not None}
         self._tied = {path: row.parameters for row in quantized.ledger for path in row.parameters}
@@ -142,7 +147,7 @@ class Importer:
         for node in self.program.graph.nodes:
             if node.op == "call_function" and node.users and node.target not in IGNORED:
                 self._call(node)
-            elif node.op == "get_attr" and node.users:
+            elif node.op == "get_attr" and node.users and not self._is_branch(node):
                 self._refuse_subgraph(next(iter(node.users)))
             elif node.op in ("call_module", "call_method"):
                 raise FrontendError(f"the graph holds a {node.op} of {node.target}, which import does not know")
@@ -158,7 +163,7 @@ class Importer:
             dict(self.quantized.exported.ranges),
             self.quantized,
             self.states,
-            tuple(self.torch_calls),
+            tuple(self.fallback.parts) if self.fallback is not None else (),
         )
 
     # --- what comes in ---
@@ -190,6 +195,9 @@ class Importer:
             return  # read through qc.dequantize
         tensor = self.program.state_dict.get(target, self.program.constants.get(target))
         assert isinstance(tensor, torch.Tensor)
+        is_pair = self.fallback is not None and tensor.dtype.is_complex and not state
+        if is_pair:
+            tensor = torch.view_as_real(tensor.resolve_conj())
         type_ = types.tensor(tuple(tensor.shape), dtype_name(tensor.dtype))
         if state:
             self.states[target] = np.array(to_numpy(tensor))
@@ -208,7 +216,10 @@ class Importer:
             op = qc.ConstOp(target, type_)
         set_path(op, target)
         self.block.add_op(op)
-        self.scope.values[node] = op.result
+        if is_pair and self.fallback is not None:
+            self.fallback.pairs[node] = op.result
+        else:
+            self.scope.values[node] = op.result
 
     def _dequantize(self, node: fx.Node) -> SSAValue:
         """The packed weight as one value, and its decoding; both at the parameter's path."""
@@ -250,6 +261,13 @@ class Importer:
         if node.target is torch.ops.qc.dequantize.default:
             self.scope.values[node] = self._dequantize(node)
             return
+        if self.fallback is not None:
+            if node in self.scope.values or node in self.fallback.pairs:
+                return  # a result of a region
+            if (why := self.fallback.takes(node)) is not None:
+                self.fallback.take(node, why)
+                return
+            self.fallback.settle(node.all_input_nodes)
         scope = self.scope.at(node)
         if node.target is torch.ops.qc.grouped_linear.default:
             self.scope.values[node] = self._grouped_linear(scope, node)
@@ -262,10 +280,10 @@ class Importer:
             return
         try:
             self.scope.values[node] = self._build(scope, node)
-        except UnsupportedOperatorError:
-            if self.fallback != "torch":
+        except UnsupportedOperatorError as error:
+            if self.fallback is None:
                 raise
-            self.scope.values[node] = self._torch_call(scope, node)
+            self.fallback.take(node, str(error).partition(" (")[0])
         except DimError as error:
             raise UnsupportedOperatorError(f"{node.target}: {error}{describe(node)}") from error
 
@@ -276,17 +294,22 @@ class Importer:
         if builder is None:
             raise UnsupportedOperatorError(
                 f"the operator {node.target} has no lowering{describe(node)}. Rewrite that line with supported "
-                "operators, or compute it outside of the compiled model and pass the result in"
+                'operators, let torch run it at its place (fallback="torch"), or compute it outside of the compiled '
+                "model and pass the result in"
             )
         result = builder(scope, node, bind(node))
         self._check(node, result)
         return result
 
+    def _is_branch(self, node: fx.Node) -> bool:
+        """Whether a subgraph is a branch of a `torch.cond` that torch runs."""
+        return self.fallback is not None and all(user.target is torch.ops.higher_order.cond for user in node.users)
+
     def _refuse_subgraph(self, node: fx.Node) -> None:
         raise UnsupportedOperatorError(
             f"the operator {node.target} runs a part of the model as a function, which has no lowering"
-            f"{describe(node)}. Choose with torch.where instead of torch.cond; a loop must have a fixed length and be "
-            "written in Python"
+            f"{describe(node)}. Choose with torch.where instead of torch.cond, or let torch run the condition "
+            '(fallback="torch"); a loop must have a fixed length and be written in Python'
         )
 
     def _check(self, node: fx.Node, result: Result) -> None:
@@ -302,43 +325,24 @@ class Importer:
                     f"import of {node.target} gave {built.type}, the trace says {wanted}{describe(node)}"
                 )
 
-    def _torch_call(self, scope: Scope, node: fx.Node) -> Result:
-        """Arguments as JSON: {"tensor": i} stands for the i-th operand, {"dim": text} for a size."""
-        operands: list[SSAValue] = []
-
-        def encode(argument: Any) -> Any:
-            if isinstance(argument, fx.Node):
-                if isinstance(argument.meta.get("val"), torch.SymInt):
-                    return {"dim": str(scope.dim(argument))}
-                operands.append(scope.value(argument))
-                return {"tensor": len(operands) - 1}
-            if isinstance(argument, list | tuple):
-                return [encode(item) for item in argument]
-            if isinstance(argument, torch.dtype | torch.device | torch.layout | torch.memory_format):
-                return {type(argument).__name__: str(argument).removeprefix("torch.")}
-            return argument
-
-        call = {"args": encode(node.args), "kwargs": {k: encode(v) for k, v in node.kwargs.items()}}
-        value = node.meta["val"]
-        metas = value if isinstance(value, list | tuple) else [value]
-        kinds = [types.tensor(scope.symbols.shape(m.shape), dtype_name(m.dtype)) for m in metas]
-        op = qc.TorchCallOp(str(node.target), json.dumps(call), operands, kinds)
-        scope.builder.insert(op)
-        self.torch_calls[str(node.target)] = None
-        return tuple(op.outputs) if isinstance(value, list | tuple) else op.outputs[0]
-
     # --- what goes out ---
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
         nodes = {n.name: n for n in self.program.graph.nodes}
         results: list[SSAValue] = []
         specs: list[TensorSpec] = []
+        if self.fallback is not None:
+            self.fallback.settle_all()
         for spec in self.program.graph_signature.output_specs:
             if isinstance(spec.arg, ConstantArgument):
                 continue
             if not isinstance(spec.arg, TensorArgument):
                 raise ExportError("the model returns a size (an int computed from shapes); return tensors only")
             node = nodes[spec.arg.name]
+            if node.meta["val"].dtype.is_complex:
+                raise ExportError(
+                    f"the model returns complex values; return torch.view_as_real of them{describe(node)}"
+                )
             value = self.scope.value(node)
             if spec.kind == OutputKind.BUFFER_MUTATION and str(spec.target) not in self.states:
                 continue

@@ -99,6 +99,8 @@ class ShardFile:
     def __init__(self, path: Path, *, codes: bool = False) -> None:
         self.path = path
         self._dtypes = {**DTYPES, **CODES} if codes else DTYPES
+        self.notes: dict[str, Any] = {}
+        """What the header says beside the tensors (`__metadata__`); not judged here."""
         try:
             with open_regular(path) as file:
                 self.status = os.fstat(file.fileno())
@@ -112,6 +114,8 @@ class ShardFile:
         if not 2 <= count <= min(MAX_HEADER, self.status.st_size - 8):
             raise WeightsError(f"{self.path} is no safetensors file, or was cut off in its header")
         described = json_object(read(count), f"the header of {self.path}", WeightsError)
+        notes = described.get("__metadata__")
+        self.notes = notes if isinstance(notes, dict) else {}
         tensors = {
             name: self._tensor(name, facts, 8 + count) for name, facts in described.items() if name != "__metadata__"
         }

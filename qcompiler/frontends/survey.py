@@ -22,13 +22,16 @@ from qcompiler.errors import ArgumentError, QCompilerError, UnsupportedOperatorE
 from qcompiler.frontends.importer import IGNORED, Importer
 from qcompiler.frontends.insert_qdq import Quantized, insert_qdq
 from qcompiler.frontends.places import describe
-from qcompiler.frontends.scope import BUILDERS
+from qcompiler.frontends.scope import BUILDERS, Result, Scope
 from qcompiler.frontends.torch_export import Refusal, export_model
+from qcompiler.frontends.torch_values import dtype_name
 from qcompiler.frontends.weight_source import NoValues
+from qcompiler.ir import qc, types
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import tensor_dtype
 from qcompiler.kernels.select import FLOATS, templates
 from qcompiler.passes.select_kernels import FLOAT_ONLY, TEMPLATES
+from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 
 PLACES = 8
 """Places that a finding lists; the rest is a count."""
@@ -177,9 +180,20 @@ class _Examiner(Importer):
     def _stand_in(self, node: fx.Node) -> None:
         """A value of the node's type, or the note that nothing behind it can be judged."""
         try:
-            self.scope.values[node] = self._torch_call(self.scope.at(node), node)
+            self.scope.values[node] = self._of_its_type(self.scope.at(node), node)
         except (QCompilerError, KeyError, AttributeError):
             self.unknown.add(node)
+
+    def _of_its_type(self, scope: Scope, node: fx.Node) -> Result:
+        inputs = [scope.value(each) for each in node.all_input_nodes if not _is_size(each)]
+        value = node.meta["val"]
+        metas = value if isinstance(value, list | tuple) else [value]
+        kinds = [types.tensor(scope.symbols.shape(meta.shape), dtype_name(meta.dtype)) for meta in metas]
+        call = TorchOp(target=str(node.target), args=tuple({"v": i} for i in range(len(inputs))), results=len(kinds))
+        results = range(len(inputs), len(inputs) + len(kinds))
+        op = qc.TorchCallOp(TorchRegion(inputs=len(inputs), ops=(call,), outputs=tuple(results)), inputs, kinds)
+        scope.builder.insert(op)
+        return tuple(op.outputs) if isinstance(value, list | tuple) else op.outputs[0]
 
 
 def _is_size(node: fx.Node) -> bool:

@@ -12,7 +12,8 @@ from torch.export import ExportedProgram
 from qcompiler.config import QuantConfig
 from qcompiler.errors import PromiseError, QCompilerError, UnsupportedOperatorError
 from qcompiler.frontends.calibrate import Calibration
-from qcompiler.frontends.importer import Fallback, ImportResult, import_program
+from qcompiler.frontends.fallback import KEPT_WHOLE
+from qcompiler.frontends.importer import BUILDERS, FallbackChoice, ImportResult, import_program
 from qcompiler.frontends.insert_qdq import insert_qdq
 from qcompiler.frontends.torch_export import Exported, export_model
 from qcompiler.frontends.weight_files import WeightFiles
@@ -28,7 +29,7 @@ def import_torch(
     kwargs: Mapping[str, Any] | None = None,
     quant: QuantConfig | str | None = None,
     dynamic_shapes: Any = None,
-    fallback: Fallback = None,
+    fallback: FallbackChoice = None,
     weights: WeightSource | None = None,
     files: WeightFiles | None = None,
     calibration: Calibration | None = None,
@@ -41,7 +42,8 @@ def import_torch(
     """
     stage("export")
     began = time.perf_counter()
-    exported = export_model(model, args, kwargs, dynamic_shapes)
+    keep = KEPT_WHOLE.union(BUILDERS) if fallback is not None else None
+    exported = export_model(model, args, kwargs, dynamic_shapes, keep=keep)
     exported_text, export_ended = exported.text(), time.perf_counter()
     stage("insert-qdq")
     try:

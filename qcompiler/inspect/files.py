@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from qcompiler.errors import ArgumentError, CorruptFileError
+from qcompiler.inspect.report import step_kind
+from qcompiler.inspect.torch_share import TorchShare, torch_shares
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, WeightEntry, to_json
 from qcompiler.plan.verify import verify_plan
@@ -56,7 +58,7 @@ def describe(path: str | Path) -> dict[str, Any]:
             {"file": b.file, "isa": b.isa, "sha256": b.sha256, "compiler": b.compiler, "emitter": b.emitter_version}
             for b in header.native
         ],
-        "torch_calls": list(header.torch_calls),
+        "torch": [share.as_dict() for share in torch_shares(plan)],
     }
 
 
@@ -79,8 +81,9 @@ def summary(path: str | Path) -> str:
     lines += _section("kernels", _kernel_lines(facts["templates"]))
     lines += _section("IR inside", [", ".join(facts["stages"]) or "none"])
     lines += _section("native", native or ["none"])
-    if facts["torch_calls"]:
-        lines += _section("torch ops", facts["torch_calls"])
+    if facts["torch"]:
+        shares = [str(TorchShare(**share)) for share in facts["torch"]]
+        lines += _section("torch", ["needed to run this, a part of it was left to torch", *shares])
     return printable("\n".join(lines))
 
 
@@ -178,7 +181,7 @@ def _tensor(sig: TensorSig) -> str:
 
 
 def _entry(entry: EntryPoint) -> dict[str, Any]:
-    kinds = ("launch" if isinstance(step, Launch | Select) else type(step).__name__.lower() for step in entry.steps)
+    kinds = map(step_kind, entry.steps)
     return {
         "name": entry.name,
         "symbols": {symbol.name: [symbol.min, symbol.max] for symbol in entry.symbols},

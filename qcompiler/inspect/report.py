@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qcompiler.inspect.checks import copied_bytes
-from qcompiler.plan.plan import Launch, Plan, Select
+from qcompiler.inspect.torch_share import torch_shares
+from qcompiler.plan.plan import Launch, Plan, Select, TorchCall
 from qcompiler.units import human_bytes
 
 
@@ -40,6 +41,7 @@ class ProgramReport:
             "entries": {entry.name: _steps(entry.steps) for entry in self.plan.entries},
             "arenas": {arena.name: {"kind": arena.kind, "bytes": arena.nbytes} for arena in self.plan.arenas},
             "copied_state_bytes": copied_bytes(self.plan),
+            "torch": [share.as_dict() for share in torch_shares(self.plan)],
             "choices": [vars(choice) for choice in self.choices],
         }
 
@@ -54,6 +56,7 @@ def plan_text(plan: Plan) -> str:
         ranges = ", ".join(f"{s.name} in [{s.min}, {s.max}]" for s in entry.symbols) or "static shapes"
         steps = ", ".join(f"{count} {kind}" for kind, count in sorted(_steps(entry.steps).items()))
         lines.append(f"  {entry.name}({ranges}): {steps}")
+    lines += [f"  in torch, {share}" for share in torch_shares(plan)]
     if plan.init is not None:
         lines.append(f"  init, once at load: {len(plan.init.steps)} steps")
     sizes: Counter[str] = Counter()
@@ -126,4 +129,11 @@ def choices_text(choices: Iterable[Choice]) -> str:
 
 
 def _steps(steps: Sequence[object]) -> dict[str, int]:
-    return dict(Counter("launch" if isinstance(s, Launch | Select) else type(s).__name__.lower() for s in steps))
+    return dict(Counter(step_kind(step) for step in steps))
+
+
+def step_kind(step: object) -> str:
+    """What counts of steps call a step."""
+    if isinstance(step, Launch | Select):
+        return "launch"
+    return "torch call" if isinstance(step, TorchCall) else type(step).__name__.lower()

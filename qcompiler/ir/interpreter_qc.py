@@ -14,9 +14,11 @@ from qcompiler.formats import int8_rows, integer_product
 from qcompiler.ir import qc
 from qcompiler.ir.interpreter_base import Array, Frame, accumulator, round_to, rule, where
 from qcompiler.ir.interpreter_linalg import evaluate_body
+from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import QTensorType, tensor_dtype
 from qcompiler.plan.kernel import GATES
+from qcompiler.plan.torch_regions import Place, runner
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -412,12 +414,19 @@ def _argmax(op: qc.ArgmaxOp, operands: Sequence[Array], _frame: Frame) -> list[A
     return [np.argmax(keys, axis=op.axis.value.data).astype(np.int64)]
 
 
-# --- escape ----------------------------------------------------------------------------------------------------------
+# --- what is left to torch -------------------------------------------------------------------------------------------
 
 
 @rule(qc.TorchCallOp)
-def _torch_call(op: qc.TorchCallOp, _operands: Sequence[Array], _frame: Frame) -> list[Array]:
-    raise InterpreterError(
-        f"{where(op)}: the torch operator '{op.target.data}' has no meaning outside of torch; import without "
-        f'fallback="torch" to see its place in the model, or run the eager oracle instead'
-    )
+def _torch_call(op: qc.TorchCallOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    """Torch itself: the one op whose meaning is not written here. MissingDependencyError without torch."""
+    sizes = [frame.size(size) for size in op.size_dims]
+    inputs = [np.ascontiguousarray(x).reshape(x.shape) for x in operands]
+    results = [np.empty(frame.shape(value.type), numpy_dtype(value.type)) for value in op.outputs]
+    kinds = [tensor_dtype(value.type) for value in (*op.inputs, *op.outputs)]
+    places = [
+        Place(address=x.__array_interface__["data"][0], dtype=kind, shape=x.shape, written=number >= len(inputs))
+        for number, (x, kind) in enumerate(zip((*inputs, *results), kinds, strict=True))
+    ]
+    runner().prepare(op.record).on_host(sizes, places[: len(inputs)], places[len(inputs) :])
+    return results

@@ -3,7 +3,8 @@
 Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its
 rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type.  The syntax
 they share is in `qc_base.py`; the classes of convolutions are in `qc_conv.py`, those of positions and scans in
-`qc_index.py`, those of rows of int8 in `qc_rows.py`; that of recurrent layers in `qc_recurrent.py`.
+`qc_index.py`, those of rows of int8 in `qc_rows.py`, that of recurrent layers in `qc_recurrent.py`, and what is left to
+torch in `qc_torch.py`.
 
     values      const  dim  state  state_update  copy
     quantised   quantize  dequantize  quantize_rows  dequantize_rows
@@ -43,7 +44,6 @@ from xdsl.irdl import (
     result_def,
     traits_def,
     var_operand_def,
-    var_result_def,
 )
 from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
@@ -65,6 +65,7 @@ from qcompiler.ir.qc_index import (
 )
 from qcompiler.ir.qc_recurrent import RecurrentOp
 from qcompiler.ir.qc_rows import DequantizeRowsOp, QuantizeRowsOp
+from qcompiler.ir.qc_torch import TorchCallOp
 from qcompiler.ir.types import (
     DimsAttr,
     FormatAttr,
@@ -545,22 +546,7 @@ class SoftmaxOp(QCOp):
         self.expect_axis(self.axis.value.data, shape_of(self.x.type))
 
 
-# --- escape and terminator -------------------------------------------------------------------------------------------
-
-
-@irdl_op_definition
-class TorchCallOp(QCOp):
-    """A torch operator that has no lowering, kept only with `fallback="torch"`; the program declares it."""
-
-    name = "qc.torch_call"
-    target = prop_def(StringAttr)
-    arguments = prop_def(StringAttr)
-    inputs = var_operand_def(AnyAttr())
-    outputs = var_result_def(AnyAttr())
-
-    def __init__(self, target: str, arguments: str, inputs: Sequence[SSAValue], types: Sequence[Attribute]) -> None:
-        properties = {"target": StringAttr(target), "arguments": StringAttr(arguments)}
-        super().__init__(operands=[list(inputs)], properties=properties, result_types=[list(types)])
+# --- terminator -------------------------------------------------------------------------------------------
 
 
 @irdl_op_definition

@@ -14,6 +14,7 @@
       rt.record @e0 on @s0
       rt.wait @e0 on @s1
       rt.library_call "gemm" on @s0 [#rt.view<…>, …] {algorithm = "…", workspace = @ws, writes = array<i64: 2>}
+      rt.torch_call "aten.lgamma.default" on @s0 [#rt.view<…>] to [#rt.view<…>] {region = {…}, sizes = [], serves = "…"}
     }
 
 Before assign-streams a step may lack its stream, before plan-memory a buffer its offset; the plan has both.  A buffer
@@ -33,6 +34,7 @@ from typing import cast
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
+    DictionaryAttr,
     FlatSymbolRefAttrConstr,
     IntegerAttr,
     StringAttr,
@@ -58,6 +60,7 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import PlanError, ScheduleError
+from qcompiler.ir.region_text import attribute_of, region_of
 from qcompiler.ir.rt_attrs import CaseAttr, OperandAttr, SigAttr, SymbolAttr, ViewAttr
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import Operand
@@ -78,9 +81,11 @@ from qcompiler.plan.plan import (
     Stream,
     Symbol,
     TensorSig,
+    TorchCall,
     View,
     Wait,
 )
+from qcompiler.plan.torch_regions import TorchRegion, operators
 
 NO_STREAM = ""
 """The stream of a plan record whose rt op has none yet; the verifier refuses it."""
@@ -580,8 +585,61 @@ class LibraryCallOp(StepOp):
         return tuple(v.record for v in self.views)
 
 
+@irdl_op_definition
+class TorchCallOp(StepOp):
+    """A region of torch operators with its inputs and outputs: plan.TorchCall. `target` lists them for readers."""
+
+    name = "rt.torch_call"
+    target = prop_def(StringAttr)
+    region = prop_def(DictionaryAttr)
+    sizes = prop_def(ArrayAttr[StringAttr])
+    inputs = prop_def(ArrayAttr[ViewAttr])
+    outputs = prop_def(ArrayAttr[ViewAttr])
+    serves = prop_def(StringAttr)
+    assembly_format = "$target (`on` $stream^)? $inputs `to` $outputs attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+
+    def __init__(
+        self,
+        region: TorchRegion,
+        sizes: Sequence[Dim],
+        inputs: Sequence[View],
+        outputs: Sequence[View],
+        *,
+        serves: str = "",
+        stream: str | None = None,
+    ) -> None:
+        properties: dict[str, Attribute | None] = {
+            "target": StringAttr(", ".join(dict.fromkeys(operators(region)))),
+            "region": attribute_of(region),
+            "sizes": ArrayAttr(StringAttr(str(dim(size))) for size in sizes), "stream": _ref(stream),
+            "inputs": ArrayAttr(ViewAttr.of(v) for v in inputs), "outputs": ArrayAttr(ViewAttr.of(v) for v in outputs),
+            "serves": StringAttr(serves),
+        }  # fmt: skip
+        super().__init__(properties=properties)
+
+    @staticmethod
+    def of(record: TorchCall) -> TorchCallOp:
+        return TorchCallOp(
+            record.region, record.sizes, record.inputs, record.outputs, serves=record.serves, stream=record.stream
+        )
+
+    @property
+    def record(self) -> TorchCall:
+        return TorchCall(
+            stream=name_of(self.stream), region=region_of(self.region),
+            sizes=tuple(dim(size.data).to_dim() for size in self.sizes), inputs=tuple(v.record for v in self.inputs),
+            outputs=tuple(v.record for v in self.outputs), serves=self.serves.data,
+        )  # fmt: skip
+
+    @property
+    def view_records(self) -> tuple[View, ...]:
+        return tuple(v.record for v in (*self.inputs, *self.outputs))
+
+
 _STEP_OPS: dict[type[Step], type[StepOp]] = {
     Launch: LaunchOp, Select: SelectOp, Copy: CopyOp, Record: RecordOp, Wait: WaitOp, LibraryCall: LibraryCallOp,
+    TorchCall: TorchCallOp,
 }  # fmt: skip
 
 
@@ -668,7 +726,7 @@ RT = Dialect(
     "rt",
     [
         DeviceOp, StreamOp, EventOp, ArenaOp, BufferOp, KernelOp, YieldOp, EntryOp,
-        LaunchOp, SelectOp, CopyOp, RecordOp, WaitOp, LibraryCallOp,
+        LaunchOp, SelectOp, CopyOp, RecordOp, WaitOp, LibraryCallOp, TorchCallOp,
     ],
     [SymbolAttr, SigAttr, OperandAttr, ViewAttr, CaseAttr],
 )  # fmt: skip

@@ -22,13 +22,25 @@ from xdsl.ir import SSAValue
 
 from qcompiler.errors import DimError, InterpreterError
 from qcompiler.ir.interpreter import Unpack, evaluate_op
-from qcompiler.ir.rt import BufferOp, CopyOp, EntryOp, KernelOp, LaunchOp, LibraryCallOp, SelectOp, StepOp, YieldOp
+from qcompiler.ir.rt import (
+    BufferOp,
+    CopyOp,
+    EntryOp,
+    KernelOp,
+    LaunchOp,
+    LibraryCallOp,
+    SelectOp,
+    StepOp,
+    TorchCallOp,
+    YieldOp,
+)
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.plan.dims import dim
 from qcompiler.plan.equations import solve
 from qcompiler.plan.geometry import is_packed
-from qcompiler.plan.plan import TensorSig, View, taken
+from qcompiler.plan.plan import TensorSig, TorchCall, View, taken
+from qcompiler.plan.torch_regions import Place, runner
 from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore
 
 Array = npt.NDArray[Any]
@@ -117,6 +129,8 @@ class RtInterpreter:
                 _store(target, source, "copy")
             case LibraryCallOp():
                 self._call(step, symbols)
+            case TorchCallOp():
+                self._torch_call(step.record, symbols)
             case _:
                 pass  # record and wait: the listed order is an order that they allow
 
@@ -130,6 +144,21 @@ class RtInterpreter:
         arrays = [self._at(view, symbols) for view in record.operands]
         for index, value in zip(record.writes, twin(arrays), strict=True):
             _store(arrays[index], value, record.function)
+
+    def _torch_call(self, step: TorchCall, symbols: Symbols) -> None:
+        arrays = [self._at(view, symbols) for view in step.operands]
+        places = [
+            Place(
+                address=array.__array_interface__["data"][0],
+                dtype=view.dtype,
+                shape=array.shape,
+                written=number >= len(step.inputs),
+            )
+            for number, (view, array) in enumerate(zip(step.operands, arrays, strict=True))
+        ]
+        sizes = [dim(size).evaluate(symbols) for size in step.sizes]
+        given = len(step.inputs)
+        runner().prepare(step.region).on_host(sizes, places[:given], places[given:])
 
     def _launch(self, name: str, views: Sequence[View], symbols: Symbols) -> None:
         kernel = self._schedule.kernels.get(name)

@@ -21,6 +21,7 @@ from qcompiler.ir.rt import (
     SelectOp,
     StepOp,
     StreamOp,
+    TorchCallOp,
     name_of,
 )
 from qcompiler.plan.plan import View
@@ -75,6 +76,9 @@ class Schedule:
             case LibraryCallOp():
                 writes = set(step.record.writes)
                 return tuple((v, "w" if i in writes else "r") for i, v in enumerate(step.view_records))
+            case TorchCallOp():
+                reads = tuple((view.record, "r") for view in step.inputs)
+                return reads + tuple((view.record, "w") for view in step.outputs)
             case _:
                 return ()
         for kernel in kernels:

@@ -14,6 +14,7 @@ import msgspec
 
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Strict
+from qcompiler.plan.torch_regions import TorchRegion
 
 PLAN_VERSION = 1
 
@@ -154,7 +155,23 @@ class LibraryCall(Strict, frozen=True, tag="library_call"):
     writes: tuple[int, ...]
 
 
-Step = Launch | Select | Copy | Record | Wait | LibraryCall
+class TorchCall(Strict, frozen=True, tag="torch_call"):
+    """Run a region of torch operators: contiguous views in, contiguous views out. `sizes` are those it refers to."""
+
+    stream: str
+    region: TorchRegion
+    sizes: tuple[Dim, ...]
+    inputs: tuple[View, ...]
+    outputs: tuple[View, ...]
+    serves: str = ""
+
+    @property
+    def operands(self) -> tuple[View, ...]:
+        """Every view, those that are written last."""
+        return self.inputs + self.outputs
+
+
+Step = Launch | Select | Copy | Record | Wait | LibraryCall | TorchCall
 
 
 class TensorSig(Strict, frozen=True):
@@ -178,6 +195,11 @@ class EntryPoint(Strict, frozen=True):
     inputs: tuple[TensorSig, ...]
     outputs: tuple[TensorSig, ...]
     steps: tuple[Step, ...]
+
+
+def calls_torch(entry: EntryPoint) -> bool:
+    """Whether a part of the entry point runs in torch."""
+    return any(isinstance(step, TorchCall) for step in entry.steps)
 
 
 class WeightEntry(Strict, frozen=True):

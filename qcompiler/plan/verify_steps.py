@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from qcompiler import formats
-from qcompiler.errors import DimError, ScheduleError
+from qcompiler.errors import DimError, PlanError, ScheduleError
 from qcompiler.plan.dims import Dim, Range, dim, never_negative, product
 from qcompiler.plan.geometry import (
     Region,
@@ -33,11 +33,13 @@ from qcompiler.plan.plan import (
     Select,
     Step,
     TensorSig,
+    TorchCall,
     View,
     Wait,
     WeightEntry,
 )
 from qcompiler.plan.sizes import LARGEST, check_extent, check_size, check_view_sizes
+from qcompiler.plan.torch_regions import check_region
 
 InitWritten = dict[str, list[Region]]
 _NOT_AT_INIT = ("state", "input", "output")
@@ -111,6 +113,8 @@ class EntryVerifier:
                 what = f"wait for '{event}'"
             case LibraryCall(function=function):
                 what = f"library call '{function}'"
+            case TorchCall():
+                what = "torch call"
         return f"entry '{self.entry.name}', step {number} ({what} on stream '{step.stream}')"
 
     # --- signature and outputs ---
@@ -181,7 +185,7 @@ class EntryVerifier:
 
     def _check_capture_is_not_empty(self) -> None:
         """An empty graph is no error of CUDA's; it is ours, because it means that the work went elsewhere."""
-        if not any(isinstance(step, Launch | Select | Copy | LibraryCall) for step in self.entry.steps):
+        if not any(isinstance(step, Launch | Select | Copy | LibraryCall | TorchCall) for step in self.entry.steps):
             raise ScheduleError("it is captured but has nothing to do on a device", rule="capture-empty")
 
     # --- steps ---
@@ -209,6 +213,8 @@ class EntryVerifier:
                 self.clocks.wait(step.event, stream, number)
             case LibraryCall():
                 self._check_library_call(number, step)
+            case TorchCall():
+                self._check_torch_call(number, step)
 
     def _stream(self, step: Step) -> int:
         if not step.stream:
@@ -327,6 +333,34 @@ class EntryVerifier:
             accesses.append("w")
         self._check_aliases(views, accesses, None)
         self._touch_all(number, step.stream, views, accesses)
+
+    def _check_torch_call(self, number: int, step: TorchCall) -> None:
+        if self.is_init:
+            raise ScheduleError("torch runs in calls only, and this is the init entry", rule="torch-at-init")
+        if self.is_captured:
+            raise ScheduleError(
+                "torch operators are called from the host, which a captured graph would leave out at replay; do not "
+                "capture this entry",
+                rule="capture-host-work",
+            )
+        try:
+            check_region(step.region, len(step.inputs), len(step.outputs), len(step.sizes))
+        except PlanError as error:
+            raise ScheduleError(str(error), rule="torch-region") from error
+        self._check_symbols(step.sizes, "a size of the region")
+        for size in step.sizes:
+            check_size(size, self.ranges)
+        for view in step.operands:
+            if is_packed(view) or len(view.shape) != len(view.strides) or not is_contiguous(view):
+                raise ScheduleError(
+                    f"the view of buffer '{view.buffer}' is not contiguous; make it so with a kernel first",
+                    rule="torch-operand",
+                )
+        reads: list[Access] = ["r" for _ in step.inputs]
+        writes: list[Access] = ["w" for _ in step.outputs]
+        accesses = [*reads, *writes]
+        self._check_aliases(step.operands, accesses, None)
+        self._touch_all(number, step.stream, step.operands, accesses)
 
     # --- operands ---
 

@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType as Type
 
 import qcompiler as qc
 from qcompiler.cli import main
-from qcompiler.errors import ArgumentError, FormatError
+from qcompiler.errors import ArgumentError, FormatError, WeightsError
 
 writing = load("tests/files/writing.py")
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_converted_is_named(q4_0: Path, tmp_path: Path) -> None:
         qc.convert(q4_0, tmp_path / "out.gguf", to="nf4")
     with pytest.raises(FormatError, match=r"'model.layers.0.*' as awq: AWQ's GEMM packing has 4-bit codes"):
         qc.convert(q4_0, tmp_path / "out", layout="awq", to="int8:group=32,scale=fp16")
-    with pytest.raises(ArgumentError, match=r"is a folder, and GGUF files hold a tokenizer"):
+    with pytest.raises(WeightsError, match=r"neither tokenizer\.json nor tokenizer\.model, and a GGUF file holds"):
         qc.convert(tmp_path, tmp_path / "out.gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
     assert torch.is_tensor(next(iter(qc.from_gguf(q4_0).weights.tensors.values())).view())

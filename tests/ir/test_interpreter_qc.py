@@ -16,11 +16,12 @@ from xdsl.ir import Block, Region
 from xdsl.rewriter import InsertPoint
 
 from qcompiler import formats
-from qcompiler.errors import InterpreterError
+from qcompiler.errors import InterpreterError, PlanError
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.interpreter import Interpreter, evaluate_op, run
 from qcompiler.ir.module import set_ranges, set_result_keys
 from qcompiler.plan.kernel import FormatRef
+from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 from qcompiler.plan.weights import StoredTensor, WeightStore
 
 T = types.tensor
@@ -381,9 +382,15 @@ def test_inputs_that_do_not_fit_are_named(module_of: ModuleOf) -> None:
             call(*bad)
 
 
-def test_torch_call_says_that_it_has_no_meaning_here(module_of: ModuleOf) -> None:
-    with pytest.raises(InterpreterError, match=r"aten\.foo"):
-        one(module_of, lambda x: qc.TorchCallOp("aten.foo", "{}", [x], [T((1,), "f32")]), [np.zeros(1, np.float32)])
+def test_torch_call_means_what_torch_computes(module_of: ModuleOf) -> None:
+    call = TorchOp(target="aten.mul.Tensor", args=({"v": 0}, 3.0))
+    region = TorchRegion(inputs=1, ops=(call,), outputs=(1,))
+    x = np.array([[1, -2], [0.5, 4]], np.float32)
+    y = one(module_of, lambda a: qc.TorchCallOp(region, [a], [T((2, 2), "f32")]), [x])
+    np.testing.assert_array_equal(y, x * 3)
+    unknown = TorchRegion(inputs=1, ops=(TorchOp(target="aten.foo.default", args=({"v": 0},)),), outputs=(1,))
+    with pytest.raises(PlanError, match=r"aten\.foo"):
+        one(module_of, lambda a: qc.TorchCallOp(unknown, [a], [T((2, 2), "f32")]), [x])
 
 
 def test_wrong_result_type_is_reported_with_the_place(module_of: ModuleOf) -> None:

@@ -18,6 +18,7 @@ from qcompiler.ir.types import ELEMENT_TYPES
 from qcompiler.passes.canonicalize import CanonicalizePass
 from qcompiler.passes.cse import CsePass
 from qcompiler.passes.dce import DcePass
+from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 from qcompiler.plan.weights import WeightStore
 
 ModuleOf = Callable[..., ModuleOp]
@@ -155,12 +156,14 @@ def test_different_bodies_are_not_shared(module_of: ModuleOf) -> None:
 def test_state_reads_are_not_shared_but_removed_when_unused(module_of: ModuleOf) -> None:
     def body(b: Builder, a: Any) -> Any:
         b.insert(qc.StateOp("kv", types.tensor((2,), "f32")))
-        b.insert(qc.TorchCallOp("aten.foo", "{}", [a[0]], []))
+        region = TorchRegion(inputs=1, ops=(TorchOp(target="aten.foo.default", args=({"v": 0},)),), outputs=(1,))
+        b.insert(qc.TorchCallOp(region, [a[0]], [a[0].type]))  # what torch runs is functional
+        b.insert(qc.StateUpdateOp("kv", a[0]))
         return [a[0]]
 
     module = module_of(X, body)
     DcePass().apply(CTX, module)
-    assert names(module) == ["qc.torch_call"]
+    assert names(module) == ["qc.state_update"]
 
 
 @pytest.mark.parametrize(

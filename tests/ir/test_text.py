@@ -21,9 +21,19 @@ from qcompiler.ir.module import path_of, set_arg_names, set_path, set_ranges
 from qcompiler.ir.scalar_ops import ErfcOp, RemFOp
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.plan.kernel import FormatRef
+from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 
 ModuleOf = Callable[..., ModuleOp]
 T = types.tensor
+
+REGION = TorchRegion(
+    inputs=2,
+    ops=(
+        TorchOp(target="aten.foo.default", args=({"v": 0}, [1, {"size": 0}], 0.1, True, None, "word"), results=2),
+        TorchOp(target="aten.bar.Tensor", args=({"v": 2}, {"float": "-inf"}), kwargs={"dtype": {"dtype": "complex64"}}),
+    ),
+    outputs=(3, 4),
+)
 NF4 = FormatRef(name="nf4", params={"block": 64})
 
 
@@ -96,7 +106,7 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         order = b.insert(qc.SortOp(y, [T(("b", "s", "s"), d) for d in ("f32", "i64")], axis=2, descending=True))
         top = b.insert(qc.TopkOp(e, [T(("b", "s", 3), d) for d in ("f32", "i64")], k=3, axis=2))
         best = b.insert(qc.ArgmaxOp(e, T(("b", "s"), "i64"), axis=2)).result
-        call = b.insert(qc.TorchCallOp("aten.foo", "[1]", [best, grouped, *steps], [T((1,), "f32"), T((2,), "f32")]))
+        call = b.insert(qc.TorchCallOp(REGION, [best, grouped, *steps], [T((1,), "f32"), T((2,), "f32")], ["b*s", 4]))
         moved = b.insert(qc.CopyOp(image, source="cpu", target="sim:0")).result
         b.insert(qc.StateUpdateOp("kv", state))
         wide = build.broadcast_in(b, best, ("b", 7, "s"), [0, 2])

@@ -17,8 +17,9 @@ from qcompiler.passes.assign_devices import AssignDevicesPass
 from qcompiler.passes.emit_kernels import kernel_specs
 from qcompiler.passes.lower_to_rt import LowerToRtPass
 from qcompiler.passes.pack_weights import PackWeightsPass, unpack
-from qcompiler.passes.select_kernels import SelectKernelsPass
+from qcompiler.passes.select_kernels import TEMPLATES, SelectKernelsPass
 from qcompiler.plan.kernel import LinearKernel, LoopKernel
+from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 
 LOWER = (AssignDevicesPass, SelectKernelsPass, PackWeightsPass, LowerToRtPass)
 
@@ -195,13 +196,31 @@ def test_old_value_that_is_read_later_is_kept_and_counted(bench):
     assert decision.what == "state copied: 128 bytes for each run" and "linalg.generic" in decision.why
 
 
-def test_op_without_a_kernel_is_named(bench):
+def test_op_without_a_kernel_is_named(bench, monkeypatch):
+    monkeypatch.delitem(TEMPLATES, qc.SoftmaxOp)
+
     def body(b, a):
-        return list(b.insert(qc.TorchCallOp("aten.foo", "[1]", [a[0]], [tensor(("s", 3), "f32")])).outputs)
+        return [b.insert(qc.SoftmaxOp(a[0], a[0].type, axis=1)).result]
 
     module = bench.module([(("s", 4), "f32")], {"s": (1, 9)}, body)
-    with pytest.raises(KernelSelectionError, match=r"qc\.torch_call"):
+    with pytest.raises(KernelSelectionError, match=r"qc\.softmax"):
         lower(bench, module)
+
+
+def test_torch_reads_rows_in_order_and_writes_where_the_result_is_wanted(bench):
+    def body(b, a):
+        turned = build.transpose(b, a[0], [1, 0])
+        call = TorchOp(target="aten.lgamma.default", args=({"v": 0},))
+        region = TorchRegion(inputs=1, ops=(call,), outputs=(1,))
+        return list(b.insert(qc.TorchCallOp(region, [turned], [tensor((4, "s"), "f32")], ["2*s"])).outputs)
+
+    module = lower(bench, bench.module([(("s", 4), "f32")], {"s": (1, 9)}, body))
+    (entry,) = [op for op in module.body.block.ops if isinstance(op, rt.EntryOp)]
+    copy, call = entry.steps
+    assert isinstance(copy, rt.LaunchOp) and isinstance(call, rt.TorchCallOp)
+    record = call.record
+    assert record.sizes == ("2*s",) and record.inputs[0].strides == ("s", 1)
+    assert record.outputs[0].buffer == "main.out.0"
 
 
 def test_chosen_experts_are_one_launch_whatever_the_number_of_rows(bench):

@@ -21,8 +21,10 @@ from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.ir.types import tensor
 from qcompiler.plan.kernel import FormatRef, Operand
 from qcompiler.plan.plan import SelectCase, Symbol, TensorSig, View
+from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 from qcompiler.plan.verify import verify_plan
 
+REGION = TorchRegion(inputs=1, ops=(TorchOp(target="aten.lgamma.default", args=({"v": 0},)),), outputs=(1,))
 ACCEPTED = sorted((Path(__file__).parent / "files" / "accepted").glob("*.mlir"))
 
 
@@ -69,6 +71,8 @@ def everything() -> ModuleOp:
         rt.WaitOp("e0", "s0"),
         rt.LibraryCallOp("gemm", "algo 3", "b0", [view()], writes=[0], stream="s0"),
         rt.LibraryCallOp("gemm", "algo 3", None, [view()], writes=[]),
+        rt.TorchCallOp(REGION, ["b*s", 7], [view()], [view(offset="4*s")], serves="encoder", stream="s0"),
+        rt.TorchCallOp(REGION, [], [view()], [view(offset="4*s")]),
     ]
     return ModuleOp(
         [
