@@ -42,27 +42,6 @@ typedef unsigned long long uint64_t;
 // each use.
 #define QC_KEEP_32(x) asm volatile("" : "+r"(x))
 #define QC_KEEP_64(x) asm volatile("" : "+l"(x))
-#define QC_DEVICE __device__ __forceinline__
-// Of lambdas: the simulator must see every access of a kernel, and sees those of functions that are inlined.
-#ifdef QC_SIM
-#define QC_INLINED __attribute__((always_inline))
-#else
-#define QC_INLINED
-#endif
-#define QC_WARP 32
-#define QC_ALL_LANES 0xffffffffu
-
-// No instruction: the compiler moves no access to memory across it, which bounds what it keeps in registers.
-#define QC_KEEP_ORDER() asm volatile("" ::: "memory")
-// Nor here: the compiler takes `x`, of 32 or 64 bits, for a value of its own, and keeps it instead of making it anew at
-// each use.
-#define QC_KEEP_32(x) asm volatile("" : "+r"(x))
-#define QC_KEEP_64(x) asm volatile("" : "+l"(x))
-#ifdef QC_SIM
-#define QC_KEEP_POINTER(x) ((void)0)
-#else
-#define QC_KEEP_POINTER(x) asm volatile("" : "+l"(x))
-#endif
 
 // 16-bit floats are bits: arithmetic happens in fp32 or in the tensor cores.
 struct alignas(2) qc_bf16 { uint16_t bits; };
@@ -124,6 +103,13 @@ QC_DEVICE float2 qc_load_shared_8(qc_place shared) {
 QC_DEVICE void qc_store_shared_16(qc_place shared, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
                  :: "r"(shared.address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+// 16 bytes to global memory, at a multiple of 16. Of a pointer to a vector whose alignment it cannot see, the compiler
+// makes four stores.
+QC_DEVICE void qc_store_global_16(void* global, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(global), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 // 16 bytes from global to shared memory, complete at the wait that covers its commit. Both addresses 16-byte aligned.

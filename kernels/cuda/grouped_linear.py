@@ -87,7 +87,7 @@ def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, *, mma: bool) -> Cu
         f"qc_linear_few<{weight.struct}, {_few(weight, STORAGE_TYPES[x.dtype], shape)}>(",
         f"        (const uint8_t*){names[1]}, {names[0]} + {row} * {c_dim(x.strides[0])}, 0,",
         f"        1, panel, x_tile, {table},",
-        "        true, partial);",
+        "        true, threadIdx.x, partial);",
         "__syncthreads();",
         "if (threadIdx.x < 16) {",
         "    float sum = 0.0f;",
@@ -172,6 +172,6 @@ def _kernel(
     spec: KernelSpec, weight: Weight, geometry: Geometry, lines: list[str], note: str, engine: str = "fma"
 ) -> CudaKernel:
     head = header_comment(spec, note, "an index out of range gives NaN")
-    bound = signature(spec, geometry.threads, resident(geometry, weight, one_row=engine == "mma"))
+    bound = signature(spec, geometry.threads, resident(geometry, weight, one_row=engine == "mma", one_pass=True))
     text = "\n".join([head, weight.definitions, bound, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, (note,))

@@ -23,10 +23,13 @@
 #include "decode.cuh"
 
 // 16 bytes of elements, each rounded once.
-QC_DEVICE void qc_store_16(float* to, const float (&v)[4]) { *(float4*)to = make_float4(v[0], v[1], v[2], v[3]); }
+QC_DEVICE void qc_store_16(float* to, const float (&v)[4]) {
+    qc_store_global_16(
+        to, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])));
+}
 template <class T> QC_DEVICE void qc_store_16(T* to, const float (&v)[8]) {
-    *(uint4*)to = make_uint4(qc_pack(v[0], v[1], T()), qc_pack(v[2], v[3], T()), qc_pack(v[4], v[5], T()),
-                             qc_pack(v[6], v[7], T()));
+    qc_store_global_16(to, make_uint4(qc_pack(v[0], v[1], T()), qc_pack(v[2], v[3], T()), qc_pack(v[4], v[5], T()),
+                                      qc_pack(v[6], v[7], T())));
 }
 
 // sums[i], by constants alone: an index in a register would put the array into local memory.
@@ -90,11 +93,14 @@ template <class W, int THREADS> QC_DEVICE void qc_fill(qc_table16 table) {
     }
 }
 template <class W, int THREADS> QC_DEVICE void qc_fill(qc_table256 table) {
+    // Kernels that loop over rows of x fill it once, but the compiler would keep the values from pass to pass.
+    int thread = threadIdx.x;
+    QC_KEEP_32(thread);
     // Eight threads make an entry's replicas: 128 of them meet each low nibble once.
-    const float same = W::code_value(threadIdx.x / 8 % 16);
+    const float same = W::code_value(thread / 8 % 16);
 #pragma unroll(THREADS < 256 ? 8 : 256 * 8 / THREADS)
     for (int first = 0; first < 256 * 8; first += THREADS) {
-        const int i = first + (int)threadIdx.x;
+        const int i = first + thread;
         const float low = THREADS % 128 == 0 ? same : W::code_value(i / 8 % 16), high = W::code_value(i / 128);
         ((float4*)table.entries)[i] = make_float4(low, high, low, high);
     }
@@ -445,33 +451,52 @@ template <class W> QC_DEVICE typename W::mma_parts qc_parts_of(const typename W:
     return W::fold(W::make(entry));
 }
 
+// Elements of the piece at column `first`, before rounding, from its codes, where a stream's groups end inside: in row
+// g + 8 h columns before border[h] meet here[h], the others next[h].
+template <class W>
+QC_DEVICE void qc_apply_bordered(const typename W::mma_parts (&here)[2], const typename W::mma_parts (&next)[2],
+                                 const int (&border)[2], int first, int lane, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int half = i / 2 % 2, column = first + 2 * (lane % 4) + i / 4 * 8 + i % 2;
+        typename W::mma_parts its = here[half];
+        if (column >= border[half]) its = next[half];
+        v[i] = W::mma_value(v[i], its);
+    }
+}
+
+// Eight elements as `mma` operand A, rounded to the weight's type.
+template <class T> QC_DEVICE void qc_pack_piece(const float (&v)[8], uint32_t (&a)[4], T tag) {
+#pragma unroll
+    for (int p = 0; p < 4; p++) a[p] = qc_pack(v[2 * p], v[2 * p + 1], tag);
+}
+
 // Elements of the piece at column `k`, before rounding, from its codes, whatever entries they meet. Where a stream's
 // groups have 16 elements or more, a piece meets two of them at most; else each element asks for its own.
 template <class W>
 QC_DEVICE void qc_apply_entries(const uint8_t* w, int64_t panel, int64_t k, int lane, float (&v)[8]) {
+    int64_t row[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int64_t row = qc_min(panel * 16 + lane / 4 + 8 * half, W::rows - 1);
-        if constexpr (W::straddles && W::covers >= 16) {
-            const int64_t begin = row * W::cols, first = begin + qc_min(k, W::cols - 1);
+    for (int half = 0; half < 2; half++) row[half] = qc_min(panel * 16 + lane / 4 + 8 * half, W::rows - 1);
+    if constexpr (W::straddles && W::covers >= 16) {
+        typename W::mma_parts here[2], next[2];
+        int left[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int64_t begin = row[half] * W::cols, first = begin + qc_min(k, W::cols - 1);
             const int64_t border = (first / W::covers + 1) * W::covers;
-            const typename W::mma_parts here = qc_parts_of<W>(W::load(w, first));
-            const typename W::mma_parts next = qc_parts_of<W>(W::load(w, qc_min(border, begin + W::cols - 1)));
+            here[half] = qc_parts_of<W>(W::load(w, first));
+            next[half] = qc_parts_of<W>(W::load(w, qc_min(border, begin + W::cols - 1)));
+            left[half] = (int)(border - first);
+        }
+        qc_apply_bordered<W>(here, next, left, 0, lane, v);
+    } else {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float& mine = v[i / 2 * 4 + 2 * half + i % 2];
-                const bool before = first + 2 * (lane % 4) + i / 2 * 8 + i % 2 < border;
-                mine = W::mma_value(mine, before ? here : next);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float& mine = v[i / 2 * 4 + 2 * half + i % 2];
-                const int64_t column = qc_min(k + 2 * (lane % 4) + i / 2 * 8 + i % 2, W::cols - 1);
-                if constexpr (W::straddles)
-                    mine = W::mma_value(mine, qc_parts_of<W>(W::load(w, row * W::cols + column)));
-                else mine = W::mma_value(mine, qc_parts_of<W>(W::load(w, row, (uint32_t)column)));
-            }
+        for (int i = 0; i < 8; i++) {
+            const int64_t column = qc_min(k + 2 * (lane % 4) + i / 4 * 8 + i % 2, W::cols - 1);
+            const int64_t its = row[i / 2 % 2];
+            if constexpr (W::straddles) v[i] = W::mma_value(v[i], qc_parts_of<W>(W::load(w, its * W::cols + column)));
+            else v[i] = W::mma_value(v[i], qc_parts_of<W>(W::load(w, its, (uint32_t)column)));
         }
     }
 }
@@ -540,8 +565,7 @@ template <class W> struct qc_lane_tile {
             qc_piece_codes<W>(of, table, v);
             qc_apply_entries<W>(w, panel, k0 + 16 * piece, lane, v);
             qc_clear_outside<W>(k0 + 16 * piece, lane, v);
-#pragma unroll
-            for (int p = 0; p < 4; p++) a[p] = qc_pack(v[2 * p], v[2 * p + 1], typename W::type());
+            qc_pack_piece(v, a, typename W::type());
         }
     }
 

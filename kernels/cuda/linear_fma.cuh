@@ -11,6 +11,9 @@
 // nf4, M = 1, sm_90a: 3.48; int4_g32, M = 1, sm_90a: 3.29; int4_g128, M = 1, sm_90a: 3.29; q4_K, M = 1, sm_90a: 5.11.
 // On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
 //
+// A thread stores one result: a block has 16 of each row of x, which is one sector of memory, and a sum of as many parts
+// as there are warps for each.
+//
 // qc_linear_tiled: any number of rows, a classic tiled product in fp32. Weights are decoded into shared memory, tile by
 // tile; plain weights may have any strides.
 #pragma once
@@ -137,13 +140,13 @@ template <class S> struct qc_x_piece {
 // piece of each thread is under way.
 template <class W, class S, bool Fill, class Shared, class Table>
 QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, int k0, Table table, bool fill,
-                          Shared* to) {
+                          int thread, Shared* to) {
     constexpr int threads = 32 * S::warps;
     const int left = (S::padded - k0) / 16, pieces = left < S::chunk / 16 ? left : S::chunk / 16;
     const int rows = S::mma ? live : S::rows, count = rows * pieces;
     const auto from = [&](int i) QC_INLINED { return x + (i / pieces < live ? i / pieces : 0) * x_row; };
     const auto at = [&](int i) QC_INLINED { return to + i / pieces * S::pitch + i % pieces * 16; };
-    int i = threadIdx.x;
+    int i = thread;
     if constexpr (Fill) {
         qc_x_piece<S> first;
         if (i < count) first.read(from(i), k0 + i % pieces * 16, W::cols);
@@ -157,6 +160,13 @@ QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, 
         piece.store(at(i));
     }
 }
+
+// Whether codes go through a table or are floats of 8 bits. The next tile's would be decoded before this one's products,
+// and their values would not fit the registers.
+template <class W, bool CODED = W::packed> struct qc_decodes_early { static constexpr bool value = false; };
+template <class W> struct qc_decodes_early<W, true> {
+    static constexpr bool value = W::lookup || W::codes == QC_E4M3 || W::codes == QC_E5M2;
+};
 
 // One tile times the rows of x that lie at `x` (the tile's first column).
 template <class W, class S, class Shared, class Table>
@@ -210,10 +220,12 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const qc_entries<W>
 }
 
 // Sums of `live` (at most S::rows) rows of x with panel `panel`: partial[warp][row of x][row of the panel]. A barrier
-// must follow. The table is filled on the `first` pass, while the first tiles are under way.
+// must follow. The table is filled on the `first` pass, while the first tiles are under way. `thread` is threadIdx.x; a
+// loop over passes hides that from the compiler, which would keep where pieces of x lie from pass to pass, and would not
+// have these registers in the hot loop.
 template <class W, class S, class Shared, class Table>
 QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int live, int64_t panel,
-                             Shared* x_tile, Table table, bool first, float* partial) {
+                             Shared* x_tile, Table table, bool first, int thread, float* partial) {
     constexpr int tiles = (int)W::tiles, steps = (tiles + S::warps - 1) / S::warps;
     constexpr int chunk_steps = S::chunk / (S::warps * S::columns), round = S::depth * S::warps;
     // Every warp has a tile in every step. Where it is not known, ptxas does not reorder across the conditions, which
@@ -231,7 +243,7 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
         if (even || index < tiles) ring[s].load(mine, rows, index, lane);
     }
     // Whatever was in `x_tile` before, all threads have passed a barrier since they read it.
-    qc_stage_x<W, S, true>(x, x_row, live, 0, table, first, x_tile);
+    qc_stage_x<W, S, true>(x, x_row, live, 0, table, first, thread, x_tile);
     __syncthreads();
     qc_few_sums<S::rows, S::mma> sums;
     sums.clear();
@@ -242,7 +254,7 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
             inside = step % chunk_steps;
             if (inside == 0 && step > 0) {
                 __syncthreads();  // the last chunk is used up
-                qc_stage_x<W, S, false>(x, x_row, live, step * S::warps * S::columns, table, false, x_tile);
+                qc_stage_x<W, S, false>(x, x_row, live, step * S::warps * S::columns, table, false, thread, x_tile);
                 __syncthreads();
             }
         }
@@ -256,7 +268,7 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
                     ring[s], entries, w, panel, (int64_t)index * S::columns, lane, live, at, table, sums);
             }
             QC_KEEP_ORDER();  // for sm_100 the next tile's lookups would be hoisted until registers spill
-            if constexpr (even && W::lookup) __syncwarp();  // the same for ptxas
+            if constexpr (even && qc_decodes_early<W>::value) __syncwarp();  // the same for ptxas
             if (even ? step + S::depth < steps : index + round < tiles) ring[s].load(mine, rows, index + round, lane);
         }
     }
@@ -332,6 +344,17 @@ template <int RM, int RN> QC_DEVICE float qc_pick(const float (&sums)[RM][RN], i
     for (int each = 0; each < RM * RN; each++)
         if (each == i) picked = sums[each / RN][each % RN];
     return picked;
+}
+
+// Row i of sums, by constants alone.
+template <int RM, int RN> QC_DEVICE void qc_pick_row(const float (&sums)[RM][RN], int i, float (&row)[RN]) {
+#pragma unroll
+    for (int j = 0; j < RN; j++) {
+        row[j] = sums[0][j];
+#pragma unroll
+        for (int each = 1; each < RM; each++)
+            if (each == i) row[j] = sums[each][j];
+    }
 }
 
 // sums[i][j]: row threadIdx.x / 16 * (TM / 16) + i of what `stage_x(k0, to)` fills, column threadIdx.x % 16 * (TN / 16)

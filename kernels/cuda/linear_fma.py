@@ -26,6 +26,7 @@ from qcompiler.kernels.cuda.linear import (
     weight_of,
 )
 from qcompiler.kernels.cuda.windows import PLACE_BYTES, declaration
+from qcompiler.kernels.layouts.panels import planes
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
@@ -117,7 +118,7 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
         f"        {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)} + {row_offset(x, m0)}, "
         f"{c_dim(x.strides[0])},",
         f"        {live}, blockIdx.x, x_tile, {table},",
-        f"        {first}, partial);",
+        f"        {first}, {'threadIdx.x' if one_pass else 'thread'}, partial);",
         "__syncthreads();",
         f"for (int i = threadIdx.x; i < {16 * shape.rows}; i += {threads}) {{",
         "    float sum = 0.0f;",
@@ -128,7 +129,8 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
     if not one_pass:
         step = f"(int64_t)gridDim.y * {shape.rows}"
         head = f"for (int64_t m0 = (int64_t)blockIdx.y * {shape.rows}; m0 < {c_dim(body.m)}; m0 += {step}) {{"
-        product = [head, *indent(product), "    __syncthreads();  // `partial` is read", "}"]
+        thread = ["int thread = threadIdx.x;", "QC_KEEP_32(thread);"]
+        product = [head, *indent([*thread, *product]), "    __syncthreads();  // `partial` is read", "}"]
     lines = [
         *shared.declarations(),
         _bytes(spec),
@@ -174,20 +176,26 @@ def _kernel(
     engine: str,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
-    blocks = resident(geometry, weight, one_row=engine == "mma" and linear_body(spec).m_class == "1")
+    m, m_class = linear_body(spec).m, linear_body(spec).m_class
+    blocks = resident(geometry, weight, one_row=engine == "mma" and m_class == "1", one_pass=m == 1)
     text = "\n".join([*head, signature(spec, geometry.threads, blocks), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
 
 
-def resident(geometry: Geometry, weight: Weight, *, one_row: bool) -> int:
+def resident(geometry: Geometry, weight: Weight, *, one_row: bool, one_pass: bool) -> int:
     """Blocks that a multiprocessor should hold: unless told, ptxas aims at more and spills to get there.
 
     Three with one row of x on tensor cores: 48 KiB of weights under way, where 75 % of an H200's bandwidth wants
-    25 KiB.  Two where codes are looked up in tables or elements have several entries, which takes more registers.
+    25 KiB.  Two where the 80 registers that are left to each of three do not suffice: codes that are looked up in
+    tables, elements with several entries; and where a loop over rows of x keeps values from pass to pass, codes in
+    several planes and tiles with several groups.
     """
     if geometry.threads > 256 or weight.entry_registers > 4 or weight.scattered:
         return 1
-    return 3 if one_row and not weight.lookup and weight.fields == 1 else 2
+    light = weight.fields == 1 and not weight.lookup
+    if not one_pass:
+        light = light and len(planes(weight.bits)) == 1 and weight.covers >= weight.tile
+    return 3 if one_row and light else 2
 
 
 # --- tiles of the result ---------------------------------------------------------------------------------------------
@@ -217,17 +225,31 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
         f"const auto stage_w = [&](int64_t k0, float* to) {{ {stage} }};",
         f"float sums[{rows}][{columns}];",
         *_tiled_sums(spec, weight, n, m),
-        "#pragma unroll 1",
-        f"for (int i = 0; i < {rows * columns}; i++) {{",
-        f"    const int64_t row = m0 + threadIdx.x / 16 * {rows} + i / {columns};",
-        f"    const int64_t column = n0 + threadIdx.x % 16 * {columns} + i % {columns};",
-        "    " + finish.call("qc_pick(sums, i)", "row", "column"),
-        "}",
+        *_tiled_stores(finish, rows, columns),
     ]
     geometry = Geometry((_ceil(body.m, m), _ceil(weight.rows, n), 1), (TILED_THREADS, 1, 1), shared.nbytes)
     source = f"decoded from {LAYOUT}" if weight.storage == "codes" else weight.storage
     note = f"fma: tiles of {m} rows of x by {n} rows of w ({source}); {shared.nbytes} bytes of shared memory"
     return _kernel(spec, weight, finish, geometry, lines, (note,), "fma")
+
+
+def _tiled_stores(finish: Finish, rows: int, columns: int) -> list[str]:
+    """The statements that finish a thread's `sums`: a row of them at a time where that is what one store takes."""
+    row, column = f"m0 + threadIdx.x / 16 * {rows}", f"n0 + threadIdx.x % 16 * {columns}"
+    if columns == finish.group:
+        return [
+            "#pragma unroll 1",
+            f"for (int i = 0; i < {rows}; i++) {{",
+            f"    float mine[{columns}];",
+            "    qc_pick_row(sums, i, mine);",
+            "    " + finish.call_group("mine", f"{row} + i", column),
+            "}",
+        ]
+    return [
+        "#pragma unroll 1",
+        f"for (int i = 0; i < {rows * columns}; i++)",
+        "    " + finish.call("qc_pick(sums, i)", f"{row} + i / {columns}", f"{column} + i % {columns}"),
+    ]
 
 
 def _tiled_sums(spec: KernelSpec, weight: Weight, n: int, m: int) -> list[str]:

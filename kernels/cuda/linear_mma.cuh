@@ -184,16 +184,12 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
 #pragma unroll
             for (int p = 0; p < 4; p++) a[p] = of[p];
         } else if constexpr (FLAT) {
+            const typename W::mma_parts here[2] = {s[0][0], s[1][0]}, next[2] = {s[0][1], s[1][1]};
+            const int border[2] = {before_border(i, 0, j, index), before_border(i, 1, j, index)};
             float v[8];
             qc_piece_codes<W>(of, table, v);
-#pragma unroll
-            for (int p = 0; p < 4; p++) {
-                const int half = p % 2, column = 16 * j + 2 * (lane % 4) + 8 * (p / 2);
-                const int border = before_border(i, half, j, index);
-                const typename W::mma_parts here = column < border ? s[half][0] : s[half][1];
-                const typename W::mma_parts next = column + 1 < border ? s[half][0] : s[half][1];
-                a[p] = qc_pack(W::mma_value(v[2 * p], here), W::mma_value(v[2 * p + 1], next), typename W::type());
-            }
+            qc_apply_bordered<W>(here, next, border, 16 * j, lane, v);
+            qc_pack_piece(v, a, typename W::type());
         } else {
             typename W::mma_parts rows[2] = {s[0][0], s[1][0]};
             if constexpr (SLOTS == 2)

@@ -344,6 +344,7 @@ QS_INLINE qc_place qc_fixed(const void* shared) { return qc_place(shared); }
 QS_INLINE const uint8_t* qc_fixed_global(const uint8_t* global) { return global; }
 QS_INLINE float2 qc_load_shared_8(qc_place shared) { return *(const float2*)shared.address; }
 QS_INLINE void qc_store_shared_16(qc_place shared, uint4 v) { *(uint4*)shared.address = v; }
+QS_INLINE void qc_store_global_16(void* global, uint4 v) { *(uint4*)global = v; }
 QS_INLINE uint32_t qc_and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 
 #if __CUDA_ARCH__ >= 800

@@ -22,6 +22,7 @@ import pytest
 
 from qcompiler.kernels.cuda import emit
 from qcompiler.plan.kernel import KernelSpec
+from qcompiler.runtime import sass
 from qcompiler.runtime.nvrtc import Resources, compile_cubin
 
 # --- operands ---------------------------------------------------------------------------------------------------------
@@ -324,6 +325,12 @@ def resources(specs: Sequence[KernelSpec], arch: str) -> dict[str, Resources]:
 def nvrtc() -> Callable[[Sequence[KernelSpec], str], dict[str, Resources]]:
     """``nvrtc(specs, arch)``: compiles, and gives `Resources` by kernel name."""
     return resources
+
+
+@pytest.fixture(scope="session")
+def nvrtc_functions() -> Callable[[Sequence[KernelSpec], str], Mapping[str, sass.Function]]:
+    """``nvrtc_functions(specs, arch)``: compiles, and gives the machine code by symbol."""
+    return lambda specs, arch: sass.disassemble(compile_cubin(emit.emit_module(specs, arch), arch, name="test").path)
 
 
 @pytest.fixture(params=emit.ARCHS)

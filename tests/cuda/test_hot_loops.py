@@ -63,3 +63,8 @@ def test_a_comment_quotes_another_figure_than_the_table(file: Path) -> None:
 def test_the_kernels_headers_quote_the_table() -> None:
     for name in ("linear_fma.cuh", "linear_mma.cuh"):
         assert hot_loops.quotes((ROOT / "kernels" / "cuda" / name).read_text(encoding="utf-8")), name
+
+
+def test_results_of_nine_rows_and_more_are_stored_16_bytes_at_a_time() -> None:
+    for each in hot_loops.measure(FORMATS, ROWS, "sm_90a"):
+        assert each.stores == ((2,) if each.rows <= 8 else (16, 2)), each

@@ -28,6 +28,7 @@ BOUNDS = {"f32": 2e-6, "bf16": 3e-3, "f16": 4e-4}
 """Relative L2 error: fp32 sums, and half an ulp of the result's type."""
 
 CLASSES = ("1", "2-8", "9-64", "large")
+FEW_CLASSES: tuple[Any, ...] = ("1", "2-8")
 MS = {"1": (1, 2), "2-8": (2, 5, 8, 9), "9-64": (9, 33, 64, 70), "large": (1, 70)}
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "nf4": ("nf4", {"block": 64}),
@@ -402,3 +403,39 @@ def test_no_kernel_spills(nvrtc: Callable[..., Any], arch: str) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_no_kernel_of_any_format_spills(nvrtc: Callable[..., Any], arch: str, dtype: str) -> None:
     check_resources(nvrtc, cases(dtype, dtype, tuple(SHAPES), arch), arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_no_loop_over_few_rows_at_full_size_spills(nvrtc: Callable[..., Any], arch: str, dtype: Any) -> None:
+    """Blocks of 256 threads, of which several share a multiprocessor; any M, so that values live from pass to pass."""
+    specs = [
+        KernelSpec(
+            name=f"{name}_{m_class.replace('-', '_')}",
+            symbols=("m",),
+            operands=(
+                Operand(name="x", dtype=dtype, access="r", shape=("m", 4096), strides=(4096, 1)),
+                Operand(
+                    name="w", dtype=dtype, access="r", shape=(4096, 4096), format=FormatRef(name=name),
+                    layout=linear.LAYOUT,
+                ),
+                Operand(name="out", dtype=dtype, access="w", shape=("m", 4096), strides=(4096, 1)),
+            ),
+            body=LinearKernel(m="m", n=4096, k=4096, m_class=m_class, has_bias=False),
+        )
+        for name in formats.names()
+        for m_class in FEW_CLASSES
+    ]  # fmt: skip
+    blocks = {emit_kernel(spec, arch).text.partition("__launch_bounds__(256, ")[2][0] for spec in specs}
+    assert blocks >= ({"2", "3"} if dtype != "f32" else {"2"})
+    for name, used in nvrtc(specs, arch).items():
+        assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), (name, arch, used)
+
+
+def test_results_in_fp32_are_stored_16_bytes_at_a_time(nvrtc_functions: Callable[..., Any]) -> None:
+    """By the tiled product, whose threads have four results of a row; the others serve what ends off 16 bytes."""
+    made = [make_case("tiled", "nf4", "large", "f32", "f32", "gelu", has_bias=True)]
+    (function,) = nvrtc_functions([case.spec for case in made], "sm_90a").values()
+    stores = {each.modifiers for each in function.instructions if each.opcode == "STG"}
+    assert stores == {("E",), ("E", "128")}

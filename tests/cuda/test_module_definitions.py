@@ -50,3 +50,10 @@ def test_leaving_definitions_out_changes_no_instruction(name: str) -> None:
     changed = sum(ours[i : i + 16] != theirs[i : i + 16] for i in range(0, max(len(ours), len(theirs)), 16))
     # A table's address lies in a bank of constants, at an offset that tables of other kernels move; two loads read it.
     assert changed <= 2 * module.count("__device__ const ")
+
+
+@pytest.mark.parametrize(("name", "most"), [("norm_layer_f32", 0.1), ("linear_nf4_bf16_1", 0.5)])
+def test_a_module_has_the_share_of_lines_that_the_page_says(name: str, most: float) -> None:
+    everything = "".join(emit.header(each) for each in emit.HEADERS)
+    kept = "\n".join(emit.prelude([emit.emit_kernel(SPECS[name], "sm_90a").text]))
+    assert 0 < kept.count("\n") < most * everything.count("\n")

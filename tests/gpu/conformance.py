@@ -91,7 +91,7 @@ def random(name: str) -> np.random.Generator:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _load_stream() -> Case:
+def _copied() -> Case:
     data = random("load").integers(0, 2**32, 4 * 256, np.uint32)
     return Case([data], [np.zeros_like(data)], equal(data), grid=2, block=128)
 
@@ -442,7 +442,13 @@ CHECKS: tuple[Check, ...] = (
         "load_stream", ("qc_load_stream_16",), "const uint32_t* const x, uint32_t* const out",
         _INDEX + "    const uint4 v = qc_load_stream_16(x + 4 * i);\n"
         "    out[4 * i] = v.x;\n    out[4 * i + 1] = v.y;\n    out[4 * i + 2] = v.z;\n    out[4 * i + 3] = v.w;\n",
-        _load_stream,
+        _copied,
+    ),
+    Check(
+        "store_global", ("qc_store_global_16",), "const uint32_t* const x, uint32_t* const out",
+        _INDEX + "    const uint32_t* const v = x + 4 * i;\n"
+        "    qc_store_global_16(out + 4 * i, make_uint4(v[0], v[1], v[2], v[3]));\n",
+        _copied,
     ),
     Check(
         "load_shared", ("qc_load_shared_8", "qc_store_shared_16"), "const float* const x, float* const out",

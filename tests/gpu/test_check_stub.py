@@ -65,10 +65,12 @@ def schema() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stub, the stand-ins of the programs and the tools."""
+    """The stub and the stand-ins of the tools; those of the programs in a folder of their own, since processes import
+    from this one and a `profile.py` there would be taken for Python's."""
     where = load("tests/gpu/stub_twins.py").folder(tmp_path_factory.mktemp("stub"))
-    (where / "bench.py").write_text(BENCH)
-    (where / "profile.py").write_text(PROFILE)
+    (where / "programs").mkdir()
+    (where / "programs/bench.py").write_text(BENCH)
+    (where / "programs/profile.py").write_text(PROFILE)
     for name, text in (("ncu", NCU), ("compute-sanitizer", SANITIZER)):
         (where / name).write_text(text)
         (where / name).chmod(0o755)
@@ -86,7 +88,7 @@ def sample() -> dict[str, list[str]]:
 
 
 def command(folder: Path, out: Path, *options: str) -> list[str]:
-    programs = ["--programs", str(folder / "bench.py"), str(folder / "profile.py")]
+    programs = ["--programs", str(folder / "programs/bench.py"), str(folder / "programs/profile.py")]
     check = [sys.executable, "-P", str(ROOT / "tests/gpu/check.py"), "--out", str(out), "--silence", "1000"]
     return [*check, *programs, *options]
 
@@ -243,9 +245,9 @@ def test_the_benchmarks_themselves_run_on_the_stub(schema: ModuleType, folder: P
 def test_the_simulated_gpu_takes_the_gpus_place(
     schema: ModuleType, folder: Path, sample: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    bench = (folder / "bench.py").read_text().replace('"cuda:0" and chosen.small', '"sim:0"')
+    bench = (folder / "programs/bench.py").read_text().replace('"cuda:0" and chosen.small', '"sim:0"')
     (tmp_path / "bench.py").write_text(bench)
-    programs = ["--programs", str(tmp_path / "bench.py"), str(folder / "profile.py")]
+    programs = ["--programs", str(tmp_path / "bench.py"), str(folder / "programs/profile.py")]
     names = [name for pair in sample.values() for name in pair]
     options = ["--device", "sim:0", "--part", "first", "second", *programs, "--sample", *names]
     done = run(schema, folder, tmp_path, *options)
