@@ -63,7 +63,7 @@ def import_torch(
     return result
 
 
-def _raise_cause(exported: Exported, error: PromiseError, fallback: Fallback) -> None:
+def _raise_cause(exported: Exported, error: PromiseError, fallback: FallbackChoice) -> None:
     """Raises the error of an operator without a lowering, if the model has one: why its weights were left as they are.
 
     Whoever reads of a promise first would look for another format, and meet that error with the next one.

@@ -90,7 +90,7 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         begin = {"projection": matrices[1], "bias": build.fill(b, 0.5, (20,), "f32"), "cell_start": matrices[3]}
         kinds = [T(("s", "b", 3), "f32"), T(("b", 5), "f32"), T(("b", 5), "f32")]
         layer = qc.RecurrentOp(given, matrices[0], matrices[2], kinds, kind="lstm", reverse=True, **begin)
-        steps = b.insert(layer).results
+        b.insert(layer)
         image = b.insert(
             qc.Conv2dOp(
                 image, conv_w, None, T(("b", 4, "(s + 1) // 2", 5), "f32"), strides=[2, 1], padding=[1, 1, 1, 1],
@@ -106,7 +106,7 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         order = b.insert(qc.SortOp(y, [T(("b", "s", "s"), d) for d in ("f32", "i64")], axis=2, descending=True))
         top = b.insert(qc.TopkOp(e, [T(("b", "s", 3), d) for d in ("f32", "i64")], k=3, axis=2))
         best = b.insert(qc.ArgmaxOp(e, T(("b", "s"), "i64"), axis=2)).result
-        call = b.insert(qc.TorchCallOp(REGION, [best, grouped, *steps], [T((1,), "f32"), T((2,), "f32")], ["b*s", 4]))
+        call = b.insert(qc.TorchCallOp(REGION, [best, grouped], [T((1,), "f32"), T((2,), "f32")], ["b*s", 4]))
         moved = b.insert(qc.CopyOp(image, source="cpu", target="sim:0")).result
         b.insert(qc.StateUpdateOp("kv", state))
         wide = build.broadcast_in(b, best, ("b", 7, "s"), [0, 2])
