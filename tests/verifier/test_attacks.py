@@ -525,6 +525,18 @@ def test_constants_are_numbers_of_their_type(text: str, dtype: str, tmp_path: Pa
     refusal(image, plan, tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("used", ["argument", "yield"])
+def test_a_loop_that_does_not_reduce_has_no_accumulator(kind: str, used: str, tmp_path: Path) -> None:
+    """Its body used what a result held before, which no text has a name for: a compiler was given a "?"."""
+    image = Maker({}, kind).kernel(doubling()).image("x86-64" if kind == "cpu" else "sm_80")
+    program = image.plan.kernels[0].body.body
+    ops = (op("twice", "arith.addf", "in0", "in1"),) if used == "argument" else program.ops
+    yields = ("in1",) if used == "yield" else program.yields
+    plan = with_body(image.plan, body=replace(program, ops=ops, yields=yields))
+    assert "accumulator" in refusal(image, plan, tmp_path, None if kind == "cpu" else "sim:0")
+
+
 @pytest.mark.parametrize("key", ["name", "self", "cls", "block "])
 def test_parameters_of_a_format_are_its_own(key: str, tmp_path: Path) -> None:
     """Parameters become keywords of a call; those that the call has itself were an error of Python."""
