@@ -271,7 +271,7 @@ class DeviceError(RuntimeFailure):
 
 
 class OutOfMemoryError(DeviceError):
-    """A device has no memory left for an allocation."""
+    """A device has no memory left for an allocation. On the CPU `code` and `symbol` are the system's (12, "ENOMEM")."""
 
 
 class CaptureRuleError(RuntimeFailure):

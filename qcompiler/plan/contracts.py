@@ -486,8 +486,8 @@ def check_work(extents: Sequence[Dim], ranges: Ranges, each: int = 1) -> None:
         total *= magnitude(extent, ranges)
     if total > MOST_WORK:
         raise DimError(
-            f"one launch goes over more than {MOST_WORK} (2**54) elements: {list(extents)}; give the dimensions smaller "
-            "maxima, or split the operation in the model"
+            f"one launch goes over more than {MOST_WORK} (2**54) elements: {list(extents)}; give the dimensions "
+            "smaller maxima, or split the operation in the model"
         )
 
 
