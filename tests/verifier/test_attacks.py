@@ -35,7 +35,7 @@ from qcompiler.plan.kernel import (
     OrderKernel,
     ScatterKernel,
 )
-from qcompiler.plan.plan import Copy, Launch, Plan, Select, TensorSig, View
+from qcompiler.plan.plan import Arena, Buffer, Copy, Launch, Plan, Select, TensorSig, View
 from qcompiler.plan.verify import verify_plan
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime import loaded
@@ -523,6 +523,26 @@ def test_constants_are_numbers_of_their_type(text: str, dtype: str, tmp_path: Pa
     more = op("c", "arith.constant", dtype=dtype, value=text)
     plan = with_body(image.plan, body=replace(program, ops=(*program.ops, more)))
     refusal(image, plan, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_an_arena_of_constants_is_no_larger_than_the_weights(kind: str, tmp_path: Path) -> None:
+    """One arena gathers its weights, so that the file ends with the last of them; another one was filled with two
+    gigabytes from where the file is mapped."""
+    from specmutants.seeds import seed
+
+    image = seed("linear", kind)
+    named = tuple(replace(b, weight="w") if b.name == "weight w" else b for b in image.plan.buffers)
+    (weight,) = image.plan.weights
+    sound = changed(image, weights=image.weights[: weight.nbytes], plan=replace(image.plan, buffers=named))
+    device = None if kind == "cpu" else "sim:0"
+    loaded.check_image(sound)
+    large = Arena(name="large", device="d", kind="constants", nbytes=1 << 31)
+    assert "first 2147483648" in refusal(
+        sound, replace(sound.plan, arenas=(*sound.plan.arenas, large)), tmp_path, device
+    )
+    nameless = Buffer(name="nameless", arena="w", offset=1152, nbytes=64)
+    assert "names no weight" in refusal(sound, replace(sound.plan, buffers=(*named, nameless)), tmp_path, device)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
