@@ -133,15 +133,16 @@ def _calls(plan: Plan, number: int, entry: EntryPoint) -> list[str]:
     return lines
 
 
-def judge(jobs: Sequence[Job], folder: Path) -> list[str]:
-    """ "clean", or what was found, for each job. One executable for all; a job that does not compile is found out."""
+def judge(jobs: Sequence[Job], folder: Path, *flags: str) -> list[str]:
+    """ "clean", or what was found, for each job. One executable for all; a job that does not compile is found out.
+    `flags` go to the compiler, behind its own."""
     try:
-        executable = _build(jobs, folder)
+        executable = _build(jobs, folder, flags)
     except subprocess.CalledProcessError as error:
         if len(jobs) == 1:
             return [f"the compiler refuses it: {error.stderr[:300]}"]
         middle = len(jobs) // 2
-        return judge(jobs[:middle], folder) + judge(jobs[middle:], folder)
+        return judge(jobs[:middle], folder, *flags) + judge(jobs[middle:], folder, *flags)
     told = folder / "memory.txt"
     told.write_text("\n".join([str(len(jobs)), *(f"{number} {job.memory}" for number, job in enumerate(jobs))]))
     options = {"ASAN_OPTIONS": "detect_leaks=0:exitcode=9", "UBSAN_OPTIONS": "print_stacktrace=0"}
@@ -158,7 +159,7 @@ def judge(jobs: Sequence[Job], folder: Path) -> list[str]:
     return [f"{v}: {next(said, '')[:200]}" if v == "sanitizer" else v for v in verdicts]
 
 
-def _build(jobs: Sequence[Job], folder: Path) -> Path:
+def _build(jobs: Sequence[Job], folder: Path, flags: Sequence[str]) -> Path:
     specs = tuple(spec for job in jobs for spec in job.specs)
     parts = [emit.prelude(specs), *dict.fromkeys(text for job in jobs for text in job.kernels)]  # type: ignore[arg-type]
     for number, job in enumerate(jobs):
@@ -174,7 +175,7 @@ def _build(jobs: Sequence[Job], folder: Path) -> Path:
     source = folder / "batch.cpp"
     source.write_text("\n".join(["#include <vector>", *parts, harness]))
     executable = folder / "batch"
-    command = [*find_compiler().command, *FLAGS, "-o", str(executable), str(source)]
+    command = [*find_compiler().command, *FLAGS, *flags, "-o", str(executable), str(source)]
     subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
     return executable
 
