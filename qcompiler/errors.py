@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 
-
 LONGEST_MESSAGE = 9_000
 """Characters: names, sizes and lists that a message quotes may come from a stranger's file, and be of any length."""
 

@@ -495,7 +495,10 @@ def check_operand_sizes(operand: Operand, ranges: Ranges) -> None:
     """DimError unless shapes, strides and every offset that they give, in bytes, are proven to fit."""
     for extent in operand.shape:
         check_extent(extent, ranges)
-    check_view_sizes(operand.dtype, operand.shape, operand.strides or (0,) * len(operand.shape), 0, ranges)
+    if is_packed(operand):
+        check_view_sizes(operand.dtype, (product(operand.shape).to_dim(),), (1,), 0, ranges)
+    else:
+        check_view_sizes(operand.dtype, operand.shape, operand.strides, 0, ranges)
 
 
 def injective(shape: Sequence[Dim], strides: Sequence[Dim], ranges: Ranges) -> bool:
