@@ -50,6 +50,7 @@ from qcompiler.runtime.image import (
     check_directory,
     chunk_digests,
     constants_nbytes,
+    open_program,
     with_digests,
 )
 from qcompiler.runtime.memory import Block, Bytes
@@ -300,7 +301,7 @@ def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Head
 
 def _read(path: Path) -> memoryview:
     """The file's bytes in memory of this process alone. A file that shrinks meanwhile is a cut file, and no SIGBUS."""
-    with path.open("rb", buffering=0) as file:
+    with open_program(path) as file:
         block = Block(os.fstat(file.fileno()).st_size)
         done = 0
         while done < block.nbytes and (count := file.readinto(block.bytes[done:].data)):

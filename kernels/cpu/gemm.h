@@ -353,7 +353,7 @@ template <class D, int MR> QC_INLINE void qg_few_rows(
 template <class D, int MAX> static void qg_few_task(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t first = units * task / job->tasks, last = units * (task + 1) / job->tasks;
+    const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
     float* const tile = (float*)scratch;
     float* const converted = tile + MAX * QG_NP * 16;
     for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
@@ -535,10 +535,13 @@ static void qg_task(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
     const int64_t units = ((job->n + 15) / 16 + QG_NP - 1) / QG_NP, blocks = (job->m + QG_MR - 1) / QG_MR;
     const int64_t panels = (job->n + 15) / 16, cells = job->groups * job->chunks;
-    for (int64_t i = job->items * task / job->tasks; i < job->items * (task + 1) / job->tasks; i++) {
+    const int64_t end = qc_share(job->items, task + 1, job->tasks);
+    for (int64_t i = qc_share(job->items, task, job->tasks); i < end; i++) {
         const int64_t group = i % job->groups, chunk = i / job->groups % job->chunks;
-        const int64_t p0 = units * group / job->groups * QG_NP, p1 = units * (group + 1) / job->groups * QG_NP;
-        const int64_t m0 = blocks * chunk / job->chunks * QG_MR, m1 = blocks * (chunk + 1) / job->chunks * QG_MR;
+        const int64_t p0 = qc_share(units, group, job->groups) * QG_NP;
+        const int64_t p1 = qc_share(units, group + 1, job->groups) * QG_NP;
+        const int64_t m0 = qc_share(blocks, chunk, job->chunks) * QG_MR;
+        const int64_t m1 = qc_share(blocks, chunk + 1, job->chunks) * QG_MR;
         qg_job one = *job;
         if (job->select) job->select(&one, i / cells);
         qg_product(&one, p0, p1 < panels ? p1 : panels, m0, m1 < job->m ? m1 : job->m, scratch);

@@ -152,6 +152,20 @@ def test_a_file_of_another_kind_is_foreign(tmp_path: Path) -> None:
         load_image(path)
 
 
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_regular_file_is_foreign_and_not_waited_for(kind: str, copy: bool, tmp_path: Path) -> None:
+    path = tmp_path / "p.qca"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ForeignFileError, match="no regular file"):
+        load_image(path, copy=copy)
+
+
 def test_a_zip_of_another_kind_is_foreign(tmp_path: Path) -> None:
     path = tmp_path / "x.qca"
     with zipfile.ZipFile(path, "w") as archive:
