@@ -9,9 +9,22 @@ from __future__ import annotations
 
 import errno
 
+LONGEST_MESSAGE = 9_000
+"""Characters: names, sizes and lists that a message quotes may come from a stranger's file, and be of any length."""
+
 
 class QCompilerError(Exception):
-    """Base of every error raised by qcompiler."""
+    """Base of every error raised by qcompiler. Of a message that is too long the middle is left out."""
+
+    def __init__(self, message: str = "", *args: object) -> None:
+        super().__init__(_bounded(message), *args)
+
+
+def _bounded(message: str) -> str:
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    left_out = len(message) - LONGEST_MESSAGE
+    return f"{message[: LONGEST_MESSAGE - 2000]} … ({left_out:,} characters left out) … {message[-2000:]}"
 
 
 # --- what the user handed in -----------------------------------------------------------------------------------------
@@ -271,7 +284,7 @@ class DeviceError(RuntimeFailure):
 
 
 class OutOfMemoryError(DeviceError):
-    """A device has no memory left for an allocation."""
+    """A device has no memory left for an allocation. On the CPU `code` and `symbol` are the system's (12, "ENOMEM")."""
 
 
 class CaptureRuleError(RuntimeFailure):

@@ -9,13 +9,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 import numpy as np
 
 from qcompiler import __version__
-from qcompiler.errors import ChangedFileError, FileBoundsError, PlanError, WeightsError
+from qcompiler.errors import ChangedFileError, FileBoundsError, ForeignFileError, PlanError, WeightsError
+from qcompiler.formats.foreign.json_text import open_regular
 from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import Plan, Signature, WeightEntry
 from qcompiler.plan.weights import NO_VALUES, WeightStore
@@ -55,12 +56,22 @@ class NativeLibrary:
         return self.code.data if self.code is not None else self.path.read_bytes()
 
 
+def open_program(path: Path) -> BinaryIO:
+    """A program file, opened for reading. ForeignFileError for what is no regular file: a pipe would be waited for."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise ForeignFileError(f"{path} is no qcompiler program: it is no regular file") from error
+
+
 class MappedFile:
     """A file that is mapped, and what it was like then. Its name may go to another file: this one stays as it is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
+        with open_program(path) as file:
             self.status = os.fstat(file.fileno())
             size = self.status.st_size
             self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")

@@ -6,6 +6,7 @@ torch is never imported here: a caller who passes a torch tensor has imported it
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from typing import Any
 
@@ -16,7 +17,7 @@ from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
 from qcompiler.runtime import dlpack
 from qcompiler.runtime.device_array import DeviceArray
-from qcompiler.runtime.memory import address_of
+from qcompiler.runtime.memory import address_of, no_memory
 
 TORCH_NAMES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
@@ -149,15 +150,21 @@ def wrong_dtype(name: str, got: str, want: str) -> ArgumentDtypeError:
 
 
 def new_numpy(shape: tuple[int, ...], dtype: str) -> tuple[Any, int]:
-    """A fresh array and its address."""
-    array = np.empty(shape, NUMPY_DTYPES[dtype])
+    """A fresh array and its address. OutOfMemoryError if there is no room."""
+    try:
+        array = np.empty(shape, NUMPY_DTYPES[dtype])
+    except MemoryError as error:
+        raise no_memory(math.prod(shape) * ITEMSIZE[dtype], f"a result of shape {shape}") from error
     return array, numpy_address(array)
 
 
 def new_torch(shape: tuple[int, ...], dtype: str) -> tuple[Any, int]:
-    """A fresh CPU tensor and its address. torch is loaded: an argument was a torch tensor."""
+    """A fresh CPU tensor and its address. torch is loaded: an argument was a torch tensor. OutOfMemoryError."""
     torch = sys.modules["torch"]
-    tensor = torch.empty(shape, dtype=getattr(torch, TORCH_NAMES[dtype]), device="cpu")
+    try:
+        tensor = torch.empty(shape, dtype=getattr(torch, TORCH_NAMES[dtype]), device="cpu")
+    except RuntimeError as error:  # what torch raises where its allocator fails
+        raise no_memory(math.prod(shape) * ITEMSIZE[dtype], f"a result of shape {shape}") from error
     return tensor, tensor.data_ptr()
 
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.errors import WorkdirError
+from qcompiler.errors import OutOfMemoryError, WorkdirError
 from qcompiler.runtime import sanitize
 
 Bytes = npt.NDArray[np.uint8]
@@ -27,7 +27,8 @@ HUGE_PAGE_FLOOR = 4 << 20
 class Block:
     """`nbytes` of zeroed private memory, page-aligned; pages come when touched first.
 
-    Private, so that after a fork parent and child do not write into each other's arenas.
+    Private, so that after a fork parent and child do not write into each other's arenas.  OutOfMemoryError if the
+    system does not give them.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -38,7 +39,7 @@ class Block:
             self.address = address_of(self.bytes)
             return
         # The array holds the mapping alive: it goes when the last view of `bytes` goes.
-        mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = _private(max(nbytes, 1))
         if nbytes >= HUGE_PAGE_FLOOR and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages refuses: slower, nothing else
                 mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -49,10 +50,27 @@ class Block:
         self.bytes[:] = 0
 
 
+def _private(nbytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise no_memory(nbytes, "the program's memory") from error
+
+
+def no_memory(nbytes: int, what: str) -> OutOfMemoryError:
+    """The host has no room for so many bytes."""
+    return OutOfMemoryError(
+        f"the system gives no {nbytes:,} bytes for {what}: compile with smaller maxima of the dynamic dimensions, "
+        "close other sessions, or look at the limits of this process (ulimit -v, the container's)",
+        errno.ENOMEM,
+        "ENOMEM",
+    )
+
+
 def _guarded(nbytes: int) -> Bytes:
     """Zeroed memory at a page's begin, with inaccessible pages around it and what follows in its last page poisoned."""
     room = align_up(nbytes, mmap.PAGESIZE)
-    mapping = mmap.mmap(-1, room + 2 * sanitize.GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping = _private(room + 2 * sanitize.GUARD)
     start = address_of(np.frombuffer(mapping, np.uint8))
     first, end = start + sanitize.GUARD, start + sanitize.GUARD + room
     sanitize.protect(start, sanitize.GUARD)

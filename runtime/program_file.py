@@ -50,6 +50,7 @@ from qcompiler.runtime.image import (
     check_directory,
     chunk_digests,
     constants_nbytes,
+    open_program,
     with_digests,
 )
 from qcompiler.runtime.memory import Block, Bytes
@@ -285,20 +286,22 @@ def _message(path: Path, error: Exception) -> str:
 
 def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Header, bytes, Bytes]:
     """program.json, decoded and as bytes, and the weights; directory and digests fit, the weights' own aside."""
-    program = _member(data, members, "program.json", limit=MAX_JSON)
+    # One copy: what is checked, what is used and what a trusted build is compared with are the same bytes, also where
+    # somebody writes to the file meanwhile.
+    program = bytes(_member(data, members, "program.json", limit=MAX_JSON))
     if zlib.crc32(program) != members["program.json"].crc32:
         raise CorruptFileError("program.json is damaged: its checksum is wrong")
-    header = read_header(bytes(program))
+    header = read_header(program)
     weights = _weights(data, members, header)
     check_directory(header.stored, header.weights_nbytes)
     _check_stored(header)
     _check_digests(data, members, header)
-    return header, bytes(program), weights
+    return header, program, weights
 
 
 def _read(path: Path) -> memoryview:
     """The file's bytes in memory of this process alone. A file that shrinks meanwhile is a cut file, and no SIGBUS."""
-    with path.open("rb", buffering=0) as file:
+    with open_program(path) as file:
         block = Block(os.fstat(file.fileno()).st_size)
         done = 0
         while done < block.nbytes and (count := file.readinto(block.bytes[done:].data)):
@@ -456,8 +459,14 @@ def _gunzip(raw: memoryview, nbytes: int, name: str) -> bytes:
 
 
 def _builds(data: memoryview, members: dict[str, Member], header: Header) -> list[Build]:
-    """The file's native builds, as they describe themselves. CorruptFileError if program.json says otherwise."""
-    builds = [unpack_build(item.file, item.sha256, _member(data, members, item.file)) for item in header.native]
+    """The file's native builds, as they describe themselves, in memory. CorruptFileError if program.json says
+    otherwise."""
+    builds = []
+    for item in header.native:
+        code = bytes(_member(data, members, item.file))  # what runs are the bytes whose digest is compared here
+        if _sha256(code) != item.sha256:
+            raise CorruptFileError(f"'{item.file}' is damaged: its digest is wrong")
+        builds.append(unpack_build(item.file, item.sha256, memoryview(code)))
     for item, build in zip(header.native, builds, strict=True):
         said, own = (item.isa, item.emitter_version, item.compiler), build.note
         if said != (own.isa, own.emitter_version, own.compiler) or own.kind != header.target.kind:

@@ -332,7 +332,7 @@ def find_class(name: str, kind: str, keys: tuple[str, ...]) -> Any | None:
         try:
             if importlib.util.find_spec(module_name) is not None:
                 module = importlib.import_module(module_name)
-        except ImportError:  # the class is not importable here: the plain structure is the documented result
+        except Exception:  # the class is not importable here, whatever its module says: the plain structure then
             return None
     cls: Any = module
     for part in class_name.split("."):

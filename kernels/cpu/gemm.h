@@ -353,7 +353,7 @@ template <class D, int MR> QC_INLINE void qg_few_rows(
 template <class D, int MAX> static void qg_few_task(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t first = units * task / job->tasks, last = units * (task + 1) / job->tasks;
+    const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
     float* const tile = (float*)scratch;
     float* const converted = tile + MAX * QG_NP * 16;
     for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
@@ -509,21 +509,22 @@ static void qg_product(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, in
 
 // How the product is cut: `groups` of panels times `chunks` of rows, by an estimate of the clock cycles until the last
 // thread is done: all work shared evenly, plus the largest task for each thread that idles in the last round. A cut
-// never changes a result: an element's additions are ordered by k alone.
+// never changes a result: an element's additions are ordered by k alone. Estimates are doubles: times the number of
+// threads, those of the largest products would leave 64 bits.
 static void qg_cut(qg_job* job, int64_t threads) {
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
     const int64_t blocks = (job->m + QG_MR - 1) / QG_MR, products = job->select ? job->batches : 1;
-    const int64_t column = job->k * QC_REGS;  // vector operations for a row of x, or a panel, per panel
-    int64_t best = INT64_MAX;
+    const double k = (double)job->k, column = k * QC_REGS;  // vector operations for a row of x, or a panel, per panel
+    double best = INFINITY;
     for (int64_t wide = QG_GROUP / QG_NP; wide >= 1; wide /= 2) {
         const int64_t groups = (units + wide - 1) / wide, broad = (units + groups - 1) / groups * QG_NP;
         for (int64_t chunks = (blocks + QG_BLOCKS - 1) / QG_BLOCKS; chunks <= blocks; chunks += 1 + chunks / 8) {
             const int64_t tasks = products * groups * chunks, tall = (blocks + chunks - 1) / chunks * QG_MR;
-            const int64_t sums = job->m * panels * column / 2, decoding = chunks * panels * column * 2;
-            const int64_t all = products * (sums + decoding + groups * job->m * job->k / 8) + tasks * 600;
-            const int64_t largest = broad * column * (tall / 2 + 2) + tall * job->k / 8 + 600;
-            const int64_t cost =
-                (all + (tasks + threads - 1) / threads * threads * largest - tasks * largest) / threads;
+            const double sums = (double)job->m * panels * column / 2, decoding = (double)chunks * panels * column * 2;
+            const double all = products * (sums + decoding + (double)groups * job->m * k / 8) + tasks * 600.0;
+            const double largest = broad * column * (tall / 2 + 2) + tall * k / 8 + 600;
+            const int64_t idle = (tasks + threads - 1) / threads * threads - tasks;
+            const double cost = (all + idle * largest) / threads;
             if (cost < best) best = cost, job->groups = groups, job->chunks = chunks;
             if (threads == 1 || tall == QG_MR) break;
         }
@@ -534,10 +535,13 @@ static void qg_task(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
     const int64_t units = ((job->n + 15) / 16 + QG_NP - 1) / QG_NP, blocks = (job->m + QG_MR - 1) / QG_MR;
     const int64_t panels = (job->n + 15) / 16, cells = job->groups * job->chunks;
-    for (int64_t i = job->items * task / job->tasks; i < job->items * (task + 1) / job->tasks; i++) {
+    const int64_t end = qc_share(job->items, task + 1, job->tasks);
+    for (int64_t i = qc_share(job->items, task, job->tasks); i < end; i++) {
         const int64_t group = i % job->groups, chunk = i / job->groups % job->chunks;
-        const int64_t p0 = units * group / job->groups * QG_NP, p1 = units * (group + 1) / job->groups * QG_NP;
-        const int64_t m0 = blocks * chunk / job->chunks * QG_MR, m1 = blocks * (chunk + 1) / job->chunks * QG_MR;
+        const int64_t p0 = qc_share(units, group, job->groups) * QG_NP;
+        const int64_t p1 = qc_share(units, group + 1, job->groups) * QG_NP;
+        const int64_t m0 = qc_share(blocks, chunk, job->chunks) * QG_MR;
+        const int64_t m1 = qc_share(blocks, chunk + 1, job->chunks) * QG_MR;
         qg_job one = *job;
         if (job->select) job->select(&one, i / cells);
         qg_product(&one, p0, p1 < panels ? p1 : panels, m0, m1 < job->m ? m1 : job->m, scratch);

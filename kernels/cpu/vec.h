@@ -215,8 +215,8 @@ QC_INLINE qf q_and(qf a, qf b) { return (qf)((qi)a & (qi)b); }
 QC_INLINE qm q_nan(qf a) { return q_not(q_eq(a, a)); }
 QC_INLINE qf q_from_bf16(qh h) { return (qf)(__builtin_convertvector(h, qi) << 16); }
 QC_INLINE qi q_round_bf16_bits(qf x) {
-    const qi u = (qi)x, odd = (qi)((qu)u >> 16) & 1;
-    return q_sel(q_nan(x), u | 0x400000, u + 0x7fff + odd);
+    const qu u = (qu)x, odd = u >> 16 & 1;  // unsigned: the sum of a NaN, which is not taken, may wrap
+    return q_sel(q_nan(x), (qi)(u | 0x400000), (qi)(u + 0x7fff + odd));
 }
 QC_INLINE qh q_to_bf16(qf x) {
     const qu u = (qu)q_round_bf16_bits(x) >> 16;

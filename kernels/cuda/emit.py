@@ -51,7 +51,7 @@ kernels reach, and no others."""
 def arch_number(arch: str) -> int:
     """75 of "sm_75", 90 of "sm_90a". KernelSelectionError for an architecture that programs do not compile for."""
     if arch not in ARCHS:
-        raise KernelSelectionError(f"no CUDA architecture is called {arch!r}; there are: {', '.join(ARCHS)}")
+        raise KernelSelectionError(f"no CUDA architecture is called {arch[:40]!r}; there are: {', '.join(ARCHS)}")
     return int(arch[3:].rstrip("af"))
 
 

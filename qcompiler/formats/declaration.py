@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -244,7 +245,7 @@ def place_sections(parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]], alig
     for name, dtype, shape in parts:
         step = max(alignment, dtype.itemsize)
         offset = -(-end // step) * step
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize  # exact: the shape may be a stranger's, and NumPy's product wraps
         sections.append(Section(name, dtype, shape, offset, nbytes))
         end = offset + nbytes
     return tuple(sections)

@@ -12,6 +12,7 @@ offset shows as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -185,7 +186,7 @@ class RtInterpreter:
                 continue
             shape = tuple(dim(size).evaluate(symbols) for size in shape_of(argument.type))
             value = self._values(array, view, shape)
-            if value.size != np.prod(shape, dtype=np.int64):
+            if value.size != math.prod(shape):
                 raise InterpreterError(f"kernel @{kernel.sym}: a view of shape {value.shape} as a tensor of {shape}")
             values[argument] = value.reshape(shape)
         for op in kernel.body.block.ops:
@@ -345,7 +346,7 @@ class _Memory:
 
     def read(self, arena: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """A copy of the array at the start of an arena."""
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         memory = self._whole(arena)
         if count * dtype.itemsize > memory.nbytes:
             raise InterpreterError(f"arena '{arena}' has {memory.nbytes} bytes, {count * dtype.itemsize} are read")

@@ -81,7 +81,7 @@ class Contract:
     """What a kernel takes.
 
     `extents` are at least 0; `positive` at least 1; of each pair in `at_most` the first is no larger than the second.
-    The product of `work` is what one launch goes over.
+    `work` are the extents whose product, or a part of it, the kernel's text may form.
     """
 
     roles: tuple[Role, ...]
@@ -262,7 +262,7 @@ def _(body: AttentionKernel, operands: int) -> Contract:
             *masks,
             Role("out", (b, h, body.q_len, body.value_dim), "w", unit=True),
         ),
-        work=(b, h, body.q_len, body.kv_len, body.head_dim + body.value_dim),
+        work=(b, h, body.q_len, body.head_dim + body.value_dim),  # keys are a loop in a task: no product has both
         extents=(b, body.q_len, body.kv_len),
         positive=(body.head_dim, body.value_dim),
         at_most=((body.head_dim, COUNTED_IN_32_BITS), (body.value_dim, COUNTED_IN_32_BITS)),
@@ -520,14 +520,20 @@ def check_work(extents: Sequence[Dim], ranges: Ranges, each: int = 1) -> None:
     for extent in extents:
         total *= magnitude(extent, ranges)
     if total > MOST_WORK:
-        raise DimError(f"one launch goes over more than {MOST_WORK} (2**50) elements: {list(extents)}")
+        raise DimError(
+            f"one launch goes over more than {MOST_WORK} (2**54) elements: {list(extents)}; give the dimensions "
+            "smaller maxima, or split the operation in the model"
+        )
 
 
 def check_operand_sizes(operand: Operand, ranges: Ranges) -> None:
     """DimError unless shapes, strides and every offset that they give, in bytes, are proven to fit."""
     for extent in operand.shape:
         check_extent(extent, ranges)
-    check_view_sizes(operand.dtype, operand.shape, operand.strides or (0,) * len(operand.shape), 0, ranges)
+    if is_packed(operand):
+        check_view_sizes(operand.dtype, (product(operand.shape).to_dim(),), (1,), 0, ranges)
+    else:
+        check_view_sizes(operand.dtype, operand.shape, operand.strides, 0, ranges)
 
 
 def injective(shape: Sequence[Dim], strides: Sequence[Dim], ranges: Ranges) -> bool:

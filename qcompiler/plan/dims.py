@@ -64,14 +64,17 @@ def _wrap(text: str) -> str:
 
 
 class Expr:
-    """An immutable polynomial with integer coefficients; arithmetic returns new expressions."""
+    """An immutable polynomial with integer coefficients; arithmetic returns new expressions.
 
-    __slots__ = ("_hash", "_terms", "_text")
+    Most of them are steps of a proof that nobody compares or prints: text and order are made when they are asked for.
+    """
+
+    __slots__ = ("_ordered", "_terms", "_text")
 
     def __init__(self, terms: Mapping[_Monomial, int]) -> None:
-        self._terms = {m: c for m, c in sorted(terms.items(), key=lambda t: _order(t[0])) if c != 0}
-        self._text = self._render()
-        self._hash = hash(self._text)
+        self._terms = {m: c for m, c in terms.items() if c != 0}
+        self._ordered = len(self._terms) <= 1
+        self._text: str | None = None
 
     # --- construction ---
 
@@ -111,10 +114,13 @@ class Expr:
     @property
     def terms(self) -> Mapping[_Monomial, int]:
         """The coefficient of each product of atoms, in the order of the text."""
+        if not self._ordered:
+            self._terms = dict(sorted(self._terms.items(), key=lambda term: _order(term[0])))
+            self._ordered = True
         return self._terms
 
     def to_dim(self) -> Dim:
-        return self.value if self.is_static else self._text
+        return self.value if self.is_static else str(self)
 
     # --- arithmetic ---
 
@@ -123,7 +129,7 @@ class Expr:
         for monomial, coefficient in _expr(other)._terms.items():
             terms[monomial] = terms.get(monomial, 0) + coefficient
         if len(terms) > MAX_TERMS:
-            raise DimError(f"a dimension has more than {MAX_TERMS} terms: {self._text[:80]} …")
+            raise DimError(f"a dimension has more than {MAX_TERMS} terms: {str(self)[:80]} …")
         return Expr(terms)
 
     __radd__ = __add__
@@ -143,10 +149,10 @@ class Expr:
             for m2, c2 in _expr(other)._terms.items():
                 monomial = tuple(sorted(m1 + m2, key=str)) if m1 and m2 else m1 + m2
                 if len(monomial) > MAX_DEGREE:
-                    raise DimError(f"a dimension has a term of more than {MAX_DEGREE} factors: {self._text[:80]} …")
+                    raise DimError(f"a dimension has a term of more than {MAX_DEGREE} factors: {str(self)[:80]} …")
                 terms[monomial] = terms.get(monomial, 0) + c1 * c2
             if len(terms) > MAX_TERMS:
-                raise DimError(f"a dimension has more than {MAX_TERMS} terms: {self._text[:80]} …")
+                raise DimError(f"a dimension has more than {MAX_TERMS} terms: {str(self)[:80]} …")
         return Expr(terms)
 
     __rmul__ = __mul__
@@ -222,7 +228,7 @@ class Expr:
 
     def substitute(self, symbols: Mapping[str, Expr | int]) -> Expr:
         """Replaces symbols by expressions; symbols not named stay."""
-        total = Expr({})
+        total: dict[_Monomial, int] = {}
         for monomial, coefficient in self._terms.items():
             product = Expr.constant(coefficient)
             for atom in monomial:
@@ -231,8 +237,11 @@ class Expr:
                 else:
                     lhs, rhs = parse(atom.lhs).substitute(symbols), parse(atom.rhs).substitute(symbols)
                     product = product * _apply(atom.kind, lhs, rhs)
-            total = total + product
-        return total
+            for each, times in product._terms.items():
+                total[each] = total.get(each, 0) + times
+            if len(total) > MAX_TERMS:
+                raise DimError(f"a dimension has more than {MAX_TERMS} terms: {str(self)[:80]} …")
+        return Expr(total)
 
     def bounds(self, ranges: Mapping[str, Range]) -> Range:
         """Inclusive interval bounds, given the range of each symbol (interval arithmetic: sound, not always tight)."""
@@ -297,7 +306,7 @@ class Expr:
     def _render(self, atom_text: object = str) -> str:
         assert callable(atom_text)
         parts: list[str] = []
-        for monomial, coefficient in self._terms.items():
+        for monomial, coefficient in self.terms.items():
             factors = [atom_text(atom) for atom in monomial]
             if abs(coefficient) != 1 or not factors:
                 factors.insert(0, str(abs(coefficient)))
@@ -306,18 +315,20 @@ class Expr:
         return " ".join(parts) or "0"
 
     def __str__(self) -> str:
+        if self._text is None:
+            self._text = self._render()
         return self._text
 
     def __repr__(self) -> str:
-        return f"Expr({self._text!r})"
+        return f"Expr({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
             return self.is_static and self.value == other
-        return isinstance(other, Expr) and self._text == other._text
+        return isinstance(other, Expr) and self._terms == other._terms
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(str(self))
 
 
 def _order(monomial: _Monomial) -> tuple[int, list[str]]:
@@ -396,7 +407,7 @@ def never_negative(expr: Expr, ranges: Mapping[str, Range], splits: int = _MAX_S
     """
     if (expr.value if expr.is_static else expr.tight_bounds(ranges)[0]) >= 0:
         return True
-    atoms = dict.fromkeys(atom for monomial in expr._terms for atom in monomial if isinstance(atom, Call))
+    atoms = dict.fromkeys(atom for monomial in expr.terms for atom in monomial if isinstance(atom, Call))
     for atom in atoms if splits else ():
         if any(monomial.count(atom) > 1 for monomial in expr._terms):
             continue

@@ -52,10 +52,21 @@ def check_loop(spec: KernelSpec) -> LoopKernel:
     for operand, name in zip(spec.operands[first:], body.body.yields, strict=True):
         if types[name] != operand.dtype:
             raise PlanError(f"{where}: its body gives {types[name]} for '{operand.name}', which is {operand.dtype}")
+    if not reduces:
+        _check_no_accumulator(where, body, first)
     for operand, text in zip(spec.operands[first:], body.init, strict=False):
         if not (is_float(text) if operand.dtype in FLOATS else _is_integer(text)):
             raise PlanError(f"{where}: '{operand.name}' begins as {text[:40]!r}, which is no {operand.dtype}")
     return body
+
+
+def _check_no_accumulator(where: str, body: LoopKernel, first: int) -> None:
+    """Without a reduction there is nothing that an output's argument could be: its old bytes are never read."""
+    program = body.body
+    outputs = {name for name, _ in program.inputs[first:]}
+    used = outputs & {*program.yields, *(arg for op in program.ops for arg in op.args)}
+    if used:
+        raise PlanError(f"{where} does not reduce, and its body uses '{min(used)}', the accumulator of a result")
 
 
 def _is_integer(text: str) -> bool:

@@ -20,6 +20,7 @@ BITS = {
     "i1": 1,
 }  # fmt: skip
 INTEGERS = frozenset(BITS) - FLOATS
+_NUMBERS = INTEGERS - {"index"}
 
 _ORDERINGS = ("eq", "gt", "ge", "lt", "le", "ne")
 _CMPF = frozenset(("false", "ord", "uno", "true", *(f"{kind}{each}" for kind in "ou" for each in _ORDERINGS)))
@@ -37,6 +38,20 @@ def _from_to(source: frozenset[str], target: frozenset[str]) -> Rule:
     return lambda op, args: len(args) == 1 and args[0] in source and op.dtype in target
 
 
+def _wider(kinds: frozenset[str]) -> Rule:
+    """To a type of the same kind with more bits, as MLIR has it: no form is written for others."""
+    return lambda op, args: len(args) == 1 and {args[0], op.dtype} <= kinds and BITS[args[0]] < BITS[op.dtype]
+
+
+def _narrower(kinds: frozenset[str]) -> Rule:
+    return lambda op, args: len(args) == 1 and {args[0], op.dtype} <= kinds and BITS[args[0]] > BITS[op.dtype]
+
+
+def _casts_index(op: ScalarOp, args: tuple[str, ...]) -> bool:
+    """From "index" to an integer, or back."""
+    return len(args) == 1 and {args[0], op.dtype} <= INTEGERS and (args[0] == "index") != (op.dtype == "index")
+
+
 def _compares(kinds: frozenset[str], predicates: frozenset[str]) -> Rule:
     def rule(op: ScalarOp, args: tuple[str, ...]) -> bool:
         return op.dtype == "i1" and len(args) == 2 and args[0] == args[1] in kinds and op.predicate in predicates
@@ -49,7 +64,8 @@ def _selects(op: ScalarOp, args: tuple[str, ...]) -> bool:
 
 
 def _reinterprets(op: ScalarOp, args: tuple[str, ...]) -> bool:
-    return len(args) == 1 and BITS[args[0]] == BITS[op.dtype]
+    """Types of one width, other than those that are computed as another one (bf16, f16, i1)."""
+    return len(args) == 1 and BITS[args[0]] == BITS[op.dtype] and not {args[0], op.dtype} & {"bf16", "f16", "i1"}
 
 
 def _constant(op: ScalarOp, args: tuple[str, ...]) -> bool:
@@ -82,14 +98,15 @@ def is_float(text: str) -> bool:
 
 
 _F1, _F2, _F3 = (_same(FLOATS, count) for count in (1, 2, 3))
-_I1, _I2 = (_same(INTEGERS, count) for count in (1, 2))
+_I2 = _same(INTEGERS, 2)
+_WIDE = INTEGERS - {"i1"}  # truth values are not divided, shifted or raised
+_W1, _W2 = (_same(_WIDE, count) for count in (1, 2))
 _UNARY = """
 sqrt rsqrt absf ceil floor roundeven round trunc erfc exp exp2 expm1 log log2 log1p tanh erf sin cos log10 tan sinh cosh
 asin acos atan asinh acosh atanh cbrt
 """
-_INTEGER_PAIRS = """
-addi subi muli divsi floordivsi ceildivsi remsi divui remui andi ori xori shli shrsi shrui maxsi minsi maxui minui
-"""
+_INTEGER_PAIRS = "addi subi muli andi ori xori maxsi minsi maxui minui"
+_DIVISIONS_AND_SHIFTS = "divsi floordivsi ceildivsi remsi divui remui shli shrsi shrui"
 RULES: Mapping[str, Rule] = {
     "arith.constant": _constant,
     "linalg.index": lambda op, args: not args and op.dtype == "index" and op.axis is not None and op.axis >= 0,
@@ -102,19 +119,20 @@ RULES: Mapping[str, Rule] = {
     "arith.cmpi": _compares(INTEGERS, _CMPI),
     "arith.select": _selects,
     **dict.fromkeys((f"arith.{name}" for name in _INTEGER_PAIRS.split()), _I2),
-    **dict.fromkeys(("arith.extf", "arith.truncf"), _from_to(FLOATS, FLOATS)),
-    **dict.fromkeys(
-        (f"arith.{name}" for name in ("extsi", "extui", "trunci", "index_cast", "index_castui")),
-        _from_to(INTEGERS, INTEGERS),
-    ),
+    **dict.fromkeys((f"arith.{name}" for name in _DIVISIONS_AND_SHIFTS.split()), _W2),
+    "arith.extf": _wider(FLOATS),
+    "arith.truncf": _narrower(FLOATS),
+    **dict.fromkeys(("arith.extsi", "arith.extui"), _wider(_NUMBERS)),
+    "arith.trunci": _narrower(_NUMBERS),
+    **dict.fromkeys(("arith.index_cast", "arith.index_castui"), _casts_index),
     **dict.fromkeys(("arith.sitofp", "arith.uitofp"), _from_to(INTEGERS, FLOATS)),
     **dict.fromkeys(("arith.fptosi", "arith.fptoui"), _from_to(FLOATS, INTEGERS)),
     "arith.bitcast": _reinterprets,
     **dict.fromkeys((f"math.{name}" for name in _UNARY.split()), _F1),
     **dict.fromkeys(("math.powf", "math.copysign", "math.atan2"), _F2),
     "math.fma": _F3,
-    "math.absi": _I1,
-    "math.ipowi": _I2,
+    "math.absi": _W1,
+    "math.ipowi": _W2,
 }  # fmt: skip
 
 

@@ -6,8 +6,9 @@ times the largest absolute value of each factor (at least 1).  No partial sum an
 any order, is larger.  And it bounds what emitters derive as well, since the magnitude of a sum or a product of
 polynomials, expanded and cancelled or not, is at most the sum or the product of theirs.
 
-So there are two limits: `LARGEST` for each size, and `MOST_WORK` for the product of a kernel's extents.  What emitters
-make of them (bytes, costs, sizes rounded up to tiles) multiplies them by at most 2^9 and 2^12, and stays below 2^62.
+So there are two limits: `LARGEST` for each size, and `MOST_WORK` for the product of the extents that a kernel's text
+multiplies.  What emitters make of them (bytes, costs, sizes rounded up to tiles) multiplies them by at most 2^9 and
+2^8, and stays below 2^62.  Neither is a limit of time: a plan may ask for years of work (docs/security.md).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ LARGEST = 1 << 53
 """Of a size, a stride, an offset, in elements or in bytes, and of everything on the way to it. No machine addresses as
 much memory."""
 
-MOST_WORK = 1 << 50
-"""Elements that one launch goes over, all extents together: a machine of 10^12 a second would take 19 minutes."""
+MOST_WORK = 1 << 54
+"""Products of extents that one launch's text forms.  The largest of today's models stay below: logits of 2^20 tokens
+over 128,256 words at a width of 16,384 are 2^51."""
 
 Ranges = Mapping[str, Range]
 

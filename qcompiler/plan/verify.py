@@ -175,6 +175,7 @@ def _check_apart(arena: Arena, buffers: list[Buffer]) -> None:
 
 
 def _check_weights(program: Program) -> None:
+    _check_constants(program)
     gathered = {buffer.weight for buffer in program.plan.buffers}
     constants = [arena for arena in program.plan.arenas if arena.kind == "constants"]
     end, last = 0, None
@@ -207,6 +208,25 @@ def _check_weights(program: Program) -> None:
                     f"needs {wanted}",
                     rule="weight-size",
                 )
+
+
+def _check_constants(program: Program) -> None:
+    """An arena of constants is filled with weights that its buffers name, or with the file's first bytes."""
+    naming = {buffer.arena for buffer in program.plan.buffers if buffer.weight is not None}
+    for buffer in program.plan.buffers:
+        if buffer.arena in naming and buffer.weight is None:
+            raise ScheduleError(
+                f"buffer '{buffer.name}' names no weight, and others of its arena '{buffer.arena}' do: what stands "
+                "there is not what stands in the file",
+                rule="unknown-weight",
+            )
+    end = max((weight.offset + weight.nbytes for weight in program.plan.weights), default=0)
+    for arena in program.plan.arenas:
+        if naming and arena.kind == "constants" and arena.name not in naming and arena.nbytes > end:
+            raise ScheduleError(
+                f"arena '{arena.name}' is the weight file's first {arena.nbytes} bytes, which has {end}",
+                rule="weight-outside-arena",
+            )
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -335,3 +335,17 @@ def test_cpp_packs_and_unpacks_the_same_planes_of_codes(library: ctypes.CDLL, na
         assert packed.tobytes() == words.tobytes()
         call(library.unpack_plane, packed, [shift, bits], (rows, cols), back)
     np.testing.assert_array_equal(back, source)
+
+
+@pytest.mark.parametrize("name", layouts.names())
+def test_bytes_of_sizes_that_no_memory_has_are_exact(name: str) -> None:
+    """A product that wrapped at 64 bits gave 0 bytes for 2^70 values: a weight of nothing was read as a table."""
+    layout = layouts.get(name)
+    for fmt in (*ANY_K, *GROUPED, None):
+        for rows, cols in ((1 << 50, 1 << 20), (1 << 40, 1 << 40), (1 << 62, 1 << 62), (3 << 30, 5 << 33)):
+            try:
+                nbytes = layout.nbytes(fmt, "f32", rows, cols)
+            except LayoutError:  # no such format in this layout
+                continue
+            least = rows * cols * (4 if fmt is None else fmt.bits_per_weight(4096, 4096) / 8)
+            assert nbytes >= least * 0.99, (name, fmt, rows, cols)

@@ -86,6 +86,7 @@ def test_sanitised_kernels_have_a_key_of_their_own(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif("QC_SANITIZE" in os.environ, reason="this run is the sanitised one")
 def test_kernels_show_nothing_under_the_sanitisers() -> None:
     """All tests of the kernels again; those at real sizes are no others than the quick ones to a sanitiser."""
-    command = (sys.executable, "-P", "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", str(FOLDER))
+    # A report ends the process, so pytest must not hold back what it wrote.
+    command = (sys.executable, "-P", "-m", "pytest", "-qs", "-m", "not slow", "-p", "no:cacheprovider", str(FOLDER))
     done = sanitized(*command)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import typing
 
+import msgspec
 import pytest
 
 from qcompiler.errors import DimError, PlanError
 from qcompiler.kernels.contract import require_declared
 from qcompiler.kernels.cpu.emit import TEMPLATES as CPU
+from qcompiler.kernels.cpu.emit import emit_kernel as emit_cpu
 from qcompiler.kernels.cuda.emit import TEMPLATES as CUDA
+from qcompiler.kernels.cuda.emit import emit_kernel as emit_cuda
 from qcompiler.kernels.numbered import NOT_SIZES
 from qcompiler.kernels.scalar import SCALAR_TABLE
-from qcompiler.plan.contracts import declared_kinds, injective
-from qcompiler.plan.dims import Dim, parse
-from qcompiler.plan.kernel import KernelBody, LoopKernel, ScalarOp, ScalarProgram
+from qcompiler.plan.contracts import check_sizes, declared_kinds, injective
+from qcompiler.plan.dims import Dim, contiguous_strides, parse
+from qcompiler.plan.kernel import (
+    AttentionKernel,
+    KernelBody,
+    KernelSpec,
+    LinearKernel,
+    LoopKernel,
+    Operand,
+    ScalarOp,
+    ScalarProgram,
+)
 from qcompiler.plan.scalar_types import RULES, check_program
 from qcompiler.plan.sizes import LARGEST, check_extent, magnitude
 
@@ -120,6 +133,54 @@ def test_extents_are_proven_not_negative():
     for extent, least in (("s - 2", 0), ("b", 1), ("b - s", 0), (-1, 0), (0, 1)):
         with pytest.raises(DimError, match="negative"):
             check_extent(extent, RANGES, least=least)  # type: ignore[arg-type]
+
+
+LLAMA_70B = {"hidden": 8192, "up": 28672, "words": 128256, "heads": 64, "kv_heads": 8, "dim": 128}
+
+
+def _rows(name: str, *shape: Dim, access: str = "r") -> Operand:
+    return Operand(name=name, dtype="bf16", access=access, shape=shape, strides=contiguous_strides(shape))  # type: ignore[arg-type]
+
+
+def _linear(n: int, k: int) -> KernelSpec:
+    body = LinearKernel(m="s", n=n, k=k, m_class="large", has_bias=False)
+    operands = (_rows("x", "s", k), _rows("w", n, k), _rows("out", "s", n, access="w"))
+    return KernelSpec(name="k", symbols=("s",), operands=operands, body=body)
+
+
+def test_a_prefill_of_a_million_tokens_of_a_large_model_is_no_attack():
+    """The kernels of a model of 70 B: no text multiplies what would not fit in 64 bits."""
+    ranges, of = {"s": (1, 1 << 20)}, LLAMA_70B
+    for n, k in ((of["words"], of["hidden"]), (2 * of["up"], of["hidden"]), (of["hidden"], of["up"])):
+        check_sizes(_linear(n, k), ranges)
+    with pytest.raises(PlanError, match=r"2\*\*54.*smaller maxima"):
+        check_sizes(_linear(of["words"] << 5, of["hidden"]), ranges)
+    query, key = (1, of["heads"], "s", of["dim"]), (1, of["kv_heads"], "s", of["dim"])
+    for mask in ("none", "bool"):
+        masks = (_rows("mask", 1, of["heads"], "s", "s"),) if mask == "bool" else ()
+        masks = tuple(msgspec.structs.replace(each, dtype="i1", strides=(0, 0, "s", 1)) for each in masks)
+        operands = (_rows("q", *query), _rows("k", *key), _rows("v", *key), *masks, _rows("out", *query, access="w"))
+        body = AttentionKernel(
+            batch=1, heads=of["heads"], kv_heads=of["kv_heads"], q_len="s", kv_len="s", head_dim=of["dim"],
+            value_dim=of["dim"], scale=0.1, causal=mask == "none", mask=mask,
+        )  # fmt: skip
+        check_sizes(KernelSpec(name="k", symbols=("s",), operands=operands, body=body), ranges)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_no_text_of_attention_multiplies_queries_by_keys(target: str):
+    """Which is why its contract bounds no product of both."""
+    operands = tuple(_rows(name, "b", 2, length, 64, access="w" if name == "out" else "r")
+                     for name, length in (("q", "s"), ("k", "t"), ("v", "t"), ("out", "s")))  # fmt: skip
+    body = AttentionKernel(batch="b", heads=2, kv_heads=2, q_len="s", kv_len="t", head_dim=64, value_dim=64, scale=0.1,
+                           causal=False, mask="none")  # fmt: skip
+    spec = KernelSpec(name="0", symbols=("b", "s", "t"), operands=operands, body=body)
+    text = emit_cpu(spec, "x86-64-v3") if target == "cpu" else emit_cuda(spec, "sm_80").text
+    keys, queries = r"(?:n_t|kv_len)", r"(?:n_s|q_len|blocks)"
+    assert re.search(keys, text) and re.search(queries, text)
+    for line in re.sub(r"//[^\n]*", "", text).split(";"):
+        factors = [set(re.findall(rf"{keys}|{queries}", term)) for term in re.split(r"[-+,=<>?:(]", line)]
+        assert not any({"n_t", "kv_len"} & each and {"n_s", "q_len", "blocks"} & each for each in factors), line
 
 
 def op(result: str, name: str, *args: str, dtype: str = "f32", **more: object) -> ScalarOp:

@@ -152,6 +152,20 @@ def test_a_file_of_another_kind_is_foreign(tmp_path: Path) -> None:
         load_image(path)
 
 
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_regular_file_is_foreign_and_not_waited_for(kind: str, copy: bool, tmp_path: Path) -> None:
+    path = tmp_path / "p.qca"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ForeignFileError, match="no regular file"):
+        load_image(path, copy=copy)
+
+
 def test_a_zip_of_another_kind_is_foreign(tmp_path: Path) -> None:
     path = tmp_path / "x.qca"
     with zipfile.ZipFile(path, "w") as archive:
@@ -444,3 +458,50 @@ def test_damaged_native_code_is_noticed_without_trust_too(with_native: Path) -> 
     flip(with_native, with_native.read_bytes().index(b"ELF of"))
     with pytest.raises(CorruptFileError, match=r"native/.* is damaged"):
         load_image(with_native)
+
+
+def after(monkeypatch: pytest.MonkeyPatch, step: str, deed: Callable[[], None]) -> None:
+    """Somebody writes to the file just after a step of loading it."""
+    true = getattr(program_file, step)
+
+    def stepped(*args: Any) -> Any:
+        made = true(*args)
+        deed()
+        return made
+
+    monkeypatch.setattr(program_file, step, stepped)
+
+
+def overwrite(path: Path, old: bytes, new: bytes) -> None:
+    """In place: a mapping of the file sees it."""
+    at = path.read_bytes().index(old)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(new)
+
+
+def test_code_that_changes_after_its_digest_was_checked_does_not_run(
+    with_native: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after(monkeypatch, "_check_digests", lambda: overwrite(with_native, b"ELF of x86-64", b"ELF of others"))
+    with pytest.raises(CorruptFileError, match=r"native/.* is damaged"):
+        load_image(with_native, trust_native=True)
+
+
+def test_a_build_is_compared_with_the_plan_that_is_used(with_native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan was read from the mapped file a second time for this: another one could stand there by then."""
+    edit_header(with_native, lambda header: header["plan"]["streams"][0].update(name="x"))
+    hostile = program_file._member(*_parts(with_native), "program.json").tobytes()
+    image_of_the_build = hostile.replace(b'"name":"x"', b'"name":"q"', 1)
+    assert image_of_the_build != hostile
+    seen: list[bytes] = []
+    monkeypatch.setattr(program_file, "_plan_text", lambda program: seen.append(program) or b"")
+    after(monkeypatch, "read_header", lambda: overwrite(with_native, hostile[:4000], image_of_the_build[:4000]))
+    with pytest.raises(TrustError, match="another plan"):
+        load_image(with_native, trust_native=True)
+    assert seen == [hostile]
+
+
+def _parts(path: Path) -> tuple[memoryview, dict[str, Any]]:
+    data = memoryview(path.read_bytes())
+    return data, program_file.read_members(data)

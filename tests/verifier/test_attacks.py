@@ -35,7 +35,7 @@ from qcompiler.plan.kernel import (
     OrderKernel,
     ScatterKernel,
 )
-from qcompiler.plan.plan import Copy, Launch, Plan, Select, TensorSig, View
+from qcompiler.plan.plan import Arena, Buffer, Copy, Launch, Plan, Select, TensorSig, View
 from qcompiler.plan.verify import verify_plan
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime import loaded
@@ -523,6 +523,74 @@ def test_constants_are_numbers_of_their_type(text: str, dtype: str, tmp_path: Pa
     more = op("c", "arith.constant", dtype=dtype, value=text)
     plan = with_body(image.plan, body=replace(program, ops=(*program.ops, more)))
     refusal(image, plan, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_an_arena_of_constants_is_no_larger_than_the_weights(kind: str, tmp_path: Path) -> None:
+    """One arena gathers its weights, so that the file ends with the last of them; another one was filled with two
+    gigabytes from where the file is mapped."""
+    from specmutants.seeds import seed
+
+    image = seed("linear", kind)
+    named = tuple(replace(b, weight="w") if b.name == "weight w" else b for b in image.plan.buffers)
+    (weight,) = image.plan.weights
+    sound = changed(image, weights=image.weights[: weight.nbytes], plan=replace(image.plan, buffers=named))
+    device = None if kind == "cpu" else "sim:0"
+    loaded.check_image(sound)
+    large = Arena(name="large", device="d", kind="constants", nbytes=1 << 31)
+    assert "first 2147483648" in refusal(
+        sound, replace(sound.plan, arenas=(*sound.plan.arenas, large)), tmp_path, device
+    )
+    nameless = Buffer(name="nameless", arena="w", offset=1152, nbytes=64)
+    assert "names no weight" in refusal(sound, replace(sound.plan, buffers=(*named, nameless)), tmp_path, device)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["embedding", "grouped"])
+def test_a_weight_of_no_bytes_is_no_table_of_2_to_the_70_values(name: str, kind: str, tmp_path: Path) -> None:
+    """Its bytes were counted in 64 bits, and were none; whatever index was looked up was read behind the weights."""
+    from specmutants.seeds import seed
+
+    image = seed(name, kind)
+    (weight,) = image.plan.weights
+    rows, cols = (1 << 50, 1 << 20) if name == "embedding" else (1 << 48, 1 << 24)
+    plan = image.plan
+    for number, spec in enumerate(plan.kernels):
+        for place, each in enumerate(spec.operands):
+            if each.shape == weight.shape:
+                plan = with_operand(plan, place, number, shape=(rows, cols))
+            elif each.shape[-1] == weight.shape[1]:
+                plan = with_operand(plan, place, number, shape=(*each.shape[:-1], cols), strides=(cols, 1))
+    size = {"rows": rows, "cols": cols} if name == "embedding" else {"experts": rows // 16, "k": cols}
+    plan = with_body(plan, **size)
+    plan = replace(plan, weights=(replace(weight, shape=(rows, cols), nbytes=0),))
+    buffers = tuple(replace(b, nbytes=0) if b.arena == "w" else b for b in plan.buffers)
+    large = {arena.name for arena in plan.arenas if arena.kind in ("input", "output")}
+    arenas = tuple(replace(a, nbytes=1 << 52) if a.name in large else a for a in plan.arenas)
+    buffers = tuple(replace(b, nbytes=1 << 52) if b.arena in large else b for b in buffers)
+    (entry,) = plan.entries
+    sigs = {
+        part: tuple(
+            replace(s, shape=(*s.shape[:-1], cols)) if s.shape[-1] == weight.shape[1] else s
+            for s in getattr(entry, part)
+        )
+        for part in ("inputs", "outputs")
+    }
+    plan = replace(plan, buffers=buffers, arenas=arenas, entries=(replace(entry, **sigs),))
+    said = refusal(image, plan, tmp_path, None if kind == "cpu" else "sim:0")
+    assert re.search(r"2\*\*5[34]|needs \d{15}", said), said
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("used", ["argument", "yield"])
+def test_a_loop_that_does_not_reduce_has_no_accumulator(kind: str, used: str, tmp_path: Path) -> None:
+    """Its body used what a result held before, which no text has a name for: a compiler was given a "?"."""
+    image = Maker({}, kind).kernel(doubling()).image("x86-64" if kind == "cpu" else "sm_80")
+    program = image.plan.kernels[0].body.body
+    ops = (op("twice", "arith.addf", "in0", "in1"),) if used == "argument" else program.ops
+    yields = ("in1",) if used == "yield" else program.yields
+    plan = with_body(image.plan, body=replace(program, ops=ops, yields=yields))
+    assert "accumulator" in refusal(image, plan, tmp_path, None if kind == "cpu" else "sim:0")
 
 
 @pytest.mark.parametrize("key", ["name", "self", "cls", "block "])

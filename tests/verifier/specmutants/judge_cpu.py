@@ -1,6 +1,7 @@
 """Runs programs compiled with AddressSanitizer and UBSan, every arena and argument between guards: harness.cpp.
 
-Many programs go into one executable: their kernels and entry points get the program's number before their own.
+Many programs go into one executable.  A kernel is called by the digest of its text, so that programs that differ in
+their memory and calls alone share it, and it is compiled once; entry points get the program's number before their own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ ISA = "x86-64-v3"
 FLAGS = ("-std=c++17", "-O1", "-g0", f"-march={ISA}", "-ffp-contract=off", "-fno-math-errno", "-w",
          "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DQC_TASK_COST=64")  # fmt: skip
 MOST_BYTES = 1 << 26
-"""Of an arena or argument: programs with more are not run."""
+"""Of an argument, of constants and of scratch: programs with more are not run."""
+
+MOST_ADDRESSED = 1 << 44
+"""Of another arena, which takes memory only where it is used."""
 
 _KINDS = {"constants": "c", "init": "t", "activations": "a", "state": "s", "input": "i", "output": "o"}
 _TYPES = {"f32": "f", "f64": "d", "bf16": "b", "f16": "h", "i64": "l", "i32": "w", "i16": "z", "i8": "y", "ui8": "y",
@@ -43,7 +47,8 @@ class NotRunError(Exception):
 class Job:
     """A program's text, and what the harness is told of its memory and calls."""
 
-    text: str
+    kernels: tuple[str, ...]
+    points: str
     entries: tuple[str, ...]
     init: str | None
     memory: str
@@ -52,18 +57,29 @@ class Job:
     @property
     def key(self) -> str:
         """Equal for programs that do the same."""
-        bare = re.sub(r"//[^\n]*", "", self.text)
-        return hashlib.sha256(f"{bare}\0{self.memory}".encode()).hexdigest()
+        return hashlib.sha256("\0".join([*self.kernels, self.points, self.memory]).encode()).hexdigest()
 
 
 def job_of(image: ProgramImage) -> Job:
     """QCompilerError if the emitter refuses the program, NotRunError if it is too large."""
     plan = image.plan
-    kernels = [emit.emit_numbered(spec, number, ISA) for number, spec in enumerate(plan.kernels)]
-    points = [emit_entry(plan, point) for point in entry_points(plan)]
+    kernels, called = [], {}
+    for number, spec in enumerate(plan.kernels):
+        text = _bare(emit.emit_numbered(spec, number, ISA))
+        own = re.compile(rf"\bqk_{number}(?=_|\b)")
+        digest = hashlib.sha256(own.sub("qk_", text).encode()).hexdigest()[:16]
+        called[number] = f"qk_{digest}"
+        kernels.append(own.sub(called[number], text))
+    points = "\n".join(_bare(emit_entry(plan, point)) for point in entry_points(plan))
+    points = re.sub(r"\bqk_(\d+)(?=\()", lambda found: called[int(found[1])], points)
     names = tuple(function_name(plan, entry) for entry in plan.entries)
     init = function_name(plan, plan.init) if plan.init is not None else None
-    return Job("\n".join([*kernels, *points]), names, init, _memory(image), plan.kernels)
+    return Job(tuple(kernels), points, names, init, _memory(image), plan.kernels)
+
+
+def _bare(text: str) -> str:
+    """Without comments, which hold names."""
+    return re.sub(r"//[^\n]*", "", text)
 
 
 def _memory(image: ProgramImage) -> str:
@@ -75,10 +91,11 @@ def _memory(image: ProgramImage) -> str:
     for arena in plan.arenas:
         dtype = sigs[arena.name].dtype if arena.name in sigs else "ui8"
         nbytes, text = arena.nbytes, ""
+        most = MOST_ADDRESSED
         if arena.kind == "constants":
             content = _constants(image, arena)
-            nbytes, text = len(content), content.hex() or "00"
-        if max(nbytes, scratch) > MOST_BYTES:
+            nbytes, text, most = len(content), content.hex() or "00", MOST_BYTES
+        if nbytes > most or scratch > MOST_BYTES:
             raise NotRunError(f"{max(nbytes, scratch)} bytes")
         arenas.append(f"{_KINDS[arena.kind]} {nbytes} {_TYPES[dtype]} {ITEMSIZE[dtype]} {text}")
     return "\n".join([f"{int(plan.init is not None)} {scratch} {len(arenas)} {len(calls)}", *arenas, *calls])
@@ -116,15 +133,16 @@ def _calls(plan: Plan, number: int, entry: EntryPoint) -> list[str]:
     return lines
 
 
-def judge(jobs: Sequence[Job], folder: Path) -> list[str]:
-    """ "clean", or what was found, for each job. One executable for all; a job that does not compile is found out."""
+def judge(jobs: Sequence[Job], folder: Path, *flags: str) -> list[str]:
+    """ "clean", or what was found, for each job. One executable for all; a job that does not compile is found out.
+    `flags` go to the compiler, behind its own."""
     try:
-        executable = _build(jobs, folder)
+        executable = _build(jobs, folder, flags)
     except subprocess.CalledProcessError as error:
         if len(jobs) == 1:
             return [f"the compiler refuses it: {error.stderr[:300]}"]
         middle = len(jobs) // 2
-        return judge(jobs[:middle], folder) + judge(jobs[middle:], folder)
+        return judge(jobs[:middle], folder, *flags) + judge(jobs[middle:], folder, *flags)
     told = folder / "memory.txt"
     told.write_text("\n".join([str(len(jobs)), *(f"{number} {job.memory}" for number, job in enumerate(jobs))]))
     options = {"ASAN_OPTIONS": "detect_leaks=0:exitcode=9", "UBSAN_OPTIONS": "print_stacktrace=0"}
@@ -141,11 +159,11 @@ def judge(jobs: Sequence[Job], folder: Path) -> list[str]:
     return [f"{v}: {next(said, '')[:200]}" if v == "sanitizer" else v for v in verdicts]
 
 
-def _build(jobs: Sequence[Job], folder: Path) -> Path:
+def _build(jobs: Sequence[Job], folder: Path, flags: Sequence[str]) -> Path:
     specs = tuple(spec for job in jobs for spec in job.specs)
-    parts = [emit.prelude(specs)]  # type: ignore[arg-type]
+    parts = [emit.prelude(specs), *dict.fromkeys(text for job in jobs for text in job.kernels)]  # type: ignore[arg-type]
     for number, job in enumerate(jobs):
-        parts.append(re.sub(r"\bq([ke])_(?=\d|init)", rf"q\1_p{number}_", job.text))
+        parts.append(re.sub(r"\bqe_(?=\d|init)", f"qe_p{number}_", job.points))
     rows = ", ".join(
         "{" + ", ".join(name.replace("qe_", f"qe_p{number}_") for name in job.entries) + "}"
         for number, job in enumerate(jobs)
@@ -157,7 +175,7 @@ def _build(jobs: Sequence[Job], folder: Path) -> Path:
     source = folder / "batch.cpp"
     source.write_text("\n".join(["#include <vector>", *parts, harness]))
     executable = folder / "batch"
-    command = [*find_compiler().command, *FLAGS, "-o", str(executable), str(source)]
+    command = [*find_compiler().command, *FLAGS, *flags, "-o", str(executable), str(source)]
     subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
     return executable
 

@@ -233,6 +233,7 @@ def _list_edits(tree: Any, path: Path, value: list[Any]) -> Iterator[tuple[str, 
 def _agreeing(tree: Any) -> Iterator[tuple[str, str, Any]]:
     yield from _operands_and_views(tree)
     yield from _sizes_everywhere(tree)
+    yield from _weights_everywhere(tree)
     yield from _room_for_everything(tree)
     yield from _init_elsewhere(tree)
 
@@ -292,6 +293,31 @@ def _sizes_everywhere(tree: Any) -> Iterator[tuple[str, str, Any]]:
                     if made.get(name) is not None:
                         made[name] = _replaced(made[name], old, new)
                 yield f"agreeing size in {len(scope)}", f"{old} to {str(new)[:40]} in {', '.join(scope)}", made
+
+
+def _weights_everywhere(tree: Any) -> Iterator[tuple[str, str, Any]]:
+    """A matrix has other rows and columns wherever they stand, with as many bytes as before, or those that a product
+    of 64 bits gives where it wraps: none."""
+    for number, weight in enumerate(tree.get("weights", ())):
+        if len(weight["shape"]) != 2:
+            continue
+        rows, cols = weight["shape"]
+        large = ((1 << 50, 1 << 20), (1 << 48, 1 << 24), (1 << 40, 1 << 40))
+        for more, wide in (*large, (2 * rows, cols), (rows, 2 * cols), (16 * rows, cols // 2), (rows // 2, cols)):
+            for nbytes in (weight["nbytes"], 0, 2 * weight["nbytes"]):
+                made = copy.deepcopy(tree)
+                for name in ("kernels", "entries", "init"):
+                    if made.get(name) is not None:
+                        made[name] = _replaced(_replaced(made[name], rows, more), cols, wide)
+                made["weights"][number] |= {"shape": [more, wide], "nbytes": nbytes}
+                for each in (*made["arenas"], *made["buffers"]):
+                    if each.get("kind") in ("input", "output", "activations") or each.get("arena") in _callers(tree):
+                        each["nbytes"] = 1 << 40
+                yield "agreeing weight", f"weight {number}: {rows}x{cols} to {more}x{wide}, {nbytes} bytes", made
+
+
+def _callers(tree: Any) -> set[str]:
+    return {each["name"] for each in tree["arenas"] if each["kind"] in ("input", "output", "activations")}
 
 
 def _replaced(value: Any, old: int, new: Any) -> Any:

@@ -11,7 +11,7 @@ import json
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from specmutants.mutations import Mutant, mutants_of
 from specmutants.seeds import SEEDS, seed
 
 BATCH = 16
-"""Programs of one executable."""
+"""Kernels of one executable, and programs of one run on the simulated GPU."""
 
 
 @dataclass
@@ -111,15 +111,29 @@ def run_on_cpu(verdicts: Sequence[tuple[Verdict, ProgramImage]], known: Known) -
             verdict.found = known.found[job.key]
         else:
             waiting.setdefault(job.key, (job, []))[1].append(verdict)
-    batch = list(waiting.items())
-    for start in range(0, len(batch), BATCH):
-        part = batch[start : start + BATCH]
+    for part in _with_few_kernels(waiting):
         with tempfile.TemporaryDirectory() as folder:
-            found = judge_cpu.judge([job for _, (job, _) in part], Path(folder))
-        for (key, (_, own)), said in zip(part, found, strict=True):
+            found = judge_cpu.judge([waiting[key][0] for key in part], Path(folder))
+        for key, said in zip(part, found, strict=True):
             known.add(key, said)
-            for verdict in own:
+            for verdict in waiting[key][1]:
                 verdict.found = said
+
+
+def _with_few_kernels(waiting: Mapping[str, tuple[judge_cpu.Job, object]]) -> Iterator[list[str]]:
+    """The jobs in parts of at most `BATCH` kernels, for compiling them is what takes time; those that share kernels
+    stand together."""
+    part: list[str] = []
+    kernels: set[str] = set()
+    for key in sorted(waiting, key=lambda key: waiting[key][0].kernels):
+        more = kernels | set(waiting[key][0].kernels)
+        if part and len(more) > BATCH:
+            yield part
+            part, more = [], set(waiting[key][0].kernels)
+        part.append(key)
+        kernels = more
+    if part:
+        yield part
 
 
 def run_on_sim(verdicts: Sequence[tuple[Verdict, ProgramImage]], known: Known) -> None:
