@@ -83,14 +83,20 @@ def _read_packed(op: Operation, operand: int) -> None:
 
 
 def _read_rows(op: qc.LinearOp) -> None:
-    """The same for x, where the codes of both sides are integers."""
-    source, weight = producer(op.x), op.w.type
+    """The same for x, where the codes of both sides are integers; a view of x as other rows is one of the codes."""
+    shape, weight = shape_of(op.x.type), op.w.type
+    source = producer(views.unreshaped(op.x))
     if not isinstance(source, qc.DequantizeRowsOp) or not isinstance(weight, QTensorType):
+        return
+    if shape_of(source.result.type)[-1] != shape[-1]:
         return
     reference = weight.format.ref
     if isinstance(integer_product(formats.get(reference.name, **reference.params)), IntegerProduct):
-        op.operands[0] = source.rows
-        loops.erase_if_dead(source)
+        builder = build.with_path(InsertPoint.before(op), path_of(op))
+        view = producer(op.x)
+        op.operands[0] = build.reshape(builder, source.rows, (*shape[:-1], shape_of(source.rows.type)[-1]))
+        assert view is not None
+        loops.erase_if_dead(view)
 
 
 def _report(op: qc.DequantizeOp, context: QCContext) -> None:

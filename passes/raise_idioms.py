@@ -28,7 +28,7 @@ from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.idioms import norms, rope, softmax
-from qcompiler.passes.idioms.attention import raise_attention
+from qcompiler.passes.idioms.attention import NotRaised, raise_attention
 from qcompiler.passes.idioms.raised import Raised
 from qcompiler.passes.idioms.terms import Masks
 from qcompiler.passes.support import loops
@@ -108,7 +108,9 @@ def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
         if not isinstance(op, qc.BatchMatmulOp) or op.parent is None:
             continue
         result = raise_attention(op, tracer, masks)
-        if result is None:
+        if isinstance(result, NotRaised):
+            context.report.add(RaiseIdiomsPass.name, path_of(op), "softmax between two matmuls stays", result.why)
+        if not isinstance(result, SSAValue):
             continue
         raised += 1
         op.result.replace_all_uses_with(result)

@@ -1,12 +1,14 @@
 """Attention from `softmax(q kᵀ * scale + mask) v`, written as two batched matmuls around a softmax.
 
-The matmuls may be of rank 3 over joined batch and heads, the scale a product or a quotient (of the scores, of q or of
-k), the scaled scores soft-capped (`c * tanh(x / c)`).  Casts around the softmax are dropped, since `qc.attention` keeps
-scores in fp32.  What is then added to the scores, or replaces them where a mask is false, is the mask: idioms/terms.py.
+Batch and heads may be joined, parted and joined again on the way (idioms/leading.py), the scale a product or a
+quotient (of the scores, of q or of k), the scaled scores soft-capped (`c * tanh(x / c)`).  Casts around the softmax are
+dropped, since `qc.attention` keeps scores in fp32.  What is then added to the scores, or replaces them where a mask is
+false, is the mask: idioms/terms.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.builder import Builder
@@ -19,14 +21,19 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
-from qcompiler.passes.idioms.terms import Full, Masks, Term
-from qcompiler.passes.support import loops
+from qcompiler.passes.idioms.leading import Lead, common_factors, runs
+from qcompiler.passes.idioms.terms import Masks, Scores, Term
+from qcompiler.passes.support import loops, views
+from qcompiler.passes.support.loops import Index
 from qcompiler.passes.support.trace import Node, Tracer
+from qcompiler.plan.dims import Dim
+
+Shape = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
-class _Scores:
-    """`matmul * scale`, soft-capped, then the terms in order (their indices over the softmax's dims)."""
+class _Product:
+    """`matmul * scale`, soft-capped, then the terms in order."""
 
     matmul: qc.BatchMatmulOp
     scale: float = 1.0
@@ -34,44 +41,76 @@ class _Scores:
     terms: tuple[Term, ...] = ()
 
 
-def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAValue | None:
-    """The attention that computes a matmul's result, inserted before it; None if it is none."""
+@dataclass(frozen=True)
+class NotRaised:
+    """Why softmax between two matmuls did not become an attention."""
+
+    why: str
+
+
+def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAValue | NotRaised | None:
+    """The attention that computes a matmul's result, inserted before it; None if there is no softmax between two."""
     softmax = loops.producer(_under_casts_and_reshapes(op.a))
     if not isinstance(softmax, qc.SoftmaxOp):
         return None
     shape = shape_of(softmax.result.type)
-    if len(shape) not in (3, 4) or softmax.axis.value.data != len(shape) - 1 or shape[-2:] != shape_of(op.a.type)[-2:]:
+    if len(shape) < 3 or softmax.axis.value.data != len(shape) - 1 or shape[-2:] != shape_of(op.a.type)[-2:]:
         return None
-    scores = _scores(tracer.element(softmax.x), len(shape), tracer)
-    if scores is None or shape_of(scores.matmul.result.type)[-2:] != shape[-2:]:
+    found = _product(tracer.element(softmax.x), shape, tracer)
+    if found is None or shape_of(found.matmul.result.type)[-2:] != shape[-2:]:
         return None
-    batch, heads = (shape[0], shape[1]) if len(shape) == 4 else (shape[0], 1)
-    dtypes = {tensor_dtype(v.type) for v in (scores.matmul.a, scores.matmul.b, op.b, op.result)}
-    if not isinstance(heads, int) or len(dtypes) != 1:
-        return None
-    return _build(op, scores, (batch, heads, shape[-2], shape[-1]), tracer, masks)
+    dtypes = {tensor_dtype(v.type) for v in (found.matmul.a, found.matmul.b, op.b, op.result)}
+    if len(dtypes) != 1:
+        return NotRaised(f"its operands have different types: {', '.join(sorted(dtypes))}")
+    return _build(op, found, shape, tracer, masks)
 
 
-def _build(op: qc.BatchMatmulOp, scores: _Scores, full: Full, tracer: Tracer, masks: Masks) -> SSAValue | None:
-    batch, heads, queries, keys = full
-    mask = None
-    if scores.terms:
-        mask = masks.build(op, scores.terms, full)
-        if mask is None:
-            return None
+def _build(op: qc.BatchMatmulOp, found: _Product, shape: Shape, tracer: Tracer, masks: Masks) -> SSAValue | NotRaised:
+    leads = [shape[:-2], shape_of(found.matmul.result.type)[:-2], *(term.lead for term in found.terms)]
+    known = _factors(leads, _unjoined(found.matmul.a))
+    if known is None:
+        return NotRaised(f"its scores are seen with the leading dims {' and '.join(map(str, dict.fromkeys(leads)))}")
+    factors, natural = known
+    scores = Scores(factors, *shape[-2:])
+    split = masks.split(found.terms, scores, natural)
+    if split is None:
+        return NotRaised(f"the number of heads is not fixed in the leading dims {factors}")
+    batch, heads, queries, keys = scores.attention(split)
+    mask = masks.build(op, found.terms, scores, split) if found.terms else None
+    if mask is None and found.terms:
+        return NotRaised("what is done to the scores before the softmax is not an attention's mask")
     builder = build.with_path(InsertPoint.before(op), path_of(op))
-    depth, width = shape_of(scores.matmul.a.type)[-1], shape_of(op.b.type)[-1]
-    plain_q, factor_q = _unscaled(builder, scores.matmul.a, tracer)
-    plain_k, factor_k = _unscaled(builder, scores.matmul.b, tracer)
+    depth, width = shape_of(found.matmul.a.type)[-1], shape_of(op.b.type)[-1]
+    plain_q, factor_q = _unscaled(builder, found.matmul.a, tracer)
+    plain_k, factor_k = _unscaled(builder, found.matmul.b, tracer)
     q = build.reshape(builder, plain_q, (batch, heads, queries, depth))
     turned = len(shape_of(plain_k.type))
     k = build.transpose(builder, plain_k, [*range(turned - 2), turned - 1, turned - 2])
     k = build.reshape(builder, k, (batch, heads, keys, depth))
     v = build.reshape(builder, op.b, (batch, heads, keys, width))
     type_ = tensor_type((batch, heads, queries, width), tensor_dtype(op.result.type))
-    made = qc.AttentionOp(q, k, v, mask, type_, scale=scores.scale * factor_q * factor_k, softcap=scores.softcap)
+    made = qc.AttentionOp(q, k, v, mask, type_, scale=found.scale * factor_q * factor_k, softcap=found.softcap)
     builder.insert(made)
     return build.reshape(builder, made.result, shape_of(op.result.type))
+
+
+def _factors(leads: Sequence[Lead], operand: Lead) -> tuple[Lead, int] | None:
+    """The factors of all leading dims, and how many of them the model itself has in front of its heads.
+
+    `operand`: the dims in front of q before they were joined, which say it where the scores have joined ones only.
+    """
+    for known in ([*leads, operand], leads):
+        factors = common_factors(known)
+        if factors is not None:
+            parted = next((lead for lead in known if len(lead) > 1), None)
+            return factors, len(factors) if parted is None else runs(parted, factors)[-1].start
+    return None
+
+
+def _unjoined(value: SSAValue) -> Lead:
+    """The dims in front of the last two, as they were before a view joined them."""
+    shape, source = shape_of(value.type), shape_of(views.unreshaped(value).type)
+    return source[:-2] if source[-2:] == shape[-2:] else shape[:-2]
 
 
 def _unscaled(builder: Builder, value: SSAValue, tracer: Tracer) -> tuple[SSAValue, float]:
@@ -114,39 +153,46 @@ def _is_cast(op: ops.GenericOp) -> bool:
     )
 
 
-def _scores(node: Node, rank: int, tracer: Tracer) -> _Scores | None:
-    """Reads scale, cap and terms off the scores, outermost first; `rank` of them at this point."""
+def _product(node: Node, shape: Shape, tracer: Tracer) -> _Product | None:
+    """Reads scale, cap and terms off the scores, outermost first; `shape`: of the scores at this point."""
     for tensor_, index in tracer.aliases(node):
+        if not _is_whole(tensor_, index, shape):
+            continue
         inner = _under_casts_and_reshapes(tensor_)
         matmul = loops.producer(inner)
-        whole = index == loops.own_index(shape_of(tensor_.type))
-        if isinstance(matmul, qc.BatchMatmulOp) and whole:
-            return _Scores(matmul)
-        if whole and inner is not tensor_ and shape_of(inner.type)[-2:] == shape_of(tensor_.type)[-2:]:
-            return _scores(tracer.element(inner), len(shape_of(inner.type)), tracer)
+        if isinstance(matmul, qc.BatchMatmulOp):
+            return _Product(matmul)
+        if inner is not tensor_ and shape_of(inner.type)[-2:] == shape[-2:]:
+            return _product(tracer.element(inner), shape_of(inner.type), tracer)
     found = tracer.head(node)
     if found.op in ("arith.mulf", "arith.divf"):
-        return _capped(found, rank, tracer) or _scaled(found, rank, tracer)
+        return _capped(found, shape, tracer) or _scaled(found, shape, tracer)
     if found.op == "arith.addf":
         for one, other in tracer.either(found, "arith.addf"):
-            scores = _scores(one, rank, tracer)
+            scores = _product(one, shape, tracer)
             added = next(tracer.aliases(other), None)
             if scores is not None and added is not None:
-                return replace(scores, terms=(*scores.terms, Term(*added, rank)))
+                return replace(scores, terms=(*scores.terms, Term(*added, shape[:-2])))
     if found.op == "arith.select":
         keep, kept, dropped = found.args
         negated = _negated(keep, tracer)
-        return _selected(keep, kept, dropped, rank, tracer) or _selected(negated, dropped, kept, rank, tracer)
+        return _selected(keep, kept, dropped, shape, tracer) or _selected(negated, dropped, kept, shape, tracer)
     return None
 
 
-def _selected(keep: Node | None, kept: Node, dropped: Node, rank: int, tracer: Tracer) -> _Scores | None:
+def _is_whole(value: SSAValue, index: Index, shape: Shape) -> bool:
+    """Whether the elements read are all of a tensor, in its own order; sizes of 1 may stand anywhere."""
+    read = [(e, size) for e, size in zip(index, shape_of(value.type), strict=True) if size != 1]
+    return read == [(loops.dim_expr(n), size) for n, size in enumerate(shape) if size != 1]
+
+
+def _selected(keep: Node | None, kept: Node, dropped: Node, shape: Shape, tracer: Tracer) -> _Product | None:
     """The scores where `keep` is true, else a number."""
     value, mask = tracer.constant(dropped), next(tracer.aliases(keep), None) if keep is not None else None
-    scores = _scores(kept, rank, tracer) if value is not None and mask is not None else None
+    scores = _product(kept, shape, tracer) if value is not None and mask is not None else None
     if scores is None or value is None or mask is None:
         return None
-    return replace(scores, terms=(*scores.terms, Term(*mask, rank, dropped=value)))
+    return replace(scores, terms=(*scores.terms, Term(*mask, shape[:-2], dropped=value)))
 
 
 def _negated(node: Node, tracer: Tracer) -> Node | None:
@@ -157,25 +203,25 @@ def _negated(node: Node, tracer: Tracer) -> Node | None:
     return None
 
 
-def _capped(found: Node, rank: int, tracer: Tracer) -> _Scores | None:
+def _capped(found: Node, shape: Shape, tracer: Tracer) -> _Product | None:
     """`c * tanh(scores / c)`."""
     for inner, other in tracer.either(found, "arith.mulf"):
         cap, tanh = tracer.constant(other), tracer.head(inner)
         if cap is None or cap <= 0 or tanh.op != "math.tanh":
             continue
-        scores = _scores(tanh.args[0], rank, tracer)
+        scores = _product(tanh.args[0], shape, tracer)
         # the quotient was read as a part of the scale
         if scores is not None and not scores.terms and scores.softcap is None:
             return replace(scores, scale=scores.scale * cap, softcap=cap)
     return None
 
 
-def _scaled(found: Node, rank: int, tracer: Tracer) -> _Scores | None:
+def _scaled(found: Node, shape: Shape, tracer: Tracer) -> _Product | None:
     left, right = found.args
     factor, inner = tracer.constant(right), left
     if factor is None and found.op == "arith.mulf":
         factor, inner = tracer.constant(left), right
-    scores = _scores(inner, rank, tracer) if factor else None
+    scores = _product(inner, shape, tracer) if factor else None
     if scores is None or factor is None or scores.terms or scores.softcap is not None:
         return None
     return replace(scores, scale=scores.scale * factor if found.op == "arith.mulf" else scores.scale / factor)

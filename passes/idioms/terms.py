@@ -5,42 +5,64 @@ select(keep, scores, -3.4e38)  the float mask select(keep, 0, -3.4e38): a row th
                                keys alike.  A boolean mask where every row keeps a key
 scores + a                     the float mask a
 (scores + a) + b, …            one float mask, made by a loop nest, once for all layers that share the terms
+
+Terms may be added to scores whose leading dims are joined or parted in different ways (leading.py): each is read over
+the common factors, and the factors are then the batch and the heads of the attention.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith
 from xdsl.ir import SSAValue
+from xdsl.ir.affine import AffineDimExpr, AffineExpr
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
+from qcompiler.passes.idioms.leading import Lead, runs
 from qcompiler.passes.support import loops
 from qcompiler.passes.support.extras import as_extra, can_be_extra
 from qcompiler.passes.support.loops import Index
 from qcompiler.passes.support.mask_proof import DROPS
 from qcompiler.passes.support.masks import MaskReader
-from qcompiler.plan.dims import Dim
-
-Full = tuple[Dim, Dim, Dim, Dim]
+from qcompiler.plan.dims import Dim, dim, product
 
 
 @dataclass(frozen=True)
 class Term:
     """`tensor[index]` is added to the scores; or, with `dropped`, they become that number where it is false.
 
-    The index is over the dims of the scores at that point: `rank` of them.
+    The index is over the dims of the scores at that point: those in front, `lead`, and the last two.
     """
 
     tensor: SSAValue
     index: Index
-    rank: int
+    lead: Lead
     dropped: float | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The dims of scores: the factors of the leading dims, queries and keys."""
+
+    factors: Lead
+    queries: Dim
+    keys: Dim
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return (*self.factors, self.queries, self.keys)
+
+    def attention(self, split: int) -> tuple[Dim, Dim, Dim, Dim]:
+        """Batch, heads, queries and keys, the first `split` factors being the batch."""
+        batch, heads = product(self.factors[:split]), product(self.factors[split:])
+        return batch.to_dim(), heads.to_dim(), self.queries, self.keys
 
 
 class Masks:
@@ -48,28 +70,47 @@ class Masks:
 
     def __init__(self, reader: MaskReader) -> None:
         self._reader = reader
-        self._made: dict[tuple[tuple[Term, ...], Full], SSAValue | None] = {}
+        self._made: dict[tuple[tuple[Term, ...], Scores, int], SSAValue | None] = {}
 
-    def build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], full: Full) -> SSAValue | None:
+    def split(self, terms: Sequence[Term], scores: Scores, natural: int) -> int | None:
+        """How many factors the batch should have: as many as make the smallest mask, `natural` among equals.
+
+        A mask may repeat along the whole batch and along all heads, not along some factors of either.  None where the
+        heads would have no fixed number.
+        """
+        used = {n for term in terms for n in _factors_of(term, scores)}
+        parts = range(len(scores.factors) + 1)
+        possible = [n for n in parts if isinstance(scores.attention(n)[1], int)]
+
+        def size(split: int) -> int:
+            groups = (range(split), range(split, len(scores.factors)))
+            held = [n for group in groups if used & set(group) for n in group]
+            return math.prod(self._reader.longest(scores.factors[n]) for n in held)
+
+        return min(possible, key=lambda split: (size(split), split != natural), default=None)
+
+    def build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], scores: Scores, split: int) -> SSAValue | None:
         """The mask (B|1, H|1, S|1, T|1) that the terms are together, made before an op; None if there is none."""
-        key = (tuple(terms), full)
+        key = (tuple(terms), scores, split)
         if key not in self._made:
-            self._made[key] = self._build(before, terms, full)
+            self._made[key] = self._build(before, terms, scores, split)
         return self._made[key]
 
-    def _build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], full: Full) -> SSAValue | None:
+    def _build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], scores: Scores, split: int) -> SSAValue | None:
         parts = []
         for term in terms:
-            value = _over_heads(before, term, full)
+            value = _over_factors(before, term, scores)
             if value is None or not _is_mask(term, value):
                 return None
             parts.append((term, value))
         first, value = parts[0]
-        if len(parts) == 1 and (first.dropped is None or self._hides(first, value)):
-            return value
+        if len(parts) == 1:
+            mask = _over_heads(before, value, scores, split)
+            if first.dropped is None or self._hides(first, mask):
+                return mask
         if any(term.dropped is not None and term.dropped > DROPS for term, _ in parts):
             return None  # scores plus such a number are not that number
-        return _joined(before, parts)
+        return _over_heads(before, _joined(before, parts), scores, split)
 
     def _hides(self, term: Term, mask: SSAValue) -> bool:
         """Whether it is the same to say that dropped keys are not seen."""
@@ -88,18 +129,40 @@ def _is_mask(term: Term, value: SSAValue) -> bool:
     return boolean == (term.dropped is not None) and tensor_dtype(value.type) in ("i1", "f32", "bf16", "f16")
 
 
-def _over_heads(before: qc.BatchMatmulOp, term: Term, full: Full) -> SSAValue | None:
-    """A term as a view of rank 4, unit dims where it repeats; None if it is no such view."""
-    index = term.index
-    if term.rank == 3 and full[1] != 1:  # batch and heads are joined: only a term of all of them can be taken apart
-        shape = shape_of(term.tensor.type)
-        if index != loops.own_index(shape) or shape[1:] != full[2:]:
+def _factors_of(term: Term, scores: Scores) -> list[int]:
+    """The factors that a term does not repeat along."""
+    positions = {e.position for e in term.index if isinstance(e, AffineDimExpr)}
+    return [n for at, run in enumerate(runs(term.lead, scores.factors)) if at in positions for n in run]
+
+
+def _over_factors(before: qc.BatchMatmulOp, term: Term, scores: Scores) -> SSAValue | None:
+    """A term as a view over the factors, queries and keys, unit dims where it repeats; None if it is no such view."""
+    if not can_be_extra(term.tensor, term.index):
+        return None
+    places = [*runs(term.lead, scores.factors), *([len(scores.factors) + n] for n in range(2))]
+    sizes: list[Dim] = []
+    index: list[AffineExpr] = []
+    for expr, size in zip(term.index, shape_of(term.tensor.type), strict=True):
+        dims = list(places[expr.position]) if isinstance(expr, AffineDimExpr) else []
+        if product(scores.shape[n] for n in dims) != dim(size):
             return None
-        builder = build.with_path(InsertPoint.before(before), path_of(before))
-        return build.reshape(builder, term.tensor, full)
-    if term.rank == 3:
-        index = tuple(e.replace_dims_and_symbols([loops.dim_expr(n) for n in (0, 2, 3)], []) for e in index)
-    return as_extra(before, term.tensor, index, full) if can_be_extra(term.tensor, index) else None
+        sizes += [scores.shape[n] for n in dims] or [1]
+        index += [loops.dim_expr(n) for n in dims] or [loops.ZERO]
+    builder = build.with_path(InsertPoint.before(before), path_of(before))
+    return as_extra(before, build.reshape(builder, term.tensor, sizes), tuple(index), scores.shape)
+
+
+def _over_heads(before: qc.BatchMatmulOp, value: SSAValue, scores: Scores, split: int) -> SSAValue:
+    """A tensor over the factors, queries and keys as one over batch, heads, queries and keys."""
+    shape = list(shape_of(value.type))
+    for group in (range(split), range(split, len(scores.factors))):
+        if any(shape[n] != 1 for n in group):
+            for n in group:
+                shape[n] = scores.factors[n]
+    builder = build.with_path(InsertPoint.before(before), path_of(before))
+    whole = build.broadcast_to(builder, value, shape)
+    batch, heads = product(shape[:split]), product(shape[split : len(scores.factors)])
+    return build.reshape(builder, whole, (batch.to_dim(), heads.to_dim(), *shape[-2:]))
 
 
 def _joined(before: qc.BatchMatmulOp, parts: Sequence[tuple[Term, SSAValue]]) -> SSAValue:

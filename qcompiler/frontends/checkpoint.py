@@ -49,6 +49,13 @@ class Checkpoint:
             found[name] = found.get(name, 0) + 1
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        """For what a model has: AttributeError says where the model is."""
+        raise AttributeError(
+            f"a Checkpoint has no attribute {name!r}: its model is checkpoint.module. A module around that one compiles "
+            "with qcompile(…, weights=checkpoint.weights)"
+        )
+
     def __repr__(self) -> str:
         kinds = ", ".join(f"{count} {name}" for name, count in self.formats().items())
         return f"Checkpoint({type(self.module).__name__} of {self.path}: {kinds})"

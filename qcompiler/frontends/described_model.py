@@ -164,6 +164,9 @@ def hollow(model: Any, config: Any, dtype: torch.dtype, where: Path, held: Held)
         raise _refused(where, f"{model.__name__} cannot be built from the configuration", error) from error
     for owner, name, buffer in computed:  # frequencies of rotary embeddings keep their precision, as in from_pretrained
         owner._buffers[name] = buffer
+    generation = getattr(module, "generation_config", None)
+    if generation is not None:  # a call makes no cache of its own, but a wrapper with a static one may be put around
+        generation.use_cache = True
     return module
 
 

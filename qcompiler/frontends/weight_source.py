@@ -87,7 +87,8 @@ class ModuleWeights:
         if is_empty(tensor):
             raise WeightsError(
                 f"the parameter '{targets[0]}' holds no values (it is a fake or meta tensor): name the folder that "
-                'holds them, weights="path/of/safetensors", or compile for plan and sizes only, weights="none"'
+                'holds them, weights="path/of/safetensors", or where the model is that of qc.from_gguf or '
+                'qc.from_checkpoint, weights=checkpoint.weights; or compile for plan and sizes only, weights="none"'
             )
         return tensor.detach().cpu()
 

@@ -80,6 +80,50 @@ def test_a_file_compiles_to_what_its_codes_mean_and_the_program_holds_those_code
     assert not rows, "every weight that the ledger calls stored was compared"
 
 
+def decode(step: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Logits of a prompt, of a token, and of two."""
+    calls = [(0, ids.shape[1]), (ids.shape[1], 1), (ids.shape[1] + 1, 2)]
+    more = torch.cat([ids, ids[:, :3]], 1)
+    return [step(input_ids=more[:, a : a + n], cache_position=torch.arange(a, a + n)) for a, n in calls]
+
+
+@pytest.mark.parametrize(
+    ("activations", "buckets"),
+    [(None, True), ("int8", True), *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in (None, "int8"))],
+)
+def test_the_recipe_of_a_static_cache_takes_the_model_of_a_file(
+    llama: Any, ids: torch.Tensor, activations: str | None, buckets: bool
+) -> None:
+    from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+
+    checkpoint, size = qc.from_gguf(llama.path), ("s", 1, 16)
+    checkpoint.module.generation_config.cache_implementation = "static"
+    step = TorchExportableModuleWithStaticCache(checkpoint.module, batch_size=1, max_cache_len=24)
+    program = qc.qcompile(
+        step,
+        kwargs={"input_ids": ids[:1, :7], "cache_position": torch.arange(7)},
+        dynamic_shapes={"input_ids": {1: size}, "cache_position": {0: size}},
+        buckets=[("decode", {"s": (1, 1)}), ("prefill", {"s": (1, 16)})] if buckets else None,
+        quant=QuantConfig("float", activations=activations) if activations else None,
+        weights=checkpoint.weights,
+    )
+    llama.model.generation_config.update(use_cache=True, cache_implementation="static")
+    plain = TorchExportableModuleWithStaticCache(llama.model, batch_size=1, max_cache_len=24)
+    with torch.no_grad():
+        expected = decode(program.oracle if activations else plain, ids[:1, :7])
+    limit = 1e-2 if activations else 1e-5  # a code that rounds the other way moves one number by 1/127 of the largest
+    for found, wanted in zip(decode(program.session(), ids[:1, :7]), expected, strict=True):
+        assert float((found - wanted).norm() / wanted.norm()) <= limit
+
+
+def test_what_a_checkpoint_lacks_is_said_to_be_its_modules(llama: Any, ids: torch.Tensor) -> None:
+    checkpoint = qc.from_gguf(llama.path)
+    with pytest.raises(AttributeError, match=r"no attribute 'generation_config': its model is checkpoint\.module"):
+        _ = checkpoint.generation_config
+    with pytest.raises(WeightsError, match=r"weights=checkpoint\.weights"):
+        qc.qcompile(checkpoint.module, (), {"input_ids": ids})
+
+
 def _expected(made: Any, arch: str, parameter: str) -> bytes:
     """The file's bytes for a parameter, their rows in transformers' order."""
     parts = {name: np.frombuffer(made.raw[name], np.uint8) for name in made.names[parameter]}
