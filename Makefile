@@ -83,7 +83,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m qcompiler.formats.doc docs
-	$(BIN)/python -m qcompiler.frontends.operators > docs/operators.md
+	$(BIN)/python -m qcompiler.frontends.torch.operators > docs/operators.md
 	$(BIN)/python benchmarks/kernel_resources.py > docs/kernel-resources.md
 	$(BIN)/python benchmarks/hot_loops.py --output docs/hot-loops.md
 

@@ -26,8 +26,8 @@ from qcompiler.errors import DeviceAssignmentError
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import INIT, functions, init_func, path_of
 from qcompiler.ir.qc import CopyOp, DimOp
-from qcompiler.passes.support.placing import DEVICE, DeviceMap, Placements, Placing, device_of, spread_init
-from qcompiler.passes.support.states_on_devices import state_devices
+from qcompiler.passes.devices.placing import DEVICE, DeviceMap, Placements, Placing, device_of, spread_init
+from qcompiler.passes.devices.states_on_devices import state_devices
 
 
 @dataclass(frozen=True)

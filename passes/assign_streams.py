@@ -11,8 +11,8 @@
 
 A CPU has one in-order stream.  Any other device has one for copies that cross to or from it, and up to four for work:
 what does not depend on what runs already gets a stream of its own where estimated times (kernels/cost.py, for the
-largest sizes of the entry point) say that it pays (support/stream_choice.py), in entry points that end earlier by it
-and hardly need more memory (support/overlap.py).  `assign-streams{compute-streams=2}` is another limit; 1
+largest sizes of the entry point) say that it pays (schedule/stream_choice.py), in entry points that end earlier by it
+and hardly need more memory (schedule/overlap.py).  `assign-streams{compute-streams=2}` is another limit; 1
 puts all kernels on one stream.  `@init` runs once and has one.
 
 A step depends on the last steps that wrote what it touches and, where it writes, on those that have read it since; that
@@ -33,11 +33,11 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
 from qcompiler.ir.rt import CopyOp, EntryOp, EventOp, LibraryCallOp, RecordOp, StepOp, StreamOp, WaitOp
 from qcompiler.ir.rt_schedule import Schedule
-from qcompiler.passes.support.overlap import overlap
-from qcompiler.passes.support.step_costs import StepCosts
-from qcompiler.passes.support.step_order import Order, dependences
-from qcompiler.passes.support.stream_choice import Task
-from qcompiler.passes.support.stream_memory import ActivationMemory
+from qcompiler.passes.schedule.overlap import overlap
+from qcompiler.passes.schedule.step_costs import StepCosts
+from qcompiler.passes.schedule.step_order import Order, dependences
+from qcompiler.passes.schedule.stream_choice import Task
+from qcompiler.passes.schedule.stream_memory import ActivationMemory
 
 STAGE = "assign-streams"
 

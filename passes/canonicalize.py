@@ -41,7 +41,7 @@ from qcompiler.ir.effects import is_removable
 from qcompiler.ir.interpreter_scalar import constant_value, evaluate_scalar
 from qcompiler.ir.module import functions, path_of
 from qcompiler.ir.types import shape_of
-from qcompiler.passes.support.numerics import Exact, Numerics
+from qcompiler.passes.checks.numerics import Exact, Numerics
 
 Rule = Callable[[Any], SSAValue | None]
 

@@ -22,7 +22,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.ir.effects import is_pure
 from qcompiler.ir.module import PATH, functions
-from qcompiler.passes.support.numerics import Exact, Numerics
+from qcompiler.passes.checks.numerics import Exact, Numerics
 
 
 @dataclass(frozen=True)

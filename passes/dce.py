@@ -18,7 +18,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.ir.effects import is_removable
 from qcompiler.ir.module import functions
-from qcompiler.passes.support.numerics import Exact, Numerics
+from qcompiler.passes.checks.numerics import Exact, Numerics
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from qcompiler.ir.module import functions
-from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.passes.support.view_rules import fold_views
+from qcompiler.passes.checks.numerics import Numerics, Reordered
+from qcompiler.passes.views.view_rules import fold_views
 
 
 @dataclass(frozen=True)

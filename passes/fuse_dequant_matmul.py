@@ -35,10 +35,11 @@ from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import ELEMENT_TYPES, QTensorType, shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
-from qcompiler.passes.support import loops, views
-from qcompiler.passes.support.loops import producer
-from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.passes.support.view_rules import fold_views
+from qcompiler.passes.checks.numerics import Numerics, Reordered
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.loops import producer
+from qcompiler.passes.views import views
+from qcompiler.passes.views.view_rules import fold_views
 from qcompiler.plan.weights import StoredTensor, Transposed
 
 

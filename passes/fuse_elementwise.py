@@ -26,10 +26,10 @@ from xdsl.passes import ModulePass
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions
-from qcompiler.passes.support.fusion import absorb_producers, worth_fusing
-from qcompiler.passes.support.numerics import Numerics, Ulps
-from qcompiler.passes.support.rope_loops import rope_to_loops
-from qcompiler.passes.support.windows import feeds_linear, windows_to_loops
+from qcompiler.passes.checks.numerics import Numerics, Ulps
+from qcompiler.passes.loops.fusion import absorb_producers, worth_fusing
+from qcompiler.passes.loops.rope_loops import rope_to_loops
+from qcompiler.passes.views.windows import feeds_linear, windows_to_loops
 
 
 @dataclass(frozen=True)

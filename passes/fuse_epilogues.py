@@ -28,12 +28,12 @@ from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.fusion import absorb_producers, in_step
-from qcompiler.passes.support.loops import Index
-from qcompiler.passes.support.numerics import Numerics, Ulps
-from qcompiler.passes.support.view_rules import fold_views
+from qcompiler.passes.checks.numerics import Numerics, Ulps
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.extras import as_extra, can_be_extra
+from qcompiler.passes.loops.fusion import absorb_producers, in_step
+from qcompiler.passes.loops.loops import Index
+from qcompiler.passes.views.view_rules import fold_views
 
 MAX_EXTRAS = 8  # pointers that stay in registers beside x, w and out
 Accesses = Sequence[tuple[SSAValue, Index]]

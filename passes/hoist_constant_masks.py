@@ -37,14 +37,15 @@ from qcompiler.ir.module import (
 )
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.canonicalize import canonicalize_block
-from qcompiler.passes.support import loops, masks
-from qcompiler.passes.support.cones import FREE, Built, ConeBuilder, input_independent
-from qcompiler.passes.support.fusion import is_trivial
-from qcompiler.passes.support.init_function import InitBuilder, cone_text
-from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.passes.support.value_ranges import ValueRanges, decide
-from qcompiler.passes.support.view_rules import fold_views
-from qcompiler.passes.support.views import VIEWS
+from qcompiler.passes.checks.numerics import Numerics, Reordered
+from qcompiler.passes.hoisting.cones import FREE, Built, ConeBuilder, input_independent
+from qcompiler.passes.hoisting.init_function import InitBuilder, cone_text
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.fusion import is_trivial
+from qcompiler.passes.masks import masks
+from qcompiler.passes.masks.value_ranges import ValueRanges, decide
+from qcompiler.passes.views.view_rules import fold_views
+from qcompiler.passes.views.views import VIEWS
 from qcompiler.plan.kernel import ITEMSIZE
 
 MAX_TABLE_BYTES = 1 << 28  # a boolean mask of 16384 x 16384: beyond, computing costs less than keeping

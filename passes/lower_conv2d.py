@@ -8,7 +8,7 @@
 Everything that linears have is there for convolutions: packed weights in every format, epilogues, kernels for few and
 many rows.  Windows of one element are a slice, windows that tile the image a view.  Groups become one
 `qc.batch_matmul`; where each group is one channel, a loop over the taps.  Results stay channels last as far as their
-readers allow (support/channels_last.py), so that one convolution feeds the next without a copy.
+readers allow (views/channels_last.py), so that one convolution feeds the next without a copy.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.module import functions, path_of
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.channels_last import channels_last, keep_channels_last, to_first
-from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.passes.support.windows import copy_nest, padded, reads
+from qcompiler.passes.checks.numerics import Numerics, Reordered
+from qcompiler.passes.loops import loops
+from qcompiler.passes.views.channels_last import channels_last, keep_channels_last, to_first
+from qcompiler.passes.views.windows import copy_nest, padded, reads
 from qcompiler.plan.dims import Dim, product
 
 

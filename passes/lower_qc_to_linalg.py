@@ -31,8 +31,8 @@ from qcompiler.ir.linalg_formats import sections_of
 from qcompiler.ir.linalg_lowering import CONSTANTS, Lowering, lower
 from qcompiler.ir.module import arg_names, functions, path_of, set_arg_names, update_function_type
 from qcompiler.ir.types import QTensorType, shape_of
+from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.dce import remove_dead
-from qcompiler.passes.support.numerics import Numerics, Reordered
 
 
 @dataclass(frozen=True)

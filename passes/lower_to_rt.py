@@ -30,6 +30,7 @@ from qcompiler.ir import qc, rt
 from qcompiler.ir.context import qc_context
 from qcompiler.ir.module import INIT, arg_names, body_of, path_of, result_keys, return_op
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.checks.numerics import Reordered
 from qcompiler.passes.lowering.drafts import copy_draft, draft
 from qcompiler.passes.lowering.places import Placer, root_of
 from qcompiler.passes.lowering.program import EntryMemory, Program
@@ -37,8 +38,7 @@ from qcompiler.passes.lowering.state_writes import StateWrites
 from qcompiler.passes.lowering.steps import Steps
 from qcompiler.passes.lowering.views import contiguous, is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
-from qcompiler.passes.support.numerics import Reordered
-from qcompiler.passes.support.windows import feeds_linear
+from qcompiler.passes.views.windows import feeds_linear
 from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.plan import Symbol, TensorSig, View
 

@@ -26,15 +26,15 @@ from xdsl.utils.exceptions import ArgSpecParseError
 
 from qcompiler.errors import ArgumentError, NumericsError, PassError, QCompilerError
 from qcompiler.ir.context import QCContext
-from qcompiler.passes.support.answers import answers, initial_states
-from qcompiler.passes.support.numerics import (
+from qcompiler.passes.checks.answers import answers, initial_states
+from qcompiler.passes.checks.numerics import (
     Exact,
     coarsest_epsilon,
     count_roundings,
     count_widenings,
     difference,
 )
-from qcompiler.passes.support.reproducer import write_reproducer
+from qcompiler.passes.checks.reproducer import write_reproducer
 from qcompiler.runtime import progress
 
 Arrays = Sequence[npt.NDArray[Any]]

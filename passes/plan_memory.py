@@ -29,7 +29,7 @@ from qcompiler.errors import PassError
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.rt import ArenaOp, BufferOp
 from qcompiler.ir.rt_schedule import Schedule
-from qcompiler.passes.support.lifetimes import Lifetimes, Use
+from qcompiler.passes.schedule.lifetimes import Lifetimes, Use
 from qcompiler.plan.weights import file_offsets
 
 STAGE = "plan-memory"

@@ -4,7 +4,7 @@
     %r = linalg.generic { math.rsqrt(s / N + eps) }       ->   %n = qc.rms_norm %x weight(%w) {eps = 1e-6}
     %n = linalg.generic { x * r * w }
 
-Matching reads what one element is computed from (support/trace.py), so it does not matter how the form was split into
+Matching reads what one element is computed from (views/trace.py), so it does not matter how the form was split into
 loop nests, nor where casts and unit dims stand.  An attention mask that is provably (j <= i) becomes the flag `causal`,
 one that keeps everything is dropped, also as part of a conjunction.  SwiGLU has no op of its own: fuse-epilogues makes
 `silu(x Wg) * (x Wu)` two linears whose epilogues hold the silu and the product.  A matmul that is no part of an
@@ -27,15 +27,15 @@ from xdsl.passes import ModulePass
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of
+from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.idioms import norms, rope, softmax
 from qcompiler.passes.idioms.attention import NotRaised, raise_attention
 from qcompiler.passes.idioms.raised import Raised
 from qcompiler.passes.idioms.terms import Masks
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.masks import MaskReader, simplify_mask
-from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.passes.support.trace import Tracer
-from qcompiler.passes.support.view_rules import fold_views, split_batch
+from qcompiler.passes.loops import loops
+from qcompiler.passes.masks.masks import MaskReader, simplify_mask
+from qcompiler.passes.views.trace import Tracer
+from qcompiler.passes.views.view_rules import fold_views, split_batch
 
 _POINTWISE_FORMS: tuple[tuple[str, Callable[[SSAValue, Tracer], Raised | None]], ...] = (
     ("arith.addf", norms.match),

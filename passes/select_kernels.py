@@ -48,9 +48,9 @@ from qcompiler.ir.qc import (
 )
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.kernels.select import FLOATS, LINEAR, Case, LinearQuery, choose_linear, templates
+from qcompiler.passes.devices.engine_report import report_engines
+from qcompiler.passes.devices.extents import check_extents
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
-from qcompiler.passes.support.engine_report import report_engines
-from qcompiler.passes.support.extents import check_extents
 from qcompiler.plan.dims import Range, product
 
 CASES = "qc.cases"

@@ -24,8 +24,8 @@ from qcompiler.errors import PassError
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import find_func, ranges_of, set_ranges
-from qcompiler.passes.support.numerics import Numerics, Reordered
-from qcompiler.passes.support.substitute import substitute_symbols
+from qcompiler.passes.checks.numerics import Numerics, Reordered
+from qcompiler.passes.loops.substitute import substitute_symbols
 from qcompiler.plan.dims import Range
 
 Bucket = tuple[str, Mapping[str, Range]]

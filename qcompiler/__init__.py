@@ -23,35 +23,35 @@ if TYPE_CHECKING:
     from qcompiler.api import qcompile as qcompile
     from qcompiler.config import QuantConfig as QuantConfig
     from qcompiler.config import Rule as Rule
-    from qcompiler.frontends.checkpoint import Checkpoint as Checkpoint
-    from qcompiler.frontends.checkpoint_folder import from_checkpoint as from_checkpoint
-    from qcompiler.frontends.convert import convert as convert
-    from qcompiler.frontends.empty_weights import empty_weights as empty_weights
-    from qcompiler.frontends.gguf_files import write_gguf as write_gguf
-    from qcompiler.frontends.gguf_models import from_gguf as from_gguf
-    from qcompiler.frontends.merge_lora import merge_lora as merge_lora
-    from qcompiler.frontends.survey import doctor as doctor
-    from qcompiler.frontends.weight_source import Shards as Shards
+    from qcompiler.frontends.checkpoints.checkpoint import Checkpoint as Checkpoint
+    from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint as from_checkpoint
+    from qcompiler.frontends.checkpoints.convert import convert as convert
+    from qcompiler.frontends.checkpoints.gguf_files import write_gguf as write_gguf
+    from qcompiler.frontends.checkpoints.gguf_models import from_gguf as from_gguf
+    from qcompiler.frontends.quantise.merge_lora import merge_lora as merge_lora
+    from qcompiler.frontends.torch.common.empty_weights import empty_weights as empty_weights
+    from qcompiler.frontends.torch.survey import doctor as doctor
+    from qcompiler.frontends.weights.weight_source import Shards as Shards
     from qcompiler.program import Program as Program
     from qcompiler.runtime import load as load
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Checkpoint": "qcompiler.frontends.checkpoint",
-    "convert": "qcompiler.frontends.convert",
-    "from_checkpoint": "qcompiler.frontends.checkpoint_folder",
-    "from_gguf": "qcompiler.frontends.gguf_models",
-    "write_gguf": "qcompiler.frontends.gguf_files",
+    "Checkpoint": "qcompiler.frontends.checkpoints.checkpoint",
+    "convert": "qcompiler.frontends.checkpoints.convert",
+    "from_checkpoint": "qcompiler.frontends.checkpoints.checkpoint_folder",
+    "from_gguf": "qcompiler.frontends.checkpoints.gguf_models",
+    "write_gguf": "qcompiler.frontends.checkpoints.gguf_files",
     "qcompile": "qcompiler.api",
     "Program": "qcompiler.program",
     "QuantConfig": "qcompiler.config",
     "Rule": "qcompiler.config",
-    "Shards": "qcompiler.frontends.weight_source",
-    "doctor": "qcompiler.frontends.survey",
-    "empty_weights": "qcompiler.frontends.empty_weights",
+    "Shards": "qcompiler.frontends.weights.weight_source",
+    "doctor": "qcompiler.frontends.torch.survey",
+    "empty_weights": "qcompiler.frontends.torch.common.empty_weights",
     "load": "qcompiler.runtime",
-    "merge_lora": "qcompiler.frontends.merge_lora",
+    "merge_lora": "qcompiler.frontends.quantise.merge_lora",
 }
 _MODULES = ("errors", "formats")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from qcompiler.config import QuantConfig
-    from qcompiler.frontends.weight_source import WeightSource
+    from qcompiler.frontends.weights.weight_source import WeightSource
 
 KERNELS = "compile-kernels"
 """What `progress` calls the host's compiler, or NVRTC: the stage behind the pipeline's."""
@@ -108,9 +108,9 @@ def qcompile(
     placement = place(device if device is not None else _home(model))
     target = compile_target(placement.devices, targets)
 
-    from qcompiler.frontends.calibrate import Calibration
-    from qcompiler.frontends.torch_frontend import FRONTEND_STAGES, import_torch
-    from qcompiler.frontends.workdir import WorkFolder
+    from qcompiler.frontends.quantise.calibrate import Calibration
+    from qcompiler.frontends.torch.frontend import FRONTEND_STAGES, import_torch
+    from qcompiler.frontends.weights.workdir import WorkFolder
     from qcompiler.passes.pipeline import STAGES
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
@@ -251,7 +251,7 @@ def _compute_streams() -> int | None:
 
 def weight_source(weights: str | Path | WeightSource | None) -> WeightSource:
     """What `weights=` names: the module itself, nowhere, files, or a source as it is. WeightsError for bad files."""
-    from qcompiler.frontends.weight_source import ModuleWeights, NoValues, Shards
+    from qcompiler.frontends.weights.weight_source import ModuleWeights, NoValues, Shards
 
     if weights is None:
         return ModuleWeights()
@@ -268,7 +268,7 @@ def _of_checkpoint(
     model: Any, weights: str | Path | WeightSource | None
 ) -> tuple[Any, str | Path | WeightSource | None]:
     """The module of a checkpoint, and its weights unless others are named; anything else as it is."""
-    from qcompiler.frontends.checkpoint import Checkpoint
+    from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 
     if not isinstance(model, Checkpoint):
         return model, weights

@@ -279,7 +279,7 @@ def _factory(text: str) -> tuple[Any, Any, Any, Any]:
 def _convert(options: argparse.Namespace) -> None:
     from dataclasses import asdict
 
-    from qcompiler.frontends.convert import convert
+    from qcompiler.frontends.checkpoints.convert import convert
 
     force = options.force or _may_replace(options.target)
     done = convert(
@@ -501,7 +501,7 @@ def _doctor_model(options: argparse.Namespace) -> int:
     """Imports and calls what the user named, or loads the file that the user named; nothing else."""
     import torch
 
-    from qcompiler.frontends.survey import doctor
+    from qcompiler.frontends.torch.survey import doctor
 
     path = Path(options.model)
     if path.suffix == ".pt2":

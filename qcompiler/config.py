@@ -163,7 +163,7 @@ class Activations:
 
 
 def check_observer(text: str) -> None:
-    """RecipeError unless `text` names an observer (frontends/observers.py)."""
+    """RecipeError unless `text` names an observer (frontends/quantise/observers.py)."""
     name, colon, value = text.partition(":")
     try:
         fits = (name == "percentile" and 0 < float(value) <= 100) if colon else name in ("minmax", "percentile", "mse")

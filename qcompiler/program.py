@@ -26,7 +26,7 @@ from qcompiler.runtime.progress import note
 from qcompiler.runtime.timeline import Timeline, timeline
 
 if TYPE_CHECKING:
-    from qcompiler.frontends.importer import ImportResult
+    from qcompiler.frontends.torch.importer import ImportResult
     from qcompiler.ir.context import QCContext
     from qcompiler.plan.plan import Plan
 

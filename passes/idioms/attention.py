@@ -23,9 +23,10 @@ from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.idioms.leading import Lead, common_factors, runs
 from qcompiler.passes.idioms.terms import Masks, Scores, Term
-from qcompiler.passes.support import loops, views
-from qcompiler.passes.support.loops import Index
-from qcompiler.passes.support.trace import Node, Tracer
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.loops import Index
+from qcompiler.passes.views import views
+from qcompiler.passes.views.trace import Node, Tracer
 from qcompiler.plan.dims import Dim
 
 Shape = tuple[Dim, ...]

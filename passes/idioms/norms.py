@@ -18,9 +18,9 @@ from xdsl.ir.affine import AffineDimExpr
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.idioms.raised import Raised, insert
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.loops import Index
-from qcompiler.passes.support.trace import Node, Tracer
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.loops import Index
+from qcompiler.passes.views.trace import Node, Tracer
 
 _Place = tuple[SSAValue, tuple[int, ...]]
 """A tensor, and for each of its dims the dim of the result."""

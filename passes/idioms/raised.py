@@ -9,7 +9,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build
 from qcompiler.ir.module import path_of
-from qcompiler.passes.support import loops
+from qcompiler.passes.loops import loops
 
 
 @dataclass(frozen=True)

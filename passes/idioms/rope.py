@@ -20,9 +20,10 @@ from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.idioms.raised import Raised
-from qcompiler.passes.support import loops, views
-from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.trace import Node, Tracer
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.extras import as_extra, can_be_extra
+from qcompiler.passes.views import views
+from qcompiler.passes.views.trace import Node, Tracer
 from qcompiler.plan.dims import Dim
 
 _HEADS, _ROWS = (0, 1, 2, 3), (0, 2, 1, 3)

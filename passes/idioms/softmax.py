@@ -8,8 +8,8 @@ from xdsl.ir.affine import AffineDimExpr
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.idioms.raised import Raised, insert
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.trace import Node, Tracer
+from qcompiler.passes.loops import loops
+from qcompiler.passes.views.trace import Node, Tracer
 
 
 def match(value: SSAValue, tracer: Tracer) -> Raised | None:

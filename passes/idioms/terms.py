@@ -26,11 +26,11 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
 from qcompiler.passes.idioms.leading import Lead, runs
-from qcompiler.passes.support import loops
-from qcompiler.passes.support.extras import as_extra, can_be_extra
-from qcompiler.passes.support.loops import Index
-from qcompiler.passes.support.mask_proof import DROPS
-from qcompiler.passes.support.masks import MaskReader
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.extras import as_extra, can_be_extra
+from qcompiler.passes.loops.loops import Index
+from qcompiler.passes.masks.mask_proof import DROPS
+from qcompiler.passes.masks.masks import MaskReader
 from qcompiler.plan.dims import Dim, dim, product
 
 

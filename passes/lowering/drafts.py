@@ -24,7 +24,7 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import QTensorType, shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.support.windows import windows_of
+from qcompiler.passes.views.windows import windows_of
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import Access, Operand
 from qcompiler.plan.plan import View

@@ -18,7 +18,7 @@ from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import shape_of
 from qcompiler.passes.lowering.drafts import M_CLASS
 from qcompiler.passes.lowering.scalar_body import constant_text, program_of
-from qcompiler.passes.support.windows import windows_of
+from qcompiler.passes.views.windows import windows_of
 from qcompiler.plan.dims import Dim, Expr, dim
 from qcompiler.plan.kernel import (
     AffineAccess,

@@ -7,8 +7,8 @@ from pathlib import Path
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.reading import applying
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
+from qcompiler.passes.checks.reproducer import read_context
 from qcompiler.passes.pipeline import ALL_PASSES, parse_passes
-from qcompiler.passes.support.reproducer import read_context
 
 
 def run_passes(
@@ -24,7 +24,7 @@ def run_passes(
     `passes` names them as xDSL does, `canonicalize,assign-streams{compute-streams=4}`.  Raises QCompilerError with the
     place in the text, and ArgumentError for a pass or an option that does not exist.
 
-    `context_file` holds weights and target, as a reproducer left them (passes/support/reproducer.py).
+    `context_file` holds weights and target, as a reproducer left them (passes/checks/reproducer.py).
     `where` is the text's name in messages.
     """
     module = parse_module(text, name=where)

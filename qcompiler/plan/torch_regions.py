@@ -238,13 +238,13 @@ class Ready(Protocol):
 
 
 class Runner(Protocol):
-    """`qcompiler.frontends.torch_runner`."""
+    """`qcompiler.frontends.torch.capture.torch_runner`."""
 
     def prepare(self, region: TorchRegion) -> Ready:
         """PlanError for an operator that torch does not have, or a call that its schema does not allow."""
 
 
-_RUNNER = "qcompiler.frontends.torch_runner"
+_RUNNER = "qcompiler.frontends.torch.capture.torch_runner"
 
 
 def runner() -> Runner:

@@ -23,9 +23,9 @@ from qcompiler.errors import (
     RecipeError,
     WorkdirError,
 )
-from qcompiler.frontends import calibrate
-from qcompiler.frontends.calibrate import Calibration
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.quantise import calibrate
+from qcompiler.frontends.quantise.calibrate import Calibration
+from qcompiler.frontends.torch.frontend import import_torch
 
 K = 256
 

@@ -7,7 +7,7 @@ import pytest
 
 from qcompiler.config import QuantConfig
 from qcompiler.errors import CalibrationError, RecipeError
-from qcompiler.frontends.observers import BINS, InputStatistics, Magnitudes
+from qcompiler.frontends.quantise.observers import BINS, InputStatistics, Magnitudes
 
 RNG = np.random.default_rng(0)
 

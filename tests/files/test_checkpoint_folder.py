@@ -21,7 +21,7 @@ from qcompiler.config import resolve_format
 from qcompiler.errors import FormatError, WeightsError
 from qcompiler.formats.foreign import awq, compressed_tensors, gptq
 from qcompiler.formats.foreign.floats import write_fp8
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.frontend import import_torch
 
 build = load("tests/files/writing.py").build
 DIMS = {"input_ids": {0: ("b", 1, 4), 1: ("s", 1, 32)}}

@@ -24,8 +24,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.errors import ArgumentError, FormatError, WeightsError
-from qcompiler.frontends.gguf_files import GgufFile
-from qcompiler.frontends.gguf_tokenizer import PATTERNS
+from qcompiler.frontends.checkpoints.gguf_files import GgufFile
+from qcompiler.frontends.checkpoints.gguf_tokenizer import PATTERNS
 
 TEXTS = [
     "Hello world", "the cat sat on the mat, 1234567 times!", "  two  spaces\n\nand lines\t", "I'll say it's DON'T",
@@ -252,7 +252,7 @@ def test_merges_and_the_name_of_the_pattern_give_the_tokens_of_the_folder(pre: s
 
 
 def tokenizer_keys_of(folder: Path, size: int = VOCABULARY) -> dict[str, Any]:
-    from qcompiler.frontends.gguf_tokenizer import tokenizer_keys
+    from qcompiler.frontends.checkpoints.gguf_tokenizer import tokenizer_keys
 
     found = tokenizer_keys(folder, size, transformers.LlamaConfig())
     return {name.removeprefix("tokenizer.ggml."): value for name, value in found.items()}

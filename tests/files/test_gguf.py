@@ -19,8 +19,8 @@ import qcompiler as qc
 from qcompiler import formats
 from qcompiler.config import QuantConfig
 from qcompiler.errors import FormatError, RecipeError, WeightsError
-from qcompiler.frontends.gguf_files import PACKED, GgufFile, NewTensor
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.checkpoints.gguf_files import PACKED, GgufFile, NewTensor
+from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.runtime.program_file import read_program
 
 written = load("tests/files/writing.py")

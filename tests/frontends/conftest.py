@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from qcompiler.frontends.importer import ImportResult
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.frontends.torch.importer import ImportResult
 from qcompiler.ir.interpreter import run
 
 

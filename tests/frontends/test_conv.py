@@ -13,8 +13,8 @@ from torch import nn
 
 from qcompiler.config import QuantConfig
 from qcompiler.errors import FormatShapeError, PromiseError, RecipeError, UnsupportedOperatorError
-from qcompiler.frontends.importer import ImportResult
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.frontends.torch.importer import ImportResult
 from qcompiler.ir import qc
 
 aten = torch.ops.aten

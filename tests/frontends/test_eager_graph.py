@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from qcompiler.config import QuantConfig
-from qcompiler.frontends.insert_qdq import insert_qdq
-from qcompiler.frontends.torch_export import export_model
+from qcompiler.frontends.quantise.insert_qdq import insert_qdq
+from qcompiler.frontends.torch.capture.export import export_model
 
 
 class Of(nn.Module):

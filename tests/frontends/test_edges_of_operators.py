@@ -14,8 +14,8 @@ from torch import nn
 
 import qcompiler as qc
 from qcompiler.errors import QCompilerError
-from qcompiler.frontends.torch_frontend import import_torch
-from qcompiler.frontends.torch_values import to_numpy
+from qcompiler.frontends.torch.common.values import to_numpy
+from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.interpreter import run
 
 INF, NAN = float("inf"), float("nan")

@@ -12,9 +12,9 @@ from torch import nn
 
 from qcompiler.config import QuantConfig
 from qcompiler.errors import FormatShapeError, RecipeError
-from qcompiler.frontends.expert_weights import as_pairs
-from qcompiler.frontends.insert_qdq import Quantized, insert_qdq
-from qcompiler.frontends.torch_export import export_model
+from qcompiler.frontends.quantise.insert_qdq import Quantized, insert_qdq
+from qcompiler.frontends.torch.capture.expert_weights import as_pairs
+from qcompiler.frontends.torch.capture.export import export_model
 from qcompiler.ir import qc
 
 E, N, K, TOP = 4, 6, 32, 2

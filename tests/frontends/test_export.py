@@ -19,8 +19,8 @@ from qcompiler.errors import (
     UnboundedDimError,
     UnsupportedOperatorError,
 )
-from qcompiler.frontends.torch_export import export_model
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.capture.export import export_model
+from qcompiler.frontends.torch.frontend import import_torch
 
 B, S = ("b", 1, 64), ("s", 1, 64)
 

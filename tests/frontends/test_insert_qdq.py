@@ -12,9 +12,9 @@ from torch import nn
 from qcompiler import formats
 from qcompiler.config import QuantConfig, Rule
 from qcompiler.errors import FormatShapeError, FormatValueError, PromiseError, RecipeError
-from qcompiler.frontends.insert_qdq import Quantized, insert_qdq
-from qcompiler.frontends.torch_export import export_model
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.quantise.insert_qdq import Quantized, insert_qdq
+from qcompiler.frontends.torch.capture.export import export_model
+from qcompiler.frontends.torch.frontend import import_torch
 
 
 class Conv1D(nn.Module):

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from qcompiler.errors import ExportError
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.interpreter import Interpreter
 
 BS = {0: ("b", 1, 8), 1: ("s", 1, 64)}

@@ -16,10 +16,10 @@ from by_path import load
 
 import qcompiler as qc
 from qcompiler.errors import DataDependentShapeError, UnsupportedOperatorError
-from qcompiler.frontends import operators, torch_frontend
-from qcompiler.frontends.importer import BUILDERS, ImportResult
-from qcompiler.frontends.torch_export import export_model
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch import frontend, operators
+from qcompiler.frontends.torch.capture.export import export_model
+from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.frontends.torch.importer import BUILDERS, ImportResult
 
 cases = load("tests/frontends/operator_cases.py")
 
@@ -46,7 +46,7 @@ def compiled(name: str) -> tuple[qc.Program, ImportResult]:
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_frontend, "import_torch", kept_import)
+        patch.setattr(frontend, "import_torch", kept_import)
         example = group.tensors(group.rows[0])
         program = qc.qcompile(group.module(), (example,), dynamic_shapes=group.dynamic_shapes())
     return program, kept[0]

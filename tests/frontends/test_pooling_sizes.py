@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import qcompiler as qc
 from qcompiler.errors import NarrowedDimError
-from qcompiler.frontends.pooling import _size, _torchs_size
+from qcompiler.frontends.torch.capture.pooling import _size, _torchs_size
 
 
 def test_the_size_without_a_guard_is_torchs_at_every_size() -> None:

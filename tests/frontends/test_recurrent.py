@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from qcompiler.errors import PromiseError, UnsupportedOperatorError
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir import qc
 from qcompiler.ir.interpreter import run
 
@@ -155,7 +155,7 @@ def test_int8_activations_say_that_the_state_is_not_quantised() -> None:
 
 
 def test_calibration_measures_what_linears_read_and_not_the_state() -> None:
-    from qcompiler.frontends.calibrate import Calibration
+    from qcompiler.frontends.quantise.calibrate import Calibration
 
     layer, x = nn.LSTM(256, 256).eval(), torch.randn(9, 2, 256)
     result = import_torch(layer, (x,), quant="q4_K", calibration=Calibration([(x,)]))

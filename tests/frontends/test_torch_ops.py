@@ -11,7 +11,7 @@ from qcompiler.config import format_text, parse_format, resolve_format
 from qcompiler.errors import UnknownFormatError
 from qcompiler.formats import Format, from_bytes
 from qcompiler.formats.doc import variants
-from qcompiler.frontends import torch_ops  # noqa: F401  (registers the operators)
+from qcompiler.frontends.torch.qc_ops import torch_ops  # noqa: F401  (registers the operators)
 from qcompiler.plan.kernel import FormatRef
 
 

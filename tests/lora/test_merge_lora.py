@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import qcompiler as qc
 from qcompiler.errors import AdapterError, ArgumentError, FormatValueError, MergeError
 from qcompiler.formats import PackedTensor, made
-from qcompiler.frontends.lora_adapter import LoraLayer, read_adapter
-from qcompiler.frontends.merge_lora import merged_rows
+from qcompiler.frontends.quantise.lora_adapter import LoraLayer, read_adapter
+from qcompiler.frontends.quantise.merge_lora import merged_rows
 
 TARGETS = ("q_proj", "down_proj")
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.mlir_oracle import parses_in_mlir, run_with_mlir
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module

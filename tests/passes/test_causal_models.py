@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import main_func
 from qcompiler.passes.pipeline import run_pipeline, upto

@@ -15,8 +15,8 @@ from xdsl.dialects import arith, math
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.types import shape_of, tensor
+from qcompiler.passes.checks.numerics import count_roundings
 from qcompiler.passes.pipeline import STAGES, run_pipeline
-from qcompiler.passes.support.numerics import count_roundings
 
 MIDDLE = [
     "canonicalize", "cse", "dce", "fold-views", "raise-idioms", "specialize", "hoist-constant-masks",

@@ -15,7 +15,7 @@ from xdsl.ir import Operation, SSAValue
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import init_func, main_func, set_ranges
 from qcompiler.ir.types import ELEMENT_TYPES
-from qcompiler.passes.support.masks import Band, judge
+from qcompiler.passes.masks.masks import Band, judge
 
 Q = (2, 2, "s", 4)
 

@@ -16,8 +16,8 @@ from xdsl.passes import ModulePass
 
 from qcompiler.errors import KernelSelectionError, NumericsError, PassError, QCompilerError
 from qcompiler.ir.text import parse_module
+from qcompiler.passes.checks.numerics import Exact, Numerics, Reordered, Ulps, difference
 from qcompiler.passes.pipeline import ALL_PASSES, PASS_NAMES, STAGES, Stage, load_pass, run_pipeline, upto
-from qcompiler.passes.support.numerics import Exact, Numerics, Reordered, Ulps, difference
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from qcompiler.cli import main
 from qcompiler.errors import KernelSelectionError, NumericsError, PassError
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.passes import pipeline
+from qcompiler.passes.checks.reproducer import LARGEST_KEPT, read_context, write_context
 from qcompiler.passes.pipeline import STAGES, Stage, parse_passes, with_options
-from qcompiler.passes.support.reproducer import LARGEST_KEPT, read_context, write_context
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import StoredTensor
 

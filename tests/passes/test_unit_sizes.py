@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import main_func
 from qcompiler.passes.pipeline import run_pipeline, upto

@@ -18,7 +18,7 @@ from qcompiler.ir import build
 from qcompiler.ir.interpreter import run
 from qcompiler.ir.module import find_func, ranges_of
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
-from qcompiler.passes.support.value_ranges import Interval, ValueRanges
+from qcompiler.passes.masks.value_ranges import Interval, ValueRanges
 
 Found = Interval | None
 BINARY = {

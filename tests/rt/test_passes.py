@@ -18,8 +18,8 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.assign_streams import DEFAULT_STREAMS, AssignStreamsPass
 from qcompiler.passes.plan_memory import PlanMemoryPass
-from qcompiler.passes.support.step_order import dependences
-from qcompiler.passes.support.stream_memory import ActivationMemory
+from qcompiler.passes.schedule.step_order import dependences
+from qcompiler.passes.schedule.stream_memory import ActivationMemory
 from qcompiler.passes.verify_schedule import VerifySchedulePass
 from qcompiler.plan.kernel import Operand
 from qcompiler.plan.plan import Symbol, TensorSig, View
@@ -315,7 +315,7 @@ def test_steps_without_streams_are_refused(builder):
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 20), st.integers(0, 8)), min_size=1, max_size=25))
 def test_placement_never_overlaps_what_lives_at_once_and_stays_near_the_bound(drawn):
     from qcompiler.passes.plan_memory import place
-    from qcompiler.passes.support.lifetimes import Use
+    from qcompiler.passes.schedule.lifetimes import Use
 
     sizes = [size for size, _, _ in drawn]
     lives = [(first, first + length) for _, first, length in drawn]

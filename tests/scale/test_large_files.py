@@ -17,7 +17,7 @@ import qcompiler as qc
 from qcompiler import formats
 from qcompiler.errors import CorruptFileError
 from qcompiler.formats.base import Bytes
-from qcompiler.frontends.safetensors_files import read_tensors
+from qcompiler.frontends.weights.safetensors_files import read_tensors
 from qcompiler.kernels import layouts
 from qcompiler.kernels.layouts.base import views
 from qcompiler.plan.kernel import (

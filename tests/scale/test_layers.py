@@ -14,7 +14,7 @@ from by_path import load
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
-from qcompiler.frontends import decompose
+from qcompiler.frontends.torch.capture import decompose
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "scale.py"
 SMALL = {

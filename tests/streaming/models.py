@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from qcompiler.frontends.importer import ImportResult
-from qcompiler.frontends.torch_frontend import import_torch
-from qcompiler.frontends.weight_files import WeightFiles
-from qcompiler.frontends.weight_source import WeightSource
+from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.frontends.torch.importer import ImportResult
+from qcompiler.frontends.weights.weight_files import WeightFiles
+from qcompiler.frontends.weights.weight_source import WeightSource
 
 
 class Mixed(nn.Module):

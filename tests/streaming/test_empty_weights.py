@@ -13,9 +13,9 @@ from torch import nn
 
 import qcompiler as qc
 from qcompiler.errors import ArgumentError, NarrowedDimError, WeightsError
-from qcompiler.frontends.empty_weights import is_empty
-from qcompiler.frontends.torch_export import export_model
-from qcompiler.frontends.torch_frontend import import_torch
+from qcompiler.frontends.torch.capture.export import export_model
+from qcompiler.frontends.torch.common.empty_weights import is_empty
+from qcompiler.frontends.torch.frontend import import_torch
 
 
 def llama(layers: int = 2, **changes: object) -> transformers.LlamaForCausalLM:

@@ -17,10 +17,10 @@ from torch import nn
 import qcompiler as qc
 from qcompiler.config import QuantConfig
 from qcompiler.errors import ArgumentError, FormatValueError, PromiseError, WeightsError
-from qcompiler.frontends.importer import ImportResult
-from qcompiler.frontends.safetensors_files import read_tensors
-from qcompiler.frontends.weight_files import ByNeed, InMemory
-from qcompiler.frontends.weight_source import NoValues
+from qcompiler.frontends.torch.importer import ImportResult
+from qcompiler.frontends.weights.safetensors_files import read_tensors
+from qcompiler.frontends.weights.weight_files import ByNeed, InMemory
+from qcompiler.frontends.weights.weight_source import NoValues
 
 models = load("tests/streaming/models.py")
 Mixed, IDS, imported, stored, saved_state = models.Mixed, models.IDS, models.imported, models.stored, models.saved_state

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import WorkdirError
-from qcompiler.frontends import workdir
-from qcompiler.frontends.weight_files import Entry, Unnamed
-from qcompiler.frontends.workdir import WorkFolder
+from qcompiler.frontends.weights import workdir
+from qcompiler.frontends.weights.weight_files import Entry, Unnamed
+from qcompiler.frontends.weights.workdir import WorkFolder
 from qcompiler.plan.weights import Bytes
 
 SIZES = [5000, 1, 70_000, 0, 4096, 30_000, 12_345]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from qcompiler.kernels.cost import Cost
-from qcompiler.passes.support.overlap import overlap
-from qcompiler.passes.support.stream_choice import Task
+from qcompiler.passes.schedule.overlap import overlap
+from qcompiler.passes.schedule.stream_choice import Task
 
 LANES = ("gpu.compute", "gpu.compute1", "gpu.compute2", "gpu.compute3")
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from qcompiler.kernels.cost import Cost
-from qcompiler.passes.support.stream_choice import Choice, Task, choose, longest_chain
+from qcompiler.passes.schedule.stream_choice import Choice, Task, choose, longest_chain
 
 LANES = ("gpu.compute", "gpu.compute1", "gpu.compute2", "gpu.compute3")
 EVENT = 2.0

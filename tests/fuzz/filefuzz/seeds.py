@@ -168,7 +168,7 @@ def folder_plain() -> Files:
 
 
 def gguf(arch: str, kinds: tuple[str, ...], **more: Any) -> Files:
-    from qcompiler.frontends.gguf_files import write_gguf
+    from qcompiler.frontends.checkpoints.gguf_files import write_gguf
 
     experts = int(more.get("expert_count", 0))
     keys: dict[str, Any] = {

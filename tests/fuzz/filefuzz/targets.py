@@ -121,9 +121,9 @@ def _read_all(weights: Any) -> None:
 
 
 def _gguf(folder: Path, step: Steps) -> None:
-    from qcompiler.frontends.convert import convert
-    from qcompiler.frontends.gguf_files import GgufFile
-    from qcompiler.frontends.gguf_models import from_gguf
+    from qcompiler.frontends.checkpoints.convert import convert
+    from qcompiler.frontends.checkpoints.gguf_files import GgufFile
+    from qcompiler.frontends.checkpoints.gguf_models import from_gguf
 
     path = folder / "model.gguf"
     file = step(lambda: GgufFile(path))
@@ -142,8 +142,8 @@ def _gguf(folder: Path, step: Steps) -> None:
 
 
 def _folder(folder: Path, step: Steps) -> None:
-    from qcompiler.frontends.checkpoint_folder import from_checkpoint
-    from qcompiler.frontends.convert import convert
+    from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
+    from qcompiler.frontends.checkpoints.convert import convert
 
     checkpoint = step(lambda: from_checkpoint(folder))
     if checkpoint is not None:
@@ -152,9 +152,9 @@ def _folder(folder: Path, step: Steps) -> None:
 
 
 def _safetensors(folder: Path, step: Steps) -> None:
-    from qcompiler.frontends.lora_adapter import read_adapter
-    from qcompiler.frontends.safetensors_files import read_tensors
-    from qcompiler.frontends.weight_source import Shards
+    from qcompiler.frontends.quantise.lora_adapter import read_adapter
+    from qcompiler.frontends.weights.safetensors_files import read_tensors
+    from qcompiler.frontends.weights.weight_source import Shards
 
     if (folder / "adapter_config.json").exists() or (folder / "adapter_model.safetensors").exists():
         layers = step(lambda: read_adapter(folder, None))
@@ -257,7 +257,7 @@ def prepare() -> None:
     import transformers
 
     import qcompiler.cli
-    import qcompiler.frontends.convert
+    import qcompiler.frontends.checkpoints.convert
     import qcompiler.inspect.files
     import qcompiler.inspect.opt
     import qcompiler.kernels.cpu.emit

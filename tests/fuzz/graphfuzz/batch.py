@@ -34,13 +34,13 @@ from graphfuzz.graphs import Graph, build_module
 from graphfuzz.shadow import Meaningless, Trial, run_graph, written_states
 from qcompiler.config import QuantConfig, Rule
 from qcompiler.errors import QCompilerError
-from qcompiler.frontends.importer import ImportResult
-from qcompiler.frontends.torch_frontend import import_torch
-from qcompiler.frontends.torch_values import to_numpy
+from qcompiler.frontends.torch.common.values import to_numpy
+from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.frontends.torch.importer import ImportResult
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.interpreter import Interpreter
+from qcompiler.passes.checks.answers import answers
 from qcompiler.passes.pipeline import run_pipeline
-from qcompiler.passes.support.answers import answers
 from qcompiler.runtime import compiler
 from qcompiler.runtime.image import Target as ImageTarget
 from qcompiler.runtime.image import build_image

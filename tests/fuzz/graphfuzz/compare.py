@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qcompiler.frontends.torch_values import to_numpy
+from qcompiler.frontends.torch.common.values import to_numpy
 
 Array = Any
 

@@ -1,0 +1,1 @@
+"""What depends on no input, and the `@init` function that computes it once."""

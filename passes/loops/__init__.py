@@ -1,0 +1,1 @@
+"""`linalg.generic` ops: reading, editing, fusing and tracing them."""

@@ -1,0 +1,1 @@
+"""Attention masks: what they keep, proven or computed."""

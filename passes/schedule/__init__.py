@@ -1,0 +1,1 @@
+"""Steps and streams: order, cost, lifetimes, overlap."""

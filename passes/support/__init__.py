@@ -1,1 +1,0 @@
-"""What several passes share: reading and editing loop nests, making views, tracing scalar expressions."""

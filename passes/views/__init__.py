@@ -1,0 +1,1 @@
+"""Views: which elements they read, and the rules by which they fold."""

@@ -1,0 +1,217 @@
+"""Images as they lie in memory: channels last.
+
+A convolution leaves its result as (b, h, w, c) seen through a transpose to (b, c, h, w).  Whatever reads that element
+by element can write its own result the same way; then the transpose moves behind it, and meets the one in front of the
+next convolution.  Views cost nothing, so only the order in which results are stored changes.
+
+    %1 = linalg.transpose %y [0, 3, 1, 2]                 %2 = linalg.generic ins(%y) {…} -> (b, h, w, c)
+    %2 = linalg.generic ins(%1) {…} -> (b, c, h, w)  ->   %3 = linalg.transpose %2 [0, 3, 1, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from xdsl.builder import Builder
+from xdsl.dialects import tensor
+from xdsl.dialects.builtin import ArrayAttr
+from xdsl.dialects.linalg import ops
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.rewriter import InsertPoint
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.module import path_of, set_path
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.ir.types import tensor as tensor_type
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.loops import producer
+from qcompiler.passes.views import views
+from qcompiler.plan.dims import Dim
+
+T = TypeVar("T")
+
+
+def to_last(rank: int) -> tuple[int, ...]:
+    """(b, c…, h, w) as (b, h, w, c…), (b, c, length) as (b, length, c): entry i is the axis that goes to place i."""
+    return (0, 2, 1) if rank == 3 else (0, rank - 2, rank - 1, *range(1, rank - 2))
+
+
+def to_first(rank: int) -> tuple[int, ...]:
+    """(b, h, w, c…) as (b, c…, h, w), and (b, length, c) as (b, c, length)."""
+    return (0, 2, 1) if rank == 3 else (0, *range(3, rank), 1, 2)
+
+
+def stored(value: SSAValue) -> SSAValue | None:
+    """The (b, h, w, c…) tensor that a (b, c…, h, w) value is a view of, or None."""
+    op = producer(value)
+    if not isinstance(op, ops.TransposeOp):
+        return None
+    permutation = views.permutation_of(op)
+    return op.inputs[0] if len(permutation) >= 3 and permutation == to_first(len(permutation)) else None
+
+
+def channels_last(builder: Builder, value: SSAValue) -> SSAValue:
+    """`value` (b, c…, h, w) with its channels last."""
+    found = stored(value)
+    return found if found is not None else build.transpose(builder, value, to_last(views.rank_of(value)))
+
+
+def keep_channels_last(block: Block) -> None:
+    """Moves such transposes behind everything in `block` that can store its result channels last."""
+    for op in list(block.ops):
+        if op.parent is None or _cancels(op):
+            continue
+        rule = _RULES.get(type(op))
+        made = rule(op) if rule is not None else None
+        if made is not None:
+            builder = _before(op)
+            first = build.transpose(builder, made, to_first(views.rank_of(made)))
+            op.results[0].replace_all_uses_with(first)
+            loops.erase_if_dead(op)
+
+
+def _cancels(op: Operation) -> bool:
+    """Takes out a transpose that undoes the one it reads, so that what it gives does not count as channels first."""
+    source = stored(op.inputs[0]) if isinstance(op, ops.TransposeOp) else None
+    if source is None or views.permutation_of(op) != to_last(views.rank_of(source)):  # type: ignore[arg-type]
+        return False
+    op.results[0].replace_all_uses_with(source)
+    loops.erase_if_dead(op)
+    return True
+
+
+def _before(op: Operation) -> Builder:
+    return build.with_path(InsertPoint.before(op), path_of(op))
+
+
+def _moved(entries: Sequence[T]) -> list[T]:
+    """Entries for (b, c…, h, w) in the order (b, h, w, c…)."""
+    return [entries[i] for i in to_last(len(entries))]
+
+
+# --- rules: each returns the op's result with channels last, or None --------------------------------------------------
+
+
+def _generic(op: Operation) -> SSAValue | None:
+    """A nest that runs through such a view and its own result channel by channel."""
+    assert isinstance(op, ops.GenericOp)
+    out = loops.output_index(op)
+    spatial = 1 if len(out) == 3 else 2
+    if len(op.res) != 1 or len(out) < 3 or len(set(out)) != len(out):
+        return None
+    in_step = (
+        len(index) == len(out) and index[:-spatial] == out[:-spatial]
+        for value, index in loops.inputs_of(op)
+        if stored(value) is not None
+    )
+    init = producer(op.outputs[0])
+    if not any(in_step) or not isinstance(init, tensor.EmptyOp | ops.FillOp):
+        return None
+    builder = _before(op)
+    shape, dtype = _moved(shape_of(op.res[0].type)), tensor_dtype(op.res[0].type)
+    into = (
+        build.fill(builder, init.inputs[0], shape, dtype)
+        if isinstance(init, ops.FillOp)
+        else build.empty(builder, shape, dtype)
+    )
+    maps = op.indexing_maps.data[:-1]
+    permuted = loops.map_attr(loops.num_loops(op), tuple(_moved(out)))
+    body = op.detach_region(op.body)
+    made = ops.GenericOp(op.inputs, [into], body, ArrayAttr([*maps, permuted]), op.iterator_types, [into.type])
+    op.add_region(Region(Block()))
+    return _inserted(op, made)
+
+
+def _inserted(op: Operation, made: Operation) -> SSAValue:
+    set_path(made, path_of(op))
+    loops.insert_before(op, made)
+    return made.results[0]
+
+
+def _concat(op: Operation) -> SSAValue | None:
+    assert isinstance(op, tensor.ConcatOp)
+    rank = views.rank_of(op.result)
+    if all(stored(value) is None for value in op.inputs):
+        return None
+    builder = _before(op)
+    parts = [channels_last(builder, value) for value in op.inputs]
+    return build.concat(builder, parts, to_last(rank).index(op.dim.value.data))
+
+
+def _insert_slice(op: Operation) -> SSAValue | None:
+    """Padding: a part written into a constant."""
+    assert isinstance(op, tensor.InsertSliceOp)
+    part, into = stored(op.source), producer(op.dest)
+    place = views.inserted_at(op)
+    if part is None or place is None or not isinstance(into, ops.FillOp):
+        return None
+    builder = _before(op)
+    whole = build.fill(builder, into.inputs[0], _moved(shape_of(op.dest.type)), tensor_dtype(op.dest.type))
+    offsets, steps = place
+    return build.insert_slice(builder, part, whole, _moved(offsets), _moved(steps))
+
+
+def _extract_slice(op: Operation) -> SSAValue | None:
+    assert isinstance(op, tensor.ExtractSliceOp)
+    source, found = stored(op.source), views.slice_of(op)
+    if source is None or found is None or len(found[1]) != views.rank_of(op.source):
+        return None
+    offsets, sizes, steps = found
+    return build.extract_slice(_before(op), source, _moved(offsets), _moved(sizes), _moved(steps))
+
+
+def _gather(op: Operation) -> SSAValue | None:
+    """Rows or columns picked by an index, as resizing does."""
+    assert isinstance(op, qc.GatherOp)
+    source = stored(op.x)
+    if source is None or op.mode.data != "take" or views.rank_of(op.index) != 1:
+        return None
+    rank = views.rank_of(op.x)
+    type_ = tensor_type(_moved(shape_of(op.result.type)), tensor_dtype(op.result.type))
+    return _inserted(op, qc.GatherOp(source, op.index, type_, axis=to_last(rank).index(op.axis.value.data)))
+
+
+def _reshape(op: Operation) -> SSAValue | None:
+    """Channels split into groups or joined again, rows and columns as one length; a repetition of both."""
+    assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
+    repeat = producer(op.src)
+    if isinstance(repeat, ops.BroadcastOp):
+        return _repeated(op, repeat)
+    source, groups = stored(op.src), views.groups_of(op)
+    if source is None or not (_splits_channels(op) or groups == ((0,), (1,), (2, 3))):
+        return None
+    return build.reshape(_before(op), source, _moved(shape_of(op.result.type)))
+
+
+def _splits_channels(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp) -> bool:
+    """Whether batch, rows and columns stay as they are."""
+    groups = views.groups_of(op)
+    return min(views.rank_of(op.src), views.rank_of(op.result)) >= 4 and all(len(groups[i]) == 1 for i in (0, -2, -1))
+
+
+def _repeated(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp, repeat: ops.BroadcastOp) -> SSAValue | None:
+    """(b, c, h, w) as (b, c, h, r, w, r), joined to (b, c, h*r, w*r): nearest neighbours."""
+    source = stored(repeat.input)
+    if source is None or views.rank_of(source) != 4 or views.groups_of(op) != ((0,), (1,), (2, 3), (4, 5)):
+        return None
+    if views.added_dims(repeat) != (3, 5) or not isinstance(op, tensor.CollapseShapeOp):
+        return None
+    builder = _before(op)
+    b, h, w, c = shape_of(source.type)
+    shape = shape_of(repeat.result[0].type)
+    wide: list[Dim] = [b, h, shape[3], w, shape[5], c]
+    return build.reshape(
+        builder, build.broadcast_in(builder, source, wide, (0, 1, 3, 5)), _moved(shape_of(op.result.type))
+    )
+
+
+_RULES: dict[type[Operation], Callable[[Operation], SSAValue | None]] = {
+    ops.GenericOp: _generic,
+    tensor.ConcatOp: _concat,
+    tensor.InsertSliceOp: _insert_slice,
+    tensor.ExtractSliceOp: _extract_slice,
+    tensor.ExpandShapeOp: _reshape,
+    tensor.CollapseShapeOp: _reshape,
+    qc.GatherOp: _gather,
+}

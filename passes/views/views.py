@@ -1,0 +1,157 @@
+"""View ops as data: which elements of their source they read, and the same views made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects import tensor
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, TensorType
+from xdsl.dialects.linalg import ops
+from xdsl.ir import Operation, SSAValue
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.types import DYNAMIC, shape_of
+from qcompiler.passes.loops.loops import ZERO, Index, producer
+from qcompiler.plan.dims import Dim, dim
+
+Reshape = tensor.ExpandShapeOp | tensor.CollapseShapeOp
+VIEWS = (ops.TransposeOp, ops.BroadcastOp, tensor.ExpandShapeOp, tensor.CollapseShapeOp, tensor.ExtractSliceOp)
+Groups = tuple[tuple[int, ...], ...]
+
+
+def source_of(view: Operation) -> SSAValue:
+    """The tensor a view op reads."""
+    return view.operands[0]
+
+
+def groups_of(op: Reshape) -> Groups:
+    """The reassociation: for each dim of the smaller side, the dims of the larger side."""
+    return tuple(
+        tuple(entry.value.data for entry in group if isinstance(entry, IntegerAttr))
+        for group in op.reassociation
+        if isinstance(group, ArrayAttr)
+    )
+
+
+def permutation_of(op: ops.TransposeOp) -> tuple[int, ...]:
+    return tuple(int(p) for p in op.permutation.get_values())
+
+
+def added_dims(op: ops.BroadcastOp) -> tuple[int, ...]:
+    """The result dims of a broadcast that its source does not have."""
+    return tuple(int(d) for d in op.dimensions.get_values())
+
+
+def slice_of(op: tensor.ExtractSliceOp) -> tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[int, ...]] | None:
+    """(offsets, sizes, steps) with symbolic entries read from `qc.dim`; None if an operand is something else."""
+    offsets = _mixed(op.static_offsets.get_values(), op.offsets)
+    steps = [int(s) for s in op.static_strides.get_values()]
+    if offsets is None or op.strides:
+        return None
+    return offsets, shape_of(op.result.type), tuple(steps)
+
+
+def inserted_at(op: tensor.InsertSliceOp) -> tuple[tuple[Dim, ...], tuple[int, ...]] | None:
+    """(offsets, steps) of an insert_slice of equal ranks, likewise."""
+    offsets = _mixed(op.static_offsets.get_values(), op.offsets)
+    steps = tuple(int(s) for s in op.static_strides.get_values())
+    if offsets is None or op.strides or rank_of(op.source) != rank_of(op.dest):
+        return None
+    return offsets, steps
+
+
+def _mixed(static: Sequence[int | float], dynamic: Sequence[SSAValue]) -> tuple[Dim, ...] | None:
+    rest = iter(dynamic)
+    entries: list[Dim] = []
+    for each in static:
+        if each != DYNAMIC:
+            entries.append(int(each))
+            continue
+        op = producer(next(rest))
+        if not isinstance(op, qc.DimOp):
+            return None
+        entries.append(dim(op.expr.data).to_dim())
+    return tuple(entries)
+
+
+def look_through(value: SSAValue, index: Index) -> tuple[SSAValue, Index] | None:
+    """The source of a transpose, a broadcast or a reshape that moves only unit dims, and the index to read it at.
+
+    None where `value` is not such a view.  Slices and other reshapes are not looked through: their sizes differ from
+    the loops', or they need a division.
+    """
+    op = producer(value)
+    if isinstance(op, ops.TransposeOp):
+        permutation = permutation_of(op)
+        return op.inputs[0], tuple(index[permutation.index(n)] for n in range(len(permutation)))
+    if isinstance(op, ops.BroadcastOp):
+        added = added_dims(op)
+        return op.input, tuple(e for n, e in enumerate(index) if n not in added)
+    if isinstance(op, tensor.CollapseShapeOp):
+        return _through_collapse(op, index)
+    if isinstance(op, tensor.ExpandShapeOp):
+        return _through_expand(op, index)
+    return None
+
+
+def seen_through(value: SSAValue, index: Index) -> tuple[SSAValue, Index]:
+    """What an element is read from once all such views are looked through."""
+    found = look_through(value, index)
+    while found is not None:
+        value, index = found
+        found = look_through(value, index)
+    return value, index
+
+
+def _through_collapse(op: tensor.CollapseShapeOp, index: Index) -> tuple[SSAValue, Index] | None:
+    shape = shape_of(op.src.type)
+    reads = [ZERO] * len(shape)
+    for group, expr in zip(groups_of(op), index, strict=True):
+        wide = [n for n in group if shape[n] != 1]
+        if len(wide) > 1:
+            return None
+        if wide:
+            reads[wide[0]] = expr
+    return op.src, tuple(reads)
+
+
+def _through_expand(op: tensor.ExpandShapeOp, index: Index) -> tuple[SSAValue, Index] | None:
+    shape = shape_of(op.result.type)
+    reads = []
+    for group in groups_of(op):
+        wide = [n for n in group if shape[n] != 1]
+        if len(wide) > 1:
+            return None
+        reads.append(index[wide[0]] if wide else ZERO)
+    return op.src, tuple(reads)
+
+
+def reshape_ops_needed(source: Sequence[Dim], target: Sequence[Dim]) -> int:
+    """How many ops `build.reshape` makes between two shapes."""
+    if tuple(source) == tuple(target):
+        return 0
+    if not source or not target:
+        return 1
+    groups = build.reshape_groups(source, target)
+    return int(any(b - a > 1 for (a, b), _ in groups)) + int(any(b - a > 1 for _, (a, b) in groups))
+
+
+def base_of(value: SSAValue) -> SSAValue:
+    """The value under any number of view ops."""
+    op = producer(value)
+    while isinstance(op, VIEWS):
+        value = source_of(op)
+        op = producer(value)
+    return value
+
+
+def unreshaped(value: SSAValue) -> SSAValue:
+    """The tensor that holds the same elements in the same order."""
+    while isinstance(op := producer(value), Reshape):
+        value = op.src
+    return value
+
+
+def rank_of(value: SSAValue) -> int:
+    assert isinstance(value.type, TensorType)
+    return len(value.type.get_shape())

@@ -1,0 +1,91 @@
+"""Windows of an image (b, h, w, c) as loop nests: what is read where, and `qc.windows` without an op of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.builder import Builder
+from xdsl.dialects import tensor
+from xdsl.ir import SSAValue
+from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
+from xdsl.rewriter import InsertPoint
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.module import path_of
+from qcompiler.ir.qc_conv import numbers
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.loops import producer
+from qcompiler.plan.dims import Dim, dim
+
+
+def padded(
+    builder: Builder, x: SSAValue, op: qc.Conv2dOp | qc.WindowsOp, size: Sequence[Dim], kernel: Sequence[int]
+) -> SSAValue:
+    """The image with its border of zeros, cut to what `size` windows of `kernel` reach."""
+    top, left, bottom, right = numbers(op.padding)
+    b, h, w, c = shape_of(x.type)
+    if top or left or bottom or right:
+        sizes: list[Dim] = [b, (dim(h) + top + bottom).to_dim(), (dim(w) + left + right).to_dim(), c]
+        zeros = build.fill(builder, 0, sizes, tensor_dtype(x.type))
+        x = build.insert_slice(builder, x, zeros, [0, top, left, 0])
+    places = zip(size, numbers(op.strides), kernel, numbers(op.dilation), strict=True)
+    reach = [((dim(n) - 1) * s + ((k - 1) * d + 1)).to_dim() for n, s, k, d in places]
+    return build.extract_slice(builder, x, [0, 0, 0, 0], [b, *reach, c])
+
+
+def reads(
+    op: qc.Conv2dOp | qc.WindowsOp, kernel: Sequence[int], loops_of: Sequence[int], channels: Sequence[int]
+) -> list[AffineExpr]:
+    """Where a padded image is read in the loops (batch, window row and column, tap row and column), then `channels`."""
+    batch, *others = loops_of
+
+    def place(axis: int) -> AffineExpr:
+        step, reach = numbers(op.strides)[axis], numbers(op.dilation)[axis]
+        window, tap = AffineDimExpr(others[axis]), AffineDimExpr(others[2 + axis])
+        first: AffineExpr = window if step == 1 else window * step
+        return first if kernel[axis] == 1 else first + (tap if reach == 1 else tap * reach)
+
+    return [AffineDimExpr(batch), place(0), place(1), *(AffineDimExpr(c) for c in channels)]
+
+
+def copy_nest(builder: Builder, x: SSAValue, index: Sequence[AffineExpr], shape: Sequence[Dim]) -> SSAValue:
+    """Elements of x at `index` of the loops over `shape`."""
+    rank = len(shape)
+    maps = [AffineMap(rank, 0, tuple(index)), AffineMap.identity(rank)]
+    kinds: list[build.Iterator] = ["parallel"] * rank
+    return build.generic(builder, [x], maps, shape, tensor_dtype(x.type), kinds, lambda _, scalars: scalars[0])
+
+
+def windows_to_loops(op: qc.WindowsOp) -> None:
+    """Replaces a `qc.windows` by padding and a copy."""
+    builder = build.with_path(InsertPoint.before(op), path_of(op))
+    kernel, shape = numbers(op.kernel), shape_of(op.result.type)
+    x = padded(builder, op.x, op, shape[1:3], kernel)
+    taps = [*shape[:3], *kernel, shape_of(op.x.type)[3]]
+    copied = copy_nest(builder, x, reads(op, kernel, range(5), (5,)), taps)
+    op.result.replace_all_uses_with(build.reshape(builder, copied, shape))
+    loops.erase_if_dead(op)
+
+
+def feeds_linear(op: qc.WindowsOp) -> bool:
+    """Whether the only reader of these windows is a linear whose rows they are."""
+    value: SSAValue = op.result
+    while True:
+        user = value.get_user_of_unique_use()
+        if isinstance(user, qc.LinearOp):
+            return user.x is value and windows_of(value) is op
+        if not isinstance(user, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+            return False
+        value = user.result
+
+
+def windows_of(value: SSAValue) -> qc.WindowsOp | None:
+    """The windows that a linear's x is, through reshapes of its leading dims, if nothing else reads them."""
+    op = producer(value)
+    while isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+        if not value.has_one_use() or shape_of(op.src.type)[-1] != shape_of(value.type)[-1]:
+            return None
+        value = op.src
+        op = producer(value)
+    return op if isinstance(op, qc.WindowsOp) and value.has_one_use() else None

@@ -1,0 +1,1 @@
+"""Files of weights: GGUF, safetensors, folders of transformers; reading and converting them."""

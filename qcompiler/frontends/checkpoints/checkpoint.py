@@ -1,0 +1,164 @@
+"""A checkpoint: the model that a file or a folder describes, without values, and where its weights lie.
+
+checkpoint = qc.from_gguf("model.gguf")
+program = qc.qcompile(checkpoint, (ids,))         # qcompile(checkpoint.module, (ids,), weights=checkpoint.weights)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from qcompiler.errors import MissingDependencyError
+from qcompiler.formats import Format, PackedTensor
+from qcompiler.frontends.weights.weight_source import FileWeights, Identity, StoredCodes
+from qcompiler.plan.weights import Bytes
+
+Order = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `from_gguf` and `from_checkpoint` give.
+
+    `module` is the transformers model, its parameters without values, in `eval` and without a cache: it returns logits.
+    `weights` is what `qcompile(weights=…)` takes.  `config` is the model's, and `path` where all of it comes from.
+    """
+
+    module: nn.Module
+    weights: FileWeights
+    config: Any
+    path: Path
+
+    def formats(self) -> dict[str, int]:
+        """How many tensors have which format: `{"q4_K": 24, "q6_K": 5, "float32": 9}`."""
+        found: dict[str, int] = {}
+        for tensor in self.weights.tensors.values():
+            codes = tensor.codes
+            name = codes.format.name if codes is not None else str(tensor.dtype).removeprefix("torch.")
+            found[name] = found.get(name, 0) + 1
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """For what a model has: AttributeError says where the model is."""
+        raise AttributeError(
+            f"a Checkpoint has no attribute {name!r}: its model is checkpoint.module. A module around that one "
+            "compiles with qcompile(…, weights=checkpoint.weights)"
+        )
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{count} {name}" for name, count in self.formats().items())
+        return f"Checkpoint({type(self.module).__name__} of {self.path}: {kinds})"
+
+
+def transformers() -> Any:
+    """The package; MissingDependencyError says how to get it."""
+    try:
+        with _quietly("torchao", "torch.utils._pytree"):
+            import transformers as package
+
+            # What every class of a model imports: every quantiser that transformers knows, torchao's among them, which
+            # says what of itself does not fit this machine.
+            importlib.import_module("transformers.modeling_utils")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the model of a checkpoint is built by transformers: pip install 'qcompiler[files]'"
+        ) from error
+    return package
+
+
+@contextlib.contextmanager
+def _quietly(*names: str) -> Iterator[None]:
+    """Warnings of these loggers are not shown: of packages that are imported by another's wish than the user's."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+# --- what a file has for a parameter ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CodesInFile:
+    """Codes for a parameter of this shape; `codes.read` gets them."""
+
+    name: str
+    shape: tuple[int, ...]
+    codes: StoredCodes
+    source: Callable[[], Identity] = field(repr=False)
+    let_go: Callable[[], None] = field(repr=False)
+    dtype: None = None
+
+    def view(self) -> torch.Tensor:
+        """Decoded, in fp32, with columns in the model's order."""
+        values = torch.from_numpy(self.codes.format.decode(self.codes.read()))
+        if self.codes.permutation is not None:
+            ordered = torch.empty_like(values)
+            ordered[:, torch.from_numpy(self.codes.permutation)] = values
+            values = ordered
+        return values.reshape(self.shape)
+
+    def identity(self) -> Identity:
+        return {**self.source(), "format": str(self.codes.format)}
+
+    def release(self) -> None:
+        self.let_go()
+
+
+@dataclass(frozen=True)
+class ValuesInFile:
+    """Plain values for a parameter; `make` gives them, of the file where nothing has to be moved."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], torch.Tensor] = field(repr=False)
+    source: Callable[[], Identity] = field(repr=False)
+    let_go: Callable[[], None] = field(repr=False)
+    codes: None = None
+
+    def view(self) -> torch.Tensor:
+        return self.make().reshape(self.shape)
+
+    def identity(self) -> Identity:
+        return self.source()
+
+    def release(self) -> None:
+        self.let_go()
+
+
+def _rows_of(packed: PackedTensor) -> Bytes:
+    """The bytes of a matrix of blocks, row by row: (rows, bytes of a row)."""
+    return packed.section("blocks").reshape(packed.rows, -1)
+
+
+def gathered(fmt: Format, cols: int, parts: Sequence[tuple[PackedTensor, Order | None]]) -> PackedTensor:
+    """One matrix of the rows of several: of each part row i goes to row `order[i]` (None: to where it stands).
+
+    Of a format whose rows are blocks of one section, as those of GGUF are.
+    """
+    rows = sum(part.rows for part, _ in parts)
+    made = fmt.allocate(rows, cols)
+    out = _rows_of(made)
+    for part, order in parts:
+        out[slice(0, rows) if order is None else order] = _rows_of(part)
+    return made
+
+
+__all__ = ["Checkpoint", "CodesInFile", "Order", "ValuesInFile", "gathered", "transformers"]

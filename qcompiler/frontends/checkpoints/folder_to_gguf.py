@@ -1,0 +1,328 @@
+"""A checkpoint folder as a GGUF file: tensors under GGUF's names, the configuration as keys, the tokenizer.
+
+    model.layers.3.self_attn.q_proj.weight   bfloat16     blk.3.attn_q.weight   q4_K, rows in llama.cpp's order
+    config.json                                           llama.block_count, llama.attention.head_count, …
+    tokenizer.json, tokenizer.model                       tokenizer.ggml.… (gguf_tokenizer.py)
+
+The inverse of gguf_models.py, whose tables of names it reads.  Matrices become codes one at a time, when they are
+written.  Sources: the keys of gguf-py 0.19 (constants.py) and what llama.cpp asks for when it loads a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qcompiler.config import resolve_format
+from qcompiler.errors import FormatError, FormatShapeError, WeightsError
+from qcompiler.formats import PackedTensor
+from qcompiler.formats.foreign.arrays import Array
+from qcompiler.formats.foreign.json_text import shown
+from qcompiler.formats.ggml import GgmlFormat
+from qcompiler.formats.transcode import Loss, loss_of, require, transcode
+from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
+from qcompiler.frontends.checkpoints.gguf_files import FLOATS, NewTensor
+from qcompiler.frontends.checkpoints.gguf_models import ROPE_FACTORS, names_in_file, rows_in_model
+from qcompiler.frontends.checkpoints.gguf_tokenizer import tokenizer_keys
+from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
+from qcompiler.frontends.torch.common.values import to_numpy
+from qcompiler.frontends.weights.weight_source import InFile
+from qcompiler.mixtures import MIXTURES, NEXT, choose
+from qcompiler.plan.weights import Bytes
+from qcompiler.runtime.encoder import encode
+
+_MODELS = {
+    "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}  # fmt: skip
+"""Model classes of transformers that GGUF has an architecture for which is read here."""
+
+FILE_TYPES = {
+    "float32": 0, "float16": 1, "bfloat16": 32, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_K_M": 10,
+    "q3_K_S": 11, "q3_K_M": 12, "q3_K_L": 13, "q4_K_S": 14, "q4_K_M": 15, "q5_K_S": 16, "q5_K_M": 17, "q6_K": 18,
+    "q2_K_S": 21, "iq4_nl": 25, "iq4_xs": 30, "tq1_0": 36, "tq2_0": 37,
+}  # fmt: skip
+"""`general.file_type`: what llama.cpp says that a file is, mostly (LlamaFileType of gguf-py)."""
+
+_FLOAT_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
+_LOSSLESS = {"int4": "q4_0", "int8": "q8_0"}
+"""What integers in symmetric groups of 32 are in GGUF."""
+
+Lost = Callable[[str, str, str, Loss], None]
+"""Told of each tensor: its name, what it was, what it is, what was lost."""
+
+
+@dataclass(frozen=True)
+class GgufFolder:
+    """The tensors and keys of a file to be written."""
+
+    tensors: dict[str, NewTensor]
+    metadata: dict[str, Any]
+
+
+def folder_to_gguf(checkpoint: Checkpoint, quant: str | None, *, lossy: bool, told: Lost) -> GgufFolder:
+    """What a folder's checkpoint is in GGUF. `quant` is a mixture or a format of GGUF; without it tensors keep their
+    type, and codes become those of GGUF where that loses nothing (or `lossy` allows it).
+
+    WeightsError for a model or a tokenizer that GGUF files of this reader do not have, FormatError for a format.
+    """
+    model = type(checkpoint.module).__name__
+    if model not in _MODELS:
+        raise WeightsError(f"{checkpoint.path} holds a {model}; models that become GGUF files are {', '.join(_MODELS)}")
+    tensors = _Tensors(checkpoint, model, _MODELS[model], quant, lossy, told)
+    made = tensors.make()
+    keys = _keys(checkpoint, _MODELS[model], tensors.file_type())
+    vocabulary = made["token_embd.weight"].shape[0]
+    keys |= tokenizer_keys(checkpoint.path, vocabulary, checkpoint.config)
+    factors = _rope_factors(checkpoint)
+    if factors is not None:
+        made = {ROPE_FACTORS: NewTensor.of(ROPE_FACTORS, factors), **made}
+    return GgufFolder(made, keys)
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Tensors:
+    """The parameters of a checkpoint as tensors of GGUF."""
+
+    checkpoint: Checkpoint
+    model: str
+    architecture: str
+    quant: str | None
+    lossy: bool
+    told: Lost
+    types: dict[str, int] = field(default_factory=dict)
+    """Elements of matrices by what they are stored as."""
+
+    def make(self) -> dict[str, NewTensor]:
+        config, items = self.checkpoint.config, self.checkpoint.weights.tensors
+        parameters = [name for name, _ in self.checkpoint.module.named_parameters()]
+        missing = [name for name in parameters if name not in items]
+        if missing:
+            raise WeightsError(f"{self.checkpoint.path} lacks the parameter '{missing[0]}' of {self.model}")
+        chosen = self._chosen(parameters)
+        found: dict[str, NewTensor] = {}
+        for name in parameters:
+            (there,) = names_in_file(name, self.model)
+            order = rows_in_model(name, items[name].shape[0], config) if self.architecture == "llama" else None
+            found[there] = self._tensor(there, items[name], chosen[name], order)
+        return found
+
+    def _chosen(self, parameters: list[str]) -> dict[str, str | None]:
+        """The format of each parameter; None where it keeps its type."""
+        shapes = {name: self.checkpoint.weights.tensors[name].shape for name in parameters}
+        large = [name for name in parameters if len(shapes[name]) > 1]
+        matrices = [matrix_of([name]) for name in large]
+        found: dict[str, str | None] = dict.fromkeys(parameters)
+        if self.quant is None:
+            return found
+        if self.quant in MIXTURES:
+            facts = facts_of(self.checkpoint.config, [(m, shapes[n]) for m, n in zip(matrices, large, strict=True)])
+            texts = choose(self.quant, matrices, facts)
+        else:
+            if not isinstance(resolve_format(self.quant), GgmlFormat):
+                raise FormatError(
+                    f"GGUF files do not hold {self.quant}; name a mixture ({', '.join(MIXTURES)}) or one of their "
+                    "formats, such as q4_0 or q8_0"
+                )
+            texts = [None if matrix.role == "kept" else self.quant for matrix in matrices]
+        for name, text in zip(large, texts, strict=True):
+            found[name] = self._fitting(text, shapes[name][-1])
+        return found
+
+    @staticmethod
+    def _fitting(text: str | None, cols: int) -> str | None:
+        """The format, or the next whose blocks divide the columns, as llama.cpp takes it; None if none does."""
+        while text is not None:
+            try:
+                resolve_format(text).nbytes(1, cols)
+                return text
+            except FormatShapeError:
+                text = NEXT.get(text)
+        return None
+
+    def _tensor(self, name: str, item: InFile, wanted: str | None, order: Array | None) -> NewTensor:
+        """One tensor of the file; `order` is where in the model its rows stand."""
+        shape, codes = item.shape, item.codes
+        before = codes.format.name if codes is not None else str(item.dtype).removeprefix("torch.")
+        if wanted is None and codes is not None and len(shape) == 2:
+            wanted = self._native(name, item)
+        if wanted is None:
+            number = self._plain_type(shape, item)
+            after = FLOATS[number].name
+            self._count(after, shape)
+            return NewTensor(shape, number, lambda: self._plain(name, item, number, order))
+        fmt = resolve_format(wanted)
+        assert isinstance(fmt, GgmlFormat)
+        self._count(wanted, shape)
+
+        def make() -> Bytes:
+            packed, loss = self._packed(name, item, fmt)
+            self.told(name, before, fmt.name, loss)
+            item.release()
+            return packed.data if order is None else _in_order(packed, order)
+
+        return NewTensor(shape, fmt.ggml_type, make)
+
+    def _count(self, kind: str, shape: tuple[int, ...]) -> None:
+        if len(shape) > 1:
+            self.types[kind] = self.types.get(kind, 0) + math.prod(shape)
+
+    def _native(self, name: str, item: InFile) -> str | None:
+        """What a folder's codes are in GGUF. FormatError where GGUF has nothing for them."""
+        assert item.codes is not None
+        fmt = item.codes.format
+        if isinstance(fmt, GgmlFormat):
+            return fmt.name
+        found = _LOSSLESS.get(fmt.name)
+        if found is None:
+            raise FormatError(
+                f"'{name}' is {fmt}, which GGUF files do not hold; name what it shall become with --quant (quant=), "
+                "such as q4_K_M or q8_0"
+            )
+        return found
+
+    def _plain_type(self, shape: tuple[int, ...], item: InFile) -> int:
+        """llama.cpp wants vectors in fp32; matrices keep their type."""
+        if len(shape) == 1 or item.dtype is None:
+            return 0
+        if item.dtype not in _FLOAT_TYPES:
+            raise WeightsError(f"'{item.name}' in {self.checkpoint.path} is {item.dtype}, which no matrix of GGUF is")
+        return _FLOAT_TYPES[item.dtype]
+
+    def _plain(self, name: str, item: InFile, number: int, order: Array | None) -> Bytes:
+        wanted = next(dtype for dtype, each in _FLOAT_TYPES.items() if each == number)
+        before = item.codes.format.name if item.codes is not None else str(item.dtype).removeprefix("torch.")
+        values = to_numpy(item.view().to(wanted).contiguous())
+        self.told(name, before, FLOATS[number].name, Loss())
+        item.release()
+        return np.ascontiguousarray(values if order is None else values[order]).reshape(-1).view(np.uint8)
+
+    def _packed(self, name: str, item: InFile, fmt: GgmlFormat) -> tuple[PackedTensor, Loss]:
+        codes = item.codes
+        if codes is not None and codes.permutation is None:
+            given = codes.read()
+            packed, loss = transcode(given, fmt, encode=encode)
+            require(loss, name, given, fmt, allowed=self.lossy)
+            return packed, loss
+        values = np.ascontiguousarray(to_numpy(item.view().float().contiguous()))
+        packed = encode(fmt, values)
+        loss = loss_of(values, fmt.decode(packed))
+        if loss and not self.lossy:
+            raise FormatError(
+                f"'{name}' is written as {fmt.name} with a {loss}. Say lossy=True (`--lossy`), or name the format as "
+                "quant= (`--quant`), if that is wanted"
+            )
+        return packed, loss
+
+    def file_type(self) -> int:
+        """What most of the file is."""
+        if self.quant is not None and self.quant in FILE_TYPES:
+            return FILE_TYPES[self.quant]
+        most = max(self.types, key=lambda kind: self.types[kind], default="float32")
+        return FILE_TYPES.get(most, 0)
+
+
+def _in_order(packed: PackedTensor, order: Array) -> Bytes:
+    """The codes with row `order[i]` as row i; rows are blocks of their own in every format of GGUF."""
+    rows = packed.section("blocks").reshape(packed.rows, -1)
+    return np.ascontiguousarray(rows[order]).reshape(-1)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def _keys(checkpoint: Checkpoint, architecture: str, file_type: int) -> dict[str, Any]:
+    """The configuration under GGUF's names. WeightsError for a setting that they do not have."""
+    config = checkpoint.config
+    heads, width = int(config.num_attention_heads), int(config.hidden_size)
+    dim = int(getattr(config, "head_dim", None) or width // heads)
+    own: dict[str, Any] = {
+        "vocab_size": int(config.vocab_size),
+        "context_length": int(config.max_position_embeddings),
+        "embedding_length": width,
+        "block_count": int(config.num_hidden_layers),
+        "feed_forward_length": int(config.intermediate_size),
+        "attention.head_count": heads,
+        "attention.head_count_kv": int(config.num_key_value_heads),
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.key_length": dim,
+        "attention.value_length": dim,
+        "rope.dimension_count": dim,
+        **_rope_keys(checkpoint),
+    }
+    if architecture == "llama" and getattr(config, "sliding_window", None):
+        own["attention.sliding_window"] = int(config.sliding_window)
+    if getattr(config, "hidden_act", "silu") != "silu":
+        raise WeightsError(f"{checkpoint.path}: hidden_act is {shown(config.hidden_act)}; GGUF files have silu")
+    if architecture.startswith("qwen") and getattr(config, "use_sliding_window", False):
+        raise WeightsError(f"{checkpoint.path} slides its window in some layers, for which GGUF files have no key")
+    return {
+        "general.architecture": architecture,
+        "general.type": "model",
+        "general.name": checkpoint.path.resolve().name,
+        "general.file_type": file_type,
+        "general.quantization_version": 2,
+        **{f"{architecture}.{name}": value for name, value in own.items()},
+    }
+
+
+def _rope_parameters(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    found = getattr(checkpoint.config, "rope_parameters", None) or {}
+    if not isinstance(found, Mapping):
+        raise WeightsError(f"{checkpoint.path}: rope_parameters is {shown(found)}, no JSON object")
+    return found
+
+
+def _rope_keys(checkpoint: Checkpoint) -> dict[str, Any]:
+    rope = _rope_parameters(checkpoint)
+    keys: dict[str, Any] = {"rope.freq_base": float(rope.get("rope_theta", 10000.0))}
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+        if kind == "yarn":
+            original = rope.get("original_max_position_embeddings") or checkpoint.config.max_position_embeddings
+            keys["rope.scaling.original_context_length"] = int(original)
+            extra = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"} & {
+                name for name, value in rope.items() if value is not None
+            }
+            if extra:
+                raise WeightsError(f"{checkpoint.path}: yarn with {', '.join(sorted(extra))}, which is not written")
+    elif kind not in ("default", "llama3"):
+        raise WeightsError(
+            f"{checkpoint.path}: positions are scaled as {shown(kind)}; GGUF files are written with linear, yarn and "
+            "llama3"
+        )
+    return keys
+
+
+def _rope_factors(checkpoint: Checkpoint) -> Array | None:
+    """What the frequencies are divided by, for Llama 3.1's scaling, which GGUF files hold as a tensor."""
+    rope = _rope_parameters(checkpoint)
+    if rope.get("rope_type") != "llama3":
+        return None
+    rotary: Any = checkpoint.module.get_submodule("model.rotary_emb")
+    scaled = rotary.inv_freq.double()
+    places = torch.arange(scaled.numel(), dtype=torch.float64) / scaled.numel()
+    plain = float(rope.get("rope_theta", 10000.0)) ** -places
+    return np.asarray((plain / scaled).float().numpy(), np.float32)
+
+
+def require_folder(path: Path) -> None:
+    """WeightsError unless the folder has a tokenizer, before anything is read."""
+    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        raise WeightsError(
+            f"{path} has neither tokenizer.json nor tokenizer.model, and a GGUF file holds the tokenizer: save it "
+            "there (tokenizer.save_pretrained), or name a folder as the target"
+        )
+
+
+__all__ = ["FILE_TYPES", "GgufFolder", "folder_to_gguf", "require_folder"]

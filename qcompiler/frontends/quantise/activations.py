@@ -1,0 +1,156 @@
+"""Inputs of quantised linears in int8: `QuantConfig(activations=…)`, as operators of the graph.
+
+    before   linear = aten.linear(x, dequantize, bias)
+    after    rows = qc.quantize_rows(x, "token", 0.0, None);  values = qc.dequantize_rows(rows, K, f32)
+             linear = aten.linear(values, dequantize, bias)
+
+    "int8"            a scale per token, of its largest magnitude: the codes and values of the format int8
+    "int8:static"     one scale per tensor, which an observer reads from what calibration saw
+    "llm_int8[:6.0]"  LLM.int8: as "int8", but columns that hold a magnitude of at least 6.0 stay as they are:
+                      linear = aten.linear(values, w, bias) + aten.linear(where(columns, x, 0), w), with codes 0 there
+
+With the weight in int8 or int4 that is W8A8 or W4A8: fuse-dequant-matmul makes one product of integers of the linear.
+Weights in formats without such a product (formats/integer_product.py says why) read the same values in floating point,
+by elementwise operators: ``q * s`` with q = clamp(round(x / s)).  Shapes do not depend on data, and nothing is read on
+the host, so that all of it can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from qcompiler.config import Activations, resolve_format
+from qcompiler.formats.integer_product import integer_product
+from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
+from qcompiler.frontends.torch.qc_ops import torch_rows  # noqa: F401  (registers the operators)
+
+aten = torch.ops.aten
+CODE = 127.0
+
+
+def quantise_inputs(
+    graph: fx.Graph, kind: Activations, clips: Mapping[str, float], path_of: Callable[[fx.Node], str]
+) -> list[tuple[str, str]]:
+    """Puts codes and back in front of every linear with a decoded weight; (the weight's path, what was done) of each.
+
+    `clips` are the magnitudes that become 127, by the weights' paths, for static scales.  Linears that read one x the
+    same way share one quantisation.
+    """
+    made: dict[tuple[fx.Node, float, bool], tuple[fx.Node, fx.Node | None]] = {}
+    done = []
+    for node in list(graph.nodes):
+        if node.target is not aten.linear.default or not _is_decoded(node.args[1]):
+            continue
+        x, path = node.args[0], path_of(node.args[1])
+        clip = clips.get(path, 0.0) if kind.kind == "tensor" else 0.0
+        obstacle = integer_product(resolve_format(node.args[1].args[1]))
+        integers = not isinstance(obstacle, str)
+        if (x, clip, integers) not in made:
+            build = _Builder(graph, node, x)
+            made[x, clip, integers] = build.rows(kind, clip) if integers else (build.rounded(kind, clip), None)
+        values, outliers = made[x, clip, integers]
+        node.args = (values, *node.args[1:])
+        if outliers is not None:
+            _add_product(graph, node, outliers)
+        how = "multiplied as integers" if integers else f"multiplied in floating point: {obstacle}"
+        done.append((path, kind.text + (f" {clip / CODE:.3g}" if kind.kind == "tensor" else "") + f"; {how}"))
+    return done
+
+
+def _add_product(graph: fx.Graph, node: fx.Node, outliers: fx.Node) -> None:
+    """`node` plus the product of the same weight with the columns of outliers."""
+    readers = list(node.users)
+    with graph.inserting_after(node):
+        alone = graph.call_function(aten.linear.default, (outliers, node.args[1]))
+    with graph.inserting_after(alone):
+        total = graph.call_function(aten.add.Tensor, (node, alone))
+    for each in (alone, total):
+        each.meta = dict(node.meta)
+    for reader in readers:
+        reader.replace_input_with(node, total)
+
+
+def _is_decoded(weight: Any) -> bool:
+    return isinstance(weight, fx.Node) and weight.target is torch.ops.qc.dequantize.default
+
+
+class _Builder:
+    """Nodes in front of `before`, with the values that tracing them would give."""
+
+    def __init__(self, graph: fx.Graph, before: fx.Node, x: fx.Node) -> None:
+        self.graph, self.before, self.x = graph, before, x
+        self.mode = x.meta["val"].fake_mode
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta = {key: value for key, value in self.before.meta.items() if key != "val"}
+        with self.mode:
+            values = fx.map_arg((args, kwargs), lambda each: each.meta["val"])
+            node.meta["val"] = target(*values[0], **values[1])
+        return node
+
+    def rounded(self, kind: Activations, clip: float) -> fx.Node:
+        """x as its codes decode, in x's dtype; computed in fp32."""
+        dtype = self.x.meta["val"].dtype
+        x = self.x if dtype == torch.float32 else self.call(aten._to_copy.default, self.x, dtype=torch.float32)
+        out = {"token": self._token, "outliers": self._outliers, "tensor": self._tensor}[kind.kind](x, kind, clip)
+        return out if dtype == torch.float32 else self.call(aten._to_copy.default, out, dtype=dtype)
+
+    def rows(self, kind: Activations, clip: float) -> tuple[fx.Node, fx.Node | None]:
+        """(what the codes stand for, what stays of x: the columns of outliers, or None)."""
+        x, columns, alone = self.x, None, None
+        value = {"token": 0.0, "tensor": clip, "outliers": kind.threshold}[kind.kind]
+        dtype = x.meta["val"].dtype
+        if kind.kind == "outliers":
+            wide = x if dtype == torch.float32 else self.call(aten._to_copy.default, x, dtype=torch.float32)
+            columns = self._outlier_columns(self.call(aten.ge.Scalar, self.call(aten.abs.default, wide), value))
+            zero = self.call(aten.full.default, [], 0.0, dtype=dtype, device=x.meta["val"].device)
+            alone = self.call(aten.where.self, columns, x, zero)
+        rows = self.call(torch.ops.qc.quantize_rows.default, x, kind.kind, value, columns)
+        return self.call(torch.ops.qc.dequantize_rows.default, rows, int(x.meta["val"].shape[-1]), dtype), alone
+
+    def _outlier_columns(self, outlier: fx.Node) -> fx.Node:
+        leading = list(range(self.x.meta["val"].ndim - 1))
+        return self.call(aten.any.dims, outlier, leading, True) if leading else outlier
+
+    def _codes(self, scaled: fx.Node) -> fx.Node:
+        return self.call(aten.clamp.default, self.call(aten.round.default, scaled), -CODE, CODE)
+
+    def _token(self, x: fx.Node, _kind: Activations, _clip: float) -> fx.Node:
+        """The format int8 of x's rows: a scale that is 0 is taken as 1."""
+        largest = self.call(aten.amax.default, self.call(aten.abs.default, x), [-1], True)
+        exact = self.call(aten.div.Tensor, largest, self._number(x, CODE))
+        scale = self.call(aten.where.self, self.call(aten.gt.Scalar, exact, 0.0), exact, self._number(x, 1.0))
+        return self.call(aten.mul.Tensor, self._codes(self.call(aten.div.Tensor, x, scale)), scale)
+
+    def _tensor(self, x: fx.Node, _kind: Activations, clip: float) -> fx.Node:
+        """One number for all: codes of ``x * fp32(127 / clip)``; inputs that were always 0 become 0."""
+        codes = self._codes(self.call(aten.mul.Tensor, x, CODE / clip if clip else 0.0))
+        return self.call(aten.mul.Tensor, codes, clip / CODE)
+
+    def _outliers(self, x: fx.Node, kind: Activations, _clip: float) -> fx.Node:
+        """What `formats.llm_int8.quantise_rows` gives, decoded, with the columns of outliers as they were."""
+        zero = self._number(x, 0.0)
+        outlier = self.call(aten.ge.Scalar, self.call(aten.abs.default, x), kind.threshold)
+        columns = self._outlier_columns(outlier)
+        kept = self.call(aten.where.self, outlier, zero, x)
+        largest = self.call(aten.amax.default, self.call(aten.abs.default, kept), [-1], True)
+        inverse = self.call(aten.div.Tensor, self._number(x, CODE), largest)
+        tiny = self.call(aten.lt.Scalar, largest, float(SMALLEST_ABSMAX))
+        inverse = self.call(aten.where.self, tiny, zero, inverse)
+        codes = self.call(aten.round.default, self.call(aten.mul.Tensor, kept, inverse))
+        step = self.call(aten.div.Tensor, largest, self._number(x, CODE))
+        decoded = self.call(aten.mul.Tensor, codes, step)
+        return self.call(aten.where.self, columns, x, decoded)
+
+    def _number(self, x: fx.Node, value: float) -> fx.Node:
+        """A tensor without dims, so that no operator takes a shortcut for Python's numbers (a reciprocal)."""
+        return self.call(aten.full.default, [], value, dtype=torch.float32, device=x.meta["val"].device)
+
+
+__all__ = ["quantise_inputs"]

@@ -1,0 +1,290 @@
+"""`qcompile(calibrate=…)`: the float graph is run over inputs, and what its linears read is measured.
+
+    before   linear = aten.linear(x, p_q_weight)           q.weight: to be stored as q4_K
+    run      for each input: x -> squares += (x * x).sum(rows)
+    after    encode(q.weight, importance=squares / rows)
+
+The graph is the exported one before anything is quantised, in eager torch, node by node: a value lives until its last
+use, a weight is read when it is used.  One input is in work at a time, and what is kept of all of them is a few vectors
+for each linear (observers.py).
+
+With a working folder, what is known is written there every few inputs: a compile that was killed goes on behind the
+last that was written.  It is believed if graph and weights are the same, and for as many inputs as are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from qcompiler.errors import (
+    ArgumentDtypeError,
+    ArgumentShapeError,
+    ArgumentStructureError,
+    CalibrationError,
+    WorkdirError,
+)
+from qcompiler.frontends.quantise.observers import InputStatistics, Magnitudes
+from qcompiler.frontends.torch.common.values import to_numpy
+from qcompiler.runtime.files import write_private
+from qcompiler.runtime.progress import note
+
+VERSION = 1
+COMMIT = 8
+"""Inputs between two writes of what is known."""
+
+ROWS = 1 << 12
+"""Rows that are measured at a time."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A weight whose inputs are measured: its path, K, and where it is read: (node, the node's input x)."""
+
+    path: str
+    cols: int
+    reads: tuple[tuple[fx.Node, fx.Node], ...]
+
+
+@dataclass
+class Calibration:
+    """What `calibrate=` asks for. `inputs` are model inputs, each a tensor, a tuple of arguments or a dict of keywords;
+    `folder` is where progress is kept, or None.  `ran` and `reused` count inputs."""
+
+    inputs: Iterable[Any]
+    folder: Path | None = None
+    ran: int = field(default=0, init=False)
+    reused: int = field(default=0, init=False)
+
+    @property
+    def inputs_seen(self) -> int:
+        """How many inputs there were."""
+        return self.ran + self.reused
+
+    def measure(
+        self,
+        program: ExportedProgram,
+        watched: Sequence[Watched],
+        values: Mapping[str, Callable[[], torch.Tensor]],
+        identity: Callable[[], Any],
+        *,
+        magnitudes: bool = False,
+    ) -> dict[str, InputStatistics]:
+        """Statistics by the paths of `watched`.
+
+        `values` gives the tensor of each placeholder that is no input of the model.  `identity` is JSON that tells
+        these weights from others.  Errors: ArgumentError for inputs that do not fit the model, CalibrationError for
+        none at all or values that are not finite, WorkdirError.
+        """
+        run = _Run(program, watched, values)
+        fresh = {each.path: InputStatistics.of(each.cols, magnitudes=magnitudes) for each in watched}
+        journal = _Journal(self.folder, run, identity, magnitudes) if self.folder is not None else None
+        known, found = journal.read(fresh) if journal is not None else ([], fresh)
+        try:
+            found = self._over(run, known, found, journal)
+        except _OtherInputsError:
+            if iter(self.inputs) is self.inputs:
+                assert journal is not None
+                raise WorkdirError(
+                    f"{journal.path} holds a calibration with other inputs, and `calibrate` can be read only once; "
+                    "remove that file, or give a list of inputs"
+                ) from None
+            note("the inputs for calibration are not those of the working folder: it begins anew")
+            self.ran = self.reused = 0
+            fresh = {each.path: InputStatistics.of(each.cols, magnitudes=magnitudes) for each in watched}
+            found = self._over(run, [], fresh, journal)
+        if not self.inputs_seen:
+            raise CalibrationError("`calibrate` gave no inputs; it is an iterable of inputs of the model")
+        if self.reused:
+            note(f"{self.reused} of {self.inputs_seen} calibration inputs were measured before")
+        return found
+
+    def _over(
+        self, run: _Run, known: list[str], found: dict[str, InputStatistics], journal: _Journal | None
+    ) -> dict[str, InputStatistics]:
+        chain, digests = "", list(known)
+        for number, given in enumerate(self.inputs):
+            leaves = run.leaves(given)
+            if journal is not None:
+                chain = _digest(chain, leaves)
+            if number < len(known):
+                if known[number] != chain:
+                    raise _OtherInputsError
+                self.reused += 1
+                continue
+            run.feed(leaves, found)
+            self.ran += 1
+            digests.append(chain)
+            if journal is not None and self.ran % COMMIT == 0:
+                journal.write(digests, found)
+        if self.reused < len(known):
+            raise _OtherInputsError
+        if journal is not None and self.ran:
+            journal.write(digests, found)
+        return found
+
+
+class _OtherInputsError(Exception):
+    """What the journal knows was measured with other inputs."""
+
+
+# --- running the graph -----------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """One pass over a graph for each input."""
+
+    def __init__(
+        self, program: ExportedProgram, watched: Sequence[Watched], values: Mapping[str, Callable[[], torch.Tensor]]
+    ) -> None:
+        self.program, self.watched, self.values = program, watched, values
+        self.nodes: list[fx.Node] = list(program.graph.nodes)
+        specs = program.graph_signature.input_specs
+        placeholders = {n.name: n for n in self.nodes if n.op == "placeholder"}
+        self.inputs = [placeholders[s.arg.name] for s in specs if s.kind == InputKind.USER_INPUT]
+        self.reads: dict[fx.Node, list[tuple[str, fx.Node]]] = {}
+        for each in watched:
+            for node, x in each.reads:
+                self.reads.setdefault(node, []).append((each.path, x))
+        last: dict[fx.Node, fx.Node] = {}
+        for node in self.nodes:
+            for used in node.all_input_nodes:
+                last[used] = node
+        self.done: dict[fx.Node, list[fx.Node]] = {}
+        for used, node in last.items():
+            self.done.setdefault(node, []).append(used)
+
+    def leaves(self, given: Any) -> list[Any]:
+        """The flat arguments of one input, in the graph's order."""
+        args: tuple[Any, ...]
+        if isinstance(given, Mapping):
+            args, kwargs = (), dict(given)
+        else:
+            args, kwargs = (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+        in_spec = self.program.call_spec.in_spec
+        names = list(in_spec.children()[1].context)
+        if set(names) == set(kwargs):
+            kwargs = {name: kwargs[name] for name in names}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != in_spec:
+            raise ArgumentStructureError(
+                f"an input for calibration has the structure {spec}, and the model was exported with {in_spec}. Give a "
+                "tensor for one argument, a tuple for several, and a dict where the example inputs are `kwargs`"
+            )
+        for node, leaf in zip(self.inputs, leaves, strict=True):
+            expected = node.meta.get("val")
+            if isinstance(expected, torch.Tensor):
+                _check(node.name, expected, leaf)
+        return leaves
+
+    def feed(self, leaves: Sequence[Any], found: Mapping[str, InputStatistics]) -> None:
+        """Runs the graph once, and adds what is watched to `found`."""
+        env: dict[fx.Node, Any] = dict(zip(self.inputs, leaves, strict=True))
+
+        def value(node: fx.Node) -> Any:
+            return env[node] if node in env else self.values[node.name]()
+
+        with torch.no_grad():
+            for node in self.nodes:
+                if node.op == "get_attr":
+                    env[node] = getattr(self.program.graph_module, str(node.target))
+                elif node.op == "call_function":
+                    for path, x in self.reads.get(node, ()):
+                        _measure(path, value(x), found[path])
+                    args, kwargs = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
+                    env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                for used in self.done.get(node, ()):
+                    env.pop(used, None)
+
+
+def _check(name: str, expected: torch.Tensor, leaf: Any) -> None:
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype != expected.dtype:
+        kind = str(leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+        raise ArgumentDtypeError(f"an input for calibration has {kind} for '{name}', the model takes {expected.dtype}")
+    fixed = [size if isinstance(size, int) else None for size in expected.shape]
+    if leaf.ndim != len(fixed) or any(a not in (None, b) for a, b in zip(fixed, leaf.shape, strict=False)):
+        wanted = [size if size is not None else "any" for size in fixed]
+        raise ArgumentShapeError(
+            f"an input for calibration has {list(leaf.shape)} for '{name}', the model takes {wanted}; name dimensions "
+            "that vary by dynamic_shapes"
+        )
+
+
+def _measure(path: str, x: torch.Tensor, into: InputStatistics) -> None:
+    rows = x.reshape(-1, x.shape[-1])
+    for part in rows.split(ROWS):  # type: ignore[no-untyped-call]
+        into.add(path, part.to(torch.float32).cpu().contiguous().numpy())
+
+
+# --- the journal -----------------------------------------------------------------------------------------------------
+
+
+class _Journal:
+    """``calibration-<digest>.npz`` in the working folder: statistics, and a chained digest for each input in them."""
+
+    def __init__(self, folder: Path, run: _Run, identity: Callable[[], Any], magnitudes: bool) -> None:
+        facts = [VERSION, str(run.program.graph), [(w.path, w.cols) for w in run.watched], magnitudes, identity()]
+        name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        self.path = folder / f"calibration-{name}.npz"
+
+    def read(self, fresh: dict[str, InputStatistics]) -> tuple[list[str], dict[str, InputStatistics]]:
+        """The digests of the inputs that are in, and the statistics; nothing, if there is no such file yet."""
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                digests = [str(each) for each in file["inputs"]]
+                return digests, {path: _load(file, number) for number, path in enumerate(fresh)}
+        except FileNotFoundError:
+            return [], fresh
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            note(f"{self.path} cannot be read ({error}): calibration begins anew")
+            return [], fresh
+
+    def write(self, digests: Sequence[str], found: Mapping[str, InputStatistics]) -> None:
+        arrays: dict[str, Any] = {"inputs": np.array(digests)}
+        for number, each in enumerate(found.values()):
+            arrays[f"squares{number}"], arrays[f"rows{number}"] = each.squares, np.int64(each.rows)
+            if each.magnitudes is not None:
+                arrays[f"counts{number}"] = each.magnitudes.counts
+                arrays[f"range{number}"] = np.array([each.magnitudes.limit, each.magnitudes.largest])
+        data = io.BytesIO()
+        np.savez(data, **arrays)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_private(self.path, data.getvalue())
+        except OSError as error:
+            raise WorkdirError(f"cannot write {self.path}: {error}") from error
+
+
+def _load(file: Any, number: int) -> InputStatistics:
+    magnitudes = None
+    if f"counts{number}" in file:
+        limit, largest = (float(each) for each in file[f"range{number}"])
+        magnitudes = Magnitudes(file[f"counts{number}"], limit, largest)
+    return InputStatistics(file[f"squares{number}"], int(file[f"rows{number}"]), magnitudes)
+
+
+def _digest(before: str, leaves: Sequence[Any]) -> str:
+    digest = hashlib.sha256(before.encode())
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            digest.update(f"{leaf.dtype}{list(leaf.shape)}".encode())
+            digest.update(to_numpy(leaf.detach().cpu().contiguous()).reshape(-1).view(np.uint8).data)
+        else:
+            digest.update(repr(leaf).encode())
+    return digest.hexdigest()
+
+
+__all__ = ["COMMIT", "Calibration", "Watched"]

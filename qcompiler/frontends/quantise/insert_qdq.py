@@ -1,0 +1,625 @@
+"""Stage `insert-qdq`: weights are encoded once, and the fx graph decodes them by `torch.ops.qc.dequantize`.
+
+    before   linear = aten.linear(x, p_q_weight, p_q_bias)                          p_q_weight: f32[384, 384]
+    after    dequantize = qc.dequantize(p_q_weight, "nf4:block=64", [384, 384], f32)  p_q_weight: u8[82944]
+             linear = aten.linear(x, dequantize, p_q_bias)
+
+A matrix that is used as `x @ W` only (GPT-2's Conv1D: addmm with W as (in, out)) is stored transposed and its uses
+become `aten.linear`, quantised or not: one pattern for everything after.  The weight of a convolution is stored as the
+matrix that its product reads (conv_weights.py), batch norms behind it included (fold_batch_norm.py).  The fused weights
+of experts, (E, N, K), are stored as one matrix (E * N, K) (expert_weights.py).  Tied weights (one storage) are encoded
+once.  What a source holds as codes is stored as it is (stored_codes.py).
+
+The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of everything that follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
+
+from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
+from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, WeightsError
+from qcompiler.frontends.quantise.activations import quantise_inputs
+from qcompiler.frontends.quantise.calibrate import Calibration, Watched
+from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser, Kind
+from qcompiler.frontends.quantise.conv_weights import GROUPED, ConvWeight, conv_weight, restore
+from qcompiler.frontends.quantise.fold_batch_norm import fold_batch_norms
+from qcompiler.frontends.quantise.lost_weights import WARN_FROM, describe, lost_share
+from qcompiler.frontends.quantise.observers import InputStatistics
+from qcompiler.frontends.quantise.stored_codes import AS_STORED, add_permutation, check_use
+from qcompiler.frontends.torch.aten import recurrent
+from qcompiler.frontends.torch.capture import eager_graph, expert_weights
+from qcompiler.frontends.torch.capture.expert_weights import ExpertWeight, expert_weight
+from qcompiler.frontends.torch.capture.export import Exported
+from qcompiler.frontends.torch.common.origins import readable
+from qcompiler.frontends.torch.common.values import dtype_name, row_major, to_numpy
+from qcompiler.frontends.torch.qc_ops import torch_ops
+from qcompiler.frontends.weights.weight_files import ByNeed, Entry, InMemory, Unnamed, WeightFiles
+from qcompiler.frontends.weights.weight_source import ModuleWeights, StoredCodes, WeightSource
+from qcompiler.frontends.weights.weight_uses import as_linear, join_transposes, reads, replace_by_linear, storage_key
+from qcompiler.ledger import Ledger, LedgerRow
+from qcompiler.plan.kernel import DType, FormatRef
+from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
+from qcompiler.runtime.encoder import encode
+from qcompiler.runtime.progress import Progress, note
+
+aten = torch.ops.aten
+PACKED = "_packed"
+"""A packed weight's buffer is called as its parameter, with this at the end."""
+
+_FLOATS: dict[torch.dtype, DType] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+@dataclass
+class Quantized:
+    """The rewritten program, its packed weights (keyed by their first parameter path), and the ledger.
+
+    `valued` is False for a program whose weights have sizes, but no values.  `files` is where the bytes lie, and where
+    those of the program's image go.
+    """
+
+    exported: Exported
+    weights: WeightStore
+    ledger: Ledger
+    valued: bool = True
+    files: WeightFiles = field(default_factory=InMemory)
+    decisions: tuple[tuple[str, str, str], ...] = ()
+    """(stage, a weight's path, what): whose inputs were measured, and whose are quantised."""
+
+    @property
+    def module(self) -> Callable[..., Any]:
+        """The program as a callable of the model's own arguments, in eager torch: the accuracy oracle.
+
+        WeightsError without values.
+        """
+        if not self.valued:
+            raise WeightsError(NO_VALUES)
+        return eager_graph.runnable(self.exported.program)
+
+    def text(self) -> str:
+        """What the dump `01-insert-qdq.txt` holds."""
+        return readable(self.exported.program.graph_module) + f"\n{self.ledger.table()}\n"
+
+
+@dataclass
+class _Weight:
+    """One stored tensor (tied parameters together) and how the graph uses it."""
+
+    targets: list[str]
+    specs: list[InputSpec]
+    nodes: list[fx.Node]
+    tensor: torch.Tensor
+    transposed: bool = False
+    conv: ConvWeight | None = None
+    experts: ExpertWeight | None = None
+    kinds: set[Kind] = field(default_factory=set)
+    format: str | None = None
+    """Text of the storage format; None keeps the values."""
+    codes: StoredCodes | None = None
+    """What the source has instead of values."""
+
+    @property
+    def users(self) -> list[fx.Node]:
+        return [user for node in self.nodes for user in node.users]
+
+    @property
+    def is_parameter(self) -> bool:
+        return self.specs[0].kind == InputKind.PARAMETER
+
+    @property
+    def arrangement(self) -> str:
+        """How the stored tensor differs from the model's: "" if not at all."""
+        if self.experts is not None:
+            return self.experts.text
+        return "transposed" if self.transposed else self.conv.text if self.conv is not None else ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The stored shape."""
+        if self.conv is not None:
+            return self.conv.stored_shape
+        if self.experts is not None:
+            return self.experts.stored_shape
+        shape = tuple(self.tensor.shape)
+        return tuple(reversed(shape)) if self.transposed else shape
+
+    @property
+    def nbytes(self) -> int:
+        """Canonical bytes. FormatShapeError where the format cannot store the shape."""
+        if self.format is None:
+            return self.tensor.numel() * self.tensor.element_size()
+        rows, cols = self.shape
+        return resolve_format(self.format).nbytes(rows, cols)
+
+    def arranged(self, values: torch.Tensor) -> torch.Tensor:
+        """A view of the model's values in the order in which they are stored."""
+        if self.conv is not None:
+            return self.conv.moved(values)
+        if self.experts is not None:
+            return self.experts.moved(values)
+        return values.t() if self.transposed else values
+
+    def entry(self) -> Entry:
+        text = format_text(parse_format(self.format)) if self.format is not None else ""
+        dtype = dtype_name(self.tensor.dtype)
+        return Entry(self.targets[0], text, dtype, self.shape, self.nbytes, self.arrangement)
+
+
+def insert_qdq(
+    exported: Exported,
+    quant: QuantConfig | str | None = None,
+    source: WeightSource | None = None,
+    files: WeightFiles | None = None,
+    calibration: Calibration | None = None,
+) -> Quantized:
+    """Rewrites `exported` (taken over, not copied) by the recipe, with values from `source` (default: its own).
+
+    What is stored goes to `files`; by default to memory if it is little, else to files without a name.  One tensor is
+    in work at a time.  With `calibration` the graph is run over its inputs first, and what its linears read decides how
+    their weights are encoded, in formats that take an importance.
+
+    Errors: RecipeError for a rule that matches nothing and for a calibration that serves nothing, FormatShapeError and
+    FormatValueError naming the parameter, WeightsError where the source lacks values, PromiseError if the recipe's
+    promise is missed, WorkdirError.
+    """
+    source = source if source is not None else ModuleWeights()
+    files = files if files is not None else _default_files(exported, source)
+    try:
+        return _Rewriter(exported, QuantConfig.of(quant), source, files, calibration).run()
+    finally:
+        files.abandon()
+
+
+def _default_files(exported: Exported, source: WeightSource) -> WeightFiles:
+    if source.streams:
+        return Unnamed()
+    tensors = [t for t in exported.program.state_dict.values() if isinstance(t, torch.Tensor)]
+    return ByNeed(max((t.numel() * t.element_size() for t in tensors), default=0)) if source.valued else InMemory()
+
+
+class _Rewriter:
+    def __init__(
+        self,
+        exported: Exported,
+        recipe: QuantConfig,
+        source: WeightSource,
+        files: WeightFiles,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.recipe, self.source, self.files, self.calibration = recipe, source, files, calibration
+        exported.program.state_dict.update(source.bind(exported.program))
+        self.exported, self.folded = fold_batch_norms(exported, files.room, source)
+        self.program = self.exported.program
+        self.graph = self.program.graph
+        self.state = dict(self.program.state_dict)
+        self.constants = dict(self.program.constants)
+        self.specs = list(self.program.graph_signature.input_specs)
+        self.weights = WeightStore()
+        self.rows: list[LedgerRow] = []
+        self.activations = Activations.of(recipe.activations) if recipe.activations is not None else None
+        self.inputs: dict[str, InputStatistics] = {}
+        self.decoded: dict[fx.Node, str] = {}
+        self.decisions: list[tuple[str, str, str]] = []
+        self.lost: dict[str, str] = {}
+        self.progress = Progress("packing weights", 0)
+
+    def run(self) -> Quantized:
+        weights = self._group()
+        for weight in weights:
+            join_transposes(self.graph, weight.tensor, weight.nodes)
+            weight.kinds = _kinds(weight)
+        weights = [weight for weight in weights if not self._drop(weight)]
+        for weight in weights:
+            weight.codes = self.source.packed(weight.targets, weight.tensor) if weight.is_parameter else None
+        eligible = [t for w in weights if w.kinds for t in w.targets]
+        self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
+        eligible_weights = [weight for weight in weights if weight.kinds]
+        chooser = FormatChooser(self.recipe, self.exported.config, [_described(w) for w in eligible_weights])
+        for weight in weights:
+            self._decide(weight, chooser)
+        chosen = all(weight.codes is None for weight in weights)  # a recipe promises what it decides
+        self.decisions += chooser.decisions
+        promise = chooser.promise(self.rows) if chosen else None
+        ledger = Ledger(tuple(self.rows), self.recipe.preset, promise, len(chooser.later))
+        ledger.check_promise()  # before the work, which may take long
+        self._calibrate(weights)
+        stored = [weight for weight in weights if self._is_stored(weight)]
+        kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
+        self.files.begin([weight.entry() for weight in stored], kept)
+        done = 0
+        with Progress("packing weights", sum(w.tensor.numel() * w.tensor.element_size() for w in stored)) as progress:
+            self.progress = progress  # which long encodings move from within
+            for weight in weights:
+                self._rewrite(weight)
+                done += weight.tensor.numel() * weight.tensor.element_size() if self._is_stored(weight) else 0
+                progress.reach(done)
+        self.files.finish()
+        self._quantise_activations()
+        self.graph.lint()
+        self.program.graph_module.recompile()
+        exported = replace(self.exported, program=self._program())
+        ledger = ledger.remarked(self.lost)
+        return Quantized(exported, self.weights, ledger, self.source.valued, self.files, tuple(self.decisions))
+
+    # --- what there is ---
+
+    def _group(self) -> list[_Weight]:
+        """Parameters, buffers and constants, tied ones together, in the order of the signature."""
+        nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        groups: dict[Any, _Weight] = {}
+        for spec in self.specs:
+            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                continue
+            assert spec.target is not None
+            tensor = self.state.get(spec.target, self.constants.get(spec.target))
+            assert isinstance(tensor, torch.Tensor)
+            key = storage_key(tensor) if spec.kind == InputKind.PARAMETER else spec.target
+            weight = groups.setdefault(key, _Weight([], [], [], tensor))
+            weight.targets.append(spec.target)
+            weight.specs.append(spec)
+            weight.nodes.append(nodes[spec.arg.name])
+        return list(groups.values())
+
+    # --- what its inputs are ---
+
+    def _calibrate(self, weights: Sequence[_Weight]) -> None:
+        """Measures the inputs of linears whose formats take an importance, and of all for static scales."""
+        if self.calibration is None:
+            if self.activations is not None and self.activations.kind == "tensor":
+                raise RecipeError(
+                    f"activations={self.recipe.activations!r} needs calibration data: qcompile(…, calibrate=[inputs])"
+                )
+            return
+        static = self.activations is not None and self.activations.kind == "tensor"
+        chosen = [w for w in weights if _takes_importance(w) or (static and _is_quantised_linear(w))]
+        if not chosen or not self.source.valued:
+            raise RecipeError(
+                "`calibrate` was given, and nothing here uses it: "
+                + ("the weights have no values" if chosen else _NO_IMPORTANCE)
+            )
+        watched = [Watched(weight.targets[0], weight.shape[1], reads(weight.nodes)) for weight in chosen]
+        values = {node.name: functools.partial(self._value, weight) for weight in weights for node in weight.nodes}
+        found = self.calibration.measure(
+            self.program, watched, values, lambda: self._identities(weights), magnitudes=static
+        )
+        for weight in chosen:
+            self.inputs[weight.targets[0]] = found[weight.targets[0]]
+            kinds = ["importance of columns"] * _takes_importance(weight) + ["range"] * static
+            rows = found[weight.targets[0]].rows
+            self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {rows} rows"))
+
+    def _quantise_activations(self) -> None:
+        if self.activations is None:
+            return
+        clips = {
+            path: each.magnitudes.clip(self.recipe.observer)
+            for path, each in self.inputs.items()
+            if each.magnitudes is not None
+        }
+        done = quantise_inputs(self.graph, self.activations, clips, lambda node: self.decoded.get(node, node.name))
+        if not done:
+            raise RecipeError(
+                f"activations={self.recipe.activations!r}, and no linear has a quantised weight: choose a format for "
+                "linears, or leave `activations` out"
+            )
+        self.decisions += [("activations", path, what) for path, what in done]
+        for node, path in self.decoded.items():
+            if any(recurrent.is_weight_of(user, node) for user in node.users):
+                self.decisions.append(("activations", path, "not quantised: it is multiplied with a state"))
+
+    def _value(self, weight: _Weight) -> torch.Tensor:
+        return self.source.read(weight.targets, weight.tensor) if weight.is_parameter else weight.tensor
+
+    def _identities(self, weights: Sequence[_Weight]) -> list[Any]:
+        return [self.source.identity(weight.targets, weight.tensor) for weight in weights if weight.is_parameter]
+
+    # --- what becomes of it ---
+
+    def _drop(self, weight: _Weight) -> bool:
+        """Removes what the graph does not read."""
+        if weight.users:
+            return False
+        for node, spec in zip(weight.nodes, weight.specs, strict=True):
+            if any(spec.target == t for t in self.program.graph_signature.buffers_to_mutate.values()):
+                break
+            self.graph.erase_node(node)
+            self.specs.remove(spec)
+            self.state.pop(str(spec.target), None)
+            self.constants.pop(str(spec.target), None)
+        into = self.folded.get(weight.targets[0])
+        why = "not used by the graph" if into is None else f"folded into {into}"
+        self._row(weight, why, 0, counts=False)
+        return True
+
+    def _decide(self, weight: _Weight, chooser: FormatChooser) -> None:
+        """The format, from the recipe, and the ledger's row."""
+        why = _why_kept(weight)
+        if weight.codes is not None:
+            check_use(weight.codes, weight.targets, weight.shape, weight.kinds, weight.arrangement, self.recipe)
+            weight.format, why = (
+                format_text(FormatRef(weight.codes.format.name, dict(weight.codes.format.params))),
+                AS_STORED,
+            )
+        elif weight.kinds:
+            weight.format, why = chooser.choose(_described(weight))
+        counts = weight.is_parameter and weight.tensor.ndim >= 2
+        with _naming(weight):
+            self._row(weight, why, weight.nbytes, counts=counts)
+
+    def _row(self, weight: _Weight, why: str, after: int, *, counts: bool) -> None:
+        tensor = weight.tensor
+        dtype, before = str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
+        stored = format_text(parse_format(weight.format)) if weight.format is not None else ""
+        shape = tuple(tensor.shape)
+        self.rows.append(LedgerRow(tuple(weight.targets), shape, dtype, stored, why, before, after, counts))
+
+    def _is_stored(self, weight: _Weight) -> bool:
+        """Whether bytes are made: of what is encoded, rearranged or read from files. The rest stays where it is."""
+        if not self.source.valued or not weight.is_parameter or (weight.codes is not None and weight.codes.mapped):
+            return False
+        return weight.format is not None or bool(weight.arrangement) or self.source.streams
+
+    def _rewrite(self, weight: _Weight) -> None:
+        """The graph reads the stored tensor, and the program's state holds it."""
+        if weight.transposed:
+            self._transpose(weight)
+        if weight.conv is not None:
+            restore(self.graph, weight.conv, weight.nodes, weight.targets[0].rpartition(".")[0])
+        if weight.experts is not None:
+            expert_weights.group(self.graph, weight.experts, weight.nodes)
+        if weight.format is not None:
+            self._quantize(weight)
+        elif weight.is_parameter:
+            self._keep(weight)
+        self.source.release(weight.targets)
+
+    def _transpose(self, weight: _Weight) -> None:
+        """(in, out) to (out, in), and `x @ W (+ b)` to `linear(x, W, b)`."""
+        for node in weight.nodes:
+            node.meta["val"] = node.meta["val"].t().contiguous()
+            for user in list(node.users):
+                replace_by_linear(self.graph, user, *as_linear(user, node))
+
+    def _keep(self, weight: _Weight) -> None:
+        """A parameter keeps its values, or has none."""
+        if self._is_stored(weight):
+            tensor = torch.from_numpy(self._stored(weight, self._copy)).view(weight.tensor.dtype).reshape(weight.shape)
+        elif self.source.valued:
+            tensor = self.source.read(weight.targets, weight.tensor)  # refuses a tensor without values
+            if tuple(tensor.shape) == weight.shape:
+                return
+            tensor = tensor.reshape(weight.shape)  # a view: the matrices of experts one below the other
+        else:
+            with weight.nodes[0].meta["val"].fake_mode:
+                tensor = torch.empty(weight.shape, dtype=weight.tensor.dtype)
+        for target in weight.targets:
+            self.state[target] = torch.nn.Parameter(tensor, requires_grad=False)
+
+    def _stored(self, weight: _Weight, fill: Callable[[_Weight, Bytes], None]) -> Bytes:
+        return self.files.store(
+            weight.entry(),
+            lambda: self._identity(weight),
+            lambda out: fill(weight, out),
+        )
+
+    def _identity(self, weight: _Weight) -> dict[str, Any]:
+        """Of the values, and of the importance that they are encoded with."""
+        values = self.source.identity(weight.targets, weight.tensor)
+        importance = self._importance(weight)
+        if importance is None:
+            return values
+        return {**values, "importance": hashlib.sha256(importance.tobytes()).hexdigest()}
+
+    def _importance(self, weight: _Weight) -> npt.NDArray[np.float32] | None:
+        found = self.inputs.get(weight.targets[0])
+        return found.importance if found is not None and _takes_importance(weight) else None
+
+    def _copy(self, weight: _Weight, out: Bytes) -> None:
+        values = weight.arranged(self.source.read(weight.targets, weight.tensor))
+        torch.from_numpy(out).view(values.dtype).reshape(values.shape).copy_(values)
+
+    def _encode(self, weight: _Weight, out: Bytes) -> None:
+        assert weight.format is not None
+        if weight.codes is not None:
+            out[...] = weight.codes.read().data
+            return
+        values = weight.arranged(self.source.read(weight.targets, weight.tensor))
+        with _naming(weight):
+            matrix = to_numpy(row_major(values).reshape(weight.shape))
+
+            def step(elements: int) -> None:
+                self.progress.step(elements * matrix.itemsize)
+
+            fmt = resolve_format(weight.format)
+            packed = encode(fmt, matrix, out=out, importance=self._importance(weight), step=step)
+            self._measure_loss(weight, lost_share(fmt, matrix, packed))
+
+    def _measure_loss(self, weight: _Weight, share: float) -> None:
+        """Weights that became zero with their scale are said in the ledger, and many of them on stderr."""
+        if not share:
+            return
+        key = weight.targets[0]
+        self.lost[key] = describe(share)
+        if share >= WARN_FROM:
+            note(
+                f"parameter '{key}': {describe(share)}. Choose a format with fp32 scales for it, or keep it: "
+                f"rules={{{key.rpartition('.')[0]!r}: None}}"
+            )
+
+    def _quantize(self, weight: _Weight) -> None:
+        """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""
+        assert weight.format is not None
+        ref, key = parse_format(weight.format), weight.targets[0]
+        rows, cols = weight.shape
+        packed: Bytes | NoBytes
+        if weight.codes is not None and weight.codes.mapped:
+            packed = weight.codes.read().data
+        else:
+            packed = self._stored(weight, self._encode) if self.source.valued else NoBytes(weight.nbytes)
+        if weight.codes is not None and weight.codes.permutation is not None:
+            add_permutation(self.graph, self.specs, self.state, weight.nodes, key, weight.codes.permutation)
+        dtype = _FLOATS[weight.tensor.dtype]
+        self.weights.add(StoredTensor(key, dtype, (rows, cols), packed, ref, "canonical", tuple(weight.targets)))
+        first, value = weight.nodes[0], weight.nodes[0].meta["val"]
+        last = next(n for n in reversed(self.graph.nodes) if n.op == "placeholder")
+        with self.graph.inserting_after(last):
+            node = self.graph.call_function(
+                torch.ops.qc.dequantize.default, (first, format_text(ref), [rows, cols], weight.tensor.dtype)
+            )
+        node.meta["val"] = value
+        node.meta["nn_module_stack"] = {"": (key.rpartition(".")[0], "")}
+        self.decoded[node] = key
+        for other in weight.nodes:
+            other.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
+        with value.fake_mode:
+            first.meta["val"] = torch.empty(packed.nbytes, dtype=torch.uint8)
+        self._repoint(weight, first.meta["val"] if isinstance(packed, NoBytes) else torch.from_numpy(packed))
+
+    def _repoint(self, weight: _Weight, packed: torch.Tensor) -> None:
+        target = weight.targets[0] + PACKED
+        for position, (node, spec) in enumerate(zip(weight.nodes, weight.specs, strict=True)):
+            self.state.pop(str(spec.target), None)
+            self.constants.pop(str(spec.target), None)
+            index = self.specs.index(spec)
+            if position == 0:
+                self.specs[index] = InputSpec(InputKind.BUFFER, spec.arg, target, persistent=True)
+                self.state[target] = packed
+            else:
+                self.graph.erase_node(node)
+                del self.specs[index]
+
+    def _program(self) -> ExportedProgram:
+        old = self.program
+        signature = ExportGraphSignature(self.specs, self._output_specs())
+        return ExportedProgram(
+            root=old.graph_module,
+            graph=self.graph,
+            graph_signature=signature,
+            state_dict=self.state,
+            range_constraints=old.range_constraints,
+            module_call_graph=old.module_call_graph,
+            example_inputs=old.example_inputs,
+            constants=self.constants,
+            verifiers=[old.verifier],
+        )
+
+    def _output_specs(self) -> list[OutputSpec]:
+        """The old ones by the names that now return: a result may have been a product that became a linear."""
+        specs = self.program.graph_signature.output_specs
+        returned = self.graph.output_node().args[0]
+        assert isinstance(returned, tuple | list)
+        return [
+            OutputSpec(spec.kind, TensorArgument(node.name), spec.target)
+            if isinstance(node, fx.Node) and isinstance(spec.arg, TensorArgument)
+            else spec
+            for spec, node in zip(specs, returned, strict=True)
+        ]
+
+
+@contextlib.contextmanager
+def _naming(weight: _Weight) -> Iterator[None]:
+    """A format's errors name the parameter, and the way out."""
+    key, shape = weight.targets[0], " x ".join(map(str, weight.shape))
+    try:
+        yield
+    except FormatShapeError as error:
+        module = key.rpartition(".")[0]
+        raise FormatShapeError(
+            f"parameter '{key}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, or "
+            f"keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' says what comes next"
+        ) from error
+    except FormatValueError as error:
+        raise FormatValueError(f"parameter '{key}' ({shape}): {error}") from error
+
+
+def _described(weight: _Weight) -> Described:
+    kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
+    return Described(tuple(weight.targets), kind, weight.shape, tuple(weight.tensor.shape))
+
+
+# --- uses of a weight ------------------------------------------------------------------------------------------------
+
+
+def _kinds(weight: _Weight) -> set[Kind]:
+    """What the graph uses a float matrix for; sets `transposed` where all uses are `x @ W`, `conv`, `experts`."""
+    if weight.tensor.dtype not in _FLOATS or weight.specs[0].kind != InputKind.PARAMETER:
+        return set()
+    weight.conv = conv_weight(weight.tensor, weight.nodes)
+    if weight.conv is not None and weight.conv.quantizes:
+        return {"conv"}
+    weight.experts = expert_weight(weight.tensor, weight.nodes)
+    if weight.experts is not None:
+        return {"linear"}
+    if weight.tensor.ndim != 2:
+        return set()
+    kinds: set[Kind] = set()
+    products = 0
+    for user in weight.users:
+        if user.target is aten.linear.default and user.args[1] in weight.nodes and user.args[0] not in weight.nodes:
+            kinds.add("linear")
+        elif user.target is aten.embedding.default and user.args[0] in weight.nodes:
+            kinds.add("embedding")
+        elif any(recurrent.is_weight_of(user, node) for node in weight.nodes):
+            kinds.add("linear")
+        elif any(as_linear(user, node) for node in weight.nodes):
+            products += 1
+    if products and products == len(weight.users):
+        weight.transposed = True
+        kinds.add("linear")
+    return kinds
+
+
+_NO_IMPORTANCE = (
+    "only linears in formats that search for their scales take an importance of columns, such as q4_K and q4_0 (but "
+    "not q8_0, nf4 and int4), and only activations='int8:static' takes ranges. Leave `calibrate` out, or choose one"
+)
+
+
+def _takes_importance(weight: _Weight) -> bool:
+    """Whether a linear's weight is encoded here, in a format that weighs the errors of columns."""
+    if weight.codes is not None or weight.format is None or not _is_quantised_linear(weight):
+        return False
+    return resolve_format(weight.format).takes_importance
+
+
+def _is_quantised_linear(weight: _Weight) -> bool:
+    single = weight.conv is None and weight.experts is None
+    single = single and all(user.target is not recurrent.OPERATOR for user in weight.users)
+    return single and "linear" in weight.kinds and weight.format is not None
+
+
+def _why_kept(weight: _Weight) -> str:
+    if weight.specs[0].kind == InputKind.BUFFER:
+        return "buffer"
+    if weight.specs[0].kind == InputKind.CONSTANT_TENSOR:
+        return "constant of the graph"
+    if weight.tensor.ndim < 2:
+        return "fewer than two dimensions"
+    if weight.tensor.dtype not in _FLOATS:
+        return "formats store float32, bfloat16 and float16"
+    return GROUPED if weight.conv is not None else "not the weight of a linear, a convolution or an embedding"
+
+
+def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:
+    """Every module path that holds a tensor, and its parents."""
+    found: dict[str, None] = {}
+    for target in targets:
+        parts = target.split(".")[:-1]
+        for end in range(1, len(parts) + 1):
+            found[".".join(parts[:end])] = None
+    return list(found)
+
+
+__all__ = ["Kind", "Quantized", "insert_qdq", "storage_key", "torch_ops"]

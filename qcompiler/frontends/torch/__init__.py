@@ -1,0 +1,1 @@
+"""From a torch model to the IR: capture, operators, import."""

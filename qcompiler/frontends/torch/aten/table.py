@@ -1,0 +1,19 @@
+"""The table of builders, complete: the module of each family of operators enters its own when it is imported."""
+
+from __future__ import annotations
+
+from qcompiler.frontends.torch.aten import (  # noqa: F401
+    attention,
+    conv,
+    index,
+    nn,
+    order,
+    pointwise,
+    pool,
+    resize,
+    scatter,
+    views,
+)
+from qcompiler.frontends.torch.aten.scope import BUILDERS
+
+__all__ = ["BUILDERS"]

@@ -1,0 +1,259 @@
+"""Decomposing a graph: what import has no builder for becomes what it has builders for.
+
+torch's own `run_decompositions` traces the whole graph once more, through functionalisation, to decompose a few nodes
+of it: for a language model of 32 layers that takes longer than all that follows.  Most graphs write nothing in place.
+In these, `decompose` replaces just the nodes that need it, each by a trace of its own decomposition; nodes that agree
+in operator, arguments and types, as those of equal layers do, share one trace.  The other graphs (in-place operators,
+control flow, automatic mixed precision) take torch's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram, exported_program
+from torch.export.graph_signature import ExportGraphSignature, OutputKind, OutputSpec, TensorArgument
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from qcompiler.frontends.torch.aten.recurrent import DECOMPOSITIONS
+
+KeepOps = frozenset[Any]
+
+_GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
+"""A part of the graph that was traced under `torch.no_grad()`: (enabled, graph, *arguments)."""
+
+_PLACE = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "from_node", "custom")
+"""What a node's meta says of its place in the model; the nodes of its decomposition inherit it."""
+
+
+def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
+    """The program with every operator outside of `keep` decomposed by torch's core ATen table, and nothing in place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if _is_functional(program):
+            with contextlib.suppress(_NotLocalError):
+                return _Decomposer(program, _table(keep), keep).run()
+        decomposed: ExportedProgram = program.run_decompositions(_table(keep))
+        return decomposed
+
+
+ALSO = ("addmv.default", "dist.default", "grid_sampler_2d.default", "ldexp.Tensor",
+         "tril_indices.default", "triu_indices.default")  # fmt: skip
+"""Operators that torch can take apart, but leaves whole by default."""
+
+
+def _table(keep: KeepOps) -> Any:
+    table = torch.export.default_decompositions()
+    for name in ALSO:
+        packet, overload = name.split(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload)
+        table[op] = torch._decomp.decomposition_table[op]
+    for op, decomposition in DECOMPOSITIONS.items():
+        table[op] = decomposition
+    for op in list(table):
+        if op in keep:
+            del table[op]
+    return table
+
+
+class _NotLocalError(Exception):
+    """A decomposition that cannot stand in for its node: it has effects, or brings a tensor of its own."""
+
+
+# --- which graphs ----------------------------------------------------------------------------------------------------
+
+
+def _is_functional(program: ExportedProgram) -> bool:
+    """Whether nothing is written in place and no graph is called but for `torch.no_grad()`."""
+    if program.graph_signature.backward_signature is not None:
+        return False
+    if any(spec.kind != OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
+        return False
+    return _only_functional(program.graph_module)
+
+
+def _only_functional(module: fx.GraphModule) -> bool:
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            inner = getattr(module, str(node.target), None)
+            if not isinstance(inner, fx.GraphModule) or not all(user.target is _GRAD_MODE for user in node.users):
+                return False
+            if not _only_functional(inner):
+                return False
+        elif node.op == "call_function" and node.target is not _GRAD_MODE:
+            if isinstance(node.target, torch._ops.HigherOrderOperator) or _has_effect(node):
+                return False
+        elif node.op not in ("placeholder", "call_function", "output"):
+            return False
+    return True
+
+
+_CHECKS = ("aten::_assert", "aten::sym_constrain_range")
+"""Operators without results that state what torch has checked while tracing."""
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether an operator writes an argument, or is there for something else than its results (to raise an error)."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    return schema.is_mutable or not (schema.returns or schema.name.startswith(_CHECKS))
+
+
+# --- the new graph ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Decomposer:
+    """Copies a graph node by node, with the decomposition of a node in place of it."""
+
+    program: ExportedProgram
+    table: Any
+    keep: KeepOps
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    traces: dict[Hashable, fx.GraphModule] = field(default_factory=dict)
+
+    def run(self) -> ExportedProgram:
+        with self._tracing():
+            new: dict[fx.Node, Any] = {}
+            self._copy(self.program.graph_module, new)
+        self.graph.eliminate_dead_code()
+        return self._rebuilt(new)
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        """Operators that are kept although torch could take them apart are left whole inside of traces, too."""
+        composite, self.table = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(self.table))
+        with exported_program._override_composite_implicit_decomp(composite), torch.no_grad():
+            yield
+
+    def _copy(self, module: fx.GraphModule, new: dict[fx.Node, Any]) -> Any:
+        """Appends the nodes of a graph; `new` holds what stands for its placeholders already. The graph's result."""
+        for node in module.graph.nodes:
+            if node in new:
+                continue
+            if node.op == "output":
+                if module is not self.program.graph_module:
+                    return fx.map_arg(node.args[0], lambda n: new[n])
+                new[node] = self.graph.node_copy(node, lambda n: new[n])
+            elif node.op == "get_attr":
+                continue  # the graph of a `torch.no_grad()`
+            elif node.target is _GRAD_MODE:
+                inner = getattr(module, str(node.args[1].target))
+                parameters = [n for n in inner.graph.nodes if n.op == "placeholder"]
+                given = {p: new[a] for p, a in zip(parameters, node.args[2:], strict=True)}
+                new[node] = self._copy(inner, given)
+            elif node.args and isinstance(new.get(source := node.args[0]), tuple | list):
+                new[node] = new[source][node.args[1]]  # getitem of what became several nodes
+            elif self._is_taken_apart(node.target):
+                new[node] = self._expand(node, new)
+            else:
+                new[node] = self.graph.node_copy(node, lambda n: new[n])
+                if node.op == "placeholder":
+                    new[node].name = node.name  # the signature names it so; fx gives no node the name of a builtin
+        return None
+
+    def _is_taken_apart(self, target: Any) -> bool:
+        """In torch's table, or made of other operators by torch itself; unless import builds it as it is."""
+        if target in self.keep or not isinstance(target, torch._ops.OpOverload):
+            return False
+        if target in self.table:
+            return True
+        name: str = target.name()  # type: ignore[no-untyped-call]
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+    def _expand(self, node: fx.Node, new: Mapping[fx.Node, Any]) -> Any:
+        arguments = fx.map_arg((node.args, node.kwargs), lambda n: new[n])
+        leaves, spec = pytree.tree_flatten(arguments)
+        nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
+        key = (node.target, spec, tuple(_leaf_key(leaf) for leaf in leaves), _same_nodes(nodes))
+        trace = self.traces.get(key)
+        if trace is None:
+            trace = self.traces[key] = self._trace(node.target, leaves, spec)
+        inside: dict[fx.Node, Any] = dict(zip(trace.graph.find_nodes(op="placeholder"), nodes, strict=True))
+        place = {name: node.meta[name] for name in _PLACE if name in node.meta}
+        for each in trace.graph.nodes:
+            if each.op == "output":
+                return fx.map_arg(each.args[0], lambda n: inside[n])
+            if each not in inside:
+                made = inside[each] = self.graph.node_copy(each, lambda n: inside[n])
+                made.meta = {**each.meta, **place}
+        raise AssertionError("a graph without an output")
+
+    def _trace(self, target: Any, leaves: Sequence[Any], spec: Any) -> fx.GraphModule:
+        """The decomposition of one operator at arguments of these types. _NotLocalError."""
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
+        values = [leaves[i].meta["val"] for i in places]
+
+        def call(*given: Any) -> Any:
+            filled = list(leaves)
+            for place, value in zip(places, given, strict=True):
+                filled[place] = value
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            return target(*args, **kwargs)
+
+        mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or self._mode()
+        with mode, enable_python_dispatcher():
+            traced = make_fx(call, decomposition_table=self.table, _allow_non_fake_inputs=True)(*values)
+        if any(n.op in ("get_attr", "call_module") or _has_effect(n) for n in traced.graph.nodes):
+            raise _NotLocalError(str(target))
+        return traced
+
+    def _mode(self) -> FakeTensorMode:
+        for node in self.program.graph.nodes:
+            if isinstance(value := node.meta.get("val"), FakeTensor):
+                return value.fake_mode
+        return FakeTensorMode()
+
+    def _rebuilt(self, new: Mapping[fx.Node, Any]) -> ExportedProgram:
+        old = self.program
+        module = fx.GraphModule(torch.nn.Module(), self.graph)
+        module.meta.update(old.graph_module.meta)
+        returned = self.graph.output_node().args[0]
+        assert isinstance(returned, tuple | list)
+        outputs = [
+            OutputSpec(spec.kind, TensorArgument(node.name), spec.target)
+            if isinstance(spec.arg, TensorArgument) and isinstance(node, fx.Node)
+            else spec
+            for spec, node in zip(old.graph_signature.output_specs, returned, strict=True)
+        ]
+        return ExportedProgram(
+            root=module,
+            graph=self.graph,
+            graph_signature=ExportGraphSignature(list(old.graph_signature.input_specs), outputs),
+            state_dict=old.state_dict,
+            range_constraints=exported_program._get_updated_range_constraints(module, old.range_constraints),
+            module_call_graph=copy.copy(old.module_call_graph),
+            example_inputs=old.example_inputs,
+            constants=old.constants,
+            verifiers=[old.verifier],
+        )
+
+
+def _leaf_key(leaf: Any) -> Hashable:
+    """An argument as far as its type decides what a decomposition does."""
+    if not isinstance(leaf, fx.Node):
+        return type(leaf), repr(leaf)
+    value = leaf.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return type(value), str(value)
+    return value.dtype, value.device, tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+
+
+def _same_nodes(nodes: Sequence[fx.Node]) -> tuple[int, ...]:
+    """Which arguments are one node: a trace of f(x, x) is none of f(x, y)."""
+    first: dict[fx.Node, int] = {}
+    return tuple(first.setdefault(node, i) for i, node in enumerate(nodes))
+
+
+__all__ = ["decompose"]

@@ -1,0 +1,291 @@
+"""The fused weights of a mixture of experts: what their uses mean, and how they are stored.
+
+A parameter (E, N, K) holds the matrices of E experts; some models keep (E, K, N).  Which of them a row meets is data.
+Three forms of the product are known, each with the number of an expert for every pair of a row and an expert:
+
+    bmm(W[index], x.unsqueeze(-1)).squeeze(-1)              "batched_mm" of transformers; (E, N, K)
+    bmm(x.unsqueeze(1), W[index]).squeeze(1)                the same for (E, K, N)
+    grouped_mm(x, W.transpose(1, 2), ends)                  "grouped_mm": rows sorted by expert, where each ends
+
+All become one operator, `qc.grouped_linear(x, W, index, experts, repeat)`, whose W is the matrix (E * N, K): so a
+format stores it like the weight of a linear, blocks run along K, and no kernel gathers weights by row.  Rows of x that
+were copied for the experts of one token (`repeat_interleave`) are read where they lie.
+
+transformers computes experts by one of several functions that mean the same.  Its default sorts rows by expert, which
+`qc.grouped_linear` does not need; its "eager" loops over the experts that were hit, which depends on data.  While a
+model is exported, `as_pairs` lets its experts be "batched_mm": that is the first form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from qcompiler.frontends.torch.qc_ops import torch_ops  # noqa: F401  (it registers qc.grouped_linear)
+
+aten = torch.ops.aten
+_GROUPED_MM = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+_COPIES = (aten.clone.default, aten._to_copy.default, aten.alias.default)
+_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_INTEGERS = (torch.int64, torch.int32)
+
+
+PAIRS = "batched_mm"
+"""transformers' name of the function that computes each pair of a row and an expert by itself."""
+
+_SAME_MEANING = (None, "eager", "grouped_mm", "deepgemm", "sonicmoe")
+"""Its other functions. What a caller registered under a name of their own is exported as it is."""
+
+
+@contextlib.contextmanager
+def as_pairs(model: nn.Module) -> Iterator[None]:
+    """Lets the experts of a model of transformers be computed pair by pair; puts the model's choice back at the end."""
+    name = "_experts_implementation_internal"  # what the property `_experts_implementation` of one config stands for
+    held = (getattr(each, "config", None) for each in model.modules() if hasattr(type(each), "_apply_gate"))
+    configs = {id(config): config for config in held if hasattr(config, name)}
+    chosen = [(config, getattr(config, name)) for config in configs.values()]
+    try:
+        for config, choice in chosen:
+            if choice in _SAME_MEANING:
+                setattr(config, name, PAIRS)
+        yield
+    finally:
+        for config, choice in chosen:
+            setattr(config, name, choice)
+
+
+@dataclass(frozen=True)
+class ExpertWeight:
+    """How a parameter of this shape is stored: `transposed` if it is (E, K, N)."""
+
+    shape: tuple[int, int, int]
+    transposed: bool
+
+    @property
+    def experts(self) -> int:
+        return self.shape[0]
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        experts, n, k = self.shape
+        return (experts * k, n) if self.transposed else (experts * n, k)
+
+    @property
+    def text(self) -> str:
+        """How the stored order of the values differs from the model's: "" if not at all."""
+        return "experts transposed" if self.transposed else ""
+
+    def moved(self, values: torch.Tensor) -> torch.Tensor:
+        """A view of the model's values in the order in which they are stored."""
+        return values.transpose(1, 2) if self.transposed else values
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One use: `node` is the operator to replace, `x` its rows, `index` the expert of each."""
+
+    node: fx.Node
+    x: fx.Node
+    index: fx.Node | None
+    """None: `ends` says where each expert's rows end."""
+    ends: fx.Node | None
+    transposed: bool
+    axis: int | None
+    """The unit dim that x and the result have beside (rows, columns); None if they are matrices."""
+
+
+def expert_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ExpertWeight | None:
+    """How a tensor with these placeholders is stored, if products with chosen experts are all that it is used for."""
+    if tensor.ndim != 3 or not any(node.users for node in nodes):
+        return None
+    products = [_products(node) for node in nodes]
+    if any(each is None for each in products):
+        return None
+    kinds = {product.transposed for each in products for product in each or ()}
+    if len(kinds) != 1:
+        return None
+    first, second, third = tensor.shape
+    return ExpertWeight((first, second, third), kinds.pop())
+
+
+def group(graph: fx.Graph, weight: ExpertWeight, placeholders: Sequence[fx.Node]) -> None:
+    """Every product with the weight becomes one `qc.grouped_linear`; the placeholders hold the matrix (E * N, K)."""
+    for placeholder in placeholders:
+        products = _products(placeholder)
+        assert products is not None
+        value = placeholder.meta["val"]
+        with value.fake_mode:
+            placeholder.meta["val"] = torch.empty(weight.stored_shape, dtype=value.dtype)
+        for product in products:
+            _replace(graph, weight, placeholder, product)
+        _erase_unused(graph, list(placeholder.users))
+
+
+# --- what a use means ------------------------------------------------------------------------------------------------
+
+
+def _products(placeholder: fx.Node) -> list[_Product] | None:
+    """The products that read a weight; None if something else does, too."""
+    found: list[_Product] = []
+    for user in placeholder.users:
+        if _is_grouped(user, placeholder):  # (E, K, N), as the operator takes it
+            products: list[_Product | None] = [_grouped(user, transposed=True)]
+        elif _turns(user):
+            products = [_grouped(u, transposed=False) if _is_grouped(u, user) else None for u in user.users]
+        elif _gathers(user, placeholder):
+            products = [_batched(u, user) for u in user.users]
+        else:
+            return None
+        for product in products:
+            if product is None:
+                return None
+            found.append(product)
+    return found
+
+
+def _is_grouped(node: fx.Node, weight: fx.Node) -> bool:
+    if str(node.target) not in _GROUPED_MM or len(node.args) < 3 or node.args[1] is not weight:
+        return False
+    plain = len(node.args) == 3 and all(value is None for key, value in node.kwargs.items() if key != "offs")
+    return plain and isinstance(node.args[0], fx.Node) and node.args[0].meta["val"].ndim == 2
+
+
+def _turns(node: fx.Node) -> bool:
+    """Whether a node is a weight with its last two dims exchanged."""
+    if node.target is aten.transpose.int:
+        return {int(d) % 3 for d in node.args[1:]} == {1, 2}  # type: ignore[arg-type]
+    return node.target is aten.permute.default and [int(d) % 3 for d in node.args[1]] == [0, 2, 1]  # type: ignore[union-attr,arg-type]
+
+
+def _gathers(node: fx.Node, weight: fx.Node) -> bool:
+    """Whether a node is `weight[index]` with one vector of integers."""
+    if node.target is not aten.index.Tensor or node.args[0] is not weight:
+        return False
+    indices: Any = node.args[1]
+    index = indices[0].meta["val"] if len(indices) == 1 and isinstance(indices[0], fx.Node) else None
+    return index is not None and index.ndim == 1 and index.dtype in _INTEGERS
+
+
+def _batched(node: fx.Node, gathered: fx.Node) -> _Product | None:
+    """bmm of the gathered matrices with one row, or one column, for each."""
+    if node.target not in (aten.bmm.default, aten.matmul.default) or len(node.args) != 2 or node.kwargs:
+        return None
+    left, right = node.args
+    index = gathered.args[1][0]  # type: ignore[index]
+    for x, axis in ((right, 2), (left, 1)):
+        if isinstance(x, fx.Node) and x is not gathered and x.meta["val"].ndim == 3 and x.meta["val"].shape[axis] == 1:
+            return _Product(node, x, index, None, transposed=axis == 1, axis=axis)  # type: ignore[arg-type]
+    return None
+
+
+def _grouped(node: fx.Node, *, transposed: bool) -> _Product:
+    x, _, ends = node.args
+    assert isinstance(x, fx.Node) and isinstance(ends, fx.Node)
+    index = _sorted_index(ends)
+    return _Product(node, x, index, None if index is not None else ends, transposed, axis=None)
+
+
+def _sorted_index(ends: fx.Node) -> fx.Node | None:
+    """The sorted experts of the rows, where their counts were summed up: `cumsum(histc(experts, 0 … E - 1))`."""
+    counts = ends.args[0] if ends.target is aten.cumsum.default else None
+    while isinstance(counts, fx.Node) and counts.target in _COPIES:
+        counts = counts.args[0]
+    if not isinstance(counts, fx.Node) or counts.target is not aten.histc.default:
+        return None
+    values, bins, low, high = (*counts.args, *[None] * 4)[:4]
+    while isinstance(values, fx.Node) and values.target in _COPIES:
+        values = values.args[0]
+    if not isinstance(bins, int) or bins != ends.meta["val"].shape[0] or low != 0 or high != bins - 1:
+        return None
+    if not isinstance(values, fx.Node) or len(values.args) != 2:
+        return None
+    sort, result = values.args
+    if not isinstance(sort, fx.Node) or sort.target is not aten.sort.default or len(sort.args) != 1 or result != 0:
+        return None
+    return values if values.meta["val"].dtype in _INTEGERS else None
+
+
+# --- the one form ----------------------------------------------------------------------------------------------------
+
+
+def _replace(graph: fx.Graph, weight: ExpertWeight, placeholder: fx.Node, product: _Product) -> None:
+    """Puts the operator where the product is."""
+    node, axis = product.node, product.axis
+    with graph.inserting_before(node):
+        x = product.x if axis is None else _call(graph, node, aten.squeeze.dim, product.x, axis)
+        x, repeat = (x, 1) if axis is None else _before_copies(product.x, x, axis)
+        index = product.index if product.index is not None else _index_of_rows(graph, node, x, product.ends)
+        target = torch.ops.qc.grouped_linear.default
+        made = _call(graph, node, target, x, placeholder, index, weight.experts, repeat)
+        result = made if axis is None else _call(graph, node, aten.unsqueeze.default, made, axis)
+    node.replace_all_uses_with(result)
+    _erase_unused(graph, [node])
+
+
+def _call(graph: fx.Graph, place: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A node at the place of another in the model, with its value."""
+    node = graph.call_function(target, args)
+    node.meta = {key: value for key, value in place.meta.items() if key not in ("val", "tensor_meta")}
+    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+    tensor = next(v for v in values if isinstance(v, torch.Tensor))
+    with tensor.fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = target(*values)
+    return node
+
+
+def _before_copies(wide: fx.Node, rows: fx.Node, axis: int) -> tuple[fx.Node, int]:
+    """What rows of x were copied from, and how often: `x[:, None].expand(M, repeat, K).reshape(M * repeat, K)`."""
+    node = wide.args[0] if wide.target is aten.unsqueeze.default and wide.args[1] in (axis, axis - 3) else None
+    if not isinstance(node, fx.Node) or node.target not in _RESHAPES:
+        return rows, 1
+    source = node.args[0]
+    while isinstance(source, fx.Node) and source.target in _COPIES and not source.kwargs.get("dtype"):
+        source = source.args[0]
+    if not isinstance(source, fx.Node) or source.target is not aten.expand.default:
+        return rows, 1
+    narrow, shape = source.args[0], source.meta["val"].shape
+    if not isinstance(narrow, fx.Node) or narrow.target is not aten.unsqueeze.default or len(shape) != 3:
+        return rows, 1
+    origin = narrow.args[0]
+    if not isinstance(origin, fx.Node) or narrow.args[1] not in (1, -2) or not isinstance(shape[1], int):
+        return rows, 1
+    split = node.meta["val"].ndim == 2 and node.meta["val"].shape[-1] == origin.meta["val"].shape[-1]
+    return (origin, shape[1]) if split else (rows, 1)
+
+
+def _index_of_rows(graph: fx.Graph, place: fx.Node, x: fx.Node, ends: fx.Node | None) -> fx.Node:
+    """The expert of each row: how many experts end at or before it."""
+    assert ends is not None
+    count = _call(graph, place, aten.sym_size.int, x, 0)
+    with graph.inserting_before(place):
+        rows = graph.call_function(aten.arange.default, (count,), {"device": torch.device("cpu")})
+    rows.meta = {key: value for key, value in count.meta.items() if key != "val"}
+    fake = ends.meta["val"]
+    with fake.fake_mode:
+        rows.meta["val"] = torch.arange(count.meta["val"])
+    column = _call(graph, place, aten.unsqueeze.default, rows, 1)
+    passed = _call(graph, place, aten.ge.Tensor, column, ends)
+    return _call(graph, place, aten.sum.dim_IntList, passed, [1])
+
+
+def _erase_unused(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Erases nodes that nothing reads any more, and what only they read."""
+    for node in nodes:
+        if node.op == "call_function" and not node.users:
+            above = list(_inputs(node))
+            graph.erase_node(node)
+            _erase_unused(graph, above)
+
+
+def _inputs(node: fx.Node) -> Iterator[fx.Node]:
+    seen = dict.fromkeys(node.all_input_nodes)
+    yield from (each for each in seen if each.op == "call_function" and not _checks(each))
+
+
+def _checks(node: fx.Node) -> bool:
+    return node.target in (aten._assert_tensor_metadata.default, aten._assert_scalar.default)

@@ -1,0 +1,237 @@
+"""Does the exported graph mean the model over the whole requested range? If not, which line narrowed it?
+
+torch.export traces one example.  It assumes sizes of at least 2, so that `if x.shape[1] > 1:` becomes its true branch
+without any guard, even where the range includes 1.  Two checks close this gap: `check_ranges` compares what torch says
+with what was asked, and `probe` runs model and graph at each symbol's minimum and compares the numbers.  `blame` traces
+once more with torch's guard evaluation observed, and returns the lines whose conditions change inside the range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from qcompiler.errors import NarrowedDimError
+from qcompiler.frontends.torch.capture import attributes, eager_graph
+from qcompiler.frontends.torch.common import empty_weights
+from qcompiler.frontends.torch.common.origins import line_of_frame
+from qcompiler.frontends.torch.common.symbols import Symbols
+from qcompiler.plan.dims import Range, dim
+
+
+def check_ranges(
+    program: ExportedProgram,
+    names: Mapping[str, str],
+    ranges: Mapping[str, Range],
+    derived: Set[str],
+    why: Why,
+) -> None:
+    """NarrowedDimError if torch's own range of a symbol does not include the one that was asked for.
+
+    torch states a minimum of 2 for a symbol that occurs in derived sizes only (`2 * Dim`); there `probe` decides.
+    """
+    for symbol, bounds in program.range_constraints.items():
+        name = names.get(str(symbol))
+        if name is None or name not in ranges:
+            continue
+        low, high = ranges[name]
+        floor = max(low, 2) if name in derived else low
+        if int(bounds.lower) > floor or int(bounds.upper) < high:
+            found = f"[{bounds.lower}, {bounds.upper}]"
+            raise NarrowedDimError(f"the model accepts '{name}' in {found} only, not in [{low}, {high}]" + why([name]))
+
+
+Why = Callable[[Sequence[str]], str]
+"""Turns the names of symbols into text that says which lines narrowed them."""
+
+
+# --- numbers at the minimum ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something about the export that a user should know, and why: it goes into the program's report."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One call at sizes unlike the traced ones: what differs, all sizes by symbol, and the arguments."""
+
+    sizes: dict[str, int]
+    bindings: dict[str, int]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def probe(
+    model: nn.Module,
+    program: ExportedProgram,
+    symbols: Symbols,
+    probes: Sequence[Probe],
+    why: Why,
+) -> tuple[Note, ...]:
+    """Runs the model and its graph on each probe; NarrowedDimError where they differ in value, or in shape from what
+    the graph's symbolic shapes say.  Returns what could not be checked.
+
+    What a run changes in the model is put back. A model without values is run for its shapes only.
+    """
+    mutated = len(program.graph_signature.buffers_to_mutate)
+    results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]
+    if empty_weights.has_empty_parameters(model):
+        return tuple(_probe_shapes(model, results, symbols, each, why) for each in probes)
+    graph = eager_graph.runnable(program)
+    for each in probes:
+        with torch.no_grad(), attributes.unchanged(model):
+            expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
+        try:
+            with torch.no_grad(), attributes.unchanged(graph):
+                found = _leaves(graph(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
+        except (RuntimeError, AssertionError, IndexError) as error:
+            raise NarrowedDimError(
+                f"the traced graph does not run at {_text(each.sizes)}: {error}" + why(list(each.sizes))
+            ) from error
+        stated = [_stated_shape(leaf, symbols, each.bindings) for leaf in results]
+        fits = all(s is None or s == tuple(e.shape) for s, e in zip(stated, expected, strict=False))
+        if not fits or len(expected) != len(found) or not all(map(_close, expected, found)):
+            raise NarrowedDimError(
+                f"at {_text(each.sizes)} the model takes another path than the one that was traced: its results differ "
+                "from the graph's" + why(list(each.sizes))
+            )
+    return ()
+
+
+def _probe_shapes(model: nn.Module, results: Sequence[Any], symbols: Symbols, each: Probe, why: Why) -> Note:
+    """The same for a model without values, whose graph could be of another path with results of the same shapes."""
+    what = f"at {_text(each.sizes)} the model's values were not compared with those of its graph"
+    found = empty_weights.result_shapes(model, each.args, each.kwargs)
+    if isinstance(found, str):
+        return Note(what, f"its parameters hold no values, nor were shapes compared: {found}")
+    stated = [_stated_shape(leaf, symbols, each.bindings) for leaf in results]
+    shapes = [tuple(f.shape) if isinstance(f, torch.Tensor) else None for f in found]
+    if len(stated) != len(shapes) or any(s not in (None, f) for s, f in zip(stated, shapes, strict=True)):
+        raise NarrowedDimError(
+            f"at {_text(each.sizes)} the model takes another path than the one that was traced: its results have other "
+            "shapes than the graph's" + why(list(each.sizes))
+        )
+    return Note(what, "its parameters hold no values; the shapes of the results agree")
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
+
+
+def _stated_shape(leaf: Any, symbols: Symbols, bindings: Mapping[str, int]) -> tuple[int, ...] | None:
+    value = leaf.meta.get("val") if isinstance(leaf, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return tuple(dim(size).evaluate(bindings) for size in symbols.shape(value.shape))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Copies of the results: a result that is a buffer changes when buffers are put back."""
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _close(a: Any, b: Any) -> bool:
+    return same_values(a, b, relative=0.05, absolute=0.02)
+
+
+def same_values(a: Any, b: Any, relative: float, absolute: float) -> bool:
+    """Whether two results are equal: integers exactly, floats within `relative` of each value or `absolute` of the
+    largest finite one of `a`. Infinities and NaN stand in the same places."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return bool(a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    a, b = a.double(), b.double()
+    finite = a[a.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
+
+
+# --- whose line ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Condition:
+    expression: Any
+    hints: dict[Any, int]
+    value: Any
+    line: str
+    direct: bool
+
+
+def blame(trace: Callable[[], object], sizes: Mapping[str, int], ranges: Mapping[str, Range]) -> Why:
+    """A function from symbol names to ": narrowed by file.py:3 in forward: …". Runs `trace` again, once, when called.
+
+    Symbols are recognised by their traced sizes, which are all different.
+    """
+
+    def why(names: Sequence[str]) -> str:
+        conditions: list[_Condition] = []
+        with _observed(conditions), contextlib.suppress(Exception):
+            trace()
+        guilty = [c for c in conditions if c.line and _narrows(c, names, sizes, ranges)]
+        direct = [c for c in guilty if c.direct]
+        unique = list(dict.fromkeys(c.line for c in direct or guilty))[:3]
+        return ". Narrowed by " + "; ".join(unique) if unique else ""
+
+    return why
+
+
+@contextlib.contextmanager
+def _observed(conditions: list[_Condition]) -> Iterator[None]:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    original = ShapeEnv.evaluate_expr
+
+    def evaluate(self: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:
+        value = original(self, expression, *args, **kwargs)
+        if getattr(expression, "free_symbols", None):
+            line, direct = line_of_frame(sys._getframe(1))
+            known = self.backed_var_to_val
+            hints = {s: int(known[s]) for s in expression.free_symbols if s in known}
+            conditions.append(_Condition(expression, hints, value, line, direct))
+        return value
+
+    ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        ShapeEnv.evaluate_expr = original  # type: ignore[method-assign]
+
+
+def _narrows(
+    condition: _Condition, names: Sequence[str], sizes: Mapping[str, int], ranges: Mapping[str, Range]
+) -> bool:
+    """Does the condition's value change when a symbol of `names` moves through its range?"""
+    by_size = {size: name for name, size in sizes.items()}
+    for symbol, hint in condition.hints.items():
+        name = by_size.get(hint)
+        if name is None or name not in names:
+            continue
+        low, high = ranges[name]
+        near = {int(n) + d for n in condition.expression.atoms() if n.is_Integer for d in (-1, 0, 1)}
+        near |= set(range(hint - 8, hint + 9))  # a condition on a remainder changes from one size to the next
+        for value in {low, low + 1, (low + high) // 2, high} | near:
+            if not low <= value <= high:
+                continue
+            moved = condition.expression.xreplace({**condition.hints, symbol: value})
+            if not getattr(moved, "free_symbols", None) and str(moved) != str(condition.value):
+                return True
+    return False

@@ -1,0 +1,76 @@
+"""From a torch model to the IR in three readable stages: export, insert-qdq, import."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from qcompiler.config import QuantConfig
+from qcompiler.errors import PromiseError, QCompilerError, UnsupportedOperatorError
+from qcompiler.frontends.quantise.calibrate import Calibration
+from qcompiler.frontends.quantise.insert_qdq import insert_qdq
+from qcompiler.frontends.torch.capture.export import Exported, export_model
+from qcompiler.frontends.torch.capture.fallback import KEPT_WHOLE
+from qcompiler.frontends.torch.importer import BUILDERS, FallbackChoice, ImportResult, import_program
+from qcompiler.frontends.weights.weight_files import WeightFiles
+from qcompiler.frontends.weights.weight_source import NoValues, WeightSource
+from qcompiler.runtime.progress import stage
+
+FRONTEND_STAGES = ("export", "insert-qdq", "import")
+
+
+def import_torch(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    quant: QuantConfig | str | None = None,
+    dynamic_shapes: Any = None,
+    fallback: FallbackChoice = None,
+    weights: WeightSource | None = None,
+    files: WeightFiles | None = None,
+    calibration: Calibration | None = None,
+) -> ImportResult:
+    """Runs the three stages; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
+
+    `quant=None` keeps floats; `weights` is where values come from (default: the model's own tensors), `files`
+    where packed ones go, `calibration` what the graph is run over before weights are encoded.
+    See `export_model` for dynamic_shapes, `insert_qdq` and `import_program` for errors.
+    """
+    stage("export")
+    began = time.perf_counter()
+    keep = KEPT_WHOLE.union(BUILDERS) if fallback is not None else None
+    exported = export_model(model, args, kwargs, dynamic_shapes, keep=keep)
+    exported_text, export_ended = exported.text(), time.perf_counter()
+    stage("insert-qdq")
+    try:
+        quantized = insert_qdq(exported, quant, weights, files, calibration)
+    except PromiseError as error:
+        _raise_cause(exported, error, fallback)
+        raise
+    quantized_text, qdq_ended = quantized.text(), time.perf_counter()
+    stage("import")
+    result = import_program(quantized, fallback=fallback)
+    result.texts = {"00-export": exported_text, "01-insert-qdq": quantized_text}
+    result.seconds = {
+        "export": export_ended - began,
+        "insert-qdq": qdq_ended - export_ended,
+        "import": time.perf_counter() - qdq_ended,
+    }
+    return result
+
+
+def _raise_cause(exported: Exported, error: PromiseError, fallback: FallbackChoice) -> None:
+    """Raises the error of an operator without a lowering, if the model has one: why its weights were left as they are.
+
+    Whoever reads of a promise first would look for another format, and meet that error with the next one.
+    """
+    try:
+        import_program(insert_qdq(exported, None, NoValues()), fallback=fallback)
+    except UnsupportedOperatorError as cause:
+        raise cause from error
+    except QCompilerError:
+        return  # what is wrong with half a rewritten graph says nothing
