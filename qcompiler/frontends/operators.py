@@ -189,8 +189,8 @@ def _recurrent() -> list[str]:
     title = (inspect.getdoc(recurrent) or "").split(":")[0]
     lines = [f"## {title}", "", "| operator | lowers to | types | notes and limits |", "|---|---|---|---|"]
     note = (
-        "Any number of layers, both directions, an LSTM's projections, batch first or not, states given or not; a dynamic length. "
-        "A kernel goes over all steps of a layer"
+        "Any number of layers, both directions, an LSTM's projections, batch first or not, states given or not; "
+        "a dynamic length. A kernel goes over all steps of a layer"
     )
     taken = sorted(_packet(op) for op, made in recurrent.DECOMPOSITIONS.items() if made is not recurrent.refuse_packed)
     limits = ("a packed sequence", "dropout in training mode")
