@@ -17,7 +17,7 @@ constexpr int qr_gates(int kind) { return kind == QR_LSTM ? 4 : kind == QR_GRU ?
 
 // What all items of a step share: gemm.h's job with the state before the step as its x.
 struct qr_job : qg_job {
-    int64_t hidden, batch, steps, groups_of_units, chunks_of_rows;
+    int64_t hidden, groups_of_units;
     const char* given;  // the input's share of the gates, at this step
     int64_t given_row;
     const char* bias;   // null: none
@@ -87,7 +87,7 @@ template <int KIND, class X, class BIAS, class STATE, class NEW, class CELL> str
     }
 };
 
-// The sums of one gate of an item, and where its rows of x are in fp32 already (`few` rows), straight from codes.
+// The sums of one gate of an item. Few rows, which lie at `x` in fp32, are multiplied straight from codes.
 template <class D, int FEW, int GATES>
 static void qr_gate(const qr_product* job, int64_t rows, const float* x, int64_t stride, char* scratch) {
     const int64_t begin = job->gate * job->hidden + job->first;
@@ -113,9 +113,9 @@ template <class LAYER, class D, int FEW> static void qr_item(const qr_job* job, 
     (qr_job&)own = *job;
     own.first = item % job->groups_of_units * QR_UNITS, own.units = qc_min(job->hidden - own.first, QR_UNITS);
     own.from_row = item / job->groups_of_units * QR_ROWS;
-    const int64_t rows = qc_min(job->batch - own.from_row, QR_ROWS), few = FEW > 0 && rows <= FEW;
+    const int64_t rows = qc_min(job->m - own.from_row, QR_ROWS), few = FEW > 0 && rows <= FEW;
     own.sums = (float*)scratch;
-    scratch += 4 * (job->batch < QR_ROWS ? qc_max(job->batch, 1) : QR_ROWS) * GATES * QR_UNITS;
+    scratch += 4 * (job->m < QR_ROWS ? qc_max(job->m, 1) : QR_ROWS) * GATES * QR_UNITS;
     const float* x = (const float*)job->x + own.from_row * job->x_row;
     int64_t stride = job->x_row;
     if (few && job->load_x) {
@@ -149,9 +149,8 @@ template <class LAYER, class D, int FEW> static void qr_step(qc_ctx* ctx, qr_job
 
 static inline void qr_cut(qc_ctx* ctx, qr_job* job) {
     job->groups_of_units = (job->hidden + QR_UNITS - 1) / QR_UNITS;
-    job->chunks_of_rows = (job->batch + QR_ROWS - 1) / QR_ROWS;
-    job->items = job->groups_of_units * job->chunks_of_rows;
-    const int64_t cycles = (job->n + 15) / 16 * job->k * QC_REGS * (job->batch + 3) / 2;
+    job->items = job->groups_of_units * ((job->m + QR_ROWS - 1) / QR_ROWS);
+    const int64_t cycles = (job->n + 15) / 16 * job->k * QC_REGS * (job->m + 3) / 2;
     const int64_t most = qc_min(job->items, 4 * (int64_t)ctx->num_threads);
     job->tasks = ctx->num_threads > 1 ? qc_max(1, qc_min(most, cycles / QG_TASK)) : 1;
 }

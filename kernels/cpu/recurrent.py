@@ -6,6 +6,8 @@ projection.  Weights are read as those of linears are (linear.py), packed or pla
 
 from __future__ import annotations
 
+import re
+
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import Weight, block_of, product_scratch, tile_of, used_symbols, weight_of
@@ -129,12 +131,12 @@ def _scratch_check(spec: KernelSpec, isa: str) -> list[str]:
 def _job(spec: KernelSpec, weight: Weight) -> list[str]:
     """The job that all steps share."""
     body, named = _body(spec), _operands(spec)
-    number, out = named["out"]
+    out = named["out"][1]
     converts = [] if out.dtype == "f32" else [f"job.load_x = qg_convert_x<{STORAGE_TYPES[out.dtype]}>;"]
     lines = [
         f"const int64_t steps = {c_dim(body.steps)}, batch = {c_dim(body.batch)};",
         "qr_job job = {};",
-        f"job.m = job.batch = batch, job.n = {body.gates * body.hidden}, job.k = {body.width};",
+        f"job.m = batch, job.n = {body.gates * body.hidden}, job.k = {body.width};",
         f"job.hidden = {body.hidden}, job.x_col = 1, job.finish = qr_keep<{body.gates}>;",
         *converts,
         f"const char* const w = (const char*)op[{named['w'][0]}];",
@@ -146,7 +148,6 @@ def _job(spec: KernelSpec, weight: Weight) -> list[str]:
     if "room" in named:
         room_number, room = named["room"]
         return [*lines, f"job.state = (char*)op[{room_number}], job.state_row = {c_dim(room.strides[0])};"]
-    del number
     return [*lines, f"job.state_row = {c_dim(out.strides[1])};"]
 
 
@@ -171,7 +172,7 @@ def _projection(spec: KernelSpec, weight: Weight) -> list[str]:
     """The job of the projection: a linear of `room`."""
     body, named = _body(spec), _operands(spec)
     kind, out = STORAGE_TYPES[named["out"][1].dtype], named["out"][1]
-    statements = [line.replace("job.", "projection.").replace("= w", "= p") for line in weight.statements]
+    statements = [re.sub(r"= w\b", "= p", line).replace("job.", "projection.") for line in weight.statements]
     return [
         f"const int64_t projected_row = {c_dim(out.strides[1])};",
         "qg_job projection = {};",

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 from qcompiler.errors import PromiseError, UnsupportedOperatorError
 from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.frontends.torch.survey import doctor
 from qcompiler.ir import qc
 from qcompiler.ir.interpreter import run
 
@@ -250,3 +251,24 @@ def test_a_layer_that_keeps_its_state_in_an_attribute_has_a_state() -> None:
             wanted = model(chunk)
         (found,) = run(result.module, result.weights, [chunk.numpy()], states=states)
         torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_doctor_judges_layers_behind_an_operator_that_it_does_not_know() -> None:
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(WIDTH, HIDDEN)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer(torch.linalg.svd(x)[0][..., :WIDTH])[0]
+            return out
+
+    x = torch.randn(STEPS, WIDTH, WIDTH)
+    assert doctor(nn.GRU(WIDTH, HIDDEN).eval(), (x,)).ok
+    found = doctor(Behind().eval(), (x,)).findings
+    assert ["svd" in finding.operator for finding in found] == [True]
+
+
+def test_layers_of_double_precision_are_refused_by_name() -> None:
+    (finding,) = doctor(nn.LSTM(WIDTH, HIDDEN).double().eval(), (torch.randn(3, 1, WIDTH).double(),)).findings
+    assert finding.operator == "qc.recurrent" and "f64" in finding.why and ".float()" in finding.why

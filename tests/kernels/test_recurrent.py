@@ -51,12 +51,20 @@ def test_every_kind_of_cell_equals_float64(build: Callable[..., Any], isa: str, 
             check(kernels, case, steps, batch)
 
 
-def test_weights_of_every_family_of_formats_are_decoded_in_each_step(build: Callable[..., Any], isa: str) -> None:
+FAMILIES = {
+    "across rows": ("lstm", 97, "nf4", {}), "bytes": ("gru", 64, "q8_0", {"reverse": True}),
+    "superblocks": ("tanh", 256, "q4_K", {}), "rows": ("relu", 35, "int8", {}),
+    "projection": ("lstm", 32, "q5_0", {"width": 64}), "one row": ("gru", 32, "mxfp4", {"batch": 1}),
+}  # fmt: skip
+QUICK = ("across rows", "one row")
+
+
+@pytest.mark.parametrize("families", [QUICK, pytest.param(tuple(set(FAMILIES) - set(QUICK)), marks=pytest.mark.slow)])
+def test_weights_of_every_family_of_formats_are_decoded_in_each_step(
+    build: Callable[..., Any], isa: str, families: tuple[str, ...]
+) -> None:
     """nf4 with K = 97 has blocks that run across rows; projections have a format of their own shape."""
-    made = [
-        make("lstm", 97, "nf4"), make("gru", 64, "q8_0", reverse=True), make("tanh", 256, "q4_K"),
-        make("relu", 35, "int8"), make("lstm", 32, "q5_0", width=64), make("gru", 32, "mxfp4", batch=1),
-    ]  # fmt: skip
+    made = [make(*FAMILIES[name][:3], **FAMILIES[name][3]) for name in sorted(families)]
     kernels = build([case.spec for case in made], isa)
     for case in made:
         for steps, batch in [(9, 1)] if case.body.batch == 1 else SIZES:

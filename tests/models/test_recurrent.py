@@ -226,3 +226,26 @@ def test_weights_that_are_computed_are_read_under_any_strides() -> None:
         found = leaves(qc.qcompile(layer, (x,), device=device if device != "cpu" else None)(x))
         for got, expected in zip(found, wanted, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_no_pass_changes_an_answer() -> None:
+    layer, x = nn.LSTM(64, 64, 2, bidirectional=True, proj_size=32).eval(), torch.randn(5, 3, 64)
+    sizes = {0: ("t", 1, 30), 1: ("b", 1, 9)}
+    qc.qcompile(layer, (x,), quant="nf4", dynamic_shapes={"input": sizes}, verify_each="numerics")
+
+
+def test_a_layer_runs_on_the_device_of_its_module() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.GRU(64, 64), nn.Linear(64, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.head(self.layer(x)[0])
+            return result
+
+    model, x = Model().eval(), torch.randn(4, 2, 64)
+    program = qc.qcompile(model, (x,), quant="nf4", device={"layer": "sim:1", "": "sim:0"})
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), program.oracle(x), rtol=1e-5, atol=2e-6)
