@@ -279,8 +279,11 @@ class Importer:
         if node.target in torch_rows.IMPORTS:
             self.scope.values[node] = torch_rows.IMPORTS[node.target](scope, node)
             return
+        before = self.block.last_op
         try:
             self.scope.values[node] = self._build(scope, node)
+            if self.fallback is not None:
+                self.fallback.require_kernels(before, self.block)
         except UnsupportedOperatorError as error:
             if self.fallback is None:
                 raise

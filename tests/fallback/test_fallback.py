@@ -192,6 +192,21 @@ def test_other_float_types_pass_through_torch(dtype: torch.dtype) -> None:
     same(qc.qcompile(Gamma(), (x,), fallback="torch")(x), Gamma()(x), 1e-2 if dtype.itemsize == 2 else 1e-12)
 
 
+def test_lowerings_without_a_kernel_for_the_type_go_to_torch() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(8, 6), nn.LayerNorm(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.first(x)).softmax(-1) * 2
+
+    model, x = Wide().double().eval(), torch.randn(3, 8, dtype=torch.float64)
+    program = qc.qcompile(model, (x,), fallback="torch")
+    same(program(x), model(x), 1e-12)
+    assert "no kernel for f64" in str(program.report())
+
+
 def test_a_state_goes_through_torch() -> None:
     class Count(nn.Module):
         def __init__(self) -> None:
