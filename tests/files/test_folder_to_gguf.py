@@ -90,7 +90,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], tokenizers.Tokenizer]]
         lambda: byte_level("llama-bpe"),
     ),
     "biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}, lambda: byte_level("gpt-2")),
-    "mistral": ("Mistral", {"sliding_window": 16}, with_bytes),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32}, with_bytes),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}, lambda: byte_level("qwen2")),
     "qwen3": ("Qwen3", {"head_dim": 32}, lambda: byte_level("smollm")),
 }  # fmt: skip
@@ -425,6 +425,17 @@ def test_what_cannot_be_written_is_said_before_it_is_read(tmp_path: Path) -> Non
     with pytest.raises(WeightsError, match=r"neither tokenizer\.json nor tokenizer\.model"):
         qc.convert(folder, target)
     assert not target.exists()
+
+
+def test_a_window_that_llama_cpp_would_not_slide_is_refused(tmp_path: Path) -> None:
+    _, folder = folder_of("mistral", tmp_path / "folder", sliding_window=16)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | {"sliding_window": 16}))
+    with pytest.raises(WeightsError, match=r"slides a window of 16 positions over a context of 128.*null"):
+        qc.convert(folder, tmp_path / "out.gguf")
+    (folder / "config.json").write_text(json.dumps(described | {"sliding_window": 128}))
+    qc.convert(folder, tmp_path / "out.gguf")
+    assert not any("window" in key for key in GgufFile(tmp_path / "out.gguf").metadata)
 
 
 def test_a_model_that_gguf_has_no_names_for_is_refused(tmp_path: Path) -> None:
