@@ -327,6 +327,19 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "prefix space": ("split by", _edited(lambda d: d["pre_tokenizer"].update(add_prefix_space=True))),
     "lower case": ("normalizer 'Lowercase'", _edited(lambda d: d.update(normalizer={"type": "Lowercase"}))),
     "a gap": ("numbers of", _edited(lambda d: d["model"]["vocab"].update(beyond=5000))),
+    "an added token without a number": (
+        "an added token has the number",
+        _edited(lambda d: d["added_tokens"].append({"id": ["x"], "content": "<other>"})),
+    ),
+    "an added token that is another": (
+        "is '<other>', and",
+        _edited(lambda d: d["added_tokens"].append({"id": 3, "content": "<other>"})),
+    ),
+    "an added token behind a gap": (
+        "behind a gap",
+        _edited(lambda d: d["added_tokens"].append({"id": 9999, "content": "<other>"})),
+    ),
+    "an added token of nothing": ("behind a gap", _edited(lambda d: d["added_tokens"].append({"id": 3, "content": 7}))),
     "a broken merge": ("no pair", _edited(lambda d: d["model"]["merges"].append("abc"))),
     "no table": ("no table", _edited(lambda d: d["model"].update(vocab=[]))),
     "tokens around a text": (
@@ -350,6 +363,38 @@ def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(name: str, t
     edit(tmp_path)
     with pytest.raises(WeightsError, match=match):
         tokenizer_keys_of(tmp_path)
+
+
+def test_any_damage_to_a_tokenizer_is_one_of_our_errors(tmp_path: Path) -> None:
+    """Every value of tokenizer.json in turn is of another type: the file is written, or refused in our words."""
+    byte_level("gpt-2").save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "tokenizer.json"
+    sound = json.loads(path.read_text())
+    sound["post_processor"] = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|begin|>"}}]}
+    sound["model"]["merges"] = sound["model"]["merges"][:3]
+    refused = 0
+    for place in list(places_of(sound))[:400]:
+        for value in (None, 7, "text", [], {}, [[1]], {"a": {}}):
+            damaged = json.loads(json.dumps(sound))
+            inner = damaged
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = value
+            path.write_text(json.dumps(damaged))
+            try:
+                tokenizer_keys_of(tmp_path)
+            except WeightsError:
+                refused += 1
+    assert refused > 100
+
+
+def places_of(value: Any, *before: Any) -> Any:
+    """The places of a JSON value's parts, of the tokens' table the first."""
+    if len(before) > 1 and before[:2] == ("model", "vocab"):
+        return
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*before, key)
+        yield from places_of(value[key], *before, key)
 
 
 # --- quantised -------------------------------------------------------------------------------------------------------
