@@ -192,6 +192,21 @@ def test_other_float_types_pass_through_torch(dtype: torch.dtype) -> None:
     same(qc.qcompile(Gamma(), (x,), fallback="torch")(x), Gamma()(x), 1e-2 if dtype.itemsize == 2 else 1e-12)
 
 
+def test_lowerings_without_a_kernel_for_the_type_go_to_torch() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(8, 6), nn.LayerNorm(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.first(x)).softmax(-1) * 2
+
+    model, x = Wide().double().eval(), torch.randn(3, 8, dtype=torch.float64)
+    program = qc.qcompile(model, (x,), fallback="torch")
+    same(program(x), model(x), 1e-12)
+    assert "no kernel for f64" in str(program.report())
+
+
 def test_a_state_goes_through_torch() -> None:
     class Count(nn.Module):
         def __init__(self) -> None:
@@ -353,6 +368,8 @@ class _Refused(nn.Module):
                 return torch.poisson(x.abs())
             case "complex result":
                 return torch.fft.fft(x)
+            case "complex argument":
+                return x.abs()
             case _:
                 raise AssertionError(self.kind)
 
@@ -363,8 +380,23 @@ class _Refused(nn.Module):
         ("nonzero", DataDependentShapeError, r"aten\.nonzero.*depends on the values.*test_fallback\.py"),
         ("random", UnsupportedOperatorError, r"aten\.poisson.*draws random numbers.*test_fallback\.py"),
         ("complex result", ExportError, r"returns complex values.*view_as_real"),
+        ("complex argument", ExportError, r"argument 'x' is complex; pass torch\.view_as_real"),
     ],
 )
 def test_what_torch_cannot_do_either_is_refused_by_name(kind: str, error: type[Exception], message: str) -> None:
+    x = torch.rand(6, 3, dtype=torch.complex64 if kind == "complex argument" else torch.float32)
     with pytest.raises(error, match=message):
-        qc.qcompile(_Refused(kind), (torch.rand(6, 3),), fallback="torch")
+        qc.qcompile(_Refused(kind), (x,), fallback="torch")
+
+
+def test_torch_runs_on_the_device_of_its_module() -> None:
+    torch.manual_seed(0)
+    model = Middle().eval()
+    x = torch.randn(4, 64)
+    places = {"last": "sim:1", "": "sim:0"}
+    program = qc.qcompile(model, (x,), fallback="torch", device=places)
+    same(program(x), model(x), 1e-5)
+    arenas = {buffer.name: buffer.arena for buffer in program.plan.buffers}
+    devices = {arena.name: arena.device for arena in program.plan.arenas}
+    for call in calls(program):
+        assert {devices[arenas[view.buffer]] for view in call.operands} == {"cuda0"}  # the slot, which sim:0 fills

@@ -20,7 +20,7 @@ from torch import nn
 import qcompiler as qc
 from qcompiler.errors import PlanError, QCompilerError, RuntimeFailure, ScheduleError, TrustError
 from qcompiler.plan.plan import Plan, TorchCall
-from qcompiler.plan.torch_regions import TorchOp, TorchRegion
+from qcompiler.plan.torch_regions import Place, TorchOp, TorchRegion, runner
 from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime import loaded
 from qcompiler.runtime.image import ProgramImage
@@ -236,6 +236,18 @@ def test_results_that_are_not_the_declared_ones_are_not_written(
     run = loads(image, with_region(image.plan, region(call)), tmp_path, stepwise=stepwise)
     with pytest.raises(RuntimeFailure, match=message):
         run(np.ones((2, 8), np.float32))
+
+
+def test_truth_values_are_bytes_of_0_and_1_whatever_a_region_gives() -> None:
+    """Kernels load them as `bool`. A region may view any bytes as truth values."""
+    call = op("aten.view.dtype", X, {"dtype": "bool"})
+    given, taken = np.array([0, 1, 2, 255], np.uint8), np.full(4, 7, np.uint8)
+    places = [
+        Place(address=array.ctypes.data, dtype=dtype, shape=(4,), written=written)
+        for array, dtype, written in ((given, "ui8", False), (taken, "i1", True))
+    ]
+    runner().prepare(region(call)).on_host([], places[:1], places[1:])
+    assert taken.tolist() == [0, 1, 1, 1]
 
 
 def test_a_file_is_not_written_by_an_operator_that_could(image: ProgramImage, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], tokenizers.Tokenizer]]
         lambda: byte_level("llama-bpe"),
     ),
     "biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}, lambda: byte_level("gpt-2")),
-    "mistral": ("Mistral", {"sliding_window": 16}, with_bytes),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32}, with_bytes),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}, lambda: byte_level("qwen2")),
     "qwen3": ("Qwen3", {"head_dim": 32}, lambda: byte_level("smollm")),
 }  # fmt: skip
@@ -327,6 +327,19 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "prefix space": ("split by", _edited(lambda d: d["pre_tokenizer"].update(add_prefix_space=True))),
     "lower case": ("normalizer 'Lowercase'", _edited(lambda d: d.update(normalizer={"type": "Lowercase"}))),
     "a gap": ("numbers of", _edited(lambda d: d["model"]["vocab"].update(beyond=5000))),
+    "an added token without a number": (
+        "an added token has the number",
+        _edited(lambda d: d["added_tokens"].append({"id": ["x"], "content": "<other>"})),
+    ),
+    "an added token that is another": (
+        "is '<other>', and",
+        _edited(lambda d: d["added_tokens"].append({"id": 3, "content": "<other>"})),
+    ),
+    "an added token behind a gap": (
+        "behind a gap",
+        _edited(lambda d: d["added_tokens"].append({"id": 9999, "content": "<other>"})),
+    ),
+    "an added token of nothing": ("behind a gap", _edited(lambda d: d["added_tokens"].append({"id": 3, "content": 7}))),
     "a broken merge": ("no pair", _edited(lambda d: d["model"]["merges"].append("abc"))),
     "no table": ("no table", _edited(lambda d: d["model"].update(vocab=[]))),
     "tokens around a text": (
@@ -350,6 +363,38 @@ def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(name: str, t
     edit(tmp_path)
     with pytest.raises(WeightsError, match=match):
         tokenizer_keys_of(tmp_path)
+
+
+def test_any_damage_to_a_tokenizer_is_one_of_our_errors(tmp_path: Path) -> None:
+    """Every value of tokenizer.json in turn is of another type: the file is written, or refused in our words."""
+    byte_level("gpt-2").save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "tokenizer.json"
+    sound = json.loads(path.read_text())
+    sound["post_processor"] = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|begin|>"}}]}
+    sound["model"]["merges"] = sound["model"]["merges"][:3]
+    refused = 0
+    for place in list(places_of(sound))[:400]:
+        for value in (None, 7, "text", [], {}, [[1]], {"a": {}}):
+            damaged = json.loads(json.dumps(sound))
+            inner = damaged
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = value
+            path.write_text(json.dumps(damaged))
+            try:
+                tokenizer_keys_of(tmp_path)
+            except WeightsError:
+                refused += 1
+    assert refused > 100
+
+
+def places_of(value: Any, *before: Any) -> Any:
+    """The places of a JSON value's parts, of the tokens' table the first."""
+    if len(before) > 1 and before[:2] == ("model", "vocab"):
+        return
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*before, key)
+        yield from places_of(value[key], *before, key)
 
 
 # --- quantised -------------------------------------------------------------------------------------------------------
@@ -425,6 +470,17 @@ def test_what_cannot_be_written_is_said_before_it_is_read(tmp_path: Path) -> Non
     with pytest.raises(WeightsError, match=r"neither tokenizer\.json nor tokenizer\.model"):
         qc.convert(folder, target)
     assert not target.exists()
+
+
+def test_a_window_that_llama_cpp_would_not_slide_is_refused(tmp_path: Path) -> None:
+    _, folder = folder_of("mistral", tmp_path / "folder", sliding_window=16)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | {"sliding_window": 16}))
+    with pytest.raises(WeightsError, match=r"slides a window of 16 positions over a context of 128.*null"):
+        qc.convert(folder, tmp_path / "out.gguf")
+    (folder / "config.json").write_text(json.dumps(described | {"sliding_window": 128}))
+    qc.convert(folder, tmp_path / "out.gguf")
+    assert not any("window" in key for key in GgufFile(tmp_path / "out.gguf").metadata)
 
 
 def test_a_model_that_gguf_has_no_names_for_is_refused(tmp_path: Path) -> None:

@@ -259,8 +259,13 @@ def _keys(checkpoint: Checkpoint, architecture: str, file_type: int) -> dict[str
         "rope.dimension_count": dim,
         **_rope_keys(checkpoint),
     }
-    if architecture == "llama" and getattr(config, "sliding_window", None):
-        own["attention.sliding_window"] = int(config.sliding_window)
+    window = getattr(config, "sliding_window", None) if architecture == "llama" else None
+    if window is not None and int(window) < own["context_length"]:
+        raise WeightsError(
+            f"{checkpoint.path} slides a window of {window} positions over a context of {own['context_length']}, and "
+            "llama.cpp slides none for the architecture llama: it would give other answers behind the window. Where "
+            'that is wanted, say "sliding_window": null in config.json'
+        )
     if getattr(config, "hidden_act", "silu") != "silu":
         raise WeightsError(f"{checkpoint.path}: hidden_act is {shown(config.hidden_act)}; GGUF files have silu")
     if architecture.startswith("qwen") and getattr(config, "use_sliding_window", False):

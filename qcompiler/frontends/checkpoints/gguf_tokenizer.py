@@ -143,7 +143,8 @@ def _added_by_template(
         parts = step.get("single")
         if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
             continue
-        names = [part["SpecialToken"].get("id") if "SpecialToken" in part else None for part in parts]
+        named = [part.get("SpecialToken") for part in parts]
+        names = [each.get("id") if isinstance(each, Mapping) else None for each in named]
 
         def is_token(name: Any, kind: str) -> bool:
             return name in tokens and tokens.index(name) == keys.get(f"{kind}_token_id")
@@ -311,14 +312,17 @@ def _add_tokens(
     """Special tokens and the user's own: their types, and those behind the table."""
     found: dict[int, tuple[str, bool]] = {}
     for each in _listed(described.get("added_tokens")):
-        found[each.get("id", -1)] = (each.get("content", ""), bool(each.get("special")))
+        number = each.get("id")
+        if type(number) is not int:
+            raise WeightsError(f"{folder}: an added token has the number {shown(number)}")
+        found[number] = (each.get("content", ""), bool(each.get("special")))
     decoder = settings.get("added_tokens_decoder")
     for number, each in decoder.items() if isinstance(decoder, Mapping) else ():
-        if str(number).isdecimal() and isinstance(each, Mapping):
+        if str(number).isdecimal() and len(number) < 10 and isinstance(each, Mapping):
             found.setdefault(int(number), (each.get("content", ""), bool(each.get("special"))))
     for number in sorted(found):
         text, special = found[number]
-        if type(number) is not int or not isinstance(text, str) or not 0 <= number <= len(vocabulary.tokens):
+        if not isinstance(text, str) or not 0 <= number <= len(vocabulary.tokens):
             raise WeightsError(f"{folder}: the added token {shown(text)} has the number {shown(number)}, behind a gap")
         kind = CONTROL if special else USER_DEFINED
         if number == len(vocabulary.tokens):

@@ -174,6 +174,11 @@ class Importer:
             kind = "size" if isinstance(argument, SymIntArgument) else type(argument).__name__
             raise ExportError(f"the argument '{node.name}' is a {kind}; only tensors and constants can be arguments")
         value = node.meta["val"]
+        if value.dtype.is_complex:
+            raise ExportError(
+                f"the argument '{node.name}' is complex; pass torch.view_as_real of it, and take "
+                "torch.view_as_complex in the model"
+            )
         shape, dtype = self.scope.shape(node), dtype_name(value.dtype)
         self.inputs.append(TensorSpec(node.name, dtype, shape, str(value.dtype).removeprefix("torch.")))
         self.scope.values[node] = self.block.insert_arg(types.tensor(shape, dtype), len(self.block.args))
@@ -267,8 +272,11 @@ class Importer:
         if node.target is recurrent.OPERATOR:
             self.scope.values[node] = recurrent.import_recurrent(scope, node)
             return
+        before = self.block.last_op
         try:
             self.scope.values[node] = self._build(scope, node)
+            if self.fallback is not None:
+                self.fallback.require_kernels(before, self.block)
         except UnsupportedOperatorError as error:
             if self.fallback is None:
                 raise

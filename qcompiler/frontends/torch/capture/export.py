@@ -238,12 +238,13 @@ def _side_effects(program: ExportedProgram) -> Iterator[Refusal]:
         _, op, *arguments = node.args
         checks = op is torch.ops.aten._linalg_check_errors.default  # raises where a matrix is singular
         name = f"torch.{arguments[1]}" if checks else op
+        way = ', let torch run it at its place (fallback="torch")' if checks else ""
         yield (
             node,
             UnsupportedOperatorError(
                 f"the operator {name} has side effects, such as an error that depends on values, and no lowering"
-                f"{describe(node)}. Rewrite that line, or compute it outside of the compiled model and pass the result "
-                "in"
+                f"{describe(node)}. Rewrite that line{way}, or compute it outside of the compiled model and pass the "
+                "result in"
             ),
         )
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.errors import DimError, PlanError, UnsupportedOperatorError
 from qcompiler.frontends.torch.aten.scope import BUILDERS, Scope
@@ -26,6 +26,9 @@ from qcompiler.frontends.torch.capture.torch_runner import TorchRunner
 from qcompiler.frontends.torch.common.origins import describe
 from qcompiler.frontends.torch.common.values import DTYPES, dtype_name
 from qcompiler.ir import qc, types
+from qcompiler.ir.types import tensor_dtype
+from qcompiler.kernels.select import FLOATS
+from qcompiler.passes.select_kernels import FLOAT_ONLY
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.torch_regions import COND, TORCH_DTYPES, TorchOp, TorchRegion, operators
 
@@ -111,6 +114,14 @@ class Fallback:
             first = _Open([node], why)
             self._open.append(first)
         self._home[node] = first
+
+    def require_kernels(self, before: Operation | None, block: Block) -> None:
+        """UnsupportedOperatorError if the ops behind `before`, a node's lowering, have no kernels for their type."""
+        made = block.first_op if before is None else before.next_op
+        while made is not None:
+            if isinstance(made, FLOAT_ONLY) and tensor_dtype(made.results[0].type) not in FLOATS:
+                raise UnsupportedOperatorError(f"no kernel for {tensor_dtype(made.results[0].type)}")
+            made = made.next_op
 
     def settle(self, needed: Iterable[fx.Node]) -> None:
         """Emits the regions that these nodes are in."""

@@ -125,7 +125,7 @@ class ReadyRegion:
             _check_result(value, place, self.region)
         for value, place in zip(found, outputs, strict=True):
             if place.nbytes:
-                tensor(place).copy_(value)
+                tensor(place).copy_(_truths(value) if place.dtype == "i1" else value)
 
 
 @contextlib.contextmanager
@@ -133,6 +133,11 @@ def _plain() -> Iterator[None]:
     """Nothing that the caller has switched on for its own torch code changes what a region computes."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
+
+
+def _truths(value: torch.Tensor) -> torch.Tensor:
+    """Truth values as bytes of 0 and 1, which kernels rely on: bytes that are viewed as such may be any."""
+    return value.view(torch.uint8) != 0
 
 
 def _check_result(value: Any, place: Place, region: TorchRegion) -> None:

@@ -23,7 +23,8 @@ DTYPES: dict[torch.dtype, DType] = {
 def dtype_name(dtype: torch.dtype) -> DType:
     """The plan's name; FrontendError for a dtype that programs cannot hold."""
     if dtype not in DTYPES:
-        raise FrontendError(f"tensors of {dtype} are not supported; there are: {', '.join(map(str, DTYPES))}")
+        way = '. Between operators that torch runs (fallback="torch") there may be complex values' * dtype.is_complex
+        raise FrontendError(f"tensors of {dtype} are not supported; there are: {', '.join(map(str, DTYPES))}{way}")
     return DTYPES[dtype]
 
 
