@@ -52,8 +52,8 @@ class Checkpoint:
     def __getattr__(self, name: str) -> Any:
         """For what a model has: AttributeError says where the model is."""
         raise AttributeError(
-            f"a Checkpoint has no attribute {name!r}: its model is checkpoint.module. A module around that one compiles "
-            "with qcompile(…, weights=checkpoint.weights)"
+            f"a Checkpoint has no attribute {name!r}: its model is checkpoint.module. A module around that one "
+            "compiles with qcompile(…, weights=checkpoint.weights)"
         )
 
     def __repr__(self) -> str:
