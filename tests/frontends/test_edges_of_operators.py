@@ -135,3 +135,22 @@ def test_a_convolution_of_integers_is_refused_with_a_way_out(groups: int) -> Non
 
     with pytest.raises(QCompilerError, match=r"\.float\(\)"):
         qc.qcompile(Convolves(), (INPUTS["i"],), weights="none")
+
+
+def test_a_graph_that_torch_cannot_take_apart_is_refused_with_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's run_decompositions asserts of some graphs with operators in place, as of a batch norm without training."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.mean.add_(1.0)
+
+    def fails(*_: Any) -> Any:
+        raise AssertionError("expected compiled_fn to be GraphModule\nand more")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fails)
+    with pytest.raises(QCompilerError, match=r"GraphModule\); replace its operators in place \(aten\.add_\.Tensor\)"):
+        qc.qcompile(Writes(), (torch.ones(3),), weights="none")
