@@ -7,8 +7,8 @@
 Packages are not installed by this script: a model whose package is missing is listed with that as its error; `--path`
 names a folder that has them.  Each model runs in a process of its own, which is forked behind the imports and ended
 after `--limit` seconds.  A line is appended to the results for each model; models that have one are not run again.
-Error: the largest difference of any result, divided by the largest magnitude of that result.  Time: the median of
-rounds that alternate between torch (eager, no_grad) and the program, each with one thread.
+Error: the largest difference of any result, divided by the largest magnitude of that result.  Time: the median
+CPU time of rounds that alternate between torch (eager, no_grad) and the program, each with one thread.
 """
 
 from __future__ import annotations
@@ -76,21 +76,25 @@ def difference(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 
 def timed(made: Made, program: Any) -> dict[str, float]:
-    """Median seconds of a call of each side, and the median of the rounds' ratios."""
+    """Median CPU seconds of a call of each side, and the median of the rounds' ratios.
+
+    CPU time of the one thread: on a shared machine the clock on the wall would favour short calls, which fit into one
+    slice of the scheduler.
+    """
     kwargs = made.kwargs or {}
     runners = [lambda: made.module(*made.args, **kwargs), lambda: program(*made.args, **kwargs)]
     times: list[list[float]] = [[], []]
     for runner in runners:
         runner()
-    start = time.perf_counter()
+    start = time.process_time()
     runners[0]()
-    repeats = max(1, min(50, int(LEAST_SECONDS / ROUNDS / max(time.perf_counter() - start, 1e-6))))
+    repeats = max(1, min(50, int(LEAST_SECONDS / ROUNDS / max(time.process_time() - start, 1e-6))))
     for _ in range(ROUNDS):
         for runner, taken in zip(runners, times, strict=True):
-            start = time.perf_counter()
+            start = time.process_time()
             for _ in range(repeats):
                 runner()
-            taken.append((time.perf_counter() - start) / repeats)
+            taken.append((time.process_time() - start) / repeats)
     ratio = median(ours / theirs for theirs, ours in zip(*times, strict=True))
     return {"torch_s": median(times[0]), "ours_s": median(times[1]), "ratio": ratio}
 
