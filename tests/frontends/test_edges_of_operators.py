@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils._pytree as pytree
@@ -26,6 +27,7 @@ INPUTS = {
     "odd": torch.tensor([INF, -INF, NAN, 0.0]), "more": torch.tensor([NAN, 1.0, -INF, NAN]),
     "at": torch.tensor([[0, 0, 1], [1, 1, 0], [2, 2, 2]]), "one": torch.tensor([0]),
     "i": torch.arange(1, 33).reshape(1, 4, 8),
+    "h": (torch.arange(1, 400) * 0.37).bfloat16(), "g": (torch.arange(1, 400) % 7 + 0.3).bfloat16(),
 }  # fmt: skip
 
 CASES: dict[str, Callable[[Any], Any]] = {
@@ -68,7 +70,12 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "no indices": lambda d: (
         d.f[d.one[:0]], d.f.index_select(1, d.one[:0]), d.f.gather(1, d.at[:, :0]), d.f.take(d.one[:0]),
         d.f.index_copy(0, d.one[:0], d.f[:0]), d.f.index_add(0, d.one[:0], d.f[:0]), d.f.index_fill(0, d.one[:0], 1.0),
-        d.f.scatter(1, d.at[:, :0], d.f), d.f.scatter_add(1, d.at[:, :0], d.f),
+        d.f.scatter(1, d.at[:, :0], d.f), d.f.scatter_add(1, d.at[:, :0], d.f), d.f[0].gather(0, d.at[:, :0]),
+    ),
+    "steps of narrow floats": lambda d: (
+        torch.div(d.h, d.g, rounding_mode="trunc"), torch.div(d.h, 0.3, rounding_mode="trunc"),
+        torch.div(d.h, d.g[:1], rounding_mode="trunc"), torch.div(d.h, d.g, rounding_mode="floor"),
+        (d.h * d.g).floor(), (d.h * d.g).long(), (d.h / d.g).round(), (d.h / d.g).trunc(), (d.h - d.g).ceil(),
     ),
 }  # fmt: skip
 
@@ -89,11 +96,17 @@ def wanted() -> list[tuple[str, torch.Tensor]]:
     return [(name, leaf) for name, tree in results.items() for leaf in pytree.tree_leaves(tree)]
 
 
+def from_numpy(array: Any) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
 def differing(found: list[Any]) -> dict[str, Any]:
     bad: dict[str, Any] = {}
     assert len(found) == len(wanted())
     for (name, value), each in zip(wanted(), found, strict=True):
-        other = each if isinstance(each, torch.Tensor) else torch.from_numpy(each)
+        other = each if isinstance(each, torch.Tensor) else from_numpy(each)
         alike = value.shape == other.shape and value.dtype == other.dtype
         if not (alike and torch.allclose(value.double(), other.double(), rtol=1e-5, atol=1e-6, equal_nan=True)):
             bad.setdefault(name, []).append((value, other))
@@ -122,3 +135,22 @@ def test_a_convolution_of_integers_is_refused_with_a_way_out(groups: int) -> Non
 
     with pytest.raises(QCompilerError, match=r"\.float\(\)"):
         qc.qcompile(Convolves(), (INPUTS["i"],), weights="none")
+
+
+def test_a_graph_that_torch_cannot_take_apart_is_refused_with_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's run_decompositions asserts of some graphs with operators in place, as of a batch norm without training."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.mean.add_(1.0)
+
+    def fails(*_: Any) -> Any:
+        raise AssertionError("expected compiled_fn to be GraphModule\nand more")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fails)
+    with pytest.raises(QCompilerError, match=r"GraphModule\); replace its operators in place .aten\.add_\.Tensor"):
+        qc.qcompile(Writes(), (torch.ones(3),), weights="none")

@@ -157,3 +157,20 @@ def test_fusing_twice_as_many_ops_takes_twice_the_work(maker: Any, shape: str, s
 
     calls(2)  # what is computed once
     assert calls(2 * size) < 2.2 * calls(size)
+
+
+@pytest.mark.parametrize(
+    ("step", "pairs"), [(math.FloorOp, 1), (math.TruncOp, 1), (math.RoundEvenOp, 1), (math.AbsFOp, 0)]
+)
+def test_a_rounding_in_front_of_a_step_stays(make: Any, step: Any, pairs: int) -> None:
+    """17.98 is 18 in bf16, and its floor is not that of 17.98; of what does not jump the rounding may go."""
+    x, y = make.arg((64,), "bf16"), make.arg((64,), "bf16")
+    make.finish(make.pointwise(step, make.pointwise(arith.DivfOp, x, y)))
+    inputs = [
+        np.abs(sample(64, dtype=np.float32) * 40).astype(ml_dtypes.bfloat16),
+        np.full(64, 0.3, ml_dtypes.bfloat16),
+    ]
+    make.run(MIDDLE, inputs)
+    (nest,) = (op for op in make.module.walk() if op.name == "linalg.generic")
+    kept = [op for op in nest.walk() if isinstance(op, arith.TruncFOp) and op.result.uses]
+    assert len(kept) == 1 + pairs

@@ -64,6 +64,8 @@ def _take(s: Scope, node: fx.Node, a: Args) -> Result:
 @lowers(aten.gather.default)
 def _gather(s: Scope, node: fx.Node, a: Args) -> Result:
     """torch.gather; its index may be smaller than x in the other dims, which cuts x first."""
+    if 0 in s.shape(node):  # an index without elements may have any rank
+        return s.full(0, s.shape(node), s.dtype(node))
     x, index = (at_least_1d(s, s.value(a[name])) for name in ("self", "index"))
     shape = shape_of(index.type)
     axis = a["dim"] % len(shape)

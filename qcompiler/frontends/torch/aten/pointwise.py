@@ -255,15 +255,15 @@ def _floor_div(m: S, x: V, y: V) -> V:
     return m.select(wrong, m.sub(quotient, m.const(1)), quotient)
 
 
-def _floor_div_of_floats(m: S, x: V, y: V) -> V:
+def _floor_div_of_floats(m: S, x: V, y: V, narrow: Callable[[V], V] = lambda value: value) -> V:
     """As CPython and torch define it: x less its remainder divides nearly evenly, so the nearest integer is meant.
 
-    A quotient of 0 has the sign of x / y, and a division by 0 is that of IEEE 754.
+    A quotient of 0 has the sign of x / y, and a division by 0 is that of IEEE 754.  `narrow` rounds what is computed.
     """
-    plain, remainder = m.div(x, y), m.rem(x, y)
-    even = m.div(m.sub(x, remainder), y)
+    plain, remainder = narrow(m.div(x, y)), m.rem(x, y)
+    even = narrow(m.div(narrow(m.sub(x, remainder)), y))
     wrong = m.bitwise("and", _nonzero(m, remainder), _signs_differ(m, remainder, y))
-    even = m.select(wrong, m.sub(even, m.const(1)), even)
+    even = m.select(wrong, narrow(m.sub(even, m.const(1))), even)
     below = m.call("floor", even)
     nearest = m.select(m.compare("gt", m.sub(even, below), m.const(0.5)), m.add(below, m.const(1)), below)
     zero = m.const(0)
@@ -289,6 +289,18 @@ def _signs_differ(m: S, x: V, y: V) -> V:
 
 def _trunc_div(m: S, x: V, y: V) -> V:
     return m.call("trunc", m.div(x, y)) if m.floating else m.div(x, y)
+
+
+def _whole_division_of_narrow_floats(mode: str, dtype: DType) -> Callable[[S, V, V], V]:
+    """torch's kernels of two tensors of 16-bit floats round each step: 17.98 is 18 in bf16 before it is cut."""
+
+    def body(m: S, x: V, y: V) -> V:
+        def narrow(value: V) -> V:
+            return cast(m.builder, cast(m.builder, value, dtype), m.dtype)
+
+        return m.call("trunc", narrow(m.div(x, y))) if mode == "trunc" else _floor_div_of_floats(m, x, y, narrow)
+
+    return body
 
 
 def _shift_left(m: S, x: V, y: V) -> V:
@@ -370,7 +382,10 @@ def _div(s: Scope, node: fx.Node, a: Args) -> Result:
     bodies: dict[str | None, Callable[[S, V, V], V]] = {
         None: lambda m, x, y: m.div(x, y), "floor": _floor_div, "trunc": _trunc_div,
     }  # fmt: skip
-    return binary(s, node, a["self"], a["other"], bodies[a.get("rounding_mode")], exact=1)
+    mode, other, dtype = a.get("rounding_mode"), a["other"], s.dtype(node)
+    if mode and dtype in ("bf16", "f16") and is_tensor(other) and any(n != 1 for n in s.shape(other)):
+        return binary(s, node, a["self"], other, _whole_division_of_narrow_floats(mode, dtype), exact=1)
+    return binary(s, node, a["self"], other, bodies[mode], exact=1)
 
 
 @lowers(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)

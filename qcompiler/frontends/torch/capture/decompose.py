@@ -25,6 +25,7 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind, Outpu
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.aten.recurrent import DECOMPOSITIONS
 
 KeepOps = frozenset[Any]
@@ -43,8 +44,23 @@ def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
         if _is_functional(program):
             with contextlib.suppress(_NotLocalError):
                 return _Decomposer(program, _table(keep), keep).run()
-        decomposed: ExportedProgram = program.run_decompositions(_table(keep))
+        try:
+            decomposed: ExportedProgram = program.run_decompositions(_table(keep))
+        except Exception as error:  # whatever torch's own passes raise
+            raise ExportError(_cannot(program.graph_module, error)) from error
         return decomposed
+
+
+def _cannot(module: fx.GraphModule, error: Exception) -> str:
+    """Why torch cannot take a graph apart: what is written in place, which is what it does so for."""
+    targets = (node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+    written = sorted({str(target) for target in targets if target._schema.is_mutable})
+    what = f" its operators in place ({', '.join(written)}) by functional ones" if written else " the model"
+    text = str(error).strip().partition("\n")[0]
+    return (
+        f"torch's run_decompositions fails on the exported graph ({type(error).__name__}: {text}); replace{what}, or "
+        "give qcompile an ExportedProgram that is decomposed already"
+    )
 
 
 ALSO = ("addmv.default", "dist.default", "grid_sampler_2d.default", "ldexp.Tensor",
