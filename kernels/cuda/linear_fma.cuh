@@ -11,8 +11,8 @@
 // nf4, M = 1, sm_90a: 3.48; int4_g32, M = 1, sm_90a: 3.29; int4_g128, M = 1, sm_90a: 3.29; q4_K, M = 1, sm_90a: 5.11.
 // On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
 //
-// A thread stores one result: a block has 16 of each row of x, which is one sector of memory. Each is a sum of as many
-// parts as there are warps.
+// A thread stores one result: a block has 16 of each row of x, which is one sector of memory, and for each a sum of as
+// many parts as there are warps.
 //
 // qc_linear_tiled: any number of rows, a classic tiled product in fp32. Weights are decoded into shared memory, tile by
 // tile; plain weights may have any strides.
@@ -161,8 +161,8 @@ QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, 
     }
 }
 
-// Whether codes go through a table or are floats of 8 bits. The next tile's would be decoded before this one is
-// multiplied, and their values would not fit the registers.
+// Whether codes go through a table or are floats of 8 bits. The next tile's would be decoded before this one's
+// products, and their values would not fit the registers.
 template <class W, bool CODED = W::packed> struct qc_decodes_early { static constexpr bool value = false; };
 template <class W> struct qc_decodes_early<W, true> {
     static constexpr bool value = W::lookup || W::codes == QC_E4M3 || W::codes == QC_E5M2;
@@ -221,8 +221,8 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const qc_entries<W>
 
 // Sums of `live` (at most S::rows) rows of x with panel `panel`: partial[warp][row of x][row of the panel]. A barrier
 // must follow. The table is filled on the `first` pass, while the first tiles are under way. `thread` is threadIdx.x; a
-// loop over passes hides that from the compiler. It would keep where pieces of x lie from pass to pass, and would lack
-// these registers in the hot loop.
+// loop over passes hides that from the compiler, which would keep where pieces of x lie from pass to pass: registers
+// that the hot loop would lack.
 template <class W, class S, class Shared, class Table>
 QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int live, int64_t panel,
                              Shared* x_tile, Table table, bool first, int thread, float* partial) {

@@ -138,7 +138,7 @@ def test_a_convolution_of_integers_is_refused_with_a_way_out(groups: int) -> Non
 
 
 def test_a_graph_that_torch_cannot_take_apart_is_refused_with_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's run_decompositions asserts of some graphs with operators in place, as of a batch norm without training."""
+    """The run_decompositions of torch asserts for some graphs with operators in place: batch norm without training."""
 
     class Writes(nn.Module):
         def __init__(self) -> None:
