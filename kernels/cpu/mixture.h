@@ -99,7 +99,8 @@ static void qm_item(const qm_job* job, int64_t unit, int64_t group, char* scratc
     const I* const index = (const I*)job->index;
     const int64_t first = expert * job->width, last = first + job->width;
     const int64_t panel = first / 16, count = (last + 15) / 16 - panel;
-    const int64_t p0 = panel + qc_share(count, group, job->groups), p1 = panel + qc_share(count, group + 1, job->groups);
+    const int64_t p0 = panel + qc_share(count, group, job->groups);
+    const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
     qm_product one;
     (qg_job&)one = *job;
     one.all = job, one.first = first;
