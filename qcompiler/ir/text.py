@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import tensor
-from xdsl.dialects.builtin import AffineMapAttr, ModuleOp, StringAttr, TensorType
+from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, DenseArrayBase, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.linalg.ops import BroadcastOp, TransposeOp
 from xdsl.ir import Attribute, Operation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
+from qcompiler.errors import QCompilerError
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.reading import check_text, refusing
 from qcompiler.ir.scalar_ops import OURS
@@ -94,4 +96,22 @@ def parse_module(text: str, ctx: Context | None = None, *, name: str = "<input>"
     with refusing(name):
         module = Parser(ctx if ctx is not None else QCContext.default(), text, name).parse_module()
         module.verify()
+    _check_marks(module, name)
     return module
+
+
+def _check_marks(module: ModuleOp, name: str) -> None:
+    """A list of sizes has one number, -2^63, that stands for a value: as many of these as the op has values. xDSL's
+    verifier does not count them, and 2^63 in a text becomes one."""
+    for op in module.walk():
+        for key, numbers in (op.properties | op.attributes).items():
+            if not key.startswith("static_") or not isinstance(numbers, DenseArrayBase):
+                continue
+            marks = sum(number == DYNAMIC_INDEX for number in numbers.get_values())
+            what = key.removeprefix("static_")
+            values = getattr(op, what, None) or getattr(op, f"dynamic_{what}", ())
+            if isinstance(values, Sequence) and len(values) != marks:
+                raise QCompilerError(
+                    f"{name} is not a valid module: {op.name} has {len(values)} values, and {marks} places for them in "
+                    f"'{key}' (the number -2**63 marks one)"
+                )

@@ -73,7 +73,7 @@ static uint64_t next_number() {
 static void fill_argument(const arena& a, char* base, int64_t nbytes, bool wild) {
     for (int64_t i = 0; i + a.size <= nbytes; i += a.size) {
         const uint64_t r = next_number();
-        const float far[] = {INFINITY, -INFINITY, NAN,      3e38f,    -3e38f, 1e-40f,
+        const float far[] = {INFINITY, -INFINITY, NAN,     3e38f,    -3e38f, 1e-40f,
                              -0.0f,    9.3e18f,   -9.3e18f, 70000.0f, -1.0f};
         const float f = wild && r % 3 ? far[r / 3 % 11] : (float)((int64_t)(r % 2001) - 1000) / 500.0f;
         const double d = wild && r % 7 == 0 ? (r % 2 ? 1e300 : -1e300) : f;

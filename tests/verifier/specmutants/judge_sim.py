@@ -20,6 +20,7 @@ from qcompiler.errors import (
     DeviceError,
     IndexOutOfRangeError,
     KernelSelectionError,
+    OutOfMemoryError,
     QCompilerError,
     SimulationError,
 )
@@ -125,6 +126,8 @@ def _run(image: ProgramImage, slot: SlotDevice) -> str:
         return f"{getattr(error, 'finding', 'finding')}: {str(error)[:250]}"
     except NOT_FINDINGS:
         return "clean"
+    except OutOfMemoryError:  # an argument that may be of a terabyte
+        return "not run"
     except DeviceError as error:
         return f"device error: {str(error)[:200]}"
     except QCompilerError as error:
