@@ -17,6 +17,9 @@ from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.plan import Plan, Symbol
 
 MAX_TEXT = 4096
+DEEPEST = 100
+"""Levels of a plan: records, lists and objects inside each other. Those of real ones, conditions of torch among them,
+are below 60."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 _OP = re.compile(r"[a-z]+(\.[a-z0-9_]+)?\Z")
 _NUMBER = re.compile(r"(-?\d{1,40}|-?inf|nan|true|false)\Z")
@@ -80,16 +83,20 @@ def check_plan_text(plan: Plan) -> None:
             raise CorruptFileError(f"{where} is not {what}: {text[:100]!r}")
 
 
-def _strings(value: object, where: str, field: str, owner: object) -> Iterator[tuple[str, str, object, str]]:
+def _strings(
+    value: object, where: str, field: str, owner: object, depth: int = 0
+) -> Iterator[tuple[str, str, object, str]]:
+    if depth > DEEPEST:
+        raise CorruptFileError(f"the plan is nested more than {DEEPEST} deep at {where[:100]}")
     if isinstance(value, str):
         yield where, field, owner, value
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            yield from _strings(getattr(value, name), f"{where}.{name}", name, value)
+            yield from _strings(getattr(value, name), f"{where}.{name}", name, value, depth + 1)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _strings(item, where, field, owner)
+            yield from _strings(item, where, field, owner, depth + 1)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield f"{where} key", "", owner, key
-            yield from _strings(item, f"{where}.{key}", "", owner)
+            yield from _strings(item, f"{where}.{key}", "", owner, depth + 1)

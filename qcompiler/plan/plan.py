@@ -256,5 +256,5 @@ def from_json(data: bytes | str) -> Plan:
 
     try:
         return msgspec.json.decode(data, type=Plan, strict=True)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise PlanError(f"the plan is malformed: {error}") from error

@@ -179,12 +179,15 @@ def _short(text: str) -> str:
 # --- which operators -------------------------------------------------------------------------------------------------
 
 
-def operators(region: TorchRegion) -> Iterator[str]:
-    """The operators of a region, those of branches included; a condition is `cond`."""
+def operators(region: TorchRegion, depth: int = 0) -> Iterator[str]:
+    """The operators of a region, those of branches included; a condition is `cond`. PlanError where these are too deep
+    inside each other, so that a region need not have been checked before."""
+    if depth > DEEPEST:
+        raise PlanError(f"a region of torch operators has more than {DEEPEST} conditions inside each other")
     for op in region.ops:
         yield op.target
         for branch in op.branches:
-            yield from operators(branch)
+            yield from operators(branch, depth + 1)
 
 
 def is_safe(name: str) -> bool:

@@ -289,6 +289,34 @@ def test_an_operator_of_the_users_is_trusted_by_name_only(tmp_path: Path) -> Non
     assert torch.equal(run(x), program(x))
 
 
+def test_commands_compile_and_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "made_here.py").write_text(
+        "import torch\n"
+        "class Gamma(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.ops.qctest.spread(torch.lgamma(x), 2.0)\n"
+        "def make():\n"
+        "    return Gamma(), (torch.ones(3, 4),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    file, x = tmp_path / "gamma.qca", tmp_path / "x.npy"
+    np.save(x, np.full((3, 4), 2.5, np.float32))
+    assert main(["compile", "made_here:make", "-o", str(file)]) != 0
+    assert 'fallback="torch"' in capsys.readouterr().err
+    assert main(["compile", "made_here:make", "-o", str(file), "--fallback", "torch"]) == 0
+    assert main(["run", str(file), str(x)]) != 0
+    assert "trust_operators=" in capsys.readouterr().err
+    assert (
+        main(["run", str(file), str(x), "-o", str(tmp_path / "y.npz"), "--trust-operators", "qctest.spread.default"])
+        == 0
+    )
+    (found,) = np.load(tmp_path / "y.npz").values()
+    gamma = torch.lgamma(torch.full((3, 4), 2.5))
+    np.testing.assert_allclose(found, (gamma * 2 + gamma.roll(1, -1)).numpy(), rtol=1e-6)
+
+
 def test_capture_is_refused_with_the_reason() -> None:
     x = torch.randn(3, 64)
     program = qc.qcompile(Middle().eval(), (x,), fallback="torch", device="sim:0")

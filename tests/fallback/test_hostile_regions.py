@@ -6,6 +6,7 @@ results of another shape or type than the plan says, is an error before the prog
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace as changed
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import nn
 
 import qcompiler as qc
 from qcompiler.errors import PlanError, QCompilerError, RuntimeFailure, ScheduleError, TrustError
+from qcompiler.inspect.files import summary
 from qcompiler.plan.plan import Plan, TorchCall
 from qcompiler.plan.torch_regions import Place, TorchOp, TorchRegion, runner
 from qcompiler.plan.verify import verify_plan
@@ -172,6 +174,24 @@ def test_conditions_without_end_are_refused(image: ProgramImage, tmp_path: Path)
         if len(msgspec.json.encode(inner)) > 200_000:
             break
     assert isinstance(refusal(image, with_region(image.plan, inner), tmp_path), QCompilerError)
+
+
+@pytest.mark.parametrize("depth", [20, 100, 200, 450])
+def test_nested_plans_are_refused_in_our_words(image: ProgramImage, tmp_path: Path, depth: int) -> None:
+    """Lists in arguments, and conditions, as deep as the decoder of JSON takes them; `inspect` refuses them as well."""
+    deep: Any = 1
+    for _ in range(depth):
+        deep = [deep]
+    inner = region(op("aten.abs.default", X))
+    for _ in range(min(depth, 150)):
+        inner = region(replace(op("cond", X, X), branches=(inner, region(op("aten.abs.default", X)))))
+    for each in (region(op("aten.roll.default", X, deep)), inner):
+        path = tmp_path / "attack.qca"
+        save_image(changed(image, plan=with_region(image.plan, each)), path)
+        with pytest.raises(QCompilerError):
+            qc.load(path)
+        with contextlib.suppress(QCompilerError):
+            summary(path)
 
 
 def _inputs(change: Callable[[Any], Any]) -> Callable[[TorchCall], TorchCall]:

@@ -153,6 +153,25 @@ def folder_compressed() -> Files:
     return _folder(settings, layer, shards=2)
 
 
+def folder_torchao() -> Files:
+    files = _folder({"quant_method": "torchao"}, _torchao_layer)
+    about = {"_type": "Int8Tensor", "_data": {"block_size": [1, 32], "dtype": {"_type": "torch.dtype"}}}
+    notes = {f"model.layers.0.{name}.weight": json.dumps(about) for name in LINEARS}
+    tensors = _plain()
+    for name, shape in LINEARS.items():
+        for part, array in _torchao_layer(name, _values(name, shape)).items():
+            tensors[f"model.layers.0.{name}.{part}"] = array
+    return {**files, "model.safetensors": safetensors(tensors, notes)}
+
+
+def _torchao_layer(name: str, values: Any) -> Mapping[str, Any]:
+    del name
+    groups = values.reshape(len(values), -1, 32)
+    scale = np.abs(groups).max(-1) / 127
+    codes = np.round(groups / scale[..., None]).astype(np.int8).reshape(values.shape)
+    return {"_weight_qdata": codes, "_weight_scale": scale, "_weight_zero_point": np.zeros(scale.shape, np.int8)}
+
+
 def folder_fp8() -> Files:
     def layer(name: str, values: Any) -> Mapping[str, Any]:
         return {"weight": values.astype(ml_dtypes.float8_e4m3fn), "weight_scale_inv": np.ones((1, 1), np.float32)}
@@ -286,7 +305,7 @@ SEEDS: dict[str, dict[str, Callable[[], Files]]] = {
     },
     "folder": {
         "gptq": folder_gptq, "awq": folder_awq, "bitsandbytes": folder_bitsandbytes, "compressed": folder_compressed,
-        "fp8": folder_fp8, "plain": folder_plain,
+        "fp8": folder_fp8, "plain": folder_plain, "torchao": folder_torchao,
     },
     "safetensors": {"plain": lambda: {"model.safetensors": folder_gptq()["model.safetensors"]}, "adapter": adapter},
     "opt": {"context": context},
