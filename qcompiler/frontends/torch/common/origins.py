@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 _TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[2])  # qcompiler/frontends
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
 
 
