@@ -8,8 +8,9 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -56,7 +57,7 @@ class NativeLibrary:
         return self.code.data if self.code is not None else self.path.read_bytes()
 
 
-def open_program(path: Path) -> BinaryIO:
+def open_program(path: Path) -> BufferedReader:
     """A program file, opened for reading. ForeignFileError for what is no regular file: a pipe would be waited for."""
     try:
         return open_regular(path)

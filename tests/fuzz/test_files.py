@@ -94,12 +94,30 @@ def _grows(folder: Path, step: Steps) -> None:
 
 
 def _talks(folder: Path, step: Steps) -> None:
+    """Our errors leave out the middle of what is too long; this one does not."""
     from qcompiler.errors import ArgumentError
 
+    class TalkativeError(ArgumentError):
+        def __str__(self) -> str:
+            return "x" * 100_000
+
     def fail() -> None:
-        raise ArgumentError("x" * 100_000)
+        raise TalkativeError
 
     step(fail)
+
+
+def test_our_errors_leave_out_the_middle_of_a_message_that_is_too_long() -> None:
+    from qcompiler.errors import LONGEST_MESSAGE, PlanError, ScheduleError
+
+    for error in (
+        PlanError("a" * 50_000 + "the way out"),
+        ScheduleError("a" * 50_000 + "the way out", rule="view-rank"),
+    ):
+        assert len(str(error)) < LONGEST_MESSAGE + 100
+        assert "41,011 characters left out" in str(error) and str(error).endswith("the way out")
+    whole = "b" * LONGEST_MESSAGE
+    assert str(PlanError(whole)) == whole
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from qcompiler.errors import QCompilerError
 
@@ -40,7 +41,7 @@ def read_small_file(path: Path, error: type[QCompilerError], limit: int = MAX_FI
         raise error(f"cannot read {path}: {cause}") from cause
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The file, opened for reading without waiting for a writer. OSError if it is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
