@@ -43,8 +43,8 @@ OTHER_NAMES = {
     "_native_batch_norm_legit_no_training": "nn.functional.batch_norm", "index": "__getitem__", "index_copy": "take",
 }  # fmt: skip
 """Operators that the database knows by the function that reaches them."""
-ANY_OF_EQUALS = ("kthvalue", "topk", "median", "nanmedian", "mode")
-"""Operators that give values and positions along a dim, and of equal values any position."""
+ANY_OF_EQUALS = {"kthvalue": 1, "topk": 1, "median": 1, "nanmedian": 1, "mode": 1, "sort": 1, "argsort": 0}
+"""Operators that give positions along a dim, and of equal values any position, by the number of that result."""
 ANY_VALUES = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 """Operators of which only shape and type are said."""
 
@@ -161,7 +161,8 @@ def _another_equal(sample: Sample, result: int, wanted: torch.Tensor, found: Any
     """Whether torch may give this as well: any values, or positions that differ only among equal values."""
     if sample.operator in ANY_VALUES and isinstance(found, torch.Tensor):
         return wanted.shape == found.shape and wanted.dtype == found.dtype
-    if sample.operator.partition(".")[0] not in ANY_OF_EQUALS or result != 1 or not isinstance(found, torch.Tensor):
+    position = ANY_OF_EQUALS.get(sample.operator.partition(".")[0])
+    if position != result or sample.kwargs.get("stable") or not isinstance(found, torch.Tensor):
         return False
     x = sample.tensors()[0]
     if wanted.dtype != torch.int64 or wanted.shape != found.shape:
