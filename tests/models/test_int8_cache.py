@@ -20,7 +20,8 @@ transformers = pytest.importorskip("transformers")
 RECIPES = (*FORMATS, *MIXTURES)
 WIDTH = 256  # every format's blocks divide it
 QUICK = {
-    ("int8", "static", "buckets"), ("int4", "static", "dynamic"), ("q4_K_M", "static", "fixed"), ("int8", "none", "dynamic"),
+    ("int8", "static", "buckets"), ("int4", "static", "dynamic"), ("q4_K_M", "static", "fixed"),
+    ("int8", "none", "dynamic"),
 }  # fmt: skip
 CASES = [
     pytest.param(recipe, memory, sizes, marks=[] if (recipe, memory, sizes) in QUICK else [pytest.mark.slow])
