@@ -55,7 +55,8 @@ def small(name: str, **more: Any) -> Any:
 
     kind = getattr(transformers, name)
     known = set(vars(kind())) | set(kind.attribute_map)
-    named = {key: value for key, value in SMALL.items() if key in known and key not in more}
+    given = {*more, *(key for key, other in kind.attribute_map.items() if other in more)}
+    named = {key: value for key, value in SMALL.items() if key in known and key not in given}
     return kind(**named, **more)
 
 

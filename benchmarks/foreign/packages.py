@@ -76,7 +76,7 @@ def resemblyzer() -> Made:
 def pesto() -> Made:
     import pesto
 
-    model = pesto.load_model("mir-1k_g7", step_size=20.0).eval()
+    model = pesto.load_model("mir-1k_g7", step_size=20.0, sampling_rate=16000).eval()
     return Made(model, (torch.randn(1, 8000, generator=torch.Generator().manual_seed(1)),))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from statistics import median
@@ -15,10 +16,13 @@ random weights. *Error*: the largest difference to eager torch in any result, di
 result. *Time*: CPU time of a call with one thread, the median of fifteen rounds that alternate between torch and the
 program, and the median of their ratios (below 1: faster than torch); one run, on a machine that others used as well.
 Models with random weights are small: there torch mostly spends microseconds for each operator. *Compile* is on the
-clock of that busy machine.
+clock of that busy machine. A dash: not timed in that run.
 
 {summary}
 """
+
+_FOLDERS = re.compile(r"(?:/[\w.+-]+)+/([\w.+-]+/[\w.+-]+\.py)")
+"""Where a package was installed, which says nothing of it."""
 
 
 def page(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -72,6 +76,6 @@ def _failures(title: str, lines: Sequence[Mapping[str, Any]], what: str) -> str:
         return ""
     text = f"\n## {title}\n\n{what}\n\n| package | model | at | error |\n|---|---|---|---|\n"
     for line in lines:
-        shown = line["failure"].replace("|", "\\|")
+        shown = _FOLDERS.sub(r"\1", line["failure"]).replace("|", "\\|")
         text += f"| {line['package']} | {line['name']} | {line['stage']} | {shown} |\n"
     return text

@@ -274,14 +274,23 @@ _STEPS = (math.TruncOp, math.FloorOp, math.CeilOp, math.RoundOp, math.RoundEvenO
 """Ops whose result jumps: 17.98 is 18 once rounded to bf16, and `trunc` of the two differs by one."""
 
 
+def _read_by_steps(block: Block) -> set[Operation]:
+    """The ops of a body that a step is computed from."""
+    found: set[Operation] = set()
+    for op in reversed(list(block.ops)):
+        if isinstance(op, _STEPS) or op in found:
+            found.update(made for value in op.operands if (made := producer(value)) is not None)
+    return found
+
+
 def delete_rounding_pairs(block: Block) -> int:
     """`extf(truncf(x))` becomes `x` where the types agree, the only numeric change fusion makes; returns how many.
 
-    A pair stays in front of an op that would make a whole step of the rounding's difference.
+    A pair stays where an op would make a whole step of the rounding's difference.
     """
-    deleted = 0
+    deleted, stepped = 0, _read_by_steps(block)
     for op in list(block.ops):
-        if not isinstance(op, arith.ExtFOp) or any(isinstance(use.operation, _STEPS) for use in op.results[0].uses):
+        if not isinstance(op, arith.ExtFOp) or op in stepped:
             continue
         narrow = producer(op.operands[0])
         if isinstance(narrow, arith.TruncFOp) and narrow.operands[0].type == op.results[0].type:

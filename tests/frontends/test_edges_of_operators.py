@@ -76,6 +76,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
         torch.div(d.h, d.g, rounding_mode="trunc"), torch.div(d.h, 0.3, rounding_mode="trunc"),
         torch.div(d.h, d.g[:1], rounding_mode="trunc"), torch.div(d.h, d.g, rounding_mode="floor"),
         (d.h * d.g).floor(), (d.h * d.g).long(), (d.h / d.g).round(), (d.h / d.g).trunc(), (d.h - d.g).ceil(),
+        torch.histc(d.h, 20, 0.0, 100.0), torch.histc(d.h - d.g, 7, -1.0, 60.3),
     ),
 }  # fmt: skip
 
@@ -138,7 +139,7 @@ def test_a_convolution_of_integers_is_refused_with_a_way_out(groups: int) -> Non
 
 
 def test_a_graph_that_torch_cannot_take_apart_is_refused_with_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run_decompositions of torch asserts for some graphs with operators in place: batch norm without training."""
+    """torch's run_decompositions asserts of some graphs with operators in place, batch norms among them."""
 
     class Writes(nn.Module):
         def __init__(self) -> None:

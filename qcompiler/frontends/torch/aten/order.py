@@ -8,8 +8,9 @@ import torch
 from torch import fx
 from xdsl.ir import Operation, SSAValue
 
-from qcompiler.frontends.torch.aten.scalars import FLOATS, Scalars, opmath
+from qcompiler.frontends.torch.aten.scalars import FLOATS, Scalars, cast, opmath
 from qcompiler.frontends.torch.aten.scope import Args, Result, Scope, Shape, lowers, overload
+from qcompiler.frontends.torch.common.values import round_number
 from qcompiler.ir import qc, types
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import dim, product
@@ -172,18 +173,25 @@ def _promoted(x: DType, y: DType) -> DType:
 
 @lowers(aten.histc.default)
 def _histc(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Counts in equal bins of [min, max]; every bin looks at every value."""
+    """Counts in equal bins of [min, max]; every bin looks at every value. torch rounds each step to x's type."""
     low, high, bins = float(a["min"]), float(a["max"]), int(a["bins"])
     if low == high:
         raise s.unsupported(node, "bins over the range of the data; give min and max")
     x = s.value(a["self"])
     flat = s.reshape(x, [1, product(shape_of(x.type)).to_dim()])
-    compute = opmath(tensor_dtype(x.type))
+    dtype = tensor_dtype(x.type)
+    compute = opmath(dtype)
     compute = compute if compute in FLOATS else "f64"
+    if dtype in ("bf16", "f16"):
+        low, high = float(round_number(low, dtype)), float(round_number(high, dtype))
 
     def term(m: Scalars, value: V) -> V:
+        def narrow(value: V) -> V:
+            return cast(m.builder, cast(m.builder, value, dtype), m.dtype) if dtype in ("bf16", "f16") else value
+
         inside = m.bitwise("and", m.compare("ge", value, m.const(low)), m.compare("le", value, m.const(high)))
-        place = m.mul(m.div(m.sub(value, m.const(low)), m.const(high - low)), m.const(bins))
+        scaled = narrow(m.mul(narrow(m.sub(value, m.const(low))), narrow(m.const(bins))))
+        place = narrow(m.div(scaled, narrow(m.const(high - low))))
         last = m.minimum(m.call("floor", place), m.const(bins - 1))
         hit = m.bitwise("and", inside, m.compare("eq", last, m.index(0)))
         return m.select(hit, m.const(1), m.const(0))
