@@ -27,8 +27,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-os.environ.setdefault("QC_NUM_THREADS", "1")
-os.environ.setdefault("QC_QUIET", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
@@ -159,6 +157,8 @@ def in_a_process(foreign: Foreign, limit: float) -> dict[str, Any]:
 
 
 def main() -> None:
+    os.environ.setdefault("QC_NUM_THREADS", "1")
+    os.environ.setdefault("QC_QUIET", "1")
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--results", type=Path, default=Path("build/foreign.jsonl"))
     parser.add_argument("--path", type=Path, help="a folder with more packages (pip install --target)")

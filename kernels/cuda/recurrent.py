@@ -60,7 +60,13 @@ class _Product:
             return ["__syncthreads();", f"{call}{self.weight.cols}, {x}, {x_row}, live, sums);", "__syncthreads();"]
         stage = f"qc_stage_x<{self.weight.struct}, {self.shape}, false>({x}, {x_row}, live, 0, {self.table}, false, "
         sums = f"qc_panel_sums<{self.weight.struct}, {self.shape}>((const uint8_t*){name}, live, x_tile, {self.table}, "
-        return ["__syncthreads();", f"{stage}threadIdx.x, x_tile);", "__syncthreads();", f"{sums}sums);", "__syncthreads();"]
+        return [
+            "__syncthreads();",
+            f"{stage}threadIdx.x, x_tile);",
+            "__syncthreads();",
+            f"{sums}sums);",
+            "__syncthreads();",
+        ]
 
 
 def _body(spec: KernelSpec) -> RecurrentKernel:

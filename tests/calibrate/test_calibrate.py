@@ -169,7 +169,7 @@ import os, signal, sys
 import torch
 from torch import nn
 import qcompiler as qc
-from qcompiler.frontends import calibrate
+from qcompiler.frontends.quantise import calibrate
 
 calibrate.COMMIT = 2
 folder, die_at = sys.argv[1], int(sys.argv[2])

@@ -78,6 +78,14 @@ MORE = [
 CASES = [*{case.name: case for case in [*scalar.CASES, *MORE]}.values()]
 
 
+def _ops(case: Any, result: str, names: tuple[str, ...]) -> list[ScalarOp]:
+    """The case's op; a cast to or from an index comes in pairs, since nothing stores an index."""
+    if not case.op.startswith("arith.index_cast"):
+        return [ScalarOp(result=result, op=case.op, dtype=case.out, args=names, predicate=case.predicate)]
+    index = ScalarOp(result=f"{result}_index", op=case.op, dtype="index", args=names)
+    return [index, ScalarOp(result=result, op=case.op, dtype=case.out, args=(index.result,))]
+
+
 @dataclass(frozen=True)
 class Batch:
     """Cases on the same inputs: one kernel with an output for each, element by element (it compiles four times faster
@@ -95,10 +103,7 @@ class Batch:
         operands = [Operand(name=f"x{i}", dtype=d, access="r", shape=(size,)) for i, d in enumerate(first.inputs)]
         operands += [Operand(name=f"y{i}", dtype=c.out, access="w", shape=(size,)) for i, c in enumerate(self.cases)]
         names = [name for name, _ in first.program.inputs]
-        ops = [
-            ScalarOp(result=f"r{i}", op=c.op, dtype=c.out, args=tuple(names), predicate=c.predicate)
-            for i, c in enumerate(self.cases)
-        ]
+        ops = [op for i, case in enumerate(self.cases) for op in _ops(case, f"r{i}", tuple(names))]
         body = LoopKernel(
             extents=(size,),
             iterators=("parallel",),
@@ -106,7 +111,7 @@ class Batch:
             body=ScalarProgram(
                 inputs=(*first.program.inputs, *((f"out{i}", c.out) for i, c in enumerate(self.cases))),
                 ops=tuple(ops),
-                yields=tuple(o.result for o in ops),
+                yields=tuple(f"r{i}" for i in range(len(self.cases))),
             ),
         )
         return KernelSpec(name=self.name, symbols=(), operands=tuple(operands), body=body)

@@ -58,7 +58,7 @@ BUDGETS = {"first": 540.0, "second": 540.0, "bench": 540.0}
 FIRST = ("tests/gpu/test_conformance_gpu.py", "tests/devices/test_capture_rules.py")
 SUITES = (
     "tests/cuda", "tests/devices", "tests/capture", "tests/models/test_gpu_blocks.py",
-    "tests/models/test_gpu_random.py", "tests/models/test_states.py",
+    "tests/models/test_gpu_random.py", "tests/models/test_recurrent.py", "tests/models/test_states.py",
 )  # fmt: skip
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZED = {

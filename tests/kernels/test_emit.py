@@ -222,7 +222,7 @@ def test_library_call_is_refused() -> None:
     original = plan()
     main = msgspec.structs.replace(original.entries[0], steps=(call,))
     with pytest.raises(PlanError, match="cublasLt"):
-        entry.emit_entry(original, main)
+        entry.emit_entry(msgspec.structs.replace(original, entries=(main,)), main)
 
 
 def test_the_last_case_of_a_select_takes_what_is_left() -> None:

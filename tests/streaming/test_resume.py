@@ -19,7 +19,7 @@ import numpy as np, torch
 from torch import nn
 import qcompiler as qc
 from qcompiler.formats.nf4 import NF4
-from qcompiler.frontends import workdir
+from qcompiler.frontends.weights import workdir
 from qcompiler.runtime import encoder, program_file
 
 workdir.COMMIT_BYTES = 1

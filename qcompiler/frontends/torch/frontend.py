@@ -72,5 +72,5 @@ def _raise_cause(exported: Exported, error: PromiseError, fallback: FallbackChoi
         import_program(insert_qdq(exported, None, NoValues()), fallback=fallback)
     except UnsupportedOperatorError as cause:
         raise cause from error
-    except QCompilerError:
+    except (QCompilerError, KeyError):  # KeyError: a placeholder that the first attempt took out of the graph
         return  # what is wrong with half a rewritten graph says nothing
