@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from qcompiler import cli, errors
+from qcompiler.frontends.torch.frontend import FRONTEND_STAGES
+from qcompiler.passes.pipeline import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -68,6 +70,11 @@ def test_every_command_and_option_is_described() -> None:
         assert f"## qc {name}" in text
         for option in (o for a in parser._actions for o in a.option_strings if o.startswith("--") and o != "--help"):
             assert f"`{option}" in text, f"docs/cli.md does not describe {option} of qc {name}"
+
+
+def test_the_readme_counts_the_stages() -> None:
+    (named,) = re.findall(r"a list of (\d+) named stages", (ROOT / "README.md").read_text())
+    assert int(named) == len(FRONTEND_STAGES) + len(STAGES)
 
 
 def test_every_error_has_a_way_out() -> None:
