@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
+import importlib
 import io
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -257,12 +260,12 @@ def prepare() -> None:
     import transformers
 
     import qcompiler.cli
-    import qcompiler.frontends.checkpoints.convert
+    import qcompiler.frontends
     import qcompiler.inspect.files
     import qcompiler.inspect.opt
     import qcompiler.kernels.cpu.emit
     import qcompiler.kernels.cuda.emit
-    import qcompiler.runtime.interop  # noqa: F401
+    import qcompiler.runtime.interop
     from qcompiler.passes.pipeline import ALL_PASSES
 
     torch.set_num_threads(1)
@@ -271,4 +274,8 @@ def prepare() -> None:
         getattr(transformers, f"{name}ForCausalLM")
     for make in ALL_PASSES.values():
         make()
+    for module in pkgutil.walk_packages(qcompiler.frontends.__path__, "qcompiler.frontends."):
+        importlib.import_module(module.name)
     assert "torch" in sys.modules
+    gc.collect()
+    gc.freeze()  # what tests before these have left, too: a child's collector would copy all of its pages
