@@ -89,7 +89,10 @@ def decode(step: Any, ids: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("activations", "buckets"),
-    [(None, True), ("int8", True), *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in (None, "int8"))],
+    [
+        ("int8", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, True), (None, False), ("int8", False))),
+    ],
 )
 def test_the_recipe_of_a_static_cache_takes_the_model_of_a_file(
     llama: Any, ids: torch.Tensor, activations: str | None, buckets: bool
