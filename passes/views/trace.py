@@ -36,7 +36,7 @@ _REDUCTIONS = {
 
 @dataclass(eq=False)
 class Node:
-    """`op` is an MLIR name, or "read", "constant", "index", "sum", "max".
+    """`op` is an MLIR name, or "read", "constant", "index", "sum", "max", "argument" (of a region inside of a nest).
 
     read: `tensor` at `index`.  constant: `number`.  index: `index[0]`.  sum and max: `args[0]` over the new loop dim
     `axis` of size `extent`.  arith.cmpi: MLIR's number of the `predicate`.
@@ -186,8 +186,10 @@ class Tracer:
 
     def _body_node(self, op: ops.GenericOp, value: SSAValue, at: Index) -> Node:
         if isinstance(value, BlockArgument):
-            source, index = loops.inputs_of(op)[value.index]
-            return self.read(source, loops.compose(index, at))
+            if value.block is not op.body.block:  # a value of another region: nothing is known of it
+                return Node("argument")
+            index = op.indexing_maps.data[value.index].data.results  # an output's argument is what it held before
+            return self.read(op.operands[value.index], loops.compose(index, at))
         inner = loops.producer(value)
         assert inner is not None
         if isinstance(inner, arith.ConstantOp):

@@ -22,11 +22,13 @@ MAX_DEPTH = 64
 """Brackets inside of brackets: the parser calls itself some ten times for each. What we print has twelve."""
 MAX_DIGITS = 400
 """Of an integer; the longest that a 64-bit float needs to be written out has 309."""
+MAX_WIDTH = 1024
+"""Bits of an integer type: the parser computes 2 to the power of them for each value."""
 LONGEST_MESSAGE = 2000
 
 _TOKENS = re.compile(
     r'(?P<skip>//[^\n]*|->)|"(?:[^"\\\n\v\f]|\\["nt\\]|\\[0-9A-Fa-f]{2})*+(?P<closed>"?)|(?P<open>[(\[{<])'
-    r"|(?P<close>[)\]}>])|(?P<digits>[0-9]+)"
+    r"|(?P<close>[)\]}>])|(?<![\w.$%@#!^])[su]?i(?P<width>[0-9]+)(?![\w.$])|(?P<digits>[0-9]+)"
 )
 
 _XDSL_ERRORS = (
@@ -50,6 +52,8 @@ def check_text(text: str, name: str) -> None:
             depth = max(depth - 1, 0)
         elif kind == "digits" and len(match[0]) > MAX_DIGITS:
             raise _error(text, match.start(), name, f"a number has {len(match[0])} digits; the limit is {MAX_DIGITS}")
+        elif kind == "width" and (len(match["width"]) > MAX_DIGITS or int(match["width"]) > MAX_WIDTH):
+            raise _error(text, match.start(), name, f"an integer type has more than {MAX_WIDTH} bits")
         elif kind == "closed" and not match["closed"]:
             raise _error(text, match.start(), name, "a string does not end, or holds an unknown escape")
 

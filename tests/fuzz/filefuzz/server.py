@@ -1,7 +1,7 @@
 """Inputs in forked children: everything is imported once, and an input that crashes or hangs ends its child alone.
 
-time      SECONDS of processor time, by a kernel timer (SIGPROF ends the child, also inside of C code); the parent
-          kills a child that sleeps
+time      SECONDS of processor time for each thing that is done with an input, by a kernel timer (SIGPROF ends the
+          child, also inside of C code); the parent kills a child that sleeps
 memory    the growth of resident memory over an input, by the kernel's high-water mark, which is reset before; less the
           pages of files that came in and stayed, since the first input to enter a library reads its pages (27 MB of
           torch, and more after the kernel took them back from an idle process)
@@ -30,7 +30,7 @@ from filefuzz.documents import Files
 from filefuzz.targets import TARGETS, FuzzFinding, Steps, Target
 
 SECONDS = 5.0
-"""Processor time that an input may take."""
+"""Processor time that one thing that is done with an input may take."""
 ASLEEP = 60.0
 """Seconds of the clock after which a child is taken to wait for something that does not come."""
 BATCH = 128
@@ -194,7 +194,7 @@ def _measured(target: Target, folder: Path, size: int) -> Outcome:
 
 
 def _attempt(target: Target, folder: Path) -> Outcome:
-    step = Steps()
+    step = Steps(lambda: signal.setitimer(signal.ITIMER_PROF, SECONDS))
     try:
         target.run(folder, step)
     except FuzzFinding as error:

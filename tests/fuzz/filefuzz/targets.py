@@ -35,13 +35,15 @@ class _BeforeCompilerError(BaseException):
 
 @dataclass
 class Steps:
-    """What became of the steps of one input."""
+    """What became of the steps of one input. `begin` is called before each, and gives it its time."""
 
+    begin: Callable[[], object] = lambda: None
     done: int = 0
     refused: int = 0
     messages: list[str] = field(default_factory=list)
 
     def __call__(self, action: Callable[[], Any]) -> Any:
+        self.begin()
         try:
             result = action()
         except QCompilerError as error:
