@@ -77,24 +77,25 @@ def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, *, mma: bool) -> Cu
     table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
     names = [identifier(operand.name) for operand in spec.operands]
     row = "pair" if body.repeat == 1 else f"pair / {body.repeat}"
+    place = "int" if (body.experts + 2) * body.n < 1 << 31 else "int64_t"  # of a column among all experts
     lines = [
         *shared.declarations(),
-        "const int64_t pair = blockIdx.y;",
-        f"const int64_t expert = (int64_t){names[2]}[pair * {c_dim(index.strides[0])}];",
+        "const int pair = blockIdx.y;  // at most 64",
+        f"const int64_t expert = (int64_t){names[2]}[(int64_t)pair * {c_dim(index.strides[0])}];",
         f"const bool there = expert >= 0 && expert < {body.experts};",
-        f"const int64_t first = there ? expert * {body.n} : 0, panel = first / 16 + blockIdx.x;",
+        f"const {place} first = there ? ({place})expert * {body.n} : 0, panel = first / 16 + blockIdx.x;",
         f"if (panel * 16 >= first + {body.n}) return;",
         f"qc_linear_few<{weight.struct}, {_few(weight, STORAGE_TYPES[x.dtype], shape)}>(",
-        f"        (const uint8_t*){names[1]}, {names[0]} + {row} * {c_dim(x.strides[0])}, 0,",
+        f"        (const uint8_t*){names[1]}, {names[0]} + (int64_t)({row}) * {c_dim(x.strides[0])}, 0,",
         f"        1, panel, x_tile, {table},",
         "        true, threadIdx.x, partial);",
         "__syncthreads();",
         "if (threadIdx.x < 16) {",
         "    float sum = 0.0f;",
         f"    for (int warp = 0; warp < {shape.warps}; warp++) sum += partial[warp * 16 + threadIdx.x];",
-        "    const int64_t column = panel * 16 + threadIdx.x - first;",
+        f"    const {place} column = panel * 16 + threadIdx.x - first;",
         f"    if (column >= 0 && column < {body.n})",
-        f"        qc_store({names[3]} + pair * {c_dim(out.strides[0])} + column, there ? sum : NAN);",
+        f"        qc_store({names[3]} + (int64_t)pair * {c_dim(out.strides[0])} + column, there ? sum : NAN);",
         "}",
     ]
     geometry = Geometry((panels, pairs, 1), (threads, 1, 1), shared.nbytes)
