@@ -1,5 +1,5 @@
-"""Masks whose limits are data: (query i, key j) is kept if `j <= last[b, i]`, and perhaps only if `j > last[b, i] -
-window`.
+"""Masks whose limits are data: (query i, key j) is kept if `j <= last[b, i]` and, with a window,
+`j > last[b, i] - window`.
 
     cmpi sle, j, %position[i]                                    last = %position
     cmpi slt, j, %length                                         last = %length - 1

@@ -153,7 +153,8 @@ def simplify_mask(op: qc.AttentionOp, reader: MaskReader, context: QCContext, st
 
 
 def _band(op: qc.AttentionOp, mask: SSAValue, reader: MaskReader) -> Band | None:
-    """The band of a mask. If `last` already limits the queries, only the band that keeps everything counts."""
+    """The band of a mask. With `last`, which sets the queries' positions, only the band that keeps everything
+    counts."""
     band = reader.band(mask)
     return band if op.last is None or band == Band() else None
 
