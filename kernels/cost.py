@@ -73,8 +73,7 @@ class DeviceCost:
 
 
 ATTAINED = 0.75
-"""The fraction of a published rate that a kernel is assumed to reach. The 4-bit kernels of this project are designed
-for it."""
+"""The fraction of a published rate that a kernel is assumed to reach. It is the design target of the 4-bit kernels."""
 
 TRIPS = 4
 """Dependent trips to memory in the shortest kernel: the first bytes of its operands, what those lead to (a scale, an
@@ -171,8 +170,8 @@ def unknown_cost(operands: Sequence[Operand], symbols: Symbols, device: DeviceCo
 
 
 def copy_cost(nbytes: int, device: DeviceCost, *, crossing: bool) -> Cost:
-    """The cost of copying `nbytes` within a device, or between two devices (`crossing`). A copy between devices uses a
-    negligible share of the memory bandwidth."""
+    """The cost of copying `nbytes` within a device, or between two devices (`crossing`). A copy between devices is
+    assumed to use none of the memory bandwidth."""
     if not nbytes:
         return NOTHING
     if crossing:

@@ -95,8 +95,8 @@ class Placing:
         return self.copies[value, device]
 
     def _brought(self, value: SSAValue, source: str, device: str, user: Operation) -> SSAValue:
-        """Brings a value to a device. A view of a constant is made again there; a slice is copied after it is cut
-        out."""
+        """Brings `value` from `source` to `device`. A view is made again there, except a slice: it is cut out first,
+        and only the part is copied."""
         owner, block = value.owner, self.function.body.block
         if isinstance(owner, Operation) and _floats(owner):
             clone = owner.clone()
