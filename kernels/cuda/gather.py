@@ -23,9 +23,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     x, index, out = spec.operands
     sizes = (body.outer, body.count, body.inner)
     by_name = {"o": body.outer, "i": body.count, "n": body.inner}
-    names = (
-        ("o", "n", "i") if counts_fastest(body, out) else ("o", "i", "n")
-    )  # adjacent threads write adjacent elements of out
+    # adjacent threads write adjacent elements of out
+    names = ("o", "n", "i") if counts_fastest(body, out) else ("o", "i", "n")
     place = ["i"] if body.mode == "take" else ["o", "i", "n"]
     length = c_dim(body.length)
     lines = [

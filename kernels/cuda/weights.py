@@ -392,8 +392,8 @@ def _in_pairs(declaration: Declaration, kind: Codes, dtype: DType) -> list[str] 
     With the integer q = code - zero and an f16 scale, this is `(q * scale)` rounded once, as in the equation:
 
         f16     q * scale, with the scale unchanged
-        bf16    q * high + (q * low), rounded once: high has the scale's first 8 binary digits, low the rest.  q * low is
-                exact if the digits of q and of low are at most 8 together
+        bf16    q * high + (q * low), rounded once: high has the scale's first 8 digits, low the rest.  q * low is exact
+                if the digits of q and of low are at most 8 together
 
     bf16 has the range of fp32, so low and q * low do not underflow.
     """
