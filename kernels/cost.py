@@ -2,7 +2,7 @@
 
     device = device_cost("sm_90a")
     cost = launch_cost(spec, {"b": 1}, device, "sm_90a")     # Cost(span=4.2, share=0.61, …), microseconds
-    Occupancy().place(start, cost)                           # when it ends beside what runs already
+    Occupancy().place(start, cost)                           # when it ends, given what already runs
 
 Nothing is measured. The time of a launch is a fixed part plus the longer of two times: moving its bytes and doing its
 operations. The rates are published figures of one device per architecture. A small launch is almost all fixed time, so
@@ -181,7 +181,8 @@ def copy_cost(nbytes: int, device: DeviceCost, *, crossing: bool) -> Cost:
 
 def _cost(device: DeviceCost, nbytes: int, operations: int, rate: float, threads: int | None = None) -> Cost:
     """The cost of a launch with this many threads (None: enough to fill the device). Bandwidth is limited by bytes in
-    flight divided by latency (Little's law). Arithmetic is limited by the fraction of the device's lanes in use."""
+    flight divided by latency (Little's law). Arithmetic is limited by the fraction of `device.lanes` that the threads
+    fill."""
     moving, computing = nbytes / (ATTAINED * device.bandwidth), operations / (ATTAINED * rate)
     busy = wide = 1.0
     if threads is not None:
@@ -275,7 +276,7 @@ def _at(value: Dim, symbols: Symbols) -> int:
     return value if isinstance(value, int) else dim(value).evaluate(symbols)
 
 
-# --- launches beside each other --------------------------------------------------------------------------------------
+# --- concurrent launches ---------------------------------------------------------------------------------------------
 
 
 class Occupancy:

@@ -34,7 +34,7 @@ class Loop:
     name: str
     extent: Expr
     steps: tuple[Expr, ...]
-    axis: int | None  # the axis that linalg.index asks for; such loops are not collapsed
+    axis: int | None  # the axis that linalg.index reads; such loops are not collapsed
 
     @property
     def limit(self) -> str:

@@ -1,8 +1,8 @@
 """C++ text, shared by all targets, that reads a packed table from canonical bytes.
 
 An element (row, k) of canonical bytes is stored in one of three ways: in a record, in a block whose entries share
-bytes, or in a row-major array of its field. The expressions here are C++ in terms of `table` (bytes), `row`, `k`,
-`block` and `inside`.
+bytes, or in an array of its field. The expressions here are C++ in terms of `table` (bytes), `row`, `k`, `block` and
+`inside`.
 """
 
 from __future__ import annotations

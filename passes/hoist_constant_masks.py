@@ -157,7 +157,7 @@ def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
 
 
 def _read_table(op: Operation, built: Built, key: str) -> None:
-    """Replaces a value by a view of the table: a slice for symbolic sizes, a broadcast where it repeats."""
+    """Replaces a value by a view of the table: a slice for symbolic sizes, a broadcast if it repeats."""
     value = op.results[0]
     builder = build.with_path(InsertPoint.before(op), path_of(op))
     table = qc.ConstOp(key, built.value.type)

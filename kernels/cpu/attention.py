@@ -31,7 +31,7 @@ LANES = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """Register tile: `rows` queries by `panels` vectors of 16 keys.
+    """Register tile: `rows` queries by `panels` vectors of 16 floats.
 
     Accumulators, operands and one broadcast fit the registers: 8 x 2 zmm of 32, 6 x 1 pairs of ymm (12 of 16), 2 x 1
     groups of four xmm (8 of 16).

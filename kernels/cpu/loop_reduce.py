@@ -89,7 +89,7 @@ def _items_cost(nest: Nest, inner: str, factor: int = 1) -> str:
     )
 
 
-# --- across: lanes along a reduction loop ----------------------------------------------------------------------------
+# --- across: SIMD lanes along a reduction loop -----------------------------------------------------------------------
 
 
 def _across(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
@@ -152,7 +152,7 @@ def _fold_lanes(nest: Nest, i: int, fold: Fold, parts: Sequence[str]) -> list[st
     ]
 
 
-# --- beside: lanes along a parallel loop -----------------------------------------------------------------------------
+# --- beside: SIMD lanes along a parallel loop ------------------------------------------------------------------------
 
 
 def _beside(nest: Nest, folds: list[Fold], inner: Loop) -> Form:

@@ -146,7 +146,7 @@ def _is_plane(fmt: Format, section: Section) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _panel_struct(fmt: Format, across: bool, places: tuple[str, ...]) -> tuple[str, str]:
-    """(name, text) of the struct for a format whose fields are ordered by `places`."""
+    """(name, text) of the struct for a format whose fields are stored as `places` says."""
     anonymous = _struct_text(fmt, across, places, "W", "T")
     name = f"{identifier(fmt.name)}_{zlib.crc32(anonymous.encode()):08x}"
     text = _struct_text(fmt, across, places, f"qw_{name}", f"qt_{name}")

@@ -7,8 +7,8 @@ An engine states its requirements as data, over facts of an op: element types, t
 sizes. `select-kernels` reports the decision and `emit_kernel` follows the same decision, so the report is always true.
 The last engine of a template requires nothing: every op compiles for every architecture.
 
-Every engine here is deterministic: sums are taken in one order, whatever the scheduling. None converts bf16 operands to
-f16, which has another range. Below sm_80, bf16 is only a storage type and arithmetic is fp32.
+Every engine here is deterministic: sums are taken in one order, independent of scheduling. None converts bf16 operands
+to f16, whose range is smaller. Below sm_80, bf16 is only a storage type and arithmetic is fp32.
 """
 
 from __future__ import annotations
@@ -149,8 +149,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen engine, and (name, reason) of the others: those that were refused, and those that are less
-    preferred."""
+    """The chosen engine, and (name, reason) of all others: a requirement that is not met, or "not preferred"."""
 
     engine: Engine
     rejected: tuple[tuple[str, str], ...]

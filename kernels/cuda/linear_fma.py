@@ -89,7 +89,7 @@ def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool) -> Few:
     depth = RING if mma or rows <= RING else RING // 2
     if weight.scattered:  # each piece loads its own entries and needs the registers for them
         depth = 1
-    row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # of x, for one round of one warp's ring
+    row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # bytes of x for one round of a warp's ring
     most_warps = 16 if blocks <= 128 else 8
     warps = 1
     while 2 * warps <= min(most_warps, weight.tiles // RING, X_BYTES // row_bytes):

@@ -104,7 +104,7 @@ REGISTERS = 18
 
 TIGHT = (6, 100)
 """The code bits for which the large tile has no register left, and the architecture (sm_100) from which on ptxas then
-spills: two planes, of 4 and 2 bits, beside 128 sums."""
+spills: two planes, of 4 and 2 bits, and 128 sums."""
 
 
 def tile_of(body: LinearKernel, bits: int, limit: int, entries: int = 1, arch: int = 0) -> Tile:

@@ -23,7 +23,7 @@ def precedes(kind: str, other: str, own: str, other_at: str, own_at: str) -> str
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One order for any architecture."""
+    """One sort or top-k for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, OrderKernel)

@@ -355,7 +355,7 @@ def _decoding(declaration: Declaration, kind: Codes, dtype: DType, *, whole_piec
 
 
 def _one_by_one(declaration: Declaration, kind: Codes) -> list[str]:
-    """In fp32, before rounding."""
+    """Members: an element in fp32, before rounding."""
     parts = list(declaration.split.per_entry)
     if kind != "counts":
         return [*_AS_THEY_ARE, *_mma_value("return element(biased, p);  // the code's value")]

@@ -39,7 +39,7 @@ class CudaT16V1(PanelLayout):
             1 bit, tile 16 x 64, 4 bytes per lane: pair p of piece j in bits 4j + p (h = 0) and 16 above (h = 1)
             8 bits, tile 16 x 32: words 2j, 2j + 1 hold the piece at column 16 j, pair p in bytes 2 (p % 2) + h of
             word 2j + p / 2
-            Codes of 3, 5, 6 and 7 bits are planes of these widths: whatever the width w, a shift by w (4j + p), counted
+            Codes of 3, 5, 6 and 7 bits are planes of these widths: for every width w, a shift by w (4j + p), counted
             in words of 32 / w codes, and one mask leave both codes of a pair in the halves of a word.
     values  bf16, f16, tile 16 x 16: word p is pair p, h = 0 in its low half
             f32, tile 16 x 8: word p is row g + 8 (p % 2), column t + 4 (p / 2)

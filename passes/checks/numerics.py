@@ -44,7 +44,7 @@ Numerics = Exact | Ulps | Reordered
 
 
 def count_roundings(module: ModuleOp) -> int:
-    """The number of places in the code that round a value to 16 bits: `truncf`s, and `qc` ops with a 16-bit result."""
+    """The number of places in the IR that round a value to 16 bits: `truncf`s, and `qc` ops with a 16-bit result."""
     count = 0
     for op in module.walk():
         if isinstance(op, arith.TruncFOp):
@@ -55,7 +55,7 @@ def count_roundings(module: ModuleOp) -> int:
 
 
 def count_widenings(module: ModuleOp) -> int:
-    """The number of places in the code that read a 16-bit value as f32. When one disappears, it may have been half of a
+    """The number of places in the IR that read a 16-bit value as f32. When one disappears, it may have been half of a
     deleted pair whose rounding stays because it has other readers."""
     return sum(isinstance(op, arith.ExtFOp) for op in module.walk())
 

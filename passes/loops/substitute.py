@@ -73,7 +73,7 @@ def _evaluate_dim(op: qc.DimOp, values: Mapping[str, int]) -> None:
     block.erase_op(op)
 
 
-# --- ops that repeat sizes beside their types ------------------------------------------------------------------------
+# --- ops that hold sizes in addition to their types ------------------------------------------------------------------
 
 
 def _static_index(value: SSAValue) -> int | None:

@@ -34,7 +34,7 @@ class Task:
     event: float
     """Microseconds that an edge from another stream takes."""
     stays: bool = False
-    """Whether it runs on the device's own stream in any case."""
+    """Whether it must stay on the device's own stream."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _moved(entries: Sequence[T]) -> list[T]:
 
 
 def _generic(op: Operation) -> SSAValue | None:
-    """A nest that visits such a view and its own result channel by channel."""
+    """A nest that reads such a view in the order of its own result (at least batch and channels alike)."""
     assert isinstance(op, ops.GenericOp)
     out = loops.output_index(op)
     spatial = 1 if len(out) == 3 else 2

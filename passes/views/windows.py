@@ -22,7 +22,7 @@ from qcompiler.plan.dims import Dim, dim
 def padded(
     builder: Builder, x: SSAValue, op: qc.Conv2dOp | qc.WindowsOp, size: Sequence[Dim], kernel: Sequence[int]
 ) -> SSAValue:
-    """The image with its border of zeros, cut to what `size` windows of `kernel` cover."""
+    """The image with its border of zeros, cut to the area that `size` windows of `kernel` cover."""
     top, left, bottom, right = numbers(op.padding)
     b, h, w, c = shape_of(x.type)
     if top or left or bottom or right:
@@ -82,7 +82,7 @@ def feeds_linear(op: qc.WindowsOp) -> bool:
 
 
 def windows_of(value: SSAValue) -> qc.WindowsOp | None:
-    """The `qc.windows` that a linear reads as its x, through reshapes of leading dims, if nothing else reads it."""
+    """The `qc.windows` behind a linear's x, through reshapes of leading dims, if nothing else reads it."""
     op = producer(value)
     while isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
         if not value.has_one_use() or shape_of(op.src.type)[-1] != shape_of(value.type)[-1]:

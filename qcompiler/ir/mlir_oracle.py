@@ -39,7 +39,7 @@ PIPELINE = (
 
 
 def bindings() -> tuple[Any, Any, Any]:
-    """torch-mlir's `ir`, `passmanager` and `execution_engine`; MissingDependencyError says how to install them."""
+    """torch-mlir's `ir`, `passmanager` and `execution_engine`. MissingDependencyError explains how to install them."""
     try:
         ir, passes, engine = (
             importlib.import_module(f"torch_mlir.{name}") for name in ("ir", "passmanager", "execution_engine")

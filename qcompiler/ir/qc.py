@@ -190,7 +190,7 @@ class CopyOp(QCOp):
 
 @irdl_op_definition
 class QuantizeOp(QCOp):
-    """Encodes a float matrix into a format (activations; weights are encoded at compile time)."""
+    """Encodes a float matrix into a format. For activations: weights are encoded at compile time."""
 
     name = "qc.quantize"
     input = operand_def(TensorType)

@@ -94,9 +94,9 @@ class Conv2dOp(QCOp):
 
 @irdl_op_definition
 class WindowsOp(QCOp):
-    """im2col: the windows of an image (B, H, W, C) as rows (B, H', W', kh*kw*C), with the channels of each tap in turn.
+    """im2col: the windows of an image (B, H, W, C) as rows (B, H', W', kh*kw*C): the channels of each tap in turn.
 
-    Outside of the image there are zeros, `padding [top, left, bottom, right]`. A convolution is the linear of this.
+    Outside the image there are zeros, `padding [top, left, bottom, right]` of them. A convolution is a linear of this.
     """
 
     name = "qc.windows"

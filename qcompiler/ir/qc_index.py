@@ -72,8 +72,8 @@ class EmbeddingOp(QCOp):
 
 @irdl_op_definition
 class GatherOp(QCOp):
-    """Picks along `axis`. mode "take": index of any rank replaces the axis (numpy.take); mode "along": index has x's
-    rank (numpy.take_along_axis). Negative indices count from the end."""
+    """Picks along `axis`. In mode "take", an index of any rank replaces the axis (numpy.take). In mode "along", the
+    index has x's rank (numpy.take_along_axis). Negative indices count from the end."""
 
     name = "qc.gather"
     x = operand_def(TensorType)

@@ -1,4 +1,5 @@
-"""The `rt` dialect: the schedule, one to one with `qcompiler.plan`. No SSA values: everything is named, as in the plan.
+"""The `rt` dialect: the schedule, one to one with `qcompiler.plan`. It has no SSA values: as in the plan, names refer
+to things.
 
     rt.device @d0 {kind = "cpu", index = 0 : i64}
     rt.stream @s0 on @d0
@@ -17,13 +18,14 @@
       rt.torch_call "aten.lgamma.default" on @s0 [#rt.view<…>] to [#rt.view<…>] {region = {…}, sizes = [], serves = "…"}
     }
 
-Before assign-streams a step may lack its stream, before plan-memory a buffer its offset; the plan has both.  A buffer
-of the constants arena names the weight whose bytes it holds (`weight`).
+A step may lack its stream before assign-streams, and a buffer its offset before plan-memory; the plan has both. A
+buffer of the constants arena names the weight whose bytes it holds (`weight`).
 
-A kernel's region has one block argument for each operand, in order: of the operand's element type (`!qc.qtensor` for a
-packed one) and of its shape or a reshape of it.  An argument of a write-only operand is a destination (`outs`) without
-defined contents.  The one compute op (`qc.*` or `linalg.generic`) may be accompanied by `tensor.empty`, `linalg.fill`,
-`qc.dim`, constants and view ops.  `rt.yield` yields one tensor for each written operand (w, rw), in order.
+A kernel's region has one block argument per operand, in order. An argument has the operand's element type
+(`!qc.qtensor` for a packed operand) and its shape or a reshape of it. The argument of a write-only operand is a
+destination (`outs`) without defined contents. Besides the one compute op (`qc.*` or `linalg.generic`), the region may
+contain `tensor.empty`, `linalg.fill`, `qc.dim`, constants and view ops. `rt.yield` yields one tensor for each written
+operand (w, rw), in order.
 """
 
 from __future__ import annotations
