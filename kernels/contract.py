@@ -1,4 +1,4 @@
-"""Emitters and contracts: a template writes text only for a spec that keeps the contract of its kind."""
+"""Contracts before emission: a template writes text only for a spec that meets the contract of its kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from qcompiler.plan.verify_kernels import check_contract
 
 
 def require_contract(spec: KernelSpec) -> None:
-    """`check_contract`, as a KernelSelectionError. What it says of sizes is proven where a plan is loaded."""
+    """`check_contract`, with a KernelSelectionError. What the contract says about sizes is proven where a plan is
+    loaded."""
     try:
         check_contract(spec)
     except PlanError as error:
@@ -19,7 +20,7 @@ def require_contract(spec: KernelSpec) -> None:
 
 
 def require_declared(templates: Iterable[str]) -> None:
-    """AssertionError, when a table of templates is made, for one without a contract."""
+    """AssertionError if a template has no contract. Runs when a table of templates is built."""
     declared = {str(kind.__struct_config__.tag) for kind in (*declared_kinds(), LoopKernel)}  # type: ignore[attr-defined]
     missing = sorted(set(templates) - declared)
     assert not missing, f"the templates {missing} have no contract (qcompiler/plan/contracts.py)"

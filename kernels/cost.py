@@ -1,12 +1,12 @@
-"""How long launches and copies take, estimated from their specs: assign-streams decides by it, timelines show it.
+"""Estimated times of launches and copies. `assign-streams` decides by them, and timelines show them.
 
     device = device_cost("sm_90a")
     cost = launch_cost(spec, {"b": 1}, device, "sm_90a")     # Cost(span=4.2, share=0.61, …), microseconds
-    Occupancy().place(start, cost)                           # when it ends beside what runs already
+    Occupancy().place(start, cost)                           # when it ends, given what already runs
 
-Nothing here is measured.  A launch is the longer of two times, moving its bytes and doing its operations, at rates that
-are published for one device of each architecture; to it come the fixed times that a short launch consists of.  Since
-nearly all of a small launch is fixed time, two of them fit beside each other; two that fill the device do not.
+Nothing is measured. The time of a launch is a fixed part plus the longer of two times: moving its bytes and doing its
+operations. The rates are published figures of one device per architecture. A small launch is almost all fixed time, so
+two of them can run at once; two launches that fill the device cannot.
 """
 
 from __future__ import annotations
@@ -43,56 +43,59 @@ from qcompiler.plan.kernel import (
 Symbols = Mapping[str, int]
 
 FEW = 8
-"""Operations for each element of a norm, a softmax, a scan, and for each comparison of a sort: they hardly count."""
+"""Operations per element of a norm, a softmax or a scan, and per comparison of a sort. Memory dominates these kernels,
+so a rough number is enough."""
 
 
 @dataclass(frozen=True)
 class DeviceCost:
-    """A device in figures: times in microseconds, rates per microsecond."""
+    """The figures of a device. Times are in microseconds, rates per microsecond."""
 
     name: str
     bandwidth: float
-    """Bytes of its memory."""
+    """Bytes to or from its memory."""
     fp32: float
-    """Operations of its ordinary arithmetic; a multiply-add is two."""
+    """fp32 operations of its ordinary units; a multiply-add counts two."""
     tensor: float
     """Operations of its tensor cores, on 16-bit values with fp32 sums."""
     link: float
     """Bytes to or from another device, one way."""
     lanes: int
-    """Threads that keep its arithmetic busy."""
+    """Threads needed to keep its arithmetic units busy."""
     latency: float
-    """One trip to memory and back."""
+    """One round trip to memory."""
     launch: float
-    """From the end of one kernel to the beginning of the next of its stream, in a captured graph."""
+    """From the end of a kernel to the start of the next one on the same stream, in a captured graph."""
     event: float
-    """What an edge between two streams takes, from the record behind a kernel to the begin of the one that waits."""
+    """An edge between two streams: from the record after a kernel to the start of the kernel that waits."""
     link_latency: float
-    """A copy of nothing to another device."""
+    """An empty copy to another device."""
 
 
 ATTAINED = 0.75
-"""Of a published rate, what a kernel is taken to reach: the bar that this project's 4-bit products are designed for."""
+"""The fraction of a published rate that a kernel is assumed to reach. It is the design target of the 4-bit kernels."""
 
 TRIPS = 4
-"""Trips to memory that follow each other in the shortest kernel: its operands' first bytes, those that they lead to (a
-scale, an index, the next tile), the sum over a block's threads, the result."""
+"""Dependent trips to memory in the shortest kernel: the first bytes of its operands, what those lead to (a scale, an
+index, the next tile), the block reduction, the result."""
 
 IN_FLIGHT = 16
-"""Bytes that a thread has under way at once: the kernels' loads are 16 bytes wide."""
+"""Bytes that a thread has in flight: the kernels load 16 bytes at a time."""
 
 
 def _gpu(name: str, bandwidth: float, fp32: float, tensor: float, link: float, multiprocessors: int) -> DeviceCost:
-    """Published figures in GB/s, TFLOP/s, TFLOP/s, GB/s, and what all GPUs are given alike.
+    """A GPU from published figures (GB/s, TFLOP/s, TFLOP/s, GB/s), and figures assumed the same for all GPUs:
 
-    lanes: a warp for each of a multiprocessor's four schedulers (and tensor cores).
-
-    latency: 400 cycles to global memory on V100, A100 and H100 at 1.4 to 1.75 GHz (doi 10.1016/j.ultsonch.2023.106546,
-    table 3) are 0.23 to 0.28 us.  launch: 0.5 us between kernels of a graph on a V100 (NVIDIA, "Getting Started with
-    CUDA Graphs", 2019: 3.4 us for each kernel of 2.9 us); 0.58 us for each node of a chain of empty ones on an RTX 5070
-    Ti (github.com/ahrefs/ocannl, issue 488).  event: between 1 us (github.com/chelsea0x3b/cudarc, pull request 335) and
-    3 us on an RTX 3080 (github.com/facebookincubator/velox, pull request 6096).  link_latency: two trips over PCIe of
-    1 to 2 us (the former) and an event's order of magnitude: small copies are all latency.
+    - lanes: one warp for each of a multiprocessor's four schedulers (and tensor cores).
+    - latency: 400 cycles to global memory on V100, A100 and H100 (doi 10.1016/j.ultsonch.2023.106546, table 3), which
+      is 0.23 to 0.28 us at 1.4 to 1.75 GHz.
+    - launch: 0.5 us between kernels of a graph on a V100 (NVIDIA, "Getting Started with CUDA Graphs", 2019: 3.4 us for
+      each kernel of 2.9 us); 0.58 us for each node of a chain of empty kernels on an RTX 5070 Ti
+      (github.com/ahrefs/ocannl, issue 488).
+    - event: between 1 us (github.com/chelsea0x3b/cudarc, pull request 335) and 3 us on an RTX 3080
+      (github.com/facebookincubator/velox, pull request 6096).
+    - link_latency: two trips over PCIe of 1 to 2 us (cudarc, above) plus about the time of an event. Latency dominates
+      small copies.
     """
     return DeviceCost(
         name, bandwidth * 1e3, fp32 * 1e6, tensor * 1e6, link * 1e3, lanes=4 * 32 * multiprocessors,
@@ -110,27 +113,28 @@ GPUS: dict[str, DeviceCost] = {
     "sm_100": _gpu("B200", 8000, 75, 2250, 64, 148),
     "sm_120": _gpu("RTX 5090", 1792, 104.8, 209.5, 64, 170),
 }
-"""One device of each architecture, as NVIDIA's data sheets give it (dense rates; the link is PCIe x16, 3.0 to 5.0)."""
+"""One device of each architecture, from NVIDIA's data sheets (dense rates; the link is PCIe x16, 3.0 to 5.0)."""
 
 CPU = DeviceCost(
     "8 cores at 3 GHz", bandwidth=51.2e3, fp32=0.768e6, tensor=0.768e6, link=51.2e3, lanes=8,
     latency=0.1, launch=0.25, event=0.0, link_latency=0.25,
 )  # fmt: skip
-"""A processor of eight cores with AVX2: two channels of DDR4-3200, 2 x 8 fp32 multiply-adds per core and cycle, 100 ns
-to memory; `launch` is what opening a parallel region takes (docs/runtime.md).  It has one stream, so no events."""
+"""Eight cores with AVX2: two channels of DDR4-3200, 2 x 8 fp32 multiply-adds per core and cycle, 100 ns to memory.
+`launch` is the time to open a parallel region (docs/runtime.md). A CPU has one stream, so no events."""
 
 DEFAULT_GPU = "sm_80"
-"""What a plan is judged for whose target says nothing of a GPU."""
+"""The GPU assumed when a plan's target names none."""
 
 
 def device_cost(isa: str, kind: str = "cuda") -> DeviceCost:
-    """The figures for an architecture or instruction set; `kind` is a device slot's."""
+    """The figures for an architecture or instruction set. `kind` is "cpu" or "cuda"."""
     return CPU if kind == "cpu" else GPUS.get(isa, GPUS[DEFAULT_GPU])
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One launch or copy: `span` microseconds alone on an idle device, of which it takes `share` (0 to 1) meanwhile."""
+    """One launch or copy. Alone on an idle device it takes `span` microseconds and uses the fraction `share` (0 to 1)
+    of the device."""
 
     span: float
     share: float
@@ -145,7 +149,7 @@ NOTHING = Cost(0.0, 0.0)
 
 
 def launch_cost(spec: KernelSpec, symbols: Symbols, device: DeviceCost, isa: str, kind: str = "cuda") -> Cost:
-    """One launch of a kernel at these sizes. A grid with a 0 costs nothing: it is not launched."""
+    """The cost of one launch of a kernel at these sizes. A grid with a 0 is not launched and costs nothing."""
     nbytes = bytes_moved(spec.operands, spec.body, symbols)
     operations = operations_of(spec.body, spec.operands, symbols)
     if kind == "cpu":
@@ -161,12 +165,13 @@ def launch_cost(spec: KernelSpec, symbols: Symbols, device: DeviceCost, isa: str
 
 
 def unknown_cost(operands: Sequence[Operand], symbols: Symbols, device: DeviceCost) -> Cost:
-    """A kernel of which only the operands are known (schedules written by hand)."""
+    """The cost of a kernel with known operands and unknown work (schedules written by hand)."""
     return _cost(device, bytes_moved(operands, None, symbols), 0, device.fp32)
 
 
 def copy_cost(nbytes: int, device: DeviceCost, *, crossing: bool) -> Cost:
-    """A copy of `nbytes` within the device, or to or from another one (which takes nothing of its memory's rate)."""
+    """The cost of copying `nbytes` within a device, or between two devices (`crossing`). A copy between devices is
+    assumed to use none of the memory bandwidth."""
     if not nbytes:
         return NOTHING
     if crossing:
@@ -175,8 +180,9 @@ def copy_cost(nbytes: int, device: DeviceCost, *, crossing: bool) -> Cost:
 
 
 def _cost(device: DeviceCost, nbytes: int, operations: int, rate: float, threads: int | None = None) -> Cost:
-    """What `threads` threads (None: enough) reach of the device's rates: of its memory's as many bytes as they have
-    under way in the time of one trip (Little's law), of its arithmetic's what their number is of its lanes."""
+    """The cost of a launch with this many threads (None: enough to fill the device). Bandwidth is limited by bytes in
+    flight divided by latency (Little's law). Arithmetic is limited by the fraction of `device.lanes` that the threads
+    fill."""
     moving, computing = nbytes / (ATTAINED * device.bandwidth), operations / (ATTAINED * rate)
     busy = wide = 1.0
     if threads is not None:
@@ -190,7 +196,8 @@ def _cost(device: DeviceCost, nbytes: int, operations: int, rate: float, threads
 
 
 def bytes_moved(operands: Sequence[Operand], body: KernelBody | None, symbols: Symbols) -> int:
-    """Bytes read and written at these sizes: each operand's once (a broadcast's as stored), of tables what is used."""
+    """Bytes read and written at these sizes. Each operand counts once, a broadcast one at its stored size, and of a
+    table only the part that is used."""
     return sum(_operand_bytes(operand, body, symbols) for operand in operands)
 
 
@@ -212,7 +219,7 @@ def _operand_bytes(operand: Operand, body: KernelBody | None, symbols: Symbols) 
 
 
 def stored_bytes(operand: Operand, symbols: Symbols) -> int:
-    """Bytes of an operand as it lies in memory, what it repeats (stride 0) once."""
+    """Bytes that an operand occupies in memory. A dim of stride 0 counts once."""
     if operand.format is not None:
         rows, cols = (_at(size, symbols) for size in operand.shape)
         return _packed_bytes(operand.format.name, tuple(sorted(operand.format.params.items())), operand.layout,
@@ -236,7 +243,8 @@ def _packed_bytes(
 
 
 def operations_of(body: KernelBody, operands: Sequence[Operand], symbols: Symbols) -> int:
-    """Arithmetic at these sizes: the products' multiply-adds count two, other bodies one for each op and element."""
+    """Arithmetic operations at these sizes. A multiply-add of a matrix product counts two; other kernels count one for
+    each scalar op and element."""
     match body:
         case LinearKernel():
             return 2 * _at(body.m, symbols) * body.n * body.k
@@ -256,7 +264,7 @@ def operations_of(body: KernelBody, operands: Sequence[Operand], symbols: Symbol
             return FEW * _elements(operands, symbols)
         case OrderKernel():
             return FEW * _elements(operands, symbols) * _at(body.length, symbols).bit_length()
-        case _:  # rows that are moved
+        case _:  # kernels that only move rows
             return 0
 
 
@@ -268,13 +276,13 @@ def _at(value: Dim, symbols: Symbols) -> int:
     return value if isinstance(value, int) else dim(value).evaluate(symbols)
 
 
-# --- launches beside each other --------------------------------------------------------------------------------------
+# --- concurrent launches ---------------------------------------------------------------------------------------------
 
 
 class Occupancy:
-    """How much of one device is taken, over time. What is placed first keeps what it takes; later ones get the rest.
+    """How much of a device is in use over time. Launches placed first keep their share; later ones get what is left.
 
-    So the device never does more than it can, and a launch that fills it lets none run beside it.
+    The total never exceeds the device, and a launch that fills the device lets nothing run beside it.
     """
 
     def __init__(self) -> None:
@@ -282,11 +290,11 @@ class Occupancy:
         self._loads = [0.0]
 
     def finish(self, start: float, cost: Cost) -> float:
-        """When a launch that may begin at `start` would end."""
+        """When a launch that may start at `start` would end."""
         return self._walk(start, cost)[0]
 
     def place(self, start: float, cost: Cost) -> float:
-        """The same, and takes what it needs."""
+        """Reserves the device for a launch that may start at `start`; returns when it ends."""
         end, taken = self._walk(start, cost)
         for low, high, load in taken:
             first, last = self._cut(low), self._cut(high)
@@ -295,7 +303,7 @@ class Occupancy:
         return end
 
     def _walk(self, start: float, cost: Cost) -> tuple[float, list[tuple[float, float, float]]]:
-        """The end, and the pieces (begin, end, share) of the way there."""
+        """The end of the launch, and the pieces (begin, end, share) it runs in."""
         if cost.share <= 0:
             return start + cost.span, []
         at, left, taken = start, cost.span, []
@@ -315,7 +323,7 @@ class Occupancy:
         return at, taken
 
     def _cut(self, at: float) -> int:
-        """The number of the piece that begins at `at`, made if there is none."""
+        """The index of the piece that begins at `at`, split off if needed."""
         number = bisect.bisect_left(self._starts, at)
         if number == len(self._starts) or self._starts[number] != at:
             self._starts.insert(number, at)

@@ -1,4 +1,4 @@
-"""What kernels of every target derive from a declaration before they print it."""
+"""Facts about a format that the kernels of every target derive from its declaration."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["ends_inside_groups", "first_of_integers", "shared_columns"]
 
 
 def shared_columns(fmt: Format) -> int:
-    """Columns after which an entry may change: the greatest common divisor of what entries cover; 0 if rows do."""
+    """The number of columns after which some entry may change: the greatest common divisor of the columns that entries
+    cover; 0 if each entry covers a whole row."""
     covers = [f.covers for f in fmt.declaration.fields if isinstance(f.covers, int) and f.covers > 1]
     return math.gcd(*covers) if covers else 0
 
 
 def ends_inside_groups(fmt: Format, cols: int) -> bool:
-    """Whether entries begin at other columns in each row: in streams whose rows hold no whole entries."""
+    """Whether groups start at different columns in different rows: flat blocks whose size does not divide the row."""
     covers = shared_columns(fmt)
     return fmt.declaration.blocking == "flat" and covers > 0 and cols % covers != 0

@@ -1,4 +1,4 @@
-"""In which order a gather walks its result, on any target."""
+"""The order in which a gather walks its result, on any target."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from qcompiler.plan.kernel import GatherKernel, Operand
 
 
 def counts_fastest(body: GatherKernel, out: Operand) -> bool:
-    """Whether neighbours in the result's memory differ in their place along the axis, and not behind it."""
+    """Whether the axis, and not the dim behind it, is contiguous in the result's memory."""
     return body.mode == "along" and out.strides[1] == 1 and out.strides[2] != 1
 
 

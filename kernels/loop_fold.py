@@ -1,7 +1,7 @@
-"""Reductions that may be taken apart: bodies of the form ``acc = combine(acc, value)``, one per output.
+"""Reductions that can be split: bodies of the form ``acc = combine(acc, value)``, one per output.
 
-Such a body can run over parts of the reduction, each from the neutral element, and the parts be combined afterwards in
-any fixed order.  Every other body (argmax, several accumulators that see each other) has to run in order.
+Such a body can run over parts of the reduction, each from the neutral element. The partial results can then be combined
+in any fixed order. Every other body (argmax, accumulators that read each other) has to run in order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ INTEGER_LIMITS = {
     "i64": (-(2**63), 2**63 - 1), "i32": (-(2**31), 2**31 - 1), "i16": (-(2**15), 2**15 - 1),
     "i8": (-(2**7), 2**7 - 1), "i1": (0, 1),
 }  # fmt: skip
-"""The integers that folds work on, with their least and greatest values."""
+"""The integer types that folds support, with their smallest and largest values."""
 
-# The value that changes nothing, by op; -0.0 + x keeps the sign of a zero sum.
+# The neutral element of each op; -0.0 + x keeps the sign of a zero sum.
 _NEUTRAL: dict[str, float] = {
     "arith.addf": -0.0, "arith.mulf": 1.0, "arith.maximumf": float("-inf"), "arith.minimumf": float("inf"),
     "arith.maxnumf": float("-inf"), "arith.minnumf": float("inf"), "arith.addi": 0, "arith.muli": 1, "arith.ori": 0,
@@ -29,7 +29,8 @@ _NEUTRAL: dict[str, float] = {
 
 @dataclass(frozen=True)
 class Fold:
-    """One output's ``acc = op(acc, value)``: the neutral element as C++ text, and the op as a two-input program."""
+    """The ``acc = op(acc, value)`` of one output: the neutral element as C++ text, and the op as a program of two
+    inputs."""
 
     dtype: str
     neutral: str
@@ -37,13 +38,14 @@ class Fold:
 
 
 def initial(nest: Nest, output: int) -> str:
-    """The C++ literal an output starts from."""
+    """The C++ literal of an output's initial value."""
     dtype, text = nest.outputs[output].dtype, nest.body.init[output]
     return float_literal(parse_float(text), dtype) if dtype in FLOATS else int_literal(text, dtype)
 
 
 def find_folds(nest: Nest, integers: Collection[str] = tuple(INTEGER_LIMITS)) -> list[Fold] | None:
-    """Each output's fold, or None where an accumulator is used otherwise or is an integer that is not in `integers`."""
+    """The fold of each output. None if an accumulator is used in another way or is an integer type not in
+    `integers`."""
     program = nest.program
     producers = {op.result: op for op in program.ops}
     folds = []

@@ -1,8 +1,8 @@
-"""The loops of a LoopKernel, brought to a normal form before any text is written.
+"""Brings the loops of a LoopKernel to a normal form before any text is written.
 
-Loops of extent 1 vanish, parallel loops are put in the order of the first output's strides (outermost largest), and
-neighbours that every operand walks as one are collapsed: ``for i < b, for j < s*384`` with strides (384*s, 1)
-everywhere is one loop.  Guesses of symbolic strides only ever choose an order, never a meaning.
+Loops of extent 1 disappear. Parallel loops are sorted by the strides of the first output, largest outermost. Adjacent
+loops that every operand walks as one are collapsed: ``for i < b, for j < s*384`` with strides (384*s, 1) everywhere is
+one loop. Guessed values of symbolic strides only affect the order of loops, never the result.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from qcompiler.kernels.text import c_dim, identifier
 from qcompiler.plan.dims import Expr, dim
 from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram
 
-_GUESS = 61  # a size that symbols are given when strides are compared
-_MATH_COST = 10  # element operations that a transcendental function is worth
+_GUESS = 61  # the value of every symbol when strides are compared
+_MATH_COST = 10  # element operations that a transcendental function costs
 _CHEAP_MATH = frozenset({"sqrt", "absf", "absi", "ceil", "floor", "round", "roundeven", "trunc", "copysign", "fma"})
 _RESERVED_TEXT = """
 arg auto before begin bool call case char chunk const count ctx default delete do double else end enum
@@ -29,12 +29,12 @@ _RESERVED = frozenset(_RESERVED_TEXT.split())
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop: its C++ variable, its extent, and how far each operand moves (in elements) per iteration."""
+    """One loop: its C++ variable, its extent, and the step of each operand (in elements) per iteration."""
 
     name: str
     extent: Expr
     steps: tuple[Expr, ...]
-    axis: int | None  # the axis that linalg.index asks for; such loops are not collapsed
+    axis: int | None  # the axis that linalg.index reads; such loops are not collapsed
 
     @property
     def limit(self) -> str:
@@ -44,7 +44,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Nest:
-    """A LoopKernel in normal form. `indices` gives the C++ text of each original axis for linalg.index."""
+    """A LoopKernel in normal form. `indices` holds the C++ text of each original axis, for linalg.index."""
 
     spec: KernelSpec
     body: LoopKernel
@@ -60,7 +60,7 @@ class Nest:
 
     @property
     def inputs(self) -> int:
-        """How many operands are inputs; the outputs follow."""
+        """The number of operands that are inputs; the outputs follow them."""
         return len(self.spec.operands) - len(self.program.yields)
 
     @property
@@ -72,12 +72,12 @@ class Nest:
         return self.parallel + self.reduction
 
     def used(self, operand: int) -> bool:
-        """Whether the body reads an input (an unused one is not loaded)."""
+        """Whether the body reads an input. Unused inputs are not loaded."""
         name = self.program.inputs[operand][0]
         return name in self.program.yields or any(name in op.args for op in self.program.ops)
 
     def address(self, operand: int, loops: Sequence[Loop], at: dict[str, str] | None = None) -> str:
-        """Pointer text at the given loops' variables (`at` replaces some of them by other text)."""
+        """The C++ pointer expression at the given loops' variables; `at` replaces the text of some variables."""
         terms = [] if self.offsets[operand] == 0 else [c_dim(self.offsets[operand])]
         for loop in loops:
             step, variable = loop.steps[operand], (at or {}).get(loop.name, loop.name)
@@ -91,21 +91,21 @@ class Nest:
         return [f"const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in self.loops]
 
     def cost(self) -> int:
-        """Element operations per iteration, roughly."""
+        """Approximate element operations per iteration."""
         return len(self.spec.operands) + sum(
             _MATH_COST if op.op.startswith("math.") and op.op[5:] not in _CHEAP_MATH else 1 for op in self.program.ops
         )
 
 
 def guess(value: Expr) -> int:
-    """A number for comparing symbolic sizes."""
+    """A concrete value for a symbolic size, for comparisons only."""
     return value.evaluate(dict.fromkeys(value.symbols(), _GUESS))
 
 
 def build_nest(spec: KernelSpec, reserved: frozenset[str] = frozenset()) -> Nest:
-    """The normal form. No operand gets one of the `reserved` names, which a target uses for variables of its own.
+    """The normal form. No operand gets one of the `reserved` names, which a target uses for its own variables.
 
-    The parts of the nest fit together: plan/loop_contract.py.
+    plan/loop_contract.py proves that the parts of the nest fit together.
     """
     body = spec.body
     assert isinstance(body, LoopKernel)
@@ -149,7 +149,7 @@ def _collapse(loops: Sequence[Loop]) -> list[Loop]:
 
 
 def _operand_names(spec: KernelSpec, reserved: frozenset[str]) -> tuple[str, ...]:
-    """C++ names of the operands: their own where those are usable and distinct."""
+    """C++ names of the operands: their own names if these are usable and distinct."""
     names: list[str] = []
     for i, operand in enumerate(spec.operands):
         name = identifier(operand.name)

@@ -1,13 +1,13 @@
-"""Kernels under numbers: the specs that text is made of when a plan may come from a file.
+"""Numbered kernels: specs with all names replaced, for plans that may come from a file.
 
-No string of a file becomes an identifier.  `numbered(spec, 3)` is the spec with
+No string of a file becomes an identifier. `numbered(spec, 3)` is the spec with these names:
 
     its name        3, so that its function is `qk_3`
-    its symbols     d0, d1, … in the order of their names (sizes keep their text, but for that)
+    its symbols     d0, d1, … in alphabetical order (size expressions change only by these names)
     its operands    the names of their roles in the kernel's contract (x, w, out); in0, in1, out0 of a loop
     its values      v0, v1, … in a body and in an epilogue
 
-What the file calls it stands behind `serves`, which is printed in comments only, through `text.comment`.
+The name that the file uses follows `serves`, which only appears in comments, through `text.comment`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from qcompiler.plan.dims import Dim, Expr, dim
 from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram, Strict
 
 NOT_SIZES = frozenset({"iterators", "kind", "mode", "fold", "mask", "m_class", "init"})
-"""Fields of bodies that hold strings other than sizes: all of them words of a closed list, or numbers."""
+"""Fields of bodies whose strings are not sizes: words of a closed list, or numbers."""
 
 
 def numbered(spec: KernelSpec, number: int) -> KernelSpec:
-    """The spec without a string of its own; see the module. PlanError for operands that fit no contract."""
+    """The spec without strings of its own; see the module. PlanError for operands that fit no contract."""
     symbols = {name: f"d{i:0{len(str(len(spec.symbols)))}}" for i, name in enumerate(sorted(spec.symbols))}
     names = _operand_names(spec)
     operands = tuple(
@@ -47,7 +47,7 @@ def numbered(spec: KernelSpec, number: int) -> KernelSpec:
 
 
 def numbered_all(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
-    """Each spec under its place."""
+    """Each spec, numbered by its position."""
     return tuple(numbered(spec, number) for number, spec in enumerate(specs))
 
 

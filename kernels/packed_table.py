@@ -1,7 +1,8 @@
-"""What kernels of every target print to read a packed table where its canonical bytes keep codes and entries.
+"""C++ text, shared by all targets, that reads a packed table from canonical bytes.
 
-An element (row, k) of canonical bytes stands in a record, in a block whose entries share bytes, or in order behind the
-others of its field.  The expressions here are C++ in terms of `table` (bytes), `row`, `k`, `block` and `inside`.
+An element (row, k) of canonical bytes is stored in one of three ways: in a record, in a block whose entries share
+bytes, or in an array of its field. The expressions here are C++ in terms of `table` (bytes), `row`, `k`, `block` and
+`inside`.
 """
 
 from __future__ import annotations
@@ -33,36 +34,37 @@ class PackedTable:
 
     @property
     def block(self) -> int:
-        """Elements of a block that is stored as one piece (a record, entries that share bytes); 0 if there is none."""
+        """Elements of a block that is stored as one unit (a record, or entries that share bytes); 0 without such
+        blocks."""
         d = self.fmt.declaration
         stands = self.layout == "canonical" and (d.interleaved or any(f.packing for f in d.fields))
         return d.block_size(self.cols) if stands else 0
 
     @property
     def column(self) -> str:
-        """What blocks are counted along: the place in the stream of elements, or the column."""
+        """The C++ expression along which blocks are counted: the position in the flat stream, or the column."""
         return f"row * {self.cols} + k" if self.fmt.declaration.blocking == "flat" else "k"
 
     def find_block(self) -> str:
-        """The statement that declares the `block` of (row, k) and the place `inside` of it."""
+        """The C++ statement that declares the `block` of (row, k) and the position `inside` it."""
         before = "" if self.fmt.declaration.blocking == "flat" else f"row * {-(-self.cols // self.block)} + "
         column = self.column
         return f"const int64_t block = {before}({column}) / {self.block}, inside = ({column}) % {self.block};"
 
     def block_base(self, field: Field) -> str:
-        """Where the field's bytes of `block` begin."""
+        """The C++ address of the field's bytes in `block`."""
         if field.offset is not None:
             return f"table + block * {self.fmt.declaration.record_bytes} + {field.offset}"
         assert field.packing is not None
         return f"table + {self.sections[field.name].offset} + block * {field.packing.nbytes}"
 
     def entries_of_a_row(self, field: Field) -> int:
-        """Entries of a row as stored: rows of blocks begin at whole bytes."""
+        """Entries of a row as stored. Rows of blocks start at whole bytes."""
         section = self.sections[field.name]
         return section.shape[-1] * 8 * section.dtype.itemsize // field.bits
 
     def entry_index(self, field: Field) -> str:
-        """Which of a field's entries, stored in order, serves (row, k)."""
+        """The C++ index of the field's entry that serves (row, k), for entries stored in order."""
         if field.covers == "tensor":
             return "0"
         covers = field.covers if isinstance(field.covers, int) else 0
@@ -72,34 +74,35 @@ class PackedTable:
         return f"row / {field.rows} * {self.entries_of_a_row(field)}{beside}"
 
     def packed_fields(self) -> list[Field]:
-        """The fields that need a table of places."""
+        """The fields that need a table of bit positions."""
         return [f for f in self.fmt.declaration.fields if f.packing is not None and self.block]
 
     def places_name(self, field: Field) -> str:
-        """The C++ table with the places of a field's entries in a block."""
+        """The name of the C++ table with the bit positions of a field's entries in a block."""
         return f"qk_{self.name}_{identifier(field.name)}_at"
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the entries of a block stand: `most` pieces of bits each, 0 for base-3 digits; a C++ literal per entry."""
+    """The bit positions of a block's entries, one C++ literal per entry. `most` is the largest number of pieces of an
+    entry; 0 means base-3 digits."""
 
     most: int
     literals: tuple[str, ...]
 
     @property
     def type(self) -> str:
-        """The C++ type behind the target's prefix: `trit` or `pieces<most>`."""
+        """The C++ type, without the target's prefix: `trit` or `pieces<most>`."""
         return f"pieces<{self.most}>" if self.most else "trit"
 
     @property
     def rows(self) -> str:
-        """The literals, four to a line."""
+        """The literals, four per line."""
         return ",\n".join("    " + ", ".join(self.literals[i : i + 4]) for i in range(0, len(self.literals), 4))
 
 
 def places_of(packing: Packing, reader: str) -> Places:
-    """The places of a packing's entries. KernelSelectionError, which names the `reader`, for an unknown packing."""
+    """The bit positions of a packing's entries. KernelSelectionError, naming the `reader`, for an unknown packing."""
     if isinstance(packing, Trits):
         found, first = [], 0
         for count, digits in packing.runs:

@@ -2,10 +2,10 @@
 
     arith.mulf %a, %b : f32      const float t_2 = t_0 * t_1;
 
-Every C++ target uses this text: the helpers it names (qc_add, qc_ftoi, qc_exp, …) stand with the same meaning in
-kernels/cpu/scalar.h and vmath.h, and in kernels/cuda/scalar.cuh.  All dtypes are covered; bf16 and f16 values are
-floats that are rounded after each op of the narrow type.  An op without a table entry raises KernelSelectionError
-naming it.  A target may add forms of its own (`Form`): kernels/cpu/vector.py writes 16 lanes at once.
+Every C++ target uses this text. The helpers it calls (qc_add, qc_ftoi, qc_exp, …) have the same meaning in
+kernels/cpu/scalar.h, kernels/cpu/vmath.h and kernels/cuda/scalar.cuh. All dtypes are covered; bf16 and f16 values are
+floats that are rounded after each op of the narrow type. An op without a table entry raises a KernelSelectionError that
+names it. A target may add its own `Form`: kernels/cpu/vector.py writes 16 SIMD lanes at once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from qcompiler.kernels.text import VALUE_TYPES, identifier
 from qcompiler.plan.kernel import ScalarOp, ScalarProgram
 
 FLOATS = ("f64", "f32", "f16", "bf16")
-"""Floating-point dtypes; every other one is an integer or a boolean."""
+"""Floating-point dtypes. All others are integers or booleans."""
 
 
 @dataclass(frozen=True)
 class Statements:
-    """C++ statements (without indentation) and, for each yield, the expression that holds it."""
+    """C++ statements without indentation, and the expression of each yielded value."""
 
     lines: tuple[str, ...]
     results: tuple[str, ...]
@@ -35,12 +35,12 @@ class Statements:
 
 @dataclass(frozen=True)
 class OpContext:
-    """What a table entry sees of one op."""
+    """What a table entry needs to know about one op."""
 
     op: ScalarOp
     args: tuple[str, ...]
     dtypes: tuple[str, ...]
-    constants: tuple[float | None, ...]  # the value of an argument that is a float constant
+    constants: tuple[float | None, ...]  # the value of each argument that is a float constant
     indices: tuple[str, ...]  # loop variables, for linalg.index
 
     @property
@@ -56,7 +56,7 @@ Rule = str | Callable[[OpContext], str]
 
 
 def float_literal(value: float, dtype: str) -> str:
-    """A C++ literal that is exactly `value` rounded to `dtype` (of type double for f64, else float)."""
+    """A C++ literal of exactly `value` rounded to `dtype`; of type double for f64, else float."""
     suffix = "" if dtype == "f64" else "f"
     with np.errstate(over="ignore"):
         if dtype in ("bf16", "f16"):
@@ -73,7 +73,7 @@ def float_literal(value: float, dtype: str) -> str:
 
 
 def parse_float(text: str) -> float:
-    """The value of a float constant's text: `float.hex()` form, or inf, -inf, nan."""
+    """The value of a float constant's text: the form of `float.hex()`, or inf, -inf, nan."""
     return float(text) if text.lstrip("+-") in ("inf", "nan") else float.fromhex(text)
 
 
@@ -102,7 +102,7 @@ def constant_literal(c: OpContext) -> str:
 # --- shared by all forms ----------------------------------------------------------------------------------------------
 
 POWERS = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}"}
-"""Constant exponents that are cheaper, and as exact, as products (torch's CPU kernel does the same)."""
+"""Constant exponents for which products are cheaper and equally exact (torch's CPU kernel does the same)."""
 
 LIBM_UNARY = ("log10", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "cbrt")
 
@@ -115,7 +115,7 @@ _CMPF = {
 
 
 def compare_floats(c: OpContext, words: dict[str, str], true: str, false: str) -> str:
-    """A float comparison put together from the `words` of a form (eq, lt, le, gt, ge, uno; n negates)."""
+    """A float comparison, composed of the `words` of a form (eq, lt, le, gt, ge, uno; n negates)."""
     predicate = c.op.predicate or ""
     if predicate in ("true", "false"):
         return true if predicate == "true" else false
@@ -152,7 +152,7 @@ def _scalar_cmpi(c: OpContext) -> str:
 
 
 def _integer(name: str, boolean: str | None = None) -> Rule:
-    """A helper template of scalar.h at the result's type; `boolean` is the text for i1."""
+    """Calls a helper template of scalar.h at the result's type. `boolean` is the text for i1."""
 
     def rule(c: OpContext) -> str:
         if c.op.dtype == "i1":
@@ -233,7 +233,7 @@ def _scalar_bitcast(c: OpContext) -> str:
 
 def _signed_extreme(operator: str) -> Rule:
     def rule(c: OpContext) -> str:
-        if c.op.dtype == "i1":  # signed true is -1, so max is and, min is or
+        if c.op.dtype == "i1":  # signed true is -1: max is `and`, min is `or`
             return f"{c.args[0]} {'&' if operator == '>' else '|'} {c.args[1]}"
         return f"{c.args[0]} {operator} {c.args[1]} ? {c.args[0]} : {c.args[1]}"
 
@@ -287,7 +287,7 @@ SCALAR_TABLE: dict[str, Rule] = {
 
 # --- programs --------------------------------------------------------------------------------------------------------
 
-# Ops whose result is representable in a narrow float type whenever their operands are: no rounding needed.
+# Ops whose result fits a narrow float type if the operands do, so that it needs no rounding.
 _EXACT = frozenset({
     "arith.constant", "arith.select", "arith.negf", "arith.maximumf", "arith.minimumf", "arith.maxnumf",
     "arith.minnumf", "arith.extf", "math.absf", "math.ceil", "math.floor", "math.roundeven", "math.round",
@@ -297,7 +297,7 @@ _EXACT = frozenset({
 
 @dataclass(frozen=True)
 class Form:
-    """A way to write a body: its table, its C++ types, and the function that rounds to a narrow float."""
+    """One way to write a body: its table of ops, its C++ types, and its function that rounds to a narrow float."""
 
     table: dict[str, Rule]
     types: dict[str, str]
@@ -310,7 +310,7 @@ _SCALAR_FORM = Form(SCALAR_TABLE, VALUE_TYPES, "qc_round")
 def write_statements(
     program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str], prefix: str, form: Form
 ) -> Statements:
-    """A body in one form, op by op. KernelSelectionError names an op that the form cannot write."""
+    """Writes a body in one form, op by op. KernelSelectionError for an op that the form cannot write."""
     if len(inputs) != len(program.inputs):
         raise KernelSelectionError(f"a body of {len(program.inputs)} inputs was given {len(inputs)} values")
     text = {name: given for (name, _), given in zip(program.inputs, inputs, strict=True)}
@@ -345,7 +345,7 @@ def write_statements(
 def scalar_statements(
     program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str] = (), prefix: str = "t_"
 ) -> Statements:
-    """One element: `inputs` are expressions of `VALUE_TYPES`, `indices` the loop variables for linalg.index."""
+    """Writes a body for one element. `inputs` are expressions of `VALUE_TYPES`; `indices` are the loop variables."""
     return write_statements(program, inputs, indices, prefix, _SCALAR_FORM)
 
 
@@ -353,7 +353,7 @@ def scalar_statements(
 
 
 def fold_text(fold: str, dtype: str, before: str, value: str) -> str:
-    """``before`` folded with ``value`` as C++ text, in the value type of `dtype`; integers wrap, NaN wins."""
+    """C++ text that folds ``value`` into ``before``, in the value type of `dtype`. Integers wrap; NaN wins."""
     kind = VALUE_TYPES[dtype]
     if fold == "none":
         return value

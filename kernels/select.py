@@ -1,8 +1,8 @@
-"""Which kernel serves an op: candidates with their preconditions, in order of preference, and why one was refused.
+"""Selects the kernel for an op: candidates with preconditions in order of preference, and why others were refused.
 
-A linear whose number of rows M is only known at run time gets several *cases*, told apart by the value of M; the plan
-holds them as one explicit `select` step.  Which arithmetic a CUDA kernel then uses (tensor cores or not) follows from
-its spec and architecture: kernels/cuda/linear.py.
+A linear whose number of rows M is only known at run time gets several *cases*, one per range of M. The plan holds them
+as one explicit `select` step. The spec and the architecture then decide which engine a CUDA kernel uses (tensor cores
+or not): kernels/cuda/linear.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOATS: tuple[DType, ...] = ("f32", "bf16", "f16")
 
 @dataclass(frozen=True)
 class LinearQuery:
-    """What selection knows of a linear: the range of M, the weight's shape, element types, format and target."""
+    """What selection knows about a linear: the range of M, the weight's shape, element types, format and target."""
 
     m: Range
     n: int
@@ -33,16 +33,16 @@ class LinearQuery:
     constant_weight: bool
     kind: str
     isas: tuple[str, ...]
-    """The instruction sets, or architectures, that the one plan must serve."""
+    """All instruction sets or architectures that the plan must serve."""
     codes: bool = False
-    """x are rows of int8, and codes are multiplied."""
+    """Whether x is int8 rows, so that the kernel multiplies codes."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel for M in `m` (inclusive; None: no upper end).
+    """A kernel for M in `m` (inclusive; None: no upper bound).
 
-    `refuses` returns the reason it cannot serve an op on an instruction set, or None.
+    `refuses` returns why it cannot serve an op on an instruction set; None if it can.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Choice:
-    """The cases in ascending order of `max`, the weight's layout, and why other candidates were passed over."""
+    """The cases in ascending order of `max`, the weight's layout, and why other candidates were refused."""
 
     cases: tuple[Case, ...]
     layout: str | None
@@ -86,7 +86,7 @@ LINEAR_CPU: tuple[Candidate, ...] = (
     Candidate("linear.small", "2-8", (1, 8), _refuses_types),
     Candidate("linear.large", "large", (9, None), _refuses_types),
 )
-"""`small` decodes in registers and never stores a panel; `large` decodes panels once for many rows."""
+"""`small` decodes in registers and never stores a panel. `large` decodes each panel once for many rows."""
 
 LINEAR_CUDA: tuple[Candidate, ...] = (
     Candidate("linear.gemv", "1", (1, 1), _refuses_gemv),
@@ -94,7 +94,7 @@ LINEAR_CUDA: tuple[Candidate, ...] = (
     Candidate("linear.medium", "9-64", (9, 64), _refuses_types),
     Candidate("linear.large", "large", (65, None), _refuses_types),
 )
-"""`medium` splits K over the warps of a block, since few rows give few blocks; `large` has blocks enough."""
+"""`medium` splits K over the warps of a block, since few rows give few blocks. `large` has enough blocks."""
 
 LINEAR: dict[str, tuple[tuple[Candidate, ...], str]] = {
     "cpu": (LINEAR_CPU, "cpu_p16_v1"),
@@ -115,11 +115,11 @@ INT8: dict[str, tuple[Candidate, ...]] = {
         Candidate("linear.int8.large", "large", (65, None), _refuses_result),
     ),
 }
-"""The same for products of codes (`LinearQuery.codes`). Which instruction multiplies is the kernel's: see `engines`."""
+"""Candidates for products of codes (`LinearQuery.codes`). The kernel chooses the instruction: see `engines`."""
 
 
 def engines(query: LinearQuery) -> list[tuple[str, str]]:
-    """The ways of multiplying codes that were passed over on the query's targets, with the reason, best first."""
+    """The ways to multiply codes that the query's targets cannot use, best first, each with the reason."""
     passed_over = importlib.import_module(f"qcompiler.kernels.{query.kind}.linear_int8").passed_over
     found: dict[str, list[str]] = {}
     for isa in query.isas:
@@ -129,9 +129,9 @@ def engines(query: LinearQuery) -> list[tuple[str, str]]:
 
 
 def choose_linear(query: LinearQuery) -> Choice:
-    """The kernels that together cover the query's range of M; KernelSelectionError with every reason if none do.
+    """The kernels that together cover the query's range of M. KernelSelectionError with every reason if none do.
 
-    A kernel that one of the query's instruction sets cannot run is passed over for all: they share the plan.
+    All instruction sets of the query share the plan, so a kernel that one of them cannot run is refused for all.
     """
     low, high = query.m
     rejected: list[tuple[str, str]] = []
@@ -161,7 +161,7 @@ def choose_linear(query: LinearQuery) -> Choice:
 
 
 def _refusal(candidate: Candidate, query: LinearQuery) -> str | None:
-    """Why a candidate cannot serve on all of the query's instruction sets."""
+    """Why a candidate cannot serve all of the query's instruction sets; None if it can."""
     reasons = {isa: reason for isa in query.isas if (reason := candidate.refuses(query, isa)) is not None}
     if len(set(reasons.values())) == 1 and len(reasons) == len(query.isas):
         return next(iter(reasons.values()))
@@ -169,7 +169,7 @@ def _refusal(candidate: Candidate, query: LinearQuery) -> str | None:
 
 
 def templates(kind: str) -> tuple[str, ...]:
-    """The templates that a kind of target has kernels for."""
+    """The templates that a kind of target implements."""
     if kind == "cpu":
         from qcompiler.kernels.cpu import emit
 

@@ -1,4 +1,4 @@
-"""Names, types and expressions as C++ text: what every kernel emitter shares."""
+"""Names, types and expressions as C++ text, shared by all kernel emitters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ STORAGE_TYPES: dict[str, str] = {
     "f64": "double", "f32": "float", "f16": "qc_f16", "bf16": "qc_bf16", "i64": "int64_t", "i32": "int32_t",
     "i16": "int16_t", "i8": "int8_t", "ui8": "uint8_t", "i1": "bool",
 }  # fmt: skip
-"""How an element lies in memory."""
+"""The C++ type of an element in memory."""
 
 VALUE_TYPES: dict[str, str] = {**STORAGE_TYPES, "f16": "float", "bf16": "float", "index": "int64_t"}
-"""What `qc_load` gives and scalar code computes in."""
+"""The C++ type that `qc_load` returns and scalar code computes in."""
 
 
 def identifier(name: str) -> str:
@@ -31,9 +31,10 @@ def symbol(name: str) -> str:
 
 
 def c_dim(value: Dim | Expr, names: Mapping[str, str] | None = None) -> str:
-    """A dimension as an int64_t expression over `symbol` variables; bare for a constant or one symbol, else in ().
+    """A dimension as an int64_t expression over `symbol` variables, in parentheses unless it is a constant or one
+    symbol.
 
-    `names` are other variables for the symbols.
+    `names` gives other variables for the symbols.
     """
     builder = _C_TEXT if names is None else dataclasses.replace(_C_TEXT, symbol=names.__getitem__)
     return read(str(dim(value)), builder)
@@ -53,11 +54,11 @@ _C_TEXT: Builder[str] = Builder(
         "min": lambda a, b: f"qc_min({a}, {b})",
     },
 )  # fmt: skip
-"""Each operation in parentheses, in the order of the text: what `plan.sizes.magnitude` bounds."""
+"""Parenthesises each operation, in the order of the text: `plan.sizes.magnitude` bounds exactly these results."""
 
 
 def header_comment(spec: KernelSpec, *lines: str) -> str:
-    """The comment above a kernel: what it serves, then its operands, then what the template adds."""
+    """The comment above a kernel: what it serves, its operands, then the template's own `lines`."""
     rows = [f"// qk_{spec.name}: {spec.template}" + (f" for {comment(spec.serves)}" if spec.serves else "")]
     for operand in spec.operands:
         shape = "x".join(str(d) for d in operand.shape)
@@ -77,13 +78,14 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9 _.,:;()\[\]=+*/<>^'%&|-]")
 
 
 def comment(text: str) -> str:
-    """Text that may stand behind `//` wherever it comes from: of plain characters only, none of which ends a line or
-    joins it with the next one (a newline, a backslash, a trigraph's question marks); others become "_"."""
+    """Makes any text safe after `//`: plain characters only, none of which ends the line or joins it with the next
+    (newline, backslash, the question marks of a trigraph). Others become "_"."""
     return _NOT_PLAIN.sub("_", re.sub(r"\s", " ", text[:MAX_COMMENT]).rstrip("\\ "))
 
 
 def needed(declarations: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """The declarations (``const … name = …;``) that `rest` uses, itself or through another one, and does not hold."""
+    """The declarations (``const … name = …;``) that `rest` needs, directly or through another one, and does not
+    contain."""
     kept: list[str] = []
     text = "\n".join(rest)
     for declaration in reversed(declarations):

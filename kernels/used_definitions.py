@@ -1,15 +1,15 @@
-"""The definitions of a header that a text uses, so that a module with one small kernel carries no library.
+"""Reduces headers to the definitions that a text uses, so that a module with one small kernel does not carry a library.
 
     headers = [Header.parse(text) for text in (…)]     in the order in which they build on each other
     used(headers, kernel_text)                         their texts, without what nothing in `kernel_text` reaches
 
-A compiler parses all that stands in a translation unit: most of NVRTC's time for a norm went into headers of linear
-layers.  What is left is read by people, too.
+A compiler parses everything in a translation unit: NVRTC spent most of its time for a norm on headers for linear
+layers. Shorter text is also easier to read.
 
-A header is cut at its top level into pieces: one definition (or macro) each, with the comment above it.  A piece
-defines names and uses names; the pieces kept are those that the kernels' identifiers reach.  All pieces of one name
-stay together, so that overloads are resolved, and specialisations chosen, as in the whole text.  `#if` and its
-branches stand around what is kept of their contents.
+A header is split at its top level into pieces: one definition or macro each, with the comment above it. A piece defines
+names and uses names. The pieces kept are those that the kernels' identifiers reach. All pieces that define one name
+stay together, so that overloads and specialisations resolve as in the whole text. An `#if` with its branches stays
+around the pieces that are kept inside it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def identifiers(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Conditional:
-    """The branch of an `#if` that a piece stands in: the directives from `#if` to the one that opens the branch."""
+    """The branch of an `#if` that contains a piece: the directives from `#if` to the one that opens the branch."""
 
     number: int
     directives: tuple[str, ...]
@@ -38,7 +38,7 @@ class Conditional:
 
 @dataclass(frozen=True)
 class Piece:
-    """One definition with the comment above it. `names` are what it defines, `uses` every identifier in it."""
+    """One definition with the comment above it. `names` are the names it defines; `uses` are all identifiers in it."""
 
     text: str
     names: frozenset[str]
@@ -48,19 +48,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class Header:
-    """A header's title, which is the comment it begins with, and its pieces in order."""
+    """A header: its title (the comment at its start) and its pieces in order."""
 
     title: str
     pieces: tuple[Piece, ...]
 
     @staticmethod
     def parse(text: str) -> Header:
-        """ValueError for a text whose braces or directives do not close, and for a piece that defines nothing."""
+        """ValueError if braces or directives are not closed, or a piece defines nothing."""
         return _Parser(text).header()
 
 
 class _Parser:
-    """Cuts a text line by line; a definition ends with the line on which its braces and its statement end."""
+    """Splits a text line by line. A definition ends with the line that closes its braces and its statement."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
@@ -130,7 +130,7 @@ class _Parser:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether braces and parentheses are closed and the text ends as a definition does."""
+    """Whether all braces and parentheses are closed and the text ends like a definition."""
     plain = _without_directives(_SKIPPED.sub(" ", text)).strip()
     if any(plain.count(a) != plain.count(b) for a, b in ("{}", "()")):
         return False
@@ -142,7 +142,7 @@ def _without_directives(text: str) -> str:
 
 
 def _head(plain: str) -> str:
-    """A definition up to its body or value, without its list of template parameters."""
+    """A definition up to its body or value, without its template parameters."""
     head = re.split(r"[{;]|(?<![=!<>])=(?!=)", _without_template(plain), maxsplit=1)[0]
     return head.strip()
 
@@ -164,7 +164,7 @@ def _is_function(plain: str) -> bool:
 
 
 def _defined(text: str) -> frozenset[str]:
-    """The names that one definition or macro brings into the scope of the file."""
+    """The names that one definition or macro adds to file scope."""
     if text.startswith("#define"):
         return frozenset(_IDENTIFIER.findall(text)[1:2])
     plain = _without_directives(_SKIPPED.sub(" ", text))
@@ -183,7 +183,7 @@ def _defined(text: str) -> frozenset[str]:
 
 
 def used(headers: Sequence[Header], text: str) -> list[str]:
-    """The texts of the headers of which `text` uses anything, with the pieces that it reaches."""
+    """The headers that `text` uses, each reduced to the pieces that it reaches."""
     by_name: dict[str, list[Piece]] = {}
     for header in headers:
         for piece in header.pieces:
@@ -217,7 +217,7 @@ def _text(title: str, pieces: Sequence[Piece]) -> str:
 
 
 def _turn(opened: tuple[Conditional, ...], wanted: tuple[Conditional, ...]) -> Iterator[str]:
-    """The directives between a piece inside of `opened` and the next, inside of `wanted`."""
+    """The directives between two consecutive pieces, the first inside `opened` and the second inside `wanted`."""
     same = 0
     while same < min(len(opened), len(wanted)) and opened[same] == wanted[same]:
         same += 1

@@ -1,15 +1,17 @@
-"""hoist-constant-masks: what depends on no input is computed once, at load, by `@init`.
+"""hoist-constant-masks: moves everything that depends on no input to `@init`, which runs once at load.
 
     %m = linalg.generic {                                 func.func @init() -> (tensor<512x512xi1>)
       linalg.index; arith.cmpi } : tensor<?x?xi1>    ->   %t = qc.const @init.0 : tensor<512x512xi1>
     qc.attention … mask %m                                %m = tensor.extract_slice %t[0, 0] [%s, %s] [1, 1]
                                                           qc.attention … mask %m
-Masks, rope tables and position grids of symbolic size are built at the symbols' maximum, without the dims along which
-they repeat, and read through a view.  What would differ at another size (a reversed range) stays and is reported.  An
-iota that a loop nest can compute for itself stays for fuse-elementwise.  An attention mask that keeps everything, and
-`causal` for one token that sees one key, are removed: they cannot change the result.  A comparison that comes out the
-same at all sizes of the entry point is its result: `max(iota(s)) + 1 > 128` is false for s <= 128, and what it selects
-depends on no size any more.
+
+Masks, rope tables and position grids of symbolic size are built at the symbols' maximum and read through a view. Dims
+along which they repeat have size 1. What would differ at a smaller size (a reversed range) stays and is reported. An
+iota that a loop nest can compute for itself stays for fuse-elementwise.
+
+The pass also removes what cannot change the result: an attention mask that keeps everything, and `causal` for one token
+that sees one key. A comparison with the same outcome at all sizes of the entry point becomes a constant:
+`max(iota(s)) + 1 > 128` is false for s <= 128, so what it selects no longer depends on a size.
 """
 
 from __future__ import annotations
@@ -48,15 +50,15 @@ from qcompiler.passes.views.view_rules import fold_views
 from qcompiler.passes.views.views import VIEWS
 from qcompiler.plan.kernel import ITEMSIZE
 
-MAX_TABLE_BYTES = 1 << 28  # a boolean mask of 16384 x 16384: beyond, computing costs less than keeping
+MAX_TABLE_BYTES = 1 << 28  # a boolean mask of 16384 x 16384; computing a larger one is cheaper than keeping it
 
 
 @dataclass(frozen=True)
 class HoistConstantMasksPass(ModulePass):
-    """Moves input-independent computation to `@init`."""
+    """Moves computation that depends on no input to `@init`."""
 
     name = "hoist-constant-masks"
-    numerics: ClassVar[Numerics] = Reordered(1e-5)  # a matmul inside a rope table may run at another size
+    numerics: ClassVar[Numerics] = Reordered(1e-5)  # a matmul inside a rope table may run at a different size
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
@@ -70,7 +72,7 @@ class HoistConstantMasksPass(ModulePass):
 
 
 def _decide_comparisons(function: func.FuncOp, context: QCContext) -> None:
-    """Booleans inside loop nests that are the same at every size of the entry point become constants."""
+    """Replaces booleans in loop nests by constants if they are the same at every size of the entry point."""
     ranges = ValueRanges(ranges_of(function))
     decided = [op for op in function.body.block.ops if isinstance(op, ops.GenericOp) and decide(op, ranges)]
     for op in decided:
@@ -85,7 +87,7 @@ def _hoist_from(function: func.FuncOp, init: InitBuilder, context: QCContext) ->
     scratch = Block()
     cones = ConeBuilder(scratch, ranges_of(function))
     work = [op for op in independent_work(function, independent) if not _loops_can_compute(op, independent)]
-    # All are built before any is replaced: a cone that met another's table would read @init from inside @init.
+    # Build all before replacing any: a cone that contains another one's table would read @init from inside @init.
     for op, built in [(op, cones.build(op.results[0])) for op in work]:
         too_large = built is not None and table_bytes(built) > MAX_TABLE_BYTES
         if built is None or too_large:
@@ -106,12 +108,12 @@ def _hoist_from(function: func.FuncOp, init: InitBuilder, context: QCContext) ->
 
 
 def table_bytes(built: Built) -> int:
-    """Size of a hoisted result."""
+    """The size of a hoisted result in bytes."""
     return math.prod(built.shape) * ITEMSIZE[tensor_dtype(built.value.type)]
 
 
 def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iterator[Operation]:
-    """Ops that compute something input-independent which another op, or the caller, reads as a tensor."""
+    """Ops that depend on no input, compute something, and have a reader (an op or the caller) that needs a tensor."""
     for op in function.body.block.ops:
         if op not in independent or isinstance(op, (*FREE, *VIEWS)) or _is_scalar(op) or _is_empty(op):
             continue
@@ -124,12 +126,12 @@ def _is_scalar(op: Operation) -> bool:
 
 
 def _is_empty(op: Operation) -> bool:
-    """Without elements there is nothing to compute, here or there."""
+    """Whether a result has no elements, so that there is nothing to compute."""
     return any(0 in shape_of(result.type) for result in op.results)
 
 
 def _readers(op: Operation) -> Iterator[Operation]:
-    """Who reads a value, through views."""
+    """The ops that read a value, through views."""
     for result in op.results:
         for use in result.uses:
             if isinstance(use.operation, VIEWS):
@@ -139,14 +141,14 @@ def _readers(op: Operation) -> Iterator[Operation]:
 
 
 def _reads_table(op: Operation, reader: Operation, independent: set[Operation]) -> bool:
-    """Whether `reader` needs `op` as memory: loop nests take a constant fill into their bodies or start from it."""
+    """Whether `reader` needs `op` in memory. A loop nest takes a constant fill into its body or starts from it."""
     if reader in independent:
         return False
     return not (isinstance(op, ops.FillOp) and isinstance(reader, ops.GenericOp))
 
 
 def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
-    """A little index arithmetic that every reader can do for itself: but not through a slice, which is read strided."""
+    """Whether every reader can do this little index arithmetic itself. Not through a slice, which is read strided."""
     if not isinstance(op, ops.GenericOp) or op.inputs or not loops.is_pointwise(op) or not is_trivial(op):
         return False
     if any(isinstance(use.operation, tensor.ExtractSliceOp) for use in op.res[0].uses):
@@ -155,7 +157,7 @@ def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
 
 
 def _read_table(op: Operation, built: Built, key: str) -> None:
-    """Replaces a value by a view of the table: a slice for symbolic sizes, a broadcast where it repeats."""
+    """Replaces a value by a view of the table: a slice for symbolic sizes, a broadcast if it repeats."""
     value = op.results[0]
     builder = build.with_path(InsertPoint.before(op), path_of(op))
     table = qc.ConstOp(key, built.value.type)
@@ -170,7 +172,7 @@ def _read_table(op: Operation, built: Built, key: str) -> None:
 
 
 def _starts_reduction(use: Use) -> bool:
-    """Whether a value is where a loop nest's result starts from, which has to stay a fill."""
+    """Whether a value is the initial value of a loop nest's result, which has to stay a fill."""
     reader = use.operation
     return isinstance(reader, ops.GenericOp) and use.index >= len(reader.inputs)
 

@@ -1,1 +1,1 @@
-"""C++ kernels for the CPU: one module per template, headers, and the emitter of whole programs."""
+"""C++ kernels for the CPU: one module per template, the headers, and the emitter of whole programs."""

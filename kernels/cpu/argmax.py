@@ -13,7 +13,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """Items are (outer, inner) pairs; each walks the length in order."""
+    """Items are (outer, inner) pairs; each walks its elements in order."""
     body = spec.body
     assert isinstance(body, ArgmaxKernel)
     x, out = spec.operands

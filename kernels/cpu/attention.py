@@ -1,10 +1,11 @@
-"""Attention: blocks of queries as tasks, online softmax over blocks of keys, fp32 inside.
+"""Attention: one task per block of queries, online softmax over blocks of keys, fp32 inside.
 
-A task owns up to `QUERY_BLOCK` queries of one head.  For each block of `KEY_BLOCK` keys it packs the keys transposed
-into scratch (16 keys per vector), then takes `rows` queries at a time: scores by a register tile of fused
-multiply-adds, running maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018),
-and the product with the values by a second register tile.  Scratch is bounded whatever the lengths; blocks of keys that
-no query of the task sees (after it, or behind the window) are skipped.  `attention_decode` serves a single query.
+A task owns up to `QUERY_BLOCK` queries of one head. For each block of `KEY_BLOCK` keys it packs the keys transposed
+into scratch (16 keys per vector). It then takes `rows` queries at a time: scores from a register tile of fused
+multiply-adds, the running maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018),
+and the product with the values from a second register tile. The size of scratch does not depend on the lengths. Blocks
+of keys that no query of the task sees (after it, or before the window) are skipped. `attention_decode` serves a single
+query.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ LANES = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """Register tile: `rows` queries by `panels` vectors of 16.
+    """Register tile: `rows` queries by `panels` vectors of 16 floats.
 
-    Accumulators, operands and one broadcast fit the registers: 8 x 2 zmm of 32, 6 x 1 pairs of ymm (12 of 16),
-    2 x 1 fours of xmm (8 of 16).
+    Accumulators, operands and one broadcast fit the registers: 8 x 2 zmm of 32, 6 x 1 pairs of ymm (12 of 16), 2 x 1
+    groups of four xmm (8 of 16).
     """
 
     rows: int
@@ -49,7 +50,7 @@ _TILES = {"x86-64-v4": Tile(8, 2), "x86-64-v3": Tile(6, 1), "x86-64": Tile(2, 1)
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes, in floats, of what a task keeps in scratch; everything starts at a multiple of 16 floats."""
+    """Sizes, in floats, of a task's sections in scratch. Each section starts at a multiple of 16 floats."""
 
     body: AttentionKernel
     tile: Tile
@@ -57,12 +58,12 @@ class Geometry:
 
     @property
     def query_block(self) -> int:
-        """Queries per task: whole tiles."""
+        """Queries per task, a whole number of tiles."""
         return QUERY_BLOCK // self.tile.rows * self.tile.rows
 
     @property
     def key_block(self) -> int:
-        """Keys per block: 256, or 128 where the packed keys would outgrow half of a 256 KiB cache."""
+        """Keys per block: 256, or 128 if 256 packed keys would exceed half of a 256 KiB cache."""
         return 256 if self.body.head_dim <= 96 else 128
 
     @property
@@ -97,7 +98,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """Tasks are (batch, head, block of queries), the block running fastest."""
+    """Tasks are (batch, head, block of queries), with the block as the fastest index."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
     if attention_decode.fits(body):
@@ -225,7 +226,7 @@ def _key_block(spec: KernelSpec, geometry: Geometry) -> list[str]:
 
 
 def _visible(spec: KernelSpec, geometry: Geometry) -> list[str]:
-    """How many keys of this block, from its first, some query of the tile sees."""
+    """How many keys of this block, counted from its first key, some query of the tile sees."""
     if geometry.body.last:
         return [
             "int64_t visible = 0;",
@@ -242,7 +243,7 @@ def _visible(spec: KernelSpec, geometry: Geometry) -> list[str]:
 
 
 def _softmax_row(spec: KernelSpec, geometry: Geometry) -> list[str]:
-    """Scores to weights for row `r`, its running maximum and sum, and its earlier sums rescaled."""
+    """Turns the scores of row `r` into weights, updates its running maximum and sum, and rescales its earlier sums."""
     columns = geometry.value_columns
     bounded = geometry.body.causal or geometry.body.last
     number = number_of(spec, "qc_min(q0 + i + r, q_len - 1)" if geometry.body.last else "q0 + i + r")

@@ -1,7 +1,8 @@
 """Attention of a single query: keys and values are read once, in place.
 
-A task owns one key/value head of one batch entry and all the query heads that share it, so that grouped queries read
-the cache once.  Keys go by in blocks of `BLOCK`: a dot product per key, then the running softmax of `attention`.
+A task owns one key/value head of one batch entry and all query heads that share it, so grouped-query attention reads
+the cache once. Keys are processed in blocks of `BLOCK`: one dot product per key, then the online softmax of
+`attention`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _columns(body: AttentionKernel) -> int:
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Scores of one block, and sum, maximum and total for each query head of a group."""
+    """The scores of one block, and for each query head of a group its sums, maximum and total."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
     group = body.heads // body.kv_heads

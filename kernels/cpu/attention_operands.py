@@ -1,4 +1,4 @@
-"""What both attention kernels say about their operands."""
+"""C++ text about operands that both attention kernels share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
 
 
 def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
-    """`q_head` and so on: where head `h` (for k and v: `kv_h`) of batch `b` begins, for the operands in `names`."""
+    """Declares `q_head` and so on for the operands in `names`: where head `h` (`kv_h` for k and v) of batch `b`
+    begins."""
     lines = []
     for i, operand in enumerate(spec.operands):
         name = operand_names(spec)[i]
-        if name not in names or name == "last":  # which has no heads
+        if name not in names or name == "last":  # `last` has no heads
             continue
         head = "kv_h" if name in ("k", "v") else "h"
         stride_b, stride_h = (c_dim(s) for s in operand.strides[:2])
@@ -32,7 +33,7 @@ def operand(spec: KernelSpec, name: str) -> Operand:
 
 
 def number_of(spec: KernelSpec, query: str) -> str:
-    """The number by which query `query` of batch `b` counts among the keys: its own, or what `last` says."""
+    """The position of `query` of batch `b` among the keys: the query's own index, or the element of `last`."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
     if not body.last:
@@ -43,7 +44,7 @@ def number_of(spec: KernelSpec, query: str) -> str:
 
 
 def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:
-    """`first` and `seen`: queries `start` to `start + count - 1` see no keys but [first, seen)."""
+    """Declares `first` and `seen`: queries `start` to `start + count - 1` only see keys in [first, seen)."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
     if not body.last:
@@ -63,7 +64,7 @@ def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:
 
 
 def score_lines(spec: KernelSpec, address: str, query: str, key: str) -> list[str]:
-    """``vf s``: scores at `address`, scaled and masked for query number `query` and the 16 keys from `key` on."""
+    """Declares ``vf s``: the scores at `address`, scaled and masked for `query` and the 16 keys from `key` on."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
     lines = [f"vf s = vload({address}) * vset({float_literal(body.scale, 'f32')});"]
@@ -71,7 +72,7 @@ def score_lines(spec: KernelSpec, address: str, query: str, key: str) -> list[st
         cap = f"vset({float_literal(body.softcap, 'f32')})"
         lines.append(f"s = {cap} * vtanh(s / {cap});")
     if body.window is not None:
-        far = f"{number_of(spec, query)} + 1 - {body.window} - ({key})"  # lanes whose key is too far back
+        far = f"{number_of(spec, query)} + 1 - {body.window} - ({key})"  # SIMD lanes whose key is before the window
         lines.append(f"s = vsel(vfirst((int)qc_max(0, qc_min(16, {far}))), vset(-INFINITY), s);")
     if body.mask == "none":
         return lines

@@ -1,7 +1,7 @@
-"""The `batch_matmul` template: batched products of strided operands over gemm.h's microkernel.
+"""The `batch_matmul` template: batched products of strided operands, with gemm.h's microkernel.
 
-Per product, b is a strided matrix that gemm.h reads as a weight (n, k) and packs panel by panel into scratch; a is read
-in place where it is fp32 with unit stride along k, else converted a few rows at a time.
+For each product, gemm.h reads the strided matrix b as a weight (n, k) and packs it panel by panel into scratch. It
+reads a in place if a is fp32 with unit stride along k; otherwise it converts a few rows at a time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from qcompiler.plan.kernel import ITEMSIZE, BatchMatmulKernel, KernelSpec, Opera
 
 
 def _converts(spec: KernelSpec) -> bool:
-    """Whether rows of a go through scratch."""
+    """Whether rows of a are converted in scratch."""
     a = spec.operands[0]
     return a.dtype != "f32" or a.strides[-1] != 1
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Scratch per thread, in bytes, whatever the symbols' values."""
+    """Scratch bytes per thread, for any values of the symbols."""
     body = spec.body
     assert isinstance(body, BatchMatmulKernel)
     if isinstance(body.k, int):
@@ -37,7 +37,7 @@ def _offset(operand: Operand, rank: int) -> str:
 
 
 def _select(spec: KernelSpec, body: BatchMatmulKernel) -> str:
-    """The function that turns a job to one product of the batch."""
+    """The function that sets up a job for one product of the batch."""
     rank = len(body.batch)
     lines = ["int64_t rest = batch;"]
     for axis in range(rank - 1, -1, -1):
@@ -58,7 +58,7 @@ def _select(spec: KernelSpec, body: BatchMatmulKernel) -> str:
 
 
 def _finish(spec: KernelSpec) -> str:
-    """Rounds sums to the result's type and stores them."""
+    """Rounds the sums to the result's type and stores them."""
     out = spec.operands[2]
     kind = STORAGE_TYPES[out.dtype]
     down, right = (c_dim(s) for s in out.strides[-2:])

@@ -1,7 +1,7 @@
-"""The `embedding` template: rows of a table by id, decoded on the way (lookup.h).
+"""The `embedding` template: picks rows of a table by id and decodes them (lookup.h).
 
-The table may be plain (any strides, or panels) or packed (canonical or cpu_p16_v1, whatever its format). An id
-outside [0, rows) gives a row of zeros and is reported through the context.
+The table may be plain (any strides, or panels) or packed (canonical or cpu_p16_v1, any format). An id outside [0, rows)
+gives a row of zeros and is reported through the context.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, Operand
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Rows go straight from the table to the result."""
+    """None: rows go directly from the table to the result."""
     del spec, isa
     return 0
 
 
 def _plain_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tuple[str, str]:
-    """As `_packed_row`, for a plain table: the call copies row `id`."""
+    """Like `_packed_row`, for a plain table: the call copies row `id`."""
     del spec
     kind = STORAGE_TYPES[table.dtype]
     if table.layout == PANEL_LAYOUT:
@@ -42,7 +42,7 @@ def _packed_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tupl
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """C++ text of one kernel. KernelSelectionError for a layout that no reader fits."""
+    """C++ text of one kernel. KernelSelectionError for a layout without a reader."""
     del isa
     body = spec.body
     assert isinstance(body, EmbeddingKernel)

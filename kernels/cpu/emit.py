@@ -37,12 +37,12 @@ from qcompiler.plan.kernel import KernelSpec, LinearKernel
 from qcompiler.plan.plan import Plan
 
 EMITTER_VERSION = 3
-"""Part of the cache key of compiled programs: raise it whenever emitted text changes for an unchanged spec."""
+"""Part of the cache key of compiled programs. Increase it whenever the emitted text of an unchanged spec changes."""
 
 NATIVE_ABI = 1
-"""The version of the interface between the runtime and compiled programs: abi.h, names of exported functions, the order
-of their arguments.  Later versions run the builds in program files only while it stands: raise it when any of
-these changes."""
+"""The version of the interface between the runtime and compiled programs: abi.h, and the names and argument order of
+exported functions. A later version of qcompiler runs the builds in program files only if this number is the same.
+Increase it with every change of the interface."""
 
 ISAS = ("x86-64", "x86-64-v3", "x86-64-v4", "generic")
 
@@ -76,7 +76,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "quantize_rows": ("decode.h", "gemm.h", "int8.h"), "recurrent": ("decode.h", "gemm.h", "recurrent.h"),
     "attention": ("attention.h",), "order": ("order.h",), "argmax": ("order.h",),
 }  # fmt: skip
-"""Headers that a template needs beside the common ones."""
+"""Headers that a template needs in addition to the common ones."""
 
 _COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h")
 
@@ -92,7 +92,7 @@ def _template(spec: KernelSpec, isa: str) -> ModuleType:
 def emit_kernel(spec: KernelSpec, isa: str) -> str:
     """The C++ text of one kernel, without headers: static helpers and ``qk_<name>``.
 
-    KernelSelectionError for a spec that breaks its contract (plan/contracts.py), or that no kernel for `isa` serves.
+    KernelSelectionError for a spec that breaks its contract (plan/contracts.py) or that no kernel for `isa` serves.
     """
     template = _template(spec, isa)
     require_contract(spec)
@@ -101,20 +101,20 @@ def emit_kernel(spec: KernelSpec, isa: str) -> str:
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Bytes of scratch that one thread needs for this kernel, whatever the shapes."""
+    """Scratch bytes per thread for this kernel, for any shapes."""
     size: int = _template(spec, isa).scratch_bytes(spec, isa)
     return size
 
 
 @functools.cache
 def header(name: str) -> str:
-    """The text of one header of this folder, without `#pragma once` and without includes of other headers here."""
+    """The text of one header of this folder, without `#pragma once` and without includes of other such headers."""
     text = resources.files("qcompiler.kernels.cpu").joinpath(name).read_text(encoding="utf-8")
     return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
 
 
 def prelude(specs: tuple[KernelSpec, ...]) -> str:
-    """The headers that `specs` need, each once, in the order in which they build on each other."""
+    """The headers that `specs` need, each once, in dependency order."""
     extra = sorted({name for spec in specs for name in _extra_headers(spec)})
     return "\n".join(header(name) for name in (*_COMMON, *extra))
 
@@ -127,11 +127,11 @@ def _extra_headers(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def emit_numbered(spec: KernelSpec, number: int, isa: str) -> str:
-    """The text of the kernel that has this place in a plan: ``qk_<number>``, without a name of the plan's."""
+    """The text of the kernel at this position in a plan: ``qk_<number>``, without any name from the plan."""
     try:
         return emit_kernel(numbered(spec, number), isa)
     except KernelSelectionError:
-        emit_kernel(spec, isa)  # raises it again, about the kernel by its name
+        emit_kernel(spec, isa)  # raises the same error with the kernel's name
         raise
 
 

@@ -1,4 +1,4 @@
-"""Entry points: the verified plan as one readable C++ function each.
+"""Entry points: each verified plan as one readable C++ function.
 
     // 3 on cpu.0: linear for encoder.layer.0.attention.self.query
     {
@@ -8,8 +8,9 @@
         if (qc_failed(ctx, 4)) return ctx->error_code;
     }
 
-Identifiers are numbers: of the kernel, arena and entry point in the plan, of the symbol in the entry point.  Names of a
-plan stand in comments, through `text.comment`.  One CPU stream runs in order, so `record` and `wait` are comments here.
+Identifiers are numbers: of the kernel, arena or entry point in the plan, or of the symbol in the entry point. Names
+from the plan only appear in comments, through `text.comment`. One CPU stream runs in order, so `record` and `wait` are
+comments here.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def function_name(plan: Plan, point: EntryPoint) -> str:
 
 
 def kernel_name(number: int) -> str:
-    """The exported C name of the kernel that has this place in the plan."""
+    """The exported C name of the kernel at this position in the plan."""
     return f"qk_{number}"
 
 
@@ -61,7 +62,7 @@ def entry_points(plan: Plan) -> tuple[EntryPoint, ...]:
 
 
 def summary(plan: Plan) -> Iterator[str]:
-    """One line per entry point, for the head of the source."""
+    """One line per entry point, for the header comment of the source."""
     for point in entry_points(plan):
         name = f"{function_name(plan, point)} ({comment(point.name)})"
         yield f"{name}: {len(point.steps)} steps, {_signature(point)}"
@@ -84,7 +85,7 @@ class _Emitter:
     point: EntryPoint
     buffers: Mapping[str, Buffer]
     kernels: Mapping[str, tuple[int, KernelSpec]]
-    arenas: dict[str, int] = field(default_factory=dict)  # those used, by number
+    arenas: dict[str, int] = field(default_factory=dict)  # the arenas in use and their numbers
 
     @cached_property
     def symbols(self) -> dict[str, str]:
@@ -92,7 +93,7 @@ class _Emitter:
         return {each.name: f"n_{number}" for number, each in enumerate(self.point.symbols)}
 
     def address(self, view: View) -> str:
-        """Where a view begins. A packed operand begins where its buffer does."""
+        """Where a view begins. A packed operand begins at its buffer's start."""
         buffer = self.buffers.get(view.buffer)
         if buffer is None:
             raise PlanError(f"entry point '{self.point.name}' uses the buffer '{view.buffer}', which the plan lacks")
@@ -102,7 +103,7 @@ class _Emitter:
         return f"at_{self.arenas[buffer.arena]} + {c_dim(offset, self.symbols)}"
 
     def call(self, kernel: str) -> list[str]:
-        """The call of one kernel on `op`."""
+        """The call of one kernel with the operands in `op`."""
         if kernel not in self.kernels:
             raise PlanError(f"entry point '{self.point.name}' launches '{kernel}', which the plan lacks")
         number, spec = self.kernels[kernel]
@@ -142,7 +143,7 @@ class _Emitter:
     def select(self, number: int, step: Select) -> list[str]:
         lines = [self.operands(step.operands), f"const int64_t chooser = {c_dim(step.on, self.symbols)};"]
         for i, case in enumerate(step.cases):
-            last = i == len(step.cases) - 1  # which takes all that is left: the verifier has seen that it may
+            last = i == len(step.cases) - 1  # takes all remaining values; the verifier has checked that it may
             condition = "" if last else f" if (chooser <= {case.max})"
             word = "else" if i else ""
             lines.append(f"{word}{condition} {{".strip())
@@ -159,7 +160,8 @@ class _Emitter:
 
 
 def segments(point: EntryPoint) -> list[range | None]:
-    """The steps of an entry point cut at its torch calls: places of steps that one function runs, None for a call."""
+    """Splits the steps of an entry point at its torch calls: ranges of steps that one function runs, None for a
+    call."""
     parts: list[range | None] = []
     begin = 0
     for place, step in enumerate(point.steps):
@@ -170,9 +172,9 @@ def segments(point: EntryPoint) -> list[range | None]:
 
 
 def emit_entry(plan: Plan, point: EntryPoint) -> str:
-    """The functions of one entry point: ``int32_t qe_<number>(ctx, arenas, sym)``, returning ctx->error_code.
+    """The functions of one entry point: ``int32_t qe_<number>(ctx, arenas, sym)``, which returns ctx->error_code.
 
-    One with torch calls has a function for each run of steps between them, ``qe_<number>_<number of the part>``.
+    An entry point with torch calls has one function per run of steps between them, ``qe_<number>_<segment>``.
     """
     parts = segments(point)
     name = function_name(plan, point)

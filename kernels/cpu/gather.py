@@ -1,7 +1,7 @@
-"""Gather along one dim: `take` (one index list for all) and `along` (an index per element).
+"""Gather along one dim: `take` (one index list for all) and `along` (one index per element).
 
-Indices are checked before anything is read, in order on the calling thread, so that the reported index does not depend
-on the number of threads; negative ones count from the end.
+All indices are checked before anything is read, in order and on the calling thread, so the index in the error message
+does not depend on the number of threads. Negative indices count from the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def offset(operand: Operand, indices: Sequence[str]) -> str:
 def check_indices(
     index: Operand, sizes: Sequence[tuple[str, Dim]], length: Dim, *, least: str | None = None
 ) -> list[str]:
-    """Statements that report the first index outside [least, length) and leave the kernel; `least` is -length, or 0."""
+    """Statements that report the first index outside [least, length) and leave the kernel. `least` is -length or 0."""
     names = [name for name, _ in sizes]
     least = f"-{c_dim(length)}" if least is None else least
     lines = [
@@ -45,13 +45,14 @@ def check_indices(
         "}",
     ]
     for (name, size), stride in reversed(list(zip(sizes, index.strides, strict=True))):
-        once = f"{name} < 1 && " if stride == 0 else ""  # else the same indices would be checked again
+        once = f"{name} < 1 && " if stride == 0 else ""  # a broadcast index list is checked once
         lines = [f"for (int64_t {name} = 0; {once}{name} < {c_dim(size)}; {name}++) {{", *indent(lines), "}"]
     return lines
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """Items are (outer, count) pairs, each of which copies `inner` elements; or (outer, inner) pairs with `count`."""
+    """Items are (outer, count) pairs that each copy `inner` elements, or (outer, inner) pairs that each copy `count`
+    elements."""
     body = spec.body
     assert isinstance(body, GatherKernel)
     x, index, out = spec.operands

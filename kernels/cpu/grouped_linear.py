@@ -1,8 +1,8 @@
-"""The `grouped_linear` template: products with the weights of chosen experts, over mixture.h.
+"""The `grouped_linear` template: products with the weights of the chosen MoE experts (mixture.h).
 
-One kernel serves any number of pairs: how many rows an expert gets is data, and mixture.h decides for each expert
-whether its codes are decoded in registers (few rows) or to panels (more).  Weights are read as those of linears are
-(linear.py), packed or plain.
+One kernel serves any number of (row, expert) pairs. The number of rows per expert is known only at run time, so
+mixture.h decides for each expert whether to decode its codes in registers (few rows) or to panels (more rows). Weights
+are read like those of linears (linear.py), packed or plain.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec
 
 FEW = 4
-"""mixture.h's QM_FEW, where the ISA's tile allows as many."""
+"""mixture.h's QM_FEW, if the ISA's tile allows as many."""
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Scratch per thread, in bytes: the larger one of what few rows and many rows take."""
+    """Scratch bytes per thread: the maximum over the two ways, few rows and many rows."""
     body = _body(spec)
     tile, block = tile_of(isa), block_of(body.k)
     few = 4 * min(tile.few, FEW) * (16 * tile.panels + -(-body.k // 16) * 16)
@@ -33,7 +33,7 @@ def _body(spec: KernelSpec) -> GroupedLinearKernel:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """C++ text of one kernel. KernelSelectionError for operands that no decoder fits."""
+    """C++ text of one kernel. KernelSelectionError for operands without a decoder."""
     body = _body(spec)
     x, w, index, out = spec.operands
     weight = weight_of(spec.name, w)

@@ -1,8 +1,8 @@
-"""In-place update of rows along one dim, as `index_copy`: the write of a cache.
+"""Updates rows along one dim in place, like `index_copy`: the write of a KV cache.
 
-Indices are checked before anything is written.  A negative one is out of range, as for torch.index_copy: counted from
-the end, a position before the first would overwrite the cache's last slot.  Tasks split `outer` (and `inner`), never
-the index list, so that the last of equal indices wins on any number of threads.
+All indices are checked before anything is written. A negative index is out of range, as in torch.index_copy: counted
+from the end, a position before the first one would overwrite the last slot of the cache. Tasks split `outer` and
+`inner` but never the index list, so among equal indices the last one wins with any number of threads.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The `linear` template: dequantising matrix products over gemm.h.
 
 A linear becomes three pieces of C++: the decoder of a packed weight (weights.py), a `finish` function (bias, epilogue,
-one rounding, store) and the kernel itself, which fills a `qg_job` and runs the driver for its class of M:
+one rounding, store), and the kernel itself, which fills a `qg_job` and runs the driver for its M class:
 
     "1", "2-8"  qg_run_few<decoder, rows>: codes are decoded in registers straight into the accumulators
     "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x
 
-Any M >= 0 gives right results in every class; the class only says what it is fast for.
+Every class gives correct results for any M >= 0; the class only says for which M it is fast.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, 
 
 FLOATS = ("f32", "bf16", "f16")
 KC, GROUP, BLOCKS = 512, 8, 16
-"""gemm.h's QG_KC, QG_GROUP, QG_BLOCKS; emitted kernels assert that the scratch sizes computed here are gemm.h's."""
+"""gemm.h's QG_KC, QG_GROUP, QG_BLOCKS. Emitted kernels assert that the scratch sizes computed here match gemm.h's."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """gemm.h's tile for an ISA: rows and panels of the microkernel, most rows multiplied straight from codes."""
+    """gemm.h's tile for an ISA: rows and panels of the microkernel, and the most rows multiplied directly from
+    codes."""
 
     rows: int
     panels: int
@@ -50,7 +51,7 @@ TILES: dict[str, Tile] = {
 
 
 def tile_of(isa: str) -> Tile:
-    """The register tile for `isa`; KernelSelectionError for an ISA that gemm.h does not know."""
+    """The register tile for `isa`. KernelSelectionError for an ISA that gemm.h does not know."""
     if isa not in TILES:
         raise KernelSelectionError(f"no CPU matrix kernels for ISA '{isa}' (there are: {', '.join(TILES)})")
     return TILES[isa]
@@ -70,7 +71,8 @@ def block_of(k: int) -> int:
 
 
 def product_scratch(isa: str, block: int, *, whole: bool, converts: bool) -> int:
-    """Bytes per thread of gemm.h's qg_product (its qg_scratch): decoded panels, converted rows of x, tiles of sums."""
+    """Scratch bytes per thread of gemm.h's qg_product (its qg_scratch): decoded panels, converted rows of x, tiles of
+    sums."""
     rows = tile_of(isa).rows
     panels = GROUP * block * 16
     converted = rows * (block + 16) if converts else 0
@@ -79,9 +81,9 @@ def product_scratch(isa: str, block: int, *, whole: bool, converts: bool) -> int
 
 
 def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
-    """Rows that the kernel multiplies straight from codes at a time; 0 where it decodes panels.
+    """Rows that the kernel multiplies directly from codes at a time; 0 if it decodes panels.
 
-    Row-major weights always become panels: turning them is most of the work, whatever M is.
+    Row-major weights always become panels: transposing them is most of the work, for any M.
     """
     weight = spec.operands[1]
     if weight.format is None and weight.layout != PANEL_LAYOUT:
@@ -90,7 +92,7 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Scratch per thread, in bytes."""
+    """Scratch bytes per thread."""
     body = spec.body
     assert isinstance(body, LinearKernel)
     if body.codes:
@@ -104,12 +106,12 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def _int8() -> ModuleType:
-    """The module of linears that multiply integers, which builds on this one."""
+    """The module of linears that multiply integers. It builds on this one."""
     return importlib.import_module("qcompiler.kernels.cpu.linear_int8")
 
 
 def _converts(spec: KernelSpec, body: LinearKernel) -> bool:
-    """Whether rows of x are made in scratch: from another type, or from the windows of an image."""
+    """Whether rows of x are made in scratch: converted from another type, or gathered from an image (im2col)."""
     return spec.operands[0].dtype != "f32" or body.window is not None
 
 
@@ -118,7 +120,8 @@ def _converts(spec: KernelSpec, body: LinearKernel) -> bool:
 
 @dataclass(frozen=True)
 class Weight:
-    """How a kernel reads its weight: gemm.h's decoder, definitions before the kernel, statements that fill the job."""
+    """How a kernel reads its weight: gemm.h's decoder, definitions before the kernel, and statements that fill the
+    job."""
 
     decoder: str
     definitions: str
@@ -144,7 +147,7 @@ def _packed_weight(name: str, operand: Operand) -> Weight:
 
 
 def weight_of(name: str, operand: Operand) -> Weight:
-    """How kernel `name` reads the weight `operand` (n, k); KernelSelectionError where no decoder fits."""
+    """How kernel `name` reads the weight `operand` (n, k). KernelSelectionError if there is no decoder."""
     if operand.dtype not in FLOATS:
         raise KernelSelectionError(f"kernel '{name}': weights decode to {', '.join(FLOATS)}, not {operand.dtype}")
     if operand.format is not None:
@@ -169,7 +172,7 @@ def _row(operand: Operand, index: int, name: str) -> str:
 
 
 def _lanes(operand: Operand, name: str) -> str:
-    """16 lanes of row `name` from column n on, for any stride."""
+    """The 16 elements of row `name` from column n on, for any stride."""
     stride = c_dim(operand.strides[1])
     if stride == "1":
         return f"qg_load_lanes({name} + n, lanes)"
@@ -183,7 +186,7 @@ def _lane(operand: Operand, name: str) -> str:
 
 
 def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, Operand]]) -> list[str]:
-    """Statements that finish 16 lanes at row m, column n."""
+    """Statements that finish 16 columns at row m, column n."""
     bias = " + qg_load_lanes(bias + n, lanes)" if body.has_bias else ""
     lines = [f"const vf sum = vload(sums + j){bias};"]
     result = "sum"
@@ -199,7 +202,7 @@ def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
 
 
 def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, Operand]]) -> list[str]:
-    """The same, lane by lane, for an epilogue that has no vector form."""
+    """The same, column by column, for an epilogue without a vector form."""
     assert body.epilogue is not None
     bias = " + qc_load(bias + n + l)" if body.has_bias else ""
     lines = [f"const float sum = sums[j + l]{bias};"]
@@ -237,7 +240,7 @@ def finish_of(spec: KernelSpec, body: LinearKernel) -> str:
 
 
 def finish_function(spec: KernelSpec, lines: list[str]) -> str:
-    """The `qg_finish` function of a kernel; the symbols that `lines` use are declared."""
+    """The `qg_finish` function of a kernel around `lines`, with the symbols that they use declared."""
     return "\n".join(
         [
             f"static void qk_{spec.name}_finish(const qg_job* job, const float* tile, int64_t stride,",
@@ -249,7 +252,7 @@ def finish_function(spec: KernelSpec, lines: list[str]) -> str:
 
 
 def used_symbols(spec: KernelSpec, lines: Sequence[str], source: str) -> list[str]:
-    """Declarations of those symbols that `lines` use, read from the array `source`."""
+    """Declarations of the symbols that `lines` use, read from the array `source`."""
     words = set(re.findall(r"\w+", " ".join(lines)))
     declarations = zip(spec.symbols, text.symbol_declarations(spec.symbols, source), strict=True)
     return [declaration for name, declaration in declarations if shared.symbol(name) in words]
@@ -259,7 +262,7 @@ def used_symbols(spec: KernelSpec, lines: Sequence[str], source: str) -> list[st
 
 
 def _source(x: Operand, window: Window | None) -> list[str]:
-    """Statements that tell the job where x is and how it is read."""
+    """Statements that set in the job where x is and how to read it."""
     kind = STORAGE_TYPES[x.dtype]
     if window is None:
         steps = f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.x_col = 1;"
@@ -274,7 +277,8 @@ def _source(x: Operand, window: Window | None) -> list[str]:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """C++ text: the codes' values, the finish function, ``qk_<name>``. KernelSelectionError for what has no kernel."""
+    """C++ text: the values of the codes, the finish function, ``qk_<name>``. KernelSelectionError without a suitable
+    kernel."""
     body = spec.body
     assert isinstance(body, LinearKernel)
     if body.codes:

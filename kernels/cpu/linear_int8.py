@@ -1,6 +1,6 @@
-"""Linears that multiply integers: rows of int8 by integer codes of packed weights, over int8.h.
+"""Linears that multiply integers: int8 rows by the integer codes of packed weights (int8.h).
 
-The struct of a packed weight (weights.py) gets what its integer product needs (formats/integer_product.py):
+The struct of a packed weight (weights.py) is extended by what its integer product needs (formats/integer_product.py):
 
     struct qi_int4_1c0de5 : qw_int4_1c0de5 {
         static constexpr int CODES = 4, LOWEST = -8, SHARED = 32;
@@ -9,8 +9,8 @@ The struct of a packed weight (weights.py) gets what its integer product needs (
         QG_METHOD vf intercept() const { return vzero(); }
     };
 
-One kernel serves any number of rows.  Which instruction multiplies is decided by the instruction set and, for
-AVX-512 VNNI, by the processor at run time; sums of integers are exact, so that the bits are the same.
+One kernel serves any number of rows. The instruction set decides which instruction multiplies; for AVX-512 VNNI the
+processor decides at run time. Integer sums are exact, so the bits are the same either way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROWS = {"x86-64-v4": 14, "x86-64-v3": 4}
 
 
 def passed_over(isa: str) -> list[tuple[str, str]]:
-    """Ways of multiplying that kernels for `isa` do without, best first, and why."""
+    """The ways to multiply that kernels for `isa` do not use, best first, each with the reason."""
     if isa == "x86-64-v4":
         return [("pairs", "only where the processor lacks AVX-512 VNNI, which is asked for when the kernel runs")]
     why = "needs x86-64-v4 and a processor with AVX-512 VNNI"
@@ -40,7 +40,7 @@ def passed_over(isa: str) -> list[tuple[str, str]]:
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Scratch per thread: int8.h's `qi_scratch_for`."""
+    """Scratch bytes per thread: int8.h's `qi_scratch_for`."""
     body, product = _body(spec), _product(spec)
     rows = _ROWS.get(isa, 2)
     groups = -(-body.k // product.columns(body.k))
@@ -54,7 +54,7 @@ def _body(spec: KernelSpec) -> LinearKernel:
 
 
 def _product(spec: KernelSpec) -> IntegerProduct:
-    """KernelSelectionError where the weight's codes are not multiplied."""
+    """The integer product of the weight's format. KernelSelectionError if its codes cannot be multiplied."""
     w = spec.operands[1]
     where = f"kernel '{spec.name}'"
     if w.format is None or w.layout != PANEL_LAYOUT:
@@ -66,7 +66,7 @@ def _product(spec: KernelSpec) -> IntegerProduct:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """C++ text of one kernel. KernelSelectionError for operands that it cannot take."""
+    """C++ text of one kernel. KernelSelectionError for unsupported operands."""
     body, product, w = _body(spec), _product(spec), spec.operands[1]
     assert w.format is not None
     fmt = packed_format(w.format)

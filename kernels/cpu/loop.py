@@ -3,9 +3,9 @@
     for each item of the outer loops, shared among tasks:
         for j in steps of 16 along the last loop: load, body, store
 
-Three forms of a pointwise nest, chosen from the steps of the operands along the last loop:
-*vector* (steps 0 and 1, others by lane loads), *tile* (an input that walks another loop contiguously, a transposition:
-16 x 16 blocks pass through a small buffer), and *scalar* (a body or an element type without a 16-lane form).
+The operands' steps along the last loop decide among three forms of a pointwise nest. *vector*: steps are 0 or 1, or
+elements are loaded one by one. *tile*: an input is contiguous along another loop (a transposition), so blocks of 16 x
+16 pass through a small buffer. *scalar*: the body or an element type has no 16-lane form.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TILE = LANES
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """None: accumulators and tiles live on the stack."""
+    """None: accumulators and tiles are on the stack."""
     return 0
 
 
@@ -60,7 +60,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
 
 
 def _vector_body(nest: Nest, inner: Loop, rows: dict[int, str], tiled: dict[int, str] | None = None) -> list[str]:
-    """Loads, statements and stores for the columns [j, j + n); `tiled` inputs come from a buffer instead."""
+    """Loads, statements and stores for the columns [j, j + n). Inputs in `tiled` come from a buffer instead."""
     lines, values = [], []
     for i in range(nest.inputs):
         if not nest.used(i):
@@ -99,7 +99,8 @@ def _vector(nest: Nest) -> Form:
 
 
 def _transposed_loop(nest: Nest) -> int | None:
-    """A loop that some floating-point input walks contiguously while it strides along the last one, or None."""
+    """A loop along which some floating-point input is contiguous while its step along the last loop is larger; else
+    None."""
     inner = nest.parallel[-1]
     for i in range(nest.inputs):
         if not nest.used(i) or inner.steps[i] in (0, 1) or nest.spec.operands[i].dtype not in ("f32", "bf16", "f16"):
@@ -111,7 +112,7 @@ def _transposed_loop(nest: Nest) -> int | None:
 
 
 def _tile(nest: Nest, position: int) -> Form:
-    """Blocks of 16 iterations of the partner loop by 16 of the last: transposed inputs pass through `<name>_tile`."""
+    """Blocks of 16 iterations of the partner loop by 16 of the last. Transposed inputs pass through `<name>_tile`."""
     partner, inner = nest.parallel[position], nest.parallel[-1]
     rest = (*nest.parallel[:position], *nest.parallel[position + 1 : -1])
     tiles = Loop("tile", (partner.extent + (TILE - 1)) // Expr.constant(TILE), (), None)
@@ -144,7 +145,7 @@ def _tile(nest: Nest, position: int) -> Form:
 
 
 def _fill_tile(nest: Nest, i: int, rest: Sequence[Loop], partner: Loop, inner: Loop) -> list[str]:
-    """``x_tile[row][lane] = x[first + row, j + lane]`` where x is contiguous along the row's loop."""
+    """``x_tile[row][lane] = x[first + row, j + lane]``, where x is contiguous along the row's loop."""
     name, step = nest.names[i], c_dim(inner.steps[i])
     at = {partner.name: "first", inner.name: "j"}
     element = f"{name}_corner + row + lane * {step}"
@@ -165,7 +166,7 @@ def _fill_tile(nest: Nest, i: int, rest: Sequence[Loop], partner: Loop, inner: L
 
 
 def _scalar(nest: Nest, note: str) -> Form:
-    """One element at a time; the last loop is cut into chunks as in the vector form."""
+    """One element at a time. The last loop is split into chunks as in the vector form."""
     inner, outer = (nest.parallel[-1], nest.parallel[:-1]) if nest.parallel else (None, ())
     statements_in = [f"qc_load({nest.address(i, nest.parallel)})" if nest.used(i) else "?" for i in range(nest.inputs)]
     loads = [f"const auto v_{nest.names[i]} = {text};" for i, text in enumerate(statements_in) if nest.used(i)]

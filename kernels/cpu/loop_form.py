@@ -1,4 +1,4 @@
-"""How a loop kernel is written once its form is chosen: items, shared among tasks, and accesses of 16 lanes."""
+"""Writes a loop kernel once its form is chosen: items, shared among tasks, and accesses of 16 elements."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from qcompiler.kernels.text import c_dim, header_comment, indent, needed
 from qcompiler.plan.dims import Expr
 
 CHUNK = 4096
-"""Elements of the last loop that one item covers at most: with a body of 16 operations, one task's worth."""
+"""The most elements of the last loop in one item. With a body of 16 operations this is the work of one task."""
 
 SCALAR_COST = 8
-"""How much longer an operation takes one element at a time."""
+"""How much longer an operation takes without vector instructions."""
 
 LANES = 16
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a kernel does with one item: `outer` loops enumerate the items, `cost` counts the operations of one."""
+    """What a kernel does with one item. `outer` loops enumerate the items; `cost` is the number of operations per
+    item."""
 
     note: str
     outer: tuple[Loop, ...]
@@ -30,7 +31,7 @@ class Form:
 
 
 def write(nest: Nest, form: Form) -> str:
-    """The task that walks a share of the items, and the function that launches it."""
+    """The task function that walks its share of the items, and the function that launches it."""
     spec = nest.spec
     limits = [*nest.limits(), *_chunk_limits(nest, form)]
     items = f"const int64_t items = {' * '.join(loop.limit for loop in form.outer) or '1'};"
@@ -54,24 +55,24 @@ def write(nest: Nest, form: Form) -> str:
 
 
 def _pointers(nest: Nest) -> list[str]:
-    """A typed pointer for each operand that the kernel touches."""
+    """A typed pointer for each operand that the kernel accesses."""
     return [pointer(nest.spec.operands[i], i, nest.names[i], "call->op") for i in live_operands(nest)]
 
 
 def _chunk_limits(nest: Nest, form: Form) -> list[str]:
-    """Extents of the loops that a form adds: chunks or tiles of one of the nest's loops."""
+    """Extents of the loops that a form adds: over chunks or tiles of one of the nest's loops."""
     own = {loop.name for loop in nest.loops}
     return [f"const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in form.outer if loop.name not in own]
 
 
 def _unless_empty(outer: Sequence[Loop]) -> list[str]:
-    """A task without items leaves before the odometer divides by an extent that may be zero."""
+    """Returns early from a task without items, before the odometer divides by an extent that may be zero."""
     divides = len(outer) > 1 and not all(loop.extent.is_static for loop in outer[1:])
     return ["if (begin == end) return;"] if divides else []
 
 
 def _odometer(outer: Sequence[Loop]) -> tuple[list[str], list[str]]:
-    """Statements that set the outer variables at `begin`, and those that advance them by one item."""
+    """Statements that set the outer loop variables for item `begin`, and statements that advance them by one item."""
     start: list[str] = []
     behind = ""
     for position, loop in reversed(list(enumerate(outer))):
@@ -88,7 +89,8 @@ def _odometer(outer: Sequence[Loop]) -> tuple[list[str], list[str]]:
 
 
 def chunked(loop: Loop, size: int) -> tuple[tuple[Loop, ...], list[str]]:
-    """Cuts a loop into chunks: the loop over chunks (none if one suffices), and statements declaring first and last."""
+    """Splits a loop into chunks: the loop over chunks (none if one is enough), and statements that declare first and
+    last."""
     if loop.extent.is_static and loop.extent.value <= size:
         return (), ["const int64_t first = 0, last = " + loop.limit + ";"]
     chunks = Loop("chunk", (loop.extent + (size - 1)) // Expr.constant(size), (), None)
@@ -98,7 +100,7 @@ def chunked(loop: Loop, size: int) -> tuple[tuple[Loop, ...], list[str]]:
 
 @dataclass(frozen=True)
 class Columns:
-    """Up to 16 iterations of `loop`, from `first` on: `count` of them."""
+    """`count` iterations of `loop`, at most 16, from `first` on."""
 
     loop: Loop
     first: str = "j"
@@ -106,7 +108,7 @@ class Columns:
 
 
 def load(nest: Nest, operand: int, columns: Columns, row: str) -> str:
-    """The vector of an operand at `columns`; `row` points where all other loops are."""
+    """The vector of an operand at `columns`. `row` is its address at the variables of all other loops."""
     step, first = columns.loop.steps[operand], columns.first
     if step == 0:
         return f"vset(qc_load({row}))"
@@ -124,7 +126,7 @@ def store(nest: Nest, operand: int, columns: Columns, row: str, value: str) -> s
 
 
 def bases(nest: Nest, loops: Sequence[Loop], operands: Sequence[int]) -> tuple[list[str], dict[int, str]]:
-    """Declarations of a row pointer per operand at `loops`, and the names."""
+    """Declarations of one row pointer per operand at `loops`, and the pointers' names."""
     names = {i: f"{nest.names[i]}_row" for i in operands}
     return [f"const auto {names[i]} = {nest.address(i, loops)};" for i in operands], names
 

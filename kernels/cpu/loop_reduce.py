@@ -1,9 +1,9 @@
 """Reductions: the part of a loop kernel that folds.
 
-A body of the form ``acc = combine(acc, value)`` may be taken apart: *across* keeps 16 lanes of partial results along a
-contiguous reduction loop and folds them in one fixed order at the end; *beside* runs 16 outputs at once along a
-contiguous parallel loop.  Any other body (argmax, several accumulators that see each other) runs in order, one output
-at a time.  Which form a kernel takes, and the order of its sums, follow from its spec and never from threads.
+A body of the form ``acc = combine(acc, value)`` can be split. *across* keeps 16 partial results along a contiguous
+reduction loop and folds them in one fixed order at the end. *beside* computes 16 outputs at once along a contiguous
+parallel loop. Any other body (argmax, accumulators that read each other) runs in order, one output at a time. The spec
+alone decides the form of a kernel and the order of its sums, never the number of threads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from qcompiler.kernels.loop_nest import Loop, Nest
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, indent
 
-_INTEGERS = ("i32", "i1")  # those whose folds have a vector form
+_INTEGERS = ("i32", "i1")  # integer types whose folds have a vector form
 
 
 def choose(nest: Nest, obstacle: str | None) -> Form:
-    """The form of a reduction; `obstacle` says why its body has no vector form, if so."""
+    """The form of a reduction. `obstacle` says why its body has no vector form; None if it has one."""
     folds = find_folds(nest, _INTEGERS)
     if obstacle is not None or folds is None or not nest.reduction:
         why = obstacle or ("not a plain fold" if folds is None else "nothing to reduce")
@@ -38,7 +38,8 @@ def choose(nest: Nest, obstacle: str | None) -> Form:
 
 
 def _contiguous_loop(nest: Nest) -> Loop | None:
-    """The loop along which the input that moves most is contiguous and every other input is too, or stands still."""
+    """A loop along which the input that moves in the most loops is contiguous, and every other input is contiguous or
+    fixed."""
     inputs = [i for i in range(nest.inputs) if nest.used(i)]
     if not inputs:
         return None
@@ -50,7 +51,7 @@ def _contiguous_loop(nest: Nest) -> Loop | None:
 
 
 def _nested(loops: Sequence[Loop], lines: Sequence[str]) -> list[str]:
-    """`for` loops over whole extents around `lines`."""
+    """Puts `for` loops over whole extents around `lines`."""
     for loop in reversed(loops):
         lines = [
             f"for (int64_t {loop.name} = 0; {loop.name} < {loop.limit}; {loop.name}++) {{",
@@ -88,7 +89,7 @@ def _items_cost(nest: Nest, inner: str, factor: int = 1) -> str:
     )
 
 
-# --- across: lanes along a reduction loop ----------------------------------------------------------------------------
+# --- across: SIMD lanes along a reduction loop -----------------------------------------------------------------------
 
 
 def _across(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
@@ -126,7 +127,8 @@ def _splat(literal: str, dtype: str) -> str:
 
 
 def _fold_lanes(nest: Nest, i: int, fold: Fold, parts: Sequence[str]) -> list[str]:
-    """Accumulators pairwise, lanes pairwise (j with j + 8, then + 4, + 2, + 1), then the initial value."""
+    """Folds the accumulators pairwise, then the SIMD lanes pairwise (j with j + 8, + 4, + 2, + 1), then the initial
+    value."""
     lines: list[str] = []
     left = list(parts)
     while len(left) > 1:
@@ -150,7 +152,7 @@ def _fold_lanes(nest: Nest, i: int, fold: Fold, parts: Sequence[str]) -> list[st
     ]
 
 
-# --- beside: lanes along a parallel loop -----------------------------------------------------------------------------
+# --- beside: SIMD lanes along a parallel loop ------------------------------------------------------------------------
 
 
 def _beside(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
@@ -159,7 +161,7 @@ def _beside(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
     outputs = range(nest.inputs, nest.inputs + len(folds))
     declarations, rows = bases(nest, outer, list(outputs))
     lines = [*declarations, *span, "int64_t j = first;"]
-    if len(folds) == 1:  # 64 columns at once use whole cache lines and hide the latency of the fold
+    if len(folds) == 1:  # 64 columns at once fill whole cache lines and hide the latency of the fold
         lines.append(f"for (; j + {4 * LANES} <= last; j += {4 * LANES}) {{")
         lines += [*indent(_columns(nest, folds, (inner, outer), rows, 4)), "}"]
     lines += [
@@ -175,7 +177,7 @@ def _beside(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
 def _columns(
     nest: Nest, folds: list[Fold], loops: tuple[Loop, Sequence[Loop]], rows: dict[int, str], groups: int
 ) -> list[str]:
-    """Reduces `groups` vectors of columns from `j` on; a single one may be narrower than 16 (`n`)."""
+    """Reduces `groups` vectors of columns from `j` on. A single vector may have fewer than 16 columns (`n`)."""
     inner, outer = loops
     count = str(LANES) if groups > 1 else "n"
     names = [[f"p{i}_{k}" for k in range(groups)] for i in range(len(folds))]
@@ -202,7 +204,7 @@ def _column(k: int) -> str:
 
 
 def _in_order(nest: Nest, note: str) -> Form:
-    """One output element at a time, the body in the order of the loops."""
+    """Computes one output element at a time, with the body in the order of the loops."""
     lines = []
     for i, operand in enumerate(nest.outputs):
         lines.append(f"{VALUE_TYPES[operand.dtype]} a{i} = {initial(nest, i)};")
@@ -222,7 +224,7 @@ def _in_order(nest: Nest, note: str) -> Form:
 
 
 def _assign(results: Sequence[str], values: Sequence[str]) -> list[str]:
-    """New accumulators. Results that are themselves accumulators are read before any is written."""
+    """Assigns the new accumulators. If a result is itself an accumulator, all are read before any is written."""
     accumulators = values[len(values) - len(results) :]
     swapped = any(r in accumulators and r != a for r, a in zip(results, accumulators, strict=True))
     if not swapped:

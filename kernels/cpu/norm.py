@@ -10,12 +10,12 @@ from qcompiler.plan.kernel import KernelSpec, NormKernel, Operand
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """None: a row is read again instead of kept."""
+    """None: a row is read again instead of being kept."""
     return 0
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """One task takes a share of the rows."""
+    """One task processes a share of the rows."""
     body = spec.body
     assert isinstance(body, NormKernel)
     names = ["x", *(["weight"] if body.has_weight else []), *(["bias"] if body.has_bias else []), "out"]

@@ -1,6 +1,6 @@
 """Sort and top-k along one dim: a heap in the result's own row of indices, then the values.
 
-Top-k keeps a heap of the k best and looks at each element once.  The order is total (equal values by position), so the
+Top-k keeps a heap of the k best and visits each element once. The order is total (equal values by position), so the
 result does not depend on the algorithm or on threads.
 """
 
@@ -17,7 +17,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """Items are (outer, inner) pairs, a row each."""
+    """Items are (outer, inner) pairs; each is one row."""
     body = spec.body
     assert isinstance(body, OrderKernel)
     x, values, indices = spec.operands

@@ -1,4 +1,4 @@
-"""The `quantize_rows` template: activations as rows of int8 (formats/int8_rows.py), over int8.h."""
+"""The `quantize_rows` template: activations to int8 rows (formats/int8_rows.py), over int8.h."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def body_of(spec: KernelSpec) -> QuantizeRowsKernel:
 
 
 def factors(body: QuantizeRowsKernel) -> list[str]:
-    """C literals: what kind "tensor" multiplies with, its scale, the threshold of kind "outliers"."""
+    """C literals: the multiplier and the scale of kind "tensor", and the threshold of kind "outliers"."""
     factor, fixed = clip_factors(body.value) if body.kind == "tensor" else (0.0, 0.0)
     threshold = body.value if body.kind == "outliers" else 0.0
     return [float_literal(float(number), "f32") for number in (factor, fixed, threshold)]
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """One task takes a share of the rows."""
+    """One task processes a share of the rows."""
     body, x, out = body_of(spec), spec.operands[0], spec.operands[-1]
     last = len(spec.operands) - 1
     columns = "columns" if body.kind == "outliers" else "nullptr"

@@ -1,7 +1,7 @@
 """The `recurrent` template: all steps of one direction of a recurrent layer, over recurrent.h.
 
-The kernel is a loop over steps.  Each step is one hand-over to the threads (none where the layer is small), two with a
-projection.  Weights are read as those of linears are (linear.py), packed or plain, once in every step.
+The kernel is a loop over steps. Each step starts the threads once, twice with a projection, or never if the layer is
+small. Weights are read like those of linears (linear.py), packed or plain, once per step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _body(spec: KernelSpec) -> RecurrentKernel:
 
 
 def _operands(spec: KernelSpec) -> dict[str, tuple[int, Operand]]:
-    """The operands by their role, with their numbers."""
+    """The operands by role, with their numbers."""
     body, lstm = _body(spec), _body(spec).kind == "lstm"
     names = [
         "x", "w", *["projection"] * body.projects, *["bias"] * body.has_bias, "start", *["cell_start"] * lstm,
@@ -38,20 +38,21 @@ def _operands(spec: KernelSpec) -> dict[str, tuple[int, Operand]]:
 
 
 def _most_rows(body: RecurrentKernel, isa: str) -> int:
-    """Most rows of an item: recurrent.h's QR_ROWS, or the batch where that is known and smaller."""
+    """The most rows of an item: recurrent.h's QR_ROWS, or the batch if it is known and smaller."""
     most = 4 * tile_of(isa).rows
     return min(max(body.batch, 1), most) if isinstance(body.batch, int) else most
 
 
 def _few(weight: Operand, body: RecurrentKernel, isa: str) -> int:
-    """Most rows that are multiplied straight from codes; 0 for a weight that lies row by row."""
+    """The most rows that are multiplied directly from codes; 0 for a row-major weight."""
     if weight.format is None and weight.layout != PANEL_LAYOUT:
         return 0
     return min(tile_of(isa).few, _most_rows(body, isa))
 
 
 def _product(k: int, rows: int, few: int, isa: str, *, converts: bool) -> int:
-    """Bytes per thread of a product with up to `rows` rows, of which `few` are multiplied straight from codes."""
+    """Scratch bytes per thread of a product with up to `rows` rows, of which `few` are multiplied directly from
+    codes."""
     block = block_of(k)
     straight = 4 * few * (16 * tile_of(isa).panels + (-(-k // 16) * 16 if converts else 0))
     panels = product_scratch(isa, block, whole=block >= k, converts=converts) if rows > few else 0
@@ -59,7 +60,7 @@ def _product(k: int, rows: int, few: int, isa: str, *, converts: bool) -> int:
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Scratch per thread, in bytes."""
+    """Scratch bytes per thread."""
     body, named = _body(spec), _operands(spec)
     rows, converts = _most_rows(body, isa), named["out"][1].dtype != "f32"
     step = _product(body.width, rows, _few(named["w"][1], body, isa), isa, converts=converts)
@@ -74,7 +75,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """C++ text of one kernel. KernelSelectionError for operands that no decoder fits."""
+    """C++ text of one kernel. KernelSelectionError for operands without a decoder."""
     body, named = _body(spec), _operands(spec)
     weight = weight_of(spec.name, named["w"][1])
     definitions = weight.definitions
@@ -120,7 +121,7 @@ def _layer(spec: KernelSpec) -> str:
 
 
 def _scratch_check(spec: KernelSpec, isa: str) -> list[str]:
-    """recurrent.h and this module agree on the size."""
+    """A static assertion that recurrent.h and this module agree on the scratch size."""
     body, named = _body(spec), _operands(spec)
     rows, few = _most_rows(body, isa), _few(named["w"][1], body, isa)
     converts = str(named["out"][1].dtype != "f32").lower()
@@ -152,7 +153,7 @@ def _job(spec: KernelSpec, weight: Weight) -> list[str]:
 
 
 def _begin(spec: KernelSpec) -> list[str]:
-    """What is written before the first step: the cells begin as given, and no step may leave `room` unwritten."""
+    """Writes before the first step: the given cells, and zeros in `room` if there are no steps at all."""
     body, named, lines = _body(spec), _operands(spec), list[str]()
     if "cell" in named:
         (source, given), (number, cell) = named["cell_start"], named["cell"]
@@ -169,7 +170,7 @@ def _begin(spec: KernelSpec) -> list[str]:
 
 
 def _projection(spec: KernelSpec, weight: Weight) -> list[str]:
-    """The job of the projection: a linear of `room`."""
+    """The job of the projection: a linear that reads `room`."""
     body, named = _body(spec), _operands(spec)
     kind, out = STORAGE_TYPES[named["out"][1].dtype], named["out"][1]
     statements = [re.sub(r"= w\b", "= p", line).replace("job.", "projection.") for line in weight.statements]

@@ -1,9 +1,10 @@
-"""One row of a packed table as C++: codes and entries of any declaration, from canonical bytes or from panels.
+"""Reads one row of a packed table in C++: codes and entries of any declaration, from canonical bytes or from panels.
 
     static void qk_<name>_row(const uint8_t* table, int64_t row, <type>* out)
 
-decodes the columns of a row in runs that share all entries: the entries once (`Split.per_entry`), then sixteen columns
-at a time (`Split.per_element`), with the operations and the order of the format's decoder, so that the bits are its.
+decodes the columns of a row in runs that share all entries. It computes the entries once per run (`Split.per_entry`),
+then sixteen columns at a time (`Split.per_element`). The operations and their order are those of the format's decoder,
+so the bits are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from qcompiler.plan.kernel import DType
 
 
 def row_function(table: PackedTable, out: DType) -> str:
-    """C++ text: tables of values and of places, and the function. KernelSelectionError for an unknown layout."""
+    """C++ text: tables of values, tables of bit positions, and the function. KernelSelectionError for an unknown
+    layout."""
     if table.layout not in (PANEL_LAYOUT, "canonical"):
         raise KernelSelectionError(
             f"kernel '{table.name}': a packed table lies in 'canonical' or '{PANEL_LAYOUT}', not in '{table.layout}'"
@@ -59,7 +61,8 @@ def row_function(table: PackedTable, out: DType) -> str:
 
 
 def _run(table: PackedTable) -> list[str]:
-    """Statements that bound the run of columns from k on: `end`, and the `block` it lies in and where, if needed."""
+    """Statements that declare the `end` of the run of columns that starts at k and, if needed, its `block` and place
+    there."""
     flat = table.fmt.declaration.blocking == "flat"
     run = math.gcd(shared_columns(table.fmt), table.block)
     if not run:
@@ -73,7 +76,7 @@ def _run(table: PackedTable) -> list[str]:
 
 
 def _entry(table: PackedTable, field: Field) -> str:
-    """The entry that serves row `row`, column k: a float, or the integer of a small one."""
+    """The entry that serves row `row`, column k, as a float, or as an integer for entries of few bits."""
     covers = field.covers if isinstance(field.covers, int) else 0
     if table.layout == PANEL_LAYOUT:
         return _entry_of_panels(table, field, covers)
@@ -120,7 +123,7 @@ def _code(table: PackedTable) -> str:
 
 
 def _in_order(field: Field, base: str, index: str) -> str:
-    """Entry `index` of entries that stand one behind the other from `base` on."""
+    """Entry `index` of consecutive entries from `base` on."""
     if field.covers == 1 and field.bits == 8:
         return f"({base})[{index}]"
     if field.bits >= 8:
@@ -137,7 +140,7 @@ def _in_block(table: PackedTable, field: Field, index: str) -> str:
 
 
 def _places_table(table: PackedTable, field: Field) -> str:
-    """A table with the places of the entries of a block."""
+    """The C++ table with the bit positions of a block's entries."""
     assert field.packing is not None
     places = places_of(field.packing, f"kernel '{table.name}': no CPU kernel")
     name = table.places_name(field)

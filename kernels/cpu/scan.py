@@ -1,7 +1,7 @@
-"""Running folds along the middle dim, in order: sums, products, extremes, log-sum-exp.
+"""Running folds along the middle dim, in order: sums, products, minima, maxima, log-sum-exp.
 
-f32 and narrower floats accumulate in fp32 (rounded once per element for narrow results), f64 in f64, integers (and
-booleans, into an integer result) in the result's type, wrapping.
+f32 and narrower floats accumulate in fp32, with one rounding per element for narrow results. f64 accumulates in f64.
+Integers, and booleans with an integer result, accumulate in the result's type and wrap.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, indent
 from qcompiler.plan.kernel import KernelSpec, ScanKernel
 
 BLOCK = 64
-"""Neighbouring columns that one item sums side by side: 256 bytes of f32, whole cache lines."""
+"""Adjacent columns that one item sums side by side: 256 bytes of f32, whole cache lines."""
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
@@ -21,14 +21,14 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def _logaddexp(kind: str) -> str:
-    """log(exp(sum) + exp(value)) from the larger one; equal infinities are themselves, NaN wins."""
+    """log(exp(sum) + exp(value)), relative to the larger one. Two equal infinities give that infinity; NaN wins."""
     exp, log1p = ("qc_exp", "qc_log1p") if kind == "float" else ("exp", "log1p")
     top, low = "qc_maximum(sum[n], value)", "qc_minimum(sum[n], value)"
     return f"{top} == {low} && !(fabs({top}) < INFINITY) ? {top} : {top} + {log1p}({exp}({low} - {top}))"
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """Items are (outer, block of inner) pairs; each walks the length in order."""
+    """Items are (outer, block of inner) pairs; each walks its elements in order."""
     body = spec.body
     assert isinstance(body, ScanKernel)
     x, out = spec.operands

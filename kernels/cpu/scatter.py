@@ -1,7 +1,7 @@
-"""Scatter along one dim: entries replace, or fold into, what stands at their index, in the order of the index.
+"""Scatter along one dim: entries replace the element at their index, or fold into it, in the order of the index.
 
-Indices are checked before anything is written.  Tasks split `outer` and `inner`, never the entries, so that equal
-indices meet in one order on any number of threads.
+All indices are checked before anything is written. Tasks split `outer` and `inner` but never the entries, so equal
+indices are applied in the same order with any number of threads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, indent
 from qcompiler.plan.kernel import KernelSpec, ScatterKernel
 
 BLOCK = 64
-"""Neighbouring columns that one item covers."""
+"""Adjacent columns that one item processes."""
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

@@ -1,7 +1,7 @@
 """Softmax over the last dim: maximum, exponentials and their sum, division; fp32 inside, rounded once.
 
-An f32 result holds the exponentials between the passes; narrower results compute them twice, so that no scratch grows
-with the row.  A row of -inf gives NaN, as torch does.
+An f32 result holds the exponentials between the passes. For narrower results they are computed twice, so that no
+scratch grows with the row. A row of -inf gives NaN, as in torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    """One task takes a share of the rows."""
+    """One task processes a share of the rows."""
     body = spec.body
     assert isinstance(body, SoftmaxKernel)
     x, out = spec.operands

@@ -1,9 +1,9 @@
-"""The vector form of scalar programs: 16 lanes of vec.h at once.
+"""The vector form of scalar programs: 16 SIMD lanes of vec.h at once.
 
     arith.mulf %a, %b : f32      const vf t_2 = t_0 * t_1;
 
 It covers f32, bf16, f16 (values in f32, rounded after each op of the narrow type), i32, i1, and narrower integers for
-conversions, comparisons and bitwise ops, and gives the same bits as the scalar form of kernels/scalar.py.
+conversions, comparisons and bitwise ops. It gives the same bits as the scalar form of kernels/scalar.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _vector_cmpi(c: OpContext) -> str:
 
 
 def _only(dtypes: tuple[str, ...], text: str) -> Rule:
-    """`text`, where the result's dtype is one of `dtypes`."""
+    """`text`, if the result's dtype is one of `dtypes`."""
 
     def rule(c: OpContext) -> str:
         if c.op.dtype not in dtypes:
@@ -116,7 +116,7 @@ def _vector_power(c: OpContext) -> str:
 
 
 def _vector_shift(function: str) -> Rule:
-    """Shifts by a constant only: bodies that decode packed bits."""
+    """Shifts by a constant, as in bodies that decode packed bits. Other shifts have no vector form."""
 
     def rule(c: OpContext) -> str:
         amount = c.constants[1]
@@ -166,7 +166,8 @@ _VECTOR_FORM = Form(VECTOR_TABLE, VECTOR_TYPES, "vround")
 
 
 def vector_statements(program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_") -> Statements:
-    """16 elements: `inputs` are of `VECTOR_TYPES`. KernelSelectionError where there is a `vector_obstacle`."""
+    """Writes a body for 16 elements. `inputs` are of `VECTOR_TYPES`. KernelSelectionError if `vector_obstacle` finds
+    one."""
     for name, dtype in program.inputs:
         if dtype not in VECTOR_TYPES:
             raise KernelSelectionError(f"input '{name}' of type {dtype} has no vector form")
@@ -174,7 +175,7 @@ def vector_statements(program: ScalarProgram, inputs: Sequence[str], prefix: str
 
 
 def vector_obstacle(program: ScalarProgram) -> str | None:
-    """Why a body cannot run on 16 lanes, or None. An op that has no scalar form either is raised, not returned."""
+    """Why a body cannot run on 16 lanes; None if it can. Raises an error for an op without even a scalar form."""
     names = [name for name, _ in program.inputs]
     try:
         vector_statements(program, names)

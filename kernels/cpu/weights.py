@@ -1,8 +1,8 @@
-"""Packed weights as C++: the struct of decode.h that a format's declaration is printed to, for panels and for rows.
+"""Packed weights in C++: prints a format's declaration as a struct for decode.h, for panels and for rows.
 
-A declaration falls into parts (`Declaration.split`): what a code stands for, what is computed once for elements that
-share entries, and what is computed for each.  The struct holds just that, in the order of the equation, so that kernels
-decode to the bits of `Format.decode`:
+A declaration has three parts (`Declaration.split`): the values of codes, what is computed once for elements that share
+entries, and what is computed for each element. The struct contains exactly these, in the order of the equation, so that
+kernels decode to the same bits as `Format.decode`:
 
     // q4_K in cpu_p16_v1: d * scales * codes - dmin * mins
     struct qw_q4_K_1c0de5 {
@@ -18,8 +18,8 @@ decode to the bits of `Format.decode`:
         QG_METHOD vf element(vf code) const { return ((g0 * code) - g1); }
     };
 
-Its text does not depend on the sizes of a weight, so that all kernels of a program that read one format share it and
-what is instantiated from it; its name ends in a checksum of the text, and a guard keeps the first of equal ones.
+The text does not depend on a weight's sizes, so all kernels of a program that read one format share the struct and its
+instantiations. Its name ends in a checksum of the text, and a guard keeps only the first of equal structs.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from qcompiler.plan.kernel import DType
 PANEL_LAYOUT = "cpu_p16_v1"
 
 MOST_PARTS = 12
-"""Sections that decode.h's `qg_packed` points to."""
+"""The most sections that decode.h's `qg_packed` can point to."""
 
 VECTORS = CStyle(entry="qg_float({entry})", number="vset({number})", lookup="qg_look_up({table}, {entry})")
-"""Sixteen lanes at a time, with vec.h's operators."""
+"""Sixteen SIMD lanes at a time, with vec.h's operators."""
 
 FLOAT_LANES = CStyle(entry="{entry}", number="vset({number})", lookup="{table}[{entry}]")
-"""Sixteen lanes of entries that are floats already."""
+"""Sixteen SIMD lanes of entries that are already floats."""
 
 _ENTRY_TYPES = {
     "f16": "qc_f16", "bf16": "qc_bf16", "f32": "float", "e4m3": "qc_e4m3", "e5m2": "qc_e5m2", "e8m0": "qc_e8m0",
@@ -67,9 +67,9 @@ def entry_type(field: Field) -> str:
 
 @dataclass(frozen=True)
 class CodeValues:
-    """What the codes of a format stand for: integers from `offset` on, 8-bit floats, or values of a table.
+    """The values of a format's codes: integers starting at `offset`, 8-bit floats, or elements of a table.
 
-    `policy` is decode.h's class for panels.  `scalar` is a pattern that turns one integer code into a float.
+    `policy` is decode.h's class for panels. `scalar` is a text pattern that turns one integer code into a float.
     """
 
     policy: str
@@ -78,7 +78,7 @@ class CodeValues:
 
 
 def code_values(fmt: Format, table: str) -> CodeValues:
-    """How to read the codes of `fmt`; `table` is the name of the C++ array, where one is needed."""
+    """How to read the codes of `fmt`. `table` is the name of the C++ array, if one is needed."""
     d = fmt.declaration
     codes, values = d.codes, d.code_values
     if codes.kind in ("e4m3", "e5m2"):
@@ -115,9 +115,9 @@ def _literal(value: float) -> str:
 
 @dataclass(frozen=True)
 class PanelWeight:
-    """How linear kernels read a packed weight: definitions (guarded) and the decoder of gemm.h that walks its panels.
+    """How linear kernels read a packed weight: guarded definitions, and the decoder of gemm.h that walks its panels.
 
-    `parts` are the byte offsets of the sections, in the order of `qg_packed.part`: planes of codes, then entries.
+    `parts` are the byte offsets of the sections in the order of `qg_packed.part`: planes of codes, then entries.
     `struct` is the name of the format's struct.
     """
 
@@ -128,7 +128,7 @@ class PanelWeight:
 
 
 def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight:
-    """The decoder of a weight (rows, cols) of `fmt` in cpu_p16_v1, whose elements are rounded to `dtype`."""
+    """The decoder of a weight (rows, cols) of `fmt` in cpu_p16_v1, with elements rounded to `dtype`."""
     sections = sorted(layouts.get(PANEL_LAYOUT).sections(fmt, dtype, rows, cols), key=lambda s: not _is_plane(fmt, s))
     if len(sections) > MOST_PARTS:
         raise KernelSelectionError(f"{fmt} has {len(sections)} sections; CPU kernels read at most {MOST_PARTS}")
@@ -146,7 +146,7 @@ def _is_plane(fmt: Format, section: Section) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _panel_struct(fmt: Format, across: bool, places: tuple[str, ...]) -> tuple[str, str]:
-    """(name, text) of the struct of a format whose fields have these places."""
+    """(name, text) of the struct for a format whose fields are stored as `places` says."""
     anonymous = _struct_text(fmt, across, places, "W", "T")
     name = f"{identifier(fmt.name)}_{zlib.crc32(anonymous.encode()):08x}"
     text = _struct_text(fmt, across, places, f"qw_{name}", f"qt_{name}")
@@ -164,7 +164,7 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
     parts = list(d.split.per_entry)
     of_tables = _fields_of_tables(fmt)
     members = [f"vf {', '.join(parts)};"] if parts else []
-    loads, number = [], bits.bit_count()  # behind the planes of codes
+    loads, number = [], bits.bit_count()  # entries follow the planes of codes
     for field, place in zip(d.fields, places, strict=True):
         if place != "codes":
             kept = place == "flat" and not across and field.name not in of_tables
@@ -197,12 +197,12 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
 
 
 def _tables_of_entries(fmt: Format) -> list[str]:
-    """The tables that entries are looked up in, as opposed to codes."""
+    """The tables that entries index (as opposed to codes)."""
     return sorted({t for eq in fmt.declaration.split.per_entry.values() for t in eq.tables})
 
 
 def _fields_of_tables(fmt: Format) -> set[str]:
-    """The fields that index a table: their entries stay integers."""
+    """The fields that index a table; their entries stay integers."""
     found: set[str] = set()
     for equation in fmt.declaration.split.per_entry.values():
         found |= equation.lookups
@@ -210,14 +210,14 @@ def _fields_of_tables(fmt: Format) -> set[str]:
 
 
 def columns_at_a_time(bits: int, covers: int) -> int:
-    """Columns that a decoder moves on by: what divides the columns that share entries, and fills words where it can."""
+    """Columns per step of a decoder: a divisor of the columns that share entries, and whole words if possible."""
     if bits == 8:
         return 4 if covers == 0 else math.gcd(8, covers)
     return math.gcd(16 if bits & 2 else 8, covers)
 
 
 def _entries(field: Field, place: str, number: int) -> str:
-    """Sixteen rows' entries for column k of a panel, where no entry ends between columns that share them."""
+    """The entries of sixteen rows for column k of a panel, if entries end only at steps of the decoder."""
     base = f"(const {entry_type(field)}*)from.part[{number}]"
     columns = field.covers if isinstance(field.covers, int) else 0
     if place == "once":
@@ -225,7 +225,7 @@ def _entries(field: Field, place: str, number: int) -> str:
     if place == "panels":
         index = f"(panel * qg_up(from.k, {columns}) + k / {columns}) * 16" if columns else "panel * 16"
         return f"qg_entries({base} + {index})"
-    row = "qc_min(panel * 16 + l, from.n - 1)"  # rows past the last one read its entries
+    row = "qc_min(panel * 16 + l, from.n - 1)"  # rows past the last one read the last row's entries
     if place == "flat":
         return f"qg_lanes([&](int64_t l) {{ return qg_entry({base} + ({row} * from.k + k) / {columns}); }})"
     beside = f" * qg_up(from.k, {columns}) + k / {columns}" if columns else ""
@@ -235,7 +235,7 @@ def _entries(field: Field, place: str, number: int) -> str:
 
 
 def _entries_across(field: Field, place: str, number: int) -> str:
-    """Sixteen rows' entries, where lane l reads those of element at[l] of a stream."""
+    """The entries of sixteen rows, where SIMD lane l reads the entry of element at[l] in flat storage."""
     base = f"(const {entry_type(field)}*)from.part[{number}]"
     if place == "once":
         return f"vset(qg_entry({base}))"

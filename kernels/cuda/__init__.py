@@ -1,1 +1,1 @@
-"""CUDA C++ from KernelSpecs, for every architecture and for the simulated GPU alike."""
+"""CUDA C++ from KernelSpecs, for every architecture and for the simulated GPU."""

@@ -1,6 +1,6 @@
 """The position of the first maximum along the middle dim as CUDA C++; the first NaN counts as the maximum.
 
-A thread per column, in order.
+One thread per column, in order.
 """
 
 from __future__ import annotations

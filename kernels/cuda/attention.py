@@ -1,14 +1,14 @@
-"""Attention as CUDA C++: which kernel serves a spec, and the one on the CUDA cores.
+"""Attention as CUDA C++: which kernel serves a spec, and the kernel on the CUDA cores.
 
     attention_decode   up to 4 queries: warps share the keys, all query heads of a key head share a block
     attention_mma      f16, bf16 with head sizes in multiples of 16 up to 128: tensor cores
     this module        everything else: tiles of queries x keys in shared memory, fp32
 
 All keep a running maximum and sum per query (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-2018), so that nothing grows with the lengths.  Here a thread owns 4 queries x (keys / 16) scores and the same 4 queries
-x 4 value columns of every 64; the 16 threads of half a warp share their queries' statistics by shuffles.  Head sizes
-over 128 are multiplied in pieces of 64 columns, value sizes over 256 in blocks of their own, which compute the scores
-again.
+2018), so no memory grows with the lengths. Here a thread owns 4 queries x (keys / 16) scores, and the same 4 queries x
+4 of every 64 value columns. The 16 threads of half a warp share the statistics of their queries through shuffles. Head
+sizes over 128 are multiplied in pieces of 64 columns. Value sizes over 256 are split over blocks, each of which
+computes the scores again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import AttentionKernel, KernelSpec
 
 _TILES = ((64, 64), (64, 32), (32, 32), (16, 32), (16, 16))
-"""(queries, keys) of a block, best first."""
+"""(queries, keys) of a block, in order of preference."""
 
 _LANES = 16
 """Threads that share a query."""
@@ -44,7 +44,7 @@ _LANES = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """A block's tile and what it keeps in shared memory; sizes in fp32 elements."""
+    """A block's tile and its shared memory; sizes in fp32 elements."""
 
     body: AttentionKernel
     queries: int
@@ -65,12 +65,12 @@ class Tile:
 
     @property
     def row(self) -> int:
-        """Elements of a staged row of q or k: 4 more than its columns, so that rows start in different banks."""
+        """Elements of a staged row of q or k: its columns plus 4, so that rows start in different banks."""
         return self.depth + 4
 
     @property
     def value_groups(self) -> int:
-        """Groups of 64 value columns of a block."""
+        """Groups of 64 value columns per block."""
         return -(-min(self.body.value_dim, 256) // 64)
 
     @property
@@ -86,14 +86,14 @@ class Tile:
 
     @staticmethod
     def of(body: AttentionKernel, number: int) -> Tile:
-        """The first of `_TILES` that leaves a share of the SM to L1 or to a second block, and no more queries than
-        there are."""
+        """The first of `_TILES` that leaves part of the SM's shared memory to L1 or a second block and is not mostly
+        empty."""
         wanted = body.q_len if isinstance(body.q_len, int) else _TILES[0][0]
         for queries, keys in _TILES:
             tile = Tile(body, queries, keys)
             if tile.shared().nbytes <= SHARED_LIMIT[number] * 3 // 5 and (queries < 2 * wanted or queries == 16):
                 return tile
-        return Tile(body, *_TILES[-1])  # 26 KiB at most
+        return Tile(body, *_TILES[-1])  # at most 26 KiB
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -138,7 +138,7 @@ def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:
 
 
 def _place(spec: KernelSpec, tile: Tile) -> list[str]:
-    """Which queries and head this block and thread serve; causal blocks with the most keys go first."""
+    """Declares the queries and the head of this block and thread. Causal blocks with the most keys go first."""
     body = body_of(spec)
     return [
         f"const int lane = (int)threadIdx.x % {_LANES}, first = (int)threadIdx.x / {_LANES} * 4;  // of its 4 queries",
@@ -167,7 +167,7 @@ def _place(spec: KernelSpec, tile: Tile) -> list[str]:
 
 
 def _columns(total: int, start: str, most: int, *, one: bool) -> str:
-    """How many of `total` columns are left from `start` on, at most `most`."""
+    """The number of columns left from `start` on, of `total`, at most `most`."""
     return str(total) if one else f"(int)qc_min({most}, {total} - {start})"
 
 
@@ -218,7 +218,7 @@ def _keys(spec: KernelSpec, tile: Tile) -> list[str]:
 
 
 def _softmax(spec: KernelSpec, tile: Tile) -> list[str]:
-    """Scores of query `r` to weights, and its earlier sums faded to the new maximum."""
+    """Turns the scores of query `r` into weights, and rescales its earlier sums to the new maximum."""
     body, columns = tile.body, tile.keys // _LANES
     rule = masked(spec, "qc_min(i, q_len - 1)", "j")
     unseen = hidden(spec, "number" if body.last else "i", "j", "j >= seen")

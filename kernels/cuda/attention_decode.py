@@ -1,9 +1,9 @@
 """Attention of one to four queries: keys and values are read once, in place.
 
-A block owns the *rows* (query head, query) that share a key head, up to `ROWS` of them, so that grouped queries read
-the cache once.  Its warps take turns at strips of 32 keys: dot products with 8 lanes per key, the running softmax with
-one lane per key, then the weighted values with a few lanes per value row.  What the warps found is merged at the end,
-in the order of the warps: the same bits on every run.
+A block owns up to `ROWS` of the *rows* (query head, query) that share a key head, so grouped-query attention reads the
+cache once. Its warps take turns at strips of 32 keys: dot products with 8 warp lanes per key, the online softmax with
+one lane per key, then the weighted values with a few lanes per value row. At the end the results of the warps are
+merged in the order of the warps, so every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _STRIP = 32
 _KEY_LANES = 8
 _XYZW = tuple(enumerate("xyzw"))
 _SHARED = 48 * 1024
-"""Bytes that a block may have on every architecture without asking for more."""
+"""Bytes of shared memory that a block may use on every architecture without opting in."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """How a block's lanes share keys and values; `k_width`, `v_width` are elements of 16 bytes."""
+    """How a block's warp lanes share keys and values. `k_width` and `v_width` are the elements in 16 bytes."""
 
     body: AttentionKernel
     k_width: int
@@ -53,7 +53,7 @@ class Share:
 
     @property
     def rows(self) -> int:
-        """Rows of a block: their sums stay in registers (64 at most)."""
+        """Rows per block; at most 64 sums per lane stay in registers."""
         return min(self.all_rows, max(1, ROWS // self.v_groups))
 
     @property
@@ -62,13 +62,13 @@ class Share:
 
     @property
     def depth(self) -> int:
-        """Columns of q that lie in shared memory: whole turns of 8 lanes."""
+        """Columns of q in shared memory, rounded up to a multiple of what 8 lanes read at once."""
         turn = _KEY_LANES * self.k_width
         return -(-self.body.head_dim // turn) * turn
 
     @property
     def value_lanes(self) -> int:
-        """Lanes that share a value row, a power of two."""
+        """Warp lanes that share a value row, a power of two."""
         return min(32, 1 << (-(-self.body.value_dim // self.v_width) - 1).bit_length())
 
     @property
@@ -151,7 +151,7 @@ def _place(spec: KernelSpec, share: Share) -> list[str]:
 
 
 def _row(spec: KernelSpec, share: Share, name: str) -> list[str]:
-    """`h` and `i`, the head and the query of row `name` of this block (of the last row, past the end)."""
+    """Declares `h` and `i`, the head and the query of row `name` of this block (past the end, of the last row)."""
     body = body_of(spec)
     row = f"first_row + {name}"
     if share.all_rows % share.rows:
@@ -182,7 +182,7 @@ def _stage_queries(spec: KernelSpec, share: Share) -> list[str]:
 
 
 def _scores(spec: KernelSpec, share: Share) -> list[str]:
-    """Dot products of 8 keys at a time, two for each group of 8 lanes."""
+    """Dot products of 8 keys at a time, two keys per group of 8 lanes."""
     body, width = body_of(spec), share.k_width
     turn = _KEY_LANES * width
     dots = [
@@ -231,7 +231,7 @@ def _scores(spec: KernelSpec, share: Share) -> list[str]:
 
 
 def _softmax(spec: KernelSpec, share: Share) -> list[str]:
-    """One lane per key: scores to weights in place, sums faded to the new maximum."""
+    """One lane per key: turns scores into weights in place, and rescales the sums to the new maximum."""
     body = body_of(spec)
     reads_row = body.causal or body.last or body.window is not None
     needs_row = reads_row or body.mask != "none"
@@ -297,7 +297,7 @@ def _values(spec: KernelSpec, share: Share) -> list[str]:
 
 
 def _publish(share: Share) -> list[str]:
-    """Each warp's maxima, totals and sums to shared memory."""
+    """Writes each warp's maxima, totals and sums to shared memory."""
     lines = [
         "const float all = qc_warp_sum(total[r]);",
         f"if (lane == 0) tops[warp * {share.rows} + r] = top[r], totals[warp * {share.rows} + r] = all;",

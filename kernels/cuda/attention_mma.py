@@ -1,9 +1,9 @@
 """Attention on tensor cores, for 16-bit operands: tiles of 64 queries x 64 keys, fp32 accumulation.
 
-A warp owns 16 queries.  Its queries stay in registers as mma operands; keys and values alternate in shared memory: the
-values of a tile are copied while its scores are computed, the keys of the next tile while the values are weighed.  The
-softmax runs on the accumulators' fragments; weights are rounded to the operands' type before they meet the values, as
-in every kernel of this kind, while their sum is taken in fp32 before the rounding.
+A warp owns 16 queries and keeps them in registers as mma operands. Keys and values alternate in shared memory: the
+values of a tile are copied while its scores are computed, and the keys of the next tile while these values are
+multiplied. The softmax works on the accumulators' fragments. As in other such kernels, the weights are rounded to the
+operands' type before the product with the values, while their sum is taken in fp32 before that rounding.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Tile:
 
     @property
     def min_blocks(self) -> int:
-        """Blocks that a multiprocessor should hold, which bounds registers: 170 for three, 255 for two.
+        """Minimum blocks per multiprocessor, which limits registers: 170 per thread with three, 255 with two.
 
-        A thread keeps head_dim / 4 registers of queries, value_dim / 2 of sums, 32 of scores.  Said in any case: left
-        alone, ptxas aims higher and spills on some architectures to get there.
+        A thread keeps head_dim / 4 registers of queries, value_dim / 2 of sums and 32 of scores. The limit is always
+        given: without it ptxas aims at more blocks, and spills on some architectures.
         """
         return 3 if self.body.head_dim // 4 + self.body.value_dim // 2 <= 72 else 2
 
@@ -75,7 +75,7 @@ class Tile:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """The kernel, for a spec that engines.ATTENTION gives to tensor cores."""
+    """The kernel, for a spec that engines.ATTENTION assigns to tensor cores."""
     del arch
     body = body_of(spec)
     few = isinstance(body.q_len, int) and body.q_len <= 32
@@ -101,7 +101,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 
 def _stage(spec: KernelSpec, tile: Tile, role: str, start: str) -> list[str]:
-    """Begins the copy of the keys or values from number `start` on."""
+    """Starts the copy of the keys or values from key `start` on."""
     size, row = (tile.body.head_dim, tile.k_row) if role == "k" else (tile.body.value_dim, tile.v_row)
     step = stride(spec, role)
     return [
@@ -160,12 +160,12 @@ def _keys(spec: KernelSpec, tile: Tile) -> list[str]:
 
 
 def _in_log2(spec: KernelSpec) -> bool:
-    """Whether scores are scaled by log2(e) at once; not where a float mask is added, whose -3.4e38 would overflow."""
+    """Whether scores are scaled by log2(e) from the start. Not with a float mask: its -3.4e38 would overflow."""
     return body_of(spec).mask != "float"
 
 
 def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
-    """Scores scaled, and -inf where a query does not see a key; whole tiles without masks need no test."""
+    """Scales the scores, and sets -inf where a query does not see a key. Whole tiles without masks need no test."""
     body = tile.body
     scaled = _scaled(spec)
     rule = masked(spec, "qc_min(i, q_len - 1)", "j")
@@ -187,7 +187,7 @@ def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
         return _fragments(lines)
     limit = "qc_min(seen, first + 1)" if body.causal else "seen"
     behind = "" if body.window is None else f" || k0 <= first + 15 - {body.window}"
-    if body.last:  # by thread: nothing collective happens in there
+    if body.last:  # decided per thread: no collective operation is inside
         limit = "qc_min(seen, qc_min(number[0], number[1]) + 1)"
         behind = "" if body.window is None else f" || k0 <= qc_max(number[0], number[1]) - {body.window}"
     return [
@@ -199,7 +199,7 @@ def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
 
 
 def _numbers(spec: KernelSpec) -> list[str]:
-    """The numbers by which the two queries of a thread count; a query past the end repeats the last one."""
+    """The positions among the keys of the two queries of a thread. A query past the end repeats the last one."""
     if not body_of(spec).last:
         return []
     numbers = (number_of(spec, f"qc_min(first + lane / 4 + {rows}, q_len - 1)") for rows in (0, 8))
@@ -207,7 +207,7 @@ def _numbers(spec: KernelSpec) -> list[str]:
 
 
 def _scaled(spec: KernelSpec) -> str:
-    """A score scaled and capped, in units of log 2 where `_in_log2`."""
+    """A score, scaled and soft-capped, in units of log 2 if `_in_log2`."""
     body = body_of(spec)
     if body.softcap is None:
         factor = body.scale * _LOG2E if _in_log2(spec) else body.scale
@@ -230,7 +230,7 @@ def _fragments(lines: list[str]) -> list[str]:
 
 
 def _softmax(spec: KernelSpec) -> list[str]:
-    """Scores of the query in `half` to weights; four lanes share a query."""
+    """Turns the scores of the query in `half` into weights. Four lanes share a query."""
     power = "qc_exp2_fast({})" if _in_log2(spec) else f"qc_exp2_fast(({{}}) * {float_literal(_LOG2E, 'f32')})"
     tiles, columns = _KEYS // 8, body_of(spec).value_dim // 8
     pair = "score[n][2 * half], score[n][2 * half + 1]"

@@ -1,4 +1,4 @@
-"""What the attention kernels say alike: operands, where heads begin, masks."""
+"""C++ text that the attention kernels share: operands, where heads begin, masks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def body_of(spec: KernelSpec) -> AttentionKernel:
 
 
 def roles(spec: KernelSpec) -> tuple[str, ...]:
-    """q, k, v, [mask], [last], out: the names by place."""
+    """q, k, v, [mask], [last], out: the names of the operands in order."""
     body = body_of(spec)
     return ("q", "k", "v", *(("mask",) if body.mask != "none" else ()), *(("last",) if body.last else ()), "out")
 
@@ -25,15 +25,15 @@ def operand(spec: KernelSpec, role: str) -> Operand:
 
 
 def stride(spec: KernelSpec, role: str) -> str:
-    """Elements from one row of a head to the next."""
+    """Elements between consecutive rows of a head."""
     return c_dim(operand(spec, role).strides[2])
 
 
 def head_pointers(spec: KernelSpec, wanted: Sequence[str], head: str = "h", prefix: str = "") -> list[str]:
-    """`<role>_head`: where head `head` (for k and v: `kv_h`) of batch `b` begins."""
+    """Declares `<role>_head`: where head `head` (`kv_h` for k and v) of batch `b` begins."""
     lines = []
     for role in wanted:
-        if role == "last":  # which has no heads
+        if role == "last":  # `last` has no heads
             continue
         each = operand(spec, role)
         at = "kv_h" if role in ("k", "v") else head
@@ -45,7 +45,7 @@ def head_pointers(spec: KernelSpec, wanted: Sequence[str], head: str = "h", pref
 
 
 def capped(spec: KernelSpec, score: str) -> str:
-    """The scaled score, soft-capped where the spec says so."""
+    """The scaled score, soft-capped if the spec says so."""
     cap = body_of(spec).softcap
     if cap is None:
         return score
@@ -54,7 +54,7 @@ def capped(spec: KernelSpec, score: str) -> str:
 
 
 def number_of(spec: KernelSpec, query: str) -> str:
-    """The number by which query `query` of batch `b` counts among the keys: its own, or what `last` says."""
+    """The position of `query` of batch `b` among the keys: the query's own index, or the element of `last`."""
     if not body_of(spec).last:
         return query
     each = operand(spec, "last")
@@ -64,7 +64,7 @@ def number_of(spec: KernelSpec, query: str) -> str:
 
 
 def seen_keys(spec: KernelSpec, start: str, count: str, tile: int) -> list[str]:
-    """`first_key` (a multiple of `tile`) and `seen`: queries `start` to `start + count - 1` see no keys but
+    """Declares `first_key` (a multiple of `tile`) and `seen`: queries `start` to `start + count - 1` only see keys in
     [first_key, seen)."""
     body = body_of(spec)
     kv_len = c_dim(body.kv_len)
@@ -85,8 +85,8 @@ def seen_keys(spec: KernelSpec, start: str, count: str, tile: int) -> list[str]:
 
 
 def hidden(spec: KernelSpec, query: str, key: str, beyond: str) -> str:
-    """The condition under which a query that counts as number `query` does not see a key, masks aside; `beyond`: the
-    key is past the last one."""
+    """The condition under which the query at position `query` does not see a key, apart from masks. `beyond` is the
+    condition that the key is past the last one."""
     body = body_of(spec)
     terms = [beyond]
     if body.causal or body.last:
@@ -97,7 +97,7 @@ def hidden(spec: KernelSpec, query: str, key: str, beyond: str) -> str:
 
 
 def masked(spec: KernelSpec, query: str, key: str, head: str = "mask_head") -> list[str]:
-    """Statements that apply the mask to ``s``, the scaled score of query number `query` and key number `key`."""
+    """Statements that apply the mask to ``s``, the scaled score of query `query` and key `key`."""
     body = body_of(spec)
     if body.mask == "none":
         return []

@@ -1,7 +1,7 @@
 """Batched products of strided operands on the CUDA cores: tiles in shared memory, fp32 accumulation, one rounding.
 
-A block computes 64 x 64 elements (16 x 64 for few rows) of one product, 32 columns of k at a time; a thread owns 4 rows
-and 4 columns, 16 apart.  Tiles are staged along whichever dim has unit stride.
+A block computes 64 x 64 elements (16 x 64 for few rows) of one product, 32 columns of k at a time. A thread owns 4 rows
+and 4 columns, 16 apart. Tiles are staged along the dim that has unit stride.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _batch(spec: KernelSpec, body: BatchMatmulKernel) -> list[str]:
 
 
 def _stage(spec: KernelSpec, rows: int, threads: int) -> list[str]:
-    """a as rows of k, b as columns of k."""
+    """Stages a as rows of k, and b as columns of k."""
     a, b, _ = spec.operands
     (a_down, a_right), (b_down, b_right) = a.strides[-2:], b.strides[-2:]
 

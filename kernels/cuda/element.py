@@ -1,9 +1,9 @@
-"""One element of a packed table as CUDA C++, from canonical bytes or from tiles.
+"""Reads one element of a packed table in CUDA C++, from canonical bytes or from tiles.
 
     QC_DEVICE float qk_<name>_element(const uint8_t* table, int64_t row, int64_t k)
 
-reads the code and the entries of (row, k) where the layout keeps them and computes the declared equation, operation by
-operation, so that the bits are those of `Format.decode`.
+reads the code and the entries of (row, k) and computes the declared equation, operation by operation, so that the bits
+are those of `Format.decode`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROUND = {"f32": "{}", "bf16": "qc_f32_of_bf16(qc_bf16_of_f32({}))", "f16": "qc_
 
 
 def element_function(table: PackedTable) -> str:
-    """C++ text: tables of values and of places, and the function."""
+    """C++ text: tables of values, tables of bit positions, and the function."""
     d = table.fmt.declaration
     tables, looked_up = entry_tables(d, f"qk_{table.name}")
     code_table, value = _code_value(table)
@@ -48,7 +48,7 @@ def element_function(table: PackedTable) -> str:
 
 
 def _code_value(table: PackedTable) -> tuple[list[str], str]:
-    """(definitions, expression) for what the code `stored` stands for."""
+    """(definitions, expression) for the value of the code `stored`."""
     d = table.fmt.declaration
     match codes_of(d):
         case "counts":
@@ -97,7 +97,7 @@ def _entry(table: PackedTable, field: Field) -> str:
 
 
 def _in_order(field: Field, base: str, index: str) -> str:
-    """Entry `index` of entries that stand one behind the other from `base` on."""
+    """Entry `index` of consecutive entries from `base` on."""
     if field.covers == 1 or field.bits < 8:
         return f"qc_stream_item<{field.bits}, {str(field.order == 'high_first').lower()}>({base}, {index})"
     return f"qc_stored_entry({base}, {index}, (const {ENTRY_TYPES[field.kind]}*)0)"
@@ -113,7 +113,7 @@ def _in_block(table: PackedTable, field: Field, index: str) -> str:
 
 
 def _places_table(table: PackedTable, field: Field) -> str:
-    """A table with the places of the entries of a block."""
+    """The C++ table with the bit positions of a block's entries."""
     assert field.packing is not None
     places = places_of(field.packing, f"kernel '{table.name}': no CUDA kernel")
     name, count = table.places_name(field), len(places.literals)

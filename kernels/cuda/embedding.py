@@ -1,8 +1,7 @@
-"""Rows of a table by id as CUDA C++, decoded on the way.
+"""Picks rows of a table by id and decodes them, as CUDA C++.
 
-A block copies one row.  The table may be plain (any strides, or cuda_t16_v1) or packed (canonical or cuda_t16_v1,
-whatever its format): element.py.  A kernel on the device has nowhere to report an id outside [0, rows): it gives a row
-of NaN.
+A block copies one row. The table may be plain (any strides, or cuda_t16_v1) or packed (canonical or cuda_t16_v1, any
+format): see element.py. A kernel on the device cannot report an id outside [0, rows); such an id gives a row of NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _THREADS = 128
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One embedding for any architecture. KernelSelectionError for operands that no reader fits."""
+    """One embedding for any architecture. KernelSelectionError for operands without a reader."""
     del arch
     body = spec.body
     assert isinstance(body, EmbeddingKernel)

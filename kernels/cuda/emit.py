@@ -3,8 +3,8 @@
     emit_module(specs, "sm_90a")        what the kernels use of the headers, every kernel
     emit_sim_module(specs, "sm_90a")    the same kernels behind kernels/sim/shim.h, with one `qs_call_<kernel>` each
 
-A kernel is emitted for an architecture because selection inside a template depends on it (sm_75 has no bf16 products);
-the text of one spec for one architecture is the same in both units.
+A kernel is emitted for one architecture because choices inside templates depend on it (sm_75 has no bf16 products). For
+one spec and one architecture, both units contain the same text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.plan import Plan
 
 EMITTER_VERSION = 5
-"""Part of the cache key of compiled modules: raise it whenever emitted text changes for an unchanged spec."""
+"""Part of the cache key of compiled modules. Increase it whenever the emitted text of an unchanged spec changes."""
 
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-"""Architectures that programs compile for. CUDA 13's NVRTC has dropped sm_70: CUDA 12's compiles that one."""
+"""Architectures that programs compile for. CUDA 13's NVRTC has dropped sm_70; CUDA 12's compiles it."""
 
 TEMPLATES = (
     "argmax", "attention", "batch_matmul", "embedding", "gather", "grouped_linear", "index_update", "linear", "loop",
@@ -44,12 +44,12 @@ HEADERS = (
     "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "window.cuh", "linear_mma_rows.cuh",
     "grouped.cuh", "int8.cuh", "recurrent.cuh",
 )  # fmt: skip
-"""What kernels may use, in the order in which the files build on each other. A module gets the definitions that its
-kernels reach, and no others."""
+"""The headers that kernels may use, in dependency order. A module contains only the definitions that its kernels
+reach."""
 
 
 def arch_number(arch: str) -> int:
-    """75 of "sm_75", 90 of "sm_90a". KernelSelectionError for an architecture that programs do not compile for."""
+    """75 for "sm_75", 90 for "sm_90a". KernelSelectionError for an architecture that programs do not compile for."""
     if arch not in ARCHS:
         raise KernelSelectionError(f"no CUDA architecture is called {arch[:40]!r}; there are: {', '.join(ARCHS)}")
     return int(arch[3:].rstrip("af"))
@@ -65,7 +65,7 @@ def _template(spec: KernelSpec) -> Any:
 
 def emit_kernel(spec: KernelSpec, arch: str) -> CudaKernel:
     """One kernel's text (without headers) and geometry. KernelSelectionError for a spec that breaks its contract
-    (plan/contracts.py), or that no kernel for `arch` serves."""
+    (plan/contracts.py) or that no kernel for `arch` serves."""
     arch_number(arch)
     template = _template(spec)
     require_contract(spec)
@@ -87,7 +87,7 @@ def geometry(spec: KernelSpec, arch: str) -> Geometry:
 
 
 def engine_and_geometry(spec: KernelSpec, arch: str) -> tuple[str, Geometry]:
-    """Which arithmetic a kernel uses on `arch` ("fma" or "mma"), and how it is launched."""
+    """The engine of a kernel on `arch` ("fma" or "mma"), and how it is launched."""
     import msgspec
 
     emitted = _emitted(msgspec.json.encode(spec), arch)
@@ -95,7 +95,7 @@ def engine_and_geometry(spec: KernelSpec, arch: str) -> tuple[str, Geometry]:
 
 
 def pointer_type(operand: Operand) -> str:
-    """The C type of an operand's parameter: packed operands are bytes; what is only read is const."""
+    """The C type of an operand's parameter. Packed operands are bytes; read-only operands are const."""
     element = "uint8_t" if operand.format is not None else STORAGE_TYPES[operand.dtype]
     return f"const {element}*" if operand.access == "r" else f"{element}*"
 
@@ -119,7 +119,7 @@ def signature(spec: KernelSpec, threads: int, min_blocks: int | None = None, nam
 
 @functools.cache
 def header(name: str, package: str = "qcompiler.kernels.cuda") -> str:
-    """The text of one header, without `#pragma once` and without includes of other headers of ours."""
+    """The text of one header, without `#pragma once` and without includes of our other headers."""
     text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
     return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
 
@@ -130,7 +130,7 @@ def _parsed_headers() -> tuple[Header, ...]:
 
 
 def prelude(kernels: Sequence[str]) -> list[str]:
-    """The headers' definitions that the kernels' texts use."""
+    """The definitions of the headers that the kernels' texts use."""
     return used(_parsed_headers(), "\n".join(kernels))
 
 
@@ -145,7 +145,7 @@ def _module(specs: Sequence[KernelSpec], texts: Sequence[str], arch: str) -> str
 
 
 def emit_sim_module(specs: Sequence[KernelSpec], arch: str) -> str:
-    """The translation unit that the host's compiler makes for the simulated GPU standing in for `arch`."""
+    """The translation unit that the host's compiler compiles for the simulated GPU, which stands in for `arch`."""
     return _sim_module(specs, [emit_kernel(spec, arch).text for spec in specs], arch)
 
 
@@ -157,7 +157,7 @@ def _sim_module(specs: Sequence[KernelSpec], texts: Sequence[str], arch: str) ->
 
 
 def _numbered(plan: Plan, arch: str) -> tuple[list[KernelSpec], list[str]]:
-    """The plan's kernels under their numbers, and their texts. KernelSelectionError names a kernel as the plan does."""
+    """The plan's kernels, renamed to numbers, and their texts. KernelSelectionError uses the plan's kernel names."""
     specs = [numbered(spec, number) for number, spec in enumerate(plan.kernels)]
     texts: list[str] = []
     for own, named in zip(specs, plan.kernels, strict=True):
@@ -170,16 +170,16 @@ def _numbered(plan: Plan, arch: str) -> tuple[list[KernelSpec], list[str]]:
 
 
 def emit_program(plan: Plan, arch: str) -> str:
-    """`emit_module` of a plan's kernels, each under its number: kernels/numbered.py."""
+    """`emit_module` of a plan's kernels, renamed to numbers: see kernels/numbered.py."""
     return _module(*_numbered(plan, arch), arch)
 
 
 def emit_sim_program(plan: Plan, arch: str) -> str:
-    """`emit_sim_module` of a plan's kernels, each under its number."""
+    """`emit_sim_module` of a plan's kernels, renamed to numbers."""
     return _sim_module(*_numbered(plan, arch), arch)
 
 
 def _call(spec: KernelSpec) -> str:
-    """How the simulator calls a kernel: parameters by address, as cuLaunchKernel takes them."""
+    """The function by which the simulator calls a kernel: parameters by address, as for cuLaunchKernel."""
     arguments = ", ".join(f"*({kind} const*)args[{i}]" for i, (kind, _) in enumerate(parameters(spec)))
     return f'extern "C" void qs_call_{spec.name}(void* const* args) {{ qk_{spec.name}({arguments}); }}'

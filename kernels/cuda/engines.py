@@ -1,14 +1,14 @@
-"""Engines: which of a template's kernels serves an op on an architecture, and why each of the others does not.
+"""Engines: which of a template's kernels serves an op on an architecture, and why the others do not.
 
     choose(LINEAR, linear_facts(…), "sm_75")
         -> Decision(engine "fma", (("tensor cores", "bf16 mma needs sm_80 (f16: sm_75)"), …))
 
-An engine states its requirements as data, over the facts of an op: element types, the class of rows, how the weight
-lies, sizes.  `select-kernels` reports the decision and `emit_kernel` follows the same one, so that the report cannot
-say what is not so.  The last engine of a template requires nothing: every op compiles for every architecture.
+An engine states its requirements as data, over facts of an op: element types, the M class, how the weight is stored,
+sizes. `select-kernels` reports the decision and `emit_kernel` follows the same decision, so the report is always true.
+The last engine of a template requires nothing: every op compiles for every architecture.
 
-Every engine here is deterministic: sums are taken in one order, whatever the scheduling.  None converts bf16 operands
-to f16, whose range is another; below sm_80 bf16 is storage and arithmetic is fp32.
+Every engine here is deterministic: sums are taken in one order, independent of scheduling. None converts bf16 operands
+to f16, whose range is smaller. Below sm_80, bf16 is only a storage type and arithmetic is fp32.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import DType
 
 Facts = Mapping[str, object]
-"""What engines ask about an op, by name."""
+"""The facts about an op that engines ask for, by name."""
 
 MMA_SINCE: dict[str, int] = {"bf16": 80, "f16": 75}
-"""Types that tensor cores multiply with fp32 accumulation, and the first architecture that does."""
+"""Types that tensor cores multiply with fp32 accumulation, and the first architecture that supports each."""
 
 
 # --- requirements ----------------------------------------------------------------------------------------------------
 
 
 class Requirement(Protocol):
-    """One thing that an engine needs."""
+    """One requirement of an engine."""
 
     @property
     def text(self) -> str:
-        """What is needed, for tables."""
+        """The requirement in words, for tables."""
 
     def unmet(self, facts: Facts, number: int) -> str | None:
-        """Why an op with `facts` on sm_`number` does not meet it; None if it does."""
+        """Why an op with `facts` does not meet it on sm_`number`; None if it does."""
 
 
 @dataclass(frozen=True)
 class Mma:
-    """The operands share a 16-bit type that the architecture's tensor cores multiply; `types` is the fact's name."""
+    """The operands share a 16-bit type that the architecture's tensor cores multiply. `types` names the fact."""
 
     types: str = "types"
 
@@ -79,7 +79,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class AtMost:
-    """The fact is a known number of at most `most`."""
+    """The fact is a known number and at most `most`."""
 
     fact: str
     most: int
@@ -114,7 +114,8 @@ class MultipleOf:
 
 @dataclass(frozen=True)
 class Shared:
-    """The block's shared memory, in bytes (the fact: for its smallest tile), is what the architecture has."""
+    """The architecture has the shared memory that a block needs. The fact is the bytes of the engine's smallest
+    tile."""
 
     fact: str
 
@@ -134,7 +135,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Engine:
-    """`key` is how a template's module knows it, `name` how reports do."""
+    """One kernel of a template. `key` is its name in the template's module, `name` its name in reports."""
 
     key: str
     name: str
@@ -142,13 +143,13 @@ class Engine:
     deterministic: bool = True
 
     def refuses(self, facts: Facts, number: int) -> str | None:
-        """The requirements that are not met, or None."""
+        """The requirements that are not met; None if all are."""
         return "; ".join(r for each in self.requires if (r := each.unmet(facts, number)) is not None) or None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen engine, and (name, reason) of those that come before it and of those that it makes needless."""
+    """The chosen engine, and (name, reason) of all others: a requirement that is not met, or "not preferred"."""
 
     engine: Engine
     rejected: tuple[tuple[str, str], ...]
@@ -159,12 +160,12 @@ class Decision:
 
     @property
     def why_not(self) -> str:
-        """The rejected ones in one line."""
+        """The engines that were not chosen, in one line."""
         return "; ".join(f"{name}: {reason}" for name, reason in self.rejected)
 
 
 def choose(engines: tuple[Engine, ...], facts: Facts, number: int) -> Decision:
-    """The first engine, in order of preference, that refuses nothing on sm_`number`."""
+    """The first engine, in order of preference, whose requirements are met on sm_`number`."""
     rejected: list[tuple[str, str]] = []
     for place, engine in enumerate(engines):
         reason = engine.refuses(facts, number)
@@ -176,7 +177,7 @@ def choose(engines: tuple[Engine, ...], facts: Facts, number: int) -> Decision:
 
 
 TILES = ("codes", "values")
-"""Weights that lie in tiles of cuda_t16_v1, packed or plain."""
+"""Weights stored in tiles of cuda_t16_v1, packed or plain."""
 
 _IN_TILES = OneOf("weight in tiles", (True,))
 _GROUPS = OneOf("groups of columns that chunks of 64 meet", (True,))
@@ -198,7 +199,7 @@ GROUPED_LINEAR = (
     Engine("mma", "tensor cores", (_IN_TILES, Mma(), _GROUPS, Shared("mma shared bytes"))),
     Engine("fma", "CUDA cores"),
 )  # fmt: skip
-"""Up to 64 pairs have blocks of their own: a token or a few with their experts."""
+"""Up to 64 (token, expert) pairs get one block each: one or a few tokens with their experts."""
 
 ATTENTION = (
     Engine("decode", "few queries", (AtMost("queries", 4),)),
@@ -212,14 +213,14 @@ ATTENTION = (
 ENGINES: dict[str, tuple[Engine, ...]] = {
     "linear": LINEAR, "grouped_linear": GROUPED_LINEAR, "attention": ATTENTION
 }  # fmt: skip
-"""By template. Templates that are not listed have one engine, on CUDA cores."""
+"""Engines by template. Templates not listed have one engine, on CUDA cores."""
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
 
 
 class WeightFacts(Protocol):
-    """What engines ask of a weight; weights.Weight has it."""
+    """The facts about a weight that engines ask for; weights.Weight provides them."""
 
     @property
     def storage(self) -> str: ...
@@ -237,19 +238,19 @@ def _weight(x: DType, weight: WeightFacts, groups: bool, shared: int) -> dict[st
 def linear_facts(
     x: DType, weight: WeightFacts, rows: str, *, windows: bool, groups: bool, shared: int
 ) -> dict[str, object]:
-    """Of a linear: `rows` is the class of M; `groups`, `shared` are what linear_mma says of the weight."""
+    """Facts of a linear. `rows` is the M class; `groups` and `shared` come from linear_mma."""
     source = "windows of an image" if windows else "rows"
     return {**_weight(x, weight, groups, shared), "rows": rows, "x": source}
 
 
 def grouped_facts(x: DType, weight: WeightFacts, pairs: Dim, *, groups: bool, shared: int) -> dict[str, object]:
-    """Of a grouped linear."""
+    """Facts of a grouped linear."""
     known = dim(pairs)
     number = known.value if known.is_static else None
     return {**_weight(x, weight, groups, shared), "pairs": number}
 
 
 def attention_facts(types: tuple[DType, ...], queries: Dim, head_dim: int, value_dim: int) -> dict[str, object]:
-    """Of an attention whose q, k and v have these types."""
+    """Facts of an attention whose q, k and v have these types."""
     known = queries if isinstance(queries, int) else None
     return {"types": types, "queries": known, "head_dim": head_dim, "value_dim": value_dim}

@@ -1,7 +1,7 @@
-"""Gather along one dim as CUDA C++: `take` (one index list for all) and `along` (an index per element).
+"""Gather along one dim as CUDA C++: `take` (one index list for all) and `along` (one index per element).
 
-A thread copies one element.  Negative indices count from the end.  A kernel on the device has nowhere to report an
-index out of range: what it should have fetched becomes `qc_poison` (NaN, or the lowest integer), never a neighbour.
+A thread copies one element. Negative indices count from the end. A kernel on the device cannot report an index out of
+range; its result is `qc_poison` (NaN, or the lowest integer), never another element.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     x, index, out = spec.operands
     sizes = (body.outer, body.count, body.inner)
     by_name = {"o": body.outer, "i": body.count, "n": body.inner}
-    names = ("o", "n", "i") if counts_fastest(body, out) else ("o", "i", "n")  # neighbouring threads, neighbours in out
+    # adjacent threads write adjacent elements of out
+    names = ("o", "n", "i") if counts_fastest(body, out) else ("o", "i", "n")
     place = ["i"] if body.mode == "take" else ["o", "i", "n"]
     length = c_dim(body.length)
     lines = [

@@ -1,7 +1,7 @@
 """How a kernel is launched: grid, block and shared memory, as expressions of its spec's symbols.
 
-Every number here is computed from the spec (shapes, the format's declaration, the layout's tile); none is stored in a
-plan or written beside a format.
+Every number here is computed from the spec (shapes, the format's declaration, the layout's tile). None is stored in a
+plan or declared per format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
 
 MAX_EXTENT = 2**31 - 2**13
-"""Most rows and columns of a weight: kernels count them in 32 bits, and go up to the end of their last tile."""
+"""The most rows or columns of a weight. Kernels count them in 32 bits, up to the end of the last tile."""
 
 WAY_OUT = "Split it in the model, or compile for the CPU, whose kernels count in 64 bits"
 
@@ -32,7 +32,7 @@ SHARED_LIMIT: dict[int, int] = {
     100: 232448,
     120: 101376,
 }
-"""Bytes of shared memory that a block may have (CUDA C++ Programming Guide, compute capabilities), by arch number."""
+"""Maximum bytes of shared memory per block (CUDA C++ Programming Guide, compute capabilities), by arch number."""
 
 
 PAIR_TABLE = 256 * 16 * 8
@@ -41,14 +41,14 @@ PAIR_TABLE = 256 * 16 * 8
 
 @dataclass(frozen=True)
 class Geometry:
-    """`grid` (x, y, z) in blocks over the spec's symbols, `block` (x, y, z) in threads, `shared` dynamic bytes."""
+    """`grid` (x, y, z) in blocks over the spec's symbols, `block` (x, y, z) in threads, `shared` in dynamic bytes."""
 
     grid: tuple[Dim, Dim, Dim]
     block: tuple[int, int, int]
     shared: int = 0
 
     def at(self, symbols: Mapping[str, int]) -> tuple[int, int, int]:
-        """The grid for values of the symbols. A grid with a 0 means that there is nothing to launch."""
+        """The grid for these values of the symbols. A grid with a 0 means that there is nothing to launch."""
         x, y, z = (each if isinstance(each, int) else dim(each).evaluate(symbols) for each in self.grid)
         for axis, (blocks, limit) in enumerate(zip((x, y, z), MAX_GRID, strict=True)):
             if blocks > limit:
@@ -62,7 +62,7 @@ class Geometry:
 
 
 def check_grid(spec: KernelSpec, geometry: Geometry) -> None:
-    """KernelSelectionError if a launch needs more blocks than CUDA has, whatever the symbols are."""
+    """KernelSelectionError if a launch needs more blocks than CUDA allows, for any symbols."""
     for axis, blocks, limit in zip("xyz", geometry.grid, MAX_GRID, strict=True):
         if isinstance(blocks, int) and blocks > limit:
             raise KernelSelectionError(
@@ -72,7 +72,7 @@ def check_grid(spec: KernelSpec, geometry: Geometry) -> None:
 
 
 def check_extent(spec: KernelSpec, weight: Operand, axis: Literal[0, 1]) -> None:
-    """KernelSelectionError for a weight with more rows (axis 0) or columns (1) than its kernel counts."""
+    """KernelSelectionError for a weight with more rows (axis 0) or columns (axis 1) than its kernel can count."""
     size = weight.shape[axis]
     if isinstance(size, int) and size > MAX_EXTENT:
         what = ("rows", "columns")[axis]
@@ -88,10 +88,10 @@ def _shapes(spec: KernelSpec) -> str:
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """One emitted kernel: its text (helpers and ``qk_<name>``), how to launch it, and which path it takes.
+    """One emitted kernel: its text (helpers and ``qk_<name>``), how to launch it, and its engine.
 
     The kernel's parameters are one pointer per operand of the spec, in order, then one `int64_t` per symbol, in order.
-    `engine` names the arithmetic: "fma" (fp32 on the CUDA cores) or "mma" (tensor cores); `notes` are for the reader.
+    `engine` is "fma" (fp32 on the CUDA cores) or "mma" (tensor cores); `notes` are for the reader.
     """
 
     text: str
@@ -102,17 +102,17 @@ class CudaKernel:
 
 @dataclass
 class SharedMemory:
-    """Lays out a kernel's dynamic shared memory: named ranges, each 128-byte aligned, none overlapping another."""
+    """Lays out a kernel's dynamic shared memory: named ranges, 128-byte aligned, without overlap."""
 
     ranges: list[tuple[str, str, int, int]] = field(default_factory=list)
     nbytes: int = 0
 
     def add(self, name: str, ctype: str, count: int, itemsize: int) -> None:
-        """`count` items of the C type `ctype` (`itemsize` bytes each) under `name`."""
+        """Adds `count` items of the C type `ctype` (`itemsize` bytes each) under `name`."""
         offset = -(-self.nbytes // 128) * 128
         self.ranges.append((ctype, name, offset, count))
         self.nbytes = offset + count * itemsize
 
     def declarations(self) -> list[str]:
-        """The statements that declare the ranges at the head of the kernel."""
+        """The statements that declare the ranges at the start of the kernel."""
         return [f"QC_SHARED({ctype}, {name}, {offset}, {count});" for ctype, name, offset, count in self.ranges]

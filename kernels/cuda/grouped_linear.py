@@ -1,13 +1,13 @@
-"""The `grouped_linear` template: products with the weights of chosen experts.
+"""The `grouped_linear` template: products with the weights of the chosen MoE experts.
 
-    few pairs     (a number known here, at most 64)  qc_linear_few of linear_fma.cuh: a block per panel and pair, which
-                  reads the panel of the pair's own expert; on tensor cores where they multiply the weight's type
-    any number    grouped_mma.py, on tensor cores; else grouped.cuh: a block per expert and 32 of its columns, in fp32,
-                  for all rows that chose it
+    few pairs     (at most 64, known at compile time) qc_linear_few of linear_fma.cuh: a block per panel and pair, which
+                  reads the panel of the pair's expert; on tensor cores if they multiply the weight's type
+    any number    grouped_mma.py on tensor cores; else grouped.cuh: a block per expert and 32 of its columns, in fp32,
+                  for all rows that chose the expert
 
-Which expert a pair has is read on the device.  A weight is read as linears read theirs (weights.py), whatever its
-format; an expert may begin inside of a panel.  A kernel on the device has nowhere to report an index outside
-[0, experts): it gives a row of NaN.
+The device reads which expert a pair has. Weights are read like those of linears (weights.py), in any format; an expert
+may begin inside a panel. A kernel on the device cannot report an index outside [0, experts); such an index gives a row
+of NaN.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TN, TM = 32, 64
 
 
 def facts_of(x: DType, weight: Weight, body: GroupedLinearKernel) -> engines.Facts:
-    """What engines.GROUPED_LINEAR asks of a grouped linear."""
+    """The facts for engines.GROUPED_LINEAR."""
     from qcompiler.kernels.cuda import grouped_mma
     from qcompiler.kernels.cuda.linear_mma import takes
 
@@ -41,7 +41,7 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes."""
+    """Text and geometry on `arch`. KernelSelectionError for operands without a kernel."""
     from qcompiler.kernels.cuda import grouped_mma
 
     weight, key = weight_of(spec.name, spec.operands[1]), decision_of(spec, arch).key
@@ -58,7 +58,8 @@ def _body(spec: KernelSpec) -> GroupedLinearKernel:
 
 
 def most_tiles(body: GroupedLinearKernel, columns: int) -> int:
-    """Tiles of `columns` columns, from a multiple of 16 on, that hold an expert wherever it begins."""
+    """The most tiles of `columns` columns that an expert touches, wherever it begins. Tiles start at multiples of
+    16."""
     inside = 15 if body.n % 16 and body.experts > 1 else 0
     return -(-(inside + body.n) // columns)
 
@@ -111,7 +112,8 @@ def _few(weight: Weight, x_type: str, shape: Few) -> str:
 
 
 def chosen(spec: KernelSpec) -> list[str]:
-    """The statements that declare ``chosen(pair)``: whether a pair has this `expert`; the last one is none."""
+    """The statements that declare ``chosen(pair)``: whether a pair has this `expert`. Number `experts` collects the
+    pairs whose index is out of range."""
     body, index = _body(spec), spec.operands[2]
     return [
         "const auto chosen = [&](int64_t pair) QC_INLINED {",

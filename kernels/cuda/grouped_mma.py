@@ -1,9 +1,10 @@
-"""Grouped linears on tensor cores: a block per expert and rows of its weight, for all pairs that chose it.
+"""Grouped linears on tensor cores: a block per expert and rows of its weight, for all pairs that chose the expert.
 
-The block lists its expert's pairs in ascending order (grouped.cuh), a tile of them at a time, and multiplies their rows
-of x, wherever they stand, as linears do theirs: weights are decoded in registers from cuda_t16_v1, x passes through the
-ring in shared memory (linear_mma.cuh).  How many pairs an expert gets is data: of 64 tokens only 16 or 32 are
-multiplied where fewer are there, and blocks of experts that nobody chose end without reading a weight.
+The block lists its expert's pairs in ascending order (grouped.cuh), one tile of pairs at a time. It multiplies their
+rows of x, wherever these are stored, like linears do: weights are decoded in registers from cuda_t16_v1, and x passes
+through the ring in shared memory (linear_mma.cuh). The number of pairs per expert is known only at run time: a tile of
+64 tokens multiplies only 16 or 32 if it holds fewer, and blocks of experts without pairs return without reading a
+weight.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec
 
 MANY = 256
-"""Pairs per expert, were they spread evenly, from which tiles of 128 are full often enough to be worth it."""
+"""Average pairs per expert from which tiles of 128 are full often enough to pay off."""
 
 LISTS = 512
-"""Most bytes that the list's counters and the borders between ranges of shared memory take."""
+"""The most bytes of the list's counters and the padding between ranges of shared memory."""
 
 
 def tile_for(body: GroupedLinearKernel, limit: int) -> Tile:
-    """The tile where `limit` bytes of shared memory are left for its ring.
+    """The tile, if `limit` bytes of shared memory are left for its ring.
 
-    Known to be few, the rows of an expert cost what its bytes cost: eight warps split the columns and keep them under
-    way.  Known to be many, or not known, tiles are those of large linears.
+    If an expert is known to have few rows, its weight's bytes decide the time: eight warps split the columns and keep
+    many loads in flight. If it has many or an unknown number, the tiles are those of large linears.
     """
     pairs = dim(body.rows) * body.repeat
     each = pairs.value // body.experts if pairs.is_static else None
@@ -47,7 +48,7 @@ def least_shared(body: GroupedLinearKernel) -> int:
 
 
 def emit(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
-    """Text and geometry of a grouped linear that engines.GROUPED_LINEAR gives to tensor cores."""
+    """Text and geometry of a grouped linear that engines.GROUPED_LINEAR assigns to tensor cores."""
     body = spec.body
     assert isinstance(body, GroupedLinearKernel)
     limit, entries = SHARED_LIMIT[arch_number(arch)], linear_mma.held_entries(weight)

@@ -1,8 +1,8 @@
-"""In-place update of rows along one dim as CUDA C++, as `index_copy`: the write of a cache.
+"""Updates rows along one dim in place, as CUDA C++, like `index_copy`: the write of a KV cache.
 
-A block owns one entry of the index list and a share of its row.  It first looks whether a later entry names the same
-row, and leaves the row to that one: the last of equal indices wins, whatever the order of blocks.  An index out of
-range, negative ones included, writes nothing (a kernel on the device has nowhere to report it).
+A block owns one entry of the index list and a share of its row. If a later entry names the same row, the block leaves
+the row to that one: the last of equal indices wins, in any order of blocks. An index out of range, including a negative
+one, writes nothing (a kernel on the device cannot report it).
 """
 
 from __future__ import annotations

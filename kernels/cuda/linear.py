@@ -1,10 +1,10 @@
-"""The `linear` template: which engine serves a spec, how a sum becomes a result.
+"""The `linear` template: which engine serves a spec, and how a sum becomes a result.
 
     decision_of(spec, arch)    which of engines.LINEAR: "mma" is linear_mma.py, the others linear_fma.py
     weight_of(name, operand)   the struct `qk_<name>_w` (weights.py), from which both engines decode tiles
     finish_of(spec)            the function `qk_<name>_finish`: bias, epilogue, one rounding, store, within bounds
 
-Nothing here knows a format: codes, entries and the arithmetic come from its declaration, in weights.py.
+Nothing here depends on a format: weights.py takes codes, entries and arithmetic from its declaration.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ Engine = Literal["fma", "mma"]
 
 
 def linear_body(spec: KernelSpec) -> LinearKernel:
-    """The spec's body, checked to be a linear."""
+    """The spec's body; KernelSelectionError if it is not a linear."""
     if not isinstance(spec.body, LinearKernel):
         raise KernelSelectionError(f"kernel '{spec.name}' is a {spec.template}, not a linear")
     return spec.body
 
 
 def facts_of(x: DType, weight: Weight, m_class: str, *, windows: bool) -> engines.Facts:
-    """What engines.LINEAR asks of a linear."""
+    """The facts for engines.LINEAR."""
     from qcompiler.kernels.cuda.linear_mma import least_shared, takes
 
     return engines.linear_facts(
@@ -66,12 +66,12 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
 
 
 def engine_of(spec: KernelSpec, arch: str) -> Engine:
-    """The module that emits it: "mma" for many rows on tensor cores, else "fma"."""
+    """The module that emits the kernel: "mma" for many rows on tensor cores, else "fma"."""
     return "mma" if decision_of(spec, arch).key == "mma" else "fma"
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry of one linear on `arch`. KernelSelectionError for operands that no kernel takes."""
+    """Text and geometry of one linear on `arch`. KernelSelectionError for operands without a kernel."""
     if linear_body(spec).codes:
         made: CudaKernel = importlib.import_module("qcompiler.kernels.cuda.linear_int8").emit(spec, arch)
         return made
@@ -82,7 +82,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 
 def check(spec: KernelSpec) -> None:
-    """KernelSelectionError for a weight, or for windows, that CUDA kernels do not count."""
+    """KernelSelectionError for weights or im2col windows too large for the 32-bit counts of CUDA kernels."""
     body = linear_body(spec)
     check_extent(spec, spec.operands[1], 0)
     check_extent(spec, spec.operands[1], 1)
@@ -97,9 +97,9 @@ def check(spec: KernelSpec) -> None:
 class Finish:
     """How a kernel finishes its sums.
 
-    `definition` defines ``qk_<name>_finish(sum, m, n, …)``, which stores element (m, n) if it lies inside the result,
-    and ``qk_<name>_finish_group(sums, m, n, …)``, which stores `group` elements from there on along n: 16 bytes at a
-    time where they are inside and aligned.
+    `definition` defines ``qk_<name>_finish(sum, m, n, …)``, which stores element (m, n) if it is inside the result, and
+    ``qk_<name>_finish_group(sums, m, n, …)``, which stores `group` elements from there on along n, 16 bytes at a time
+    if they are inside and aligned.
     """
 
     definition: str
@@ -117,7 +117,7 @@ class Finish:
 
 
 def finish_of(spec: KernelSpec) -> Finish:
-    """Bias, epilogue, one rounding, store. The arguments are the kernel's own parameters, under their names."""
+    """Bias, epilogue, one rounding, store. The arguments are the kernel's own parameters, by name."""
     from qcompiler.kernels.cuda.emit import parameters
 
     body, out = linear_body(spec), spec.operands[-1]
@@ -156,7 +156,7 @@ def finish_of(spec: KernelSpec) -> Finish:
 
 
 def _value(spec: KernelSpec) -> tuple[list[str], str]:
-    """(statements, expression) of a result from `sum`, before rounding."""
+    """(statements, expression) of a result before rounding, from `sum`."""
     body, lines, total = linear_body(spec), list[str](), "sum"
     if body.has_bias:
         bias = spec.operands[2]

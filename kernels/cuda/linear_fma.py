@@ -1,11 +1,11 @@
 """Linears in fp32 on the CUDA cores, and all linears with few rows of x, over linear_fma.cuh.
 
-    m class "1", "2-8"      qc_linear_few: a block per panel of 16 rows of the weight, its warps share K
+    M class "1", "2-8"      qc_linear_few: a block per panel of 16 rows of the weight, its warps share K
     "9-64", "large"         qc_linear_tiled: tiles of the result, weights decoded into shared memory
     strided plain weights   qc_linear_tiled, whatever the class
 
-Any M gives right results in every class; the class only says what a kernel is fast for.  With few rows, tensor cores
-do the products where the weight's type allows it: they cost nothing there, and leave the CUDA cores to decoding.
+Every class gives correct results for any M; the class only says for which M it is fast. With few rows, tensor cores do
+the products if they support the weight's type: this costs nothing, and leaves the CUDA cores to decoding.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
 
 RING = 4
-"""Most tiles under way per lane: 64 bytes."""
+"""The most tiles in flight per warp lane: 64 bytes."""
 
 X_BYTES = 32768
-"""Shared memory for x with few rows: with the table of pairs, three blocks fit where a multiprocessor has 228 KiB."""
+"""Shared memory for x with few rows. With the table of pairs, three blocks fit a multiprocessor with 228 KiB."""
 
 FEW_ROWS = 8
 TILED_THREADS = 256
@@ -43,7 +43,7 @@ MAX_GRID_Y = 65535
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry. KernelSelectionError for weights that no kernel decodes."""
+    """Text and geometry. KernelSelectionError for weights without a decoder."""
     weight = weight_of(spec.name, spec.operands[1])
     if decision_of(spec, arch).key in ("few_mma", "few_fma"):
         return _emit_few(spec, weight, arch)
@@ -66,7 +66,7 @@ def _definitions(weight: Weight, finish: Finish) -> str:
 
 @dataclass(frozen=True)
 class Few:
-    """Template arguments of `qc_few`: rows of x per pass, warps, tiles under way per lane, tiles of x per warp in
+    """Template arguments of `qc_few`: rows of x per pass, warps, tiles in flight per lane, tiles of x per warp in
     shared memory, tensor cores."""
 
     rows: int
@@ -85,11 +85,11 @@ def few_shape(spec: KernelSpec, weight: Weight, arch: str) -> Few:
 
 
 def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool) -> Few:
-    """Warps so that each has work for its ring of tiles, more of them where few `blocks` are to fill a GPU."""
+    """Enough warps that each keeps its ring of tiles busy, and more if there are few `blocks` to fill a GPU."""
     depth = RING if mma or rows <= RING else RING // 2
-    if weight.scattered:  # each piece loads entries of its own: registers are for these
+    if weight.scattered:  # each piece loads its own entries and needs the registers for them
         depth = 1
-    row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # of x, for one round of one warp's ring
+    row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # bytes of x for one round of a warp's ring
     most_warps = 16 if blocks <= 128 else 8
     warps = 1
     while 2 * warps <= min(most_warps, weight.tiles // RING, X_BYTES // row_bytes):
@@ -150,7 +150,7 @@ def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
 def code_table(shared: SharedMemory, weight: Weight, limit: int) -> str:
     """The expression of a lane's view of the table of code values.
 
-    Pairs of codes where `limit` bytes of shared memory leave room, else single codes.
+    Pairs of codes if `limit` bytes of shared memory have room for them, else single codes.
     """
     if not weight.lookup:
         return "qc_no_table()"
@@ -183,12 +183,12 @@ def _kernel(
 
 
 def resident(geometry: Geometry, weight: Weight, *, one_row: bool, one_pass: bool) -> int:
-    """Blocks that a multiprocessor should hold: unless told, ptxas aims at more and spills to get there.
+    """Minimum blocks per multiprocessor. Without it ptxas aims at more blocks and spills.
 
-    Three with one row of x on tensor cores: 48 KiB of weights under way, where 75 % of an H200's bandwidth wants
-    25 KiB.  Two where the 80 registers that are left to each of three do not suffice: codes that are looked up in
-    tables, elements with several entries; and where a loop over rows of x keeps values from pass to pass, codes in
-    several planes and tiles with several groups.
+    Three with one row of x on tensor cores: 48 KiB of weights in flight, while 75 % of an H200's bandwidth needs 25
+    KiB. Two if 80 registers (what three blocks leave) are too few: codes looked up in tables, elements with several
+    entries. If a loop over rows of x keeps values from pass to pass, also codes in several planes and tiles with
+    several groups.
     """
     if geometry.threads > 256 or weight.entry_registers > 4 or weight.scattered:
         return 1
@@ -234,7 +234,7 @@ def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
 
 
 def _tiled_stores(finish: Finish, rows: int, columns: int) -> list[str]:
-    """The statements that finish a thread's `sums`: a row of them at a time where that is what one store takes."""
+    """The statements that finish a thread's `sums`, a row of them at a time if one store takes a row."""
     row, column = f"m0 + threadIdx.x / 16 * {rows}", f"n0 + threadIdx.x % 16 * {columns}"
     if columns == finish.group:
         return [

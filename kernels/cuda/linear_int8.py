@@ -1,11 +1,10 @@
-"""Linears that multiply integers: rows of int8 by integer codes of packed weights, over int8.cuh.
+"""Linears that multiply integers: int8 rows by the integer codes of packed weights (int8.cuh).
 
     M class "2-8"          qi_linear_few: a block per panel of 16 rows of w and 8 rows of x, its warps share the columns
     "9-64", "large"        qi_linear_many: a panel per warp, four panels and 32 or 64 rows of x per block
 
-Tensor cores multiply from sm_75 on, `dp4a` before; both read the one layout that weights have.  Sums are exact, and the
-one order of their scaling is that of formats/integer_product.py: the bits are the same on every architecture, and those
-of CPU kernels.
+Tensor cores multiply from sm_75 on, `dp4a` before; both read the same weight layout. Sums are exact, and they are
+scaled in the order of formats/integer_product.py, so the bits are the same on every architecture and on the CPU.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ TENSOR_CORES = 75
 """The first architecture whose tensor cores multiply bytes."""
 
 SEGMENTS = 8
-"""int8.cuh's, of 32 columns, of a round of `qi_linear_many`."""
+"""int8.cuh's SEGMENTS: segments of 32 columns in a round of `qi_linear_many`."""
 
 WARPS = 4
 """Panels per block of `qi_linear_many`."""
 
 
 def passed_over(arch: str) -> list[tuple[str, str]]:
-    """Ways of multiplying that kernels for `arch` do without, best first, and why."""
+    """The ways to multiply that kernels for `arch` do not use, best first, each with the reason."""
     if _number(arch) >= TENSOR_CORES:
         return [("dp4a", "tensor cores multiply bytes")]
     return [("mma", f"int8 tensor cores: sm_{TENSOR_CORES}")]
@@ -44,7 +43,7 @@ def _number(arch: str) -> int:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry of one linear. KernelSelectionError for operands that it cannot take."""
+    """Text and geometry of one linear. KernelSelectionError for unsupported operands."""
     body, x, product = linear_body(spec), spec.operands[0], _product(spec)
     weight, finish = weight_of(spec.name, spec.operands[1]), finish_of(spec)
     engine = "mma" if _number(arch) >= TENSOR_CORES else "dp4a"
@@ -102,7 +101,7 @@ def _product(spec: KernelSpec) -> IntegerProduct:
 
 
 def _struct(name: str, weight: Weight, product: IntegerProduct, spec: KernelSpec) -> str:
-    """What int8.cuh wants to know of a product. Bytes are signed: of codes that are not, 128 less than the code."""
+    """What int8.cuh needs to know about a product. Bytes are signed; of unsigned codes they hold the code minus 128."""
     reference = spec.operands[1].format
     assert reference is not None
     d = formats.get(reference.name, **reference.params).declaration

@@ -1,10 +1,10 @@
-"""Linears on tensor cores: `linear` kernels for 9 rows of x and more, over linear_mma.cuh.
+"""Linears on tensor cores: `linear` kernels for 9 or more rows of x, over linear_mma.cuh.
 
 A kernel becomes three pieces of CUDA C++: a struct that describes the weight (weights.py), a function that finishes an
 element (bias, epilogue, one rounding), and the kernel, which instantiates `qm_linear` with the tile chosen here.
 
     "9-64"    16, 32 or 64 tokens; the columns of a block are split over its warps
-    "large"   128 tokens by 128 rows of w, no split; smaller tiles where the output has few of those
+    "large"   128 tokens by 128 rows of w, no split; smaller tiles if the output has few such tiles
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec, LinearKernel
 
 CHUNK, PAD, SUM_PAD, PASS = 64, 8, 4, 32
-"""linear_mma.cuh's QM_CHUNK, QM_PAD, QM_SUM_PAD, QM_PASS; emitted kernels assert the shared bytes computed here."""
+"""linear_mma.cuh's QM_CHUNK, QM_PAD, QM_SUM_PAD, QM_PASS. Emitted kernels assert the shared bytes computed here."""
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------
@@ -31,8 +31,8 @@ CHUNK, PAD, SUM_PAD, PASS = 64, 8, 4, 32
 class Tile:
     """Template arguments of `qm_linear`: what a block computes and how its warps share it.
 
-    tokens x (16 * panels * warps_n) outputs; `warps_k` warps split the columns; a ring of `stages` tiles of x; `depth`
-    chunks of weights ahead in registers.
+    A block computes tokens x (16 * panels * warps_n) outputs. `warps_k` warps split the columns. x passes through a
+    ring of `stages` tiles, and `depth` chunks of weights are prefetched into registers.
     """
 
     tokens: int
@@ -53,17 +53,17 @@ class Tile:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory, as qm_shared."""
+        """Bytes of shared memory, as in qm_shared."""
         ring = self.stages * self.tokens * (CHUNK * self.warps_k + PAD) * 2
         sums = self.warps_k * min(self.tokens, PASS) * (self.rows + SUM_PAD) * 4
         return max(ring, sums)
 
     def resident(self, limit: int, *, straddles: bool) -> int:
-        """Blocks that a multiprocessor should hold at once, which bounds registers; `limit`: its shared memory.
+        """Minimum blocks per multiprocessor, which limits registers. `limit` is the multiprocessor's shared memory.
 
-        Two where the rings fit and 65536 registers suffice: not for 256 threads with more than 16 tokens, nor where
-        blocks straddle rows.  One is said as well: left alone, ptxas aims at more blocks than there is shared memory
-        for, and spills on sm_75 to get there.
+        Two if the rings fit and 65536 registers suffice: not for 256 threads with more than 16 tokens, nor if blocks
+        straddle rows. One is stated explicitly, too: without it ptxas aims at more blocks than shared memory allows,
+        and spills on sm_75.
         """
         small = self.threads <= 128 or (self.tokens <= 16 and not straddles)
         return 2 if small and 2 * self.shared <= limit else 1
@@ -79,36 +79,37 @@ FEW: dict[int, tuple[Tile, ...]] = {
     32: (Tile(32, 1, 8, 2, 3, 3), Tile(32, 1, 4, 2, 3, 3)),
     64: (Tile(64, 1, 8, 2, 2, 3), Tile(64, 2, 4, 1, 3, 3), Tile(64, 2, 2, 1, 3, 3)),
 }
-"""Tiles of class "9-64" by tokens; the first whose ring fits the architecture's shared memory is taken.
+"""Tiles of class "9-64" by tokens. The first whose ring fits the architecture's shared memory is used.
 
-Bandwidth is what counts: eight warps with 16 * panels * depth = 64 to 128 bytes per lane under way keep 16 to 32 KiB in
-flight per block (an H200 needs about 25 KiB per multiprocessor: 4.8 TB/s times 700 ns over 132 of them).  32 rows of w
-per block make 128 blocks of N = 4096.  Up to 32 tokens a warp reads the columns of its x once for two panels; at 64 the
-tile of x would not fit, and two warps share the columns instead.
+Bandwidth decides here. Eight warps with 16 * panels * depth = 64 to 128 bytes in flight per lane keep 16 to 32 KiB in
+flight per block (an H200 needs about 25 KiB per multiprocessor: 4.8 TB/s times 700 ns, over 132 multiprocessors). 32
+rows of w per block make 128 blocks for N = 4096. Up to 32 tokens, a warp reads the columns of its x once for two
+panels. At 64 tokens that tile of x would not fit, and two warps share the columns instead.
 """
 
 LARGE = Tile(128, 4, 1, 2, 3, 1)
-"""Per warp 32 x 128 outputs (128 accumulators): every fragment of x serves two products, every weight is decoded once
-per block. 55 KiB of ring let two blocks share a multiprocessor."""
+"""Each warp computes 32 x 128 outputs (128 accumulators): every fragment of x serves two products, and every weight is
+decoded once per block. With a ring of 55 KiB, two blocks share a multiprocessor."""
 
 LARGE_SPLIT = Tile(64, 2, 2, 2, 3, 1)
-"""Where 128 x 128 tiles are few: 64 x 64 outputs, and the columns split in two."""
+"""For outputs with few 128 x 128 tiles: 64 x 64 outputs, and the columns split in two."""
 
 BUSY = 96
-"""Blocks below which a GPU of 108 to 148 multiprocessors is mostly idle."""
+"""With fewer blocks than this, a GPU of 108 to 148 multiprocessors is mostly idle."""
 
 
 REGISTERS = 18
-"""Words of codes and entries ahead per lane and panel: three chunks of 4 bits with two entries."""
+"""Prefetched words of codes and entries per lane and panel: three chunks of 4 bits with two entries."""
 
 
 TIGHT = (6, 100)
-"""Bits of codes that leave the large tile no register, and the architecture (sm_100) from which on ptxas spills them:
-two planes, of 4 and 2 bits, beside 128 sums."""
+"""The code bits for which the large tile has no register left, and the architecture (sm_100) from which on ptxas then
+spills: two planes, of 4 and 2 bits, and 128 sums."""
 
 
 def tile_of(body: LinearKernel, bits: int, limit: int, entries: int = 1, arch: int = 0) -> Tile:
-    """The tile for a linear whose weight stores `bits` bits, with `limit` bytes of shared memory per block."""
+    """The tile for a linear whose weight stores `bits` bits per element, with `limit` bytes of shared memory per
+    block."""
     tile = _tile_of(body, limit)
     if tile == LARGE and bits == TIGHT[0] and arch >= TIGHT[1]:
         tile = LARGE_SPLIT
@@ -116,9 +117,11 @@ def tile_of(body: LinearKernel, bits: int, limit: int, entries: int = 1, arch: i
 
 
 def ahead(tile: Tile, bits: int, entries: int) -> Tile:
-    """The tile with the depth for a weight of `bits` bits, of which a lane keeps `entries` entries per panel and chunk.
+    """The tile with its depth adapted to a weight of `bits` bits, of which a lane keeps `entries` entries per panel and
+    chunk.
 
-    Depths above are for 4 bits and up to two entries: others go as far ahead in bytes, as far as registers reach.
+    The depths above are for 4 bits and up to two entries. Other weights prefetch the same number of bytes, as far as
+    the registers allow.
     """
     reach = tile.depth * REGISTERS // (3 * (bits + entries))
     return replace(tile, depth=max(1, min(tile.depth * 4 // bits, reach)))
@@ -134,17 +137,17 @@ def _tile_of(body: LinearKernel, limit: int) -> Tile:
 
 
 def few_tile(tokens: int, limit: int) -> Tile:
-    """The first tile of so many tokens whose ring fits `limit` bytes."""
+    """The first tile for this many tokens whose ring fits `limit` bytes."""
     return next(tile for tile in FEW[tokens] if tile.shared <= limit)
 
 
 def places_bytes(body: LinearKernel, tokens: int) -> int:
-    """Shared memory in front of the ring: where the block's windows lie, if x is an image."""
+    """Shared memory before the ring: the positions of the block's im2col windows, if x is an image."""
     return 0 if body.window is None else -(-tokens * PLACE_BYTES // 128) * 128
 
 
 def least_shared(m_class: str, *, windows: bool) -> int:
-    """Bytes of shared memory of the smallest tile of a class of rows, whatever M."""
+    """Bytes of shared memory of the smallest tile of an M class, for any M."""
     tiles = [min(each, key=lambda tile: tile.shared) for each in FEW.values()]
     most = max((LARGE, LARGE_SPLIT) if m_class == "large" else tiles, key=lambda tile: tile.shared)
     return most.shared + (-(-most.tokens * PLACE_BYTES // 128) * 128 if windows else 0)
@@ -154,7 +157,7 @@ def least_shared(m_class: str, *, windows: bool) -> int:
 
 
 def takes(weight: Weight) -> bool:
-    """Whether linear_mma.cuh's chunks meet the weight's groups of entries: see its `qm_groups`."""
+    """Whether the weight's groups of entries align with linear_mma.cuh's chunks: see its `qm_groups`."""
     if weight.storage != "codes":
         return weight.storage == "values"
     if weight.straddles:
@@ -164,7 +167,7 @@ def takes(weight: Weight) -> bool:
 
 
 def held_entries(weight: Weight) -> int:
-    """Entries that a lane keeps per panel and chunk: as `qm_groups::held`, times the fields."""
+    """Entries that a lane keeps per panel and chunk: `qm_groups::held` times the fields."""
     if weight.storage != "codes":
         return 0
     many = weight.covers < (CHUNK if weight.straddles else min(CHUNK // 2, weight.cols))
@@ -175,7 +178,7 @@ def held_entries(weight: Weight) -> int:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry of a linear that `linear.engine_of` gives to tensor cores."""
+    """Text and geometry of a linear that `linear.engine_of` assigns to tensor cores."""
     from qcompiler.kernels.cuda.emit import arch_number, signature
 
     body, (x, w) = linear_body(spec), spec.operands[:2]
@@ -220,10 +223,10 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 
 def lookup_table(weight: Weight, memory: SharedMemory, limit: int, blocks: int) -> str:
-    """The declaration of `table`: of pairs of codes where `blocks` blocks per multiprocessor have room for one each.
+    """The declaration of `table`: of pairs of codes, if `blocks` blocks per multiprocessor have room for one each.
 
-    A lookup of two codes is then a shift, an and-or and a load; in the lanes of a warp each code is a shift and a
-    shuffle.
+    A lookup of two codes is then a shift, an and-or and a load. With the table in warp lanes, each code is a shift and
+    a shuffle.
     """
     if not weight.lookup:
         return "const qc_no_table table;"
@@ -234,14 +237,14 @@ def lookup_table(weight: Weight, memory: SharedMemory, limit: int, blocks: int) 
 
 
 def lane_table(weight: Weight) -> str:
-    """The declaration of `table` in the lanes of a warp."""
+    """The declaration of `table`, held in the lanes of a warp."""
     if not weight.lookup:
         return "const qc_no_table table;"
     return f"const qc_lane_table table = {{{weight.struct}::code_value(threadIdx.x % 16)}};"
 
 
 def tile_declarations(tile: Tile, memory: SharedMemory, table: str) -> list[str]:
-    """The head of a kernel: its shared memory, and the table of 16 values."""
+    """The start of a kernel: its shared memory, and the table of 16 values."""
     return [
         f'static_assert(qm_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',
         *memory.declarations(),

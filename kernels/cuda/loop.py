@@ -4,9 +4,9 @@
     if (unit >= units) return;
     load the group, compute it, store it
 
-Two forms of a pointwise nest, chosen from the steps of the operands: *flat* (every thread computes one group of
-neighbours along the last loop) and *tile* (an input that walks another loop contiguously, a transposition: 32 x 32
-blocks pass through shared memory, so that reads and writes are both coalesced).
+The operands' steps decide between two forms of a pointwise nest. *flat*: every thread computes one group of neighbours
+along the last loop. *tile*: an input is contiguous along another loop (a transposition), so blocks of 32 x 32 pass
+through shared memory, which makes reads and writes coalesced.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from qcompiler.plan.dims import Expr, product
 from qcompiler.plan.kernel import KernelSpec
 
 TILE = 32
-_ROWS = THREADS // TILE  # rows of a tile that a block's threads cover at once
-_WORTH = 16  # a transposed loop that is known to be shorter than this gains nothing from tiles
+_ROWS = THREADS // TILE  # rows of a tile that a block covers at once
+_WORTH = 16  # a transposed loop shorter than this gains nothing from tiles
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -109,7 +109,7 @@ def _flat(nest: Nest) -> CudaKernel:
 
 
 def _transposed_loop(nest: Nest) -> int | None:
-    """A loop that some input walks contiguously while it strides along the last one, or None."""
+    """A loop along which some input is contiguous while its step along the last loop is larger; else None."""
     inner = nest.parallel[-1]
     if _short(inner) or inner.steps[nest.inputs] != 1:
         return None
@@ -127,7 +127,7 @@ def _short(loop: Loop) -> bool:
 
 
 def _tile(nest: Nest, position: int) -> CudaKernel:
-    """Blocks of 32 iterations of the partner loop by 32 of the last: transposed inputs pass through `tile<i>`."""
+    """Blocks of 32 iterations of the partner loop by 32 of the last. Transposed inputs pass through `tile<i>`."""
     partner, inner = nest.parallel[position], nest.parallel[-1]
     rest = (*nest.parallel[:position], *nest.parallel[position + 1 : -1])
     transposed = [i for i in used_inputs(nest) if partner.steps[i] == 1 and inner.steps[i] not in (0, 1)]
@@ -138,7 +138,7 @@ def _tile(nest: Nest, position: int) -> CudaKernel:
     for i in transposed:
         operand = nest.spec.operands[i]
         size = value_bytes(operand.dtype)
-        pitch = TILE + max(1, 4 // size)  # an odd number of words: a column meets every bank
+        pitch = TILE + max(1, 4 // size)  # an odd number of words, so that a column spreads over all banks
         shared.add(f"tile{i}", value_type(operand), TILE * pitch, size)
         corner = {partner.name: "(first + across)", inner.name: "(start + row)"}
         address = nest.address(i, (*rest, partner, inner), corner)

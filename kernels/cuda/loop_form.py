@@ -1,8 +1,8 @@
-"""How loop kernels are put together: index types, loop variables from a flat index, and groups of neighbours.
+"""Parts of loop kernels: index types, loop variables from a flat index, and groups of neighbours.
 
-A thread computes a *group*: `width` neighbouring iterations of one loop.  Operands that are contiguous along that loop
-are read and written in 16-byte accesses where the launch's addresses allow it (one test, the same for all threads),
-element by element otherwise; either way every element is computed by the same statements.
+A thread computes a *group*: `width` neighbouring iterations of one loop. Operands that are contiguous along that loop
+are accessed 16 bytes at a time if the launch's addresses allow it (one test, the same for all threads), and element by
+element otherwise. Either way the same statements compute every element.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ THREADS = 256
 """Threads of a block: eight warps, a size that fills a multiprocessor of every architecture."""
 
 WIDEST = 8
-"""Elements of a group at most: 16 bytes of bf16, two accesses of f32."""
+"""The most elements of a group: 16 bytes of bf16, two accesses of f32."""
 
 _WORDS = """
 across aligned blockDim blockIdx chunk down gridDim group lane mask n other output outputs slice start threadIdx total
@@ -31,7 +31,7 @@ WORDS = frozenset(_WORDS.split()) | {f"{stem}{i}" for stem in ("tile", "partial"
 
 
 def index_type(nest: Nest) -> str:
-    """`int` where no index and no offset can reach 2^31, else `int64_t`."""
+    """`int` if no index and no offset can reach 2^31, else `int64_t`."""
     if not all(loop.extent.is_static for loop in nest.loops):
         return "int64_t"
     reaches = [product(loop.extent for loop in nest.loops)]
@@ -62,7 +62,7 @@ def value_bytes(dtype: str) -> int:
 
 
 def count_of(loops: Sequence[Loop]) -> str:
-    """How many iterations the loops have together, as text over their limits."""
+    """The number of iterations of all loops together, as C++ text."""
     return " * ".join(loop.limit for loop in loops) or "1"
 
 
@@ -72,7 +72,7 @@ def up(value: Expr | Dim, divisor: int) -> Expr:
 
 
 def variables(flat: str, loops: Sequence[Loop], kind: str) -> list[str]:
-    """Declarations that take a flat index apart into the loops' variables, the last loop fastest."""
+    """Declarations that split a flat index into the loops' variables, the last loop fastest."""
     lines: list[str] = []
     for position, loop in reversed(list(enumerate(loops))):
         if position == 0:
@@ -94,7 +94,8 @@ def _multiple(value: Expr, divisor: int) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """`width` neighbouring iterations of `loop`; `others` are the loops around it, `operands` those it may touch."""
+    """`width` neighbouring iterations of `loop`. `others` are the loops around it; `operands` are those it may
+    access."""
 
     nest: Nest
     loop: Loop
@@ -104,7 +105,7 @@ class Group:
 
     @staticmethod
     def of(nest: Nest, loop: Loop, others: Sequence[Loop], operands: Sequence[int]) -> Group:
-        """The widest group whose wide accesses are possible for every row (as far as strides are known)."""
+        """The widest group for which every row allows wide accesses (as far as strides are known)."""
         contiguous = [i for i in operands if loop.steps[i] == 1]
         width = 1
         if contiguous:
@@ -115,7 +116,7 @@ class Group:
 
     @property
     def units(self) -> Expr:
-        """How many groups the loop is cut into."""
+        """The number of groups in the loop."""
         return up(self.loop.extent, self.width)
 
     @property
@@ -125,7 +126,7 @@ class Group:
 
     @property
     def walk(self) -> list[Loop]:
-        """The loop over groups: the loop itself for single elements, none where one group covers it."""
+        """The loop over groups: the loop itself for single elements, none if one group covers the loop."""
         if self.width == 1:
             return [self.loop]
         return [] if self.units == 1 else [Loop("group", self.units, (), None)]
@@ -134,7 +135,7 @@ class Group:
         return [f"const int64_t group_end = {c_dim(self.units)};"] if self.width > 1 else []
 
     def declarations(self, kind: str) -> list[str]:
-        """The loop's variable from `group`, how many elements there are, and whether wide accesses are allowed."""
+        """Declares the loop's variable from `group`, the number of elements, and whether wide accesses are allowed."""
         if self.width == 1:
             return []
         name = self.loop.name
@@ -147,14 +148,14 @@ class Group:
         ]
 
     def alignment(self) -> list[str]:
-        """The test that is the same for all threads of a launch."""
+        """The alignment test, which has the same result for all threads of a launch."""
         if self.width == 1:
             return []
         tests = [_aligned(self.nest, i, self.others, self.width) for i in self.operands if self.loop.steps[i] == 1]
         return ["const bool aligned = " + "\n        && ".join(tests) + ";"]
 
     def indices(self) -> list[str]:
-        """The text of each axis for linalg.index, inside the loop over `v`."""
+        """The C++ text of each axis for linalg.index, inside the loop over `v`."""
         moved = f"({self.loop.name} + v)" if self.width > 1 else self.loop.name
         return [moved if text == self.loop.name else text for text in self.nest.indices]
 
@@ -170,7 +171,7 @@ class Group:
         return [f"{kind} {name}[{self.width}];", call], f"{name}[v]"
 
     def store(self, i: int, loops: Sequence[Loop], value: str) -> str:
-        """The statement that writes an output: `value` is an array of a group, or one value."""
+        """The statement that writes an output. `value` is an array for a group, or one value."""
         address, step = self.nest.address(i, loops), self.loop.steps[i]
         if self.width == 1:
             return f"qc_store({address}, {value});"
@@ -186,12 +187,12 @@ class Group:
 
 
 def _access(operand: Operand, width: int) -> int:
-    """Elements per access of a group: 16 bytes' worth, or the whole group if that is less."""
+    """Elements per access of a group: 16 bytes, or the whole group if that is less."""
     return min(width, 16 // ITEMSIZE[operand.dtype])
 
 
 def _fits(nest: Nest, loop: Loop, others: Sequence[Loop], contiguous: Sequence[int], width: int) -> bool:
-    """Whether groups of this width start at multiples of their accesses in every row, unless symbols decide that."""
+    """Whether groups of this width start aligned to their accesses in every row, as far as static sizes tell."""
     if others and loop.extent.is_static and not _multiple(loop.extent, width):
         return False
     if loop.extent.is_static and loop.extent.value < width:
@@ -204,7 +205,7 @@ def _fits(nest: Nest, loop: Loop, others: Sequence[Loop], contiguous: Sequence[i
 
 
 def _aligned(nest: Nest, i: int, others: Sequence[Loop], width: int) -> str:
-    """Whether an operand's rows all start at a multiple of its accesses."""
+    """The C++ test whether all rows of an operand are aligned to its accesses."""
     operand = nest.spec.operands[i]
     size, elements = ITEMSIZE[operand.dtype], _access(operand, width)
     base = nest.address(i, ())
@@ -221,7 +222,7 @@ def _aligned(nest: Nest, i: int, others: Sequence[Loop], width: int) -> str:
 def kernel(
     nest: Nest, notes: Sequence[str], grid: Expr, threads: int, lines: Sequence[str], limits: Sequence[str] = ()
 ) -> CudaKernel:
-    """A kernel around `lines`, with a grid of one axis; shared memory is declared by `shared_kernel`."""
+    """A kernel around `lines`, with a one-dimensional grid and no shared memory; see `shared_kernel`."""
     return shared_kernel(nest, notes, grid, threads, lines, limits, SharedMemory())
 
 

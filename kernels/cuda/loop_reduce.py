@@ -1,14 +1,14 @@
 """Reductions as CUDA C++: the part of a loop kernel that folds.
 
-A body of the form ``acc = combine(acc, value)`` may be taken apart (kernels/loop_fold.py):
+A body of the form ``acc = combine(acc, value)`` can be split (kernels/loop_fold.py):
 
-    warp     32 lanes share one output, eight outputs a block; lanes are combined by exchanges
+    warp     32 lanes share one output, eight outputs per block; shuffles combine the lanes
     block    256 threads share one output: few outputs, or long reductions
-    columns  a thread per output along a contiguous parallel loop, eight slices of the reduction beside each other
+    columns  a thread per output along a contiguous parallel loop, with eight slices of the reduction side by side
 
-Any other body (argmax, several accumulators that see each other), and what is too short to be shared, runs *in order*,
-one thread per output.  Which form a kernel takes, and the order in which it combines, follow from its spec: results do
-not depend on scheduling.
+Any other body (argmax, accumulators that read each other), and reductions too short to share, run *in order*, one
+thread per output. The spec alone decides the form of a kernel and the order in which it combines, so results do not
+depend on scheduling.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from qcompiler.plan.dims import product
 
 _WARP = 32
 _WARPS = THREADS // _WARP
-_LONG = 1024  # elements of a reduction that a block shares rather than a warp
-_FEW = 128  # outputs that leave most of a GPU idle when each has one warp
-_SHORT = 8  # elements that one thread folds sooner than a warp
-_NARROW = 8  # columns that are too few for a warp of them
+_LONG = 1024  # reductions of this many elements are shared by a block, shorter ones by a warp
+_FEW = 128  # with one warp for each of so few outputs, most of a GPU is idle
+_SHORT = 8  # one thread folds so few elements faster than a warp
+_NARROW = 8  # too few columns for the columns form
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A reduction that folds: the order of its loops, and the group along the last one."""
+    """A reduction that folds: the order of its loops, and the group along the last loop."""
 
     nest: Nest
     folds: list[Fold]
@@ -55,7 +55,7 @@ class _Plan:
 
     @property
     def walk(self) -> list[Loop]:
-        """The loops over units of the reduction."""
+        """The loops over the units of the reduction."""
         return [*self._around, *self.group.walk]
 
     @property
@@ -83,12 +83,12 @@ def emit(nest: Nest) -> CudaKernel:
 
 
 def _main_input(nest: Nest) -> int | None:
-    """The used input that moves along most loops: its traffic decides."""
+    """The used input that moves along the most loops: it dominates the traffic."""
     return max(used_inputs(nest), key=lambda i: sum(loop.steps[i] != 0 for loop in nest.loops), default=None)
 
 
 def _columns_loop(nest: Nest) -> Loop | None:
-    """A parallel loop along which the main input is contiguous (a warp of its iterations reads one line)."""
+    """A parallel loop along which the main input is contiguous, so that a warp reads one line."""
     main = _main_input(nest)
     for loop in nest.parallel:
         narrow = loop.extent.is_static and loop.extent.value < _NARROW
@@ -98,7 +98,7 @@ def _columns_loop(nest: Nest) -> Loop | None:
 
 
 def _spread_loop(nest: Nest) -> Loop:
-    """The reduction loop that neighbouring threads walk together: the main input's contiguous one, or the longest."""
+    """The reduction loop that adjacent threads walk together: where the main input is contiguous, or the longest."""
     main = _main_input(nest)
     for loop in nest.reduction:
         if main is not None and loop.steps[main] == 1:
@@ -162,7 +162,7 @@ def _fold_units(plan: _Plan, start: str, step: int) -> list[str]:
 
 
 def _fold_group(plan: _Plan) -> list[str]:
-    """The accumulators of a group into its first one."""
+    """Folds the accumulators of a group into the first one."""
     if plan.group.width == 1:
         return []
     lines = [line for i, fold in enumerate(plan.folds) for line in _combine(fold, f"a{i}[0]", f"a{i}[v]", f"c{i}_")]
@@ -180,7 +180,7 @@ def _combine(fold: Fold, target: str, value: str, prefix: str) -> list[str]:
 
 
 def _fold_lanes(plan: _Plan) -> list[str]:
-    """Every lane's accumulators into those of lane 0, by halves: 16, 8, 4, 2, 1."""
+    """Folds every lane's accumulators into those of lane 0, by halves: 16, 8, 4, 2, 1."""
     lines = []
     for i, fold in enumerate(plan.folds):
         mine = _first(plan, i)
@@ -192,7 +192,7 @@ def _fold_lanes(plan: _Plan) -> list[str]:
 
 
 def _write(plan: _Plan) -> list[str]:
-    """The initial value comes first, then what was folded."""
+    """Combines the initial value with the folded result, in this order, and stores it."""
     nest = plan.nest
     lines = []
     for i, fold in enumerate(plan.folds):
@@ -209,7 +209,7 @@ def _partials(plan: _Plan, count: int) -> SharedMemory:
 
 
 def _outputs(nest: Nest, kind: str) -> list[str]:
-    """The parallel loops' variables from `output`."""
+    """Declares the parallel loops' variables from `output`."""
     return variables("output", nest.parallel, kind)
 
 
@@ -305,7 +305,7 @@ def _columns(nest: Nest, folds: list[Fold], column: Loop) -> CudaKernel:
 
 
 def _in_order(nest: Nest, why: str) -> CudaKernel:
-    """One output per thread, the body in the order of the loops."""
+    """One output per thread, with the body in the order of the loops."""
     kind = index_type(nest)
     used = used_inputs(nest)
     values = [f"v_{nest.names[i]}" if i in used else "?" for i in range(nest.inputs)]
@@ -337,7 +337,7 @@ def _in_order(nest: Nest, why: str) -> CudaKernel:
 
 
 def _assign(results: Sequence[str], accumulators: Sequence[str]) -> list[str]:
-    """New accumulators. Results that are themselves accumulators are read before any is written."""
+    """Assigns the new accumulators. If a result is itself an accumulator, all are read before any is written."""
     swapped = any(r in accumulators and r != a for r, a in zip(results, accumulators, strict=True))
     if not swapped:
         return [f"a{i} = {result};" for i, result in enumerate(results) if result != f"a{i}"]

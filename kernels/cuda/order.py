@@ -1,7 +1,7 @@
-"""Sort and top-k along one dim as CUDA C++: each element counts how many come before it, which is its place.
+"""Sort and top-k along one dim as CUDA C++: the place of an element is the number of elements before it.
 
-A thread owns one element and reads its row once: quadratic in the length, without barriers or memory beside the result,
-and stable by construction.  NaN counts as the largest value; equal values keep their order.
+A thread owns one element and reads its row once. This is quadratic in the length, needs no barriers and no extra
+memory, and is stable by construction. NaN counts as the largest value; equal values keep their order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qcompiler.plan.kernel import KernelSpec, OrderKernel
 
 
 def precedes(kind: str, other: str, own: str, other_at: str, own_at: str) -> str:
-    """Whether the value `other` comes before `own` in an order of `kind` ("less" or "greater"), as C++ text."""
+    """C++ text: whether the value `other` comes before `own` in an order of `kind` ("less" or "greater")."""
     less = f"({other} == {other} && ({own} != {own} || {other} < {own}))"
     greater = f"({own} == {own} && ({other} != {other} || {own} < {other}))"
     first, second = (less, greater) if kind == "less" else (greater, less)
@@ -23,7 +23,7 @@ def precedes(kind: str, other: str, own: str, other_at: str, own_at: str) -> str
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One order for any architecture."""
+    """One sort or top-k for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, OrderKernel)

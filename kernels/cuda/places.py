@@ -1,4 +1,4 @@
-"""Where elements lie: offsets as C++ text, and one thread per element of an index space."""
+"""Element offsets as C++ text, and one thread per element of an index space."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def offset(operand: Operand, indices: Sequence[str]) -> str:
 
 
 def unravel(index: str, names: Sequence[str], sizes: Sequence[Dim]) -> list[str]:
-    """Statements that split the linear `index` into `names`, the last running fastest."""
+    """Statements that split the linear `index` into `names`, the last one fastest."""
     lines, rest = [], index
     for name, size in reversed(list(zip(names[1:], sizes[1:], strict=True))):
         lines.append(f"const int64_t {name} = {rest} % {c_dim(size)}, {name}_rest = {rest} / {c_dim(size)};")

@@ -1,4 +1,4 @@
-"""The `quantize_rows` template: activations as rows of int8 (formats/int8_rows.py), a block per row, over int8.cuh."""
+"""The `quantize_rows` template: activations to int8 rows (formats/int8_rows.py), a block per row, over int8.cuh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.kernel import KernelSpec, QuantizeRowsKernel
 
 COLUMNS = 8
-"""Columns that a thread should have: enough loads under way, and still many threads."""
+"""Target columns per thread: enough loads in flight, and still many threads."""
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:

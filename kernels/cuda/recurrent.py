@@ -1,8 +1,8 @@
-"""The `recurrent` template: all steps of one direction of a recurrent layer, by one block for a few rows of the batch.
+"""The `recurrent` template: all steps of one direction of a recurrent layer; one block serves a few rows of the batch.
 
-A step needs the whole state of the step before it, so blocks would have to wait for each other; one block waits at
-barriers instead, and one launch serves any number of steps.  The price: a layer is as fast as one multiprocessor reads
-its weight.  Weights are read as linears read theirs (weights.py), packed or plain, once in every step.
+A step needs the whole state of the step before it, so several blocks would have to wait for each other. One block only
+waits at barriers, and one launch serves any number of steps. In return, a layer is limited by the speed at which one
+multiprocessor reads its weight. Weights are read like those of linears (weights.py), packed or plain, once per step.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec, Operand, RecurrentKernel
 
 ALONE = 64
-"""Up to so many rows of the batch, each has a block of its own: they fit on a GPU beside each other."""
+"""Up to this many rows of the batch, each row has its own block: all of them fit on a GPU at once."""
 
 TOGETHER = 4
-"""Rows of a block where there may be more: a weight that is read serves four. Fewer where their sums do not fit."""
+"""Rows per block for larger batches, so that each weight read serves four rows. Fewer if their sums do not fit."""
 
 MOST_WARPS = 16
 
 
 @dataclass(frozen=True)
 class _Product:
-    """The product of a block's rows with one weight: where x lies staged, and where sums go."""
+    """The product of a block's rows with one weight: where x is staged, and where the sums go."""
 
     weight: Weight
     operand: Operand
@@ -46,13 +46,13 @@ class _Product:
 
     @property
     def padded(self) -> int:
-        """Columns of a staged row; none where x is read as it lies."""
+        """Columns of a staged row; 0 if x is read in place."""
         if self.weight.storage == "strided":
             return 0
         return -(-self.weight.tiles * self.weight.tile // 16) * 16
 
     def statements(self, x: str, x_row: str) -> list[str]:
-        """Statements that make `sums` of the rows at `x`. A barrier stands before them and another one behind."""
+        """Statements that compute `sums` from the rows at `x`, with a barrier before and after them."""
         name = identifier(self.operand.name)
         if self.weight.storage == "strided":
             down, right = (c_dim(s) for s in (self.operand.strides or (self.weight.cols, 1)))
@@ -75,7 +75,7 @@ def _body(spec: KernelSpec) -> RecurrentKernel:
 
 
 def _named(spec: KernelSpec) -> dict[str, Operand]:
-    """The operands by their role."""
+    """The operands by role."""
     body, lstm = _body(spec), _body(spec).kind == "lstm"
     names = [
         "x", "w", *["projection"] * body.projects, *["bias"] * body.has_bias, "start", *["cell_start"] * lstm,
@@ -85,8 +85,8 @@ def _named(spec: KernelSpec) -> dict[str, Operand]:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes, and for layers whose sums
-    do not fit a block's shared memory."""
+    """Text and geometry on `arch`. KernelSelectionError for operands without a kernel, and for layers whose sums do not
+    fit a block's shared memory."""
     body, named = _body(spec), _named(spec)
     weights = {"w": weight_of(spec.name, named["w"])}
     if body.projects:
@@ -127,7 +127,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 
 def _warps(panels: int) -> int:
-    """A power of two of warps: one for each panel, from 4 to 16."""
+    """A power of two of warps from 4 to 16, one per panel if possible."""
     warps = 4
     while warps < min(panels, MOST_WARPS):
         warps *= 2
@@ -176,7 +176,7 @@ def _at(operand: Operand, indices: list[str]) -> str:
 
 
 def _begin(spec: KernelSpec, named: dict[str, Operand], threads: int) -> list[str]:
-    """What is written before the first step: the cells begin as given, and no step may leave `room` unwritten."""
+    """Writes before the first step: the given cells, and zeros in `room` if there are no steps at all."""
     lines, hidden = list[str](), _body(spec).hidden
     if "cell" in named:
         cell, given = (_at(named[name], ["(row0 + r)", "j"]) for name in ("cell", "cell_start"))
@@ -213,7 +213,7 @@ def _step(spec: KernelSpec, named: dict[str, Operand], made: dict[str, _Product]
 
 
 def _new_state(spec: KernelSpec, named: dict[str, Operand], rows: int) -> list[str]:
-    """Statements that make the new state of unit `j` of row `r` from `sums`."""
+    """Statements that compute the new state of unit `j` of row `r` from `sums`."""
     body = _body(spec)
     target = named["room"] if body.projects else named["out"]
     indices = ["(row0 + r)", "j"] if body.projects else ["t", "(row0 + r)", "j"]

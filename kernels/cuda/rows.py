@@ -1,8 +1,9 @@
 """How norm and softmax walk a matrix: which threads share a row, and whether they keep it in registers.
 
-A row of up to 512 columns belongs to one warp (no barrier), a longer one to a block; thread `lane` of the T that share
-a row takes columns lane, lane + T, …, so that neighbours read neighbours.  Up to 16 columns per thread are kept in
-registers, which reads a row once; longer rows, and rows of symbolic length, are read again by every pass.
+A row of up to 512 columns belongs to one warp (no barrier), a longer one to a block. Thread `lane` of the T threads
+that share a row takes columns lane, lane + T, …, so adjacent threads read adjacent elements. Up to 16 columns per
+thread are kept in registers, so the row is read once. Longer rows, and rows of symbolic length, are read again by every
+pass.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ KEPT = 16
 """Columns per thread that stay in registers."""
 
 WARPS_PER_BLOCK = 4
-"""Rows per block where one warp owns a row."""
+"""Rows per block if one warp owns a row."""
 
 _SYMBOLIC_THREADS = 256
 _PER_THREAD = 8
-"""Columns that a thread of a row's block should have: enough loads in flight, and still many threads."""
+"""Target columns per thread if a block owns a row: enough loads in flight, and still many threads."""
 
 
 def element(operand: Operand, name: str, row: str, column: str) -> str:
-    """The address of one element: ``x + row * stride + column * stride``, `row` being an int64_t expression."""
+    """The address of one element: ``x + row * stride + column * stride``, where `row` is an int64_t expression."""
     down, right = operand.strides
     terms = [name]
     if down != 0:
@@ -40,7 +41,7 @@ def element(operand: Operand, name: str, row: str, column: str) -> str:
 
 @dataclass(frozen=True)
 class RowWalk:
-    """`threads` share a row, `per_thread` columns each in registers (None: the row is read again by every pass)."""
+    """`threads` threads share a row and keep `per_thread` columns each (None: every pass reads the row again)."""
 
     rows: Dim
     cols: Dim
@@ -63,7 +64,7 @@ class RowWalk:
 
     @property
     def block(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return self.threads * WARPS_PER_BLOCK if self.by_warp else self.threads
 
     def geometry(self) -> Geometry:
@@ -79,15 +80,15 @@ class RowWalk:
         return memory
 
     def reduce(self, kind: str, value: str) -> str:
-        """`value` reduced ("sum" or "max") over the threads of the row, in every one of them."""
+        """`value` reduced ("sum" or "max") over the threads of the row; every one of them gets the result."""
         if self.by_warp:
             return f"qc_warp_{kind}({value})"
         return f"qc_block_{kind}<{self.threads // WARP}>({value}, partial)"
 
     def each(self, lines: Sequence[str], *, guard: bool = True) -> list[str]:
-        """A loop over this thread's columns: `j` is the column, `i` its number among the kept ones.
+        """A loop over this thread's columns: `j` is the column, `i` its index among the kept ones.
 
-        Without `guard` kept columns past the row's end are visited too.
+        Without `guard`, kept columns past the end of the row are visited too.
         """
         if self.per_thread is None:
             return [f"for (int64_t j = lane; j < {c_dim(self.cols)}; j += {self.threads}) {{", *indent(lines), "}"]
@@ -101,7 +102,7 @@ class RowWalk:
         ]
 
     def load(self, address: str, padding: str) -> list[str]:
-        """Reads the row into `kept`, `padding` behind its end; nothing where the row is not kept."""
+        """Reads the row into `kept`, with `padding` past its end. Nothing if the row is not kept."""
         if self.per_thread is None:
             return []
         assert isinstance(self.cols, int)
@@ -115,7 +116,7 @@ class RowWalk:
         return f"qc_load({address})" if self.per_thread is None else "kept[i]"
 
     def around(self, lines: Sequence[str]) -> list[str]:
-        """The kernel's body: `row` and `lane`, then `lines` for a row that is there."""
+        """The kernel's body: `row` and `lane`, then `lines` if the row exists."""
         if not self.by_warp:
             return [
                 *self.shared().declarations(),

@@ -1,12 +1,12 @@
-"""Running folds along the middle dim as CUDA C++: sums, products, extremes, log-sum-exp.
+"""Running folds along the middle dim as CUDA C++: sums, products, minima, maxima, log-sum-exp.
 
-f32 and narrower floats accumulate in fp32 (rounded once per element for narrow results), f64 in f64, integers (and
-booleans, into an integer result) modulo 2^64, which wraps in the result's type.
+f32 and narrower floats accumulate in fp32, with one rounding per element for narrow results. f64 accumulates in f64.
+Integers, and booleans with an integer result, accumulate modulo 2^64, which wraps in the result's type.
 
     one column per row (inner = 1)   a block per row: 256 elements at a time, lanes by shuffles, warps in order
-    columns side by side             a thread per column, in order; folds other than sums, and of booleans, always
+    several columns                  a thread per column, in order; also all folds but sums, and all folds of booleans
 
-Both orders are fixed; the first one is not that of a plain loop, so that floats differ from it by rounding.
+Both orders are fixed. The first is not the order of a plain loop, so floats differ from a plain loop by rounding.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _FLOATS = {"f64": "double", "f32": "float", "bf16": "float", "f16": "float"}
 _BLOCK = 256
 _COLUMNS = 128
 _AHEAD = 8
-"""Loads of a column that are under way together."""
+"""Loads of a column in flight at once."""
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """One cumulative sum for any architecture."""
+    """One scan for any architecture."""
     del arch
     body = spec.body
     assert isinstance(body, ScanKernel)
@@ -38,7 +38,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 
 def _kind(spec: KernelSpec) -> str:
-    """What sums are held in."""
+    """The type that holds sums."""
     return _FLOATS.get(spec.operands[1].dtype, "uint64_t")
 
 
@@ -115,7 +115,7 @@ def _columns(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
 
 
 def _folded(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
-    """Any fold, a thread per column, in order."""
+    """Any fold, with a thread per column, in order."""
     x, out = spec.operands
     kind, sizes = VALUE_TYPES[out.dtype], (body.outer, body.inner)
     fold = _logaddexp(spec, kind) if body.fold == "logaddexp" else fold_text(body.fold, out.dtype, "sum", "value")
@@ -137,7 +137,7 @@ def _folded(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
 
 
 def _logaddexp(spec: KernelSpec, kind: str) -> str:
-    """log(exp(sum) + exp(value)) from the larger one; equal infinities are themselves, NaN wins."""
+    """log(exp(sum) + exp(value)), relative to the larger one. Two equal infinities give that infinity; NaN wins."""
     exp, log1p = ("expf", "log1pf") if kind == "float" else ("exp", "log1p")
     top, low = "qc_maximum(sum, value)", "qc_minimum(sum, value)"
     return f"{top} == {low} && !(fabs({top}) < INFINITY) ? {top} : {top} + {log1p}({exp}({low} - {top}))"

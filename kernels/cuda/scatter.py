@@ -1,7 +1,7 @@
-"""Scatter along one dim as CUDA C++: a thread owns one column and walks its entries in order.
+"""Scatter along one dim as CUDA C++: a thread owns one column and applies its entries in order.
 
-So equal indices meet in one order, without atomics.  Negative indices count from the end; an index out of range writes
-nothing (a kernel on the device has nowhere to report it).
+So equal indices are applied in a fixed order, without atomics. Negative indices count from the end. An index out of
+range writes nothing (a kernel on the device cannot report it).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Softmax over the last dim as CUDA C++: maximum, sum of exponentials, division; fp32 inside, rounded once.
 
-The exponentials are computed again for the result, so that nothing is kept that grows with the row.  A row of -inf
-gives NaN, as torch does; the maximum passes NaN over, and the sum then spreads it over the row.
+The exponentials are computed again for the result, so no memory grows with the row. A row of -inf gives NaN, as in
+torch. The maximum ignores NaN, and the sum then spreads it over the row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Weights as CUDA kernels read them: the struct `qk_<name>_w` that a format's declaration is printed to.
+"""Weights as CUDA kernels read them: prints a format's declaration as the struct `qk_<name>_w`.
 
-A declaration falls into parts (`Declaration.split`): what a code stands for, what is computed once for the elements
-that share entries, and what is computed for each.  The struct holds just that, operation by operation, so that both
-engines decode to the bits of `Format.decode`:
+A declaration has three parts (`Declaration.split`): the values of codes, what is computed once for elements that share
+entries, and what is computed for each element. The struct contains exactly these, operation by operation, so that both
+engines decode to the same bits as `Format.decode`:
 
     // q4_K in cuda_t16_v1: d * scales * codes - dmin * mins
     struct qk_l0_w {
@@ -16,7 +16,7 @@ engines decode to the bits of `Format.decode`:
         static QC_DEVICE float element(float code, const parts& p) { return ((p.of[0] * code) - p.of[1]); }
     };
 
-linear.cuh says what kernels want of it.
+linear.cuh documents what kernels expect of the struct.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ AS_THEY_ARE = CStyle(entry="{entry}")
 class Weight:
     """How a kernel reads its weight of `rows` x `cols`.
 
-    `storage`: "codes" (packed) and "values" (plain) lie in cuda_t16_v1, "strided" is plain memory under any strides.
-    `struct` names the generated C++ struct that `definitions` define.  `bits` are those of one stored element; a tile
-    is 16 rows by `tile` columns, a panel has `tiles` of them.  `codes` says what the codes of a packed weight stand
-    for.  Entries change every `covers` columns: of the row, or of the tensor where blocks straddle rows; a row has its
-    own where `covers` is not below `cols`.  A lane that prefetches a tile keeps its entries in `entry_registers`.
+    `storage`: "codes" (packed) and "values" (plain) are in cuda_t16_v1, "strided" is plain memory with any strides.
+    `struct` is the name of the generated C++ struct in `definitions`. `bits` are those of one stored element. A tile is
+    16 rows by `tile` columns, and a panel has `tiles` of them. `codes` says what the codes of a packed weight stand
+    for. Entries change every `covers` columns: of the row, or of the flat tensor if blocks straddle rows. If `covers`
+    >= `cols`, each row has its own entries. A lane that prefetches a tile keeps its entries in `entry_registers`.
     """
 
     storage: Literal["codes", "values", "strided"]
@@ -95,18 +95,18 @@ class Weight:
 
     @property
     def lookup(self) -> bool:
-        """Whether codes go through a table in shared memory or in the lanes of a warp."""
+        """Whether codes index a table, in shared memory or in the lanes of a warp."""
         return self.codes == "sixteen"
 
     @property
     def scattered(self) -> bool:
-        """Whether entries are read piece by piece, where they are needed: linear.cuh's `qc_tile_of` has no groups."""
+        """Whether entries are read piece by piece when they are needed: linear.cuh's `qc_tile_of` has no groups."""
         whole = self.covers >= self.cols or self.covers % PIECE == 0
         return self.storage == "codes" and (self.straddles or not whole)
 
     @property
     def entry_registers(self) -> int:
-        """As linear.cuh's `qc_entries`: of two rows for each group of a tile, or a quarter of that."""
+        """As in linear.cuh's `qc_entries`: entries of two rows per group of a tile, or a quarter of that."""
         pieces = max(1, self.tile // PIECE)
         if self.storage != "codes" or self.scattered:
             return 0
@@ -119,7 +119,7 @@ class Weight:
 
 
 def weight_of(name: str, operand: Operand) -> Weight:
-    """How kernel `name` reads the weight `operand` (n, k); KernelSelectionError where it cannot."""
+    """How kernel `name` reads the weight `operand` (n, k). KernelSelectionError if it cannot."""
     where = f"kernel '{name}': weight '{operand.name}'"
     if operand.dtype not in FLOATS:
         raise KernelSelectionError(f"{where} decodes to {operand.dtype}; linears take {', '.join(FLOATS)}")
@@ -186,7 +186,7 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
 
 
 def codes_of(declaration: Declaration) -> Codes:
-    """What the codes of a declaration stand for, as kernels make it."""
+    """What the codes of a declaration stand for, as kernels compute it."""
     codes = declaration.codes
     if first_of_integers(declaration) is not None:
         return "counts"
@@ -226,7 +226,7 @@ def _literal(value: float) -> str:
 
 
 def entry_tables(declaration: Declaration, prefix: str) -> tuple[list[str], dict[str, str]]:
-    """(definitions, C++ name by table) of the tables that entries, as opposed to codes, are looked up in."""
+    """(definitions, C++ name by table) of the tables that entries index (as opposed to codes)."""
     names = sorted({t for eq in declaration.split.per_entry.values() for t in eq.tables})
     looked_up = {name: f"{prefix}_{identifier(name)}" for name in names}
     return [device_table(where, declaration.table_arrays[name]) for name, where in looked_up.items()], looked_up
@@ -235,7 +235,7 @@ def entry_tables(declaration: Declaration, prefix: str) -> tuple[list[str], dict
 def _entries(
     fmt: Format, entries: list[Field], sections: dict[str, Section], rows: int, cols: int, *, straddles: bool
 ) -> list[str]:
-    """Members: an entry of every field as stored, and how it is read."""
+    """Members: the stored entries of every field, and how to read them."""
     declared = " ".join(f"{ENTRY_TYPES[f.kind]} {identifier(f.name)};" for f in entries)
     reads = []
     for field in entries:
@@ -259,7 +259,7 @@ def _entries(
 def _entries_of_units(
     fmt: Format, entries: list[Field], sections: dict[str, Section], rows: int, cols: int
 ) -> list[str]:
-    """Members: the same for row `r` of a panel, so that what a loop over units keeps is computed before it."""
+    """Members: the same for row `r` of a panel. What does not change in a loop over units is computed before it."""
     lines, reads, moved = [], [], "w"
     for field in entries:
         start = f"(const {ENTRY_TYPES[field.kind]}*)(w + {sections[packed_name(fmt, field, cols)].offset})"
@@ -321,7 +321,7 @@ def entry_index(fmt: Format, field: Field, rows: int, cols: int) -> str:
 
 
 def _arithmetic(declaration: Declaration, entries: list[Field], looked_up: dict[str, str]) -> list[str]:
-    """Members: what is computed once per entry, and what for each element."""
+    """Members: what is computed once per entry, and what is computed for each element."""
     split, names = declaration.split, {f.name: f"e.{identifier(f.name)}" for f in entries}
     computed = [eq.to_c(names, looked_up, ENTRIES) for eq in split.per_entry.values()]
     element = split.per_element.to_c({"code": "code", **_parts(declaration)}, style=AS_THEY_ARE)
@@ -339,11 +339,11 @@ def _parts(declaration: Declaration) -> dict[str, str]:
 
 
 def _decoding(declaration: Declaration, kind: Codes, dtype: DType, *, whole_pieces: bool) -> list[str]:
-    """Members: an element from what linear.cuh's `qc_piece_codes` gives for a code, by the fewest operations that keep
-    the equation's bits.
+    """Members: an element from the code that linear.cuh's `qc_piece_codes` returns, with the fewest operations that
+    keep the equation's bits.
 
-    Integers arrive as the float `biased`, bias + code, exactly: the bias is 128 for codes of less than 8 bits, else
-    2^23 (2^23 + 128 where signs are flipped).  `whole_pieces`: all 16 columns of a piece share a row's entries.
+    An integer code arrives exactly as the float `biased` = bias + code. The bias is 128 for codes of fewer than 8 bits,
+    else 2^23 (2^23 + 128 if signs are flipped). `whole_pieces`: all 16 columns of a piece share a row's entries.
     """
     lines = _one_by_one(declaration, kind)
     pairs = _in_pairs(declaration, kind, dtype) if whole_pieces else None
@@ -355,7 +355,7 @@ def _decoding(declaration: Declaration, kind: Codes, dtype: DType, *, whole_piec
 
 
 def _one_by_one(declaration: Declaration, kind: Codes) -> list[str]:
-    """In fp32, before rounding."""
+    """Members: an element in fp32, before rounding."""
     parts = list(declaration.split.per_entry)
     if kind != "counts":
         return [*_AS_THEY_ARE, *_mma_value("return element(biased, p);  // the code's value")]
@@ -387,15 +387,15 @@ def _mma_value(statement: str) -> list[str]:
 
 
 def _in_pairs(declaration: Declaration, kind: Codes, dtype: DType) -> list[str] | None:
-    """Two elements at once by fused multiply-adds of the weight's own type, or None where that is not exact.
+    """Two elements at once by fused multiply-adds in the weight's own type; None if that is not exact.
 
-    With q = code - zero, an integer, and a scale of f16 that is `(q * scale)` rounded once, as the equation has it:
+    With the integer q = code - zero and an f16 scale, this is `(q * scale)` rounded once, as in the equation:
 
-        f16     q * scale, the scale as it is
-        bf16    q * high + (q * low): high has the scale's first 8 digits, low the rest, so that q * low is exact if q
-                has no more than 8 digits less those of low; the sum is rounded once
+        f16     q * scale, with the scale unchanged
+        bf16    q * high + (q * low), rounded once: high has the scale's first 8 digits, low the rest.  q * low is exact
+                if the digits of q and of low are at most 8 together
 
-    bf16 has the range of fp32, so that low and q * low do not underflow.
+    bf16 has the range of fp32, so low and q * low do not underflow.
     """
     split, first = declaration.split, first_of_integers(declaration)
     form = _FORMS.get(split.per_element.text)
@@ -439,7 +439,7 @@ def _in_pairs(declaration: Declaration, kind: Codes, dtype: DType) -> list[str] 
 
 
 def _half_bits(value: int, dtype: DType) -> int:
-    """The bits of an integer in f16 or bf16, which hold it exactly."""
+    """The bits of an integer in f16 or bf16, both of which hold it exactly."""
     if dtype == "f16":
         return int(np.float16(value).view(np.uint16))
     return int(np.float32(value).view(np.uint32)) >> 16
@@ -456,11 +456,11 @@ _F16_DIGITS = 11
 
 
 def _folds(declaration: Declaration, bias: int) -> tuple[str, str | None] | None:
-    """(scale, zero point or None) where ``fmaf(bias + code, scale, -(bias + zero) * scale)`` is exact, else None.
+    """(scale, zero point or None) if ``fmaf(bias + code, scale, -(bias + zero) * scale)`` is exact, else None.
 
-    That is so where scale * (code - zero) and scale * (bias + zero) have at most 24 bits: f16 scales have 11, integers
-    as many as lie between their first and last one.  Sums of the fma are then multiples of the scale's last place.
-    A zero may lose its sign, and an infinite scale, which no encoder writes, gives NaN for every code.
+    It is exact if scale * (code - zero) and scale * (bias + zero) have at most 24 bits. An f16 scale has 11; an integer
+    has as many as from its first to its last set bit. The sums of the fma are then multiples of the scale's last place.
+    A zero may lose its sign. An infinite scale, which no encoder writes, gives NaN for every code.
     """
     form = _FORMS.get(declaration.split.per_element.text)
     if form is None or declaration.codes.bits >= 8:
@@ -474,7 +474,7 @@ def _folds(declaration: Declaration, bias: int) -> tuple[str, str | None] | None
 
 
 def _exact_product(declaration: Declaration) -> str | None:
-    """The sign of the second term where an element is a product of at most 24 bits plus or minus another part."""
+    """The sign of the second term, if an element is a product of at most 24 bits plus or minus another part."""
     signs = {"g0 * code + g1": "", "g0 * code - g1": "-"}
     sign, digits = signs.get(declaration.split.per_element.text), None
     if sign is not None:
@@ -488,14 +488,14 @@ def _digits_of(declaration: Declaration, part: str) -> int | None:
 
 
 def _zeros(declaration: Declaration, part: str | None) -> range | None:
-    """The integers that a zero point can be; 0 alone where there is none."""
+    """The integers that a zero point can be; only 0 without a zero point."""
     if part is None:
         return range(1)
     return _integers(ast.parse(declaration.split.per_entry[part].text, mode="eval").body, declaration)
 
 
 def _spans(declaration: Declaration, zeros: range, bias: int) -> tuple[range, range]:
-    """What code - zero and bias + zero can be."""
+    """The possible values of code - zero and of bias + zero."""
     first = first_of_integers(declaration)
     assert first is not None
     last = first + (1 << declaration.codes.bits) - 1
@@ -503,12 +503,12 @@ def _spans(declaration: Declaration, zeros: range, bias: int) -> tuple[range, ra
 
 
 def _widest(numbers: range) -> int:
-    """Most binary digits from the first to the last one that is set, among integers."""
+    """The most binary digits, from the first to the last set bit, of any of these integers."""
     return max((abs(n) // (n & -n)).bit_length() if n else 0 for n in numbers)
 
 
 def _integers(node: ast.expr, declaration: Declaration) -> range | None:
-    """The integers that an expression of entries can be; None where it may be another number."""
+    """The integers that an expression of entries can be; None if it may be another number."""
     match node:
         case ast.Constant(value=int(value)):
             return range(value, value + 1)
@@ -528,9 +528,9 @@ def _integers(node: ast.expr, declaration: Declaration) -> range | None:
 
 
 def _digits(node: ast.expr, declaration: Declaration) -> int | None:
-    """Most binary digits of a product of f16 entries and integers; None for anything else.
+    """The most binary digits of a product of f16 entries and integers; None for anything else.
 
-    bf16 and e8m0 have the range of fp32: a multiple of theirs may overflow where the element would not.
+    bf16 and e8m0 have the range of fp32: a multiple of such an entry may overflow when the element would not.
     """
     integers = _integers(node, declaration)
     if integers is not None:
@@ -558,5 +558,5 @@ def _bool(value: bool) -> str:
 
 
 def block(lines: list[str]) -> str:
-    """Lines as text that ends with one."""
+    """Joins lines to a text that ends with a newline."""
     return "\n".join(lines) + "\n"

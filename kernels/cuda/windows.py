@@ -1,4 +1,4 @@
-"""Windows of an image as the x of a linear: what emitted kernels say of one to window.cuh."""
+"""im2col: windows of an image as the x of a linear. Declares them for window.cuh."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import KernelSpec, Operand, Window
 
 PLACE_BYTES = 24
-"""Of window.cuh's `qc_window_place`."""
+"""The size of window.cuh's `qc_window_place`."""
 
 MOST = 2**31 - 1
 
 
 def check(spec: KernelSpec, window: Window) -> None:
-    """KernelSelectionError unless the image's channels lie side by side and its taps are counted in 32 bits."""
+    """KernelSelectionError for windows whose numbers do not fit 32 bits."""
     numbers = (*window.kernel, *window.strides, *window.padding, *window.dilation, window.image[3])
     if max(numbers) > MOST or min(window.padding) < 0:
         raise KernelSelectionError(f"kernel '{spec.name}': windows of {numbers} are not counted in 32 bits")
 
 
 def declaration(image: Operand, window: Window) -> str:
-    """The statement that declares `window`, as window.cuh's `qc_window`."""
+    """The statement that declares `window`, an instance of window.cuh's `qc_window`."""
     (_, height, width, channels), steps = window.image, image.strides[:3]
     (top, left), (dy, dx), (sy, sx) = window.padding, window.dilation, window.strides
     longs = [height, width, *steps, *window.size]

@@ -1,7 +1,7 @@
-"""The C++ text of a format's encoder: the shared headers, and one function with the format's numbers in it.
+"""The C++ source of a format's encoder: the shared headers, and one function that contains the format's numbers.
 
-What NumPy's encoder (`Format._encode_tile`) reads from the declaration is printed into the text here: thresholds, block
-sizes, where the bits of an entry stand.  A format without an entry in `_PRINTERS` has no compiled encoder.
+The text contains what NumPy's encoder (`Format._encode_tile`) reads from the declaration: thresholds, block sizes, and
+the bit positions of entries. A format without an entry in `_PRINTERS` has no compiled encoder.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class CompiledEncoder:
-    """How to encode tiles of one format.
+    """How to encode the tiles of one format.
 
-    `source` exports ``int32_t qc_encode(const qe_tile*)``.  `sections` gives the arrays that `qe_tile.out` points to,
-    for a matrix that is being encoded; `statistics` (fp32) what the format has found out about the whole of it.  What
-    `takes` refuses is left to NumPy.
+    `source` exports ``int32_t qc_encode(const qe_tile*)``. For a matrix that is being encoded, `sections` gives the
+    arrays that `qe_tile.out` points to, and `statistics` (fp32) gives what the format computed from the whole matrix.
+    If `takes` returns false, NumPy encodes instead.
     """
 
     source: str
@@ -51,7 +51,7 @@ class CompiledEncoder:
 
 
 def compiled_encoder(fmt: Format) -> CompiledEncoder | None:
-    """The encoder of a format, or None where NumPy's is the only one."""
+    """The encoder of a format; None if only NumPy's exists."""
     for base, printer in _PRINTERS:
         if isinstance(fmt, base):
             return printer(fmt)
@@ -62,14 +62,14 @@ def compiled_encoder(fmt: Format) -> CompiledEncoder | None:
 
 
 def header(name: str) -> str:
-    """A header of kernels/cpu or of this folder, without `#pragma once` and includes of such headers."""
+    """A header of kernels/cpu or of this folder, without `#pragma once` and without includes of other such headers."""
     package = "qcompiler.kernels.cpu" if name == "vec.h" else "qcompiler.kernels.encode"
     text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
     return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
 
 
 def translation_unit(headers: Iterable[str], tables: Iterable[str], call: str) -> str:
-    """The source of a library whose `qc_encode` is ``return call;`` of a tile `t`."""
+    """The source of a library whose `qc_encode` returns `call` for a tile `t`."""
     body = f"    const qe_tile& t = *tile;\n    return {call};"
     entry = f'extern "C" int32_t qc_encode(const qe_tile* tile) {{\n{body}\n}}\n'
     parts = [header(name) for name in ("vec.h", "tile.h", *headers)]
@@ -77,7 +77,7 @@ def translation_unit(headers: Iterable[str], tables: Iterable[str], call: str) -
 
 
 def float_text(value: float | np.float32) -> str:
-    """An fp32 literal, exact."""
+    """An exact fp32 literal."""
     return f"{float(np.float32(value)).hex()}f"
 
 
@@ -147,7 +147,8 @@ def _nvfp4(fmt: NVFP4) -> CompiledEncoder:
 
 
 def _pieces(f: Field, entries: int) -> list[list[Piece]]:
-    """For each entry of a record's field where its bits stand, lowest first; bytes counted from the record's start."""
+    """For each entry of a record's field, the positions of its bits, lowest first. Bytes count from the record's
+    start."""
     first = f.offset or 0
     if isinstance(f.packing, Pieces):
         return [[(first + byte, bit, width) for byte, bit, width in entry] for entry in f.packing.pieces]
@@ -158,7 +159,7 @@ def _pieces(f: Field, entries: int) -> list[list[Piece]]:
 
 
 def _field_text(f: Field, entries: int) -> str:
-    """The field as `qe_piece` of 32-bit words; entries with fewer pieces than others get empty ones."""
+    """The field as `qe_piece`s of 32-bit words. Entries with fewer pieces than others get empty ones."""
     rows = []
     for entry in _pieces(f, entries):
         row, place = [], 0
@@ -180,7 +181,7 @@ def _trials_text(name: str, trials: Trials) -> str:
 
 
 def _ggml(headers: tuple[str, ...], template: str, fmt: GgmlFormat, *members: str) -> CompiledEncoder:
-    """An encoder of whole records; `template` with the format as its first argument is the function."""
+    """An encoder of whole records. It calls the function `template` with the format as its first argument."""
     d = fmt.declaration
     lines = [
         f"static constexpr int BLOCK = {fmt.block}, BYTES = {d.record_bytes};",
@@ -189,7 +190,7 @@ def _ggml(headers: tuple[str, ...], template: str, fmt: GgmlFormat, *members: st
         *(_field_text(f, d.entries_per_block(f, fmt.block)) for f in d.fields),
         *members,
     ]
-    # Without a namespace of its own, the loader would give all encoders in a process the tables of the first.
+    # Without an anonymous namespace, the loader would give all encoders in a process the tables of the first.
     struct = "namespace {\nstruct qe_format {\n" + "".join(f"    {line}\n" for line in lines) + "};\n}  // namespace\n"
     name, _, more = template.partition("<")
     call = f"{name}<{', '.join(('qe_format', *filter(None, [more.rstrip('>')])))}>(t)"

@@ -4,8 +4,8 @@
     packed = layout.pack(fmt, dtype, rows, cols, canonical)      # uint8 -> uint8
     layout.unpack(fmt, dtype, rows, cols, packed)                # the canonical bytes again
 
-`fmt` is a `Format`, or None for plain values of `dtype` ("f32", "bf16", …; row-major is their canonical form).  A
-layout adds zero padding and nothing else.  kernels/cpu/layout_pack.h holds cpu_p16_v1 in C++.
+`fmt` is a `Format`, or None for plain values of `dtype` ("f32", "bf16", …), whose canonical form is row-major. A layout
+adds zero padding and nothing else. kernels/cpu/layout_pack.h implements cpu_p16_v1 in C++.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Layout:
-    """The layout of that name; LayoutError lists those there are."""
+    """The layout of that name. LayoutError lists the available ones."""
     if name not in LAYOUTS:
         raise LayoutError(f"no layout is called {name!r}; there are: {', '.join(LAYOUTS)}")
     return LAYOUTS[name]

@@ -1,4 +1,4 @@
-"""What a layout is, and the canonical one."""
+"""The interface of layouts, and the canonical layout."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector load."""
+"""Bytes: one cache line, which is also the widest vector load."""
 
 Items = npt.NDArray[Any]
 
 
 class Layout(ABC):
-    """One bijection. Sizes are bytes; `sections` describes the bytes that `pack` returns."""
+    """One bijection. Sizes are in bytes; `sections` describes the bytes that `pack` returns."""
 
     name: ClassVar[str]
 
@@ -34,7 +34,7 @@ class Layout(ABC):
         return last.offset + last.nbytes
 
     def section(self, fmt: Format | None, dtype: DType, rows: int, cols: int, name: str) -> Section:
-        """The section of that name; LayoutError lists those there are."""
+        """The section of that name. LayoutError lists the available ones."""
         sections = self.sections(fmt, dtype, rows, cols)
         for s in sections:
             if s.name == name:
@@ -43,22 +43,22 @@ class Layout(ABC):
         raise LayoutError(f"{fmt or dtype} in layout '{self.name}' has no section {name!r}; it has {known}")
 
     def pack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes) -> Bytes:
-        """Canonical bytes (uint8, 1-D) to this layout's. LayoutError when their number is wrong."""
+        """Converts canonical bytes (uint8, 1-D) to this layout's. LayoutError if their number is wrong."""
         out = np.zeros(self.nbytes(fmt, dtype, rows, cols), np.uint8)
         self.pack_into(fmt, dtype, rows, cols, canonical, out)
         return out
 
     @abstractmethod
     def pack_into(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes, out: Bytes) -> None:
-        """The same into zeroed bytes, of a mapped file for instance; beside them it takes a few MiB."""
+        """Packs into zeroed bytes, for instance of a mapped file. Needs a few MiB of extra memory."""
 
     @abstractmethod
     def unpack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, packed: Bytes) -> Bytes:
-        """This layout's bytes (uint8, 1-D) to canonical ones. LayoutError when their number is wrong."""
+        """Converts this layout's bytes (uint8, 1-D) to canonical ones. LayoutError if their number is wrong."""
 
 
 def views(data: Bytes, sections: tuple[Section, ...]) -> dict[str, Items]:
-    """A typed view of each section. LayoutError unless `data` has exactly the bytes that the sections describe."""
+    """A typed view of each section. LayoutError unless `data` has exactly the size that the sections describe."""
     expected = sections[-1].offset + sections[-1].nbytes
     if data.dtype != np.uint8 or data.shape != (expected,):
         described = ", ".join(f"{s.name} {s.dtype.name}{list(s.shape)}" for s in sections)
@@ -76,7 +76,7 @@ def zeros(sections: tuple[Section, ...]) -> tuple[Bytes, dict[str, Items]]:
 
 
 class Canonical(Layout):
-    """The format's own bytes; for plain values, section "values" = [rows][cols]."""
+    """The format's own bytes. Plain values are one section "values" = [rows][cols]."""
 
     name = "canonical"
 

@@ -13,7 +13,7 @@ from qcompiler.plan.kernel import DType
 
 
 class CpuP16V1(PanelLayout):
-    """Panels in which every row is a lane.
+    """Panels with one row per SIMD lane.
 
     codes   a plane of b bits: uint32 [panel][ceil(K / (32 / b))][16], bits b * j … b * j + b - 1 of word g are those of
             k = (32 / b) * g + j.  So 4 bits: nibble j of word g is k = 8g + j; 8 bits: byte j is k = 4g + j

@@ -1,4 +1,4 @@
-"""cuda_t16_v1: tiles in which a lane's share is one 16-byte load and one fragment of `mma`."""
+"""cuda_t16_v1: tiles in which the share of a warp lane is one 16-byte load and one fragment of `mma`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from qcompiler.kernels.layouts.panels import LANES, PanelLayout, join_bits, spli
 from qcompiler.plan.kernel import ITEMSIZE, DType
 
 TILE_BYTES = 512
-"""A tile: 32 lanes, 16 bytes each."""
+"""Bytes of a tile: 32 warp lanes, 16 bytes each."""
 
 _Grid = npt.NDArray[Any]
 
 
 PIECES = 4
-"""Pieces (16 x 16) of a tile of codes of less than 8 bits."""
+"""Pieces (16 x 16) in a tile of codes with fewer than 8 bits."""
 
 
 def tile_columns(bits: int) -> int:
-    """Columns of a tile (16 rows): 64 for codes of less than 8 bits, 32 for bytes, then 16 and 8 for plain values."""
+    """Columns of a tile (16 rows): 64 for codes of fewer than 8 bits, 32 for bytes, 16 and 8 for plain values."""
     return 16 * PIECES if bits < 8 else 8 * TILE_BYTES // (LANES * bits)
 
 
@@ -39,7 +39,7 @@ class CudaT16V1(PanelLayout):
             1 bit, tile 16 x 64, 4 bytes per lane: pair p of piece j in bits 4j + p (h = 0) and 16 above (h = 1)
             8 bits, tile 16 x 32: words 2j, 2j + 1 hold the piece at column 16 j, pair p in bytes 2 (p % 2) + h of
             word 2j + p / 2
-            Codes of 3, 5, 6 and 7 bits are planes of these widths: whatever the width w, a shift by w (4j + p), counted
+            Codes of 3, 5, 6 and 7 bits are planes of these widths: for every width w, a shift by w (4j + p), counted
             in words of 32 / w codes, and one mask leave both codes of a pair in the halves of a word.
     values  bf16, f16, tile 16 x 16: word p is pair p, h = 0 in its low half
             f32, tile 16 x 8: word p is row g + 8 (p % 2), column t + 4 (p / 2)
@@ -109,11 +109,11 @@ class CudaT16V1(PanelLayout):
 
 
 def _pack_narrow(bits: int, grid: Bytes, out: Items) -> None:
-    """Codes of 1 or 2 bits: whole tiles of bytes (16 * panels, 8 * bits * tiles) into the words of lanes."""
+    """Packs codes of 1 or 2 bits: bytes of whole tiles (16 * panels, 8 * bits * tiles) to the lanes' words."""
     panels, tiles = out.shape[:2]
-    together = PIECES // bits  # pieces of a word
+    together = PIECES // bits  # pieces per word
     codes = split_bits(grid, bits, tiles * 16 * PIECES)
-    # panel, row half, g, tile, word, piece of it, column half q, t, h -> the slots of each half of a word
+    # panel, row half, g, tile, word, piece in it, column half q, t, h -> the slots of each half of a word
     split = codes.reshape(panels, 2, 8, tiles, bits, together, 2, 4, 2).transpose(5, 6, 1, 0, 3, 2, 7, 4, 8)
     halves = out.view(np.uint16).reshape(panels, tiles, 8, 4, bits, 2)
     for slot, (piece, q, half) in enumerate(np.ndindex(together, 2, 2)):
@@ -121,7 +121,7 @@ def _pack_narrow(bits: int, grid: Bytes, out: Items) -> None:
 
 
 def _unpack_narrow(bits: int, words: Items) -> Bytes:
-    """The inverse: bytes of whole tiles."""
+    """The inverse: returns bytes of whole tiles."""
     panels, tiles = words.shape[:2]
     together = PIECES // bits
     halves = np.ascontiguousarray(words).view(np.uint16).reshape(panels, tiles, 8, 4, bits, 2)
@@ -133,7 +133,7 @@ def _unpack_narrow(bits: int, words: Items) -> Bytes:
 
 
 def _padded(items: Items, panels: int, columns: int) -> _Grid:
-    """(rows, n) items as a contiguous (16 * panels, columns) array, zero outside."""
+    """(rows, n) items as a contiguous (16 * panels, columns) array, padded with zeros."""
     rows, n = items.shape
     if (rows, n) == (LANES * panels, columns):
         return np.ascontiguousarray(items)

@@ -1,4 +1,4 @@
-"""Layouts in panels of 16 rows: everything but the order of codes and values inside a panel."""
+"""Layouts in panels of 16 rows. Subclasses define the order of codes and values inside a panel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 LANES = 16
-"""Rows per panel: the fp32 lanes of one AVX-512 register, two of AVX2, four of NEON; the rows of one `mma` operand."""
+"""Rows per panel: the fp32 lanes of one AVX-512, two AVX2 or four NEON registers, and the rows of one `mma` operand."""
 
 RUN = 1 << 21
 """Bytes that are rearranged at a time."""
@@ -24,29 +24,29 @@ RUN = 1 << 21
 WORD = np.dtype("<u4")
 
 Plane = tuple[int, int]
-"""(lowest bit, number of bits)"""
+"""Lowest bit and number of bits."""
 
 Place = Literal["codes", "panels", "flat", "row_blocks", "once"]
-"""Where a layout in panels keeps a field: see `place_of`."""
+"""How a layout in panels orders a field: see `place_of`."""
 
 
 class PanelLayout(Layout):
-    """Linear weights (N rows, K cols) in panels of 16 rows; every section is 64-byte aligned.
+    """Linear weights (N rows, K cols) in panels of 16 rows. Every section is 64-byte aligned.
 
-    values  plain values, in an order that the subclass gives
-    codes   likewise, in planes of 8, 4, 2 and 1 bits (`planes`): a plane is a section of 32-bit words.  The lowest
-            bits' section is called "codes", one of the bits from bit s on "codes_s"
-    <field> the entries of any other field, as their own type (uint8 for entries of less than a byte):
+    values  plain values, in the order that the subclass defines
+    codes   codes in planes of 8, 4, 2 and 1 bits (`planes`), in the subclass's order.  A plane is a section of 32-bit
+            words.  The plane of the lowest bits is called "codes", one that starts at bit s "codes_s"
+    <field> the entries of any other field, in their own type (uint8 for entries of less than a byte):
             [panel][per row][16]
-            [rows / field.rows][per row] where an entry serves several rows; one where it serves the tensor
-    <field>_flat  where entries serve elements of two rows (flat blocks, K % covers != 0): as canonical, entry
+            [rows / field.rows][per row] if an entry serves several rows; one entry if it serves the tensor
+    <field>_flat  if entries serve elements of two rows (flat blocks, K % covers != 0): as canonical, entry
             (row * K + k) / covers
 
     Rows past the last one and codes past the last column are zero.
     """
 
     WIDTHS: ClassVar[frozenset[int]]
-    """Bits of the planes that the layout can hold."""
+    """Plane widths in bits that the layout supports."""
 
     @abstractmethod
     def _values_shape(self, dtype: DType, panels: int, cols: int) -> tuple[int, ...]:
@@ -58,19 +58,19 @@ class PanelLayout(Layout):
 
     @abstractmethod
     def _pack_values(self, values: Items, out: Items) -> None:
-        """(rows, cols) values into the zeroed section `out`."""
+        """Packs (rows, cols) values into the zeroed section `out`."""
 
     @abstractmethod
     def _unpack_values(self, packed: Items, rows: int, cols: int) -> Items:
-        """(rows, cols) values from their section."""
+        """Unpacks (rows, cols) values from their section."""
 
     @abstractmethod
     def _pack_codes(self, bits: int, row_bytes: Bytes, out: Items) -> None:
-        """A plane's bytes (rows, bytes per row), as `bytes_of_codes` gives them, into the zeroed words `out`."""
+        """Packs a plane's bytes (rows, bytes per row), from `bytes_of_codes`, into the zeroed words `out`."""
 
     @abstractmethod
     def _unpack_codes(self, bits: int, words: Items, rows: int, nbytes: int) -> Bytes:
-        """Bytes (rows, nbytes) of a plane's words."""
+        """Unpacks bytes (rows, nbytes) from a plane's words."""
 
     def sections(self, fmt: Format | None, dtype: DType, rows: int, cols: int) -> tuple[Section, ...]:
         panels = -(-rows // LANES)
@@ -154,11 +154,11 @@ class PanelLayout(Layout):
         return data
 
 
-# --- where fields stand -----------------------------------------------------------------------------------------------
+# --- where fields are stored ------------------------------------------------------------------------------------------
 
 
 def planes(bits: int) -> tuple[Plane, ...]:
-    """The planes of codes of so many bits, lowest first, widths being 8, 4, 2 and 1."""
+    """The planes of codes with this many bits, lowest first. Widths are 8, 4, 2 and 1."""
     found, shift = [], 0
     for width in (8, 4, 2, 1):
         if bits & width:
@@ -168,12 +168,12 @@ def planes(bits: int) -> tuple[Plane, ...]:
 
 
 def plane_name(shift: int) -> str:
-    """The section of the codes' bits from bit `shift` on."""
+    """The section of the codes' plane that starts at bit `shift`."""
     return f"codes_{shift}" if shift else "codes"
 
 
 def place_of(fmt: Format, field: Field, cols: int) -> Place:
-    """Which of the orders that `PanelLayout` lists a field has, in rows of `cols` elements."""
+    """Which of the orders listed at `PanelLayout` a field has, in rows of `cols` elements."""
     if field.covers == 1:
         return "codes"
     if field.covers == "tensor":
@@ -191,12 +191,12 @@ def per_row(field: Field, cols: int) -> int:
 
 
 def straddles(fmt: Format, cols: int) -> bool:
-    """Whether blocks run across rows."""
+    """Whether blocks cross row boundaries."""
     return fmt.declaration.blocking == "flat" and cols % fmt.declaration.block_size(cols) != 0
 
 
 def packed_name(fmt: Format, field: Field, cols: int) -> str:
-    """The section of a field; of codes, that of their lowest bits."""
+    """The section of a field; for codes, that of their lowest bits."""
     place = place_of(fmt, field, cols)
     return "codes" if place == "codes" else f"{field.name}_flat" if place == "flat" else field.name
 
@@ -205,14 +205,14 @@ def packed_name(fmt: Format, field: Field, cols: int) -> str:
 
 
 def _runs(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that fill whole panels, of about `RUN` bytes: what is made in between stays small."""
+    """Ranges of rows that fill whole panels, about `RUN` bytes each, so that temporaries stay small."""
     step = LANES * max(1, RUN // (LANES * max(row_bytes, 1)))
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
 
 
 def _runs_of(stored: StoredEntries, field: Field) -> Iterator[tuple[int, int]]:
-    """The same for the entries of a field; all rows at once where they cannot be read one after another."""
+    """The same for the entries of a field. All rows at once if they cannot be read separately."""
     if not stored.by_rows(field):
         yield 0, stored.rows
     else:
@@ -220,7 +220,7 @@ def _runs_of(stored: StoredEntries, field: Field) -> Iterator[tuple[int, int]]:
 
 
 def to_panels(items: Items, out: Items) -> None:
-    """(rows, n) items into the zeroed (panels, n, 16) array `out`."""
+    """Copies (rows, n) items into the zeroed (panels, n, 16) array `out`."""
     rows, n = items.shape
     full, rest = divmod(rows, LANES)
     out[:full] = items[: full * LANES].reshape(full, LANES, n).transpose(0, 2, 1)
@@ -229,13 +229,13 @@ def to_panels(items: Items, out: Items) -> None:
 
 
 def from_panels(panels: Items, rows: int) -> Items:
-    """(panels, n, 16) items to (rows, n), row-major."""
+    """Converts (panels, n, 16) items to (rows, n), row-major."""
     count, n, _ = panels.shape
     return np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(count * LANES, n)[:rows]
 
 
 def bytes_of_codes(stored: StoredEntries, field: Field, first: int, last: int) -> dict[Plane, Bytes]:
-    """The planes of rows of codes as bytes (rows, bytes per row): LSB first, each row from a byte of its own."""
+    """The planes of rows of codes as bytes (rows, bytes per row): LSB first, each row starting at a new byte."""
     direct = _in_order(stored, field)
     if direct is not None:
         row_bytes = direct[first:last]
@@ -251,7 +251,7 @@ def bytes_of_codes(stored: StoredEntries, field: Field, first: int, last: int) -
 def store_bytes_of_codes(
     stored: StoredEntries, field: Field, first: int, last: int, by_plane: dict[Plane, Bytes]
 ) -> None:
-    """The inverse: rows of codes from the bytes of their planes."""
+    """The inverse: stores rows of codes, given the bytes of their planes."""
     direct = _in_order(stored, field)
     if direct is not None:
         row_bytes = by_plane[0, field.bits]
@@ -265,7 +265,7 @@ def store_bytes_of_codes(
 
 
 def _in_order(stored: StoredEntries, field: Field) -> Bytes | None:
-    """Bytes (rows, bytes per row) where codes of 4 or 8 bits stand in order and rows are of whole bytes, else None."""
+    """Bytes (rows, bytes per row) if codes of 4 or 8 bits are stored in order and rows are whole bytes, else None."""
     if field.packing is not None or field.offset is not None or field.bits not in (4, 8):
         return None
     if stored.cols * field.bits % 8:
@@ -274,7 +274,7 @@ def _in_order(stored: StoredEntries, field: Field) -> Bytes | None:
 
 
 def join_bits(codes: Items, width: int) -> Bytes:
-    """(rows, cols) codes below 2 ** width as bytes (rows, bytes per row), the first in the lowest bits."""
+    """Packs (rows, cols) codes below 2 ** width into bytes (rows, bytes per row), the first code in the lowest bits."""
     if width == 8:
         return codes
     per = 8 // width
@@ -290,7 +290,7 @@ def join_bits(codes: Items, width: int) -> Bytes:
 
 
 def split_bits(row_bytes: Bytes, width: int, cols: int) -> Bytes:
-    """The inverse: (rows, cols) codes."""
+    """The inverse: returns (rows, cols) codes."""
     if width == 8:
         return row_bytes[:, :cols]
     per = 8 // width
@@ -302,6 +302,6 @@ def split_bits(row_bytes: Bytes, width: int, cols: int) -> Bytes:
 
 
 def _pair(low: Bytes, high: Bytes) -> Bytes:
-    """Bytes from arrays of nibbles; of `high`, whatever stands above bit 3 is shifted out."""
+    """Joins arrays of nibbles to bytes. Bits of `high` above bit 3 are shifted out."""
     paired: Bytes = low | (high << np.uint8(4))
     return paired

@@ -1,12 +1,12 @@
-"""Canonical bytes as entries: what a layout is made from, and turned back into.
+"""Canonical bytes as entries: the source of a layout, and what it converts back to.
 
     stored = StoredEntries(fmt, rows, cols, canonical)     # a view, nothing is copied
     stored.read(field)                                     # every entry
     stored.read(field, 16, 32)                             # those of some rows
     stored.write(field, entries, 16, 32)                   # the inverse
 
-Entries come as unsigned integers of their width in bytes: the bits of a float as they are, entries of less than a byte
-as uint8.  Moving them keeps every bit.
+Entries are unsigned integers of their width in bytes: a float's bits, or uint8 for entries of less than a byte. Moving
+them keeps every bit.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4:
 
 
 def bits_dtype(field: Field) -> np.dtype[Any]:
-    """The unsigned type that holds the bits of one entry: uint8 for narrower ones."""
+    """The unsigned type that holds the bits of one entry; uint8 for entries of less than a byte."""
     return _UNSIGNED[field.dtype.itemsize]
 
 
 def keeps_every_byte(field: Field) -> bool:
-    """Whether entries give back whatever bytes they were read from, not only those that an encoder writes.
+    """Whether entries reproduce any bytes they are read from, not only those an encoder writes.
 
-    What the bits of a record hold that are not this field's is `StoredEntries.check_records`' business.
+    This excludes bits of a record that belong to other fields: see `StoredEntries.check_records`.
     """
     if field.packing is None:
         return True
@@ -41,7 +41,7 @@ def keeps_every_byte(field: Field) -> bool:
 
 
 class StoredEntries:
-    """The entries of a tensor of (rows, cols) over its canonical bytes."""
+    """The entries of a (rows, cols) tensor, over its canonical bytes."""
 
     def __init__(self, fmt: Format, rows: int, cols: int, canonical: Bytes) -> None:
         self.fmt, self.rows, self.cols = fmt, rows, cols
@@ -52,13 +52,14 @@ class StoredEntries:
             self.sections[s.name] = data.reshape((*s.shape[:-1], s.shape[-1] * s.dtype.itemsize))
 
     def per_row(self, field: Field) -> int:
-        """Entries of a field in one row, where rows hold whole entries."""
+        """Entries of a field per row, for rows that hold whole entries."""
         return -(-self.cols // field.covers) if isinstance(field.covers, int) else 1
 
     def by_rows(self, field: Field) -> bool:
-        """Whether `read` and `write` take a part of the rows, which begins at a multiple of 16.
+        """Whether `read` and `write` accept part of the rows, starting at a multiple of 16.
 
-        In a stream across rows, sixteen rows of codes are whole bytes; a block of packed entries may lie in two rows.
+        In flat storage, sixteen rows of codes are whole bytes, but a block of packed entries may be split between two
+        rows.
         """
         if field.rows > 1 or field.covers == "tensor":
             return False
@@ -66,9 +67,9 @@ class StoredEntries:
         return apart or not self.flat
 
     def read(self, field: Field, first: int = 0, last: int | None = None) -> Entries:
-        """Entries of the rows [first, last): (rows, per row), or (n,) of a stream in which rows share entries.
+        """Entries of the rows [first, last): (rows, per row), or (n,) for flat storage in which rows share entries.
 
-        LayoutError for bytes that no encoder writes where the entries would not give them back.
+        LayoutError if the bytes are not ones an encoder writes and the entries would not reproduce them.
         """
         last = self.rows if last is None else last
         raw = np.ascontiguousarray(self._part(field, first, last)).reshape(-1)
@@ -87,9 +88,9 @@ class StoredEntries:
         return bits.reshape(-(-(last - first) // field.rows), -1)[:, : self.per_row(field)]
 
     def write(self, field: Field, entries: Entries, first: int = 0, last: int | None = None) -> None:
-        """Stores the entries of the rows [first, last), as `read` gives them, where bytes are zero.
+        """Stores the entries of the rows [first, last), in the form that `read` returns, into zero bytes.
 
-        Codes of no element become `pad_code`.
+        Codes that belong to no element become `pad_code`.
         """
         last = self.rows if last is None else last
         part = self._part(field, first, last)
@@ -113,7 +114,7 @@ class StoredEntries:
         part |= field.pack(values.view(field.dtype)).reshape(part.shape)  # fields of a record may share bytes
 
     def check_records(self) -> None:
-        """LayoutError where a bit of a record that belongs to no field is not zero."""
+        """LayoutError if a record's bit that belongs to no field is not zero."""
         d = self.fmt.declaration
         free = np.full(d.record_bytes, 0xFF, np.uint8)
         for f in d.fields:
@@ -143,7 +144,7 @@ class StoredEntries:
         return stored[field.nbytes(begin) : field.nbytes(end)]
 
     def _count(self, field: Field, first: int, last: int) -> int:
-        """Entries of the rows [first, last) of a stream."""
+        """Entries of the rows [first, last) in flat storage."""
         if field.covers == "tensor":
             return 1
         covers = int(field.covers)

@@ -1,1 +1,1 @@
-"""The simulated GPU: CUDA C++ compiled by the host's compiler, one fiber per thread, every access checked."""
+"""The simulated GPU: the host's compiler compiles CUDA C++, each thread is a fiber, and every access is checked."""

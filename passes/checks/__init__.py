@@ -1,1 +1,1 @@
-"""What a pass may change in the numbers, how that is checked, and how a failure is repeated."""
+"""What a pass may change in the numbers, how that is checked, and how to reproduce a failure."""

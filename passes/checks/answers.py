@@ -1,4 +1,4 @@
-"""What a module answers on given inputs, at the tensor level or at the schedule level."""
+"""Results of a module on given inputs, at the tensor level or at the schedule level."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Array = npt.NDArray[Any]
 def answers(
     module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
 ) -> dict[str, list[Array]]:
-    """Results of every entry point that takes inputs of these shapes, then the states it leaves, by name of the entry.
+    """The results of every entry point that takes inputs of these shapes, and the states it leaves, by entry name.
 
-    States that are not given start as zeros.  QCompilerError if no entry point takes the inputs.
+    States that are not given start as zeros. QCompilerError if no entry point takes the inputs.
     """
     if is_scheduled(module):
         return _scheduled_answers(module, ctx, inputs, states)
@@ -66,7 +66,7 @@ def is_scheduled(module: ModuleOp) -> bool:
 def _scheduled_answers(
     module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
 ) -> dict[str, list[Array]]:
-    """The same at the schedule level: every entry that takes inputs of these shapes, on poisoned arenas."""
+    """The same at the schedule level. Arenas start poisoned."""
     from qcompiler.ir.rt_interpreter import RtInterpreter
 
     interpreter = RtInterpreter(module, ctx.weights, unpack=unpack)

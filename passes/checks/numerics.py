@@ -1,4 +1,4 @@
-"""What a pass may do to the numbers: its class attribute `numerics`, checked by `verify_each="numerics"`."""
+"""What a pass may change in the numbers: its class attribute `numerics`, checked by `verify_each="numerics"`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Exact:
 
 @dataclass(frozen=True)
 class Ulps:
-    """Exact, except that roundings may have been deleted (`truncf` -> `extf` pairs), each of which shifts a value by at
-    most `count` units in the last place of the narrow type.  A program that lost no rounding must stay exact."""
+    """Exact, except that the pass may delete roundings (`truncf` -> `extf` pairs). Each deletion shifts a value by at
+    most `count` units in the last place of the narrow type. If no rounding was deleted, the outputs must be exact."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Reordered:
-    """Sums may run in another order, or a decomposed form became one op: max|new - old| <= relative * rms(old) in fp32.
-    Where the program holds 16-bit floats, `relative` counts in units of their coarser epsilon instead of 2**-23."""
+    """Sums may run in another order, or an idiom may become one op: max|new - old| <= relative * rms(old) in fp32. If
+    the program holds 16-bit floats, `relative` scales with the coarsest epsilon among them instead of 2**-23."""
 
     relative: float
 
@@ -44,7 +44,7 @@ Numerics = Exact | Ulps | Reordered
 
 
 def count_roundings(module: ModuleOp) -> int:
-    """Static places where a value is rounded to 16 bits: `truncf`s, and `qc` ops with such a result."""
+    """The number of places in the IR that round a value to 16 bits: `truncf`s, and `qc` ops with a 16-bit result."""
     count = 0
     for op in module.walk():
         if isinstance(op, arith.TruncFOp):
@@ -55,13 +55,13 @@ def count_roundings(module: ModuleOp) -> int:
 
 
 def count_widenings(module: ModuleOp) -> int:
-    """Static places where a 16-bit value is read as f32. One that goes away may have been half of a deleted pair whose
-    other half, the rounding, has other readers and stays."""
+    """The number of places in the IR that read a 16-bit value as f32. When one disappears, it may have been half of a
+    deleted pair whose rounding stays because it has other readers."""
     return sum(isinstance(op, arith.ExtFOp) for op in module.walk())
 
 
 _PICK = (qc.ConstOp, qc.StateOp, qc.EmbeddingOp, qc.GatherOp, qc.IndexUpdateOp, qc.ScatterOp, qc.WindowsOp)
-"""Ops that compute nothing."""
+"""Ops that copy values and round nothing."""
 
 
 def _rounds_in_epilogue(op: qc.QCOp) -> bool:
@@ -71,7 +71,8 @@ def _rounds_in_epilogue(op: qc.QCOp) -> bool:
 def coarsest_epsilon(module: ModuleOp) -> float:
     """The largest rounding unit of the floats in a module: 2**-7 with bf16, 2**-10 with fp16, else 2**-23.
 
-    Where one int8 quantisation may read what another one led to, a last place of fp32 may move a code by one: 2**-7.
+    With two int8 quantisations it is 2**-7: if one reads what depends on the other, a last-place difference in fp32 may
+    move a code by one.
     """
     found = {"f32"}
     if sum(isinstance(op, qc.QuantizeRowsOp) for op in module.walk()) > 1:
@@ -86,9 +87,9 @@ def coarsest_epsilon(module: ModuleOp) -> float:
 def difference(
     old: Sequence[Array], new: Sequence[Array], numerics: Numerics, *, roundings_deleted: int, epsilon: float
 ) -> str | None:
-    """How `new` breaks what `numerics` allows; None if it does not.
+    """Describes how `new` breaks what `numerics` allows; None if it does not.
 
-    Deleted roundings are independent errors, so `n` of them may add up to sqrt(n) times the error of one.
+    Deleted roundings are independent errors, so n of them add up to about sqrt(n) times the error of one.
     """
     for number, (before, after) in enumerate(zip(old, new, strict=True)):
         if before.shape != after.shape or before.dtype != after.dtype:
@@ -113,7 +114,7 @@ def _bits_equal(a: Array, b: Array) -> bool:
 
 
 def _worst(before: Array, after: Array) -> float:
-    """max|after - before| / rms(before); infinite where one has a NaN or an infinity that the other has not."""
+    """max|after - before| / rms(before). Infinite if only one of them has a NaN or an infinity at some place."""
     floating = np.issubdtype(before.dtype, np.floating) or before.dtype in (ml_dtypes.bfloat16, np.float16)
     if not floating:
         return float("inf")

@@ -1,10 +1,10 @@
-"""What repeats a failing pass: the IR before it, and beside it the rest of what the pass reads.
+"""Files that reproduce a failing pass: the IR before it, and everything else that the pass reads.
 
     qc opt -p plan-memory …/before-plan-memory.mlir --context …/context.safetensors
 
-The pass is named with its options.  IR holds no weights.  The context file holds their directory, the target and the
-devices as JSON, and the bytes of plain weights up to `LARGEST_KEPT`, since passes compute with those (stored masks,
-position tables).  Larger and packed weights are zeros when they are read back: passes only move them.
+The command names the pass with its options. IR holds no weights. The context file holds their directory, the target and
+the devices as JSON, and the bytes of plain weights up to `LARGEST_KEPT`, since passes compute with those (stored masks,
+position tables). Larger weights and packed weights are read back as zeros: passes only move them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from qcompiler.plan.kernel import ITEMSIZE, DType, FormatRef
 from qcompiler.plan.weights import StoredTensor, WeightStore
 
 LARGEST_KEPT = 1 << 20
-"""Bytes of a plain weight that the context file holds by value."""
+"""Size limit in bytes of a plain weight whose values the context file holds."""
 MAX_ELEMENTS = 1 << 40
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 _REFUSED = (
     OSError, ValueError, SafetensorError, msgspec.MsgspecError, RecursionError, FormatError, PlanError, MemoryError,
 )  # fmt: skip
-"""What safetensors and msgspec raise for a damaged file, and our own errors for what a sound one would not hold.
-MemoryError: a weight's zeros are as large as the model's weight was."""
+"""Errors of a damaged or inconsistent file: those of safetensors and msgspec, and our own. MemoryError: a weight's
+zeros are as large as the model's weight was."""
 
 
 def write_reproducer(repeat: Callable[[], tuple[ModuleOp, QCContext]], start: ModuleOp, failing: ModulePass) -> str:
-    """Writes the IR that `repeat` leaves (`start` if it fails, too) and its context; the path of the IR file."""
+    """Writes the IR that `repeat` produces (`start` if it fails too) and its context. Returns the path of the IR
+    file."""
     folder = Path(tempfile.mkdtemp(prefix="qc-reproducer-"))
     path, option = folder / f"before-{failing.name}.mlir", ""
     try:
@@ -52,7 +53,7 @@ def write_reproducer(repeat: Callable[[], tuple[ModuleOp, QCContext]], start: Mo
         text = print_module(module)
         write_context(ctx, folder / "context.safetensors")
         option = f" --context {folder / 'context.safetensors'}"
-    except Exception as error:  # the reproducer must not hide the error it is made for
+    except Exception as error:  # the reproducer must not hide the original error
         text = f"// the stages before could not be repeated: {error}\n{print_module(start)}"
     path.write_text(f"// RUN: qc opt -p {shlex.quote(str(failing))} {path}{option}\n{text}\n")
     return str(path)
@@ -122,7 +123,7 @@ def _facts(tensor: StoredTensor) -> dict[str, Any]:
 
 
 def _tensor(facts: _Weight, kept: dict[str, Any]) -> StoredTensor:
-    """ValueError or FormatError where sizes disagree: what is made anew is as large as its shape says."""
+    """Rebuilds a stored tensor. ValueError or FormatError if the sizes disagree, since zeros are allocated by shape."""
     shape, fmt = facts.shape, None if facts.format is None else formats.get(facts.format[0], **facts.format[1])
     elements = math.prod(shape)
     plain = fmt is None and facts.layout == "canonical"

@@ -1,1 +1,1 @@
-"""Where ops, constants and states live, and what a device's kernels can take."""
+"""Where ops, constants and states live, and which sizes a device's kernels support."""

@@ -1,9 +1,9 @@
-"""What `select-kernels` reports of CUDA engines: the chosen one and why not the others, for each architecture.
+"""What `select-kernels` reports about CUDA engines: the chosen one and why not the others, for each architecture.
 
     select-kernels: engines on sm_75: M class 1: few rows, CUDA cores; large: CUDA cores  [model.layers.0.mlp.up_proj]
         few rows, tensor cores: bf16 mma: sm_80; tensor cores: bf16 mma: sm_80
 
-The decision is kernels/cuda/engines.py's, which `emit-kernels` follows as well.
+kernels/cuda/engines.py takes the decision, for this report and for `emit-kernels`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Decide = Callable[[int], engines.Decision]
 
 
 def report_engines(op: Operation, context: QCContext, classes: Sequence[str], *, constant: bool) -> None:
-    """One line per architecture for an op that has several engines; `classes` are a linear's, and `constant` says that
-    its weight lies in the target's layout."""
+    """Reports one line per architecture for an op that has several engines. `classes` are the M classes of a linear;
+    `constant` says that its weight is in the target's layout."""
     if context.target.kind != "cuda":
         return
     candidates: tuple[engines.Engine, ...]

@@ -1,4 +1,4 @@
-"""What a GPU's kernels count in 32 bits: refused while the parameter's name is known."""
+"""Checks sizes that GPU kernels count in 32 bits, while the parameter's name is still known."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from qcompiler.kernels.cuda.geometry import MAX_EXTENT, WAY_OUT
 
 
 def check_extents(op: Operation, context: QCContext) -> None:
-    """KernelSelectionError for a weight with more rows or columns than the kernels of the target count.
+    """KernelSelectionError for a weight with more rows or columns than the target's kernels can count.
 
-    Kernels for the CPU count in 64 bits; rows of an embedding's table are counted in 64 bits everywhere.
+    CPU kernels count in 64 bits, and so do all kernels for the rows of an embedding's table.
     """
     if context.target.kind == "cpu":
         return
@@ -37,7 +37,7 @@ def _check(op: Operation, weight: SSAValue, names: Sequence[str], context: QCCon
 
 
 def _named(weight: SSAValue, context: QCContext) -> str:
-    """The parameter's name in the model, where the weight is one."""
+    """The parameter's name in the model, if the weight is a parameter."""
     if not isinstance(weight.owner, ConstOp):
         return "its weight"
     key = weight.owner.key

@@ -1,4 +1,4 @@
-"""How ops, constants and the results of `@init` get their devices (the work of assign-devices, one function at a time).
+"""Gives ops, constants and the results of `@init` their devices, one function at a time (the work of assign-devices).
 
 %w = qc.const @w                         %w = qc.const @w {qc.device = "cuda:0"}
 %a = qc.linear %x, %w {layers.0}         %v = qc.const @w {qc.device = "cuda:1"}         once for each device
@@ -23,14 +23,14 @@ from qcompiler.passes.lowering.places import VIEWS
 DEVICE = "qc.device"
 
 Placements = dict[tuple[str, str], list[ConstOp]]
-"""Constants by key and device."""
+"""Constants, by key and device."""
 
 _PLACED_BY_USERS = ("arith.constant", "tensor.empty", "linalg.fill")
 
 
 @dataclass(frozen=True)
 class DeviceMap:
-    """Module-path prefixes to device names; `default` serves what no prefix matches."""
+    """Maps module-path prefixes to device names. `default` is for paths that match no prefix."""
 
     default: str
     prefixes: tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class DeviceMap:
 
 
 def device_of(value: SSAValue) -> str | None:
-    """The device a value lives on; None for arguments (they live on the default device) and for sizes."""
+    """The device a value lives on. None for arguments (they live on the default device) and for sizes."""
     owner = value.owner
     attribute = owner.attributes.get(DEVICE) if isinstance(owner, Operation) else None
     return attribute.data if isinstance(attribute, StringAttr) else None
@@ -53,7 +53,7 @@ def device_of(value: SSAValue) -> str | None:
 
 @dataclass
 class Placing:
-    """One function: what was copied, or made a second time, for which device."""
+    """Places one function, and remembers which values it has copied or made again for which device."""
 
     function: FuncOp
     devices: DeviceMap
@@ -64,7 +64,7 @@ class Placing:
     def run(self) -> None:
         for op in list(self.function.body.block.ops):
             if isinstance(op, DimOp) or _floats(op):
-                continue  # sizes have no device; constants, their views and destinations are placed by their users
+                continue  # sizes have no device; users place constants, their views, and destinations
             device = self._device_for(op)
             op.attributes[DEVICE] = StringAttr(device)
             self._bring_operands(op, device, op)
@@ -82,7 +82,8 @@ class Placing:
                 op.operands[index] = self._on_device(operand, device, user)
 
     def _on_device(self, value: SSAValue, device: str, user: Operation) -> SSAValue:
-        """`value` where `user` needs it: itself, a second placement of a constant, or a copy in front of the user."""
+        """`value` on the device of `user`: the value itself, a second placement of a constant, or a copy before the
+        user."""
         owner = value.owner
         if isinstance(owner, Operation) and DEVICE not in owner.attributes and _floats(owner):
             self._place(owner, device)
@@ -94,7 +95,8 @@ class Placing:
         return self.copies[value, device]
 
     def _brought(self, value: SSAValue, source: str, device: str, user: Operation) -> SSAValue:
-        """A view is taken again of what it views, there; a part is cut out first, and then crosses."""
+        """Brings `value` from `source` to `device`. A view is made again there, except a slice: it is cut out first,
+        and only the part is copied."""
         owner, block = value.owner, self.function.body.block
         if isinstance(owner, Operation) and _floats(owner):
             clone = owner.clone()
@@ -121,14 +123,15 @@ class Placing:
 
 
 def _floats(op: Operation) -> bool:
-    """Constants, views of them, and destinations: made where they are used, once for each device."""
+    """Whether an op is a constant, a view of one, or a destination. These are made where they are used, once per
+    device."""
     while isinstance(op, VIEWS) and isinstance(op.operands[0].owner, Operation):
         op = op.operands[0].owner
     return isinstance(op, ConstOp) or op.name in _PLACED_BY_USERS
 
 
 def spread_init(init: FuncOp, read: Placements, default: str) -> None:
-    """Gives `@init` a result for each device that reads one: "init.0", and "init.0.cuda1" for the copy on cuda:1."""
+    """Gives `@init` one result for each device that reads it: "init.0", and "init.0.cuda1" for the copy on cuda:1."""
     last = return_op(init)
     keys: list[str] = []
     values: list[SSAValue] = []

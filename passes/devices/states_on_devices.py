@@ -17,7 +17,7 @@ from qcompiler.passes.lowering.places import VIEWS
 
 
 def state_devices(entries: Sequence[FuncOp], device_for: Callable[[str], str]) -> dict[str, str]:
-    """The device of every state, by key: that of its first user in the first entry point that has it.
+    """The device of every state, by key: that of its first user in the first entry point that has the state.
 
     A state that is never read lives where its new value is computed.
     """
@@ -35,7 +35,7 @@ def state_devices(entries: Sequence[FuncOp], device_for: Callable[[str], str]) -
                 found[op.key] = device_for(path_of(_maker(op.value, op)))
     for function in entries:
         for op in function.body.block.ops:
-            if isinstance(op, StateOp):  # returned as it is, and nothing else
+            if isinstance(op, StateOp):  # only returned, unchanged
                 found.setdefault(op.key, device_for(""))
     return found
 
@@ -51,7 +51,7 @@ def _users(value: SSAValue) -> Iterator[Operation]:
 
 
 def _maker(value: SSAValue, update: Operation) -> Operation:
-    """The op that computes a value, through views; the update itself for what is no op's result."""
+    """The op that computes a value, through views; `update` itself if no op computes it."""
     while isinstance(value.owner, VIEWS):
         value = value.owner.operands[0]
     return value.owner if isinstance(value.owner, Operation) else update

@@ -1,1 +1,1 @@
-"""What depends on no input, and the `@init` function that computes it once."""
+"""Finds what depends on no input, and builds the `@init` function that computes it once."""

@@ -1,8 +1,9 @@
-"""What does not depend on any input: finding it, and building it once, at the largest size of every symbol.
+"""Finds values that depend on no input, and builds each once at the largest size of every symbol.
 
-A value may be built at its maximum only if it is *prefix-stable*: its element at an index does not depend on the
-extents.  Iotas, comparisons of positions, gathers from tables and the like are; a reversed range or a sum over a
-symbolic dim is not.  Dims along which a value repeats itself are built with size 1 (`repeats`).
+A *cone* is a value with everything it is computed from. A value may be built at its maximum only if it is
+*prefix-stable*: its element at an index does not depend on the extents. Iotas, comparisons of positions and gathers
+from tables are prefix-stable; a reversed range or a sum over a symbolic dim is not. Dims along which a value repeats
+are built with size 1 (`repeats`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from qcompiler.plan.dims import Dim, Range, dim
 FREE = (qc.ConstOp, qc.DimOp, arith.ConstantOp, tensor.EmptyOp)
 """Ops that compute nothing at run time."""
 
-_DECODES = (qc.DequantizeOp, qc.QuantizeOp)  # moving a decode to load time would undo the quantisation
-_IMPURE = (qc.StateOp, qc.StateUpdateOp, qc.TorchCallOp)  # torch runs in calls, not at load
+_DECODES = (qc.DequantizeOp, qc.QuantizeOp)  # decoding at load would undo the quantisation
+_IMPURE = (qc.StateOp, qc.StateUpdateOp, qc.TorchCallOp)  # torch runs in calls only
 
 
 def input_independent(block: Block) -> set[Operation]:
@@ -48,9 +49,9 @@ def input_independent(block: Block) -> set[Operation]:
 
 
 def packed_table(op: qc.EmbeddingOp) -> qc.ConstOp | None:
-    """The quantised table that an embedding picks from, whether its decode has been fused already or not.
+    """The quantised table that an embedding reads, whether its decode is fused or not.
 
-    A few rows of it may be picked and decoded at load: that undoes no quantisation.
+    A few of its rows may be decoded at load; that does not undo the quantisation.
     """
     table = op.table
     if isinstance(table.owner, qc.DequantizeOp):
@@ -60,7 +61,7 @@ def packed_table(op: qc.EmbeddingOp) -> qc.ConstOp | None:
 
 @dataclass(frozen=True)
 class Built:
-    """A value at its maximum. `repeats[i]`: the value is the same along dim i, which was built with size 1."""
+    """A value at its maximum. `repeats[i]`: the value is constant along dim i, which was built with size 1."""
 
     value: SSAValue
     repeats: tuple[bool, ...]
@@ -71,7 +72,7 @@ class Built:
 
 
 class ConeBuilder:
-    """Builds copies of input-independent values in another block, each once, all symbols at their maximum."""
+    """Builds input-independent values in another block, each once, with all symbols at their maximum."""
 
     def __init__(self, block: Block, ranges: Mapping[str, Range]) -> None:
         self._block = block
@@ -81,7 +82,7 @@ class ConeBuilder:
         self._scalars: dict[SSAValue, SSAValue | None] = {}
 
     def build(self, value: SSAValue) -> Built | None:
-        """`value` at its maximum; None where it is not prefix-stable or depends on an input."""
+        """`value` at its maximum; None if it is not prefix-stable or depends on an input."""
         if value not in self._built:
             self._built[value] = self._make(value)
         return self._built[value]
@@ -100,7 +101,7 @@ class ConeBuilder:
     # --- sizes ---
 
     def _size(self, entry: Dim) -> int | None:
-        """A dim at the maximum of its symbols; None if it is larger elsewhere in its range."""
+        """A dim at the maximum of its symbols; None if another point of their ranges makes it larger."""
         expr = dim(entry)
         at_maximum = expr.evaluate(self._maximum)
         return at_maximum if expr.bounds(self._ranges)[1] == at_maximum else None
@@ -123,7 +124,7 @@ class ConeBuilder:
         return rule(self, op)
 
     def scalar(self, value: SSAValue) -> SSAValue | None:
-        """A scalar outside of loop bodies; None if it depends on an extent."""
+        """A scalar outside loop bodies; None if it depends on an extent."""
         if value in self._scalars:
             return self._scalars[value]
         op = value.owner
@@ -179,7 +180,7 @@ class ConeBuilder:
         order: list[int],
         needed: set[int],
     ) -> Built:
-        """The nest again, with loops that nothing depends on run once."""
+        """The same nest, where loops that nothing depends on run once."""
         builder = self._builder(path_of(op))
         out = build.empty(builder, [sizes[n] for n in order], tensor_dtype(op.res[0].type))
         rank = len(sizes)
@@ -194,7 +195,7 @@ class ConeBuilder:
         return Built(made.res[0], tuple(n not in needed and s != 1 for n, s in zip(order, shape, strict=True)))
 
     def _reduction(self, op: ops.GenericOp) -> Built | None:
-        """Any other nest: every size of a reducing loop must be static."""
+        """Any other nest. Every reducing loop must have a static size."""
         extents = loops.loop_extents(op)
         reducing = [e for e, it in zip(extents, op.iterator_types.data, strict=True) if it != loops.PARALLEL]
         return self._copy(op) if all(isinstance(e, int) for e in reducing) else None
@@ -221,7 +222,7 @@ class ConeBuilder:
         return Built(value, tuple(s != 1 if n in added else next(repeats) for n, s in enumerate(shape)))
 
     def _reshape(self, op: Operation) -> Built | None:
-        """Splitting or joining dims is prefix-stable where only the first dim of each group is symbolic."""
+        """Splitting or joining dims is prefix-stable if only the first dim of each group is symbolic."""
         assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
         built = self.build(op.src)
         expands = isinstance(op, tensor.ExpandShapeOp)
@@ -281,7 +282,7 @@ class ConeBuilder:
         return copy.result
 
     def _gather(self, op: Operation) -> Built | None:
-        """Picks along a static axis; "along" keeps the dims of which x and index are both repeated."""
+        """Picks along a static axis. In mode "along", a dim stays repeated if both x and index repeat along it."""
         assert isinstance(op, qc.GatherOp)
         x, index, axis = self.build(op.x), self.build(op.index), op.axis.value.data
         if x is None or index is None or not isinstance(shape_of(op.x.type)[axis], int):
@@ -295,7 +296,7 @@ class ConeBuilder:
             repeats = tuple(
                 a and b and n != axis for n, (a, b) in enumerate(zip(x.repeats, index.repeats, strict=True))
             )
-            # index runs along the axis for itself, x is picked from; every other dim they share
+            # along the axis, index has its own size and x is picked from; all other dims are shared
             rows = self._widen(op.x, x, repeats)
             widened = self._widen(op.index, index, repeats)
             if widened is None:
@@ -310,7 +311,7 @@ class ConeBuilder:
         return Built(made.result, repeats)
 
     def _widen(self, value: SSAValue, built: Built, repeats: tuple[bool, ...]) -> SSAValue | None:
-        """`built` at full size in every dim but those of `repeats`."""
+        """`built` at full size in every dim except those in `repeats`."""
         sizes = self._sizes(value)
         if sizes is None:
             return None
@@ -321,13 +322,13 @@ class ConeBuilder:
         return self._copy(op) if _STABLE[type(op)](op) else None
 
     def _static_copy(self, op: Operation) -> Built | None:
-        """Ops without a rule of their own: only where every shape is static."""
+        """Copies an op that has no rule of its own, only if every shape is static."""
         types = [v.type for v in (*op.operands, *op.results)]
         static = all(isinstance(d, int) for t in types if hasattr(t, "get_shape") for d in shape_of(t))
         return self._copy(op) if static and not isinstance(op, (*_DECODES, *_IMPURE)) else None
 
     def _copy(self, op: Operation) -> Built | None:
-        """The op on full-size operands, its types at the maximum."""
+        """The op on full-size operands, with its types at the maximum."""
         if len(op.results) != 1 or self._sizes(op.results[0]) is None:
             return None
         mapping: dict[SSAValue, SSAValue] = {}
@@ -350,7 +351,7 @@ class ConeBuilder:
         if isinstance(op, tensor.EmptyOp):
             sizes = self._sizes(value)
             return build.empty(self._builder(""), sizes, tensor_dtype(value.type)) if sizes is not None else None
-        if isinstance(op, ops.FillOp):  # what a reduction starts from has to stay a fill
+        if isinstance(op, ops.FillOp):  # the initial value of a reduction has to stay a fill
             sizes, item = self._sizes(value), self.scalar(op.inputs[0])
             if sizes is None or item is None:
                 return None
@@ -363,7 +364,7 @@ def _is_quantised(value: SSAValue) -> bool:
 
 
 def _static_inner_axis(op: Operation) -> bool:
-    """Concatenation: every part but the last has a static size along the axis."""
+    """Whether every part of a concatenation but the last has a static size along the axis."""
     assert isinstance(op, tensor.ConcatOp)
     axis = op.dim.value.data
     return all(isinstance(shape_of(v.type)[axis], int) for v in op.inputs[:-1])

@@ -1,4 +1,4 @@
-"""`@init` under construction: the function that computes, once per device at load, what depends on no input."""
+"""Builds `@init`, the function that computes what depends on no input, once per device at load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qcompiler.passes.hoisting.cones import Built
 
 @dataclass
 class InitBuilder:
-    """`@init` under construction: equal results are made once, whichever entry point asks."""
+    """Collects the results of `@init`. Entry points that need equal results share one."""
 
     module: ModuleOp
     block: Block
@@ -36,7 +36,7 @@ class InitBuilder:
         return InitBuilder(module, block, keys, values)
 
     def add(self, built: Built, text: str) -> str:
-        """Makes a value a result; returns the key to read it by. `text` is what the value is computed from."""
+        """Adds a value to the results; returns its key. `text` describes what the value is computed from."""
         if text not in self.known:
             key = f"{INIT}.{len(self.keys)}"
             self.known[text] = key
@@ -45,7 +45,7 @@ class InitBuilder:
         return self.known[text]
 
     def finish(self) -> None:
-        """Puts `@init` in front of the entry points; without results there is none."""
+        """Inserts `@init` before the entry points, if it has results."""
         if not self.keys:
             return
         self.block.add_op(func.ReturnOp(*self.values))
@@ -61,7 +61,7 @@ class InitBuilder:
 
 
 def cone_text(value: SSAValue) -> str:
-    """What a value is computed from, as text: equal texts compute equal values."""
+    """What a value is computed from, as text: equal texts mean equal values."""
     order: list[Operation] = []
     seen: set[Operation] = set()
 
@@ -80,7 +80,7 @@ def cone_text(value: SSAValue) -> str:
 
 
 def _text_of(ops_: Iterable[Operation], arguments: Sequence[SSAValue] = ()) -> str:
-    """Ops as lines; a value goes by the number of its line, or of its place among the arguments of a body."""
+    """Ops as lines. A value is named by its line number, or by its place among the arguments of a body."""
     number: dict[SSAValue, int] = {argument: -n for n, argument in enumerate(arguments, 1)}
     lines: list[str] = []
     for op in ops_:

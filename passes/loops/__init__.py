@@ -1,1 +1,1 @@
-"""`linalg.generic` ops: reading, editing, fusing and tracing them."""
+"""Reads, edits, fuses and traces `linalg.generic` ops."""

@@ -1,4 +1,5 @@
-"""Operands that are read over another tensor's dims: as views with one dim for each of them, unit where they repeat."""
+"""Operands read over another tensor's dims, as views with one dim for each of those, of size 1 where the operand
+repeats."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from qcompiler.plan.dims import Dim
 
 
 def can_be_extra(value: SSAValue, index: Index) -> bool:
-    """Whether each dim of the result is used at most once, and any other dim is a unit dim read at 0."""
+    """Whether `index` uses each dim of the result at most once, and reads every other dim at 0 of size 1."""
     if not isinstance(value.type, TensorType):
         return False
     positions = [e.position for e in index if isinstance(e, AffineDimExpr)]
@@ -30,7 +31,7 @@ def can_be_extra(value: SSAValue, index: Index) -> bool:
 
 
 def as_extra(before: Operation, value: SSAValue, index: Index, out_shape: Sequence[Dim]) -> SSAValue:
-    """`value` as a view with one dim per dim of the result, unit where it repeats; made before an op."""
+    """`value` as a view with one dim per dim of the result, of size 1 where it repeats. Made before the op `before`."""
     builder = build.with_path(InsertPoint.before(before), path_of(before))
     if len(index) == len(out_shape) and all(
         isinstance(e, AffineConstantExpr) or e == dim_expr(n) for n, e in enumerate(index)

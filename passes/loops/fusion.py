@@ -1,4 +1,4 @@
-"""Moving pointwise producers into the loop nests that read them: the mechanics that the fusion passes share."""
+"""Moves pointwise producers into the loop nests that read them. The fusion passes share this code."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from qcompiler.ir.scalar_ops import RemFOp
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import Index
 
-MAX_INPUTS = 24  # pointers of one kernel: more would spill the addresses of an inner loop
-MAX_BODY = 512  # scalar ops of one body: beyond this, host compilers stop keeping values in registers anyway
+MAX_INPUTS = 24  # pointers of one kernel; with more, an inner loop spills its addresses
+MAX_BODY = 512  # scalar ops of one body; with more, host compilers no longer keep the values in registers
 
 _CHEAP_MATH = (math.AbsFOp,)
 _DEAR_ARITH = (arith.DivfOp, arith.DivSIOp, arith.DivUIOp, arith.RemSIOp, arith.RemUIOp, arith.FloorDivSIOp, RemFOp)
 
 
 Fits = Callable[[ops.GenericOp, ops.GenericOp, Index], bool]
-"""Whether a producer, read by a consumer at an index, is worth computing there."""
+"""Whether it pays to compute a producer inside a consumer that reads it at this index."""
 
 
 def absorb_producers(consumer: ops.GenericOp, fits: Fits) -> int:
-    """Fuses every producer that fits into one nest; returns the number of rounding pairs deleted."""
+    """Fuses every producer that fits into one nest. Returns the number of rounding pairs deleted."""
     loops.merge_equal_inputs(consumer)
     fused = False
     while _absorb_one(consumer, fits):
@@ -76,12 +76,12 @@ def _can_fuse(source: ops.GenericOp, consumer: ops.GenericOp) -> bool:
 
 
 def worth_fusing(source: ops.GenericOp, consumer: ops.GenericOp, index: Index) -> bool:
-    """The only reader computes each element once, or computing again is trivial."""
+    """Whether the only reader reads each element once, or computing the producer again is trivial."""
     return (source.res[0].has_one_use() and not _repeats(consumer, index)) or is_trivial(source)
 
 
 def in_step(source: ops.GenericOp, consumer: ops.GenericOp, index: Index) -> bool:
-    """`worth_fusing`, between pointwise nests that run through the same elements in the same order."""
+    """Like `worth_fusing`, for pointwise nests that visit the same elements in the same order."""
     if not loops.is_pointwise(consumer) or index != loops.output_index(consumer):
         return False
     if not source.res[0].has_one_use() and _ends_a_linear(source):
@@ -90,7 +90,8 @@ def in_step(source: ops.GenericOp, consumer: ops.GenericOp, index: Index) -> boo
 
 
 def _ends_a_linear(source: ops.GenericOp) -> bool:
-    """Whether a nest can join the epilogue of a linear; a copy elsewhere would be a second reader of that linear."""
+    """Whether a nest can join the epilogue of a linear. A copy of it elsewhere would be a second reader of that
+    linear."""
     for value in source.inputs:
         made = loops.producer(value) if value.has_one_use() else None
         if isinstance(made, qc.LinearOp) or (isinstance(made, ops.GenericOp) and _ends_a_linear(made)):
@@ -99,7 +100,7 @@ def _ends_a_linear(source: ops.GenericOp) -> bool:
 
 
 def _repeats(consumer: ops.GenericOp, index: Index) -> bool:
-    """Whether an element at `index` is read in more than one iteration; a sum of loop dims (windows) counts as such."""
+    """Whether more than one iteration reads the same element at `index`. A sum of loop dims (im2col) counts as such."""
     if any(len(expr.used_dims()) > 1 for expr in index):
         return True
     used = {position for expr in index for position in expr.used_dims()}
@@ -107,7 +108,8 @@ def _repeats(consumer: ops.GenericOp, index: Index) -> bool:
 
 
 def is_trivial(source: ops.GenericOp) -> bool:
-    """Cheaper to compute again than to store: no operand and a little index arithmetic, or one and two cheap ops."""
+    """Whether computing again is cheaper than storing: a little index arithmetic without operands, or at most two cheap
+    ops on one operand."""
     cost = loops.cost_of_body(source)
     if not all(_is_cheap(op) for op in source.body.block.ops):
         return False
@@ -121,7 +123,7 @@ def _is_cheap(op: Operation) -> bool:
 
 
 def _fuse(consumer: ops.GenericOp, place: int, inputs: list[tuple[SSAValue, Index]]) -> bool:
-    """Puts the producer of input `place` into the consumer's body; False if a loop would lose its size."""
+    """Moves the producer of input `place` into the consumer's body. Returns False if a loop would lose its size."""
     value, index = inputs[place]
     source = loops.producer(value)
     assert isinstance(source, ops.GenericOp)

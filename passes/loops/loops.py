@@ -1,6 +1,6 @@
-"""Reading and editing `linalg.generic`: extents, index maps, and moving one body into another.
+"""Reads and edits `linalg.generic`: extents, index maps, and moving one body into another.
 
-A *pointwise* nest has parallel loops only and one result that each iteration writes once.  A *reduction* nest has one
+A *pointwise* nest has only parallel loops, and one result that each iteration writes once. A *reduction* nest has one
 result whose initial value is a `linalg.fill` of a constant.
 """
 
@@ -48,19 +48,19 @@ def identity(rank: int) -> Index:
 
 
 def without_units(index: Index, shape: Sequence[Dim]) -> Index:
-    """The index with 0 for each dim of size 1: what canonical indices have there, since nothing else can be read."""
+    """The canonical index: 0 for each dim of size 1, since nothing else can be read there."""
     return tuple(ZERO if size == 1 else e for e, size in zip(index, shape, strict=True)) if 1 in shape else index
 
 
 def own_index(shape: Sequence[Dim]) -> Index:
-    """Where each element of a tensor lies in it, as a canonical index."""
+    """The canonical index that reads each element of a tensor at its own position."""
     return without_units(identity(len(shape)), shape)
 
 
 def order_of(index: Index, shape: Sequence[Dim], result: Sequence[Dim]) -> tuple[int, ...] | None:
-    """The dim of `result` that each dim of `shape` is, where the canonical index permutes them; else None.
+    """If the canonical index permutes dims: for each dim of `shape`, the dim of `result` it is. Else None.
 
-    Dims of size 1, which canonical indices do not tell apart, keep their order.
+    Canonical indices do not tell dims of size 1 apart; these keep their order.
     """
     if len(shape) != len(result):
         return None
@@ -99,7 +99,7 @@ def inverse_permutation(index: Index) -> Index | None:
 
 
 def inputs_of(op: ops.GenericOp) -> list[tuple[SSAValue, Index]]:
-    """Inputs with the index each is read at."""
+    """The inputs, each with the index it is read at."""
     return [(v, m.data.results) for v, m in zip(op.inputs, op.indexing_maps.data, strict=False)]
 
 
@@ -124,7 +124,7 @@ def is_pointwise(op: Operation | Block) -> bool:
 
 
 def loop_extents(op: ops.GenericOp) -> tuple[Dim, ...]:
-    """The size of every loop, read from the outputs first, then from inputs indexed by a plain loop dim."""
+    """The size of every loop, taken from the outputs first, then from inputs indexed by a plain loop dim."""
     extents: list[Dim | None] = [None] * num_loops(op)
     count = len(op.inputs)
     values, maps = list(op.operands), op.indexing_maps.data
@@ -141,7 +141,7 @@ def loop_extents(op: ops.GenericOp) -> tuple[Dim, ...]:
 
 
 def yielded(op: ops.GenericOp) -> SSAValue:
-    """The value the body yields for the first result."""
+    """The value that the body yields for the first result."""
     last = op.body.block.last_op
     assert last is not None
     return last.operands[0]
@@ -192,7 +192,7 @@ def set_inputs(op: ops.GenericOp, inputs: Sequence[tuple[SSAValue, Index]]) -> N
 
 
 def keeps_extents(op: ops.GenericOp, inputs: Sequence[tuple[SSAValue, Index]]) -> bool:
-    """Whether every loop still gets its size from an output or one of `inputs`."""
+    """Whether every loop still gets its size from an output or from one of `inputs`."""
     count = len(op.inputs)
     indices = [m.data.results for m in op.indexing_maps.data[count:]] + [index for _, index in inputs]
     known = {e.position for index in indices for e in index if isinstance(e, AffineDimExpr)}
@@ -200,7 +200,7 @@ def keeps_extents(op: ops.GenericOp, inputs: Sequence[tuple[SSAValue, Index]]) -
 
 
 def merge_equal_inputs(op: ops.GenericOp) -> None:
-    """Reads each (operand, index) once, and drops inputs the body does not use where no loop needs their size."""
+    """Reads each (operand, index) pair once, and drops inputs that neither the body nor a loop's size needs."""
     seen: dict[tuple[SSAValue, Index], BlockArgument] = {}
     kept: list[tuple[SSAValue, Index]] = []
     for (value, index), argument in zip(inputs_of(op), list(op.body.block.args), strict=False):
@@ -225,7 +225,7 @@ def merge_equal_inputs(op: ops.GenericOp) -> None:
 
 
 def materialise(expr: AffineExpr, before: Operation) -> SSAValue:
-    """An index expression as ops inside a body, inserted before an op there."""
+    """Writes an index expression as ops of a body, before the op `before`."""
     made: Operation
     if isinstance(expr, AffineDimExpr):
         made = ops.IndexOp(expr.position)
@@ -248,10 +248,10 @@ def materialise(expr: AffineExpr, before: Operation) -> SSAValue:
 def inline_body(
     source: Block, arguments: Sequence[SSAValue], index: Index | None, before: Operation, *, move: bool
 ) -> SSAValue:
-    """Puts a body's ops before an op of another body and returns what it yields there.
+    """Inserts the ops of body `source` before an op of another body. Returns the value that `source` yields.
 
-    `arguments` replace the body's arguments; `linalg.index n` becomes `index[n]`.  With `move` the ops leave `source`,
-    which is of no use afterwards.
+    `arguments` replace the body's arguments; `linalg.index n` becomes `index[n]`. With `move` the ops leave `source`,
+    which is unusable afterwards.
     """
     values: dict[SSAValue, SSAValue] = dict(zip(source.args, arguments, strict=False))
     terminator = source.last_op
@@ -271,11 +271,11 @@ def inline_body(
 
 
 _STEPS = (math.TruncOp, math.FloorOp, math.CeilOp, math.RoundOp, math.RoundEvenOp, arith.FPToSIOp, arith.FPToUIOp)
-"""Ops whose result jumps: 17.98 is 18 once rounded to bf16, and `trunc` of the two differs by one."""
+"""Ops that jump: 17.98 rounded to bf16 is 18, so `trunc` of the two differs by one."""
 
 
 def _read_by_steps(block: Block) -> set[Operation]:
-    """The ops of a body that a step is computed from."""
+    """The ops of a body that some `_STEPS` op depends on."""
     found: set[Operation] = set()
     for op in reversed(list(block.ops)):
         if isinstance(op, _STEPS) or op in found:
@@ -284,9 +284,10 @@ def _read_by_steps(block: Block) -> set[Operation]:
 
 
 def delete_rounding_pairs(block: Block) -> int:
-    """`extf(truncf(x))` becomes `x` where the types agree, the only numeric change fusion makes; returns how many.
+    """Replaces `extf(truncf(x))` by `x` where the types agree. This is the only numeric change that fusion makes.
+    Returns how many pairs it deleted.
 
-    A pair stays where an op would make a whole step of the rounding's difference.
+    A pair stays if an op in `_STEPS` depends on it, since that op would turn the difference into a whole step.
     """
     deleted, stepped = 0, _read_by_steps(block)
     for op in list(block.ops):
@@ -303,7 +304,7 @@ def delete_rounding_pairs(block: Block) -> int:
 
 
 def tidy_body(block: Block) -> None:
-    """Makes equal constants and indices one, and erases body ops whose results nothing reads (bodies are pure)."""
+    """Merges equal constants and indices, and erases body ops whose results nothing reads (bodies are pure)."""
     known: dict[tuple[str, Attribute, Attribute], SSAValue] = {}
     for op in list(block.ops):
         if isinstance(op, arith.ConstantOp):
@@ -321,7 +322,7 @@ def tidy_body(block: Block) -> None:
 
 
 def erase_if_dead(op: Operation) -> None:
-    """Erases an op without uses, then producers that this leaves without uses (only pure tensor-level ops)."""
+    """Erases an op without uses, then the producers that lose their last use by that (only pure tensor-level ops)."""
     stack = [op]
     while stack:
         each = stack.pop()

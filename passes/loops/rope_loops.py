@@ -1,7 +1,7 @@
-"""`qc.rope` as a loop nest: it has no kernel of its own, and as a nest its neighbours fuse with it.
+"""Lowers `qc.rope` to a loop nest. It has no kernel of its own, and as a nest it fuses with its neighbours.
 
-x (B, H, S, D) is seen as (B, H, S, 2, D/2), the two halves side by side (D/2, 2 when interleaved); the rotated element
-is the one in the other half, negated in the first.
+x (B, H, S, D) is viewed as (B, H, S, 2, D/2), the two halves side by side (as (D/2, 2) if interleaved). The rotated
+element is the one in the other half, negated for the first half.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _split(shape: Sequence[Dim], interleaved: bool) -> tuple[Dim, ...]:
 
 
 def _body(inner: Builder, values: Sequence[SSAValue], halves: int, dtype: DType) -> Operation:
-    """`x * cos + (first half ? -other : other) * sin`, in f32, rounded once."""
+    """Computes `x * cos + (first half ? -other : other) * sin` in f32 and rounds once."""
     wide = [_widened(inner, v) for v in values[:4]]
     x, other, cos, sin = wide
     half = inner.insert(ops.IndexOp(halves)).result

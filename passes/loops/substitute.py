@@ -1,4 +1,4 @@
-"""Giving symbols values inside a function or a list of ops: types, sizes and `qc.dim`s follow."""
+"""Gives values to symbols inside a function or a list of ops. Types, sizes and `qc.dim`s follow."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from qcompiler.plan.dims import dim
 
 
 def substitute_symbols(function: func.FuncOp, values: Mapping[str, int]) -> None:
-    """Replaces symbols by integers throughout a function, in place; they leave its `qc.ranges`."""
+    """Replaces symbols by integers throughout a function, in place, and removes them from its `qc.ranges`."""
     if not values:
         return
     set_ranges(function, {name: bounds for name, bounds in ranges_of(function).items() if name not in values})
     _retype_arguments(function.body.block, values)
     substitute_in_ops(function.body.block.ops, values)
-    for op in list(function.body.block.ops):  # sizes that stand in the ops' own lists now
+    for op in list(function.body.block.ops):  # the ops' static size lists hold these sizes now
         if isinstance(op, arith.ConstantOp) and isinstance(op.result.type, IndexType) and not op.result.uses:
             function.body.block.erase_op(op)
     update_function_type(function)
 
 
 def substitute_in_ops(ops: Iterable[Operation], values: Mapping[str, int]) -> None:
-    """The same for ops of one block, which must not use retyped values from elsewhere."""
+    """The same for ops of one block. They must not use retyped values from outside the block."""
     for op in list(ops):
         for result in op.results:
             _retype(result, values)
@@ -60,7 +60,7 @@ def _retype(value: SSAValue, values: Mapping[str, int]) -> None:
 
 
 def _evaluate_dim(op: qc.DimOp, values: Mapping[str, int]) -> None:
-    """`qc.dim "s - 1"` with s known becomes an index constant; the constant replaces it in dynamic size lists too."""
+    """Replaces `qc.dim "s - 1"` by an index constant if s is known, also in dynamic size lists."""
     expr = dim(op.expr.data).substitute(values)
     if not expr.is_static:
         op.properties["expr"] = StringAttr(str(expr))
@@ -73,7 +73,7 @@ def _evaluate_dim(op: qc.DimOp, values: Mapping[str, int]) -> None:
     block.erase_op(op)
 
 
-# --- ops that repeat sizes beside their types ------------------------------------------------------------------------
+# --- ops that hold sizes in addition to their types ------------------------------------------------------------------
 
 
 def _static_index(value: SSAValue) -> int | None:
@@ -84,7 +84,7 @@ def _static_index(value: SSAValue) -> int | None:
 
 
 def _settle(static: Sequence[int], dynamic: Sequence[SSAValue]) -> tuple[list[int], list[SSAValue]]:
-    """Moves operands that are constants now from the dynamic list into the static one."""
+    """Moves operands that have become constants from the dynamic list to the static one."""
     rest = iter(dynamic)
     sizes: list[int] = []
     kept: list[SSAValue] = []

@@ -1,1 +1,1 @@
-"""Attention masks: what they keep, proven or computed."""
+"""Attention masks: which keys a mask keeps, proven from its expression or computed."""

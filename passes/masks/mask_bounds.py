@@ -1,12 +1,14 @@
-"""Masks whose limits are data: (query i, key j) is kept where `j <= last[b, i]`, and perhaps `j > last[b, i] - window`.
+"""Masks whose limits are data: (query i, key j) is kept if `j <= last[b, i]` and, with a window,
+`j > last[b, i] - window`.
 
     cmpi sle, j, %position[i]                                    last = %position
     cmpi slt, j, %length                                         last = %length - 1
     cmpi sgt, j, %position[i] - 64 and cmpi sle, j, %position[i]     last = %position, window = 64
     %lower_triangle[%position[i], j]                             last = %position
 
-That is how masks over a cache look whose length only the call knows.  Said as an operand, attention need not read the
-keys behind it.  `cmpi sle, j, i` is the flag `causal`; here it only matters as the end of a window.
+Masks over a cache whose length is known only at call time look like this. With the limit as its operand `last`,
+attention does not read the keys after it. `cmpi sle, j, i` is the flag `causal`; here it only matters as the end of a
+window.
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType
 
 Evaluate = Callable[[SSAValue], "npt.NDArray[np.generic] | None"]
-"""The values of a tensor that depends on no input, at the largest sizes; None for others."""
+"""The values of a tensor that depends on no input, at the largest sizes. None for other tensors."""
 
 _INTEGERS = ("i64", "i32")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """`base + offset`, where the base is the query's own number (None), or an element of a tensor.
+    """`base + offset`. The base is the query's own index (None) or an element of a tensor.
 
-    `source` is a tensor that holds the base, and the index to read it at; `wraps` (0: not) the size that is added to
-    negative elements.
+    `source` is a tensor that holds the base, and the index to read it at. `wraps` is the size that is added to negative
+    elements (0: none is added).
     """
 
     base: Node | None
@@ -55,8 +57,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a mask keeps: keys up to `last`, or up to the query's own number (`causal`), or up to any; of these the last
-    `window`, counted from there (None: all)."""
+    """The keys a mask keeps: keys up to `last`, up to the query's own index (`causal`), or all keys. `window` keeps
+    only the last so many of these (None: all)."""
 
     causal: bool = False
     last: Limit | None = None
@@ -64,7 +66,7 @@ class Bound:
 
 
 class BoundReader:
-    """Bounds of the masks of one function."""
+    """Finds the bounds of the masks of one function."""
 
     def __init__(self, tracer: Tracer, evaluate: Evaluate) -> None:
         self._tracer = tracer
@@ -72,7 +74,8 @@ class BoundReader:
         self._made: dict[tuple[SSAValue, Index, int, int], SSAValue] = {}
 
     def bound(self, mask: SSAValue, op: qc.AttentionOp) -> Bound | None:
-        """The bound that a rank-4 mask is, all of it; None if it is more, or does not fit what `op` says already."""
+        """The bound that a rank-4 mask is equal to. None if the mask is not a bound, or if `op` has a limit that
+        conflicts."""
         parts = self._conjuncts(self._tracer.element(mask))
         if not parts:
             return None
@@ -120,7 +123,8 @@ class BoundReader:
                 return None
 
     def _limits(self, node: Node) -> tuple[str, list[Limit]] | None:
-        """("end", limits) for `j <= limit`, ("start", limits) for `j > limit`: one limit, seen from several bases."""
+        """("end", limits) for `j <= limit`, ("start", limits) for `j > limit`. The limits are one number, written with
+        different bases."""
         if node.op == "read":
             return self._picked_row(node)
         if node.predicate not in PREDICATES:
@@ -136,7 +140,7 @@ class BoundReader:
         return None
 
     def _levels(self, node: Node) -> Iterator[Limit]:
-        """A number as base + offset, the constants that are added peeled off one by one."""
+        """A number as base + offset. Yields one limit for each constant that is split off."""
         number = linear(node, self._tracer)
         if number is not None:
             if number[:2] == (1, 0):
@@ -162,7 +166,7 @@ class BoundReader:
             node = left
 
     def _picked_row(self, node: Node) -> tuple[str, list[Limit]] | None:
-        """`lower_triangle[position, j]`: the row of a table that keeps keys up to its number."""
+        """`lower_triangle[position, j]`: row n of the table keeps the keys up to n."""
         assert node.tensor is not None
         op = loops.producer(node.tensor)
         if not isinstance(op, qc.GatherOp) or op.mode.data != "take" or len(shape_of(op.index.type)) != 1:
@@ -184,7 +188,7 @@ class BoundReader:
     # --- making ---
 
     def last(self, limit: Limit, before: qc.AttentionOp) -> SSAValue:
-        """The limit as a (B or 1, S or 1) tensor, made before an op, once for all that ask for the same."""
+        """The limit as a (B or 1, S or 1) tensor, inserted before `before`. Equal limits share one tensor."""
         assert limit.source is not None
         key = (*limit.source, limit.offset, limit.wraps)
         if key not in self._made:
@@ -218,19 +222,20 @@ def _shifted(inner: Builder, number: SSAValue, limit: Limit, dtype: DType) -> Op
 
 
 def _is_row_of_numbers(value: SSAValue, index: Index) -> bool:
-    """Whether a tensor of integers, read at `index`, is one number for each batch entry and query at most."""
+    """Whether an integer tensor, read at `index`, has at most one element for each batch entry and query."""
     plain = all(e in (dim_expr(0), dim_expr(QUERY)) or isinstance(e, AffineConstantExpr) for e in index)
     return plain and can_be_extra(value, index) and tensor_dtype(value.type) in _INTEGERS
 
 
 def _best(limits: list[Limit]) -> Limit | None:
-    """The limit that needs no arithmetic, else the outermost that has a tensor."""
+    """The first limit that needs no arithmetic, else the outermost that has a tensor."""
     made = [limit for limit in limits if limit.source is not None]
     return next((limit for limit in made if not limit.offset), made[0] if made else None)
 
 
 def _distance(end: list[Limit], start: list[Limit]) -> int | None:
-    """How many keys lie between two limits on one base; None if they have none in common, or in no order."""
+    """The number of keys between two limits on a common base. None without a common base, or if the start is not below
+    the end."""
     for a in end:
         for b in start:
             if a.base is b.base and not a.wraps and a.offset > b.offset:

@@ -1,5 +1,5 @@
-"""Proving from its expression what a mask keeps, at any size: (query i, key j) is kept where every constraint
-`a*i + b*j + c <= 0` holds.
+"""Proves from a mask's expression which keys it keeps, at any size. The result is a set of constraints: (query i, key
+j) is kept if every `a*i + b*j + c <= 0` holds.
 
     cmpi sle, j, i                      [(-1, 1, 0)]          causal
     select (j <= i and true), 0, -inf   [(-1, 1, 0)]          causal
@@ -19,18 +19,19 @@ Linear = tuple[int, int, int]
 CAUSAL: Linear = (-1, 1, 0)
 QUERY, KEY = 2, 3  # dims of a (B, H, S, T) mask
 PREDICATES = {2: (1, False), 3: (0, False), 4: (1, True), 5: (0, True)}
-"""arith.cmpi's numbers of slt, sle, sgt, sge: whether it is strict (1) or not (0), and whether operands are turned."""
-DROPS = -1e30  # a score plus this is gone beside any kept score
+"""arith.cmpi's numbers for slt, sle, sgt, sge: (1 if strict else 0, whether the operands are swapped)."""
+DROPS = -1e30  # a score plus this has weight 0 after softmax
 
 
 def constraints(mask: SSAValue, tracer: Tracer) -> set[Linear] | None:
-    """What a kept pair satisfies, without what every pair satisfies; None if the expression is not understood."""
+    """The constraints that kept pairs satisfy, without those that every pair satisfies. None if the expression is not
+    recognised."""
     found = _of(tracer.element(mask), tracer)
     return None if found is None else {c for c in found if not _always(c)}
 
 
 def _always(c: Linear) -> bool:
-    """Indices are not negative."""
+    """Whether every pair satisfies the constraint, since indices are not negative."""
     return c[0] <= 0 and c[1] <= 0 and c[2] <= 0
 
 
@@ -66,7 +67,7 @@ def _comparison(node: Node, tracer: Tracer) -> set[Linear] | None:
 
 
 def linear(node: Node, tracer: Tracer) -> Linear | None:
-    """A number as a*i + b*j + c; None if it is made of anything else."""
+    """A number as a*i + b*j + c; None if it has any other term."""
     found = tracer.head(node)
     match found.op:
         case "constant":

@@ -1,7 +1,7 @@
-"""What an attention mask does: proven from its expression, or recognised by computing it where no input is needed.
+"""Which keys an attention mask keeps: proven from its expression, or computed if it depends on no input.
 
-A mask that is prefix-stable (see cones.py) is evaluated once at the largest sizes; what holds there holds for every
-smaller size, whose masks are its upper left corners.
+A mask that is prefix-stable (see cones.py) is evaluated once, at the largest sizes. Smaller masks are its upper left
+corners, so the result holds for them too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qcompiler.plan.dims import Dim, Range, dim
 
 @dataclass(frozen=True)
 class Band:
-    """What a mask keeps: every key, or keys j <= query i (`causal`), or keys j > i - `window`, or both."""
+    """The keys a mask keeps: all keys, or keys j <= query i (`causal`), or keys j > i - `window`, or both."""
 
     causal: bool = False
     window: int | None = None
@@ -44,34 +44,36 @@ class Band:
 
     @staticmethod
     def of(constraints: set[Linear]) -> Band | None:
-        """None for constraints that are no band."""
+        """The band that these constraints describe; None if they describe none."""
         windows = [1 - c for a, b, c in constraints if (a, b) == (1, -1)]
         if any(each != CAUSAL and each[:2] != (1, -1) for each in constraints) or min(windows, default=1) < 1:
             return None
         return Band(CAUSAL in constraints, min(windows, default=None))
 
 
-MAX_ELEMENTS = 1 << 26  # a causal mask of 8192 x 8192; larger ones are left to hoisting
+MAX_ELEMENTS = 1 << 26  # a causal mask of 8192 x 8192; larger masks are hoisted as they are
 
 
 def evaluate_at_maximum(value: SSAValue, ranges: Mapping[str, Range], context: QCContext) -> npt.NDArray[Any] | None:
-    """An input-independent value at the largest sizes, size 1 along dims where it repeats; None if there is none."""
+    """An input-independent value at the largest sizes. Dims along which it repeats have size 1. None if it cannot be
+    computed."""
     block = Block()
     built = ConeBuilder(block, ranges).build(value)
     if built is None or int(np.prod(built.shape)) > MAX_ELEMENTS:
         return None
     constants = [op for op in block.ops if isinstance(op, qc.ConstOp)]
     if any(op.key not in context.weights or not context.weights[op.key].valued for op in constants):
-        return None  # reads a result of @init, or a weight whose values are not there
+        return None  # reads a result of @init, or a weight without values
     block.add_op(func.ReturnOp(built.value))
     module = ModuleOp([func.FuncOp("main", ([], [built.value.type]), Region(block))])
     return run(module, context.weights, [])[0]
 
 
 def judge(mask: npt.NDArray[Any], query_repeats: bool, key_repeats: bool) -> Band | None:
-    """What a (…, S, T) mask keeps: everything, a band, or something else (None).
+    """The band that a (…, S, T) mask keeps; None if it keeps something else.
 
-    A boolean mask keeps where true.  A float mask keeps where it adds 0 and drops where it adds what no score survives.
+    A boolean mask keeps where it is true. A float mask keeps where it adds 0, and drops where it adds a number so low
+    that no score survives it.
     """
     kept, dropped = (mask, ~mask) if mask.dtype == np.bool_ else _keeps(mask)
     if kept.all():
@@ -81,7 +83,7 @@ def judge(mask: npt.NDArray[Any], query_repeats: bool, key_repeats: bool) -> Ban
     queries, keys = np.ogrid[: mask.shape[-2], : mask.shape[-1]]
     first = kept.reshape(-1, *mask.shape[-2:])[0]
     lower = keys <= queries
-    # the window is read off the last row that lies above a corner of the mask, and then compared everywhere
+    # the last row above a corner of the mask gives the window; the whole mask is then compared with that band
     row = min(mask.shape[-2], mask.shape[-1]) - 1
     window = int(first[row, : row + 1].sum())
     near = keys > queries - window
@@ -92,14 +94,15 @@ def judge(mask: npt.NDArray[Any], query_repeats: bool, key_repeats: bool) -> Ban
 
 
 def _keeps(mask: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """(adds nothing, drops): below -1e30, or the least fp16, exp(score + mask) is 0 beside the diagonal's."""
+    """(keeps, drops). A mask drops at or below -1e30 (-6.5e4 for fp16): exp(score + mask) is then 0 beside the
+    diagonal's."""
     limit = -6.5e4 if mask.dtype == np.float16 else DROPS
     values = mask if mask.dtype == np.float32 else mask.astype(np.float32)
     return values == 0, values <= limit
 
 
 class MaskReader:
-    """Verdicts on the masks of one function, each value evaluated once."""
+    """Bands of the masks of one function. Each value is evaluated once."""
 
     def __init__(self, function: func.FuncOp, context: QCContext) -> None:
         self._ranges = ranges_of(function)
@@ -109,13 +112,13 @@ class MaskReader:
         self.bounds = BoundReader(self._tracer, lambda value: evaluate_at_maximum(value, self._ranges, context))
 
     def band(self, mask: SSAValue) -> Band | None:
-        """What a rank-4 mask operand keeps; None where that is no band, or depends on inputs."""
+        """The band of a rank-4 mask operand; None if it is not a band or depends on inputs."""
         if mask not in self._bands:
             self._bands[mask] = self._proven(mask) or self._computed(mask)
         return self._bands[mask]
 
     def longest(self, size: Dim) -> int:
-        """The most that a dim can be."""
+        """The largest size that a dim can have."""
         return dim(size).bounds(self._ranges)[1]
 
     def _proven(self, mask: SSAValue) -> Band | None:
@@ -132,8 +135,8 @@ class MaskReader:
 
 
 def simplify_mask(op: qc.AttentionOp, reader: MaskReader, context: QCContext, stage: str) -> bool:
-    """Drops a mask that keeps everything; replaces a band, alone or in a conjunction, by `causal` and `window`, and one
-    whose limits are data by the operand `last`."""
+    """Simplifies the mask of `op`; returns whether it did. A mask that keeps everything is dropped. A band, alone or in
+    a conjunction, becomes `causal` and `window`. A mask whose limits are data becomes the operand `last`."""
     if op.mask is None:
         return False
     band = _band(op, op.mask, reader)
@@ -150,7 +153,8 @@ def simplify_mask(op: qc.AttentionOp, reader: MaskReader, context: QCContext, st
 
 
 def _band(op: qc.AttentionOp, mask: SSAValue, reader: MaskReader) -> Band | None:
-    """The band that a mask is; where `last` numbers the queries, none but the one that keeps everything."""
+    """The band of a mask. With `last`, which sets the queries' positions, only the band that keeps everything
+    counts."""
     band = reader.band(mask)
     return band if op.last is None or band == Band() else None
 
@@ -158,7 +162,7 @@ def _band(op: qc.AttentionOp, mask: SSAValue, reader: MaskReader) -> Band | None
 def _set_bound(
     op: qc.AttentionOp, bound: Bound, rest: SSAValue | None, reader: MaskReader, context: QCContext, stage: str
 ) -> None:
-    """Replaces the mask, or a part of it (`rest` remains), by `last` and `window`."""
+    """Replaces the mask by `last` and `window`, or by these and the remaining part `rest`."""
     last = op.last if bound.last is None else reader.bounds.last(bound.last, op)
     _restrict(op, Band(bound.causal, bound.window))
     _set_mask(op, rest, last)
@@ -171,7 +175,7 @@ def _set_bound(
 
 
 def _restrict(op: qc.AttentionOp, band: Band) -> None:
-    """What the flags show, within the band."""
+    """Narrows the op's flags to the band."""
     if band.causal:
         op.properties["causal"] = UnitAttr()
     if band.window is not None:
@@ -184,7 +188,7 @@ def _effect(band: Band) -> str:
 
 
 def _split_conjunction(op: qc.AttentionOp, reader: MaskReader, context: QCContext, stage: str) -> bool:
-    """`mask = a & b` where one part is a band, of which flags or nothing remain."""
+    """Handles `mask = a & b` where one part is a band: that part becomes flags or disappears."""
     assert op.mask is not None
     conjunction = loops.producer(op.mask)
     if not isinstance(conjunction, ops.GenericOp) or not _is_conjunction(conjunction):
@@ -210,7 +214,7 @@ def _split_conjunction(op: qc.AttentionOp, reader: MaskReader, context: QCContex
 
 
 def _is_conjunction(op: ops.GenericOp) -> bool:
-    """A pointwise nest that is `a & b` of two booleans and nothing else."""
+    """Whether a pointwise nest is `a & b` of two booleans and nothing else."""
     body = list(op.body.block.ops)
     return (
         loops.is_pointwise(op)
@@ -222,7 +226,7 @@ def _is_conjunction(op: ops.GenericOp) -> bool:
 
 
 def _as_mask(op: qc.AttentionOp, conjunction: ops.GenericOp, value: SSAValue, index: loops.Index) -> SSAValue | None:
-    """One input of the conjunction as a rank-4 mask, unit dims where it repeats; None if it is no such view."""
+    """One input of the conjunction as a rank-4 mask, with size 1 where it repeats. None if it is not such a view."""
     inverse = loops.inverse_permutation(loops.output_index(conjunction))
     assert inverse is not None and op.mask is not None
     at = loops.compose(index, inverse)
@@ -240,7 +244,7 @@ def _set_mask(op: qc.AttentionOp, mask: SSAValue | None, last: SSAValue | None =
 
 
 def remove_useless_masks(function: func.FuncOp, context: QCContext) -> None:
-    """Masks and flags that cannot change the result at this entry point's sizes."""
+    """Removes masks and flags that cannot change the result at this entry point's sizes."""
     reader = MaskReader(function, context)
     for op in list(function.body.block.ops):
         if not isinstance(op, qc.AttentionOp):

@@ -4,8 +4,8 @@
     %c = arith.cmpi sgt, %m, 128                                             false at every size of the range
     %t = arith.select %c, %long, %short                                      %short
 
-Interval arithmetic over loop bodies (Moore, "Interval Analysis", 1966).  What an input, a weight or a state holds may
-be any number of its type; what may leave its type wraps, and may be any number, too.
+This is interval arithmetic over loop bodies (Moore, "Interval Analysis", 1966). An input, a weight or a state may hold
+any number of its type. A result that may overflow its type wraps, so it may be any number too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Interval:
 
 
 Bounds = Interval | None
-"""None: any number of the type, or no integer at all."""
+"""An interval, or None: any number of the type, or not an integer."""
 
 _BOOLEAN = Interval(0, 1)
 
@@ -52,14 +52,14 @@ Corner = Literal["first", "last"]
 
 
 class ValueRanges:
-    """The intervals of the values of one function's block."""
+    """The intervals of the values in one function's block."""
 
     def __init__(self, ranges: Mapping[str, Range]) -> None:
         self._ranges = ranges
         self._tensors: dict[tuple[SSAValue, Corner | None], Bounds] = {}
 
     def tensor(self, value: SSAValue, corner: Corner | None = None) -> Bounds:
-        """What the elements of a tensor lie in, or the one at a corner."""
+        """The interval of a tensor's elements, or of its element at a corner."""
         if _limits(value.type) is None:
             return None
         if (value, corner) not in self._tensors:
@@ -67,7 +67,7 @@ class ValueRanges:
         return self._tensors[value, corner]
 
     def body(self, op: ops.GenericOp, corner: Corner | None = None) -> dict[SSAValue, Bounds]:
-        """The interval of every scalar in the body of a nest, at any of its iterations, or at the first or last one."""
+        """The interval of every scalar in the body of a nest: over all iterations, or at the first or last one."""
         block, count = op.body.block, len(op.inputs)
         nest = _Nest(op, self._ranges, corner)
         known: dict[SSAValue, Bounds] = {}
@@ -78,7 +78,7 @@ class ValueRanges:
         self._run(nest, known)
         if loops.is_parallel(op):
             return known
-        # What a reducing loop carries: its start, or what an iteration made of that, if a second one stays within.
+        # A reducing loop carries its start or the result of one iteration, if a second one stays in that interval.
         carried = [_join(a, known.get(v)) for a, v in zip(started, _yields(op), strict=True)]
         known.update(zip(block.args[count:], carried, strict=True))
         self._run(nest, known)
@@ -106,11 +106,12 @@ class ValueRanges:
                 return self.tensor(op.source)
             case None:
                 return None
-            case _:  # the first and the last element stay what they are under every other view
+            case _:  # every other view keeps the first and the last element in place
                 return self.tensor(op.operands[0], corner) if isinstance(op, views.VIEWS) else None
 
     def _reduced(self, op: ops.GenericOp, value: OpResult) -> Bounds:
-        """A reduction; of all elements the largest is at least the first, and at least the last."""
+        """The interval of a reduction. A maximum over all elements is at least the first and at least the last of
+        them."""
         made = _yields(op)[value.index]
         found = self.body(op).get(made)
         if any(dim(e).bounds(self._ranges)[0] <= 0 for e in loops.loop_extents(op)):
@@ -134,11 +135,11 @@ class ValueRanges:
     def _run(self, nest: _Nest, known: dict[SSAValue, Bounds]) -> None:
         for op in nest.op.body.block.ops:
             for result in op.results:
-                known.pop(result, None)  # of an earlier run, with other arguments
+                known.pop(result, None)  # left by an earlier run with other arguments
                 known[result] = _within(self._scalar(result, known, nest), result.type)
 
     def _scalar(self, value: SSAValue, known: Mapping[SSAValue, Bounds], nest: _Nest | None) -> Bounds:
-        """The interval of a scalar: of one outside of bodies by its own operands."""
+        """The interval of a scalar. Outside of bodies, its own operands decide it."""
         if value in known or isinstance(value, BlockArgument):
             return known.get(value)
         op = value.owner
@@ -167,7 +168,7 @@ CORNERS: tuple[Corner, ...] = ("first", "last")
 
 @dataclass(frozen=True)
 class _Nest:
-    """A nest whose iterations are looked at: all, or one at a corner."""
+    """The iterations of a nest under analysis: all of them, or one at a corner."""
 
     op: ops.GenericOp
     ranges: Mapping[str, Range]
@@ -185,7 +186,7 @@ class _Nest:
 
 
 def _is_corner(index: loops.Index, value: SSAValue) -> bool:
-    """Whether the corner of a nest reads the corner of an operand."""
+    """Whether the corner iteration of a nest reads the corner element of an operand."""
     places = zip(index, shape_of(value.type), strict=True)
     return all(isinstance(e, AffineDimExpr) or size == 1 for e, size in places)
 
@@ -194,7 +195,8 @@ _I1 = IntegerType(1)
 
 
 def decide(op: ops.GenericOp, ranges: ValueRanges) -> bool:
-    """Replaces the booleans in a pointwise nest that can have one value only by that; whether there were any."""
+    """Replaces each boolean of a pointwise nest that can have only one value by that value. Returns whether there were
+    any."""
     if not loops.is_pointwise(op):
         return False
     block = op.body.block
@@ -224,7 +226,7 @@ def _yields(op: ops.GenericOp) -> Sequence[SSAValue]:
 
 
 def _limits(type_: Attribute) -> Interval | None:
-    """All numbers of a scalar or element type, as the interval arithmetic counts them; None where it does not count."""
+    """All numbers of a scalar or element type. None for types outside the interval arithmetic."""
     if isinstance(type_, TensorType):
         type_ = type_.get_element_type()
     if isinstance(type_, IndexType):
@@ -265,7 +267,7 @@ def _constant(attribute: Attribute) -> Bounds:
 
 
 def _compared(predicate: int, operands: Sequence[Bounds]) -> Bounds:
-    """A comparison (0 eq, 1 ne, 2 slt, 3 sle, 4 sgt, 5 sge): a number where the intervals decide it."""
+    """The result of a comparison (0 eq, 1 ne, 2 slt, 3 sle, 4 sgt, 5 sge): one number if the intervals decide it."""
     a, b = operands
     if a is None or b is None:
         return _BOOLEAN
@@ -318,7 +320,7 @@ _LOGIC: dict[type[Operation], Rule] = {
     arith.ExtUIOp: lambda a: a[0],
     arith.ExtSIOp: lambda a: Interval(-a[0].high, -a[0].low),
 }
-"""By the type of op, for booleans."""
+"""Rules for booleans, by type of op."""
 
 _ARITHMETIC: dict[type[Operation], Rule] = {
     arith.AddiOp: lambda a: Interval(a[0].low + a[1].low, a[0].high + a[1].high),
@@ -329,6 +331,6 @@ _ARITHMETIC: dict[type[Operation], Rule] = {
     arith.IndexCastOp: lambda a: a[0],
     arith.ExtSIOp: lambda a: a[0],
     arith.ExtUIOp: lambda a: a[0] if a[0].low >= 0 else None,
-    arith.TruncIOp: lambda a: a[0],  # where that does not fit it wraps, see `_within`
+    arith.TruncIOp: lambda a: a[0],  # wraps if it does not fit, see `_within`
 }
-"""For all other integers."""
+"""Rules for all other integers."""

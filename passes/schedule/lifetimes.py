@@ -1,9 +1,9 @@
 """Lifetimes of buffers at step granularity, under the order that streams and events give.
 
-Step c of stream i happens before a step whose clock has `clock[i] >= c`; c counts from 1.  A buffer's life in an entry
-is two vectors over the streams: `last[i]`, the number of its last use on stream i (0: none), and `before[i]`, how many
-steps of stream i are sure to be over when any use of it begins.  So all of X comes before all of Y exactly if
-`before_Y >= last_X` in every component.
+Step c of stream i happens before any step whose clock has `clock[i] >= c`; c counts from 1. The lifetime of a buffer in
+an entry is two vectors over the streams. `last[i]` is the number of its last use on stream i (0: none). `before[i]` is
+the number of steps of stream i that have certainly finished when any use of the buffer begins. All uses of X come
+before all uses of Y exactly if `before_Y >= last_X` in every component.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qcompiler.ir.rt_schedule import Schedule
 
 @dataclass
 class Use:
-    """One buffer's life in one entry. `first` and `final` are places in the entry's list of steps."""
+    """The lifetime of one buffer in one entry. `first` and `final` are positions in the entry's list of steps."""
 
     entry: str
     last: list[int]
@@ -27,7 +27,7 @@ class Use:
 
 
 class Lifetimes:
-    """The uses of every buffer of a schedule. PassError for a step without a stream."""
+    """The lifetimes of all buffers of a schedule. PassError for a step without a stream."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._uses: dict[str, list[Use]] = {}
@@ -40,7 +40,7 @@ class Lifetimes:
         return self._uses.get(buffer, [])
 
     def lower_bound(self, sizes: dict[str, int]) -> int:
-        """Bytes that no placement can do without: the most that is live at one place of an entry's list of steps."""
+        """Bytes that every placement needs: the most that are live at one position of an entry's list of steps."""
         most = 0
         for entry in {use.entry for name in sizes for use in self.of(name)}:
             change: dict[int, int] = {}

@@ -1,9 +1,10 @@
-"""Whether work beside other work pays in an entry as a whole: in time, and in memory.
+"""Decides whether overlapping work on several streams pays off for a whole entry, in time and in memory.
 
     overlap(tasks, 4, memory)    # streams of the tasks, "166.8 us, on one stream 184.7, no less than 159.6; …"
 
-Tried are all overlaps that pay for themselves, then fewer and fewer: without those beside the steps where the arenas
-are fullest, until the rest hardly needs more memory than one stream does.
+Tries the full set of profitable overlaps first. If that needs too much memory, it keeps the steps where the arenas are
+fullest on the device's own stream, and lowers that threshold until the entry needs little more memory than one stream
+does.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from qcompiler.passes.schedule.stream_choice import Choice, Task, choose, longes
 from qcompiler.passes.schedule.stream_memory import ActivationMemory
 
 WORTH = 0.98
-"""Of the time on one stream: estimates that are closer to it say nothing."""
+"""The overlapped time must be below this fraction of the one-stream time. The estimates are not precise enough for
+less."""
 
 GROWTH, SLACK = 1.15, 1 << 16
-"""How much memory activations may take: 15 percent more than on one stream, or 64 KiB more."""
+"""Memory limit for activations: 15 percent more than on one stream, or 64 KiB more, whichever is larger."""
 
 ROOMS = (1.0, 0.8, 0.6, 0.4, 0.2)
-"""Of the largest need on one stream: a step beside which more is alive stays on the device's own.  Tried in turn."""
+"""Thresholds, tried in turn. A step stays on the device's own stream if the arenas are fuller than this fraction of
+their one-stream peak while it may run."""
 
 
 def overlap(tasks: Sequence[Task], limit: int, memory: ActivationMemory) -> tuple[tuple[str, ...], str]:
-    """A stream for each task, at most `limit` for kernels on each device, and what that is expected to save."""
+    """Chooses a stream for each task, with at most `limit` streams for kernels on each device. Also returns a text with
+    the estimated times."""
     one = choose(tasks, 1)
     if limit == 1 or all(len(task.lanes) == 1 for task in tasks):
         return one.streams, f"{one.span:.1f} us"
@@ -39,7 +43,8 @@ def overlap(tasks: Sequence[Task], limit: int, memory: ActivationMemory) -> tupl
 def _fitting(
     tasks: Sequence[Task], one: Choice, limit: int, memory: ActivationMemory
 ) -> tuple[Choice, float, float | None]:
-    """The first choice that is worth it and fits, its growth of memory, and that of the first that did not fit."""
+    """The first choice that saves time and fits in memory, its memory growth, and the growth of the first choice that
+    did not fit."""
     least, fullness = memory.nbytes(one.streams), memory.fullness()
     stopped: float | None = None
     for room in ROOMS:

@@ -27,7 +27,8 @@ from qcompiler.plan.plan import View, taken
 
 
 class StepCosts:
-    """Costs of steps. Kernels without a region (schedules written by hand) are judged by their operands' bytes."""
+    """Estimated costs of steps. For a kernel without a region (schedules written by hand), only the operands' bytes
+    count."""
 
     def __init__(self, schedule: Schedule, ctx: Context) -> None:
         self._schedule = schedule
@@ -38,7 +39,7 @@ class StepCosts:
 
     @property
     def gpu(self) -> DeviceCost:
-        """The figures of its GPUs."""
+        """The figures of the target's GPU."""
         return device_cost(self.isa)
 
     def device(self, name: str) -> DeviceCost:
@@ -46,8 +47,8 @@ class StepCosts:
         return device_cost(self.isa, self._schedule.devices[name].record.kind)
 
     def of(self, step: StepOp, device: str, symbols: Mapping[str, int]) -> Cost:
-        """One step on the device whose stream it will run on. Library calls, which say nothing of themselves, and
-        records and waits cost nothing."""
+        """One step on the device whose stream it will run on. Library calls (whose
+        work is unknown), records and waits cost nothing."""
         figures = self.device(device)
         if self._cpu_only:
             return NOTHING  # there is nothing to choose

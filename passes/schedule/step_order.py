@@ -1,9 +1,9 @@
-"""What a step depends on, and what streams and events order already.
+"""Which steps depend on each other, and which pairs the streams and events already order.
 
     a: launch writes %h        b: launch reads %h, writes %y        c: launch writes %h
     b depends on a (it reads what a wrote), c on b (it overwrites what b reads)
 
-Judged by whole buffers: no two buffers share bytes before plan-memory.
+Dependences are between whole buffers: before plan-memory, no two buffers share bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from qcompiler.ir.rt_schedule import Schedule
 
 
 def dependences(schedule: Schedule, steps: Sequence[StepOp]) -> list[tuple[int, ...]]:
-    """For each step the earlier ones that it must follow: the last that wrote what it touches and, where it writes,
-    all that have read it since. What follows from these is not repeated."""
+    """For each step, the earlier steps it must follow: the last writer of each buffer it touches, and, for each buffer
+    it writes, all readers since that write. Transitive dependences are left out."""
     written: dict[str, int] = {}
     read: dict[str, list[int]] = {}
     found: list[tuple[int, ...]] = []
@@ -36,7 +36,7 @@ def dependences(schedule: Schedule, steps: Sequence[StepOp]) -> list[tuple[int, 
 
 
 def accesses(schedule: Schedule, step: StepOp) -> list[tuple[str, str]]:
-    """Buffers a step touches, each with "r", "w" or "rw"."""
+    """The buffers a step touches, each with "r", "w" or "rw"."""
     found = [(view.buffer, access) for view, access in schedule.accesses(step)]
     if isinstance(step, LibraryCallOp) and step.workspace is not None:
         found.append((name_of(step.workspace), "w"))
@@ -44,7 +44,8 @@ def accesses(schedule: Schedule, step: StepOp) -> list[tuple[str, str]]:
 
 
 class Order:
-    """What is ordered already. `before[n]` holds the latest step on each stream that is over when step n begins."""
+    """The order that streams and events guarantee so far. `before[n]` maps each stream to its latest step that has
+    finished when step n begins."""
 
     def __init__(self) -> None:
         self.before: list[dict[str, int]] = []
@@ -52,7 +53,7 @@ class Order:
         self._after: list[tuple[str, dict[str, int]]] = []
 
     def waits(self, number: int, stream: str, earlier: Sequence[int]) -> list[int]:
-        """Enters the next step; those of the steps it depends on that it must still wait for, latest first."""
+        """Adds the next step. Returns the dependences it still needs an event for, latest first."""
         now, needed = self._now.setdefault(stream, {}), []
         for each in sorted(earlier, reverse=True):
             other, clock = self._after[each]

@@ -4,11 +4,14 @@
        ├─── k ── rope ──┘         →       stream 1        k  rope ──┤
        └─── v ──────────┘                 stream 2        v ────────┘
 
-Steps are taken in the order of the list, which is never changed.  A step goes on where the last of the steps it depends
-on ran, so that a chain stays on one stream.  It goes elsewhere only if it would end there earlier by more than an event
-takes: the event in front of it counts in its time there, the one behind it is that margin.  A stream whose last step
-has an *heir* (of the steps that depend on it, the one with the most work behind it) that could go on at once is dearer
-to all others by the time that the heir would have to wait.
+The scheduler takes the steps in list order and never reorders them. A step stays on the stream of the dependence that
+ends last, so a chain stays on one stream. It moves to another stream only if it ends earlier there by more than the
+time of one event. (Moving costs two events: the one before the step is part of its start time on the other stream, and
+the one after it is this margin.)
+
+The *critical successor* of a step is the step that depends on it and has the longest path of work behind it. If the
+critical successor of a stream's last step is ready, any other step pays for delaying it: the span of that other step is
+added to the price of this stream.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from qcompiler.kernels.cost import Cost, Occupancy
 
 @dataclass(frozen=True)
 class Task:
-    """One step. `lanes` are the streams it may run on, the first one the device's own; `earlier` its dependences."""
+    """One step. `lanes` lists the streams it may run on, the device's own stream first. `earlier` lists the steps it
+    depends on."""
 
     device: str
     lanes: tuple[str, ...]
@@ -30,7 +34,7 @@ class Task:
     event: float
     """Microseconds that an edge from another stream takes."""
     stays: bool = False
-    """Whether it runs on the device's own stream in any case."""
+    """Whether it must stay on the device's own stream."""
 
 
 @dataclass(frozen=True)
@@ -42,30 +46,30 @@ class Choice:
 
 
 def choose(tasks: Sequence[Task], limit: int) -> Choice:
-    """A stream for each task, of the first `limit` of its lanes."""
-    state = _State(_heirs(tasks))
+    """Chooses a stream for each task, among the first `limit` of its `lanes`."""
+    state = _State(_critical_successors(tasks))
     for task in tasks:
         state.add(task, task.lanes[:limit])
     return Choice(tuple(state.streams), state.span(tasks))
 
 
-def _heirs(tasks: Sequence[Task]) -> list[tuple[int, int] | None]:
-    """For each task its heir, and the last of the tasks that the heir depends on."""
+def _critical_successors(tasks: Sequence[Task]) -> list[tuple[int, int] | None]:
+    """For each task: its critical successor, and the latest task that this successor depends on."""
     rank = [task.cost.span for task in tasks]
-    heirs: list[int | None] = [None] * len(tasks)
+    successors: list[int | None] = [None] * len(tasks)
     for number in reversed(range(len(tasks))):
-        heir = heirs[number]
-        rank[number] += rank[heir] if heir is not None else 0.0
+        successor = successors[number]
+        rank[number] += rank[successor] if successor is not None else 0.0
         for each in tasks[number].earlier:
-            best = heirs[each]
+            best = successors[each]
             if best is None or rank[number] >= rank[best]:
-                heirs[each] = number
-    return [None if heir is None else (heir, max(tasks[heir].earlier)) for heir in heirs]
+                successors[each] = number
+    return [None if successor is None else (successor, max(tasks[successor].earlier)) for successor in successors]
 
 
 def longest_chain(tasks: Sequence[Task]) -> float:
-    """What no number of streams gets below: the longest chain of dependences without any event, or all of a device's
-    work at its full rate."""
+    """A lower bound on the time with any number of streams: the longest chain of dependences without events, or the
+    total work of one device at its full rate, whichever is longer."""
     ends: list[float] = []
     work: dict[str, float] = {}
     for task in tasks:
@@ -76,59 +80,62 @@ def longest_chain(tasks: Sequence[Task]) -> float:
 
 @dataclass
 class _State:
-    heirs: Sequence[tuple[int, int] | None]
+    successors: Sequence[tuple[int, int] | None]
     streams: list[str] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     free: dict[str, float] = field(default_factory=dict)
-    """When each stream that is in use has done what it was given."""
+    """When each stream in use finishes the work assigned to it so far."""
     last: dict[str, int] = field(default_factory=dict)
     devices: dict[str, Occupancy] = field(default_factory=dict)
 
     def span(self, tasks: Sequence[Task]) -> float:
-        """When every stream has been joined to its device's own."""
+        """When every stream has been joined to the device's own stream."""
         events = {stream: task.event for stream, task in zip(self.streams, tasks, strict=True)}
         owns = {task.lanes[0] for task in tasks}
         return max(
             (end + (0.0 if stream in owns else events[stream]) for stream, end in self.free.items()), default=0.0
         )
 
-    def add(self, task: Task, lanes: Sequence[str]) -> None:
+    def add(self, task: Task, candidates: Sequence[str]) -> None:
         device = self.devices.setdefault(task.device, Occupancy())
-        home = self._home(task, lanes)
-        ends = {lane: device.finish(self._start(task, lane, lanes[0]), task.cost) for lane in self._open(lanes)}
-        price = {lane: end + self._delay(lane, task) for lane, end in ends.items()}
-        best = min(price, key=lambda lane: (price[lane], lanes.index(lane)))
-        chosen = lanes[0] if task.stays else best if price[best] + task.event < price[home] else home
-        end = device.place(self._start(task, chosen, lanes[0]), task.cost)
+        home = self._home(task, candidates)
+        ends = {
+            stream: device.finish(self._start(task, stream, candidates[0]), task.cost)
+            for stream in self._open(candidates)
+        }
+        price = {stream: end + self._delay(stream, task) for stream, end in ends.items()}
+        best = min(price, key=lambda stream: (price[stream], candidates.index(stream)))
+        chosen = candidates[0] if task.stays else best if price[best] + task.event < price[home] else home
+        end = device.place(self._start(task, chosen, candidates[0]), task.cost)
         self.last[chosen] = len(self.streams)
         self.streams.append(chosen)
         self.ends.append(end)
         self.free[chosen] = end
 
-    def _delay(self, lane: str, task: Task) -> float:
-        """What the heir of a stream's last step loses if the task at hand takes its place there; the event that joins
-        a stream that is not in use yet."""
-        if lane not in self.free:
-            return 0.0 if lane == task.lanes[0] else task.event
-        heir = self.heirs[self.last[lane]] if lane in self.last else None
+    def _delay(self, stream: str, task: Task) -> float:
+        """The price of putting `task` on `stream`, on top of its end time: the delay of the critical successor that is
+        ready to run there, or the join event of a stream not yet in use."""
+        if stream not in self.free:
+            return 0.0 if stream == task.lanes[0] else task.event
+        successor = self.successors[self.last[stream]] if stream in self.last else None
         number = len(self.streams)
-        if heir is None or heir[0] <= number or heir[1] >= number:
-            return 0.0  # nobody, this task itself, somebody who has his place, or who waits for others still
+        if successor is None or successor[0] <= number or successor[1] >= number:
+            return 0.0  # no critical successor; or it is this task, is placed already, or is not ready yet
         return task.cost.span
 
-    def _home(self, task: Task, lanes: Sequence[str]) -> str:
-        """Where the step goes on by itself: behind the dependence that ends last."""
-        before = [each for each in task.earlier if self.streams[each] in lanes]
-        return self.streams[max(before, key=lambda each: (self.ends[each], each))] if before else lanes[0]
+    def _home(self, task: Task, candidates: Sequence[str]) -> str:
+        """The stream the step stays on by default: that of the dependence that ends last."""
+        before = [each for each in task.earlier if self.streams[each] in candidates]
+        return self.streams[max(before, key=lambda each: (self.ends[each], each))] if before else candidates[0]
 
-    def _open(self, lanes: Sequence[str]) -> list[str]:
-        """The streams in use, the device's own, and one more."""
-        used = [lane for lane in lanes if lane in self.free or lane == lanes[0]]
-        return [*used, *[lane for lane in lanes if lane not in used][:1]]
+    def _open(self, candidates: Sequence[str]) -> list[str]:
+        """The candidates in use, the device's own stream, and one unused candidate."""
+        used = [stream for stream in candidates if stream in self.free or stream == candidates[0]]
+        return [*used, *[stream for stream in candidates if stream not in used][:1]]
 
-    def _start(self, task: Task, lane: str, own: str) -> float:
-        """Behind what the stream was given, and behind the dependences, those on other streams an event later. A
-        stream that begins waits for the device's own to begin."""
-        times = [self.free.get(lane, 0.0 if lane == own else task.event)]
-        times += [self.ends[each] + (0.0 if self.streams[each] == lane else task.event) for each in task.earlier]
+    def _start(self, task: Task, stream: str, own: str) -> float:
+        """When `task` can start on `stream`: after the stream's own work and after every dependence. A dependence on
+        another stream costs an event. A stream not yet in use starts one event after the device's own."""
+        times = [self.free.get(stream, 0.0 if stream == own else task.event)]
+        times += [self.ends[each] + (0.0 if self.streams[each] == stream else task.event) for each in task.earlier]
         return max(times)

@@ -1,6 +1,6 @@
-"""What streams cost in memory: the activations of an entry, before plan-memory gives them offsets.
+"""Activation memory that a choice of streams needs, estimated before plan-memory assigns offsets.
 
-Work that runs beside other work keeps its buffers beside that one's, so that each arena grows where it is fullest.
+Two steps that may run at the same time cannot share memory. So the arenas grow, most of all where they are fullest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Life:
 
 
 class ActivationMemory:
-    """The activation arenas of one entry's steps."""
+    """The activation arenas of one entry."""
 
     def __init__(self, schedule: Schedule, steps: Sequence[StepOp], earlier: Sequence[tuple[int, ...]]) -> None:
         self._earlier = earlier
@@ -37,8 +37,8 @@ class ActivationMemory:
                     lives.setdefault(name, _Life(buffer.nbytes.value.data)).steps.append(number)
 
     def fullness(self) -> list[float]:
-        """For each step the largest share of the arenas' greatest need that is alive while it may run: in the order of
-        the list, from the last step it depends on to the first that depends on it."""
+        """For each step, how full the arenas get while it may run: live bytes divided by the peak, 0 to 1. A step may
+        run at any point of the list between its last dependence and its first dependent. The fullest arena counts."""
         found = [0.0] * len(self._earlier)
         for lives in self._arenas.values():
             change = [0] * (len(found) + 1)
@@ -59,7 +59,7 @@ class ActivationMemory:
         return [max(found[begin:end]) for begin, end in zip(begins, first, strict=True)]
 
     def nbytes(self, streams: Sequence[str]) -> int:
-        """Bytes of all arenas together if the steps run on these streams, with the events that they need."""
+        """Total bytes of all arenas if the steps run on these streams, with the events this requires."""
         order = Order()
         for number, (stream, earlier) in enumerate(zip(streams, self._earlier, strict=True)):
             order.waits(number, stream, earlier)
@@ -74,7 +74,7 @@ class ActivationMemory:
 
 
 def _use(steps: Sequence[int], streams: Sequence[str], names: dict[str, int], order: Order) -> Use:
-    """A buffer's life as plan-memory sees it, with steps counted from 1 over all streams."""
+    """The lifetime of a buffer as plan-memory sees it. Steps count from 1 over all streams."""
     last = [0] * len(names)
     before = [len(streams)] * len(names)
     for number in steps:

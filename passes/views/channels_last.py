@@ -1,8 +1,8 @@
-"""Images as they lie in memory: channels last.
+"""Stores images with channels last.
 
-A convolution leaves its result as (b, h, w, c) seen through a transpose to (b, c, h, w).  Whatever reads that element
-by element can write its own result the same way; then the transpose moves behind it, and meets the one in front of the
-next convolution.  Views cost nothing, so only the order in which results are stored changes.
+A convolution stores its result as (b, h, w, c), seen through a transpose to (b, c, h, w). An op that reads it element
+by element can store its own result the same way. Then the transpose moves behind this op, until it meets the transpose
+in front of the next convolution and both cancel. Views cost nothing, so only the order of stored elements changes.
 
     %1 = linalg.transpose %y [0, 3, 1, 2]                 %2 = linalg.generic ins(%y) {…} -> (b, h, w, c)
     %2 = linalg.generic ins(%1) {…} -> (b, c, h, w)  ->   %3 = linalg.transpose %2 [0, 3, 1, 2]
@@ -33,17 +33,18 @@ T = TypeVar("T")
 
 
 def to_last(rank: int) -> tuple[int, ...]:
-    """(b, c…, h, w) as (b, h, w, c…), (b, c, length) as (b, length, c): entry i is the axis that goes to place i."""
+    """The permutation from (b, c…, h, w) to (b, h, w, c…), or from (b, c, length) to (b, length, c). Entry i is the
+    axis that goes to place i."""
     return (0, 2, 1) if rank == 3 else (0, rank - 2, rank - 1, *range(1, rank - 2))
 
 
 def to_first(rank: int) -> tuple[int, ...]:
-    """(b, h, w, c…) as (b, c…, h, w), and (b, length, c) as (b, c, length)."""
+    """The permutation from (b, h, w, c…) to (b, c…, h, w), or from (b, length, c) to (b, c, length)."""
     return (0, 2, 1) if rank == 3 else (0, *range(3, rank), 1, 2)
 
 
 def stored(value: SSAValue) -> SSAValue | None:
-    """The (b, h, w, c…) tensor that a (b, c…, h, w) value is a view of, or None."""
+    """The (b, h, w, c…) tensor that a (b, c…, h, w) value is a view of; None if there is none."""
     op = producer(value)
     if not isinstance(op, ops.TransposeOp):
         return None
@@ -58,7 +59,7 @@ def channels_last(builder: Builder, value: SSAValue) -> SSAValue:
 
 
 def keep_channels_last(block: Block) -> None:
-    """Moves such transposes behind everything in `block` that can store its result channels last."""
+    """Moves transposes to channels first behind every op of `block` that can store its result channels last."""
     for op in list(block.ops):
         if op.parent is None or _cancels(op):
             continue
@@ -72,7 +73,8 @@ def keep_channels_last(block: Block) -> None:
 
 
 def _cancels(op: Operation) -> bool:
-    """Takes out a transpose that undoes the one it reads, so that what it gives does not count as channels first."""
+    """Removes a transpose that undoes the one it reads; returns whether it did. Its result then no longer counts as
+    channels first."""
     source = stored(op.inputs[0]) if isinstance(op, ops.TransposeOp) else None
     if source is None or views.permutation_of(op) != to_last(views.rank_of(source)):  # type: ignore[arg-type]
         return False
@@ -86,7 +88,7 @@ def _before(op: Operation) -> Builder:
 
 
 def _moved(entries: Sequence[T]) -> list[T]:
-    """Entries for (b, c…, h, w) in the order (b, h, w, c…)."""
+    """Reorders entries for (b, c…, h, w) to (b, h, w, c…)."""
     return [entries[i] for i in to_last(len(entries))]
 
 
@@ -94,7 +96,7 @@ def _moved(entries: Sequence[T]) -> list[T]:
 
 
 def _generic(op: Operation) -> SSAValue | None:
-    """A nest that runs through such a view and its own result channel by channel."""
+    """A nest that reads such a view in the order of its own result (at least batch and channels alike)."""
     assert isinstance(op, ops.GenericOp)
     out = loops.output_index(op)
     spatial = 1 if len(out) == 3 else 2
@@ -140,7 +142,7 @@ def _concat(op: Operation) -> SSAValue | None:
 
 
 def _insert_slice(op: Operation) -> SSAValue | None:
-    """Padding: a part written into a constant."""
+    """Padding: an image inserted into a constant."""
     assert isinstance(op, tensor.InsertSliceOp)
     part, into = stored(op.source), producer(op.dest)
     place = views.inserted_at(op)
@@ -162,7 +164,7 @@ def _extract_slice(op: Operation) -> SSAValue | None:
 
 
 def _gather(op: Operation) -> SSAValue | None:
-    """Rows or columns picked by an index, as resizing does."""
+    """Rows or columns picked by an index (resizing)."""
     assert isinstance(op, qc.GatherOp)
     source = stored(op.x)
     if source is None or op.mode.data != "take" or views.rank_of(op.index) != 1:
@@ -173,7 +175,7 @@ def _gather(op: Operation) -> SSAValue | None:
 
 
 def _reshape(op: Operation) -> SSAValue | None:
-    """Channels split into groups or joined again, rows and columns as one length; a repetition of both."""
+    """Splits channels into groups or joins them, joins rows and columns to one length, or repeats both."""
     assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
     repeat = producer(op.src)
     if isinstance(repeat, ops.BroadcastOp):
@@ -191,7 +193,7 @@ def _splits_channels(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp) -> bool:
 
 
 def _repeated(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp, repeat: ops.BroadcastOp) -> SSAValue | None:
-    """(b, c, h, w) as (b, c, h, r, w, r), joined to (b, c, h*r, w*r): nearest neighbours."""
+    """(b, c, h, w) as (b, c, h, r, w, r), joined to (b, c, h*r, w*r): nearest-neighbour resizing."""
     source = stored(repeat.input)
     if source is None or views.rank_of(source) != 4 or views.groups_of(op) != ((0,), (1,), (2, 3), (4, 5)):
         return None

@@ -1,7 +1,7 @@
-"""Reading what one element of a tensor is computed from, across the boundaries of loop nests and views.
+"""Finds what one element of a tensor is computed from, across loop nests and views.
 
-A `Node` is one scalar operation at an index; a `read` node is an element of a tensor, opened only when asked for, so a
-match costs as much as the pattern is deep.  Equal elements are the same node.
+A `Node` is one scalar operation at an index. A `read` node is an element of a tensor and is opened only on demand, so
+the cost of a match depends on the depth of the pattern only. Equal elements are the same node.
 
     layer norm's element:  addf(mulf(mulf(subf(x, mean), rsqrt(addf(var, eps))), w), b)
 """
@@ -36,10 +36,10 @@ _REDUCTIONS = {
 
 @dataclass(eq=False)
 class Node:
-    """`op` is an MLIR name, or "read", "constant", "index", "sum", "max", "argument" (of a region inside of a nest).
+    """`op` is an MLIR name, or "read", "constant", "index", "sum", "max", "argument" (of a region inside a nest).
 
-    read: `tensor` at `index`.  constant: `number`.  index: `index[0]`.  sum and max: `args[0]` over the new loop dim
-    `axis` of size `extent`.  arith.cmpi: MLIR's number of the `predicate`.
+    read: `tensor` at `index`. constant: `number`. index: `index[0]`. sum and max: `args[0]` over the new loop dim
+    `axis` of size `extent`. arith.cmpi: MLIR's number of the `predicate`.
     """
 
     op: str
@@ -53,13 +53,13 @@ class Node:
 
 
 class Tracer:
-    """Nodes of one function. `rank` of the tensors traced from must stay below `FIRST_AXIS`.
+    """Makes the nodes of one function. Tensors must have a rank below `FIRST_AXIS`.
 
-    Indices of nodes are canonical: a dim of size 1 is read at 0, however a nest or a view writes that.  So a form is
-    the same form at batch 1 and at one token; matchers compare with `loops.own_index` and `loops.order_of`.
+    Indices of nodes are canonical: a dim of size 1 is read at 0, however a nest or a view writes it. So one pattern
+    also matches at batch 1 and at one token. Matchers compare with `loops.own_index` and `loops.order_of`.
     """
 
-    FIRST_AXIS = 64  # numbers of reduction dims start here, clear of any tensor's rank
+    FIRST_AXIS = 64  # reduction dims count from here, above any tensor's rank
 
     def __init__(self, context: QCContext) -> None:
         self._context = context
@@ -81,7 +81,8 @@ class Tracer:
         return self._reads[key]
 
     def open(self, node: Node) -> Node:
-        """What an element is computed by: one step through a view, a nest or a constant; itself if it is a leaf."""
+        """Replaces a read by what computes the element, one step through a view, a nest or a constant. Other nodes and
+        leaves are returned as they are."""
         if node.op != "read":
             return node
         if node not in self._opened:
@@ -89,7 +90,7 @@ class Tracer:
         return self._opened[node]
 
     def head(self, node: Node) -> Node:
-        """The operator behind any number of views, nests and float casts; a read that cannot be opened stays."""
+        """The operator behind any number of views, nests and float casts, or a read that cannot be opened."""
         while True:
             if node.op in _CASTS:
                 node = node.args[0]
@@ -100,7 +101,7 @@ class Tracer:
             node = inner
 
     def aliases(self, node: Node) -> Iterator[tuple[SSAValue, Index]]:
-        """The tensors that hold this very element, up to float casts: outermost first."""
+        """The tensors that hold this same element, up to float casts, outermost first."""
         while True:
             if node.op in _CASTS:
                 node = node.args[0]
@@ -115,7 +116,7 @@ class Tracer:
             node = inner
 
     def constant(self, node: Node) -> float | None:
-        """The number, for an element that is a known constant."""
+        """The number if the element is a known constant, else None."""
         found = self.head(node)
         if found.op == "math.sqrt":  # 1 / sqrt(depth), computed on tensors
             return self._root(found.args[0])
@@ -169,7 +170,7 @@ class Tracer:
         return None
 
     def _stored_constant(self, op: qc.ConstOp) -> Node | None:
-        """A stored scalar (lifted from the model, such as a scale) is a constant."""
+        """A stored scalar as a constant (a scale from the model, for example)."""
         if op.key not in self._context.weights:
             return None
         stored = self._context.weights[op.key]
@@ -186,7 +187,7 @@ class Tracer:
 
     def _body_node(self, op: ops.GenericOp, value: SSAValue, at: Index) -> Node:
         if isinstance(value, BlockArgument):
-            if value.block is not op.body.block:  # a value of another region: nothing is known of it
+            if value.block is not op.body.block:  # a value of another region is unknown
                 return Node("argument")
             index = op.indexing_maps.data[value.index].data.results  # an output's argument is what it held before
             return self.read(op.operands[value.index], loops.compose(index, at))
@@ -200,7 +201,7 @@ class Tracer:
         return Node(inner.name, tuple(self._body(op, v, at) for v in inner.operands), predicate=predicate)
 
     def _reduction(self, op: ops.GenericOp, node: Node) -> Node | None:
-        """`sum` or `max` over one loop dim, starting from the neutral element."""
+        """The `sum` or `max` over one loop dim, if it starts from the neutral element."""
         reducing = [n for n, it in enumerate(op.iterator_types.data) if it != loops.PARALLEL]
         combine = loops.producer(loops.yielded(op))
         if len(reducing) != 1 or len(op.res) != 1 or combine is None or combine.name not in _REDUCTIONS:

@@ -1,4 +1,4 @@
-"""The rules by which views cancel each other and disappear into their readers; see passes/fold_views.py."""
+"""The rules by which views cancel each other and disappear into their readers. See passes/fold_views.py."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from qcompiler.plan.dims import Dim, dim, product
 
 
 def fold_views(worklist: Sequence[Operation]) -> None:
-    """Applies every rule to the ops given and to what the rules make, until none applies."""
+    """Applies every rule to the given ops and to the ops that rules make, until no rule applies."""
     stack = list(reversed(worklist))
-    budget = 1000 + 50 * len(stack)  # each op folds a few times; more means that two rules undo each other
+    budget = 1000 + 50 * len(stack)  # an op folds a few times at most; more means that two rules undo each other
     while stack:
         op = stack.pop()
         budget -= 1
@@ -44,13 +44,13 @@ def fold_views(worklist: Sequence[Operation]) -> None:
             op.results[0].replace_all_uses_with(replacement)
             loops.erase_if_dead(op)
             stack += [r for r in readers if r.parent is not None]
-        # the ops a rule made, ending in `made`, may fold on
+        # the ops that the rule made, up to `made`, may fold again
         for each in _chain(made):
             stack.append(each)
 
 
 def _chain(op: Operation | None) -> list[Operation]:
-    """An op and the foldable ops close in front of it, it first: what a rule may have made."""
+    """`op` and the foldable ops directly in front of it, `op` first: the ops that a rule may have made."""
     found: list[Operation] = []
     level = [op] if op is not None else []
     while level and len(found) < 12:
@@ -86,7 +86,7 @@ def _fold_reshape(op: Operation) -> SSAValue | None:
 
 
 def _merge_longer_chain(op: Operation, inner: views.Reshape, shape: Sequence[Dim]) -> SSAValue | None:
-    """Three reshapes in a row become the two that any reshape needs at most."""
+    """Merges three consecutive reshapes into the two that any reshape needs at most."""
     third = producer(inner.src)
     if not isinstance(third, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
         return None
@@ -94,8 +94,8 @@ def _merge_longer_chain(op: Operation, inner: views.Reshape, shape: Sequence[Dim
 
 
 def _reshape_before_linear(op: views.Reshape, linear: qc.LinearOp) -> SSAValue | None:
-    """`reshape(linear(x))` -> `linear(reshape(x))` where only leading dims change and nothing else reads the linear."""
-    groups = views.groups_of(op)  # none where a single element loses all its dims
+    """`reshape(linear(x))` -> `linear(reshape(x))`, if only leading dims change and nothing else reads the linear."""
+    groups = views.groups_of(op)  # empty if a single element loses all its dims
     if not linear.result.has_one_use() or not groups or len(groups[-1]) != 1:
         return None
     leading = shape_of(op.result.type)[:-1]
@@ -169,7 +169,7 @@ def _fold_broadcast(op: Operation) -> SSAValue | None:
 
 
 def _fold_into_maps(op: Operation) -> SSAValue | None:
-    """Transposes, broadcasts and unit dims of the inputs become indexing maps, in place."""
+    """Folds transposes, broadcasts and unit dims of the inputs into the indexing maps, in place."""
     assert isinstance(op, ops.GenericOp)
     inputs = loops.inputs_of(op)
     changed = False
@@ -187,7 +187,7 @@ def _fold_into_maps(op: Operation) -> SSAValue | None:
 
 
 def _fold_into_attention(op: Operation) -> SSAValue | None:
-    """Masks are read at their unit dims, repeated key/value heads once."""
+    """Makes attention read broadcast masks through unit dims, and repeated key/value heads once."""
     assert isinstance(op, qc.AttentionOp)
     builder = _before(op)
     mask = _unit_mask(builder, op.mask) if op.mask is not None else None
@@ -204,18 +204,18 @@ def _fold_into_attention(op: Operation) -> SSAValue | None:
 
 
 def _unit_mask(builder: Builder, mask: SSAValue) -> SSAValue | None:
-    """The source of a broadcast mask with unit dims where it repeats, or None."""
+    """The source of a broadcast mask, with size 1 where it repeats; else None."""
     inner = producer(mask)
     if not isinstance(inner, ops.BroadcastOp):
         return None
     shape = tuple(1 if n in views.added_dims(inner) else s for n, s in enumerate(shape_of(mask.type)))
-    if shape == shape_of(mask.type):  # a scalar seen as unit dims, which is spelt as a broadcast
+    if shape == shape_of(mask.type):  # a scalar with unit dims, which is written as a broadcast
         return None
     return build.reshape(builder, inner.input, shape)
 
 
 def _unrepeated(builder: Builder, value: SSAValue) -> SSAValue | None:
-    """`x (B, Hkv, T, D)` where value is x with each head repeated n times, wherever sizes of 1 stand between."""
+    """`x (B, Hkv, T, D)` if `value` is x with each head repeated n times; unit dims may stand between."""
     batch, heads, keys, depth = shape_of(value.type)
     repeat = producer(views.unreshaped(value))
     if not isinstance(repeat, ops.BroadcastOp):
@@ -231,10 +231,10 @@ def _unrepeated(builder: Builder, value: SSAValue) -> SSAValue | None:
 
 
 def split_batch(op: qc.BatchMatmulOp) -> SSAValue | None:
-    """`matmul(collapse(a), b)` over joined batch dims -> `collapse(matmul(a, expand(b)))`, where `a` is strided.
+    """`matmul(collapse(a), b)` over joined batch dims -> `collapse(matmul(a, expand(b)))`, if `a` is strided.
 
-    Heads that a transpose has put in front, or that repeat over the batch, would be copied to become one dim.  Not one
-    of the rules of `fold_views`: attention is recognised before.
+    Otherwise, heads that a transpose moved to the front, or that repeat over the batch, would be copied to join the
+    dims. This is not one of the rules of `fold_views`: attention is recognised first.
     """
     joined = [_joined_batch(value) for value in (op.a, op.b)]
     strided = [each for each in joined if each is not None and _is_strided(producer(each[0]))]
@@ -261,14 +261,14 @@ def split_batch(op: qc.BatchMatmulOp) -> SSAValue | None:
 
 
 def _is_strided(op: Operation | None) -> bool:
-    """Whether a view's elements lie in another order than they are counted, or several times."""
+    """Whether the elements of a view are stored in another order than the view's, or repeat."""
     while isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
         op = producer(op.src)
     return isinstance(op, ops.TransposeOp | ops.BroadcastOp)
 
 
 def _joined_batch(value: SSAValue) -> tuple[SSAValue, tuple[Dim, ...], bool] | None:
-    """(source, its batch dims, whether the two last dims are transposed after) of a (batch, rows, cols) operand."""
+    """(source, its batch dims, whether its last two dims are transposed) for a (batch, rows, cols) operand."""
     op, turned = producer(value), False
     if isinstance(op, ops.TransposeOp) and views.permutation_of(op) == (0, 2, 1):
         op, turned = producer(op.inputs[0]), True

@@ -1,4 +1,4 @@
-"""View ops as data: which elements of their source they read, and the same views made anew."""
+"""View ops as data: which elements of their source they read, and how to make the same view again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def added_dims(op: ops.BroadcastOp) -> tuple[int, ...]:
 
 
 def slice_of(op: tensor.ExtractSliceOp) -> tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[int, ...]] | None:
-    """(offsets, sizes, steps) with symbolic entries read from `qc.dim`; None if an operand is something else."""
+    """(offsets, sizes, steps). Symbolic entries come from `qc.dim`; None if an operand is any other op."""
     offsets = _mixed(op.static_offsets.get_values(), op.offsets)
     steps = [int(s) for s in op.static_strides.get_values()]
     if offsets is None or op.strides:
@@ -52,7 +52,8 @@ def slice_of(op: tensor.ExtractSliceOp) -> tuple[tuple[Dim, ...], tuple[Dim, ...
 
 
 def inserted_at(op: tensor.InsertSliceOp) -> tuple[tuple[Dim, ...], tuple[int, ...]] | None:
-    """(offsets, steps) of an insert_slice of equal ranks, likewise."""
+    """The (offsets, steps) of an insert_slice whose source and destination have the same rank; None as in
+    `slice_of`."""
     offsets = _mixed(op.static_offsets.get_values(), op.offsets)
     steps = tuple(int(s) for s in op.static_strides.get_values())
     if offsets is None or op.strides or rank_of(op.source) != rank_of(op.dest):
@@ -75,10 +76,11 @@ def _mixed(static: Sequence[int | float], dynamic: Sequence[SSAValue]) -> tuple[
 
 
 def look_through(value: SSAValue, index: Index) -> tuple[SSAValue, Index] | None:
-    """The source of a transpose, a broadcast or a reshape that moves only unit dims, and the index to read it at.
+    """Looks through a transpose, a broadcast or a reshape that only moves unit dims: its source, and the index to read
+    there.
 
-    None where `value` is not such a view.  Slices and other reshapes are not looked through: their sizes differ from
-    the loops', or they need a division.
+    None if `value` is no such view. Slices and other reshapes do not qualify: their sizes differ from the loops', or
+    they need a division.
     """
     op = producer(value)
     if isinstance(op, ops.TransposeOp):
@@ -95,7 +97,7 @@ def look_through(value: SSAValue, index: Index) -> tuple[SSAValue, Index] | None
 
 
 def seen_through(value: SSAValue, index: Index) -> tuple[SSAValue, Index]:
-    """What an element is read from once all such views are looked through."""
+    """The tensor and index that an element is read from, after `look_through` as often as possible."""
     found = look_through(value, index)
     while found is not None:
         value, index = found
@@ -127,7 +129,7 @@ def _through_expand(op: tensor.ExpandShapeOp, index: Index) -> tuple[SSAValue, I
 
 
 def reshape_ops_needed(source: Sequence[Dim], target: Sequence[Dim]) -> int:
-    """How many ops `build.reshape` makes between two shapes."""
+    """The number of ops that `build.reshape` makes between two shapes."""
     if tuple(source) == tuple(target):
         return 0
     if not source or not target:
@@ -146,7 +148,7 @@ def base_of(value: SSAValue) -> SSAValue:
 
 
 def unreshaped(value: SSAValue) -> SSAValue:
-    """The tensor that holds the same elements in the same order."""
+    """The tensor behind any number of reshapes."""
     while isinstance(op := producer(value), Reshape):
         value = op.src
     return value

@@ -1,4 +1,4 @@
-"""Windows of an image (b, h, w, c) as loop nests: what is read where, and `qc.windows` without an op of its own."""
+"""im2col as loop nests: which elements of an image (b, h, w, c) each window reads, and how `qc.windows` is lowered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qcompiler.plan.dims import Dim, dim
 def padded(
     builder: Builder, x: SSAValue, op: qc.Conv2dOp | qc.WindowsOp, size: Sequence[Dim], kernel: Sequence[int]
 ) -> SSAValue:
-    """The image with its border of zeros, cut to what `size` windows of `kernel` reach."""
+    """The image with its border of zeros, cut to the area that `size` windows of `kernel` cover."""
     top, left, bottom, right = numbers(op.padding)
     b, h, w, c = shape_of(x.type)
     if top or left or bottom or right:
@@ -37,7 +37,8 @@ def padded(
 def reads(
     op: qc.Conv2dOp | qc.WindowsOp, kernel: Sequence[int], loops_of: Sequence[int], channels: Sequence[int]
 ) -> list[AffineExpr]:
-    """Where a padded image is read in the loops (batch, window row and column, tap row and column), then `channels`."""
+    """The index into a padded image, in the loops (batch, window row, window column, tap row, tap column), then
+    `channels`."""
     batch, *others = loops_of
 
     def place(axis: int) -> AffineExpr:
@@ -50,7 +51,7 @@ def reads(
 
 
 def copy_nest(builder: Builder, x: SSAValue, index: Sequence[AffineExpr], shape: Sequence[Dim]) -> SSAValue:
-    """Elements of x at `index` of the loops over `shape`."""
+    """A nest that copies the elements of x at `index`, with loops over `shape`."""
     rank = len(shape)
     maps = [AffineMap(rank, 0, tuple(index)), AffineMap.identity(rank)]
     kinds: list[build.Iterator] = ["parallel"] * rank
@@ -58,7 +59,7 @@ def copy_nest(builder: Builder, x: SSAValue, index: Sequence[AffineExpr], shape:
 
 
 def windows_to_loops(op: qc.WindowsOp) -> None:
-    """Replaces a `qc.windows` by padding and a copy."""
+    """Lowers a `qc.windows` to padding and a copy."""
     builder = build.with_path(InsertPoint.before(op), path_of(op))
     kernel, shape = numbers(op.kernel), shape_of(op.result.type)
     x = padded(builder, op.x, op, shape[1:3], kernel)
@@ -69,7 +70,7 @@ def windows_to_loops(op: qc.WindowsOp) -> None:
 
 
 def feeds_linear(op: qc.WindowsOp) -> bool:
-    """Whether the only reader of these windows is a linear whose rows they are."""
+    """Whether a linear that takes the windows as its rows is their only reader."""
     value: SSAValue = op.result
     while True:
         user = value.get_user_of_unique_use()
@@ -81,7 +82,7 @@ def feeds_linear(op: qc.WindowsOp) -> bool:
 
 
 def windows_of(value: SSAValue) -> qc.WindowsOp | None:
-    """The windows that a linear's x is, through reshapes of its leading dims, if nothing else reads them."""
+    """The `qc.windows` behind a linear's x, through reshapes of leading dims, if nothing else reads it."""
     op = producer(value)
     while isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
         if not value.has_one_use() or shape_of(op.src.type)[-1] != shape_of(value.type)[-1]:

@@ -1,12 +1,12 @@
-"""Small builders of the tensor-level IR, used by importers and passes.
+"""Small builders of the tensor-level IR, for importers and passes.
 
-Each takes a `Builder` (or a `PatternRewriter`) and returns the new `SSAValue`.  Shapes are tuples of `Dim`; what they
-make is valid both here and in stock MLIR: dynamic sizes are passed as `qc.dim` operands.
+Each takes a `Builder` (or a `PatternRewriter`) and returns the new `SSAValue`. Shapes are tuples of `Dim`. The IR is
+valid both here and in stock MLIR: dynamic sizes are passed as `qc.dim` operands.
 
     %n = qc.dim "b*s" : index
     %e = tensor.empty(%n) : tensor<?x384xf32, #qc.dims<["b*s", 384]>>
 
-Use `with_path` for a builder that stamps `qc.path` on every op it inserts.
+Use `with_path` for a builder that sets `qc.path` on every op it inserts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from qcompiler.plan.dims import Dim, Expr, dim, product
 from qcompiler.plan.kernel import DType
 
 Body = Callable[[Builder, Sequence[SSAValue]], SSAValue | Operation]
-"""Builds a scalar body: the inner builder and one scalar per input (then the accumulator) -> what is yielded."""
+"""Builds a scalar body from the inner builder and one scalar per input (then the accumulator). Returns the yielded
+value."""
 
 Iterator = Literal["parallel", "reduction"]
 Reduction = Literal["add", "mul", "max", "min", "or", "and"]
@@ -54,7 +55,7 @@ _FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 def with_path(point: InsertPoint, path: str) -> Builder:
-    """A builder whose ops carry `qc.path = path` (ops that already have one keep it; sizes and scalars need none)."""
+    """A builder whose ops carry `qc.path = path`. Ops that already have a path keep it; sizes and scalars get none."""
 
     def stamp(op: Operation) -> None:
         if PATH not in op.attributes and not isinstance(op, DimOp | arith.ConstantOp):
@@ -67,7 +68,7 @@ def with_path(point: InsertPoint, path: str) -> Builder:
 
 
 def dim_value(builder: Builder, size: Dim | Expr) -> SSAValue | int:
-    """A size as an operand: the integer if it is static, else the result of a new `qc.dim`."""
+    """A size as an operand: an integer if it is static, else the result of a new `qc.dim`."""
     entry = dim(size).to_dim()
     return entry if isinstance(entry, int) else builder.insert(DimOp(entry)).result
 
@@ -79,13 +80,13 @@ def dynamic_sizes(builder: Builder, shape: Sequence[Dim]) -> list[SSAValue]:
 
 
 def scalar(builder: Builder, value: float | int | bool, dtype: DType) -> SSAValue:
-    """An `arith.constant` of a scalar type; for ui8, which arith has no constants of, the bitcast of an i8."""
+    """An `arith.constant` of a scalar type. For ui8, of which arith has no constants, the bitcast of an i8."""
     if dtype == "ui8":
         byte = scalar(builder, int(value) - 256 * (int(value) > 127), "i8")
         return builder.insert(arith.BitcastOp(byte, ELEMENT_TYPES["ui8"])).results[0]
     element = ELEMENT_TYPES[dtype]
     if isinstance(element, IntegerType):
-        number = int(bool(value)) if dtype == "i1" else int(value)  # torch takes any number but 0 for true
+        number = int(bool(value)) if dtype == "i1" else int(value)  # as in torch, any number except 0 is true
         return builder.insert(arith.ConstantOp(IntegerAttr(number, element))).result
     assert isinstance(element, AnyFloat)
     return builder.insert(arith.ConstantOp(FloatAttr(float(value), element))).result
@@ -97,12 +98,12 @@ def index_constant(builder: Builder, value: int) -> SSAValue:
 
 
 def empty(builder: Builder, shape: Sequence[Dim], dtype: DType) -> SSAValue:
-    """`tensor.empty`: a destination, without meaningful values."""
+    """`tensor.empty`: a destination without defined values."""
     return builder.insert(tensor.EmptyOp(dynamic_sizes(builder, shape), types.tensor(shape, dtype))).tensor
 
 
 def fill(builder: Builder, value: float | int | bool | SSAValue, shape: Sequence[Dim], dtype: DType) -> SSAValue:
-    """A tensor holding one value everywhere (`linalg.fill` of a `tensor.empty`; a loop for ui8, see `scalar`)."""
+    """A tensor that holds one value everywhere (`linalg.fill` of a `tensor.empty`; a loop for ui8, see `scalar`)."""
     if dtype == "ui8" and not isinstance(value, SSAValue):
         return pointwise(builder, [], shape, dtype, lambda inner, _: scalar(inner, value, "ui8"))
     item = value if isinstance(value, SSAValue) else scalar(builder, value, dtype)
@@ -126,8 +127,8 @@ def generic(
 ) -> SSAValue:
     """A `linalg.generic` with one result.
 
-    `maps` has one map per input and last the output's.  `init` is the tensor a reduction starts from (a `fill`);
-    without it the output is a fresh `tensor.empty`.  `body_fn` gets one scalar per input and last the output's.
+    `maps` has one map per input, then the output's. `init` is the initial value of a reduction (a `fill`); without it
+    the output is a new `tensor.empty`. `body_fn` gets one scalar per input, then the output's.
     """
     if len(maps) != len(inputs) + 1:
         raise QCompilerError(f"{len(inputs)} inputs need {len(inputs) + 1} indexing maps, not {len(maps)}")
@@ -158,7 +159,7 @@ def _element(type_: Attribute) -> Attribute:
 
 
 def broadcast_map(shape: Sequence[Dim], out_shape: Sequence[Dim]) -> AffineMap:
-    """The map by which an operand of `shape` is read in loops over `out_shape` under NumPy's broadcasting rule."""
+    """The map that reads an operand of `shape` in loops over `out_shape`, under NumPy's broadcasting rule."""
     rank, lead = len(out_shape), len(out_shape) - len(shape)
     if lead < 0:
         raise QCompilerError(f"shape {tuple(shape)} has a higher rank than {tuple(out_shape)}")
@@ -197,7 +198,7 @@ _COMBINE: dict[str, tuple[Callable[[SSAValue, SSAValue], Operation], Callable[[S
 
 
 def reduction_identity(kind: Reduction, dtype: DType) -> float | int:
-    """The neutral element; for max/min of integers the type's extreme, of which a truth value has two: 0 and 1."""
+    """The neutral element. For max and min of integers it is the type's extreme; for booleans 0 or 1."""
     floating = dtype in _FLOATS
     match kind:
         case "add" | "or":
@@ -281,7 +282,7 @@ def extract_slice(
     sizes: Sequence[Dim],
     steps: Sequence[int] | None = None,
 ) -> SSAValue:
-    """`value[offset : offset + size * step : step]` along every axis; steps are positive integers."""
+    """`value[offset : offset + size * step : step]` along every axis. Steps are positive integers."""
     shape = shape_of(value.type)
     strides = list(steps) if steps is not None else [1] * len(shape)
     if not len(offsets) == len(sizes) == len(strides) == len(shape) or any(step < 1 for step in strides):
@@ -343,7 +344,8 @@ Group = tuple[tuple[int, int], tuple[int, int]]
 def reshape_groups(source: Sequence[Dim], target: Sequence[Dim]) -> list[Group]:
     """The finest split of two shapes of equal size into consecutive groups of equal products, none of them empty.
 
-    Cuts are where prefix products agree; unit dims join the group before them.  QCompilerError if the sizes differ.
+    Groups are separated where prefix products agree. Unit dims join the group before them. QCompilerError if the sizes
+    differ.
     """
     if product(source) != product(target):
         raise QCompilerError(f"cannot reshape {tuple(source)} to {tuple(target)}: the element counts differ")
@@ -374,7 +376,7 @@ def _last_prefixes(shape: Sequence[Dim]) -> dict[Expr, int]:
 
 
 def _split_equal(source: Sequence[Dim], target: Sequence[Dim], s: tuple[int, int], t: tuple[int, int]) -> list[Group]:
-    """Splits leading and trailing axes of equal size off a group, so that unit dims that stay force no collapse."""
+    """Splits leading and trailing axes of equal size off a group, so that unchanged unit dims cause no collapse."""
     (i, i1), (j, j1) = s, t
     before: list[Group] = []
     behind: list[Group] = []
@@ -390,7 +392,7 @@ def _split_equal(source: Sequence[Dim], target: Sequence[Dim], s: tuple[int, int
 def reshape(builder: Builder, value: SSAValue, new_shape: Sequence[Dim]) -> SSAValue:
     """Any reshape: at most one `collapse_shape`, then at most one `expand_shape`.
 
-    A tensor without elements is made anew: collapsing (0, "s") gives a static 0, which MLIR does not accept.
+    A tensor without elements is created anew: collapsing (0, "s") gives a static 0, which MLIR does not accept.
     """
     source, target = shape_of(value.type), tuple(dim(size).to_dim() for size in new_shape)
     if source == target:
@@ -413,7 +415,7 @@ def _reassociation(groups: Sequence[Sequence[int]]) -> ArrayAttr[ArrayAttr[Integ
 
 
 def collapse(builder: Builder, value: SSAValue, groups: Sequence[Sequence[int]]) -> SSAValue:
-    """`tensor.collapse_shape`: each group of consecutive axes becomes one; no groups: units become rank 0."""
+    """`tensor.collapse_shape`: each group of consecutive axes becomes one axis. No groups: unit dims become rank 0."""
     shape = shape_of(value.type)
     if len(groups) == len(shape):
         return value

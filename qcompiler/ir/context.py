@@ -1,4 +1,4 @@
-"""What passes share besides the IR: the weight store, the target, the device map, and the report they append to."""
+"""What passes share besides the IR: the weight store, the target, the device map, and the report."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from qcompiler.plan.weights import WeightStore
 
 @dataclass(frozen=True)
 class Target:
-    """What code is made for. `isa` is x86-64, x86-64-v3, x86-64-v4 or generic for kind "cpu"; for kind "cuda" (a GPU or
-    the simulated one) an architecture such as sm_90a.
+    """What code is generated for. `isa` is x86-64, x86-64-v3, x86-64-v4 or generic for kind "cpu"; for kind "cuda" (a
+    GPU or the simulated GPU) it is an architecture such as sm_90a.
 
-    `others` are further ones of the kind that the same plan must serve: each gets a build of its own.
+    `others` are more of the same kind that the plan must serve; each gets its own build.
     """
 
     kind: str = "cpu"
@@ -39,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Decision:
-    """One thing a pass decided and why: `stage` (pass name), `path` (place in the model), `what`, `why`."""
+    """One decision of a pass: `stage` (the pass's name), `path` (the module path), `what`, and `why`."""
 
     stage: str
     path: str
@@ -79,7 +79,7 @@ def _test() -> Dialect:
 
 @dataclass(frozen=True)
 class Emitted:
-    """What the last stage leaves: the program's plan, and the text of its kernels."""
+    """The result of the last stage: the program's plan, and the text of its kernels."""
 
     plan: Plan
     source: str
@@ -87,7 +87,7 @@ class Emitted:
 
 @dataclass
 class QCContext(Context):
-    """An xDSL context with a compilation's shared data. Passes get it through `qc_context(ctx)`."""
+    """An xDSL context with the shared data of a compilation. Passes get it through `qc_context(ctx)`."""
 
     weights: WeightStore = field(default_factory=WeightStore)
     target: Target = field(default_factory=Target)
@@ -104,7 +104,7 @@ class QCContext(Context):
         devices: tuple[str, ...] = ("cpu",),
         device_map: Mapping[str, str] | None = None,
     ) -> QCContext:
-        """A context that knows every dialect of the pipeline (loaded when first met)."""
+        """A context that knows every dialect of the pipeline (each loaded on first use)."""
         ctx = QCContext(
             weights=weights if weights is not None else WeightStore(),
             target=target if target is not None else Target(),
@@ -114,11 +114,11 @@ class QCContext(Context):
         for dialect in (Builtin, Func, ARITH, MATH, Linalg, Tensor, QC):
             ctx.load_dialect(dialect)
         ctx.register_dialect("rt", _rt)
-        ctx.register_dialect("test", _test)  # what filecheck files take their operands from
+        ctx.register_dialect("test", _test)  # filecheck files take their operands from it
         return ctx
 
     def clone(self) -> QCContext:
-        """A context with the same dialects and its own weight store (bytes shared); the report is shared."""
+        """A context with the same dialects and its own weight store. The weights' bytes and the report are shared."""
         base = super().clone()
         return QCContext(
             base.allow_unregistered,
@@ -137,7 +137,7 @@ class QCContext(Context):
 
 
 def qc_context(ctx: Context) -> QCContext:
-    """The context as a `QCContext`; a clear error where a plain xDSL context was given."""
+    """The context as a `QCContext`; QCompilerError for a plain xDSL context."""
     if isinstance(ctx, QCContext):
         return ctx
     raise QCompilerError(

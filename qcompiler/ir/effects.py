@@ -1,4 +1,4 @@
-"""Which ops may be removed or shared. xDSL declares no effects for `linalg`, so its CSE and DCE leave those alone."""
+"""Which ops may be removed or shared. xDSL declares no effects for `linalg`, so its CSE and DCE skip those ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PURE: dict[type[Operation], bool] = {}
 
 
 def is_pure(op: Operation) -> bool:
-    """True if the results depend on operands and attributes alone, and nothing else happens."""
+    """Whether the results depend only on operands and attributes, and there are no side effects."""
     kind = type(op)
     known = _PURE.get(kind)
     if known is None:
@@ -22,5 +22,5 @@ def is_pure(op: Operation) -> bool:
 
 
 def is_removable(op: Operation) -> bool:
-    """True if the op may go once nobody reads its results."""
+    """Whether the op may be removed once nothing reads its results."""
     return is_pure(op) or isinstance(op, qc.StateOp)

@@ -1,11 +1,11 @@
-"""The reference interpreter: NumPy and ml_dtypes as the meaning of the tensor-level IR.
+"""The reference interpreter: defines the meaning of the tensor-level IR with NumPy and ml_dtypes.
 
     outputs = run(module, weights, [x])                        # one call, `@init` included
     interpreter = Interpreter(module, weights)                 # many calls: `@init` and decoded weights are kept
     outputs = interpreter.run([x], entry="main", states={"kv": kv})
 
-Rules live in `interpreter_qc.py`, `interpreter_linalg.py` and `interpreter_scalar.py`, one per op.  Every result is
-checked against the type that the IR states.
+`interpreter_qc.py`, `interpreter_linalg.py` and `interpreter_scalar.py` hold one rule per op. Every result is checked
+against the type that the IR states.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Arrays = Sequence[npt.NDArray[Any]]
 
 
 class Interpreter:
-    """Runs the functions of one module that is not changed meanwhile; `@init` runs at the first call."""
+    """Runs the functions of a module, which must not change meanwhile. `@init` runs at the first call."""
 
     def __init__(self, module: ModuleOp, weights: WeightStore, *, unpack: Unpack | None = None) -> None:
         self._module = module
@@ -49,7 +49,8 @@ class Interpreter:
     def run(
         self, inputs: Arrays, *, entry: str = "main", states: MutableMapping[str, Array] | None = None
     ) -> list[Array]:
-        """Results as fresh arrays. `states` is read at entry and written at exit. InterpreterError on a misfit."""
+        """The results as new arrays. `states` is read at entry and written at exit. InterpreterError if inputs do not
+        fit."""
         if self._constants is None:
             self._constants = self._run_init()
         function = find_func(self._module, entry)
@@ -102,16 +103,16 @@ def evaluate_op(
     *,
     unpack: Unpack | None = None,
 ) -> list[Array]:
-    """The results of one op. Quantised operands are given as their packed bytes (uint8, rank 1)."""
+    """The results of one op. Quantised operands are passed as their packed bytes (uint8, rank 1)."""
     frame = Frame(symbols=symbols, weights=weights if weights is not None else WeightStore(), unpack=unpack)
     with np.errstate(all="ignore"):
         return _evaluate(op, operands, frame)
 
 
 def bind_symbols(function: func.FuncOp, inputs: Arrays) -> dict[str, int]:
-    """Values of the function's symbols from the shapes of its inputs.
+    """Values of the function's symbols, from the shapes of its inputs.
 
-    InterpreterError if a shape, a dtype or a range does not fit, naming the argument.
+    InterpreterError, naming the argument, if a shape, a dtype or a range does not fit.
     """
     arguments, names = function.body.block.args, arg_names(function)
     if len(arguments) != len(inputs):
@@ -138,7 +139,7 @@ def bind_symbols(function: func.FuncOp, inputs: Arrays) -> dict[str, int]:
 
 
 def _call(function: func.FuncOp, inputs: Arrays, frame: Frame) -> list[Array]:
-    """Runs a function's block, dropping each value after its last use."""
+    """Runs a function's block. Each value is dropped after its last use."""
     block = function.body.block
     values: dict[SSAValue, Array] = dict(zip(block.args, inputs, strict=True))
     remaining: dict[SSAValue, int] = {}

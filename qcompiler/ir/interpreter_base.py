@@ -1,4 +1,4 @@
-"""What the interpreter's rules share: values, the frame of one function call, and the table of rules."""
+"""Shared parts of the interpreter's rules: values, the frame of one function call, and the table of rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore
 
 Array = npt.NDArray[Any]
-"""A tensor's values; a scalar or index as rank 0; a quantised tensor as its packed bytes (uint8, rank 1)."""
+"""A tensor's values. A scalar or an index has rank 0; a quantised tensor is its packed bytes (uint8, rank 1)."""
 
 Unpack = Callable[[FormatRef | None, str, DType, tuple[int, ...], npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]
 """(format, layout, dtype, shape, bytes in that layout) -> canonical bytes."""
@@ -29,7 +29,7 @@ Unpack = Callable[[FormatRef | None, str, DType, tuple[int, ...], npt.NDArray[np
 
 @dataclass
 class Frame:
-    """One call of a function: the values of symbols, the constants, the states, and what was decoded already."""
+    """One call of a function: values of symbols, constants, states, and decoded weights."""
 
     symbols: Mapping[str, int]
     weights: WeightStore
@@ -53,7 +53,7 @@ class Frame:
     def canonical(
         self, format_: FormatRef | None, layout: str, dtype: DType, shape: tuple[int, ...], data: Array
     ) -> Array:
-        """Bytes in the canonical layout."""
+        """Converts bytes to the canonical layout."""
         if layout == "canonical":
             return data
         if self.unpack is None:
@@ -61,7 +61,7 @@ class Frame:
         return self.unpack(format_, layout, dtype, shape, data)
 
     def packed(self, type_: QTensorType, data: Array) -> formats.PackedTensor:
-        """A quantised tensor as its format knows it."""
+        """A quantised tensor as a `PackedTensor` of its format."""
         reference, shape = type_.format.ref, type_.shape
         layout = type_.layout.layout_name.data
         rows, cols = shape[0], int(np.prod(shape[1:]))
@@ -88,7 +88,7 @@ _R = TypeVar("_R", bound=Rule)
 
 
 def rule(*classes: type[Operation]) -> Callable[[_R], _R]:
-    """Registers the rule of one or more op classes."""
+    """Registers a function as the rule of one or more op classes."""
 
     def register(function: _R) -> _R:
         for each in classes:
@@ -104,20 +104,20 @@ def round_to(values: Array, dtype: DType) -> Array:
 
 
 def accumulator(*operands: Array) -> np.dtype[Any]:
-    """What an op accumulates in: f32, or f64 when an operand is f64; integers in their own type."""
+    """The type an op accumulates in: f32, f64 if an operand is f64, or the operands' own type for integers."""
     if all(x.dtype.kind in "iub" for x in operands):
         return np.result_type(*operands)
     return np.dtype(np.float64 if any(x.dtype == np.float64 for x in operands) else np.float32)
 
 
 def where(op: Operation) -> str:
-    """The op and its place in the model, for messages."""
+    """The op and its module path, for messages."""
     path = path_of(op)
     return f"{op.name} at '{path}'" if path else op.name
 
 
 def check_result(op: Operation, index: int, value: Array, frame: Frame) -> None:
-    """A rule's result has the type the IR states; InterpreterError otherwise."""
+    """InterpreterError unless a rule's result has the type that the IR states."""
     type_ = op.results[index].type
     if isinstance(type_, QTensorType):
         return

@@ -1,7 +1,7 @@
 """The meaning of `linalg` on tensors and of the `tensor` view ops.
 
-A `linalg.generic` is evaluated on whole arrays: each operand becomes a strided view of the iteration space, the body
-runs once, and a reduction whose body is a plain accumulation is one `ufunc.reduce`.  Any other reducing body runs once
+A `linalg.generic` is evaluated on whole arrays. Each operand becomes a strided view of the iteration space, and the
+body runs once. A reduction whose body is a plain accumulation is one `ufunc.reduce`. Any other reducing body runs once
 per reduction index, still vectorised over the parallel loops.
 """
 
@@ -82,7 +82,7 @@ def _linear_form(expr: AffineExpr, rank: int) -> tuple[int, list[int]] | None:
 
 
 def _view(array: Array, map_: AffineMap, extents: Sequence[int]) -> Array:
-    """The operand over the iteration space: one axis per loop, of size 1 where the loop does not move it."""
+    """The operand over the iteration space: one axis per loop, of size 1 if the operand does not move along it."""
     forms = [_linear_form(expr, len(extents)) for expr in map_.results]
     if any(form is None for form in forms):
         return _gathered(array, map_, extents)
@@ -111,7 +111,7 @@ def _loop_indices(extents: Sequence[int]) -> list[Array]:
 
 
 def _gathered(array: Array, map_: AffineMap, extents: Sequence[int]) -> Array:
-    """Operands under maps that divide (`d0 floordiv 2`): indexed element by element."""
+    """Operands whose maps divide (`d0 floordiv 2`), indexed element by element."""
     loops = _loop_indices(extents)
     index = tuple(_index_value(expr, loops) for expr in map_.results)
     used = [any(loop in expr.used_dims() for expr in map_.results) for loop in range(len(extents))]
@@ -144,7 +144,7 @@ def _index_value(expr: AffineExpr, loops: Sequence[Array]) -> Array:
 
 
 def loop_extents(maps: Sequence[AffineMap], shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The size of each loop, read from operands that a loop indexes alone; InterpreterError if they disagree."""
+    """The size of each loop, from operand dims that a single loop indexes. InterpreterError if they disagree."""
     extents: dict[int, int] = {}
     for map_, shape in zip(maps, shapes, strict=True):
         for expr, size in zip(map_.results, shape, strict=True):
@@ -185,7 +185,7 @@ def evaluate_structured(op: LinalgStructuredOperation, operands: Sequence[Array]
 
 
 def _placed(value: Array, map_: AffineMap, extents: Sequence[int]) -> Array:
-    """A value over the (parallel) loops as an output tensor; output maps are permutations of the parallel loops."""
+    """A value over the parallel loops as an output tensor. The output map permutes the parallel loops."""
     full = np.broadcast_to(value, tuple(extents))
     positions = [expr.position for expr in map_.results if isinstance(expr, AffineDimExpr)]
     if len(positions) != len(map_.results) or len(set(positions)) != len(positions):
@@ -199,7 +199,7 @@ def _placed(value: Array, map_: AffineMap, extents: Sequence[int]) -> Array:
 def _accumulate(
     block: Block, views: Sequence[Array], starts: Sequence[Array], extents: Sequence[int], reducing: Sequence[int]
 ) -> list[Array] | None:
-    """All outputs by `ufunc.reduce`, or None if the body is not a set of independent plain accumulations."""
+    """All outputs, computed by `ufunc.reduce`; None if the body is not a set of independent plain accumulations."""
     arguments = block.args[len(views) :]
     last = block.last_op
     if last is None or len(last.operands) != len(arguments):
@@ -220,7 +220,7 @@ def _accumulate(
     for (ufunc, value), start in zip(found, starts, strict=True):
         terms = np.broadcast_to(values[value], tuple(extents))
         if terms.dtype == np.bool_ and ufunc not in (np.bitwise_or, np.bitwise_and):
-            return None  # i1 arithmetic is modulo two, NumPy's is not
+            return None  # i1 arithmetic is modulo two, unlike NumPy's
         reduced = (
             ufunc.reduce(terms, axis=tuple(reducing), dtype=terms.dtype, keepdims=True, initial=None)
             if terms.size
@@ -231,7 +231,7 @@ def _accumulate(
 
 
 def _plain_accumulation(value: SSAValue, accumulator: BlockArgument) -> tuple[np.ufunc, SSAValue] | None:
-    """(ufunc, term) if `value` is `ufunc(accumulator, term)`, the accumulator is used nowhere else."""
+    """(ufunc, term) if `value` is `ufunc(accumulator, term)` and the accumulator has no other use."""
     op = value.owner
     if not isinstance(op, Operation) or op.name not in _ACCUMULATE or len(list(accumulator.uses)) != 1:
         return None
@@ -244,7 +244,7 @@ def _plain_accumulation(value: SSAValue, accumulator: BlockArgument) -> tuple[np
 def _reduce_by_steps(
     block: Block, views: Sequence[Array], starts: Sequence[Array], extents: Sequence[int], reducing: Sequence[int]
 ) -> list[Array]:
-    """One run of the body per reduction index, in row-major order."""
+    """Runs the body once per reduction index, in row-major order."""
     parallel = tuple(1 if i in reducing else n for i, n in enumerate(extents))
     current = [np.broadcast_to(start, parallel) for start in starts]
     loops = _loop_indices(extents)
@@ -295,7 +295,7 @@ _POISON: dict[str, Any] = {"f": np.nan, "V": np.nan, "i": -0x55, "u": 0x55, "b":
 @rule(tensor.EmptyOp)
 def _empty(op: tensor.EmptyOp, _operands: Sequence[Array], frame: Frame) -> list[Array]:
     dtype = numpy_dtype(op.tensor.type)
-    # a value that shows in the answer if somebody reads it
+    # a poison value that is visible in the result if it is read
     return [np.broadcast_to(np.asarray(_POISON[dtype.kind]).astype(dtype), frame.shape(op.tensor.type))]
 
 

@@ -1,4 +1,4 @@
-"""The meaning of every `qc` op: computed in f32 (f64 where an operand is f64), rounded once to the result's type."""
+"""The meaning of every `qc` op: computed in f32 (f64 if an operand is f64), rounded once to the result's type."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _quantize(op: qc.QuantizeOp, operands: Sequence[Array], _frame: Frame) -> li
 
 
 def plain(value: Array, type_: Any, frame: Frame) -> Array:
-    """A weight's values: decoded to f32 if it is quantised, as it is otherwise."""
+    """A weight's values: decoded to f32 if it is quantised, else unchanged."""
     return frame.decode(type_, value) if isinstance(type_, QTensorType) else value
 
 
@@ -189,7 +189,7 @@ def _recurrent(op: qc.RecurrentOp, operands: Sequence[Array], frame: Frame) -> l
 
 
 def _logistic(x: Array) -> Array:
-    """1 / (1 + exp(-x)), without an overflow."""
+    """1 / (1 + exp(-x)), computed without overflow."""
     small: Array = np.exp(-np.abs(x))
     share: Array = np.where(x >= 0, 1, small) / (1 + small)
     return share
@@ -311,7 +311,7 @@ def _rope(op: qc.RopeOp, operands: Sequence[Array], _frame: Frame) -> list[Array
 
 
 def _checked(op: Any, index: Array, length: int, *, from_end: bool) -> Array:
-    """Indices in [0, length), negative ones counted from the end where the op allows that."""
+    """Indices as numbers in [0, length). Negative ones count from the end if `from_end` is set."""
     positive = np.where(index < 0, index + length, index) if from_end else index
     bad = (positive < 0) | (positive >= length)
     if bad.any():
@@ -343,7 +343,7 @@ _FOLDS: dict[str, np.ufunc] = {
 
 @rule(qc.ScatterOp)
 def _scatter(op: qc.ScatterOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
-    """One step for each entry along the axis: equal indices meet in order, and each step rounds."""
+    """One step for each entry along the axis: equal indices apply in order, and each step rounds."""
     x, raw, src = operands
     axis, dtype = op.axis.value.data, tensor_dtype(op.result.type)
     index = _checked(op, raw, x.shape[axis], from_end=True)
@@ -419,7 +419,7 @@ def _argmax(op: qc.ArgmaxOp, operands: Sequence[Array], _frame: Frame) -> list[A
 
 @rule(qc.TorchCallOp)
 def _torch_call(op: qc.TorchCallOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    """Torch itself: the one op whose meaning is not written here. MissingDependencyError without torch."""
+    """Calls torch: the one op whose meaning is not defined here. MissingDependencyError without torch."""
     sizes = [frame.size(size) for size in op.size_dims]
     inputs = [np.ascontiguousarray(x).reshape(x.shape) for x in operands]
     results = [np.empty(frame.shape(value.type), numpy_dtype(value.type)) for value in op.outputs]

@@ -1,8 +1,8 @@
 """The meaning of `arith` and `math`: one NumPy rule per op, on whole arrays, in the exact types.
 
-bf16 and f16 compute in fp32 and round once (nearest even), as the emitted code does.  Transcendental functions of f32
-are computed in f64 and rounded, so the table is within half an ulp (plus a hair) of the true value.  Undefined results
-(division of integers by zero, shifts past the width) are whatever NumPy gives; a program must not depend on them.
+bf16 and f16 compute in fp32 and round once (nearest even), as the emitted code does. Transcendental functions of f32
+are computed in f64 and rounded, so they are within half an ulp (plus a hair) of the true value. Undefined results
+(integer division by zero, shifts past the width) are those of NumPy; a program must not depend on them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def numpy_dtype(type_: Attribute) -> np.dtype[Any]:
 
 
 def _widened(function: Callable[..., Array], narrow: dict[np.dtype[Any], np.dtype[Any]]) -> Callable[..., Array]:
-    """`function` computed in a wider type and rounded once to the operands' own."""
+    """`function`, computed in a wider type and rounded once to the operands' type."""
 
     def rule(*operands: Array) -> Array:
         dtype = operands[0].dtype
@@ -51,12 +51,12 @@ def _widened(function: Callable[..., Array], narrow: dict[np.dtype[Any], np.dtyp
 
 
 def _exact(function: Callable[..., Array]) -> Callable[..., Array]:
-    """For operations that IEEE rounds correctly: only the 16-bit types go through f32."""
+    """For operations that IEEE rounds correctly: only the 16-bit types are widened, to f32."""
     return _widened(function, {_BF16: _F32, _F16: _F32})
 
 
 def _precise(function: Callable[..., Array]) -> Callable[..., Array]:
-    """For functions whose f32 versions err by ulps: everything goes through f64."""
+    """For functions whose f32 versions err by ulps: all types are widened to f64."""
     return _widened(function, {_BF16: _F64, _F16: _F64, _F32: _F64})
 
 
@@ -130,7 +130,7 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def _modulo_two(function: Binary, on_bools: Binary) -> Binary:
-    """Integer arithmetic wraps; on i1 it is arithmetic modulo two."""
+    """Integer arithmetic, which wraps; on i1 it is modulo two."""
 
     def rule(a: Array, b: Array) -> Array:
         return on_bools(a, b) if a.dtype == _BOOL else function(a, b)
@@ -163,7 +163,7 @@ def _divide_to_zero(a: Array, b: Array) -> Array:
 
 
 def _integer_power(a: Array, b: Array) -> Array:
-    """Wraps; a negative exponent gives 1, -1 or 0."""
+    """Integer power, which wraps. A negative exponent gives 1, -1 or 0."""
     inverse = np.where(a == 1, 1, np.where(a == -1, np.where(b & 1, -1, 1), 0)).astype(a.dtype)
     return np.asarray(np.where(b < 0, inverse, np.power(a, np.maximum(b, 0))), a.dtype)
 
@@ -192,7 +192,7 @@ _INTEGER_BINARY: dict[str, Binary] = {
     "math.ipowi": _integer_power,
 }
 
-# by the number of arith.cmpi's predicate attribute
+# indexed by arith.cmpi's predicate number
 _CMPI: tuple[Binary, ...] = (
     np.equal,
     np.not_equal,
@@ -206,7 +206,8 @@ def _ordered(a: Array, b: Array) -> Array:
 
 
 def _cmpf(predicate: int, a: Array, b: Array) -> Array:
-    """MLIR's order: false, oeq ogt oge olt ole one, ord, ueq ugt uge ult ule une, uno, true."""
+    """The comparison with this number in MLIR's order: false, oeq ogt oge olt ole one, ord, ueq ugt uge ult ule une,
+    uno, true."""
     if predicate in (0, 15):
         return np.full(np.broadcast_shapes(a.shape, b.shape), predicate == 15)
     if predicate == 7:

@@ -1,10 +1,10 @@
-"""Packed weights decoded by plain `linalg.generic` over the bytes of their sections.
+"""Decodes packed weights by plain `linalg.generic` over the bytes of their sections.
 
     nf4    table[nibble] * absmax[(n*K + k) floordiv block]       even index in the high nibble
     int8   code[n, k] * scale[n]
     int4   (nibble - 8 | zero[…]) * scale[(n*K + k) floordiv group]      even index in the low nibble
 
-Written from the formats' documents, not from their declarations: an independent second opinion on what bytes mean.
+This is written from the formats' documents, not from their declarations: an independent check of what the bytes mean.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def sections_of(type_: QTensorType) -> list[tuple[str, int, int, DType]]:
 
 
 _WRITTEN: dict[str, set[str]] = {"nf4": {"block"}, "int8": set(), "int4": {"group", "symmetric"}}
-"""The parameters that `decode_weight` knows. Others change the bytes."""
+"""The parameters that `decode_weight` supports. Other parameters change the bytes."""
 
 
 def decode_weight(b: Builder, type_: QTensorType, sections: Mapping[str, SSAValue]) -> SSAValue:
@@ -117,6 +117,6 @@ def _table(b: Builder, code: SSAValue) -> SSAValue:
 
 
 def _shifted(b: Builder, code: SSAValue, zero: SSAValue | None) -> SSAValue:
-    """`code - zero` (8 where the format is symmetric), as f32."""
+    """`code - zero` as f32; the zero is 8 if the format is symmetric."""
     offset = build.scalar(b, 8, "i32") if zero is None else b.insert(arith.ExtUIOp(zero, _I32)).result
     return b.insert(arith.SIToFPOp(b.insert(arith.SubiOp(code, offset)).result, _F32)).result

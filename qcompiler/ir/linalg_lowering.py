@@ -1,7 +1,7 @@
-"""`qc` ops as plain linalg, arith and math: a second definition of their meaning, for compilers that know no `qc`.
+"""Lowers `qc` ops to plain linalg, arith and math: a second definition of their meaning, for compilers without `qc`.
 
-One rule per op, `(op, Lowering) -> results`.  Everything accumulates in f32 (f64 where an operand is f64) and rounds
-once.  Packed weights become `linalg.generic` over their bytes (`linalg_formats.py`).
+One rule per op, `(op, Lowering) -> results`. Everything accumulates in f32 (f64 if an operand is f64) and rounds once.
+Packed weights become `linalg.generic` over their bytes (`linalg_formats.py`).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Combine = Callable[[Builder, Scalars], SSAValue | Operation]
 
 
 CONSTANTS = "qc.constants"
-"""Attribute of a lowered function: what its arguments behind its own hold, `key` or `key:section`."""
+"""Attribute of a lowered function: the contents of the arguments added after its own, as `key` or `key:section`."""
 
 
 @dataclass
 class Lowering:
-    """Where ops go, and the sections that stand for each packed weight (argument name -> value)."""
+    """The builder for new ops, and the values of each packed weight's sections (by argument name)."""
 
     builder: Builder
     sections: dict[SSAValue, Mapping[str, SSAValue]] = field(default_factory=dict)
     decoded: dict[SSAValue, SSAValue] = field(default_factory=dict)
 
     def weight(self, value: SSAValue) -> SSAValue:
-        """A weight as a plain tensor; decoded once if it is packed."""
+        """A weight as a plain tensor, decoded once if it is packed."""
         if not isinstance(value.type, QTensorType):
             return value
         if value not in self.decoded:
@@ -56,7 +56,7 @@ Rule = Callable[[Any, Lowering], Sequence[SSAValue]]
 
 
 def lower(op: Operation, lowering: Lowering) -> Sequence[SSAValue]:
-    """The op's results as linalg; QCompilerError for an op without a rule, naming its place."""
+    """The op's results as linalg. QCompilerError, with the module path, for an op without a rule."""
     rule = RULES.get(type(op))
     if rule is None:
         raise QCompilerError(f"{op.name} at '{path_of(op) or '?'}' has no lowering to linalg yet")
@@ -112,7 +112,7 @@ def _rounded(b: Builder, value: SSAValue, dtype: DType) -> SSAValue:
 def _beside(
     b: Builder, full: Sequence[SSAValue], reduced: Sequence[SSAValue], axis: int, dtype: DType, body: Combine
 ) -> SSAValue:
-    """A pointwise op over tensors of one shape and tensors of that shape without `axis`."""
+    """A pointwise op over tensors of one shape and tensors of the same shape without `axis`."""
     shape = shape_of(full[0].type)
     kept = tuple(i for i in range(len(shape)) if i != axis)
     identity = AffineMap.identity(len(shape))
@@ -166,7 +166,7 @@ def _linear(op: qc.LinearOp, lowering: Lowering) -> Sequence[SSAValue]:
 
 
 def _inline(b: Builder, block: Block, arguments: Scalars) -> SSAValue:
-    """A copy of a scalar body; returns what it yields."""
+    """Copies a scalar body; returns what it yields."""
     values: dict[SSAValue, SSAValue] = dict(zip(block.args, arguments, strict=True))
     for op in block.ops:
         if isinstance(op, qc.YieldOp):
@@ -262,7 +262,7 @@ def _attention(op: qc.AttentionOp, lowering: Lowering) -> Sequence[SSAValue]:
 def _visible(
     i: Builder, op: qc.AttentionOp, score: SSAValue, hidden: SSAValue, row: SSAValue, column: SSAValue
 ) -> SSAValue:
-    """`score`, or `hidden` where query number `row` does not see the key."""
+    """`score`, or `hidden` if the query at position `row` does not see the key."""
     if op.causal is not None or op.last is not None:
         score = i.insert(arith.SelectOp(i.insert(arith.CmpiOp(column, row, "sle")).result, score, hidden)).result
     if op.keys_back is not None:
@@ -323,7 +323,7 @@ def _rms_norm(op: qc.RmsNormOp, lowering: Lowering) -> Sequence[SSAValue]:
 
 
 def _rope(op: qc.RopeOp, lowering: Lowering) -> Sequence[SSAValue]:
-    """Reads x twice: at its own place, and at its partner's through an index map where that is affine."""
+    """Reads x twice: at its own index, and at its partner's, through an index map if that is affine."""
     b, acc = lowering.builder, _accumulator(op.x, op.cos, op.sin)
     shape, half = shape_of(op.x.type), int(shape_of(op.x.type)[3]) // 2
     grouped = (*shape[:3], half, 2) if op.interleaved is not None else (*shape[:3], 2, half)
@@ -393,7 +393,7 @@ def _gather(op: qc.GatherOp, lowering: Lowering) -> Sequence[SSAValue]:
 
 
 def _cumsum(op: qc.CumsumOp, lowering: Lowering) -> Sequence[SSAValue]:
-    """Sum over j of x[j] where j <= i: quadratic, and plain. QCompilerError for any other fold."""
+    """The sum of x[j] over all j <= i: simple and quadratic. QCompilerError for any other fold."""
     if op.fold != "add":
         raise QCompilerError(
             f"{op.name} at '{path_of(op) or '?'}' folds by '{op.fold}'; only sums are lowered to linalg"

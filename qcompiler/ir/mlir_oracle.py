@@ -1,9 +1,9 @@
-"""The second oracle: a module compiled and run by upstream MLIR (torch-mlir's bindings; torch is not imported).
+"""The second oracle: upstream MLIR compiles and runs a module (torch-mlir's bindings; torch is not imported).
 
     outputs = run_with_mlir(module, weights, [x])              # after the pass lower-qc-to-linalg
     results = mlir_jit(text, [x])                              # any func + linalg + tensor + arith + math text
 
-Needs the extra `qcompiler[mlir]`.  Results own their memory.
+Needs the extra `qcompiler[mlir]`. Results own their memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PIPELINE = (
 
 
 def bindings() -> tuple[Any, Any, Any]:
-    """torch-mlir's `ir`, `passmanager` and `execution_engine`; MissingDependencyError says how to install them."""
+    """torch-mlir's `ir`, `passmanager` and `execution_engine`. MissingDependencyError explains how to install them."""
     try:
         ir, passes, engine = (
             importlib.import_module(f"torch_mlir.{name}") for name in ("ir", "passmanager", "execution_engine")
@@ -52,7 +52,8 @@ def bindings() -> tuple[Any, Any, Any]:
 
 
 def parses_in_mlir(text: str) -> None:
-    """Parses and verifies `text` in stock MLIR, unregistered dialects allowed; QCompilerError if it is refused."""
+    """Parses and verifies `text` in stock MLIR, with unregistered dialects allowed. QCompilerError if MLIR refuses
+    it."""
     ir, _, _ = bindings()
     with ir.Context() as context:
         context.allow_unregistered_dialects = True
@@ -88,7 +89,7 @@ def _describe(array: Array) -> Any:
 
 
 def _read(descriptor: Any, rank: int, dtype: np.dtype[Any]) -> Array:
-    """A copy of what a descriptor points at."""
+    """A copy of the array that a descriptor points to."""
     shape = tuple(descriptor.sizes) if rank else ()
     strides = tuple(s * dtype.itemsize for s in descriptor.strides) if rank else ()
     if 0 in shape:
@@ -130,7 +131,7 @@ _MEMREF_COPY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(_Unranked),
 def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main") -> list[Array]:
     """Compiles `text` with upstream MLIR and calls `entry`, whose arguments and results are ranked tensors.
 
-    Inputs are copied (bufferisation may write in place).  QCompilerError carries MLIR's own message.
+    Inputs are copied (bufferisation may write in place). QCompilerError carries MLIR's message.
     """
     ir, passmanager, execution_engine = bindings()
     with ir.Context() as context:
@@ -173,7 +174,7 @@ def _result_kind(type_: Any, ir: Any) -> tuple[int, np.dtype[Any]]:
 
 
 def run_with_mlir(module: ModuleOp, weights: WeightStore, inputs: Sequence[Array], entry: str = "main") -> list[Array]:
-    """Runs what `lower-qc-to-linalg` made of a module; the same arguments and results as the interpreter's `run`."""
+    """Runs a module after `lower-qc-to-linalg`. Arguments and results are those of the interpreter's `run`."""
     text, computed = print_for_mlir(module), {}
     init = init_func(module)
     if init is not None and entry != INIT:
@@ -189,7 +190,7 @@ def run_with_mlir(module: ModuleOp, weights: WeightStore, inputs: Sequence[Array
 
 
 def _constants(function: func.FuncOp, weights: WeightStore, computed: Mapping[str, Array]) -> list[Array]:
-    """The arrays that a function asks for in `qc.constants`: `key`, or `key:section` of a packed weight."""
+    """The arrays that a function's `qc.constants` names: `key`, or `key:section` of a packed weight."""
     keys = function.attributes.get(CONSTANTS)
     names = [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
     return [computed[name] if name in computed else _constant(name, weights) for name in names]

@@ -1,10 +1,10 @@
-"""Reading and writing what a module says about itself: entry points, ranges of symbols, argument names, op paths.
+"""Reads and writes a module's metadata: entry points, ranges of symbols, argument names, op paths.
 
     func.func @main(%x: tensor<?x384xf32, #qc.dims<["s", 384]>> {qc.name = "x"}) -> …
         attributes {qc.ranges = {s = array<i64: 1, 512>}}
     func.func @init() -> (…) attributes {qc.results = ["init.0"]}
 
-`qc.path` on an op is the module path in the user's model that it came from.
+`qc.path` on an op is the path of the module in the user's model that the op came from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def find_func(module: ModuleOp, name: str) -> func.FuncOp | None:
 
 
 def main_func(module: ModuleOp) -> func.FuncOp:
-    """`@main`, which frontends make and `specialize` splits into entry points."""
+    """`@main`, which frontends create and `specialize` splits into entry points."""
     found = find_func(module, "main")
     if found is None:
         names = ", ".join(f"@{f.sym_name.data}" for f in functions(module)) or "none"
@@ -65,7 +65,7 @@ def entry_funcs(module: ModuleOp) -> list[func.FuncOp]:
 
 
 def init_func(module: ModuleOp) -> func.FuncOp | None:
-    """`@init`, which computes once per device what depends on no input; None if there is none."""
+    """`@init`, which computes what depends on no input, once per device; None if there is none."""
     return find_func(module, INIT)
 
 
@@ -83,7 +83,7 @@ def return_op(function: func.FuncOp) -> func.ReturnOp:
 
 
 def update_function_type(function: func.FuncOp) -> None:
-    """Makes the signature agree with the block arguments and the returned values again."""
+    """Updates the signature to match the block arguments and the returned values."""
     results = [value.type for value in return_op(function).operands]
     function.function_type = FunctionType.from_lists([a.type for a in function.body.block.args], results)
 
@@ -92,7 +92,7 @@ def update_function_type(function: func.FuncOp) -> None:
 
 
 def ranges_of(function: func.FuncOp) -> dict[str, Range]:
-    """`qc.ranges`: the inclusive bounds of every symbol; empty for a static function."""
+    """`qc.ranges`: the inclusive bounds of every symbol. Empty for a static function."""
     attribute = function.attributes.get(RANGES)
     if attribute is None:
         return {}
@@ -107,7 +107,7 @@ def ranges_of(function: func.FuncOp) -> dict[str, Range]:
 
 
 def set_ranges(function: func.FuncOp, ranges: Mapping[str, Range]) -> None:
-    """Writes `qc.ranges`; without symbols the attribute is removed."""
+    """Writes `qc.ranges`; removes the attribute if there are no symbols."""
     if not ranges:
         function.attributes.pop(RANGES, None)
         return
@@ -116,7 +116,7 @@ def set_ranges(function: func.FuncOp, ranges: Mapping[str, Range]) -> None:
 
 
 def symbols_of(function: func.FuncOp) -> tuple[str, ...]:
-    """The symbols that occur in the argument types, sorted."""
+    """The symbols in the argument types, sorted."""
     found: set[str] = set()
     for argument in function.body.block.args:
         if isinstance(argument.type, TensorType):
@@ -129,7 +129,7 @@ def symbols_of(function: func.FuncOp) -> tuple[str, ...]:
 
 
 def arg_names(function: func.FuncOp) -> tuple[str, ...]:
-    """`qc.name` of every argument, `argN` where it has none."""
+    """`qc.name` of every argument; `argN` for arguments without one."""
     entries = function.arg_attrs.data if function.arg_attrs is not None else ()
     names: list[str] = []
     for index in range(len(function.body.block.args)):
@@ -139,7 +139,7 @@ def arg_names(function: func.FuncOp) -> tuple[str, ...]:
 
 
 def set_arg_names(function: func.FuncOp, names: Sequence[str]) -> None:
-    """Writes `qc.name` of every argument, keeping its other attributes."""
+    """Writes `qc.name` of every argument and keeps its other attributes."""
     count = len(function.body.block.args)
     if len(names) != count:
         raise QCompilerError(f"@{function.sym_name.data} has {count} arguments, not {len(names)}")
@@ -153,7 +153,7 @@ def set_arg_names(function: func.FuncOp, names: Sequence[str]) -> None:
 
 
 def result_keys(function: func.FuncOp) -> tuple[str, ...]:
-    """`qc.results` of `@init`: the constant keys its results are read by."""
+    """`qc.results` of `@init`: the constant keys under which its results are read."""
     attribute = function.attributes.get(RESULTS)
     if not isinstance(attribute, ArrayAttr):
         return ()
@@ -166,11 +166,11 @@ def set_result_keys(function: func.FuncOp, keys: Sequence[str]) -> None:
 
 
 _PATHLESS = ("linalg.transpose", "linalg.broadcast", "tensor.empty")
-"""Ops whose syntax has no place for attributes; their place in the model is that of what they read."""
+"""Ops whose syntax has no place for attributes. Their path is that of the value they read."""
 
 
 def path_of(op: Operation) -> str:
-    """The place in the user's model that an op came from (for a view: what it views); empty if it is not known."""
+    """The module path an op came from (for a view: that of its source); empty if it is not known."""
     path = op.attributes.get(PATH)
     while path is None and op.name in _PATHLESS and op.operands and isinstance(op.operands[0].owner, Operation):
         op = op.operands[0].owner
@@ -179,7 +179,8 @@ def path_of(op: Operation) -> str:
 
 
 def set_path(op: Operation, path: str) -> None:
-    """Writes `qc.path`; an empty path removes it. Transposes, broadcasts, empty tensors carry none (see `path_of`)."""
+    """Writes `qc.path`; an empty path removes it. Transposes, broadcasts and empty tensors carry none (see
+    `path_of`)."""
     if path and op.name not in _PATHLESS:
         op.attributes[PATH] = StringAttr(path)
     else:

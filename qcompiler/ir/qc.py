@@ -1,10 +1,9 @@
 """The `qc` dialect: tensor-level operators of a quantised program. This is its whole vocabulary.
 
-Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its
-rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type.  The syntax
-they share is in `qc_base.py`; the classes of convolutions are in `qc_conv.py`, those of positions and scans in
-`qc_index.py`, those of rows of int8 in `qc_rows.py`, that of recurrent layers in `qc_recurrent.py`, and what is left to
-torch in `qc_torch.py`.
+Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops. The meaning of each op is its
+rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type. `qc_base.py`
+holds the shared syntax. More op classes are in `qc_conv.py` (convolutions), `qc_index.py` (positions and scans),
+`qc_rows.py` (int8 rows), `qc_recurrent.py` (recurrent layers) and `qc_torch.py` (calls to torch).
 
     values      const  dim  state  state_update  copy
     quantised   quantize  dequantize  quantize_rows  dequantize_rows
@@ -110,7 +109,7 @@ class ConstOp(QCOp):
 
 @irdl_op_definition
 class DimOp(QCOp):
-    """The value of a shape expression: `%n = qc.dim "b*s" : index`. Depends on no tensor, only on input shapes."""
+    """The value of a shape expression: `%n = qc.dim "b*s" : index`. It depends on input shapes only, not on tensors."""
 
     name = "qc.dim"
     expr = prop_def(StringAttr)
@@ -150,7 +149,8 @@ class StateOp(QCOp):
 
 @irdl_op_definition
 class StateUpdateOp(QCOp):
-    """The value a declared state has at exit. At most one for each state; `lower-to-rt` makes it in place or fails."""
+    """The value of a declared state at exit. At most one per state; `lower-to-rt` makes the update in place or
+    fails."""
 
     name = "qc.state_update"
     sym = prop_def(SymbolRefAttr)
@@ -166,7 +166,7 @@ class StateUpdateOp(QCOp):
 
 @irdl_op_definition
 class CopyOp(QCOp):
-    """The same value on another device: the only op that crosses. Placed by `assign-devices`, never by a frontend."""
+    """The same value on another device: the only op that crosses devices. Only `assign-devices` inserts it."""
 
     name = "qc.copy"
     input = operand_def(AnyAttr())
@@ -190,7 +190,7 @@ class CopyOp(QCOp):
 
 @irdl_op_definition
 class QuantizeOp(QCOp):
-    """Encodes a float matrix into a format (activations; weights are encoded at compile time)."""
+    """Encodes a float matrix into a format. For activations: weights are encoded at compile time."""
 
     name = "qc.quantize"
     input = operand_def(TensorType)
@@ -230,11 +230,12 @@ class DequantizeOp(QCOp):
 class LinearOp(QCOp):
     """`x (…, K) @ w (N, K)ᵀ + bias (N)`, then an optional scalar epilogue.
 
-    x of i8 are rows of int8 (`qc.quantize_rows`), `(…, row_bytes(K))`, and w is quantised: codes are multiplied as
-    integers, in the order of formats/integer_product.py.
+    If x has element type i8, it holds int8 rows (`qc.quantize_rows`), `(…, row_bytes(K))`, and w is quantised. The
+    codes are then multiplied as integers, in the order of formats/integer_product.py.
 
-    The epilogue region's first argument is the fp32 accumulator (bias added), the others are one element of each of
-    `extras`, which have the result's rank with equal or unit dims.  It ends in `qc.yield` of the result's element type.
+    The epilogue region's first argument is the fp32 accumulator, bias included. The others are one element of each of
+    `extras`, which have the result's rank with equal or unit dims. The region ends in `qc.yield` of the result's
+    element type.
     """
 
     name = "qc.linear"
@@ -291,18 +292,18 @@ class LinearOp(QCOp):
 
     @property
     def multiplies_codes(self) -> bool:
-        """Whether x are rows of int8."""
+        """Whether x holds int8 rows."""
         return tensor_dtype(self.x.type) == "i8"
 
 
 @irdl_op_definition
 class GroupedLinearOp(QCOp):
-    """Products with the weights of chosen experts: `out[p] = x[p // repeat] @ w[index[p]]ᵀ`.
+    """Products with the weights of chosen MoE experts: `out[p] = x[p // repeat] @ w[index[p]]ᵀ`.
 
-    x (M, K); `w` holds the (N, K) matrices of `experts` experts one below the other, (E*N, K), plain or packed; `index`
-    (M * repeat), i64 or i32, names the expert of each pair of a row and an expert; the result is (M * repeat, N).  Rows
-    of x serve `repeat` pairs that follow each other: a token and its top-k experts.  An index outside [0, E) is an
-    error.  Which rows meet which expert is data: shapes do not depend on it.
+    x is (M, K). `w` stacks the (N, K) matrices of `experts` experts, (E*N, K), plain or packed. `index` (M * repeat),
+    i64 or i32, names the expert of each (row, expert) pair. The result is (M * repeat, N). Each row of x serves
+    `repeat` consecutive pairs: a token and its top-k experts. An index outside [0, E) is an error. The routing is data:
+    shapes do not depend on it.
     """
 
     name = "qc.grouped_linear"
@@ -342,7 +343,7 @@ class GroupedLinearOp(QCOp):
 
 @irdl_op_definition
 class BatchMatmulOp(QCOp):
-    """`a (b…, M, K) @ b (b…, K, N)`; batch dims are equal (import broadcasts explicitly)."""
+    """`a (b…, M, K) @ b (b…, K, N)`. Batch dims are equal (the importer inserts broadcasts)."""
 
     name = "qc.batch_matmul"
     a = operand_def(TensorType)
@@ -365,11 +366,12 @@ class BatchMatmulOp(QCOp):
 class AttentionOp(QCOp):
     """`softmax(q kᵀ * scale + mask) v` on (B, H, S, D), (B, Hkv, T, D), (B, Hkv, T, Dv); H % Hkv == 0.
 
-    A boolean mask keeps where true, a float mask is added; mask dims are equal to (B, H, S, T) or 1.  `causal`: query i
-    sees keys j <= i.  `window`: query i sees keys j > i - window.  `last` (B or 1, S or 1), integers, is device data:
-    query i of batch b counts as number last[b, i] in both, and sees keys j <= last[b, i].  So one sees a cache of which
-    only a part is filled, and work is proportional to that part.  `softcap`: scaled scores x become
-    softcap * tanh(x / softcap), before any mask.  A row that sees no key gives zeros.
+    A boolean mask keeps where it is true; a float mask is added. Mask dims are equal to (B, H, S, T) or 1.
+
+    `causal`: query i sees keys j <= i. `window`: query i sees keys j > i - window. `last` (B or 1, S or 1), integers,
+    is device data: the position of query i of batch b is last[b, i] in both rules, and it sees keys j <= last[b, i].
+    With it, attention over a partly filled cache only does work for the filled part. `softcap`: scaled scores x become
+    softcap * tanh(x / softcap), before any mask. A row that sees no key gives zeros.
     """
 
     name = "qc.attention"
@@ -440,7 +442,7 @@ class AttentionOp(QCOp):
         last: SSAValue | None,
         type_: Attribute | None = None,
     ) -> AttentionOp:
-        """The same attention of other operands, without attributes such as the path."""
+        """The same attention on other operands, without attributes such as the path."""
         return AttentionOp(
             q,
             k,

@@ -1,11 +1,12 @@
-"""What all `qc` ops share: checks of `#qc.dims`, and one readable syntax.
+"""Shared parts of all `qc` ops: checks of `#qc.dims`, and one readable syntax.
 
     %1 = qc.const @encoder.w : !qc.qtensor<384x384xf32, …>
     %2 = qc.linear %0, %1 bias(%b) {qc.path = "encoder"} : tensor<?x384xf32, #qc.dims<["s", 384]>>
     %3 = qc.softmax %2 {axis = 1} : tensor<?x384xf32, #qc.dims<["s", 384]>>
 
-That is: the op's key (a symbol or an expression), its operands, optional operands by name, one dictionary of properties
-and attributes, the result types, and the region if it has one.  Operand types are those of their definitions.
+The order is: the op's key (a symbol or an expression), its operands, optional operands by name, one dictionary of
+properties and attributes, the result types, and the region if there is one. Operand types are not printed: they are
+those of the operands' definitions.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from qcompiler.plan.dims import Dim
 _KEYS = {
     "qc.const": "sym", "qc.dim": "expr", "qc.state": "sym", "qc.state_update": "sym", "qc.torch_call": "target",
 }  # fmt: skip
-"""The property printed bare after an op's name."""
+"""The property printed without its name after the op's name."""
 
 
 class QCOp(IRDLOperation):
-    """Base: every tensor an op touches has well-formed `#qc.dims`."""
+    """Base class: every tensor operand and result has well-formed `#qc.dims`."""
 
     def verify_(self) -> None:
         for value in (*self.operands, *self.results):
@@ -40,7 +41,7 @@ class QCOp(IRDLOperation):
         self.verify_op()
 
     def verify_op(self) -> None:
-        """Op-specific checks; shapes and element types of all operands are well-formed here."""
+        """Op-specific checks. Shapes and element types of all operands have been checked before."""
 
     def expect(self, condition: bool, message: str) -> None:
         if not condition:
@@ -81,7 +82,7 @@ def _operand_groups(cls: type[QCOp]) -> tuple[tuple[str, str], ...]:
 
 
 def _is_plain_list(cls: type[QCOp]) -> bool:
-    """Ops whose only operands are one list print it without a name."""
+    """Whether the op's only operands are one list, which is printed without a name."""
     return len(_operand_groups(cls)) == 1 and _operand_groups(cls)[0][1] == "many"
 
 
@@ -89,7 +90,7 @@ def _is_plain_list(cls: type[QCOp]) -> bool:
 
 
 def print_op(op: QCOp, printer: Printer) -> None:
-    """Everything after the op's name."""
+    """Prints everything after the op's name."""
     key = _KEYS.get(op.name)
     if key is not None:
         printer.print_string(" ")
@@ -148,7 +149,7 @@ def _print_entry(entry: tuple[str, Attribute], printer: Printer) -> None:
 
 
 def parse_op(cls: type[_Op], parser: Parser) -> _Op:
-    """The op whose name was just read."""
+    """Parses the op whose name was just read."""
     properties: dict[str, Attribute] = {}
     key = _KEYS.get(cls.name)
     if key is not None:
@@ -177,7 +178,7 @@ def _operand(parser: Parser) -> SSAValue:
 
 
 def _defined(parser: Parser, operand: UnresolvedOperand) -> SSAValue:
-    """The value an operand names; code is straight-line, so it is defined by now and its type is known."""
+    """The value that an operand names. Code is straight-line, so it is already defined and its type is known."""
     values = parser.ssa_values.get(operand.operand_name, ())
     if operand.index >= len(values):
         parser.raise_error("this value is not defined before its use", operand.span)

@@ -36,7 +36,7 @@ def _expect_windows(
     for i in range(2):
         extent = dilation[i] * (kernel[i] - 1) + 1
         size = ((dim(image[i]) + padding[i] + padding[2 + i] - extent) // strides[i] + 1).to_dim()
-        # a symbolic quotient has several spellings; the interpreter compares its value
+        # a symbolic quotient can be written in several ways; the interpreter compares its value
         found.append(given[i] if isinstance(size, str) and isinstance(given[i], str) else size)
     return tuple(found)
 
@@ -94,9 +94,9 @@ class Conv2dOp(QCOp):
 
 @irdl_op_definition
 class WindowsOp(QCOp):
-    """What each window of an image (B, H, W, C) sees, as rows (B, H', W', kh*kw*C) of the taps' channels.
+    """im2col: the windows of an image (B, H, W, C) as rows (B, H', W', kh*kw*C): the channels of each tap in turn.
 
-    Outside of the image lies zero, `padding [top, left, bottom, right]` of it.  A convolution is the linear of this.
+    Outside the image there are zeros, `padding [top, left, bottom, right]` of them. A convolution is a linear of this.
     """
 
     name = "qc.windows"

@@ -1,4 +1,4 @@
-"""The `qc` ops that read along, or order, an axis: positions, scans, orders. Import them from `qcompiler.ir.qc`."""
+"""The `qc` ops that read along an axis or order it: positions, scans, orders. Import them from `qcompiler.ir.qc`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCANS = ("add", "mul", "max", "min", "logaddexp")
 class RopeOp(QCOp):
     """Rotary embedding of `x (B, H, S, D)` by `cos, sin (B|1, 1, S, D)`: `x*cos + rotate(x)*sin`.
 
-    `rotate` swaps halves with the first negated, or adjacent pairs when `interleaved`.
+    `rotate` swaps the two halves and negates the first; if `interleaved`, it does so for adjacent pairs.
     """
 
     name = "qc.rope"
@@ -72,8 +72,8 @@ class EmbeddingOp(QCOp):
 
 @irdl_op_definition
 class GatherOp(QCOp):
-    """Picks along `axis`. mode "take": index of any rank replaces the axis (numpy.take); mode "along": index has x's
-    rank (numpy.take_along_axis). Negative indices count from the end."""
+    """Picks along `axis`. In mode "take", an index of any rank replaces the axis (numpy.take). In mode "along", the
+    index has x's rank (numpy.take_along_axis). Negative indices count from the end."""
 
     name = "qc.gather"
     x = operand_def(TensorType)
@@ -97,10 +97,10 @@ class GatherOp(QCOp):
 
 @irdl_op_definition
 class ScatterOp(QCOp):
-    """`out = x; out[…, index[…], …] = src` along `axis`, in the order of the index (the last of equal ones stays).
+    """`out = x; out[…, index[…], …] = src` along `axis`, in the order of the index (the last of equal indices wins).
 
-    `reduce` other than "none" folds instead of replacing: "add", "mul", "max", "min" (NaN wins), each step rounded to
-    x's type.  `index` may be smaller than x along the other dims.  Negative indices count from the end.
+    `reduce` other than "none" folds instead of replacing: "add", "mul", "max", "min" (NaN wins). Each step rounds to
+    x's type. `index` may be smaller than x along the other dims. Negative indices count from the end.
     """
 
     name = "qc.scatter"
@@ -182,7 +182,7 @@ class CumsumOp(QCOp):
 
     @property
     def fold(self) -> str:
-        """What is folded: one of `SCANS`."""
+        """The fold: one of `SCANS`."""
         return "add" if self.reduce is None else self.reduce.data
 
     def verify_op(self) -> None:

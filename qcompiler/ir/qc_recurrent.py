@@ -1,7 +1,7 @@
 """The `qc` op of recurrent layers. Import it from `qcompiler.ir.qc`.
 
-What a layer does to all steps at once is not part of it: the product of the input with its weight is a `qc.linear` over
-the whole sequence.  What is left is what one step needs of the step before it.
+The op contains only what one step needs from the step before it. What a layer does to all steps at once is separate:
+the product of the input with its weight is a `qc.linear` over the whole sequence.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from qcompiler.plan.kernel import GATES
 
 @irdl_op_definition
 class RecurrentOp(QCOp):
-    """All steps of one direction of a recurrent layer: each step reads the state that the step before it left.
+    """All steps of one direction of a recurrent layer: each step reads the state of the step before it.
 
-    `x` (T, B, G*H) is the input's share of the G gates of H units; `w` (G*H, R), plain or packed, turns the state into
-    the rest; `bias` (G*H) is added to that.  `start` (B, R) is the state before the first step.  Results are the state
-    after each step, (T, B, R), and what `result_names` says.  With g = x[t] and s = h @ wᵀ + bias, in blocks of H:
+    `x` (T, B, G*H) is the input's contribution to the G gates of H units. `w` (G*H, R), plain or packed, multiplies the
+    state; `bias` (G*H) is added to that product. `start` (B, R) is the state before the first step. The results are the
+    state after each step, (T, B, R), and those in `result_names`. With g = x[t] and s = h @ wᵀ + bias, in blocks of H:
 
         "tanh", "relu"  h = tanh(g + s), h = relu(g + s)
         "gru"           r, z = sigmoid(g0 + s0), sigmoid(g1 + s1);  n = tanh(g2 + r * s2);  h = n + z * (h - n)
         "lstm"          i, f, o = sigmoid(g0 + s0), sigmoid(g1 + s1), sigmoid(g3 + s3);  u = tanh(g2 + s2)
                         c = f * c + i * u;  h = o * tanh(c)
 
-    An LSTM has `cell_start` (B, H), c before the first step.  With a `projection` (R, H), plain or packed, its state is
-    h @ projectionᵀ; without one R = H.  `reverse` goes from the last step to the first.
+    An LSTM has `cell_start` (B, H), which is c before the first step. With a `projection` (R, H), plain or packed, its
+    state is h @ projectionᵀ; without one R = H. `reverse` goes from the last step to the first.
 
-    Everything is computed in fp32.  The state is rounded to its type at each step, and so is the cell state.
+    Everything is computed in fp32. The state and the cell state are rounded to their types at each step.
     """
 
     name = "qc.recurrent"
@@ -87,13 +87,13 @@ class RecurrentOp(QCOp):
 
     @property
     def hidden(self) -> int:
-        """Units of the layer."""
+        """The number of units."""
         return int(shape_of(self.w.type)[0]) // GATES[self.kind.data]
 
     @property
     def result_names(self) -> tuple[str, ...]:
         """The results in order: the states; an LSTM's last cell state (B, H); with a projection, the last hidden state
-        before it (B, H), f32, which is there because the kernel needs the room."""
+        before it, (B, H) f32, which the kernel uses as scratch memory."""
         cell = ("cell",) if self.kind.data == "lstm" else ()
         return ("out", *cell, *(("room",) if self.projection is not None else ()))
 
@@ -108,7 +108,7 @@ class RecurrentOp(QCOp):
         bias: SSAValue | None,
         cell_start: SSAValue | None,
     ) -> RecurrentOp:
-        """The same on other operands."""
+        """The same op on other operands."""
         return RecurrentOp(
             x, w, start, types, kind=self.kind.data, reverse=self.reverse is not None,
             projection=projection, bias=bias, cell_start=cell_start,

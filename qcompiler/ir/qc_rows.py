@@ -1,4 +1,4 @@
-"""`qc.quantize_rows` and `qc.dequantize_rows`: activations as rows of int8 (formats/int8_rows.py), one value each."""
+"""`qc.quantize_rows` and `qc.dequantize_rows`: activations as int8 rows (formats/int8_rows.py)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _FLOATS = ("f32", "bf16", "f16")
 
 @irdl_op_definition
 class QuantizeRowsOp(QCOp):
-    """`x (…, K)` as rows of int8, `(…, row_bytes(K))`: codes, their scale, sums of runs of codes.
+    """`x (…, K)` as int8 rows, `(…, row_bytes(K))`: codes, their scale, and sums of runs of codes.
 
-    `kind` and `value` say how codes are made; of kind "outliers", codes are 0 in the `columns` (i1, broadcasts to x).
+    `kind` and `value` say how codes are computed. With kind "outliers", codes are 0 in the `columns` (i1, broadcast to
+    x).
     """
 
     name = "qc.quantize_rows"
@@ -55,7 +56,7 @@ class QuantizeRowsOp(QCOp):
 
 @irdl_op_definition
 class DequantizeRowsOp(QCOp):
-    """What rows of int8 stand for: code * scale in fp32, rounded once to the element type."""
+    """The values of int8 rows: code * scale in fp32, rounded once to the element type."""
 
     name = "qc.dequantize_rows"
     rows = operand_def(TensorType)

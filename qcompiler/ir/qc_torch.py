@@ -1,4 +1,4 @@
-"""The `qc` op of what is left to torch: `fallback="torch"`."""
+"""The `qc` op that calls torch: `fallback="torch"`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from qcompiler.plan.torch_regions import TorchRegion, check_region, operators
 
 @irdl_op_definition
 class TorchCallOp(QCOp):
-    """A region of torch operators without a lowering, kept only with `fallback="torch"` (plan/torch_regions.py).
+    """A region of torch operators without a lowering, allowed only with `fallback="torch"` (plan/torch_regions.py).
 
-    `target` lists its operators for readers, `region` is the region (region_text.py), and `sizes` are the sizes that
-    it refers to.
+    `target` lists its operators for readers, `region` is the region (region_text.py), and `sizes` are the sizes that it
+    uses.
     """
 
     name = "qc.torch_call"
@@ -45,7 +45,7 @@ class TorchCallOp(QCOp):
 
     @property
     def record(self) -> TorchRegion:
-        """PlanError for what is no region."""
+        """The region; PlanError if the attribute is not a region."""
         return region_of(self.region)
 
     @property

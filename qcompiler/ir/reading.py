@@ -1,8 +1,8 @@
-"""IR text from outside: what is checked before xdsl's parser sees it, and what of its errors becomes ours.
+"""IR text from outside: checks before xDSL's parser runs, and which of its errors become ours.
 
-xdsl's lexer matches a string by a regular expression that tries exponentially many ways where the closing quote is
-missing, its parser calls itself for each bracket, and integers become Python's, whose digits cost their square.  So the
-text is looked through once, in time that is linear in its length, and refused where it cannot be sound.
+xDSL's lexer matches strings by a regular expression that takes exponential time if the closing quote is missing. Its
+parser recurses for each bracket. Integers become Python integers, whose conversion is quadratic in their digits. So the
+text is scanned once before, in linear time, and refused if it cannot be valid.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from xdsl.utils.exceptions import ParseError, UnregisteredConstructException, Ve
 from qcompiler.errors import PassError, QCompilerError
 
 MAX_DEPTH = 64
-"""Brackets inside of brackets: the parser calls itself some ten times for each. What we print has twelve."""
+"""Nested brackets: the parser recurses about ten times for each. Our own text has twelve at most."""
 MAX_DIGITS = 400
-"""Of an integer; the longest that a 64-bit float needs to be written out has 309."""
+"""Digits of an integer. The largest 64-bit float has 309."""
 MAX_WIDTH = 1024
-"""Bits of an integer type: the parser computes 2 to the power of them for each value."""
+"""Bits of an integer type: the parser computes 2 to this power for each value."""
 LONGEST_MESSAGE = 2000
 
 _TOKENS = re.compile(
@@ -35,12 +35,12 @@ _XDSL_ERRORS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, AssertionError, NotImplementedError,
     UnregisteredConstructException,
 )  # fmt: skip
-"""What xdsl raises from its own code for malformed text, beside ParseError and VerifyException: attributes with values
-that their types do not hold, ops without a printed form for what was parsed, names that nothing defines."""
+"""What xDSL's code raises for malformed text besides ParseError and VerifyException: attributes with values that their
+types do not allow, ops whose parsed form cannot be printed, undefined names."""
 
 
 def check_text(text: str, name: str) -> None:
-    """QCompilerError for text that no printer has written and that would keep the parser busy; `name` is the text's."""
+    """QCompilerError for text that no printer writes and that would keep the parser busy. `name` names the text."""
     depth = 0
     for match in _TOKENS.finditer(text):
         kind = match.lastgroup
@@ -65,9 +65,9 @@ def _error(text: str, at: int, name: str, what: str) -> QCompilerError:
 
 @contextmanager
 def refusing(name: str) -> Iterator[None]:
-    """Around the parser and the verifier: errors about the text become QCompilerErrors.
+    """Turns errors about the text, raised by the parser and the verifier, into QCompilerErrors.
 
-    A Python exception counts as one only where xdsl's own code raised it: one of ours is a bug, and stays what it is.
+    A Python exception counts only if xDSL's code raised it. One from our code is a bug and passes unchanged.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def refusing(name: str) -> Iterator[None]:
 
 @contextmanager
 def applying(name: str) -> Iterator[None]:
-    """Around a pass that is run alone, on IR that it may not be made for: what xdsl refuses becomes a PassError."""
+    """For a single pass on IR it may not be made for: turns what xDSL refuses into a PassError."""
     try:
         yield
     except VerifyException as error:
@@ -97,8 +97,8 @@ def applying(name: str) -> Iterator[None]:
 
 
 def _raised_by_xdsl(error: BaseException) -> bool:
-    """Whether the innermost frame that is xdsl's or ours is xdsl's; Python's own functions count for their caller."""
-    # Passes lie beside the package in the repository, and inside of it where it is installed.
+    """Whether the innermost frame of xDSL's or our code is xDSL's. Python's own functions count for their caller."""
+    # Passes are beside the package in the repository, and inside it when installed.
     theirs, ours = Path(xdsl.__file__).parent, {Path(__file__).parents[1], Path(__file__).parents[2] / "passes"}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         folders = Path(frame.filename).parents
@@ -110,7 +110,7 @@ def _raised_by_xdsl(error: BaseException) -> bool:
 
 
 def _shortened(text: str) -> str:
-    """The beginning and the end: xdsl prints the whole line, and what is wrong below it."""
+    """The start and the end of the message: xDSL prints the whole line, and the error below it."""
     if len(text) <= LONGEST_MESSAGE:
         return text
     half = LONGEST_MESSAGE // 2

@@ -1,4 +1,4 @@
-"""Regions of torch operators as MLIR attributes, so that dumps show them as text that is easy to read.
+"""Regions of torch operators as MLIR attributes, so that dumps show them as readable text.
 
 {inputs = 1 : i64, ops = [{target = "aten._fft_r2c.default", args = [{v = 0 : i64}, [1 : i64], 0 : i64, true]}], …}
 """
@@ -34,7 +34,7 @@ def attribute_of(region: TorchRegion) -> DictionaryAttr:
 
 
 def region_of(attribute: DictionaryAttr) -> TorchRegion:
-    """The region that a dictionary holds. PlanError for what is none."""
+    """The region that a dictionary holds. PlanError if it is not a region."""
     return region_from_json(msgspec.json.encode(_value(attribute)).decode())
 
 

@@ -1,4 +1,5 @@
-"""The `rt` dialect: the schedule, one to one with `qcompiler.plan`. No SSA values: everything is named, as in the plan.
+"""The `rt` dialect: the schedule, one to one with `qcompiler.plan`. It has no SSA values: as in the plan, names refer
+to things.
 
     rt.device @d0 {kind = "cpu", index = 0 : i64}
     rt.stream @s0 on @d0
@@ -17,13 +18,14 @@
       rt.torch_call "aten.lgamma.default" on @s0 [#rt.view<…>] to [#rt.view<…>] {region = {…}, sizes = [], serves = "…"}
     }
 
-Before assign-streams a step may lack its stream, before plan-memory a buffer its offset; the plan has both.  A buffer
-of the constants arena names the weight whose bytes it holds (`weight`).
+A step may lack its stream before assign-streams, and a buffer its offset before plan-memory; the plan has both. A
+buffer of the constants arena names the weight whose bytes it holds (`weight`).
 
-A kernel's region has one block argument for each operand, in order: of the operand's element type (`!qc.qtensor` for a
-packed one) and of its shape or a reshape of it.  An argument of a write-only operand is a destination (`outs`) without
-defined contents.  The one compute op (`qc.*` or `linalg.generic`) may be accompanied by `tensor.empty`, `linalg.fill`,
-`qc.dim`, constants and view ops.  `rt.yield` yields one tensor for each written operand (w, rw), in order.
+A kernel's region has one block argument per operand, in order. An argument has the operand's element type
+(`!qc.qtensor` for a packed operand) and its shape or a reshape of it. The argument of a write-only operand is a
+destination (`outs`) without defined contents. Besides the one compute op (`qc.*` or `linalg.generic`), the region may
+contain `tensor.empty`, `linalg.fill`, `qc.dim`, constants and view ops. `rt.yield` yields one tensor for each written
+operand (w, rw), in order.
 """
 
 from __future__ import annotations
@@ -88,14 +90,14 @@ from qcompiler.plan.plan import (
 from qcompiler.plan.torch_regions import TorchRegion, operators
 
 NO_STREAM = ""
-"""The stream of a plan record whose rt op has none yet; the verifier refuses it."""
+"""The stream of a plan record whose rt op has none yet. The verifier refuses it."""
 
 _MODULE_LEVEL_KINDS = ("cpu", "cuda", "sim")
 _ARENA_KINDS = ("constants", "init", "activations", "state", "input", "output")
 
 
 def name_of(ref: SymbolRefAttr | None) -> str:
-    """The name a reference holds; NO_STREAM for none."""
+    """The name in a reference; NO_STREAM for None."""
     return NO_STREAM if ref is None else ref.root_reference.data
 
 
@@ -108,8 +110,8 @@ def _integer(value: int) -> IntegerAttr:
 
 
 class NamedOp(IRDLOperation):
-    """Base of the declarations: `sym` is the name. Names are unique for each kind, as in the plan, not in the module;
-    so the property is not called `sym_name`, whose values MLIR wants unique."""
+    """Base class of declarations; `sym` is the name. As in the plan, names are unique per kind, not per module. MLIR
+    requires unique values of `sym_name`, so the property has another name."""
 
     sym_name = prop_def(SymbolNameConstraint(), prop_name="name")
 
@@ -195,7 +197,8 @@ class EventOp(NamedOp):
 class ArenaOp(NamedOp):
     """A contiguous range of memory on a device: plan.Arena. `nbytes` may be 0 until plan-memory sets it.
 
-    `gathered` constants are the weights of its buffers, each at its buffer's offset; else the arena mirrors the file.
+    A `gathered` constants arena holds the weights of its buffers, each at its buffer's offset. Otherwise the arena has
+    the same bytes as the file.
     """
 
     name = "rt.arena"
@@ -245,7 +248,7 @@ class ArenaOp(NamedOp):
 
 @irdl_op_definition
 class BufferOp(NamedOp):
-    """A range of an arena: plan.Buffer. Without `offset` until plan-memory; `weight` names a constant's key."""
+    """A range of an arena: plan.Buffer. It has no `offset` before plan-memory; `weight` is a constant's key."""
 
     name = "rt.buffer"
     arena = prop_def(FlatSymbolRefAttrConstr)
@@ -271,7 +274,7 @@ class BufferOp(NamedOp):
 
     @property
     def record(self) -> Buffer:
-        """ScheduleError while the buffer has no offset."""
+        """ScheduleError if the buffer has no offset yet."""
         if self.offset is None:
             raise ScheduleError(f"buffer '{self.sym}' has no offset yet; run plan-memory first", rule="unplaced-buffer")
         return Buffer(
@@ -291,7 +294,7 @@ class BufferOp(NamedOp):
 
 @irdl_op_definition
 class KernelOp(NamedOp):
-    """One kernel by meaning: its operands and, as a region of one compute op on tensors, what it computes."""
+    """One kernel: its operands, and what it computes as a region with one compute op on tensors."""
 
     name = "rt.kernel"
     symbols = prop_def(ArrayAttr[StringAttr])
@@ -371,7 +374,7 @@ class YieldOp(IRDLOperation):
 
 
 class StepOp(IRDLOperation):
-    """Base of the steps. `stream_name` is None until assign-streams has run."""
+    """Base class of steps. `stream_name` is None until assign-streams has run."""
 
     stream = opt_prop_def(FlatSymbolRefAttrConstr)
 
@@ -384,7 +387,7 @@ class StepOp(IRDLOperation):
 
     @property
     def record(self) -> Step:
-        """The plan's step; its stream is NO_STREAM where this op has none yet."""
+        """The plan's step. Its stream is NO_STREAM if this op has none yet."""
         raise NotImplementedError
 
     @property
@@ -395,7 +398,7 @@ class StepOp(IRDLOperation):
 
 @irdl_op_definition
 class LaunchOp(StepOp):
-    """Run a kernel with one view for each of its operands: plan.Launch."""
+    """Runs a kernel with one view for each of its operands: plan.Launch."""
 
     name = "rt.launch"
     kernel = prop_def(FlatSymbolRefAttrConstr)
@@ -462,7 +465,7 @@ class SelectOp(StepOp):
 
 @irdl_op_definition
 class CopyOp(StepOp):
-    """Byte copy of a contiguous view, the only step that may cross devices: plan.Copy."""
+    """Copies the bytes of a contiguous view: plan.Copy. The only step that may cross devices."""
 
     name = "rt.copy"
     source = prop_def(ViewAttr)
@@ -491,7 +494,7 @@ class CopyOp(StepOp):
 
 @irdl_op_definition
 class RecordOp(StepOp):
-    """The event stands for everything its stream has been given so far: plan.Record."""
+    """Records an event after everything enqueued on its stream so far: plan.Record."""
 
     name = "rt.record"
     event = prop_def(FlatSymbolRefAttrConstr)
@@ -512,7 +515,7 @@ class RecordOp(StepOp):
 
 @irdl_op_definition
 class WaitOp(StepOp):
-    """What follows on the stream begins after the event's record: plan.Wait."""
+    """Later work on the stream starts after the event's record: plan.Wait."""
 
     name = "rt.wait"
     event = prop_def(FlatSymbolRefAttrConstr)
@@ -587,7 +590,8 @@ class LibraryCallOp(StepOp):
 
 @irdl_op_definition
 class TorchCallOp(StepOp):
-    """A region of torch operators with its inputs and outputs: plan.TorchCall. `target` lists them for readers."""
+    """A region of torch operators with its inputs and outputs: plan.TorchCall. `target` lists the operators for
+    readers."""
 
     name = "rt.torch_call"
     target = prop_def(StringAttr)
@@ -660,7 +664,7 @@ class EntryOp(NamedOp):
     inputs = prop_def(ArrayAttr[SigAttr])
     outputs = prop_def(ArrayAttr[SigAttr])
     init = opt_prop_def(UnitAttr)
-    body = region_def()  # without a block when it has no steps and was parsed
+    body = region_def()  # has no block if it was parsed and has no steps
     traits = traits_def(NoTerminator(), IsolatedFromAbove())
     assembly_format = "$name attr-dict-with-keyword $body"
     irdl_options = (ParsePropInAttrDict(),)

@@ -1,4 +1,4 @@
-"""Attributes of the `rt` dialect: each holds one small record of qcompiler/plan and spells it in MLIR.
+"""Attributes of the `rt` dialect: each holds one small record of qcompiler/plan and prints it in MLIR syntax.
 
     #rt.symbol<"s", 1, 512>                                            plan.Symbol
     #rt.sig<"input_ids", @in0, i64, ["b", "s"], "torch.int64">         plan.TensorSig
@@ -6,8 +6,8 @@
     #rt.view<@b0, f32, ["b*s", 384], [384, 1], "384*b">                plan.View (last: offset in elements)
     #rt.case<@linear_1, 1>                                             plan.SelectCase (no number: always)
 
-A packed operand or view ends in `, #qc.format<…>, #qc.layout<…>` and has no strides; a plain tensor that is stored in a
-kernel's layout ends in `, #qc.layout<…>`.  `XAttr.of(record)` makes an attribute, `.record` gives the record back.
+A packed operand or view ends in `, #qc.format<…>, #qc.layout<…>` and has no strides. A plain tensor stored in a
+kernel's layout ends in `, #qc.layout<…>`. `XAttr.of(record)` makes an attribute, and `.record` returns the record.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class SigAttr(Data[TensorSig]):
 
 @irdl_attr_definition
 class OperandAttr(Data[Operand]):
-    """`#rt.operand<"name", dtype, "access", [shape], [strides]>`: what a kernel takes; access is r, w or rw."""
+    """`#rt.operand<"name", dtype, "access", [shape], [strides]>`: an operand of a kernel; access is r, w or rw."""
 
     name = "rt.operand"
 
@@ -148,7 +148,7 @@ class OperandAttr(Data[Operand]):
 
 @irdl_attr_definition
 class ViewAttr(Data[View]):
-    """`#rt.view<@buffer, dtype, [shape], [strides], offset>`: a strided tensor in a buffer; counts are elements."""
+    """`#rt.view<@buffer, dtype, [shape], [strides], offset>`: a strided tensor in a buffer, counted in elements."""
 
     name = "rt.view"
 
@@ -191,7 +191,7 @@ class ViewAttr(Data[View]):
 
 @irdl_attr_definition
 class CaseAttr(Data[SelectCase]):
-    """`#rt.case<@kernel, max>`: taken when the select's expression is <= max; without a number, always."""
+    """`#rt.case<@kernel, max>`: chosen if the select's expression is <= max; always, without a number."""
 
     name = "rt.case"
 

@@ -1,13 +1,12 @@
-"""Runs an rt module on NumPy byte arenas: the meaning of the schedule, whatever its devices and streams are called.
+"""Runs an rt module on NumPy byte arenas: defines the meaning of the schedule, for any devices and streams.
 
     outputs = run_rt(module, weights, [x])                        # one call, the init entry included
     interpreter = RtInterpreter(module, weights, unpack=unpack)   # many calls
     outputs = interpreter.run([x], entry="main", states={"kv": kv})
 
-Steps run in the order they are listed in, each kernel by its region's meaning.  Activation and output memory is filled
-with 0xFF before every call, which is NaN in every float type, so a read of something that was not written shows in the
-answer.  Before plan-memory every buffer has memory of its own; afterwards buffers share bytes as planned, so a wrong
-offset shows as well.
+Steps run in list order, each kernel by the meaning of its region. Activation and output memory is filled with 0xFF
+before every call, which is NaN in every float type, so a read of unwritten memory shows in the result. Before
+plan-memory every buffer has its own memory. Afterwards buffers share bytes as planned, so a wrong offset shows as well.
 """
 
 from __future__ import annotations
@@ -49,17 +48,18 @@ Bytes = npt.NDArray[np.uint8]
 Symbols = Mapping[str, int]
 
 Library = Callable[[Sequence[Array]], Sequence[Array]]
-"""The reference twin of a library function: all operands in, the written ones out."""
+"""The reference implementation of a library function: takes all operands, returns the written ones."""
 
 POISON = 0xFF
 STATE_PREFIX = "state."
-"""The arena of the state `kv` is called `state.kv`."""
+"""The arena of the state `kv` is named `state.kv`."""
 
 
 class RtInterpreter:
-    """Runs the entries of one rt module that is not changed meanwhile; the init entry runs at the first call.
+    """Runs the entries of an rt module, which must not change meanwhile. The init entry runs at the first call.
 
-    `unpack` undoes kernel layouts (passes give it), `library` holds the reference twins of library functions by name.
+    `unpack` undoes kernel layouts (passes provide it). `library` holds reference implementations of library functions,
+    by name.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class RtInterpreter:
     def run(
         self, inputs: Sequence[Array], *, entry: str = "main", states: MutableMapping[str, Array] | None = None
     ) -> list[Array]:
-        """Results as fresh arrays. `states` is read at entry and written at exit. InterpreterError on a misfit."""
+        """The results as new arrays. `states` is read at entry and written at exit. InterpreterError if inputs do not
+        fit."""
         if not self._init_is_done:
             for each in self._schedule.entries.values():
                 if each.is_init:
@@ -133,7 +134,7 @@ class RtInterpreter:
             case TorchCallOp():
                 self._torch_call(step.record, symbols)
             case _:
-                pass  # record and wait: the listed order is an order that they allow
+                pass  # record and wait: they allow the list order
 
     def _call(self, step: LibraryCallOp, symbols: Symbols) -> None:
         record = step.record
@@ -177,7 +178,7 @@ class RtInterpreter:
     def _evaluate(
         self, kernel: KernelOp, arrays: Sequence[Array], views: Sequence[View], symbols: Symbols
     ) -> list[Array]:
-        """What the kernel's region yields, before anything is written."""
+        """The values that the kernel's region yields, before anything is written."""
         assert kernel.body is not None
         values: dict[SSAValue, Array] = {}
         for argument, array, view in zip(kernel.body.block.args, arrays, views, strict=True):
@@ -198,7 +199,7 @@ class RtInterpreter:
         raise InterpreterError(f"the region of kernel @{kernel.sym} does not end in rt.yield")
 
     def _values(self, array: Array, view: View, shape: tuple[int, ...]) -> Array:
-        """A read-only view of the operand; a plain tensor in a kernel's layout is unpacked."""
+        """A read-only view of the operand. A plain tensor in a kernel's layout is unpacked."""
         if is_packed(view):
             if self._unpack is None:
                 raise InterpreterError(f"constants in layout '{view.layout}' need the `unpack` argument")
@@ -209,7 +210,7 @@ class RtInterpreter:
         return frozen
 
     def _at(self, view: View, symbols: Symbols) -> Array:
-        """The strided array of a view (its bytes, if it is packed). InterpreterError if it leaves its buffer."""
+        """The strided array of a view (or its bytes, if it is packed). InterpreterError if it exceeds its buffer."""
         memory = self._memory.of(view.buffer)
         if is_packed(view):
             return memory
@@ -217,7 +218,7 @@ class RtInterpreter:
         shape = tuple(dim(size).evaluate(symbols) for size in view.shape)
         strides = tuple(dim(stride).evaluate(symbols) * dtype.itemsize for stride in view.strides)
         offset = dim(view.offset).evaluate(symbols) * dtype.itemsize
-        if 0 in shape:  # no element can lie outside, wherever the view begins
+        if 0 in shape:  # without elements, no view can exceed its buffer
             return np.empty(shape, dtype)
         try:
             return np.ndarray(shape, dtype, memory.data, offset, strides)
@@ -273,7 +274,7 @@ def _bind(entry: EntryOp, inputs: Sequence[Array]) -> dict[str, int]:
 
 
 class _Memory:
-    """The bytes of every buffer: slices of arenas where offsets are known, memory of their own where they are not."""
+    """The bytes of every buffer: slices of arenas if offsets are known, else separate memory."""
 
     def __init__(self, schedule: Schedule, weights: WeightStore) -> None:
         self._schedule = schedule
@@ -297,7 +298,7 @@ class _Memory:
 
     def _place(self, buffer: BufferOp, weights: WeightStore) -> Bytes:
         nbytes = buffer.nbytes.value.data
-        if buffer.weight is not None:  # the weight store's own bytes, which cannot be written
+        if buffer.weight is not None:  # the weight store's own, read-only bytes
             data = weights[buffer.weight.data].data
             if data.nbytes > nbytes:
                 raise InterpreterError(f"buffer '{buffer.sym}' is smaller than the weight '{buffer.weight.data}'")
@@ -319,14 +320,14 @@ class _Memory:
         return self._buffers[buffer]
 
     def poison(self, kinds: tuple[str, ...]) -> None:
-        """Fills all memory of these kinds of arena."""
+        """Fills all memory of these kinds of arena with 0xFF."""
         for name, arena in self._schedule.arenas.items():
             if arena.kind.data in kinds:
                 for memory in (self._arenas[name], *(self._buffers[b] for b in self._of_arena[name])):
                     memory[...] = POISON
 
     def _whole(self, arena: str) -> Bytes:
-        """An arena from its first byte: its one buffer while that has no offset."""
+        """An arena from its first byte, or its only buffer while that has no offset."""
         if arena not in self._of_arena:
             raise InterpreterError(f"no arena is named '{arena}'")
         unplaced = [b for b in self._of_arena[arena] if self._schedule.buffers[b].offset is None]
@@ -337,7 +338,7 @@ class _Memory:
         return self._buffers[unplaced[0]]
 
     def load(self, arena: str, array: Array) -> None:
-        """Writes an array to the start of an arena, and poisons the rest."""
+        """Writes an array to the start of an arena and poisons the rest."""
         memory = self._whole(arena)
         if array.nbytes > memory.nbytes:
             raise InterpreterError(f"{array.nbytes} bytes do not fit into arena '{arena}' of {memory.nbytes}")
@@ -353,7 +354,7 @@ class _Memory:
         return memory[: count * dtype.itemsize].view(dtype).reshape(shape).copy()
 
     def load_states(self, states: Mapping[str, Array]) -> list[str]:
-        """Writes every state arena; the states' names. InterpreterError for one without a value."""
+        """Writes every state arena and returns the states' names. InterpreterError for a state without a value."""
         names: list[str] = []
         for name, arena in self._schedule.arenas.items():
             if arena.kind.data != "state":

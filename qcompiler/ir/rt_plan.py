@@ -1,7 +1,7 @@
-"""From an `rt` module to a plan and back.
+"""Converts an `rt` module to a plan and back.
 
-`plan_from_rt` takes the kernels' specs from outside (`emit-kernels` makes them); before that exists, `skeleton_kernels`
-gives specs that have the true operands and an empty body, which is all that the schedule verifier reads.
+The caller gives `plan_from_rt` the kernels' specs (`emit-kernels` makes them). Before that pass, `skeleton_kernels`
+provides specs with the true operands and an empty body, which is all that the schedule verifier reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EMPTY_BODY = LoopKernel(extents=(), iterators=(), accesses=(), body=ScalarProgr
 
 
 def skeleton_kernels(module: ModuleOp) -> dict[str, KernelSpec]:
-    """A spec for every `rt.kernel`: its name, symbols, operands and `serves`, and an empty body."""
+    """A spec for every `rt.kernel`: its name, symbols, operands and `serves`, with an empty body."""
     return {
         op.sym: KernelSpec(
             name=op.sym,
@@ -38,11 +38,11 @@ def skeleton_kernels(module: ModuleOp) -> dict[str, KernelSpec]:
 
 
 def plan_from_rt(module: ModuleOp, kernels: Mapping[str, KernelSpec], weights: Iterable[StoredTensor] = ()) -> Plan:
-    """The plan of an rt module; kernels in the module's order, the weight directory in the store's.
+    """The plan of an rt module: kernels in the module's order, the weight directory in the store's.
 
-    A step without a stream keeps an empty one, which the verifier refuses.  ScheduleError for a buffer without an
-    offset, for a kernel without a spec, for two init entries, and for a buffer whose weight is not in `weights` (unless
-    `weights` is empty: then the plan has no directory).
+    A step without a stream keeps an empty one, which the verifier refuses. ScheduleError for a buffer without an
+    offset, a kernel without a spec, two init entries, or a buffer whose weight is not in `weights` (unless `weights` is
+    empty: then the plan has no directory).
     """
     schedule = Schedule(module)
     missing = [name for name in schedule.kernels if name not in kernels]
@@ -67,7 +67,7 @@ def plan_from_rt(module: ModuleOp, kernels: Mapping[str, KernelSpec], weights: I
 
 
 def buffers(schedule: Schedule) -> tuple[Buffer, ...]:
-    """All buffers; those of gathered arenas with the weight that they hold."""
+    """All buffers; those of gathered arenas with the weight they hold."""
     return tuple(
         msgspec.structs.replace(op.record, weight=op.weight.data)
         if op.weight is not None and schedule.arenas[op.arena_name].gathered is not None
@@ -79,7 +79,7 @@ def buffers(schedule: Schedule) -> tuple[Buffer, ...]:
 def weight_entries(schedule: Schedule, weights: Iterable[StoredTensor]) -> tuple[WeightEntry, ...]:
     """The weight directory: every stored tensor that some buffer holds, at that buffer's offset, without digests.
 
-    Where arenas gather their weights the file has an order of its own: the store's.
+    If arenas gather their weights, the file's order is that of the store.
     """
     tensors = {tensor.key: tensor for tensor in weights}
     offsets: dict[str, int] = {}

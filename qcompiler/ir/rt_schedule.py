@@ -42,7 +42,7 @@ def _by_name(module: ModuleOp, kind: type[_Named]) -> dict[str, _Named]:
 class Schedule:
     """The declarations and entries of an rt module, by name. A snapshot: make a new one after changing the module.
 
-    ScheduleError (duplicate-name) for two declarations of one kind under one name.
+    ScheduleError (duplicate-name) if two declarations of one kind have the same name.
     """
 
     def __init__(self, module: ModuleOp) -> None:
@@ -65,7 +65,7 @@ class Schedule:
         return name_of(self.arenas[arena].device)
 
     def accesses(self, step: StepOp) -> tuple[tuple[View, str], ...]:
-        """Every view a step touches with "r", "w" or "rw"; record and wait touch none."""
+        """Every view that a step touches, with "r", "w" or "rw". Record and wait touch none."""
         match step:
             case LaunchOp():
                 kernels = [step.kernel_name]

@@ -1,9 +1,9 @@
 """Scalar ops that MLIR has and xDSL's dialects lack: `arith.remf` and `math.erfc`.
 
-No expression of other ops computes them: `a - b * trunc(a / b)` is inexact for large quotients and NaN where `b` is
-infinite, and `1 - erf(x)` has no digit left from x = 4 on.  `ARITH` and `MATH` are xDSL's dialects with these ops;
-`QCContext.default` loads them in their place.  The ops print in generic form, so that a plain `xdsl-opt` reads them
-with `--allow-unregistered-dialect`.
+No expression of other ops computes them: `a - b * trunc(a / b)` is inexact for large quotients and NaN if `b` is
+infinite, and `1 - erf(x)` has no correct digit from x = 4 on. `ARITH` and `MATH` are xDSL's dialects with these ops
+added; `QCContext.default` loads them instead of xDSL's. The ops print in generic form, so that a plain `xdsl-opt` reads
+them with `--allow-unregistered-dialect`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xdsl.traits import Pure, SameOperandsAndResultType
 
 @irdl_op_definition
 class RemFOp(FloatingPointLikeBinaryOperation):
-    """C's fmod: `lhs` less the whole multiple of `rhs` that leaves the least of the same sign; NaN where `rhs` is 0."""
+    """C's fmod: the remainder of `lhs / rhs`, with the sign of `lhs`; NaN if `rhs` is 0."""
 
     name = "arith.remf"
 

@@ -1,11 +1,11 @@
-"""Printing and parsing modules.
+"""Prints and parses modules.
 
-* `print_module` is what people read, and what `qc opt` and a plain `xdsl-opt` parse.
-* `print_for_mlir` is what a stock MLIR parses with unregistered dialects allowed: `qc` and `rt` ops in generic form.
+* `print_module` writes text for people, which `qc opt` and a plain `xdsl-opt` parse.
+* `print_for_mlir` writes text that stock MLIR parses with unregistered dialects allowed: `qc` and `rt` ops in generic
+  form.
 
-xDSL's own syntax of `linalg.transpose`, `linalg.broadcast` and `tensor.empty` has no place for attributes; where one
-stands on such an op, it is printed in generic form, so that nothing is lost.  So are the scalar
-ops that xDSL lacks.
+xDSL's syntax of `linalg.transpose`, `linalg.broadcast` and `tensor.empty` has no place for attributes. If such an op
+has attributes, it is printed in generic form so that nothing is lost. The scalar ops that xDSL lacks are, too.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _LOSES_ATTRIBUTES = (TransposeOp, BroadcastOp, tensor.EmptyOp)
 
 
 _CACHED = (TensorType, QTensorType, AffineMapAttr, DimsAttr, StringAttr)
-"""Attributes that repeat all over a module, whose text depends on nothing else.
+"""Attributes that repeat throughout a module and whose text depends on nothing else.
 
-What may hold a float is none of them: 0.0 equals -0.0, and a cache would print the one as the other.
+No attribute that may hold a float is among them: 0.0 equals -0.0, and a cache would print one as the other.
 """
 
 
@@ -48,7 +48,8 @@ def _attribute_text(attribute: Attribute) -> str:
 
 @dataclass(eq=False, repr=False)
 class _Printer(Printer):
-    """xDSL's printer, choosing the generic form op by op; every stage is printed, so short ways where they are easy."""
+    """xDSL's printer, which chooses the generic form op by op. It is fast for frequent cases, since every stage is
+    printed."""
 
     for_mlir: bool = False
 
@@ -77,21 +78,21 @@ class _Printer(Printer):
 
 
 def print_module(module: Operation, generic: bool = False) -> str:
-    """The text of a module (or of one op): readable, or wholly in generic form."""
+    """The text of a module (or of one op): readable, or entirely in generic form."""
     stream = io.StringIO()
     _Printer(stream=stream, print_generic_format=generic).print_op(module)
     return stream.getvalue() + "\n"
 
 
 def print_for_mlir(module: ModuleOp) -> str:
-    """Text for a stock MLIR with unregistered dialects allowed; it parses here as well."""
+    """Text for stock MLIR with unregistered dialects allowed. It parses here as well."""
     stream = io.StringIO()
     _Printer(stream=stream, for_mlir=True).print_op(module)
     return stream.getvalue() + "\n"
 
 
 def parse_module(text: str, ctx: Context | None = None, *, name: str = "<input>") -> ModuleOp:
-    """The module that `text` describes, verified. QCompilerError with the place in the text if it is malformed."""
+    """The verified module of `text`. QCompilerError with the position in the text if it is malformed."""
     check_text(text, name)
     with refusing(name):
         module = Parser(ctx if ctx is not None else QCContext.default(), text, name).parse_module()
@@ -101,8 +102,8 @@ def parse_module(text: str, ctx: Context | None = None, *, name: str = "<input>"
 
 
 def _check_marks(module: ModuleOp, name: str) -> None:
-    """A list of sizes has one number, -2^63, that stands for a value: as many of these as the op has values. xDSL's
-    verifier does not count them, and 2^63 in a text becomes one."""
+    """Checks that a list of sizes has as many markers -2^63 as the op has dynamic sizes. xDSL's verifier does not count
+    them, and 2^63 in a text becomes a marker."""
     for op in module.walk():
         for key, numbers in (op.properties | op.attributes).items():
             if not key.startswith("static_") or not isinstance(numbers, DenseArrayBase):

@@ -3,7 +3,7 @@
     !qc.qtensor<4096x11008xbf16, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>
     tensor<?x384xf32, #qc.dims<["s", 384]>>
 
-A quantised tensor is one value: codes, scales, tables and offsets in one packed buffer.  A dynamic dimension is `?` in
+A quantised tensor is one value: codes, scales, tables and offsets in one packed buffer. A dynamic dimension is `?` in
 the shape and a symbolic expression (qcompiler/plan/dims.py) in the encoding.
 """
 
@@ -55,7 +55,7 @@ _DTYPE_NAMES: dict[Attribute, DType] = {t: name for name, t in ELEMENT_TYPES.ite
 
 @irdl_attr_definition
 class DimsAttr(ParametrizedAttribute):
-    """`#qc.dims<["b*s", 384]>`: one entry per dimension, text for a symbolic expression."""
+    """`#qc.dims<["b*s", 384]>`: one entry per dimension; text for a symbolic expression."""
 
     name = "qc.dims"
     text: StringAttr  # the entries, joined by ';'
@@ -188,7 +188,7 @@ class QTensorType(ParametrizedAttribute, TypeAttribute):
 
 
 def dtype_of(element: Attribute) -> DType:
-    """The plan's name of an element type; VerifyException for one the IR does not use."""
+    """The plan's name of an element type. VerifyException for a type that the IR does not use."""
     name = _DTYPE_NAMES.get(element)
     if name is None:
         raise VerifyException(f"element type {element} is not one of {', '.join(_DTYPE_NAMES.values())}")
@@ -196,7 +196,7 @@ def dtype_of(element: Attribute) -> DType:
 
 
 def tensor(shape: Sequence[Dim | Expr], dtype: DType) -> TensorType:
-    """A tensor type; symbolic dimensions become `?` with a `#qc.dims` encoding."""
+    """A tensor type. Symbolic dimensions become `?` with a `#qc.dims` encoding."""
     dims = tuple(dim(d).to_dim() for d in shape)
     if all(isinstance(d, int) for d in dims):
         return TensorType(ELEMENT_TYPES[dtype], [int(d) for d in dims])
@@ -205,7 +205,7 @@ def tensor(shape: Sequence[Dim | Expr], dtype: DType) -> TensorType:
 
 
 def shape_of(type_: Attribute) -> tuple[Dim, ...]:
-    """The shape as dims (symbolic where the type says so); VerifyException if a `?` has no `#qc.dims` entry."""
+    """The shape as dims, symbolic ones included. VerifyException if a `?` has no `#qc.dims` entry."""
     if isinstance(type_, QTensorType):
         return type_.shape
     assert isinstance(type_, TensorType)
@@ -217,7 +217,7 @@ def shape_of(type_: Attribute) -> tuple[Dim, ...]:
 
 
 def tensor_dtype(type_: Attribute) -> DType:
-    """The element type's name of a tensor or quantised tensor."""
+    """The name of the element type of a tensor or quantised tensor."""
     if isinstance(type_, QTensorType):
         return type_.dtype
     assert isinstance(type_, TensorType)
@@ -225,7 +225,7 @@ def tensor_dtype(type_: Attribute) -> DType:
 
 
 def verify_dims(type_: TensorType) -> None:
-    """The encoding agrees with the shape: same rank, static entries equal, symbolic entries at `?`."""
+    """Checks that the encoding agrees with the shape: same rank, equal static entries, symbolic entries at `?`."""
     if isinstance(type_.encoding, NoneAttr):
         return
     if not isinstance(type_.encoding, DimsAttr):

@@ -2,8 +2,8 @@
 
     xdsl-opt 02-import.mlir -p fold-views,fuse-elementwise
 
-Names must not clash with xDSL's own, so that passes such as `cse` are called `qc-cse` here.  Passes stand above this
-layer; they are found by name when somebody asks for them.
+Names must not clash with xDSL's own, so passes such as `cse` are called `qc-cse` here. Passes belong to a higher layer,
+so they are imported by name when they are requested.
 """
 
 from __future__ import annotations
