@@ -1,9 +1,11 @@
 """The ATen operators that a program file may name in a region of torch operators.
 
 Each computes new tensors (or views of its arguments) from its arguments, and does nothing else: it writes no argument,
-no file and no state, draws no random numbers, and its kernels check indices and sizes.  What is not here on purpose:
-operators whose names begin with `_unsafe`, `as_strided` and `empty` (memory that nobody wrote), `from_file`, random
-numbers, and storage, device and sparse internals.
+no file and no state, and draws no random numbers.  Its kernels check indices and sizes, or
+`frontends/torch/capture/torch_guards.py` does it for them; `tests/fallback/operatorfuzz/sweep.py` tries to prove the
+opposite.  What is not here on purpose: operators whose names begin with `_unsafe`, `as_strided` and `empty` (memory
+that nobody wrote), `from_file`, random numbers, storage, device and sparse internals, and operators that only torch
+itself calls and that trust it (`unfold_backward`, `lu_unpack`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ flatten flip fliplr flipud gather hstack index index_add index_copy index_fill i
 meshgrid movedim narrow pad permute permute_copy pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
 reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d reshape roll rot90 scatter scatter_add
 scatter_reduce select select_scatter slice slice_scatter split split_with_sizes squeeze stack swapaxes t take
-take_along_dim tensor_split tile transpose tril triu unbind unflatten unfold unfold_backward unsqueeze _unsafe_view
+take_along_dim tensor_split tile transpose tril triu unbind unflatten unfold unsqueeze _unsafe_view
 vander view view_copy vstack
 """
 
@@ -59,7 +61,7 @@ linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve
 linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_matrix_norm linalg_matrix_power
 linalg_matrix_rank linalg_multi_dot linalg_norm linalg_pinv linalg_qr linalg_slogdet _linalg_slogdet linalg_solve
 linalg_solve_ex _linalg_solve_ex linalg_solve_triangular linalg_svd _linalg_svd linalg_svdvals linalg_tensorinv
-linalg_tensorsolve linalg_vander linalg_vecdot linear logdet lu_unpack matmul matrix_exp matrix_power mm mv orgqr
+linalg_tensorsolve linalg_vander linalg_vecdot linear logdet matmul matrix_exp matrix_power mm mv orgqr
 ormqr outer pinverse qr slogdet svd tensordot triangular_solve vdot
 """
 

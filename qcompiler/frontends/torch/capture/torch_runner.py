@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from qcompiler.errors import PlanError, RuntimeFailure
+from qcompiler.frontends.torch.capture.torch_guards import is_sound
 from qcompiler.plan.torch_regions import COND, Place, TorchOp, TorchRegion
 
 _DTYPES = {
@@ -196,9 +197,15 @@ def _prepared(op: TorchOp) -> _Call:
 
     def run(values: list[Any], sizes: Sequence[int], device: torch.device) -> list[Any]:
         given = {name: argument(values, sizes, device) for name, argument in kwargs.items()}
+        positional = [argument(values, sizes, device) for argument in args]
+        if not is_sound(overload, positional, given):
+            raise RuntimeFailure(
+                f"the torch operator {op.target} was refused: torch does not check these arguments, and would read or "
+                "write memory that is not theirs; see docs/fallback.md"
+            )
         if makes:
             given["device"] = device
-        result = overload(*[argument(values, sizes, device) for argument in args], **given)
+        result = overload(*positional, **given)
         flat: list[Any] = []
         for each in result if isinstance(result, tuple | list) else (result,):
             flat += each if isinstance(each, tuple | list) else (each,)
