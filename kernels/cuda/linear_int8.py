@@ -14,7 +14,7 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory, check_extent
-from qcompiler.kernels.cuda.linear import finish_of, linear_body
+from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
 from qcompiler.kernels.cuda.weights import AS_THEY_ARE, LAYOUT, Weight, block, weight_of
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
@@ -38,7 +38,7 @@ def passed_over(arch: str) -> list[tuple[str, str]]:
 
 
 def _number(arch: str) -> int:
-    from qcompiler.kernels.cuda.emit import arch_number
+    from qcompiler.kernels.cuda.signature import arch_number
 
     return arch_number(arch)
 
@@ -80,7 +80,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"M class {body.m_class}, int8 {engine}: {tokens} rows of x, {warps} warps "
         f"{'share the columns of a panel' if few else 'with a panel each'}; {shared.nbytes} bytes of shared memory"
     )
-    from qcompiler.kernels.cuda.emit import signature
+    from qcompiler.kernels.cuda.signature import signature
 
     definitions = weight.definitions + _struct(struct, weight, product, spec) + finish.definition
     head = signature(spec, 32 * warps, 1)

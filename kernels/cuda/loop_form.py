@@ -235,7 +235,7 @@ def shared_kernel(
     shared: SharedMemory,
 ) -> CudaKernel:
     """The text: comment, head, the limits that `lines` use, `lines`."""
-    from qcompiler.kernels.cuda.emit import signature
+    from qcompiler.kernels.cuda.signature import signature
 
     kind = index_type(nest)
     declared = [line.replace("int64_t", kind, 1) for line in [*nest.limits(), *limits]]

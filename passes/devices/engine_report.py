@@ -18,11 +18,12 @@ from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
-from qcompiler.kernels.cuda import engines, grouped_linear, linear
-from qcompiler.kernels.cuda.emit import arch_number
+from qcompiler.kernels.cuda import attention, engines, grouped_linear, linear
+from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.kernels.cuda.weights import LAYOUT, Weight, weight_of
 from qcompiler.passes.views.windows import windows_of
-from qcompiler.plan.kernel import DType, FormatRef, GroupedLinearKernel, Operand
+from qcompiler.plan.kernel import DType, FormatRef, Operand
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
 Decide = Callable[[int], engines.Decision]
 
@@ -37,7 +38,7 @@ def report_engines(op: Operation, context: QCContext, classes: Sequence[str], *,
         weight, dtype = _weight(op.w.type, in_tiles=constant), tensor_dtype(op.x.type)
         windows = windows_of(op.x) is not None
         facts = {f"M class {c}": linear.facts_of(dtype, weight, c, windows=windows) for c in classes}
-        candidates = engines.LINEAR
+        candidates = linear.ENGINES
     elif isinstance(op, qc.GroupedLinearOp):
         weight, experts = _weight(op.w.type, in_tiles=constant), op.experts.value.data
         body = GroupedLinearKernel(
@@ -45,12 +46,12 @@ def report_engines(op: Operation, context: QCContext, classes: Sequence[str], *,
             k=weight.cols,
         )  # fmt: skip
         facts = {"grouped_linear": grouped_linear.facts_of(tensor_dtype(op.x.type), weight, body)}
-        candidates = engines.GROUPED_LINEAR
+        candidates = grouped_linear.ENGINES
     elif isinstance(op, qc.AttentionOp):
         q, v = shape_of(op.q.type), shape_of(op.v.type)
         types = (tensor_dtype(op.q.type), tensor_dtype(op.k.type), tensor_dtype(op.v.type))
         facts = {"attention": engines.attention_facts(types, q[2], int(q[3]), int(v[3]))}
-        candidates = engines.ATTENTION
+        candidates = attention.ENGINES
     else:
         return
     for arch in context.target.isas:

@@ -20,30 +20,23 @@ from qcompiler.passes.lowering.drafts import M_CLASS
 from qcompiler.passes.lowering.scalar_body import constant_text, program_of
 from qcompiler.passes.views.windows import windows_of
 from qcompiler.plan.dims import Dim, Expr, dim
-from qcompiler.plan.kernel import (
-    AffineAccess,
-    ArgmaxKernel,
-    AttentionKernel,
-    BatchMatmulKernel,
-    EmbeddingKernel,
-    GatherKernel,
-    GroupedLinearKernel,
-    IndexUpdateKernel,
-    KernelBody,
-    KernelSpec,
-    LinearKernel,
-    LoopKernel,
-    NormKernel,
-    Operand,
-    OrderKernel,
-    QuantizeRowsKernel,
-    RecurrentKernel,
-    ScalarProgram,
-    ScanKernel,
-    ScatterKernel,
-    SoftmaxKernel,
-    Window,
-)
+from qcompiler.plan.kernel import KernelBody, KernelSpec, Operand, ScalarProgram
+from qcompiler.plan.kinds.argmax import ArgmaxKernel
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
+from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
+from qcompiler.plan.kinds.norm import NormKernel
+from qcompiler.plan.kinds.order import OrderKernel
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+from qcompiler.plan.kinds.recurrent import RecurrentKernel
+from qcompiler.plan.kinds.scan import ScanKernel
+from qcompiler.plan.kinds.scatter import ScatterKernel
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 
 Operands = Sequence[Operand]
 

@@ -17,7 +17,7 @@ from qcompiler.ir.interpreter_linalg import evaluate_body
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import QTensorType, tensor_dtype
-from qcompiler.plan.kernel import GATES
+from qcompiler.plan.kinds.recurrent import GATES
 from qcompiler.plan.torch_regions import Place, runner
 
 # --- values ----------------------------------------------------------------------------------------------------------

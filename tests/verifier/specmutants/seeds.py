@@ -12,29 +12,22 @@ from handmade import ONE, Maker, loop, op, operand, replace, view_of
 from qcompiler import formats
 from qcompiler.formats import int8_rows
 from qcompiler.kernels import layouts
-from qcompiler.plan.kernel import (
-    ArgmaxKernel,
-    AttentionKernel,
-    BatchMatmulKernel,
-    EmbeddingKernel,
-    FormatRef,
-    GatherKernel,
-    GroupedLinearKernel,
-    IndexUpdateKernel,
-    KernelBody,
-    KernelSpec,
-    LinearKernel,
-    NormKernel,
-    Operand,
-    OrderKernel,
-    QuantizeRowsKernel,
-    RecurrentKernel,
-    ScalarProgram,
-    ScanKernel,
-    ScatterKernel,
-    SoftmaxKernel,
-    Window,
-)
+from qcompiler.plan.kernel import FormatRef, KernelBody, KernelSpec, Operand, ScalarProgram
+from qcompiler.plan.kinds.argmax import ArgmaxKernel
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
+from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.norm import NormKernel
+from qcompiler.plan.kinds.order import OrderKernel
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+from qcompiler.plan.kinds.recurrent import RecurrentKernel
+from qcompiler.plan.kinds.scan import ScanKernel
+from qcompiler.plan.kinds.scatter import ScatterKernel
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.plan import Copy, Launch, Select, SelectCase, View
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime.image import ProgramImage
