@@ -21,7 +21,7 @@ from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.kernels.scalar import FLOATS as ALL_FLOATS
 from qcompiler.kernels.select import FLOATS
-from qcompiler.passes.select_kernels import TEMPLATES
+from qcompiler.passes.lowering.kinds import TEMPLATES
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.kinds import KINDS
 from qcompiler.plan.kinds.linear import LinearKernel, Window

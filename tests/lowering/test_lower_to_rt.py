@@ -16,8 +16,9 @@ from qcompiler.ir.types import QTensorType, tensor
 from qcompiler.passes.assign_devices import AssignDevicesPass
 from qcompiler.passes.emit_kernels import kernel_specs
 from qcompiler.passes.lower_to_rt import LowerToRtPass
+from qcompiler.passes.lowering.kinds import TEMPLATES
 from qcompiler.passes.pack_weights import PackWeightsPass, unpack
-from qcompiler.passes.select_kernels import TEMPLATES, SelectKernelsPass
+from qcompiler.passes.select_kernels import SelectKernelsPass
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.loop import LoopKernel
 from qcompiler.plan.torch_regions import TorchOp, TorchRegion
