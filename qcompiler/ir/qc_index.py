@@ -1,4 +1,8 @@
-"""The `qc` ops that read along, or order, an axis: positions, scans, orders. Import them from `qcompiler.ir.qc`."""
+"""The `qc` ops that read along, or order, an axis.
+
+    positions   rope  embedding  gather  scatter  index_update
+    scans       cumsum  sort  topk  argmax
+"""
 
 from __future__ import annotations
 
