@@ -272,6 +272,12 @@ def argmaxes() -> Iterator[KernelSpec]:
         yield make("argmax", ends, outer=3, length=9, inner=4)
 
 
+def top_ps() -> Iterator[KernelSpec]:
+    for dtype, share, step in itertools.product(DTYPES, ("f32", "bf16"), (1, 2)):
+        ends = [plain("x", dtype, (3, 9), last=step), plain("top", "f32", (3,)), plain("draw", share, (3,), last=step)]
+        yield make("top_p", [*ends, plain("out", "i64", (3,), "w")], rows=3, cols=9)
+
+
 def loops() -> Iterator[KernelSpec]:
     """A sum of two operands, in every element type: side by side, transposed, folded along either loop; every op."""
     forms = {
@@ -295,7 +301,7 @@ SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
     "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
     "loop": loops, "norm": norms, "order": orders, "quantize_rows": quantized_rows, "recurrent": recurrents,
-    "scan": scans, "scatter": scatters, "softmax": softmaxes,
+    "scan": scans, "scatter": scatters, "softmax": softmaxes, "top_p": top_ps,
 }  # fmt: skip
 
 

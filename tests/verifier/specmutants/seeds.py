@@ -28,6 +28,7 @@ from qcompiler.plan.kinds.recurrent import RecurrentKernel
 from qcompiler.plan.kinds.scan import ScanKernel
 from qcompiler.plan.kinds.scatter import ScatterKernel
 from qcompiler.plan.kinds.softmax import SoftmaxKernel
+from qcompiler.plan.kinds.top_p import TopPKernel
 from qcompiler.plan.plan import Copy, Launch, Select, SelectCase, View
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime.image import ProgramImage
@@ -305,6 +306,12 @@ def argmax(kind: str) -> ProgramImage:
     return Maker({"s": S}, kind).kernel(spec("argmax", body, operands, "s")).image(ARCHS[kind])
 
 
+def top_p(kind: str) -> ProgramImage:
+    shares = [operand(name, ("b",), dtype="f32") for name in ("top", "draw")]
+    operands = (operand("x", ("b", 24)), *shares, operand("out", ("b",), "w", "i64"))
+    return Maker({"b": B}, kind).kernel(spec("top_p", TopPKernel(rows="b", cols=24), operands, "b")).image(ARCHS[kind])
+
+
 def whole(kind: str) -> ProgramImage:
     """A select of two linears, a table made by init, a state that counts, a copy, and activations that share bytes."""
     maker = Maker({"b": (1, 12)}, kind)
@@ -345,7 +352,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_plain, convolution,
         linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm, softmax, embedding,
-        embedding_plain, gather, gather_along, index_update, scatter, scan, top_k, argmax, whole,
+        embedding_plain, gather, gather_along, index_update, scatter, scan, top_k, argmax, top_p, whole,
     )
 }  # fmt: skip
 
