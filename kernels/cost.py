@@ -18,6 +18,7 @@ from functools import cache
 
 from qcompiler import formats
 from qcompiler.kernels import layouts
+from qcompiler.kernels.cuda.emit import engine_and_geometry
 from qcompiler.plan.kernel import ITEMSIZE, KernelBody, KernelSpec, Operand
 from qcompiler.plan.kernel_body import Symbols, once, value_of, volume
 
@@ -126,7 +127,6 @@ def launch_cost(spec: KernelSpec, symbols: Symbols, device: DeviceCost, isa: str
     operations = operations_of(spec.body, spec.operands, symbols)
     if kind == "cpu":
         return _cost(device, nbytes, operations, device.fp32)
-    from qcompiler.kernels.cuda.emit import engine_and_geometry
 
     engine, geometry = engine_and_geometry(spec, isa)
     x, y, z = geometry.at({name: symbols[name] for name in spec.symbols})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
+from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.cuda.windows import PLACE_BYTES, declaration
 from qcompiler.kernels.layouts.panels import LANES as PANEL
@@ -177,8 +178,6 @@ def held_entries(weight: Weight) -> int:
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry of a linear that `linear.engine_of` gives to tensor cores."""
-    from qcompiler.kernels.cuda.signature import arch_number, signature
-
     body, (x, w) = linear_body(spec), spec.operands[:2]
     weight = weight_of(spec.name, w)
     limit, entries = SHARED_LIMIT[arch_number(arch)], held_entries(weight)
