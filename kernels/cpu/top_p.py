@@ -6,6 +6,7 @@ bits.  A row is read seven times and nothing is sorted.
 
 from __future__ import annotations
 
+from qcompiler.kernels.cpu.gather import offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.kernel import KernelSpec
@@ -28,18 +29,17 @@ def emit(spec: KernelSpec, isa: str) -> str:
     x, top, draw, out = spec.operands
     rows, cols = c_dim(body.rows), c_dim(body.cols)
     row = [
-        f"const auto x_row = x + row * {c_dim(x.strides[0])};",
         "const auto weight = [&](int64_t j) {",
-        f"    const float p = qc_load(x_row + j * {c_dim(x.strides[1])});",
+        f"    const float p = qc_load(x + {offset(x, ['row', 'j'])});",
         f"    return p > 0.0f ? (uint64_t)((p < 1.0f ? p : 1.0f) * {2**WEIGHT_BITS}.0f) : (uint64_t)0;",
         "};",
         "uint64_t total = 0;",
         "for (int64_t j = 0; j < cols; j++) total += weight(j);",
         "if (total == 0) {",
-        f"    out[row * {c_dim(out.strides[0])}] = 0;",
+        f"    out[{offset(out, ['row'])}] = 0;",
         "    continue;",
         "}",
-        f"const uint64_t kept_part = part(total, share(top[row * {c_dim(top.strides[0])}]));",
+        f"const uint64_t kept_part = part(total, share(top[{offset(top, ['row'])}]));",
         "const uint64_t wanted = kept_part > 0 ? kept_part : 1;",
         "uint64_t last = 0, above = 0, kept = 0;  // digits found, sum of what is larger, with what is equal",
         f"for (int shift = {WEIGHT_BITS // 8 * 8}; shift >= 0; shift -= 8) {{",
@@ -53,14 +53,14 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "    last = last << 8 | (uint64_t)digit;",
         "    kept = above + sums[digit];",
         "}",
-        f"const uint64_t place = share(draw[row * {c_dim(draw.strides[0])}]);",
+        f"const uint64_t place = share(draw[{offset(draw, ['row'])}]);",
         f"const uint64_t beyond = part(kept, place < {ONE} ? place : {ONE - 1});",
         "uint64_t sum = 0;",
         "for (int64_t j = 0; j < cols; j++) {",
         "    const uint64_t w = weight(j);",
         "    sum += w >= last ? w : 0;",
         "    if (sum > beyond) {",
-        f"        out[row * {c_dim(out.strides[0])}] = j;",
+        f"        out[{offset(out, ['row'])}] = j;",
         "        break;",
         "    }",
         "}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import MAX_THREADS, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.places import offset
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.kernel import KernelSpec
@@ -52,13 +53,12 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 def _definitions(spec: KernelSpec, body: TopPKernel, threads: int) -> list[str]:
     """A row's weights, shares and their parts, and running sums over the block."""
-    x, _, _, out = spec.operands
+    x = spec.operands[0]
     return [
         f"const int64_t row = blockIdx.x, cols = {c_dim(body.cols)};",
         "const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;",
         "const auto weight = [&](int64_t j) QC_INLINED -> uint64_t {",
-        f"    const float p = j < cols ? qc_load({identifier(x.name)} + row * {c_dim(x.strides[0])} + "
-        f"j * {c_dim(x.strides[1])}) : 0.0f;",
+        f"    const float p = j < cols ? qc_load({identifier(x.name)} + {offset(x, ['row', 'j'])}) : 0.0f;",
         f"    return p > 0.0f ? (uint64_t)(fminf(p, 1.0f) * {2**WEIGHT_BITS}.0f) : 0;",
         "};",
         "const auto share = [](float s) QC_INLINED -> uint64_t {",
@@ -82,11 +82,11 @@ def _definitions(spec: KernelSpec, body: TopPKernel, threads: int) -> list[str]:
         "    return before + own;",
         "};",
         "uint64_t total = 0, own = 0;",
-        "#pragma unroll 1",
+        f"#pragma unroll {_AHEAD}",
         f"for (int64_t j = thread; j < cols; j += {threads}) own += weight(j);",
         "up_to(own, total);",
         "if (total == 0) {",
-        f"    if (thread == 0) {identifier(out.name)}[row * {c_dim(out.strides[0])}] = 0;",
+        f"    if (thread == 0) {_at(spec, 3)} = 0;",
         "    return;",
         "}",
         f"const uint64_t kept_part = part(total, share({_at(spec, 1)}));",
@@ -134,7 +134,6 @@ def _last_kept(threads: int) -> list[str]:
 
 def _draw(spec: KernelSpec, threads: int) -> list[str]:
     """The first index at which the running sum of what is kept goes beyond the draw."""
-    out = spec.operands[3]
     return [
         f"const uint64_t place = share({_at(spec, 2)});",
         f"const uint64_t beyond = part(kept, place < {ONE} ? place : {ONE - 1});",
@@ -145,7 +144,7 @@ def _draw(spec: KernelSpec, threads: int) -> list[str]:
         "    uint64_t all;",
         "    const uint64_t reached = carry + up_to(value, all);",
         "    if (reached > beyond && reached - value <= beyond)",
-        f"        {identifier(out.name)}[row * {c_dim(out.strides[0])}] = first + thread;",
+        f"        {_at(spec, 3)} = first + thread;",
         "    carry += all;",
         "}",
     ]
@@ -154,4 +153,4 @@ def _draw(spec: KernelSpec, threads: int) -> list[str]:
 def _at(spec: KernelSpec, number: int) -> str:
     """The row's element of an operand with one for each row."""
     operand = spec.operands[number]
-    return f"{identifier(operand.name)}[row * {c_dim(operand.strides[0])}]"
+    return f"{identifier(operand.name)}[{offset(operand, ['row'])}]"
