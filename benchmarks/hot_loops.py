@@ -18,9 +18,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import emit, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.runtime import nvrtc, sass
 
 FORMATS: dict[str, FormatRef] = {
@@ -95,7 +96,11 @@ def measure(weights: Iterable[str], rows: Sequence[int], arch: str) -> list[Figu
 def figure(
     weight: str, m: int, kernel: KernelSpec, arch: str, cubin: nvrtc.Cubin, functions: Mapping[str, sass.Function]
 ) -> Figure:
-    emitted, symbol, number = emit.emit_kernel(kernel, arch), nvrtc.kernel_symbol(kernel.name), emit.arch_number(arch)
+    emitted, symbol, number = (
+        emit.emit_kernel(kernel, arch),
+        nvrtc.kernel_symbol(kernel.name),
+        signature.arch_number(arch),
+    )
     products = Fraction(tokens(m), 64) if emitted.engine == "mma" else Fraction(m)
     loop = sass.hot_loop(functions[symbol], 8 if weight == "int8" else 4, products)
     found, threads = cubin.resources[symbol], emitted.geometry.threads
@@ -169,7 +174,7 @@ def quotes(text: str) -> list[tuple[str, int, str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", nargs="+", default=ARCHS, choices=sorted(set(emit.ARCHS) - {"sm_70", "sm_75"}))
+    parser.add_argument("--arch", nargs="+", default=ARCHS, choices=sorted(set(signature.ARCHS) - {"sm_70", "sm_75"}))
     parser.add_argument("--format", nargs="+", default=tuple(FORMATS), choices=tuple(FORMATS))
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--output", type=Path, help="a file for the page instead of the terminal")

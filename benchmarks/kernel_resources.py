@@ -17,23 +17,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import emit, signature
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel import (
-    AffineAccess,
-    AttentionKernel,
-    DType,
-    FormatRef,
-    GroupedLinearKernel,
-    KernelSpec,
-    LinearKernel,
-    LoopKernel,
-    NormKernel,
-    Operand,
-    ScalarOp,
-    ScalarProgram,
-    SoftmaxKernel,
-)
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
+from qcompiler.plan.kinds.norm import NormKernel
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.runtime import nvrtc
 
 BF16_ONLY = ("q4_K", "q6_K", "fp8_e4m3", "nvfp4")
@@ -190,7 +182,7 @@ def specs(part: str) -> list[KernelSpec]:
 
 def archs() -> tuple[str, ...]:
     """The architectures that the installed compilers serve."""
-    return tuple(arch for arch in emit.ARCHS if arch != "sm_70" or nvrtc.sm70_available())
+    return tuple(arch for arch in signature.ARCHS if arch != "sm_70" or nvrtc.sm70_available())
 
 
 def measure(kernels: Sequence[KernelSpec], arch: str) -> dict[str, dict[str, Any]]:
@@ -249,7 +241,7 @@ def cell(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", nargs="+", default=None, choices=emit.ARCHS)
+    parser.add_argument("--arch", nargs="+", default=None, choices=signature.ARCHS)
     parser.add_argument("--part", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()

@@ -35,7 +35,9 @@ from qcompiler import formats
 from qcompiler.formats.int8_rows import quantise, row_bytes
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu import emit
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, QuantizeRowsKernel
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.runtime.compiler import compile_library
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.support import Context, parallel_address

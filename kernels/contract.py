@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from qcompiler.errors import KernelSelectionError, PlanError
-from qcompiler.plan.contracts import declared_kinds
-from qcompiler.plan.kernel import KernelSpec, LoopKernel
+from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.verify_kernels import check_contract
 
 
@@ -17,10 +14,3 @@ def require_contract(spec: KernelSpec) -> None:
         check_contract(spec)
     except PlanError as error:
         raise KernelSelectionError(str(error)) from error
-
-
-def require_declared(templates: Iterable[str]) -> None:
-    """AssertionError if a template has no contract. Runs when a table of templates is built."""
-    declared = {str(kind.__struct_config__.tag) for kind in (*declared_kinds(), LoopKernel)}  # type: ignore[attr-defined]
-    missing = sorted(set(templates) - declared)
-    assert not missing, f"the templates {missing} have no contract (qcompiler/plan/contracts.py)"

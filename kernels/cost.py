@@ -12,39 +12,15 @@ two of them can run at once; two launches that fill the device cannot.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from qcompiler import formats
 from qcompiler.kernels import layouts
-from qcompiler.plan.dims import Dim, dim, product
-from qcompiler.plan.kernel import (
-    ITEMSIZE,
-    ArgmaxKernel,
-    AttentionKernel,
-    BatchMatmulKernel,
-    EmbeddingKernel,
-    GroupedLinearKernel,
-    IndexUpdateKernel,
-    KernelBody,
-    KernelSpec,
-    LinearKernel,
-    LoopKernel,
-    NormKernel,
-    Operand,
-    OrderKernel,
-    RecurrentKernel,
-    ScanKernel,
-    ScatterKernel,
-    SoftmaxKernel,
-)
-
-Symbols = Mapping[str, int]
-
-FEW = 8
-"""Operations per element of a norm, a softmax or a scan, and per comparison of a sort. Memory dominates these kernels,
-so a rough number is enough."""
+from qcompiler.kernels.cuda.emit import engine_and_geometry
+from qcompiler.plan.kernel import ITEMSIZE, KernelBody, KernelSpec, Operand
+from qcompiler.plan.kernel_body import Symbols, once, value_of, volume
 
 
 @dataclass(frozen=True)
@@ -154,7 +130,6 @@ def launch_cost(spec: KernelSpec, symbols: Symbols, device: DeviceCost, isa: str
     operations = operations_of(spec.body, spec.operands, symbols)
     if kind == "cpu":
         return _cost(device, nbytes, operations, device.fp32)
-    from qcompiler.kernels.cuda.emit import engine_and_geometry
 
     engine, geometry = engine_and_geometry(spec, isa)
     x, y, z = geometry.at({name: symbols[name] for name in spec.symbols})
@@ -202,26 +177,14 @@ def bytes_moved(operands: Sequence[Operand], body: KernelBody | None, symbols: S
 
 
 def _operand_bytes(operand: Operand, body: KernelBody | None, symbols: Symbols) -> int:
-    twice = 2 if operand.access == "rw" else 1
     nbytes = stored_bytes(operand, symbols)
-    match body:
-        case EmbeddingKernel() if operand.name == "table":
-            return nbytes * min(_at(body.count, symbols), body.rows) // max(body.rows, 1)
-        case GroupedLinearKernel() if operand.name == "w":
-            return nbytes * min(_at(body.rows, symbols) * body.repeat, body.experts) // max(body.experts, 1)
-        case RecurrentKernel() if operand.name in ("w", "projection"):
-            return nbytes * _at(body.steps, symbols)
-        case IndexUpdateKernel() | ScatterKernel() if operand.access == "rw":
-            written = [body.outer, body.count, body.inner]
-            return twice * _at(product(written).to_dim(), symbols) * ITEMSIZE[operand.dtype]
-        case _:
-            return twice * nbytes
+    return once(operand, nbytes) if body is None else body.moved(operand, nbytes, symbols)
 
 
 def stored_bytes(operand: Operand, symbols: Symbols) -> int:
     """Bytes that an operand occupies in memory. A dim of stride 0 counts once."""
     if operand.format is not None:
-        rows, cols = (_at(size, symbols) for size in operand.shape)
+        rows, cols = (value_of(size, symbols) for size in operand.shape)
         return _packed_bytes(operand.format.name, tuple(sorted(operand.format.params.items())), operand.layout,
                              operand.dtype, rows, cols)  # fmt: skip
     sizes = [
@@ -229,7 +192,7 @@ def stored_bytes(operand: Operand, symbols: Symbols) -> int:
         for size, stride in zip(operand.shape, operand.strides or operand.shape, strict=True)
         if stride != 0 or size == 1
     ]
-    return _at(product(sizes).to_dim(), symbols) * ITEMSIZE[operand.dtype]
+    return volume(sizes, symbols) * ITEMSIZE[operand.dtype]
 
 
 @cache
@@ -243,37 +206,8 @@ def _packed_bytes(
 
 
 def operations_of(body: KernelBody, operands: Sequence[Operand], symbols: Symbols) -> int:
-    """Arithmetic operations at these sizes. A multiply-add of a matrix product counts two; other kernels count one for
-    each scalar op and element."""
-    match body:
-        case LinearKernel():
-            return 2 * _at(body.m, symbols) * body.n * body.k
-        case GroupedLinearKernel():
-            return 2 * _at(body.rows, symbols) * body.repeat * body.n * body.k
-        case RecurrentKernel():
-            columns = body.gates * body.width + (body.width if body.projects else 0)
-            return 2 * _at(product([body.steps, body.batch]).to_dim(), symbols) * body.hidden * columns
-        case BatchMatmulKernel():
-            return 2 * _at(product([*body.batch, body.m, body.n, body.k]).to_dim(), symbols)
-        case AttentionKernel():
-            pairs = _at(product([body.batch, body.heads, body.q_len, body.kv_len]).to_dim(), symbols)
-            return 2 * pairs * (body.head_dim + body.value_dim) // (2 if body.causal and not body.last else 1)
-        case LoopKernel():
-            return _at(product(body.extents).to_dim(), symbols) * max(len(body.body.ops), 1)
-        case NormKernel() | SoftmaxKernel() | ScanKernel() | ArgmaxKernel():
-            return FEW * _elements(operands, symbols)
-        case OrderKernel():
-            return FEW * _elements(operands, symbols) * _at(body.length, symbols).bit_length()
-        case _:  # kernels that only move rows
-            return 0
-
-
-def _elements(operands: Sequence[Operand], symbols: Symbols) -> int:
-    return max(_at(product(each.shape).to_dim(), symbols) for each in operands)
-
-
-def _at(value: Dim, symbols: Symbols) -> int:
-    return value if isinstance(value, int) else dim(value).evaluate(symbols)
+    """Arithmetic at these sizes, as the kind of kernel declares it."""
+    return body.operations(operands, symbols)
 
 
 # --- concurrent launches ---------------------------------------------------------------------------------------------

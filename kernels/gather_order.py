@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qcompiler.plan.kernel import GatherKernel, Operand
+from qcompiler.plan.kernel import Operand
+from qcompiler.plan.kinds.gather import GatherKernel
 
 
 def counts_fastest(body: GatherKernel, out: Operand) -> bool:

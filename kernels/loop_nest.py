@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from qcompiler.kernels.text import c_dim, identifier
 from qcompiler.plan.dims import Expr, dim
-from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram
+from qcompiler.plan.kernel import KernelSpec, Operand, ScalarProgram
+from qcompiler.plan.kinds.loop import LoopKernel
 
 _GUESS = 61  # the value of every symbol when strides are compared
 _MATH_COST = 10  # element operations that a transcendental function costs

@@ -12,6 +12,8 @@ The name that the file uses follows `serves`, which only appears in comments, th
 
 from __future__ import annotations
 
+import functools
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,10 +22,8 @@ import msgspec
 from qcompiler.errors import PlanError
 from qcompiler.plan.contracts import contract_of
 from qcompiler.plan.dims import Dim, Expr, dim
-from qcompiler.plan.kernel import KernelSpec, LoopKernel, Operand, ScalarProgram, Strict
-
-NOT_SIZES = frozenset({"iterators", "kind", "mode", "fold", "mask", "m_class", "init"})
-"""Fields of bodies whose strings are not sizes: words of a closed list, or numbers."""
+from qcompiler.plan.kernel import KernelSpec, Operand, ScalarProgram, Strict
+from qcompiler.plan.kinds.loop import LoopKernel
 
 
 def numbered(spec: KernelSpec, number: int) -> KernelSpec:
@@ -72,16 +72,31 @@ def _size(size: Dim, symbols: Mapping[str, str]) -> Dim:
     return expr.substitute({name: Expr.symbol(symbols[name]) for name in expr.symbols()}).to_dim()
 
 
-def _renamed(value: Any, symbols: Mapping[str, str], field: str = "") -> Any:
-    """A body with its sizes and values renamed."""
+@functools.cache
+def size_fields(record: type[Strict]) -> frozenset[str]:
+    """The fields of a record that hold sizes. Text in other fields is a word of a closed list, or a number."""
+    return frozenset(name for name, hint in typing.get_type_hints(record).items() if _holds_a_size(hint))
+
+
+def _holds_a_size(hint: object) -> bool:
+    """Whether a type mentions `Dim`, which is `int | str`."""
+    arguments = typing.get_args(hint)
+    return {int, str} <= set(arguments) or any(_holds_a_size(each) for each in arguments)
+
+
+def _renamed(value: Any, symbols: Mapping[str, str], *, size: bool = False) -> Any:
+    """A body with its sizes and values renamed; `size` says that text in this place is a size."""
     if isinstance(value, ScalarProgram):
         return _program(value)
     if isinstance(value, Strict) and not isinstance(value, Operand):
-        changes = {name: _renamed(getattr(value, name), symbols, name) for name in value.__struct_fields__}
+        sizes = size_fields(type(value))
+        changes = {
+            name: _renamed(getattr(value, name), symbols, size=name in sizes) for name in value.__struct_fields__
+        }
         return msgspec.structs.replace(value, **changes)
     if isinstance(value, tuple):
-        return tuple(_renamed(each, symbols, field) for each in value)
-    return _size(value, symbols) if isinstance(value, str) and field not in NOT_SIZES else value
+        return tuple(_renamed(each, symbols, size=size) for each in value)
+    return _size(value, symbols) if size and isinstance(value, str) else value
 
 
 def _program(program: ScalarProgram) -> ScalarProgram:

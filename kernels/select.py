@@ -7,12 +7,15 @@ or not): kernels/cuda/linear.py.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cpu import emit as cpu
+from qcompiler.kernels.cpu import linear_int8 as linear_int8_cpu
+from qcompiler.kernels.cuda import emit as cuda
+from qcompiler.kernels.cuda import linear_int8 as linear_int8_cuda
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType, FormatRef
 
@@ -119,8 +122,8 @@ INT8: dict[str, tuple[Candidate, ...]] = {
 
 
 def engines(query: LinearQuery) -> list[tuple[str, str]]:
-    """The ways to multiply codes that the query's targets cannot use, best first, each with the reason."""
-    passed_over = importlib.import_module(f"qcompiler.kernels.{query.kind}.linear_int8").passed_over
+    """The ways of multiplying codes that were passed over on the query's targets, with the reason, best first."""
+    passed_over = (linear_int8_cpu if query.kind == "cpu" else linear_int8_cuda).passed_over
     found: dict[str, list[str]] = {}
     for isa in query.isas:
         for name, reason in passed_over(isa):
@@ -169,11 +172,5 @@ def _refusal(candidate: Candidate, query: LinearQuery) -> str | None:
 
 
 def templates(kind: str) -> tuple[str, ...]:
-    """The templates that a kind of target implements."""
-    if kind == "cpu":
-        from qcompiler.kernels.cpu import emit
-
-        return emit.TEMPLATES
-    from qcompiler.kernels.cuda import emit as cuda_emit
-
-    return cuda_emit.TEMPLATES
+    """The templates that a kind of target has kernels for."""
+    return (cpu if kind == "cpu" else cuda).TEMPLATES

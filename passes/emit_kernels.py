@@ -23,7 +23,7 @@ from qcompiler.ir.context import Emitted, QCContext, qc_context
 from qcompiler.ir.rt_plan import plan_from_rt
 from qcompiler.kernels.cpu.emit import emit_kernel, emit_program
 from qcompiler.kernels.cuda import emit as cuda
-from qcompiler.passes.lowering.specs import spec_of
+from qcompiler.passes.lowering.kinds import spec_of
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 from qcompiler.plan.verify import verify_plan

@@ -31,7 +31,8 @@ from qcompiler.ir.context import qc_context
 from qcompiler.ir.module import INIT, arg_names, body_of, path_of, result_keys, return_op
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.checks.numerics import Reordered
-from qcompiler.passes.lowering.drafts import copy_draft, draft
+from qcompiler.passes.lowering.drafts import copy_draft
+from qcompiler.passes.lowering.kinds import draft
 from qcompiler.passes.lowering.places import Placer, root_of
 from qcompiler.passes.lowering.program import EntryMemory, Program
 from qcompiler.passes.lowering.state_writes import StateWrites

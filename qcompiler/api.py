@@ -21,7 +21,7 @@ from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.text import print_module
-from qcompiler.kernels.cuda.emit import ARCHS
+from qcompiler.kernels.cuda.signature import ARCHS
 from qcompiler.program import Program, make_image
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.isa import buildable_isas, resolve_isa, runnable_isas

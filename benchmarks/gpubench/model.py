@@ -34,10 +34,12 @@ from gpubench import layer, ours
 from gpubench.cells import EXPERTS, SHAPES, Cell, sizes
 from gpubench.occupancy import blocks_per_multiprocessor
 from qcompiler.kernels.cost import bytes_moved, operations_of, stored_bytes
-from qcompiler.kernels.cuda import emit, grouped_linear, grouped_mma, linear_fma, linear_mma
+from qcompiler.kernels.cuda import emit, grouped_linear, grouped_mma, linear, linear_fma, linear_mma, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
 from qcompiler.kernels.cuda.weights import weight_of
-from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec, LinearKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.linear import LinearKernel
 
 VERSION = 1
 """Grows when the model changes: predictions of two versions are not compared."""
@@ -270,14 +272,14 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
     kernel = emit.emit_kernel(spec, ARCH)
     x, y, z = kernel.geometry.at(dict.fromkeys(spec.symbols, m))
     blocks, threads, shared = x * y * z, kernel.geometry.threads, kernel.geometry.shared
-    weight, number = weight_of(spec.name, spec.operands[1]), emit.arch_number(ARCH)
+    weight, number = weight_of(spec.name, spec.operands[1]), signature.arch_number(ARCH)
     body = spec.body
     if isinstance(body, LinearKernel) and body.codes:
         few = body.m_class in ("1", "2-8")
         tokens = 8 if few else 64 if body.m_class == "large" else 32
         return Launch(blocks, threads, shared, tokens, 32, y if few else x, few)
     if isinstance(body, LinearKernel) and body.m_class in ("1", "2-8"):
-        shape = linear_fma.few_shape(spec, weight, ARCH)
+        shape = linear_fma.few_shape(spec, weight, mma=linear.decision_of(spec, ARCH).key == "few_mma")
         tokens = 8 if shape.mma else shape.rows
         return Launch(blocks, threads, shared, tokens, 16 * shape.depth, y, True)
     if isinstance(body, LinearKernel):

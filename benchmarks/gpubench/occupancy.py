@@ -7,7 +7,7 @@ are given to warps in units of 256, shared memory to blocks in units of 128 byte
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import arch_number
+from qcompiler.kernels.cuda.signature import arch_number
 
 REGISTERS = 65536
 SHARED_KIB = {70: 96, 75: 64, 80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}

@@ -23,16 +23,11 @@ from gpubench.weights import BF16, LAYOUT, Store, copies_of
 from qcompiler.formats import int8_rows
 from qcompiler.kernels.select import LinearQuery, MClass, choose_linear
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel import (
-    AttentionKernel,
-    DType,
-    FormatRef,
-    GroupedLinearKernel,
-    KernelSpec,
-    LinearKernel,
-    NormKernel,
-    Operand,
-)
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.norm import NormKernel
 
 MOST_ROWS = 8192
 """The largest M of programs with a symbolic number of rows."""

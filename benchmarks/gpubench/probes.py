@@ -11,7 +11,8 @@ from typing import Any
 
 from gpubench.document import Probe
 from gpubench.rig import Rig
-from qcompiler.plan.kernel import KernelSpec, NormKernel, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.norm import NormKernel
 
 COPY_BYTES = {"full": 1 << 30, "small": 1 << 16}
 CHAIN = {"full": (100, 1000), "small": (4,)}

@@ -5,7 +5,12 @@ from __future__ import annotations
 from qcompiler.kernels.cpu.gather import offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment
-from qcompiler.plan.kernel import ArgmaxKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.argmax import ArgmaxKernel
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("order.h",)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

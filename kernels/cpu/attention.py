@@ -23,7 +23,8 @@ from qcompiler.kernels.cpu.attention_operands import (
 )
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
-from qcompiler.plan.kernel import AttentionKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.attention import AttentionKernel
 
 QUERY_BLOCK = 128
 LANES = 16
@@ -87,6 +88,10 @@ def _geometry(spec: KernelSpec, isa: str) -> Geometry:
     assert isinstance(spec.body, AttentionKernel)
     value = spec.operands[2]
     return Geometry(spec.body, _TILES[isa], value.dtype != "f32" or spec.body.value_dim % LANES != 0)
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("attention.h",)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

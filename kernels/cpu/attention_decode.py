@@ -16,7 +16,8 @@ from qcompiler.kernels.cpu.attention_operands import (
 )
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
-from qcompiler.plan.kernel import AttentionKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.attention import AttentionKernel
 
 BLOCK = 64
 LANES = 16

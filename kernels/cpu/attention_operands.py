@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, indent
-from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.attention import AttentionKernel
 
 
 def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:

@@ -11,13 +11,18 @@ from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import KC, block_of, finish_function, product_scratch, used_symbols
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim, product
-from qcompiler.plan.kernel import ITEMSIZE, BatchMatmulKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import ITEMSIZE, KernelSpec, Operand
+from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel
 
 
 def _converts(spec: KernelSpec) -> bool:
     """Whether rows of a are converted in scratch."""
     a = spec.operands[0]
     return a.dtype != "f32" or a.strides[-1] != 1
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("decode.h", "gemm.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

@@ -13,7 +13,12 @@ from qcompiler.kernels.cpu.row_reader import row_function
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
 from qcompiler.kernels.packed_table import PackedTable
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
-from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("decode.h", "gemm.h", "lookup.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

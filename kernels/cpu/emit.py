@@ -9,31 +9,14 @@ from __future__ import annotations
 import functools
 import re
 from importlib import resources
-from types import ModuleType
+from typing import Protocol, cast
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.contract import require_contract, require_declared
-from qcompiler.kernels.cpu import (
-    argmax,
-    attention,
-    batch_matmul,
-    embedding,
-    entry,
-    gather,
-    grouped_linear,
-    index_update,
-    linear,
-    loop,
-    norm,
-    order,
-    quantize_rows,
-    recurrent,
-    scan,
-    scatter,
-    softmax,
-)
+from qcompiler.kernels.contract import require_contract
+from qcompiler.kernels.cpu import entry
 from qcompiler.kernels.numbered import numbered
-from qcompiler.plan.kernel import KernelSpec, LinearKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds import modules_of
 from qcompiler.plan.plan import Plan
 
 EMITTER_VERSION = 3
@@ -46,46 +29,32 @@ Increase it with every change of the interface."""
 
 ISAS = ("x86-64", "x86-64-v3", "x86-64-v4", "generic")
 
-_TEMPLATES: dict[str, ModuleType] = {
-    "argmax": argmax,
-    "attention": attention,
-    "batch_matmul": batch_matmul,
-    "embedding": embedding,
-    "gather": gather,
-    "grouped_linear": grouped_linear,
-    "index_update": index_update,
-    "linear": linear,
-    "loop": loop,
-    "norm": norm,
-    "order": order,
-    "quantize_rows": quantize_rows,
-    "recurrent": recurrent,
-    "scan": scan,
-    "scatter": scatter,
-    "softmax": softmax,
-}
-"""One module of this folder each, with `emit(spec, isa) -> str` and `scratch_bytes(spec, isa) -> int`."""
 
+class Template(Protocol):
+    """What the module of a kind in this folder has."""
+
+    def emit(self, spec: KernelSpec, isa: str) -> str:
+        """The C++ text of the kernel."""
+
+    def scratch_bytes(self, spec: KernelSpec, isa: str) -> int:
+        """Bytes of memory for intermediate values that one thread needs."""
+
+    def headers(self, spec: KernelSpec) -> tuple[str, ...]:
+        """Headers of this folder that the text needs beside the common ones."""
+
+
+_TEMPLATES = cast(dict[str, Template], modules_of("qcompiler.kernels.cpu", ("emit", "scratch_bytes", "headers"), "cpu"))
 TEMPLATES = tuple(_TEMPLATES)
-require_declared(TEMPLATES)
-
-_HEADERS: dict[str, tuple[str, ...]] = {
-    "linear": ("decode.h", "gemm.h"), "batch_matmul": ("decode.h", "gemm.h"),
-    "embedding": ("decode.h", "gemm.h", "lookup.h"),
-    "grouped_linear": ("decode.h", "gemm.h", "lookup.h", "mixture.h"),
-    "quantize_rows": ("decode.h", "gemm.h", "int8.h"), "recurrent": ("decode.h", "gemm.h", "recurrent.h"),
-    "attention": ("attention.h",), "order": ("order.h",), "argmax": ("order.h",),
-}  # fmt: skip
-"""Headers that a template needs in addition to the common ones."""
 
 _COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h")
 
 
-def _template(spec: KernelSpec, isa: str) -> ModuleType:
+def _template(spec: KernelSpec, isa: str) -> Template:
     if isa not in ISAS:
         raise KernelSelectionError(f"the CPU emitter knows no ISA {isa!r} (it has {', '.join(ISAS)})")
     if spec.template not in _TEMPLATES:
-        raise KernelSelectionError(f"the CPU emitter knows no template {spec.template!r}")
+        reason = spec.body.lacks.get("cpu", "no kind is called so")
+        raise KernelSelectionError(f"the CPU emitter knows no template {spec.template!r}: {reason}")
     return _TEMPLATES[spec.template]
 
 
@@ -96,14 +65,12 @@ def emit_kernel(spec: KernelSpec, isa: str) -> str:
     """
     template = _template(spec, isa)
     require_contract(spec)
-    text: str = template.emit(spec, isa)
-    return text
+    return template.emit(spec, isa)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Scratch bytes per thread for this kernel, for any shapes."""
-    size: int = _template(spec, isa).scratch_bytes(spec, isa)
-    return size
+    """Bytes of scratch that one thread needs for this kernel, whatever the shapes."""
+    return _template(spec, isa).scratch_bytes(spec, isa)
 
 
 @functools.cache
@@ -114,16 +81,9 @@ def header(name: str) -> str:
 
 
 def prelude(specs: tuple[KernelSpec, ...]) -> str:
-    """The headers that `specs` need, each once, in dependency order."""
-    extra = sorted({name for spec in specs for name in _extra_headers(spec)})
+    """The headers that `specs` need, each once, in the order in which they build on each other."""
+    extra = sorted({name for spec in specs for name in _TEMPLATES[spec.template].headers(spec)})
     return "\n".join(header(name) for name in (*_COMMON, *extra))
-
-
-def _extra_headers(spec: KernelSpec) -> tuple[str, ...]:
-    windows = isinstance(spec.body, LinearKernel) and spec.body.window is not None
-    codes = isinstance(spec.body, LinearKernel) and spec.body.codes
-    named = ("window.h",) * windows + ("int8.h",) * codes
-    return (*_HEADERS.get(spec.template, ()), *named)
 
 
 def emit_numbered(spec: KernelSpec, number: int, isa: str) -> str:

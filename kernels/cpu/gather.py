@@ -12,7 +12,12 @@ from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.gather_order import counts_fastest
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel import GatherKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.gather import GatherKernel
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ()
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

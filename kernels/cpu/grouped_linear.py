@@ -13,10 +13,15 @@ from qcompiler.kernels.cpu.linear import block_of, product_scratch, tile_of, wei
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
 FEW = 4
 """mixture.h's QM_FEW, if the ISA's tile allows as many."""
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("decode.h", "gemm.h", "lookup.h", "mixture.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

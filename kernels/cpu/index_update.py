@@ -10,10 +10,15 @@ from __future__ import annotations
 from qcompiler.kernels.cpu.gather import check_indices, offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
-from qcompiler.plan.kernel import IndexUpdateKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 
 BLOCK = 1024
 """Elements of the inner dim that one item covers."""
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ()
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

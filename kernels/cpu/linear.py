@@ -25,7 +25,8 @@ from qcompiler.kernels.cpu import text, vector
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT, panel_weight
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, Window
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel, Window
 
 FLOATS = ("f32", "bf16", "f16")
 KC, GROUP, BLOCKS = 512, 8, 16
@@ -89,6 +90,12 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     if weight.format is None and weight.layout != PANEL_LAYOUT:
         return 0
     return {"1": 1, "2-8": tile_of(isa).few, "large": 0}[body.m_class]
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    body = spec.body
+    assert isinstance(body, LinearKernel)
+    return ("decode.h", "gemm.h", *["window.h"] * (body.window is not None), *["int8.h"] * body.codes)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

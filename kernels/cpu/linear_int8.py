@@ -23,7 +23,8 @@ from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import finish_of, packed_format, tile_of, used_symbols
 from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, panel_weight
 from qcompiler.kernels.text import c_dim
-from qcompiler.plan.kernel import KernelSpec, LinearKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.linear import LinearKernel
 
 CHUNK, BLOCKS = 458752, 8
 """int8.h's QI_CHUNK and QI_BLOCKS."""

@@ -36,6 +36,10 @@ from qcompiler.plan.kernel import KernelSpec
 TILE = LANES
 
 
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ()
+
+
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """None: accumulators and tiles are on the stack."""
     return 0

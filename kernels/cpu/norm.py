@@ -6,7 +6,12 @@ from qcompiler.kernels.cpu.text import entry_function, load_columns, pointer, st
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel import KernelSpec, NormKernel, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.norm import NormKernel
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ()
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

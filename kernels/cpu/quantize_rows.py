@@ -6,7 +6,12 @@ from qcompiler.formats.int8_rows import KINDS, clip_factors
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, indent
-from qcompiler.plan.kernel import KernelSpec, QuantizeRowsKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("decode.h", "gemm.h", "int8.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

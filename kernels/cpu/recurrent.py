@@ -13,7 +13,8 @@ from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import Weight, block_of, product_scratch, tile_of, used_symbols, weight_of
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
-from qcompiler.plan.kernel import KernelSpec, Operand, RecurrentKernel
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.recurrent import RecurrentKernel
 
 UNITS = 64
 """recurrent.h's QR_UNITS."""
@@ -57,6 +58,10 @@ def _product(k: int, rows: int, few: int, isa: str, *, converts: bool) -> int:
     straight = 4 * few * (16 * tile_of(isa).panels + (-(-k // 16) * 16 if converts else 0))
     panels = product_scratch(isa, block, whole=block >= k, converts=converts) if rows > few else 0
     return max(straight, panels)
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ("decode.h", "gemm.h", "recurrent.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

@@ -10,10 +10,15 @@ from qcompiler.kernels.cpu.gather import offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.scalar import fold_text
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, indent
-from qcompiler.plan.kernel import KernelSpec, ScanKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.scan import ScanKernel
 
 BLOCK = 64
 """Adjacent columns that one item sums side by side: 256 bytes of f32, whole cache lines."""
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ()
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

@@ -10,10 +10,15 @@ from qcompiler.kernels.cpu.gather import check_indices, offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.scalar import fold_text
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, indent
-from qcompiler.plan.kernel import KernelSpec, ScatterKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.scatter import ScatterKernel
 
 BLOCK = 64
 """Adjacent columns that one item processes."""
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ()
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

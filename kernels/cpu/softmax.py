@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from qcompiler.kernels.cpu.text import entry_function, load_columns, pointer, store_columns, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
-from qcompiler.plan.kernel import KernelSpec, SoftmaxKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
+
+
+def headers(spec: KernelSpec) -> tuple[str, ...]:
+    return ()
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

@@ -5,13 +5,17 @@ One thread per column, in order.
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.order import precedes
 from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
-from qcompiler.plan.kernel import ArgmaxKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.argmax import ArgmaxKernel
+
+ENGINES = CUDA_CORES
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:

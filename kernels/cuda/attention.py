@@ -28,12 +28,23 @@ from qcompiler.kernels.cuda.attention_operands import (
     seen_keys,
     stride,
 )
-from qcompiler.kernels.cuda.emit import arch_number, signature
+from qcompiler.kernels.cuda.engines import AtMost, Engine, Mma, MultipleOf
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import AttentionKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.attention import AttentionKernel
+
+ENGINES = (
+    Engine("decode", "few queries", (AtMost("queries", 4),)),
+    Engine("mma", "tensor cores", (
+        Mma(), MultipleOf("head_dim", 16), AtMost("head_dim", 128), MultipleOf("value_dim", 16),
+        AtMost("value_dim", 128),
+    )),
+    Engine("fma", "CUDA cores"),
+)  # fmt: skip
 
 _TILES = ((64, 64), (64, 32), (32, 32), (16, 32), (16, 16))
 """(queries, keys) of a block, in order of preference."""
@@ -111,7 +122,7 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
     body = body_of(spec)
     types = (operand(spec, "q").dtype, operand(spec, "k").dtype, operand(spec, "v").dtype)
     facts = engines.attention_facts(types, body.q_len, body.head_dim, body.value_dim)
-    return engines.choose(engines.ATTENTION, facts, arch_number(arch))
+    return engines.choose(ENGINES, facts, arch_number(arch))
 
 
 def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:

@@ -21,12 +21,13 @@ from qcompiler.kernels.cuda.attention_operands import (
     seen_keys,
     stride,
 )
-from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import header_comment, indent
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import ITEMSIZE, AttentionKernel, KernelSpec
+from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.plan.kinds.attention import AttentionKernel
 
 ROWS = 8
 _STRIP = 32

@@ -23,12 +23,13 @@ from qcompiler.kernels.cuda.attention_operands import (
     seen_keys,
     stride,
 )
-from qcompiler.kernels.cuda.emit import signature
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import AttentionKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.attention import AttentionKernel
 
 _KEYS = 64
 _LOG2E = math.log2(math.e)
@@ -75,7 +76,7 @@ class Tile:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """The kernel, for a spec that engines.ATTENTION assigns to tensor cores."""
+    """The kernel, for a spec that attention.ENGINES give to tensor cores."""
     del arch
     body = body_of(spec)
     few = isinstance(body.q_len, int) and body.q_len <= 32

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, identifier
-from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.attention import AttentionKernel
 
 
 def body_of(spec: KernelSpec) -> AttentionKernel:

@@ -6,12 +6,16 @@ and 4 columns, 16 apart. Tiles are staged along the dim that has unit stride.
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.places import blocks_of, offset, unravel
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim, product
-from qcompiler.plan.kernel import BatchMatmulKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel
+
+ENGINES = CUDA_CORES
 
 _COLUMNS = 64
 _DEPTH = 32

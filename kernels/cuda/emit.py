@@ -10,34 +10,26 @@ one spec and one architecture, both units contain the same text.
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from typing import Protocol, cast
+
+import msgspec
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.contract import require_contract, require_declared
+from qcompiler.kernels.contract import require_contract
+from qcompiler.kernels.cuda.engines import Engine
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
+from qcompiler.kernels.cuda.signature import arch_number, parameters
 from qcompiler.kernels.numbered import numbered
-from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
 from qcompiler.kernels.used_definitions import Header, used
-from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds import modules_of
 from qcompiler.plan.plan import Plan
 
 EMITTER_VERSION = 5
 """Part of the cache key of compiled modules. Increase it whenever the emitted text of an unchanged spec changes."""
-
-ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-"""Architectures that programs compile for. CUDA 13's NVRTC has dropped sm_70; CUDA 12's compiles it."""
-
-TEMPLATES = (
-    "argmax", "attention", "batch_matmul", "embedding", "gather", "grouped_linear", "index_update", "linear", "loop",
-    "norm", "order", "quantize_rows", "recurrent", "scan", "scatter", "softmax",
-)  # fmt: skip
-"""One module of this folder each, with `emit(spec, arch) -> CudaKernel`."""
-
-require_declared(TEMPLATES)
 
 HEADERS = (
     "device.cuh", "scalar.cuh", "decode.cuh", "lookup.cuh", "rows.cuh", "loop.cuh", "scan.cuh", "tile.cuh",
@@ -48,19 +40,28 @@ HEADERS = (
 reach."""
 
 
-def arch_number(arch: str) -> int:
-    """75 for "sm_75", 90 for "sm_90a". KernelSelectionError for an architecture that programs do not compile for."""
-    if arch not in ARCHS:
-        raise KernelSelectionError(f"no CUDA architecture is called {arch[:40]!r}; there are: {', '.join(ARCHS)}")
-    return int(arch[3:].rstrip("af"))
+class Template(Protocol):
+    """What the module of a kind in this folder has."""
+
+    ENGINES: tuple[Engine, ...]
+    """The kind's kernels in order of preference, each with what it requires; the last one requires nothing."""
+
+    def emit(self, spec: KernelSpec, arch: str) -> CudaKernel:
+        """The kernel's text and geometry."""
 
 
-def _template(spec: KernelSpec) -> Any:
-    if spec.template not in TEMPLATES:
-        raise KernelSelectionError(
-            f"kernel '{spec.name}': CUDA has no template '{spec.template}' (there are: {', '.join(TEMPLATES)})"
-        )
-    return importlib.import_module(f"qcompiler.kernels.cuda.{spec.template}")
+_TEMPLATES = cast(dict[str, Template], modules_of("qcompiler.kernels.cuda", ("emit", "ENGINES"), "cuda"))
+TEMPLATES = tuple(_TEMPLATES)
+
+ENGINES = {kind: template.ENGINES for kind, template in _TEMPLATES.items()}
+"""By kind."""
+
+
+def _template(spec: KernelSpec) -> Template:
+    if spec.template not in _TEMPLATES:
+        reason = spec.body.lacks.get("cuda", f"there are: {', '.join(TEMPLATES)}")
+        raise KernelSelectionError(f"kernel '{spec.name}': CUDA has no template '{spec.template}' ({reason})")
+    return _TEMPLATES[spec.template]
 
 
 def emit_kernel(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -69,15 +70,13 @@ def emit_kernel(spec: KernelSpec, arch: str) -> CudaKernel:
     arch_number(arch)
     template = _template(spec)
     require_contract(spec)
-    kernel: CudaKernel = template.emit(spec, arch)
+    kernel = template.emit(spec, arch)
     check_grid(spec, kernel.geometry)
     return kernel
 
 
 @functools.lru_cache(maxsize=4096)
 def _emitted(spec_json: bytes, arch: str) -> CudaKernel:
-    import msgspec
-
     return emit_kernel(msgspec.json.decode(spec_json, type=KernelSpec), arch)
 
 
@@ -87,34 +86,9 @@ def geometry(spec: KernelSpec, arch: str) -> Geometry:
 
 
 def engine_and_geometry(spec: KernelSpec, arch: str) -> tuple[str, Geometry]:
-    """The engine of a kernel on `arch` ("fma" or "mma"), and how it is launched."""
-    import msgspec
-
+    """Which arithmetic a kernel uses on `arch` ("fma" or "mma"), and how it is launched."""
     emitted = _emitted(msgspec.json.encode(spec), arch)
     return emitted.engine, emitted.geometry
-
-
-def pointer_type(operand: Operand) -> str:
-    """The C type of an operand's parameter. Packed operands are bytes; read-only operands are const."""
-    element = "uint8_t" if operand.format is not None else STORAGE_TYPES[operand.dtype]
-    return f"const {element}*" if operand.access == "r" else f"{element}*"
-
-
-def parameters(spec: KernelSpec) -> list[tuple[str, str]]:
-    """(type, name) of each kernel parameter: operands, then symbols."""
-    pointers = [(pointer_type(operand), identifier(operand.name)) for operand in spec.operands]
-    return [*pointers, *(("int64_t", symbol(name)) for name in spec.symbols)]
-
-
-def signature(spec: KernelSpec, threads: int, min_blocks: int | None = None, names: Sequence[str] | None = None) -> str:
-    """The head of a kernel's definition, up to and including the opening brace. `names` are the operands' C++ names."""
-    bounds = f"{threads}" if min_blocks is None else f"{threads}, {min_blocks}"
-    own = [name for _, name in parameters(spec)]
-    if names is not None:
-        own[: len(names)] = names
-    kinds = [kind for kind, _ in parameters(spec)]
-    listed = ",\n        ".join(f"{kind} const {name}" for kind, name in zip(kinds, own, strict=True))
-    return f'extern "C" __global__ void __launch_bounds__({bounds}) qk_{spec.name}(\n        {listed}) {{'
 
 
 @functools.cache

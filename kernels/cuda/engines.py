@@ -1,6 +1,6 @@
 """Engines: which of a template's kernels serves an op on an architecture, and why the others do not.
 
-    choose(LINEAR, linear_facts(…), "sm_75")
+    choose(linear.ENGINES, linear_facts(…), 75)
         -> Decision(engine "fma", (("tensor cores", "bf16 mma needs sm_80 (f16: sm_75)"), …))
 
 An engine states its requirements as data, over facts of an op: element types, the M class, how the weight is stored,
@@ -179,42 +179,11 @@ def choose(engines: tuple[Engine, ...], facts: Facts, number: int) -> Decision:
 TILES = ("codes", "values")
 """Weights stored in tiles of cuda_t16_v1, packed or plain."""
 
-_IN_TILES = OneOf("weight in tiles", (True,))
-_GROUPS = OneOf("groups of columns that chunks of 64 meet", (True,))
+IN_TILES = OneOf("weight in tiles", (True,))
+GROUPS = OneOf("groups of columns that chunks of 64 meet", (True,))
 
-LINEAR = (
-    Engine("few_mma", "few rows, tensor cores", (
-        OneOf("rows", ("1", "2-8")), _IN_TILES, OneOf("x", ("rows",)), Mma(),
-    )),
-    Engine("few_fma", "few rows, CUDA cores", (OneOf("rows", ("1", "2-8")), _IN_TILES, OneOf("x", ("rows",)))),
-    Engine("mma", "tensor cores", (
-        OneOf("rows", ("9-64", "large")), _IN_TILES, Mma(), _GROUPS, Shared("mma shared bytes"),
-    )),
-    Engine("fma", "CUDA cores"),
-)  # fmt: skip
-
-GROUPED_LINEAR = (
-    Engine("few_mma", "few pairs, tensor cores", (AtMost("pairs", 64), _IN_TILES, Mma())),
-    Engine("few_fma", "few pairs, CUDA cores", (AtMost("pairs", 64), _IN_TILES)),
-    Engine("mma", "tensor cores", (_IN_TILES, Mma(), _GROUPS, Shared("mma shared bytes"))),
-    Engine("fma", "CUDA cores"),
-)  # fmt: skip
-"""Up to 64 (token, expert) pairs get one block each: one or a few tokens with their experts."""
-
-ATTENTION = (
-    Engine("decode", "few queries", (AtMost("queries", 4),)),
-    Engine("mma", "tensor cores", (
-        Mma(), MultipleOf("head_dim", 16), AtMost("head_dim", 128), MultipleOf("value_dim", 16),
-        AtMost("value_dim", 128),
-    )),
-    Engine("fma", "CUDA cores"),
-)  # fmt: skip
-
-ENGINES: dict[str, tuple[Engine, ...]] = {
-    "linear": LINEAR, "grouped_linear": GROUPED_LINEAR, "attention": ATTENTION
-}  # fmt: skip
-"""Engines by template. Templates not listed have one engine, on CUDA cores."""
-
+CUDA_CORES = (Engine("fma", "CUDA cores"),)
+"""The engines of a kind with one kernel."""
 
 # --- facts -----------------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,17 @@ range; its result is `qc_poison` (NaN, or the lowest integer), never another ele
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.gather_order import counts_fastest
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
-from qcompiler.plan.kernel import GatherKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.gather import GatherKernel
+
+ENGINES = CUDA_CORES
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:

@@ -12,38 +12,45 @@ of NaN.
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda import engines
-from qcompiler.kernels.cuda.emit import arch_number, signature
+from qcompiler.kernels.cuda import engines, grouped_mma, linear_mma
+from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, AtMost, Engine, Mma, Shared
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.grouped_pairs import chosen, grouped_body, most_tiles
 from qcompiler.kernels.cuda.linear_fma import TILED_THREADS, Few, code_table, resident, shape_for
+from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import DType, GroupedLinearKernel, KernelSpec
+from qcompiler.plan.kernel import DType, KernelSpec
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+
+ENGINES = (
+    Engine("few_mma", "few pairs, tensor cores", (AtMost("pairs", 64), IN_TILES, Mma())),
+    Engine("few_fma", "few pairs, CUDA cores", (AtMost("pairs", 64), IN_TILES)),
+    Engine("mma", "tensor cores", (IN_TILES, Mma(), GROUPS, Shared("mma shared bytes"))),
+    Engine("fma", "CUDA cores"),
+)  # fmt: skip
+"""Up to 64 pairs have blocks of their own: a token or a few with their experts."""
 
 TN, TM = 32, 64
 """Columns of an expert, and rows of x, that a block multiplies at a time."""
 
 
 def facts_of(x: DType, weight: Weight, body: GroupedLinearKernel) -> engines.Facts:
-    """The facts for engines.GROUPED_LINEAR."""
-    from qcompiler.kernels.cuda import grouped_mma
-    from qcompiler.kernels.cuda.linear_mma import takes
-
+    """What `ENGINES` ask of a grouped linear."""
     pairs = (dim(body.rows) * body.repeat).to_dim()
-    return engines.grouped_facts(x, weight, pairs, groups=takes(weight), shared=grouped_mma.least_shared(body))
+    groups, shared = linear_mma.takes(weight), grouped_mma.least_shared(body)
+    return engines.grouped_facts(x, weight, pairs, groups=groups, shared=shared)
 
 
 def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
     """The engine of a grouped linear on `arch`, and why not the others."""
-    facts = facts_of(spec.operands[0].dtype, weight_of(spec.name, spec.operands[1]), _body(spec))
-    return engines.choose(engines.GROUPED_LINEAR, facts, arch_number(arch))
+    facts = facts_of(spec.operands[0].dtype, weight_of(spec.name, spec.operands[1]), grouped_body(spec))
+    return engines.choose(ENGINES, facts, arch_number(arch))
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry on `arch`. KernelSelectionError for operands without a kernel."""
-    from qcompiler.kernels.cuda import grouped_mma
-
+    """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes."""
     weight, key = weight_of(spec.name, spec.operands[1]), decision_of(spec, arch).key
     if key in ("few_mma", "few_fma"):
         return _emit_pairs(spec, weight, arch, mma=key == "few_mma")
@@ -52,20 +59,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     return _emit_tiled(spec, weight)
 
 
-def _body(spec: KernelSpec) -> GroupedLinearKernel:
-    assert isinstance(spec.body, GroupedLinearKernel)
-    return spec.body
-
-
-def most_tiles(body: GroupedLinearKernel, columns: int) -> int:
-    """The most tiles of `columns` columns that an expert touches, wherever it begins. Tiles start at multiples of
-    16."""
-    inside = 15 if body.n % 16 and body.experts > 1 else 0
-    return -(-(inside + body.n) // columns)
-
-
 def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, *, mma: bool) -> CudaKernel:
-    body = _body(spec)
+    body = grouped_body(spec)
     pairs = (dim(body.rows) * body.repeat).value
     panels = most_tiles(body, 16)
     shape = shape_for(1, weight, panels * pairs, mma=mma)
@@ -111,20 +106,8 @@ def _few(weight: Weight, x_type: str, shape: Few) -> str:
     )
 
 
-def chosen(spec: KernelSpec) -> list[str]:
-    """The statements that declare ``chosen(pair)``: whether a pair has this `expert`. Number `experts` collects the
-    pairs whose index is out of range."""
-    body, index = _body(spec), spec.operands[2]
-    return [
-        "const auto chosen = [&](int64_t pair) QC_INLINED {",
-        f"    const int64_t its = (int64_t){identifier(index.name)}[pair * {c_dim(index.strides[0])}];",
-        f"    return (its < 0 || its >= {body.experts} ? {body.experts} : its) == expert;",
-        "};",
-    ]
-
-
 def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
-    body, (x, w, _, out) = _body(spec), spec.operands
+    body, (x, w, _, out) = grouped_body(spec), spec.operands
     names = [identifier(operand.name) for operand in spec.operands]
     shared = SharedMemory()
     shared.add("x_step", "float", 32 * (TM + 4), 4)

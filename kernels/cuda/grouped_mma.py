@@ -10,14 +10,15 @@ weight.
 from __future__ import annotations
 
 from qcompiler.kernels.cuda import linear_mma
-from qcompiler.kernels.cuda.emit import arch_number, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.grouped_linear import chosen, most_tiles
+from qcompiler.kernels.cuda.grouped_pairs import chosen, most_tiles
 from qcompiler.kernels.cuda.linear_mma import FEW, LARGE, LARGE_SPLIT, Tile
+from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import GroupedLinearKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
 MANY = 256
 """Average pairs per expert from which tiles of 128 are full often enough to pay off."""
@@ -48,7 +49,7 @@ def least_shared(body: GroupedLinearKernel) -> int:
 
 
 def emit(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
-    """Text and geometry of a grouped linear that engines.GROUPED_LINEAR assigns to tensor cores."""
+    """Text and geometry of a grouped linear that grouped_linear.ENGINES give to tensor cores."""
     body = spec.body
     assert isinstance(body, GroupedLinearKernel)
     limit, entries = SHARED_LIMIT[arch_number(arch)], linear_mma.held_entries(weight)

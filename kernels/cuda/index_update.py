@@ -7,12 +7,16 @@ one, writes nothing (a kernel on the device cannot report it).
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
 from qcompiler.kernels.cuda.places import THREADS, blocks_of, offset, unravel
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim, product
-from qcompiler.plan.kernel import IndexUpdateKernel, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
+
+ENGINES = CUDA_CORES
 
 _EACH = 4
 """Elements per thread."""

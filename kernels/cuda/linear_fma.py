@@ -13,18 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qcompiler.kernels.cuda.emit import arch_number, signature
 from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.linear import (
-    LAYOUT,
-    Finish,
-    Weight,
-    decision_of,
-    finish_of,
-    linear_body,
-    row_offset,
-    weight_of,
-)
+from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body, row_offset
+from qcompiler.kernels.cuda.signature import arch_number, signature
+from qcompiler.kernels.cuda.weights import LAYOUT, Weight, weight_of
 from qcompiler.kernels.cuda.windows import PLACE_BYTES, declaration
 from qcompiler.kernels.layouts.panels import planes
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
@@ -40,14 +32,6 @@ X_BYTES = 32768
 FEW_ROWS = 8
 TILED_THREADS = 256
 MAX_GRID_Y = 65535
-
-
-def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry. KernelSelectionError for weights without a decoder."""
-    weight = weight_of(spec.name, spec.operands[1])
-    if decision_of(spec, arch).key in ("few_mma", "few_fma"):
-        return _emit_few(spec, weight, arch)
-    return _emit_tiled(spec, weight)
 
 
 def _ceil(value: Dim, step: int) -> Dim:
@@ -76,12 +60,12 @@ class Few:
     mma: bool
 
 
-def few_shape(spec: KernelSpec, weight: Weight, arch: str) -> Few:
+def few_shape(spec: KernelSpec, weight: Weight, *, mma: bool) -> Few:
     """The shape of a linear's kernel."""
     body = linear_body(spec)
     most = FEW_ROWS if isinstance(body.m, str) else min(FEW_ROWS, max(body.m, 1))
     rows = 1 if body.m_class == "1" else most
-    return shape_for(rows, weight, weight.panels, mma=decision_of(spec, arch).key == "few_mma")
+    return shape_for(rows, weight, weight.panels, mma=mma)
 
 
 def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool) -> Few:
@@ -98,8 +82,10 @@ def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool) -> Few:
     return Few(rows, warps, depth, depth * max(rounds, 1), mma)
 
 
-def _emit_few(spec: KernelSpec, weight: Weight, arch: str) -> CudaKernel:
-    body, finish, shape = linear_body(spec), finish_of(spec), few_shape(spec, weight, arch)
+def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
+    """A linear of few rows, on tensor cores if `mma`. KernelSelectionError for weights that no kernel decodes."""
+    weight = weight_of(spec.name, spec.operands[1])
+    body, finish, shape = linear_body(spec), finish_of(spec), few_shape(spec, weight, mma=mma)
     x, threads = spec.operands[0], 32 * shape.warps
     x_type = STORAGE_TYPES[x.dtype]
     shared = SharedMemory()
@@ -201,7 +187,9 @@ def resident(geometry: Geometry, weight: Weight, *, one_row: bool, one_pass: boo
 # --- tiles of the result ---------------------------------------------------------------------------------------------
 
 
-def _emit_tiled(spec: KernelSpec, weight: Weight) -> CudaKernel:
+def emit_tiled(spec: KernelSpec) -> CudaKernel:
+    """A linear of any number of rows. KernelSelectionError for weights that no kernel decodes."""
+    weight = weight_of(spec.name, spec.operands[1])
     body, finish = linear_body(spec), finish_of(spec)
     n, m = (32, 64) if body.m_class != "large" else (64, 64)
     shared = SharedMemory()

@@ -13,7 +13,8 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory, check_extent
-from qcompiler.kernels.cuda.linear import finish_of, linear_body
+from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
+from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import AS_THEY_ARE, LAYOUT, Weight, block, weight_of
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
@@ -30,23 +31,17 @@ WARPS = 4
 
 
 def passed_over(arch: str) -> list[tuple[str, str]]:
-    """The ways to multiply that kernels for `arch` do not use, best first, each with the reason."""
-    if _number(arch) >= TENSOR_CORES:
+    """Ways of multiplying that kernels for `arch` do without, best first, and why."""
+    if arch_number(arch) >= TENSOR_CORES:
         return [("dp4a", "tensor cores multiply bytes")]
     return [("mma", f"int8 tensor cores: sm_{TENSOR_CORES}")]
-
-
-def _number(arch: str) -> int:
-    from qcompiler.kernels.cuda.emit import arch_number
-
-    return arch_number(arch)
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry of one linear. KernelSelectionError for unsupported operands."""
     body, x, product = linear_body(spec), spec.operands[0], _product(spec)
     weight, finish = weight_of(spec.name, spec.operands[1]), finish_of(spec)
-    engine = "mma" if _number(arch) >= TENSOR_CORES else "dp4a"
+    engine = "mma" if arch_number(arch) >= TENSOR_CORES else "dp4a"
     shared, few = SharedMemory(), body.m_class in ("1", "2-8")
     name = identifier(spec.operands[1].name)
     struct, kind = f"qk_{spec.name}_p", f"QI_{engine.upper()}"
@@ -79,8 +74,6 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"M class {body.m_class}, int8 {engine}: {tokens} rows of x, {warps} warps "
         f"{'share the columns of a panel' if few else 'with a panel each'}; {shared.nbytes} bytes of shared memory"
     )
-    from qcompiler.kernels.cuda.emit import signature
-
     definitions = weight.definitions + _struct(struct, weight, product, spec) + finish.definition
     head = signature(spec, 32 * warps, 1)
     text = "\n".join([header_comment(spec, note), definitions + head, *indent(lines), "}\n"])

@@ -12,13 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.linear import finish_of, linear_body
+from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
+from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.cuda.windows import PLACE_BYTES, declaration
 from qcompiler.kernels.layouts.panels import LANES as PANEL
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import KernelSpec, LinearKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.linear import LinearKernel
 
 CHUNK, PAD, SUM_PAD, PASS = 64, 8, 4, 32
 """linear_mma.cuh's QM_CHUNK, QM_PAD, QM_SUM_PAD, QM_PASS. Emitted kernels assert the shared bytes computed here."""
@@ -178,9 +180,7 @@ def held_entries(weight: Weight) -> int:
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry of a linear that `linear.engine_of` assigns to tensor cores."""
-    from qcompiler.kernels.cuda.emit import arch_number, signature
-
+    """Text and geometry of a linear that `linear.engine_of` gives to tensor cores."""
     body, (x, w) = linear_body(spec), spec.operands[:2]
     weight = weight_of(spec.name, w)
     limit, entries = SHARED_LIMIT[arch_number(arch)], held_entries(weight)

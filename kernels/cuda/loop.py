@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.kernels.cuda import loop_reduce
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, SharedMemory
 from qcompiler.kernels.cuda.loop_form import (
     THREADS,
@@ -35,6 +36,8 @@ from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import c_dim, indent, needed
 from qcompiler.plan.dims import Expr, product
 from qcompiler.plan.kernel import KernelSpec
+
+ENGINES = CUDA_CORES
 
 TILE = 32
 _ROWS = THREADS // TILE  # rows of a tile that a block covers at once

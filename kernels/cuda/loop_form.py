@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.loop_nest import Loop, Nest
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, indent, needed
 from qcompiler.plan.dims import Dim, Expr, dim, product
@@ -236,8 +237,6 @@ def shared_kernel(
     shared: SharedMemory,
 ) -> CudaKernel:
     """The text: comment, head, the limits that `lines` use, `lines`."""
-    from qcompiler.kernels.cuda.emit import signature
-
     kind = index_type(nest)
     declared = [line.replace("int64_t", kind, 1) for line in [*nest.limits(), *limits]]
     body = [*shared.declarations(), *needed(declared, lines), *lines]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.rows import RowWalk, element
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
-from qcompiler.plan.kernel import KernelSpec, NormKernel, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.norm import NormKernel
+
+ENGINES = CUDA_CORES
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:

@@ -6,12 +6,16 @@ memory, and is stable by construction. NaN counts as the largest value; equal va
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
-from qcompiler.plan.kernel import KernelSpec, OrderKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.order import OrderKernel
+
+ENGINES = CUDA_CORES
 
 
 def precedes(kind: str, other: str, own: str, other_at: str, own_at: str) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from qcompiler.formats.int8_rows import KINDS, clip_factors
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
-from qcompiler.plan.kernel import KernelSpec, QuantizeRowsKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+
+ENGINES = CUDA_CORES
 
 COLUMNS = 8
 """Target columns per thread: enough loads in flight, and still many threads."""

@@ -11,14 +11,18 @@ Both orders are fixed. The first is not the order of a plain loop, so floats dif
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.places import THREADS, blocks_of, element_geometry, offset, unravel
 from qcompiler.kernels.cuda.scatter import store
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import fold_text
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import dim, product
-from qcompiler.plan.kernel import KernelSpec, ScanKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.scan import ScanKernel
+
+ENGINES = CUDA_CORES
 
 _FLOATS = {"f64": "double", "f32": "float", "bf16": "float", "f16": "float"}
 _BLOCK = 256

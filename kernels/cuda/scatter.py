@@ -6,13 +6,17 @@ range writes nothing (a kernel on the device cannot report it).
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import FLOATS, fold_text
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product
-from qcompiler.plan.kernel import KernelSpec, ScatterKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.scatter import ScatterKernel
+
+ENGINES = CUDA_CORES
 
 
 def store(out: str, dtype: str, value: str) -> str:

@@ -6,11 +6,15 @@ torch. The maximum ignores NaN, and the sum then spreads it over the row.
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda.emit import signature
+from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel
 from qcompiler.kernels.cuda.rows import RowWalk, element
+from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.text import header_comment, identifier, indent
-from qcompiler.plan.kernel import KernelSpec, SoftmaxKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
+
+ENGINES = CUDA_CORES
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:

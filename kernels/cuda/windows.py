@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.text import c_dim
-from qcompiler.plan.kernel import KernelSpec, Operand, Window
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.linear import Window
 
 PLACE_BYTES = 24
 """The size of window.cuh's `qc_window_place`."""

@@ -9,50 +9,25 @@ kernels/cuda/engines.py takes the decision, for this report and for `emit-kernel
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 
 import msgspec
 from xdsl.ir import Attribute, Operation
 
-from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
-from qcompiler.kernels.cuda import engines, grouped_linear, linear
-from qcompiler.kernels.cuda.emit import arch_number
+from qcompiler.kernels.cuda import engines
+from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.kernels.cuda.weights import LAYOUT, Weight, weight_of
-from qcompiler.passes.views.windows import windows_of
-from qcompiler.plan.kernel import DType, FormatRef, GroupedLinearKernel, Operand
-
-Decide = Callable[[int], engines.Decision]
+from qcompiler.plan.kernel import DType, FormatRef, Operand
 
 
-def report_engines(op: Operation, context: QCContext, classes: Sequence[str], *, constant: bool) -> None:
-    """Reports one line per architecture for an op that has several engines. `classes` are the M classes of a linear;
-    `constant` says that its weight is in the target's layout."""
-    if context.target.kind != "cuda":
-        return
-    candidates: tuple[engines.Engine, ...]
-    if isinstance(op, qc.LinearOp):
-        weight, dtype = _weight(op.w.type, in_tiles=constant), tensor_dtype(op.x.type)
-        windows = windows_of(op.x) is not None
-        facts = {f"M class {c}": linear.facts_of(dtype, weight, c, windows=windows) for c in classes}
-        candidates = engines.LINEAR
-    elif isinstance(op, qc.GroupedLinearOp):
-        weight, experts = _weight(op.w.type, in_tiles=constant), op.experts.value.data
-        body = GroupedLinearKernel(
-            rows=shape_of(op.x.type)[0], repeat=op.repeat.value.data, experts=experts, n=weight.rows // experts,
-            k=weight.cols,
-        )  # fmt: skip
-        facts = {"grouped_linear": grouped_linear.facts_of(tensor_dtype(op.x.type), weight, body)}
-        candidates = engines.GROUPED_LINEAR
-    elif isinstance(op, qc.AttentionOp):
-        q, v = shape_of(op.q.type), shape_of(op.v.type)
-        types = (tensor_dtype(op.q.type), tensor_dtype(op.k.type), tensor_dtype(op.v.type))
-        facts = {"attention": engines.attention_facts(types, q[2], int(q[3]), int(v[3]))}
-        candidates = engines.ATTENTION
-    else:
-        return
+def report_engines(
+    op: Operation, context: QCContext, candidates: tuple[engines.Engine, ...], facts: Mapping[str, engines.Facts]
+) -> None:
+    """One line for each architecture of an op that has several engines: by name, the facts that one kernel is chosen
+    from."""
     for arch in context.target.isas:
         made = {name: engines.choose(candidates, each, arch_number(arch)) for name, each in facts.items()}
         what = "; ".join(f"{name}: {decision.engine.name}" for name, decision in made.items())
@@ -60,7 +35,8 @@ def report_engines(op: Operation, context: QCContext, classes: Sequence[str], *,
         context.report.add("select-kernels", path_of(op), f"engines on {arch}: {what}", "; ".join(reasons))
 
 
-def _weight(type_: Attribute, *, in_tiles: bool) -> Weight:
+def engine_weight(type_: Attribute, *, in_tiles: bool) -> Weight:
+    """What engines ask of a weight; `in_tiles` says that it lies in the target's layout."""
     rows, cols = (int(n) for n in shape_of(type_))
     ref = type_.format.ref if isinstance(type_, QTensorType) else None
     return _weight_of(tensor_dtype(type_), rows, cols, msgspec.json.encode(ref), in_tiles=in_tiles)

@@ -9,25 +9,18 @@ from xdsl.ir import Operation, SSAValue
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
-from qcompiler.ir.qc import ConstOp, EmbeddingOp, LinearOp
+from qcompiler.ir.qc import ConstOp
 from qcompiler.ir.types import shape_of
 from qcompiler.kernels.cuda.geometry import MAX_EXTENT, WAY_OUT
 
 
-def check_extents(op: Operation, context: QCContext) -> None:
-    """KernelSelectionError for a weight with more rows or columns than the target's kernels can count.
+def check_counted(op: Operation, weight: SSAValue, names: Sequence[str], context: QCContext) -> None:
+    """KernelSelectionError for a weight with more rows or columns than the kernels of the target count.
 
-    CPU kernels count in 64 bits, and so do all kernels for the rows of an embedding's table.
+    Kernels for the CPU count in 64 bits, and so do all kernels along a dim whose name in `names` is empty.
     """
     if context.target.kind == "cpu":
         return
-    if isinstance(op, LinearOp):
-        _check(op, op.w, ("rows", "columns"), context)
-    elif isinstance(op, EmbeddingOp):
-        _check(op, op.table, ("", "columns"), context)
-
-
-def _check(op: Operation, weight: SSAValue, names: Sequence[str], context: QCContext) -> None:
     for name, size in zip(names, shape_of(weight.type), strict=True):
         if name and isinstance(size, int) and size > MAX_EXTENT:
             raise KernelSelectionError(

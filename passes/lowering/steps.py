@@ -12,11 +12,11 @@ from xdsl.ir import Operation
 
 from qcompiler.ir import qc, rt
 from qcompiler.ir.module import path_of
-from qcompiler.passes.lowering.drafts import Draft, copy_draft, with_m_class
+from qcompiler.passes.lowering.drafts import Draft, copy_draft
+from qcompiler.passes.lowering.kinds.linear import cases_of, with_m_class
 from qcompiler.passes.lowering.program import EntryMemory
 from qcompiler.passes.lowering.views import is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
-from qcompiler.passes.select_kernels import cases_of
 from qcompiler.plan.plan import SelectCase, View
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from qcompiler.plan.dims import dim, product
-from qcompiler.plan.kernel import ITEMSIZE, LoopKernel
+from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.plan.kinds.loop import LoopKernel
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Select, Step, View
 
 

@@ -16,8 +16,10 @@ from qcompiler.ir.interpreter_base import Array, Frame, accumulator, round_to, r
 from qcompiler.ir.interpreter_linalg import evaluate_body
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
+from qcompiler.ir.qc_index import TopPOp
 from qcompiler.ir.types import QTensorType, tensor_dtype
-from qcompiler.plan.kernel import GATES
+from qcompiler.plan.kinds.recurrent import GATES
+from qcompiler.plan.kinds.top_p import ONE, WEIGHT_BITS
 from qcompiler.plan.torch_regions import Place, runner
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -412,6 +414,25 @@ def _argmax(op: qc.ArgmaxOp, operands: Sequence[Array], _frame: Frame) -> list[A
     x = operands[0]
     keys = x.astype(np.float32) if x.dtype.kind == "V" else x
     return [np.argmax(keys, axis=op.axis.value.data).astype(np.int64)]
+
+
+@rule(TopPOp)
+def _top_p(op: TopPOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    """By sorting, and with integers of any size."""
+    x, top, draw = (operand.astype(np.float32) for operand in operands)
+    weights = np.where(x > 0, np.minimum(x, 1), 0) * np.float32(2**WEIGHT_BITS)
+    shares = [(np.fmin(np.fmax(each, 0), 1) * np.float32(ONE)).astype(np.int64).reshape(-1) for each in (top, draw)]
+    found = np.zeros(shares[0].size, dtype=np.int64)
+    for row, values in enumerate(weights.astype(np.int64).reshape(-1, x.shape[-1])):
+        falling = np.sort(values)[::-1]
+        sums = np.cumsum(falling)
+        if sums[-1] == 0:
+            continue
+        wanted = max(int(sums[-1]) * int(shares[0][row]) // ONE, 1)
+        kept = np.cumsum(np.where(values >= falling[np.argmax(sums >= wanted)], values, 0))
+        beyond = int(kept[-1]) * min(int(shares[1][row]), ONE - 1) // ONE
+        found[row] = np.argmax(kept > beyond)
+    return [found.reshape(x.shape[:-1])]
 
 
 # --- what is left to torch -------------------------------------------------------------------------------------------

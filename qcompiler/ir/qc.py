@@ -1,23 +1,22 @@
 """The `qc` dialect: tensor-level operators of a quantised program. This is its whole vocabulary.
 
-Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops. The meaning of each op is its
-rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type. `qc_base.py`
-holds the shared syntax. More op classes are in `qc_conv.py` (convolutions), `qc_index.py` (positions and scans),
-`qc_rows.py` (int8 rows), `qc_recurrent.py` (recurrent layers) and `qc_torch.py` (calls to torch).
+Everything else is `linalg.generic` with `arith`/`math` bodies plus `tensor` view ops.  The meaning of each op is its
+rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to the result's element type.  The syntax
+they share is in `qc_base.py`.  An op is in the dialect as soon as one of these modules defines it.
 
     values      const  dim  state  state_update  copy
-    quantised   quantize  dequantize  quantize_rows  dequantize_rows
-    matmuls     linear  grouped_linear  recurrent  batch_matmul  conv2d  windows  attention
+    quantised   quantize  dequantize, and in qc_rows.py: quantize_rows  dequantize_rows
+    matmuls     linear  grouped_linear  batch_matmul  attention, in qc_conv.py: conv2d  windows, in qc_recurrent.py:
+                recurrent
     norms       rms_norm  layer_norm  softmax
-    positions   rope  embedding  gather  scatter  index_update
-    scans       cumsum  sort  topk  argmax
-    escape      torch_call
+    positions   qc_index.py, whose head lists them: ops that read along, or order, an axis
+    escape      torch_call, in qc_torch.py
     terminator  yield
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xdsl.dialects.builtin import (
     FloatAttr,
@@ -49,6 +48,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
 from qcompiler.formats import int8_rows
+from qcompiler.ir import qc_conv, qc_index, qc_recurrent, qc_rows, qc_torch
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
 from qcompiler.ir.qc_index import (
@@ -563,13 +563,21 @@ class YieldOp(QCOp):
         super().__init__(operands=[list(values)])
 
 
+def _ops(*namespaces: Mapping[str, object]) -> list[type[Operation]]:
+    """The ops that modules define, in the order in which they stand there."""
+    return [
+        each
+        for names in namespaces
+        for each in names.values()
+        if isinstance(each, type)
+        and issubclass(each, QCOp)
+        and "name" in vars(each)
+        and each.__module__ == names["__name__"]
+    ]
+
+
 QC = Dialect(
     "qc",
-    [
-        ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, QuantizeOp, DequantizeOp, QuantizeRowsOp, DequantizeRowsOp,
-        LinearOp, GroupedLinearOp, RecurrentOp,
-        BatchMatmulOp, Conv2dOp, WindowsOp, AttentionOp, LayerNormOp, RmsNormOp, SoftmaxOp, RopeOp, EmbeddingOp,
-        GatherOp, ScatterOp, IndexUpdateOp, CumsumOp, SortOp, TopkOp, ArgmaxOp, TorchCallOp, YieldOp,
-    ],
+    _ops(globals(), *(vars(module) for module in (qc_conv, qc_index, qc_recurrent, qc_rows, qc_torch))),
     [DimsAttr, FormatAttr, LayoutAttr, QTensorType],
-)  # fmt: skip
+)

@@ -1,4 +1,8 @@
-"""The `qc` ops that read along an axis or order it: positions, scans, orders. Import them from `qcompiler.ir.qc`."""
+"""The `qc` ops that read along, or order, an axis.
+
+positions   rope  embedding  gather  scatter  index_update
+scans       cumsum  sort  topk  argmax  top_p
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from xdsl.traits import Pure
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim
+from qcompiler.plan.kinds.top_p import MOST_COLUMNS
 
 SCATTERS = ("none", "add", "mul", "max", "min")
 SCANS = ("add", "mul", "max", "min", "logaddexp")
@@ -253,6 +258,41 @@ class ArgmaxOp(QCOp):
         x, axis = shape_of(self.x.type), self.axis.value.data
         self.expect_axis(axis, x)
         self.expect_shape(self.result, (*x[:axis], *x[axis + 1 :]))
+        self.expect(tensor_dtype(self.result.type) == "i64", "the result must be i64")
+
+
+@irdl_op_definition
+class TopPOp(QCOp):
+    """Draws an index (i64) from each row of probabilities `x (…, n)`, among those that make up the first `top` of it.
+
+    Kept is the smallest number of entries, largest first, whose sum reaches `top` (…) of the row's; entries equal to
+    the last kept one are kept as well, at least one always.  Of these the first one is taken at which the running sum,
+    in the order of the row, goes beyond `draw` (…), a share from [0, 1).  `top` and `draw` are f32, one of each a row.
+
+    Sums are integers (qcompiler/plan/kinds/top_p.py), so that one draw gives one index wherever it is computed.  What
+    is no positive number counts as 0; a row of such entries gives 0.
+    """
+
+    name = "qc.top_p"
+    x = operand_def(TensorType)
+    top = operand_def(TensorType)
+    draw = operand_def(TensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, top: SSAValue, draw: SSAValue, type_: Attribute) -> None:
+        super().__init__(operands=[x, top, draw], result_types=[type_])
+
+    def verify_op(self) -> None:
+        x = shape_of(self.x.type)
+        self.expect(len(x) >= 1, "x must have a rank of at least 1")
+        count = x[-1]
+        fits = isinstance(count, str) or 1 <= count <= MOST_COLUMNS
+        self.expect(fits, f"a row has {count} entries; it must have 1 to {MOST_COLUMNS}")
+        for name, value in (("top", self.top), ("draw", self.draw)):
+            self.expect_shape(value, x[:-1], name)
+            self.expect(tensor_dtype(value.type) == "f32", f"{name} must be f32")
+        self.expect_shape(self.result, x[:-1])
         self.expect(tensor_dtype(self.result.type) == "i64", "the result must be i64")
 
 

@@ -25,7 +25,7 @@ from xdsl.traits import Pure
 
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.types import shape_of, tensor_dtype
-from qcompiler.plan.kernel import GATES
+from qcompiler.plan.kinds.recurrent import GATES
 
 
 @irdl_op_definition

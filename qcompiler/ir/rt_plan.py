@@ -15,7 +15,8 @@ from xdsl.ir import Operation
 from qcompiler.errors import ScheduleError
 from qcompiler.ir.rt import ArenaOp, BufferOp, DeviceOp, EntryOp, EventOp, KernelOp, StreamOp
 from qcompiler.ir.rt_schedule import Schedule
-from qcompiler.plan.kernel import KernelSpec, LoopKernel, ScalarProgram
+from qcompiler.plan.kernel import KernelSpec, ScalarProgram
+from qcompiler.plan.kinds.loop import LoopKernel
 from qcompiler.plan.plan import Buffer, Plan, WeightEntry
 from qcompiler.plan.weights import StoredTensor, file_offsets
 

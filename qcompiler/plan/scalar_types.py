@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from qcompiler.errors import PlanError
-from qcompiler.plan.kernel import ScalarOp, ScalarProgram
+from qcompiler.plan.operands import ScalarOp, ScalarProgram
 
 MAX_OPS = 4096
 """Of a body."""

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from qcompiler.errors import DimError, PlanError
 from qcompiler.plan.contracts import check_alignment, check_sizes, check_spec, contract_of
-from qcompiler.plan.kernel import KernelSpec, LoopKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.loop import LoopKernel
 from qcompiler.plan.loop_contract import check_loop, check_loop_sizes
 from qcompiler.plan.plan import EntryPoint, Launch, LibraryCall, Plan, Select
 from qcompiler.plan.sizes import Ranges

@@ -20,7 +20,8 @@ from qcompiler.plan.geometry import (
     whole,
 )
 from qcompiler.plan.hazards import BufferState, Clocks, Memory, at_shapes
-from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, LoopKernel, Operand
+from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, Operand
+from qcompiler.plan.kinds.loop import LoopKernel
 from qcompiler.plan.lookup import Program
 from qcompiler.plan.plan import (
     Arena,

@@ -22,7 +22,7 @@ from qcompiler.errors import (
     OutOfMemoryError,
     QCompilerError,
 )
-from qcompiler.kernels.cuda.emit import ARCHS, arch_number
+from qcompiler.kernels.cuda.signature import ARCHS, arch_number
 from qcompiler.runtime.nvrtc import importing_cuda
 
 INSTALL = "pip install 'qcompiler[cuda]'"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from qcompiler.errors import DeviceUnavailableError
-from qcompiler.kernels.cuda.emit import ARCHS, arch_number
+from qcompiler.kernels.cuda.signature import ARCHS, arch_number
 from qcompiler.runtime.backends.base import Backend, Kind
 
 SIM_ARCH = "sm_80"

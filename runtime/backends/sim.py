@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qcompiler.errors import SimulationError
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import emit, signature
 from qcompiler.kernels.cuda.geometry import Geometry
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
@@ -68,7 +68,7 @@ class SimBackend(Backend):
     kind = "sim"
 
     def __init__(self, index: int = 0, isa: str = "sm_80") -> None:
-        emit.arch_number(isa)
+        signature.arch_number(isa)
         self._device = sim_device(index)
         self.device = self._device.name
         self.isa = isa

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import emit, signature
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime import sass
 from qcompiler.runtime.nvrtc import Resources, compile_cubin
@@ -333,7 +333,7 @@ def nvrtc_functions() -> Callable[[Sequence[KernelSpec], str], Mapping[str, sass
     return lambda specs, arch: sass.disassemble(compile_cubin(emit.emit_module(specs, arch), arch, name="test").path)
 
 
-@pytest.fixture(params=emit.ARCHS)
+@pytest.fixture(params=signature.ARCHS)
 def arch(request: pytest.FixtureRequest) -> str:
     """Each architecture that programs compile for; sm_70 by CUDA 12's NVRTC."""
     name: str = request.param

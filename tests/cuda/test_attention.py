@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import signature
 from qcompiler.kernels.cuda.emit import emit_kernel
-from qcompiler.plan.kernel import AttentionKernel, DType, KernelSpec, Operand
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = np.ndarray
@@ -168,7 +169,8 @@ FEW = ["causal", "mma_causal", "mma_float", "decode_bf16", "pieces"]
 MOST = [case.name for case in QUICK if case.name not in FEW]
 PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
 ARCHS = [
-    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for arch in emit.ARCHS
+    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow])
+    for arch in signature.ARCHS
 ]
 
 

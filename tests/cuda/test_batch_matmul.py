@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import signature
 from qcompiler.kernels.cuda.emit import emit_kernel
-from qcompiler.plan.kernel import Access, BatchMatmulKernel, DType, KernelSpec, Operand
+from qcompiler.plan.kernel import Access, DType, KernelSpec, Operand
+from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = np.ndarray
@@ -62,7 +63,8 @@ CASES = [
 ]
 SPECS = [case[-1] for case in CASES]
 ARCHS = [
-    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for arch in emit.ARCHS
+    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow])
+    for arch in signature.ARCHS
 ]
 
 

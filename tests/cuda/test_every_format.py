@@ -25,7 +25,8 @@ from qcompiler.formats.equation import Equation, Float32
 from qcompiler.formats.packing import Packing, stream
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import linear, linear_mma, weights
-from qcompiler.kernels.cuda.emit import ARCHS, emit_kernel
+from qcompiler.kernels.cuda.emit import emit_kernel
+from qcompiler.kernels.cuda.signature import ARCHS
 from qcompiler.kernels.layouts.panels import plane_name, planes
 from qcompiler.plan.kernel import KernelSpec
 

@@ -20,7 +20,8 @@ from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import linear, linear_fma
 from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.linear import LinearKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
@@ -248,7 +249,11 @@ def test_warps_and_chunks_share_k_without_losing_a_tile(sim_module: Callable[...
         m = case.body.m if isinstance(case.body.m, int) else {"1": 1, "2-8": 8, "9-64": 33}[case.body.m_class]
         check(module, case, m)
     shapes = [
-        linear_fma.few_shape(case.spec, linear.weight_of(case.spec.name, case.spec.operands[1]), "sm_80")
+        linear_fma.few_shape(
+            case.spec,
+            linear.weight_of(case.spec.name, case.spec.operands[1]),
+            mma=linear.decision_of(case.spec, "sm_80").key == "few_mma",
+        )
         for case in made[:4]
     ]
     assert all(shape.warps > 1 for shape in shapes)

@@ -12,9 +12,11 @@ from by_path import load
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import int8_rows
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cuda.emit import ARCHS, emit_kernel
+from qcompiler.kernels.cuda.emit import emit_kernel
+from qcompiler.kernels.cuda.signature import ARCHS
 from qcompiler.kernels.cuda.weights import LAYOUT
-from qcompiler.plan.kernel import KernelSpec, QuantizeRowsKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 
 cases = load("tests/kernels/test_linear_int8.py")
 CLASSES = {"2-8": (1, 2, 7, 8, 33), "large": (1, 33, 65), "9-64": (33,)}

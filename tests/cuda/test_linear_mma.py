@@ -16,9 +16,10 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cuda import emit, linear, linear_mma
+from qcompiler.kernels.cuda import emit, linear, linear_mma, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.linear import LinearKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
@@ -297,8 +298,8 @@ def test_no_depth_gives_the_bias(sim_module: Callable[..., Any]) -> None:
 
 
 def test_tiles_fit_the_shared_memory_of_every_architecture() -> None:
-    for arch in emit.ARCHS:
-        limit = SHARED_LIMIT[emit.arch_number(arch)]
+    for arch in signature.ARCHS:
+        limit = SHARED_LIMIT[signature.arch_number(arch)]
         for m_class, m in (("9-64", 9), ("9-64", 20), ("9-64", "s"), ("large", "s"), ("large", 4096)):
             for n in (16, 4096, 100_000):
                 body = LinearKernel(m=m, n=n, k=64, m_class=m_class, has_bias=False)
@@ -317,7 +318,7 @@ def test_the_equation_of_an_affine_format_is_one_fma() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [arch for arch in emit.ARCHS if arch != "sm_70"])
+@pytest.mark.parametrize("arch", [arch for arch in signature.ARCHS if arch != "sm_70"])
 @pytest.mark.parametrize("kind", list(SHAPES))
 def test_no_variant_uses_local_memory(nvrtc: Callable[..., Any], arch: str, kind: str) -> None:
     """Every tile, with K whole and odd, with and without an epilogue."""

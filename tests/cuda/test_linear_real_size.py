@@ -12,7 +12,8 @@ import pytest
 from qcompiler import formats
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import linear
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel
 
 SIZE = 512
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}

@@ -11,17 +11,12 @@ import pytest
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import signature
 from qcompiler.kernels.cuda.emit import emit_kernel
-from qcompiler.plan.kernel import (
-    DType,
-    EmbeddingKernel,
-    FormatRef,
-    GatherKernel,
-    IndexUpdateKernel,
-    KernelSpec,
-    Operand,
-)
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = np.ndarray
@@ -147,7 +142,8 @@ SPECS = [
     gather("take_i8", "take", "i8"), update("update"), update("update_strided", (1, O, O * C)),
 ]  # fmt: skip
 ARCHS = [
-    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for arch in emit.ARCHS
+    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow])
+    for arch in signature.ARCHS
 ]
 
 

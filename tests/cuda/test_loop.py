@@ -12,7 +12,8 @@ from by_path import load
 from qcompiler.errors import KernelSelectionError, SimulationError
 from qcompiler.kernels.cuda.emit import emit_kernel, geometry
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import DType, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 pointwise = load("tests/kernels/test_loop.py")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import signature
 from qcompiler.kernels.cuda.emit import emit_kernel
-from qcompiler.plan.kernel import DType, KernelSpec, NormKernel, Operand
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 EPS = 1e-5
@@ -80,7 +81,8 @@ CASES = [
 ]
 LARGEST = ("layer_384_f32_00", "layer_403_f32_11", "rms_1000_bf16_10", "layer_4096_f16_11", "layer_17000_f32_11")
 ARCHS = [
-    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for arch in emit.ARCHS
+    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow])
+    for arch in signature.ARCHS
 ]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from qcompiler.errors import CompileFailedError, FileWriteError, MissingDependencyError
-from qcompiler.kernels.cuda.emit import ARCHS, header
+from qcompiler.kernels.cuda.emit import header
+from qcompiler.kernels.cuda.signature import ARCHS
 from qcompiler.runtime import nvrtc
 
 SOURCE = """

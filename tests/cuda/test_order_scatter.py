@@ -10,7 +10,11 @@ import pytest
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.emit import emit_kernel
-from qcompiler.plan.kernel import ArgmaxKernel, DType, KernelSpec, Operand, OrderKernel, ScanKernel, ScatterKernel
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.argmax import ArgmaxKernel
+from qcompiler.plan.kinds.order import OrderKernel
+from qcompiler.plan.kinds.scan import ScanKernel
+from qcompiler.plan.kinds.scatter import ScatterKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 O, L, C, I = 2, 13, 7, 5  # outer, length, count, inner  # noqa: E741

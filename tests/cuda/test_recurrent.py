@@ -10,7 +10,8 @@ from by_path import load
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import FORMATS
-from qcompiler.kernels.cuda.emit import ARCHS, emit_kernel
+from qcompiler.kernels.cuda.emit import emit_kernel
+from qcompiler.kernels.cuda.signature import ARCHS
 from qcompiler.runtime.nvrtc import sm70_available
 
 cases = load("tests/kernels/recurrent_cases.py")

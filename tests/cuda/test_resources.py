@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from by_path import load
 
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import signature
 from qcompiler.kernels.cuda.geometry import MAX_THREADS, SHARED_LIMIT
 from qcompiler.plan.kernel import KernelSpec
 
@@ -31,7 +31,7 @@ def share(arch: str) -> list[KernelSpec]:
 
 
 def check(arch: str, kernels: list[KernelSpec]) -> None:
-    number = emit.arch_number(arch)
+    number = signature.arch_number(arch)
     table: dict[str, dict[str, Any]] = resources.measure(kernels, arch)
     assert set(table) == {spec.name for spec in kernels}
     for name, row in table.items():

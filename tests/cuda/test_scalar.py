@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from by_path import load
 
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import signature
 from qcompiler.kernels.cuda.emit import emit_module, header
 from qcompiler.kernels.scalar import SCALAR_TABLE
-from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import DType, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 scalar = load("tests/kernels/test_scalar.py")
@@ -25,7 +26,9 @@ ULPS = {
 """Where a function of CUDA's is less exact than 2 ulp (CUDA C++ Programming Guide, "Mathematical Functions")."""
 
 
-ARCHS = [pytest.param(a, marks=[] if a in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for a in emit.ARCHS]
+ARCHS = [
+    pytest.param(a, marks=[] if a in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for a in signature.ARCHS
+]
 
 
 def saturate(dtype: DType) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.kernels.cuda import emit
-from qcompiler.plan.kernel import DType, KernelSpec, Operand, ScanKernel
+from qcompiler.kernels.cuda import signature
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.scan import ScanKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 TYPES: list[tuple[DType, DType]] = [
@@ -31,7 +32,8 @@ def scan(x: DType, out: DType, inner: Any) -> KernelSpec:
 
 SPECS = [scan(*types, inner) for types in TYPES for inner in (1, "n")]
 ARCHS = [
-    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for arch in emit.ARCHS
+    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow])
+    for arch in signature.ARCHS
 ]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.kernels.cuda import emit
-from qcompiler.plan.kernel import DType, KernelSpec, Operand, SoftmaxKernel
+from qcompiler.kernels.cuda import signature
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 ROWS = 5
@@ -37,7 +38,8 @@ def static(cols: int, strides: tuple[int, int]) -> KernelSpec:
 
 SPECS = [*(spec(dtype) for dtype in ("f32", "bf16", "f16")), *(static(*each) for each in STATIC)]
 ARCHS = [
-    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow]) for arch in emit.ARCHS
+    pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow])
+    for arch in signature.ARCHS
 ]
 
 

@@ -19,9 +19,11 @@ from qcompiler.config import parse_format, resolve_format
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import linear
-from qcompiler.kernels.cuda.emit import ARCHS, emit_kernel
+from qcompiler.kernels.cuda.emit import emit_kernel
+from qcompiler.kernels.cuda.signature import ARCHS
 from qcompiler.kernels.cuda.weights import LAYOUT
-from qcompiler.plan.kernel import KernelSpec, LinearKernel
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.linear import LinearKernel
 
 Array = npt.NDArray[Any]
 

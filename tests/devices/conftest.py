@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pytest
 
 from qcompiler.errors import CaptureRuleError, DeviceError
-from qcompiler.plan.kernel import AffineAccess, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.plan import DeviceSlot, Plan
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Backend, Event, Kernel, Memory, Stream

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from qcompiler.kernels.cuda.emit import arch_number, header
+from qcompiler.kernels.cuda.emit import header
+from qcompiler.kernels.cuda.signature import arch_number
 
 
 class SimDevice:

@@ -35,7 +35,7 @@ from by_path import load
 
 from qcompiler import formats
 from qcompiler.errors import CompilerMissingError, DeviceError, QCompilerError
-from qcompiler.kernels.cuda.emit import arch_number
+from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import DeviceSlot, Plan
 from qcompiler.runtime import nvrtc

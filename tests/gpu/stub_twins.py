@@ -54,7 +54,8 @@ def environment(where: Path) -> dict[str, str]:
 
 def twin_text(source: str, arch: str) -> tuple[str, dict[str, int]]:
     """The simulated GPU's translation unit of a text for NVRTC, and its kernels' numbers of parameters."""
-    from qcompiler.kernels.cuda.emit import arch_number, header
+    from qcompiler.kernels.cuda.emit import header
+    from qcompiler.kernels.cuda.signature import arch_number
 
     counts, calls = {}, []
     for name, parameters in _KERNEL.findall(source):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.kernels.cuda.emit import arch_number
+from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.runtime.backends import registry
 
 

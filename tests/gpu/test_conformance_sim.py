@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.kernels.cuda.emit import ARCHS, arch_number, header
+from qcompiler.kernels.cuda.emit import header
+from qcompiler.kernels.cuda.signature import ARCHS, arch_number
 from qcompiler.runtime import nvrtc
 
 

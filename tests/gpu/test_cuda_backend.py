@@ -25,9 +25,10 @@ from qcompiler.errors import (
     TargetMismatchError,
 )
 from qcompiler.kernels.cuda import emit
-from qcompiler.kernels.cuda.emit import ARCHS
 from qcompiler.kernels.cuda.geometry import Geometry
-from qcompiler.plan.kernel import KernelSpec, Operand, SoftmaxKernel
+from qcompiler.kernels.cuda.signature import ARCHS
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.backends import cuda_driver, cuda_graphs
 from qcompiler.runtime.backends.cuda import CudaBackend, CudaKernel

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from qcompiler.plan.kernel import KernelSpec, Operand, SoftmaxKernel
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.plan import Plan, to_json
 from qcompiler.runtime import nvrtc
 from qcompiler.runtime.compiler import compile_library

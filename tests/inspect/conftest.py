@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qcompiler.plan.kernel import AffineAccess, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.plan import (
     Arena,
     Buffer,

@@ -18,6 +18,7 @@ from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of, set_arg_names, set_path, set_ranges
+from qcompiler.ir.qc_index import TopPOp
 from qcompiler.ir.scalar_ops import ErfcOp, RemFOp
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.plan.kernel import FormatRef
@@ -106,6 +107,8 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         order = b.insert(qc.SortOp(y, [T(("b", "s", "s"), d) for d in ("f32", "i64")], axis=2, descending=True))
         top = b.insert(qc.TopkOp(e, [T(("b", "s", 3), d) for d in ("f32", "i64")], k=3, axis=2))
         best = b.insert(qc.ArgmaxOp(e, T(("b", "s"), "i64"), axis=2)).result
+        shares = build.fill(b, 0.5, ("b", "s"), "f32")
+        best = b.insert(TopPOp(e, shares, shares, T(("b", "s"), "i64"))).result
         call = b.insert(qc.TorchCallOp(REGION, [best, grouped], [T((1,), "f32"), T((2,), "f32")], ["b*s", 4]))
         moved = b.insert(qc.CopyOp(image, source="cpu", target="sim:0")).result
         b.insert(qc.StateUpdateOp("kv", state))

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from qcompiler.config import parse_format, resolve_format
 from qcompiler.kernels import layouts
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import GATES, Access, DType, KernelSpec, Operand, RecurrentKernel
+from qcompiler.plan.kernel import Access, DType, KernelSpec, Operand
+from qcompiler.plan.kinds.recurrent import GATES, RecurrentKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from qcompiler.plan.kernel import AttentionKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 TOLERANCE = {"f32": 2e-6, "bf16": 1.2e-2, "f16": 1.5e-3}

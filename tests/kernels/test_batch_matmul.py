@@ -13,7 +13,8 @@ import pytest
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.dims import Dim, contiguous_strides
-from qcompiler.plan.kernel import Access, BatchMatmulKernel, DType, KernelSpec, Operand
+from qcompiler.plan.kernel import Access, DType, KernelSpec, Operand
+from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}

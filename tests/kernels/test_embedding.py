@@ -14,7 +14,8 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
-from qcompiler.plan.kernel import DType, EmbeddingKernel, FormatRef, KernelSpec, Operand
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}

@@ -15,16 +15,10 @@ from qcompiler.errors import KernelSelectionError, PlanError
 from qcompiler.kernels.cpu import entry
 from qcompiler.kernels.cpu.emit import emit_kernel, emit_program, scratch_bytes
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel import (
-    AffineAccess,
-    GatherKernel,
-    KernelSpec,
-    LoopKernel,
-    NormKernel,
-    Operand,
-    ScalarOp,
-    ScalarProgram,
-)
+from qcompiler.plan.kernel import KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
+from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.plan import (
     Arena,
     Buffer,

@@ -23,7 +23,9 @@ from qcompiler.formats.packing import Trits
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.weights import panel_weight
 from qcompiler.kernels.layouts.stored import StoredEntries
-from qcompiler.plan.kernel import DType, EmbeddingKernel, FormatRef, KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.linear import LinearKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}

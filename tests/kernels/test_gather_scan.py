@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.plan.kernel import DType, GatherKernel, IndexUpdateKernel, KernelSpec, Operand, ScanKernel
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
+from qcompiler.plan.kinds.scan import ScanKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 O, L, C, I = 3, 11, 7, 29  # outer, length, count, inner  # noqa: E741

@@ -19,7 +19,8 @@ from qcompiler.config import parse_format, resolve_format
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
-from qcompiler.plan.kernel import DType, GroupedLinearKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}

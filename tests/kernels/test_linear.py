@@ -19,7 +19,8 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.kernels.cpu.linear import scratch_bytes
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.linear import LinearKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}

@@ -17,7 +17,9 @@ from qcompiler.formats import int8_rows, integer_product
 from qcompiler.formats.integer_product import IntegerProduct
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand, QuantizeRowsKernel
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, K, the result's type

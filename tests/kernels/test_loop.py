@@ -13,7 +13,8 @@ import pytest
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu.emit import emit_kernel
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import DType, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 

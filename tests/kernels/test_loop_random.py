@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import AffineAccess, DType, KernelSpec, LoopKernel, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import DType, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 COUNT = 60

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.plan.kernel import KernelSpec, NormKernel, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Build = Callable[..., Any]

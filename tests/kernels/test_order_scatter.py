@@ -10,15 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qcompiler.plan.kernel import (
-    ArgmaxKernel,
-    DType,
-    KernelSpec,
-    Operand,
-    OrderKernel,
-    ScanKernel,
-    ScatterKernel,
-)
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.argmax import ArgmaxKernel
+from qcompiler.plan.kinds.order import OrderKernel
+from qcompiler.plan.kinds.scan import ScanKernel
+from qcompiler.plan.kinds.scatter import ScatterKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 O, L, C, I = 3, 37, 23, 19  # outer, length, count, inner  # noqa: E741

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.plan.kernel import KernelSpec, Operand, SoftmaxKernel
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 ROWS = 23

@@ -21,12 +21,15 @@ from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.kernels.scalar import FLOATS as ALL_FLOATS
 from qcompiler.kernels.select import FLOATS
-from qcompiler.passes.select_kernels import TEMPLATES
-from qcompiler.plan import kernel
-from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, LinearKernel, Operand, ScalarOp, ScalarProgram, Window
+from qcompiler.passes.lowering.kinds import TEMPLATES
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds import KINDS
+from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.loop import AffineAccess
+from qcompiler.plan.kinds.recurrent import GATES
 
 DTYPES: tuple[DType, ...] = get_args(DType)
-BODIES: dict[str, Any] = {str(each.__struct_config__.tag): each for each in get_args(kernel.KernelBody)}
+BODIES: dict[str, Any] = dict(KINDS)
 ARCHS = ("sm_75", "sm_90a")
 """bf16 on CUDA cores and on tensor cores; tests/cuda compiles for all architectures."""
 
@@ -140,7 +143,7 @@ def quantized_rows() -> Iterator[KernelSpec]:
 def recurrents() -> Iterator[KernelSpec]:
     def operands(choice: dict[str, Any], w: Operand, x: DType, state: DType, cell: DType) -> list[Operand]:
         rows, width = int(w.shape[0]), int(w.shape[1])
-        hidden, lstm, made = rows // kernel.GATES[choice["kind"]], choice["kind"] == "lstm", []
+        hidden, lstm, made = rows // GATES[choice["kind"]], choice["kind"] == "lstm", []
         made += [plain("projection", w.dtype, (width, hidden))] * choice["projects"]
         made += [plain("bias", x, (rows,))] * choice["has_bias"] + [plain("start", state, (3, width))]
         made += [plain("cell_start", cell, (3, hidden))] * lstm + [plain("out", state, (2, 3, width), "w")]
@@ -149,7 +152,7 @@ def recurrents() -> Iterator[KernelSpec]:
 
     for choice in options(BODIES["recurrent"]):
         hidden = 300 if choice["projects"] else 256
-        rows = kernel.GATES[choice["kind"]] * hidden
+        rows = GATES[choice["kind"]] * hidden
         every = choice["has_bias"] and (choice["projects"] or not choice["reverse"])
         sizes = {"steps": 2, "batch": 3, "hidden": hidden, "width": 256}
         for dtype in FLOATS:
@@ -269,6 +272,12 @@ def argmaxes() -> Iterator[KernelSpec]:
         yield make("argmax", ends, outer=3, length=9, inner=4)
 
 
+def top_ps() -> Iterator[KernelSpec]:
+    for dtype, share, step in itertools.product(DTYPES, ("f32", "bf16"), (1, 2)):
+        ends = [plain("x", dtype, (3, 9), last=step), plain("top", "f32", (3,)), plain("draw", share, (3,), last=step)]
+        yield make("top_p", [*ends, plain("out", "i64", (3,), "w")], rows=3, cols=9)
+
+
 def loops() -> Iterator[KernelSpec]:
     """A sum of two operands, in every element type: side by side, transposed, folded along either loop; every op."""
     forms = {
@@ -284,7 +293,7 @@ def loops() -> Iterator[KernelSpec]:
         operands = [plain("x", dtype, (7 * 96,)), plain("y", dtype, (7 if reduces else 7 * 96,), "w")]
         yield make(
             "loop", operands, extents=(7, 96), iterators=("parallel", kind), body=program, init=(zero,) * reduces,
-            accesses=tuple(kernel.AffineAccess(offset=0, coefficients=c) for c in (read, written)),
+            accesses=tuple(AffineAccess(offset=0, coefficients=c) for c in (read, written)),
         )  # fmt: skip
 
 
@@ -292,7 +301,7 @@ SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
     "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
     "loop": loops, "norm": norms, "order": orders, "quantize_rows": quantized_rows, "recurrent": recurrents,
-    "scan": scans, "scatter": scatters, "softmax": softmaxes,
+    "scan": scans, "scatter": scatters, "softmax": softmaxes, "top_p": top_ps,
 }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.plan.kernel import KernelSpec, LinearKernel, Operand, Window
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel, Window
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}

@@ -16,9 +16,11 @@ from qcompiler.ir.types import QTensorType, tensor
 from qcompiler.passes.assign_devices import AssignDevicesPass
 from qcompiler.passes.emit_kernels import kernel_specs
 from qcompiler.passes.lower_to_rt import LowerToRtPass
+from qcompiler.passes.lowering.kinds import TEMPLATES
 from qcompiler.passes.pack_weights import PackWeightsPass, unpack
-from qcompiler.passes.select_kernels import TEMPLATES, SelectKernelsPass
-from qcompiler.plan.kernel import LinearKernel, LoopKernel
+from qcompiler.passes.select_kernels import SelectKernelsPass
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.loop import LoopKernel
 from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 
 LOWER = (AssignDevicesPass, SelectKernelsPass, PackWeightsPass, LowerToRtPass)

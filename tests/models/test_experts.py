@@ -10,7 +10,7 @@ import torch
 from by_path import load
 
 import qcompiler as qc
-from qcompiler.plan.kernel import GroupedLinearKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
 transformers = pytest.importorskip("transformers")
 

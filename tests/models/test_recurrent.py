@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import qcompiler as qc
-from qcompiler.plan.kernel import RecurrentKernel
+from qcompiler.plan.kinds.recurrent import RecurrentKernel
 from qcompiler.runtime.backends import registry
 
 DEVICES = ["cpu", "sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]

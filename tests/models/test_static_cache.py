@@ -14,7 +14,7 @@ from torch import nn
 import qcompiler as qc
 from qcompiler.errors import ExportError
 from qcompiler.inspect.checks import copied_bytes
-from qcompiler.plan.kernel import AttentionKernel
+from qcompiler.plan.kinds.attention import AttentionKernel
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qcompiler.plan.kernel import Access, KernelSpec, LoopKernel, Operand, ScalarProgram
+from qcompiler.plan.kernel import Access, KernelSpec, Operand, ScalarProgram
+from qcompiler.plan.kinds.loop import LoopKernel
 from qcompiler.plan.plan import (
     Arena,
     ArenaKind,

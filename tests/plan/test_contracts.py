@@ -3,63 +3,25 @@
 from __future__ import annotations
 
 import re
-import typing
 
 import msgspec
 import pytest
 
 from qcompiler.errors import DimError, PlanError
-from qcompiler.kernels.contract import require_declared
-from qcompiler.kernels.cpu.emit import TEMPLATES as CPU
 from qcompiler.kernels.cpu.emit import emit_kernel as emit_cpu
-from qcompiler.kernels.cuda.emit import TEMPLATES as CUDA
 from qcompiler.kernels.cuda.emit import emit_kernel as emit_cuda
-from qcompiler.kernels.numbered import NOT_SIZES
 from qcompiler.kernels.scalar import SCALAR_TABLE
-from qcompiler.plan.contracts import check_sizes, declared_kinds, injective
+from qcompiler.plan.contracts import check_sizes, injective
 from qcompiler.plan.dims import Dim, contiguous_strides, parse
-from qcompiler.plan.kernel import (
-    AttentionKernel,
-    KernelBody,
-    KernelSpec,
-    LinearKernel,
-    LoopKernel,
-    Operand,
-    ScalarOp,
-    ScalarProgram,
-)
+from qcompiler.plan.kernel import KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.scalar_types import RULES, check_program
 from qcompiler.plan.sizes import LARGEST, check_extent, magnitude
 
 
-def test_every_kind_of_kernel_and_every_template_has_a_contract():
-    kinds = set(typing.get_args(KernelBody))
-    assert declared_kinds() | {LoopKernel} == kinds
-    assert {str(kind.__struct_config__.tag) for kind in kinds} == set(CPU) == set(CUDA)
-    with pytest.raises(AssertionError, match="'novel'"):
-        require_declared(("loop", "novel"))
-
-
 def test_the_ops_of_bodies_are_those_that_are_printed():
     assert set(RULES) == set(SCALAR_TABLE)
-
-
-def test_every_field_of_a_body_that_holds_text_is_a_size_or_a_word():
-    """`numbered` renames the symbols in all others."""
-    for kind in typing.get_args(KernelBody):
-        for name, hint in typing.get_type_hints(kind).items():
-            words = any(part is not str and typing.get_origin(part) is typing.Literal for part in _parts(hint))
-            text = str in _parts(hint)
-            assert not (words and name not in NOT_SIZES), f"{kind.__name__}.{name}"
-            assert not (text and name not in NOT_SIZES and not _is_size(hint)), f"{kind.__name__}.{name}"
-
-
-def _parts(hint: object) -> set[object]:
-    return {hint, *(each for arg in typing.get_args(hint) for each in _parts(arg))}
-
-
-def _is_size(hint: object) -> bool:
-    return {int, str} <= _parts(hint)
 
 
 RANGES = {"b": (0, 8), "s": (1, 64)}

@@ -16,16 +16,9 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.kernels import layouts
-from qcompiler.plan.kernel import (
-    AffineAccess,
-    FormatRef,
-    KernelSpec,
-    LinearKernel,
-    LoopKernel,
-    Operand,
-    ScalarOp,
-    ScalarProgram,
-)
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.plan import (
     Arena,
     Buffer,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import IndexOutOfRangeError
-from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
 from qcompiler.plan.plan import (
     Arena,
     Buffer,

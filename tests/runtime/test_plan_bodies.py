@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from qcompiler.errors import PlanError
-from qcompiler.plan.kernel import AttentionKernel, GroupedLinearKernel, KernelSpec, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.loaded import check_image
 from qcompiler.runtime.plan_bodies import check_bodies

@@ -18,7 +18,8 @@ from by_path import load
 from qcompiler import formats
 from qcompiler.kernels import layouts
 from qcompiler.kernels.layouts.base import views
-from qcompiler.plan.kernel import FormatRef, KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i8": np.int8, "u8": np.uint8}

@@ -20,16 +20,9 @@ from qcompiler.formats.base import Bytes
 from qcompiler.frontends.weights.safetensors_files import read_tensors
 from qcompiler.kernels import layouts
 from qcompiler.kernels.layouts.base import views
-from qcompiler.plan.kernel import (
-    AffineAccess,
-    EmbeddingKernel,
-    FormatRef,
-    KernelSpec,
-    LoopKernel,
-    Operand,
-    ScalarOp,
-    ScalarProgram,
-)
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.plan import (
     Arena,
     Buffer,

@@ -19,7 +19,9 @@ from qcompiler.ir.module import set_path
 from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.geometry import MAX_EXTENT
 from qcompiler.passes.select_kernels import SelectKernelsPass
-from qcompiler.plan.kernel import EmbeddingKernel, KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.weights import NoBytes, StoredTensor, WeightStore
 
 BORDER = 1 << 31

@@ -18,17 +18,11 @@ from qcompiler import formats
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.layouts.base import views
-from qcompiler.plan.kernel import (
-    AffineAccess,
-    EmbeddingKernel,
-    FormatRef,
-    GatherKernel,
-    IndexUpdateKernel,
-    KernelSpec,
-    LoopKernel,
-    Operand,
-    ScalarProgram,
-)
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarProgram
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 
 ROWS, COLS = 34_000_000, 64
 """2.2e9 elements: beyond the positive 32-bit integers."""

@@ -14,15 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from qcompiler.plan.kernel import (
-    AffineAccess,
-    EmbeddingKernel,
-    KernelSpec,
-    LoopKernel,
-    Operand,
-    ScalarOp,
-    ScalarProgram,
-)
+from qcompiler.plan.kernel import KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.plan import DeviceSlot, Plan
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Backend, Memory, Stream

@@ -24,7 +24,7 @@ import qcompiler as qc
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError, MissingDependencyError
 from qcompiler.kernels import select
-from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda import emit, signature
 from qcompiler.runtime.backends.sim import SimBackend
 from qcompiler.runtime.nvrtc import compile_cubin
 
@@ -77,7 +77,7 @@ def merge_through(matmul: Callable[[np.ndarray, np.ndarray], np.ndarray], weight
 
 def igemmlt_of(arch: str) -> Callable[[np.ndarray, Any], np.ndarray]:
     def igemmlt(x: np.ndarray, weight: Any) -> np.ndarray:
-        if emit.arch_number(arch) < 75:
+        if signature.arch_number(arch) < 75:
             raise RuntimeError("igemmlt not available (probably built with NO_CUBLASLT)")
         return x @ weight.format.decode(weight).T
 
@@ -177,7 +177,7 @@ def without_values(target: str, dtype: torch.dtype) -> qc.Program:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", emit.ARCHS)
+@pytest.mark.parametrize("target", signature.ARCHS)
 def test_int8_weights_and_activations_compile_for_every_architecture(target: str) -> None:
     """By NVRTC, where the one for the architecture is installed: CUDA 12's for sm_70, CUDA 13's for all others."""
     _, program = compiled(target)
@@ -192,7 +192,7 @@ def test_without_a_candidate_that_fits_nothing_is_compiled_and_nothing_has_run(m
     """Selection with the one kernel of the story: the refusal names it, what it needs, and the place in the model."""
 
     def needs_sm_75(query: Any, isa: str) -> str | None:
-        return None if emit.arch_number(isa) >= 75 else f"int8 tensor cores: sm_75, this is {isa}"
+        return None if signature.arch_number(isa) >= 75 else f"int8 tensor cores: sm_75, this is {isa}"
 
     only = (select.Candidate("linear.igemmlt", "large", (1, None), needs_sm_75),)
     monkeypatch.setitem(select.LINEAR, "cuda", (only, "cuda_t16_v1"))

@@ -30,7 +30,10 @@ from qcompiler.inspect.checks import copied_bytes, recomputed_per_call
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.geometry import Geometry
-from qcompiler.plan.kernel import AttentionKernel, EmbeddingKernel, FormatRef, KernelSpec, LinearKernel, Operand
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.plan import DeviceSlot, Launch, Plan
 from qcompiler.runtime import reset_simulated_gpu
 from qcompiler.runtime.backends import registry

@@ -25,7 +25,7 @@ from torch import nn
 import qcompiler as qc
 from qcompiler import formats
 from qcompiler.errors import SimulationError
-from qcompiler.plan.kernel import LinearKernel
+from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.runtime.backends.sim import SimBackend
 from qcompiler.runtime.sim.device import machine
 

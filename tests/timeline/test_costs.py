@@ -18,8 +18,11 @@ from qcompiler.kernels.cost import (
     launch_cost,
     stored_bytes,
 )
-from qcompiler.kernels.cuda.emit import ARCHS
-from qcompiler.plan.kernel import EmbeddingKernel, FormatRef, GroupedLinearKernel, KernelSpec, LinearKernel, Operand
+from qcompiler.kernels.cuda.signature import ARCHS
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.linear import LinearKernel
 
 H100 = device_cost("sm_90a")
 

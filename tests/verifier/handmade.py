@@ -14,15 +14,8 @@ import msgspec
 import numpy as np
 
 from qcompiler.plan.dims import Dim, contiguous_strides, product
-from qcompiler.plan.kernel import (
-    ITEMSIZE,
-    AffineAccess,
-    KernelSpec,
-    LoopKernel,
-    Operand,
-    ScalarOp,
-    ScalarProgram,
-)
+from qcompiler.plan.kernel import ITEMSIZE, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.plan import (
     Arena,
     Buffer,

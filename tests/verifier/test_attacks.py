@@ -24,17 +24,14 @@ import qcompiler as qc
 from qcompiler import formats
 from qcompiler.errors import CompileFailedError, QCompilerError, RuntimeFailure, ScheduleError
 from qcompiler.kernels import layouts
-from qcompiler.plan.kernel import (
-    ArgmaxKernel,
-    AttentionKernel,
-    FormatRef,
-    GatherKernel,
-    IndexUpdateKernel,
-    KernelSpec,
-    LinearKernel,
-    OrderKernel,
-    ScatterKernel,
-)
+from qcompiler.plan.kernel import FormatRef, KernelSpec
+from qcompiler.plan.kinds.argmax import ArgmaxKernel
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.order import OrderKernel
+from qcompiler.plan.kinds.scatter import ScatterKernel
 from qcompiler.plan.plan import Arena, Buffer, Copy, Launch, Plan, Select, TensorSig, View
 from qcompiler.plan.verify import verify_plan
 from qcompiler.plan.weights import StoredTensor

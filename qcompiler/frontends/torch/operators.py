@@ -23,7 +23,7 @@ from qcompiler.frontends.torch.aten.table import BUILDERS
 from qcompiler.frontends.torch.capture.decompose import ALSO
 from qcompiler.ir import qc
 from qcompiler.kernels.select import FLOATS, templates
-from qcompiler.passes.select_kernels import FLOAT_ONLY, TEMPLATES
+from qcompiler.passes.lowering.kinds import FLOAT_ONLY, TEMPLATES
 
 _FAMILIES = {builder.__module__ for builder in BUILDERS.values()}
 _LOOPS = {"pointwise", "unary", "fold", "reduce", "iota", "full", "generic", "fill", "cast", "reduce_windows"}

@@ -31,7 +31,7 @@ from qcompiler.ir import qc, types
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import tensor_dtype
 from qcompiler.kernels.select import FLOATS, templates
-from qcompiler.passes.select_kernels import FLOAT_ONLY, TEMPLATES
+from qcompiler.passes.lowering.kinds import FLOAT_ONLY, TEMPLATES
 from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 
 PLACES = 8

@@ -221,32 +221,9 @@ INTS = [*range(-3, 6), 7, 8, 16, 99, 1000, -1000, 65537]
 INTS += [2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63)]
 FLOATS = (0.0, -0.0, -1.0, 0.5, 1e-45, 1e-7, 1e7, 3e38, -3e38, 1e300, float("inf"), float("-inf"), float("nan"))
 WORDS = [
-    "mean",
-    "sum",
-    "none",
-    "reflect",
-    "constant",
-    "circular",
-    "replicate",
-    "linear",
-    "nearest",
-    "amax",
-    "prod",
-    "xx",
-    "tanh",
-    "ortho",
-    "fro",
-    "nuc",
-    "floor",
-    "trunc",
-    "higher",
-    "L",
-    "left",
-    "right",
-    "full",
-    "gelsd",
-    "A",
-]
+    "mean", "sum", "none", "reflect", "constant", "circular", "replicate", "linear", "nearest", "amax", "prod", "xx",
+    "tanh", "ortho", "fro", "nuc", "floor", "trunc", "higher", "L", "left", "right", "full", "gelsd", "A",
+]  # fmt: skip
 
 
 class Changer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphfuzz.builder import Builder
-from qcompiler.passes.select_kernels import TEMPLATES
+from qcompiler.passes.lowering.kinds import TEMPLATES
 
 Rule = Callable[[Builder], None]
 

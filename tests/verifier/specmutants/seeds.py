@@ -12,29 +12,23 @@ from handmade import ONE, Maker, loop, op, operand, replace, view_of
 from qcompiler import formats
 from qcompiler.formats import int8_rows
 from qcompiler.kernels import layouts
-from qcompiler.plan.kernel import (
-    ArgmaxKernel,
-    AttentionKernel,
-    BatchMatmulKernel,
-    EmbeddingKernel,
-    FormatRef,
-    GatherKernel,
-    GroupedLinearKernel,
-    IndexUpdateKernel,
-    KernelBody,
-    KernelSpec,
-    LinearKernel,
-    NormKernel,
-    Operand,
-    OrderKernel,
-    QuantizeRowsKernel,
-    RecurrentKernel,
-    ScalarProgram,
-    ScanKernel,
-    ScatterKernel,
-    SoftmaxKernel,
-    Window,
-)
+from qcompiler.plan.kernel import FormatRef, KernelBody, KernelSpec, Operand, ScalarProgram
+from qcompiler.plan.kinds.argmax import ArgmaxKernel
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel
+from qcompiler.plan.kinds.embedding import EmbeddingKernel
+from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.index_update import IndexUpdateKernel
+from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.norm import NormKernel
+from qcompiler.plan.kinds.order import OrderKernel
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+from qcompiler.plan.kinds.recurrent import RecurrentKernel
+from qcompiler.plan.kinds.scan import ScanKernel
+from qcompiler.plan.kinds.scatter import ScatterKernel
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
+from qcompiler.plan.kinds.top_p import TopPKernel
 from qcompiler.plan.plan import Copy, Launch, Select, SelectCase, View
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime.image import ProgramImage
@@ -312,6 +306,12 @@ def argmax(kind: str) -> ProgramImage:
     return Maker({"s": S}, kind).kernel(spec("argmax", body, operands, "s")).image(ARCHS[kind])
 
 
+def top_p(kind: str) -> ProgramImage:
+    shares = [operand(name, ("b",), dtype="f32") for name in ("top", "draw")]
+    operands = (operand("x", ("b", 24)), *shares, operand("out", ("b",), "w", "i64"))
+    return Maker({"b": B}, kind).kernel(spec("top_p", TopPKernel(rows="b", cols=24), operands, "b")).image(ARCHS[kind])
+
+
 def whole(kind: str) -> ProgramImage:
     """A select of two linears, a table made by init, a state that counts, a copy, and activations that share bytes."""
     maker = Maker({"b": (1, 12)}, kind)
@@ -352,7 +352,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_plain, convolution,
         linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm, softmax, embedding,
-        embedding_plain, gather, gather_along, index_update, scatter, scan, top_k, argmax, whole,
+        embedding_plain, gather, gather_along, index_update, scatter, scan, top_k, argmax, top_p, whole,
     )
 }  # fmt: skip
 

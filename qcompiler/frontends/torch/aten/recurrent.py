@@ -29,7 +29,7 @@ from qcompiler.frontends.torch.aten.scope import Scope
 from qcompiler.frontends.torch.common.origins import line_of_frame
 from qcompiler.frontends.torch.common.values import dtype_name
 from qcompiler.ir import qc, types
-from qcompiler.plan.kernel import GATES
+from qcompiler.plan.kinds.recurrent import GATES
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

@@ -28,7 +28,7 @@ from qcompiler.frontends.torch.common.values import DTYPES, dtype_name
 from qcompiler.ir import qc, types
 from qcompiler.ir.types import tensor_dtype
 from qcompiler.kernels.select import FLOATS
-from qcompiler.passes.select_kernels import FLOAT_ONLY
+from qcompiler.passes.lowering.kinds import FLOAT_ONLY
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.torch_regions import COND, TORCH_DTYPES, TorchOp, TorchRegion, operators
 

@@ -1,0 +1,64 @@
+"""qc.attention."""
+
+from __future__ import annotations
+
+from qcompiler.ir import qc
+from qcompiler.ir.context import QCContext
+from qcompiler.ir.module import path_of
+from qcompiler.ir.types import shape_of, tensor, tensor_dtype
+from qcompiler.kernels.cuda import attention as cuda
+from qcompiler.kernels.cuda import engines
+from qcompiler.passes.devices.engine_report import report_engines
+from qcompiler.passes.lowering import views
+from qcompiler.passes.lowering.drafts import Draft, Places, unit_last
+from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, named
+from qcompiler.plan.kinds.attention import AttentionKernel
+
+
+def select(op: qc.AttentionOp, ranges: Ranges, context: QCContext) -> None:
+    if context.target.kind != "cuda":
+        return
+    q, v = shape_of(op.q.type), shape_of(op.v.type)
+    types = (tensor_dtype(op.q.type), tensor_dtype(op.k.type), tensor_dtype(op.v.type))
+    facts = {"attention": engines.attention_facts(types, q[2], int(q[3]), int(v[3]))}
+    report_engines(op, context, cuda.ENGINES, facts)
+
+
+def draft(op: qc.AttentionOp, places: Places) -> Draft:
+    result = Draft("attention", path_of(op))
+    q, k, v = (result.add(name, "r", unit_last(x, op, places)) for name, x in (("q", op.q), ("k", op.k), ("v", op.v)))
+    mask = None
+    if op.mask is not None:
+        view, full = places.view(op.mask), (*shape_of(op.q.type)[:3], shape_of(op.k.type)[2])
+        mask = result.add("mask", "r", views.spread(view, full))
+    last = None
+    if op.last is not None:
+        rows = (shape_of(op.q.type)[0], shape_of(op.q.type)[2])
+        last = result.add("last", "r", views.spread(places.view(op.last), rows))
+    out = places.result(op.result, shape_of(op.result.type))
+    result.add("out", "w", out)
+    result.body.add_op(op.rebuilt(q, k, v, mask, last, tensor(out.shape, out.dtype)))
+    return result
+
+
+def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel:
+    q, k, v = (named(operands, name) for name in "qkv")
+    masks = [operand.dtype for operand in operands if operand.name == "mask"]
+    return AttentionKernel(
+        batch=q.shape[0],
+        heads=int(q.shape[1]),
+        kv_heads=int(k.shape[1]),
+        q_len=q.shape[2],
+        kv_len=k.shape[2],
+        head_dim=int(q.shape[3]),
+        value_dim=int(v.shape[3]),
+        scale=op.scale.value.data,
+        causal=op.causal is not None,
+        mask="none" if not masks else "bool" if masks[0] == "i1" else "float",
+        window=op.keys_back,
+        softcap=op.cap,
+        last=op.last is not None,
+    )
+
+
+LOWERING = Lowering(AttentionKernel, (qc.AttentionOp,), draft, body, only_floats=True, select=select)

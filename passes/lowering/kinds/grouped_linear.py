@@ -1,0 +1,69 @@
+"""qc.grouped_linear."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import StringAttr
+
+from qcompiler.ir import qc
+from qcompiler.ir.context import QCContext
+from qcompiler.ir.module import path_of
+from qcompiler.ir.types import shape_of, tensor, tensor_dtype
+from qcompiler.kernels.cuda import grouped_linear as cuda
+from qcompiler.kernels.select import LINEAR
+from qcompiler.passes.devices.engine_report import engine_weight, report_engines
+from qcompiler.passes.lowering import views
+from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, unit_last, vector_of
+from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
+from qcompiler.passes.pack_weights import WANTED_LAYOUT
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+
+
+def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
+    """One kernel serves any number of pairs; constant weights lie as linears want theirs."""
+    n, k = shape_of(op.w.type)
+    if is_stored(op.w, context):
+        op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
+    experts = op.experts.value.data
+    what = f"grouped_linear: {experts} experts of {int(n) // experts}x{k}, {op.repeat.value.data} pairs per row"
+    context.report.add("select-kernels", path_of(op), what, "")
+    if context.target.kind == "cuda":
+        weight = engine_weight(op.w.type, in_tiles=is_stored(op.w, context))
+        kernel = GroupedLinearKernel(
+            rows=shape_of(op.x.type)[0],
+            repeat=op.repeat.value.data,
+            experts=experts,
+            n=weight.rows // experts,
+            k=weight.cols,
+        )
+        facts = {"grouped_linear": cuda.facts_of(tensor_dtype(op.x.type), weight, kernel)}
+        report_engines(op, context, cuda.ENGINES, facts)
+
+
+def draft(op: qc.GroupedLinearOp, places: Places) -> Draft:
+    weight, experts = places.view(op.w), op.experts.value.data
+    kind = weight.format.name if weight.format else weight.dtype
+    result = Draft(f"grouped_linear_{kind}_{experts}x{int(weight.shape[0]) // experts}x{weight.shape[1]}", path_of(op))
+    x = result.add("x", "r", matrix_of(op.x, op, places))
+    w = result.add("w", "r", weight if weight.layout else unit_last(op.w, op, places))
+    index = result.add("index", "r", vector_of(op.index, op, places))
+    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    assert out is not None
+    result.add("out", "w", out)
+    type_, repeat = tensor(out.shape, out.dtype), op.repeat.value.data
+    result.body.add_op(qc.GroupedLinearOp(x, w, index, type_, experts=experts, repeat=repeat))
+    return result
+
+
+def body(op: qc.GroupedLinearOp, operands: Operands, serves: str) -> GroupedLinearKernel:
+    x, w = named(operands, "x"), named(operands, "w")
+    experts = op.experts.value.data
+    return GroupedLinearKernel(
+        rows=x.shape[0],
+        repeat=op.repeat.value.data,
+        experts=experts,
+        n=int(w.shape[0]) // experts,
+        k=int(w.shape[1]),
+    )
+
+
+LOWERING = Lowering(GroupedLinearKernel, (qc.GroupedLinearOp,), draft, body, only_floats=True, select=select)

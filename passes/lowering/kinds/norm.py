@@ -1,0 +1,44 @@
+"""qc.layer_norm and qc.rms_norm."""
+
+from __future__ import annotations
+
+from qcompiler.ir import qc
+from qcompiler.ir.module import path_of
+from qcompiler.ir.types import shape_of, tensor
+from qcompiler.passes.lowering import views
+from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, vector_of
+from qcompiler.passes.lowering.rule import Lowering, Operands, named
+from qcompiler.plan.kinds.norm import NormKernel
+
+
+def draft(op: qc.LayerNormOp | qc.RmsNormOp, places: Places) -> Draft:
+    result = Draft("layer_norm" if isinstance(op, qc.LayerNormOp) else "rms_norm", path_of(op))
+    x = result.add("x", "r", matrix_of(op.x, op, places))
+    weight = result.add("weight", "r", vector_of(op.weight, op, places)) if op.weight is not None else None
+    bias = None
+    if isinstance(op, qc.LayerNormOp) and op.bias is not None:
+        bias = result.add("bias", "r", vector_of(op.bias, op, places))
+    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    assert out is not None
+    result.add("out", "w", out)
+    type_, eps = tensor(out.shape, out.dtype), op.eps.value.data
+    if isinstance(op, qc.LayerNormOp):
+        result.body.add_op(qc.LayerNormOp(x, weight, bias, type_, eps=eps))
+    else:
+        result.body.add_op(qc.RmsNormOp(x, weight, type_, eps=eps))
+    return result
+
+
+def body(op: qc.LayerNormOp | qc.RmsNormOp, operands: Operands, serves: str) -> NormKernel:
+    x = named(operands, "x")
+    return NormKernel(
+        kind="layer" if isinstance(op, qc.LayerNormOp) else "rms",
+        rows=x.shape[0],
+        cols=int(x.shape[1]),
+        eps=op.eps.value.data,
+        has_weight=op.weight is not None,
+        has_bias=isinstance(op, qc.LayerNormOp) and op.bias is not None,
+    )
+
+
+LOWERING = Lowering(NormKernel, (qc.LayerNormOp, qc.RmsNormOp), draft, body, only_floats=True)

@@ -1,0 +1,38 @@
+"""qc.quantize_rows."""
+
+from __future__ import annotations
+
+from xdsl.builder import Builder
+from xdsl.rewriter import InsertPoint
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.module import path_of
+from qcompiler.ir.types import shape_of, tensor
+from qcompiler.passes.lowering import views
+from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, vector_of
+from qcompiler.passes.lowering.rule import Lowering, Operands, named
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+
+
+def draft(op: qc.QuantizeRowsOp, places: Places) -> Draft:
+    result = Draft(f"quantize_rows_{op.kind.data}", path_of(op))
+    x = result.add("x", "r", matrix_of(op.x, op, places))
+    columns = None
+    if op.columns is not None:
+        flags = result.add("columns", "r", vector_of(op.columns, op, places))
+        columns = build.reshape(Builder(InsertPoint.at_end(result.body)), flags, (1, shape_of(flags.type)[0]))
+    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    assert out is not None
+    result.add("out", "w", out)
+    type_, value = tensor(out.shape, out.dtype), op.value.value.data
+    result.body.add_op(qc.QuantizeRowsOp(x, columns, type_, kind=op.kind.data, value=value))
+    return result
+
+
+def body(op: qc.QuantizeRowsOp, operands: Operands, serves: str) -> QuantizeRowsKernel:
+    x = named(operands, "x")
+    kind = op.kind.data
+    return QuantizeRowsKernel(rows=x.shape[0], cols=int(x.shape[1]), kind=kind, value=op.value.value.data)  # type: ignore[arg-type]
+
+
+LOWERING = Lowering(QuantizeRowsKernel, (qc.QuantizeRowsOp,), draft, body)

@@ -1,0 +1,67 @@
+"""qc.recurrent: one kernel goes over all steps."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Attribute, SSAValue
+
+from qcompiler.ir import qc
+from qcompiler.ir.context import QCContext
+from qcompiler.ir.module import path_of
+from qcompiler.ir.types import shape_of, tensor
+from qcompiler.kernels.select import LINEAR
+from qcompiler.passes.lowering.drafts import Draft, Places, unit_last
+from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
+from qcompiler.passes.pack_weights import WANTED_LAYOUT
+from qcompiler.plan.kinds.recurrent import RecurrentKernel
+
+
+def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
+    """One kernel goes over all steps; constant weights lie as linears want theirs."""
+    if any(is_stored(op.operands[number], context) for number in op.weights):
+        op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
+    steps, batch, _ = shape_of(op.x.type)
+    what = f"recurrent: {op.kind.data}, {steps} steps of {batch} rows in one kernel, which reads the weight once a step"
+    context.report.add("select-kernels", path_of(op), what, "")
+
+
+def draft(op: qc.RecurrentOp, places: Places) -> Draft:
+    """All operands are read in place where rows lie side by side, so that batch-first layers need no copy."""
+    weight = places.view(op.w)
+    kind = weight.format.name if weight.format else weight.dtype
+    result = Draft(f"{op.kind.data}_{kind}_{weight.shape[0]}x{weight.shape[1]}", path_of(op))
+
+    def read(name: str, value: SSAValue | None, *, stored: bool = False) -> SSAValue | None:
+        if value is None:
+            return None
+        view = places.view(value)
+        return result.add(name, "r", view if stored and view.layout else unit_last(value, op, places))
+
+    x, w = read("x", op.x), read("w", op.w, stored=True)
+    projection, bias = read("projection", op.projection, stored=True), read("bias", op.bias)
+    start, cell_start = read("start", op.start), read("cell_start", op.cell_start)
+    kinds: list[Attribute] = []
+    for name, value in zip(op.result_names, op.results, strict=True):
+        out = places.result(value, shape_of(value.type))
+        result.add(name, "w", out)
+        kinds.append(tensor(out.shape, out.dtype))
+    assert x is not None and w is not None and start is not None
+    result.body.add_op(op.rebuilt(x, w, start, kinds, projection=projection, bias=bias, cell_start=cell_start))
+    return result
+
+
+def body(op: qc.RecurrentOp, operands: Operands, serves: str) -> RecurrentKernel:
+    x, w = named(operands, "x"), named(operands, "w")
+    return RecurrentKernel(
+        kind=op.kind.data,  # type: ignore[arg-type]
+        steps=x.shape[0],
+        batch=x.shape[1],
+        hidden=op.hidden,
+        width=int(w.shape[1]),
+        reverse=op.reverse is not None,
+        projects=op.projection is not None,
+        has_bias=op.bias is not None,
+    )
+
+
+LOWERING = Lowering(RecurrentKernel, (qc.RecurrentOp,), draft, body, only_floats=True, select=select)

@@ -1,0 +1,67 @@
+"""The kinds of kernel, one module each: its record, its contract and what it costs (`plan/kernel_body.py`).
+
+This package is the list.  A kind's name is its module's and its record's tag.  Everything else that belongs to a kind
+is in a module of the same name: `passes/lowering/kinds/<kind>.py`, `kernels/cpu/<kind>.py`, `kernels/cuda/<kind>.py`.
+Tables of kinds are made by `modules_of`, for which a missing part is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from qcompiler.plan.kernel_body import DECLARED, KernelBody
+
+
+def declared(module: ModuleType) -> type[KernelBody]:
+    """The record that a module declares. NotImplementedError names what it misses."""
+    name, where = module.__name__.rpartition(".")[2], module.__name__
+    bodies = [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, KernelBody) and each.__module__ == where
+    ]
+    if len(bodies) != 1:
+        raise NotImplementedError(f"{where} declares one subclass of KernelBody; it has {len(bodies)}")
+    (body,) = bodies
+    tag = body.__struct_config__.tag
+    if tag != name:
+        raise NotImplementedError(f"{where}: the tag of {body.__name__} is {tag!r}; it must be the module's name")
+    missing = [part for part in DECLARED if part not in vars(body)]
+    if missing:
+        raise NotImplementedError(f"{where}: {body.__name__} has no {' and no '.join(missing)}")
+    return body
+
+
+def modules_of(package: str, parts: Sequence[str], target: str = "") -> dict[str, ModuleType]:
+    """The module of each kind in a package, by the kind's name; each has all `parts`.
+
+    A kind that `lacks` the target is left out.  NotImplementedError for any other kind without a module, and for a
+    module without one of the parts.
+    """
+    found: dict[str, ModuleType] = {}
+    for kind, body in KINDS.items():
+        if target in body.lacks:
+            continue
+        where = f"{package}.{kind}"
+        if importlib.util.find_spec(where) is None:
+            way_out = f", or say in {body.__name__}.lacks why {target} has none" if target else ""
+            raise NotImplementedError(f"the kernel kind '{kind}' has no module {where}: write it{way_out}")
+        module = importlib.import_module(where)
+        missing = [part for part in parts if not hasattr(module, part)]
+        if missing:
+            raise NotImplementedError(f"{where} has no {' and no '.join(missing)}")
+        found[kind] = module
+    return found
+
+
+def _collected() -> Mapping[str, type[KernelBody]]:
+    names = sorted(each.name for each in pkgutil.iter_modules(__path__))
+    return {name: declared(importlib.import_module(f"{__name__}.{name}")) for name in names}
+
+
+KINDS: Mapping[str, type[KernelBody]] = _collected()
+"""The record of each kind, by name."""

@@ -1,0 +1,41 @@
+"""embedding: rows of a table, plain or packed, that ids name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel_body import INDICES, Contract, KernelBody, Role, Symbols, once, value_of
+from qcompiler.plan.operands import Operand
+
+
+class EmbeddingKernel(KernelBody, frozen=True, tag="embedding"):
+    """``out[i, :] = decode(table)[ids[i], :]``; operands ids (count), table (rows, cols) plain or packed, out.
+
+    An id outside [0, rows) is an error that the kernel reports through the context; on CUDA it gives a row of NaN.
+    """
+
+    count: Dim
+    rows: int
+    cols: int
+
+    def contract(self, operands: int) -> Contract:
+        return Contract(
+            (
+                Role("ids", (self.count,), dtypes=INDICES),
+                Role("table", (self.rows, self.cols), packed=True),
+                Role("out", (self.count, self.cols), "w", unit=True),
+            ),
+            work=(self.count, self.cols),
+            extents=(self.count,),
+            positive=(self.rows, self.cols),
+        )
+
+    def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
+        return 0
+
+    def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
+        """Of the table the rows that ids name."""
+        if operand.name == "table":
+            return stored * min(value_of(self.count, symbols), self.rows) // max(self.rows, 1)
+        return once(operand, stored)

@@ -1,0 +1,42 @@
+"""index_update: rows along one axis replaced in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, once, volume
+from qcompiler.plan.operands import ITEMSIZE, Operand
+
+
+class IndexUpdateKernel(KernelBody, frozen=True, tag="index_update"):
+    """In place ``x[o, index[i], n] = src[o, i, n]``; operands x (rw; outer, length, inner), index (count), src.
+
+    Indices are in [0, length): others, negative ones included, are reported (on CUDA: they write nothing).
+    """
+
+    outer: Dim
+    length: Dim
+    count: Dim
+    inner: Dim
+
+    def contract(self, operands: int) -> Contract:
+        full = (self.outer, self.count, self.inner)
+        return Contract(
+            (
+                Role("x", (self.outer, self.length, self.inner), "rw", dtypes=ANY),
+                Role("index", (self.count,), dtypes=INDICES),
+                Role("src", full, dtypes=ANY, like="x"),
+            ),
+            work=full,
+            extents=(*full, self.length),
+        )
+
+    def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
+        return 0
+
+    def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
+        """Of x what is replaced."""
+        if operand.access == "rw":
+            return once(operand, volume([self.outer, self.count, self.inner], symbols) * ITEMSIZE[operand.dtype])
+        return once(operand, stored)

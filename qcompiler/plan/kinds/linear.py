@@ -1,0 +1,127 @@
+"""linear: a product with a weight, plain or packed, with bias and epilogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from qcompiler.errors import PlanError
+from qcompiler.formats import int8_rows
+from qcompiler.plan.dims import Dim, product
+from qcompiler.plan.kernel_body import (
+    ANY,
+    COUNTED_IN_32_BITS,
+    FLOATS,
+    ROW_ALIGNMENT,
+    Contract,
+    KernelBody,
+    Role,
+    Symbols,
+    same_dims,
+    value_of,
+)
+from qcompiler.plan.operands import Operand, ScalarProgram, Strict
+from qcompiler.plan.scalar_types import check_program
+
+
+class Window(Strict, frozen=True):
+    """How a linear reads the windows of an image (batch, height, width, channels): the product of a convolution.
+
+    Row m is the window (b, i, j), m = (b * size[0] + i) * size[1] + j; column k is the tap (y, x) and the channel c,
+    k = (y * kernel[1] + x) * channels + c.  There lies image[b, i * strides[0] + y * dilation[0] - padding[0],
+    j * strides[1] + x * dilation[1] - padding[1], c], or zero where that is outside of the image.
+    """
+
+    image: tuple[Dim, Dim, Dim, int]
+    size: tuple[Dim, Dim]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+class LinearKernel(KernelBody, frozen=True, tag="linear"):
+    """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, fp32 accumulation.
+
+    Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
+    broadcasts), out (m, n).  x has unit stride along k and out unit stride along n.  Decoded weights are rounded to the
+    packed operand's dtype before use.  The first epilogue input is the fp32 accumulator (bias added); the rest are the
+    extras.  `m_class` is the range of M the kernel is built for.  With a `window`, x is an image and the rows are its
+    windows.  With `codes`, x are rows of int8 (m, row_bytes(k)) and codes are multiplied as integers, in the order and
+    with the bits of qcompiler/formats/integer_product.py.
+    """
+
+    m: Dim
+    n: int
+    k: int
+    m_class: Literal["1", "2-8", "9-64", "large"]
+    has_bias: bool
+    epilogue: ScalarProgram | None = None
+    window: Window | None = None
+    codes: bool = False
+
+    def contract(self, operands: int) -> Contract:
+        extras = operands - 3 - self.has_bias
+        wanted = 0 if self.epilogue is None else len(self.epilogue.inputs) - 1
+        if extras != wanted:
+            raise PlanError(
+                f"a linear kernel has {operands} operands, which do not fit its bias and epilogue: it takes {wanted} "
+                f"extra inputs, {extras} are given"
+            )
+        if self.codes and self.window is not None:
+            raise PlanError("a linear kernel reads windows and rows of int8, which exclude each other")
+        x = Role("x", (self.m, self.k), unit=True)
+        if self.window is not None:
+            x = Role("x", self._image(self.window), unit=True)
+        if self.codes:
+            x = Role("x", (self.m, int8_rows.row_bytes(self.k)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
+        return Contract(
+            (
+                x,
+                Role("w", (self.n, self.k), packed=True),
+                *([Role("bias", (self.n,), unit=True)] if self.has_bias else []),
+                *(Role(f"extra{i}", (self.m, self.n), dtypes=ANY) for i in range(extras)),
+                Role("out", (self.m, self.n), "w", unit=True),
+            ),
+            work=(self.m, self.n, self.k),
+            positive=(self.n, *((self.k,) if self.codes or self.window is not None else ())),
+            extents=(self.m, self.k, *((*self.window.image, *self.window.size) if self.window is not None else ())),
+        )
+
+    def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
+        return 2 * value_of(self.m, symbols) * self.n * self.k
+
+    def _image(self, window: Window) -> tuple[Dim, ...]:
+        """The image whose windows are the rows; kernels test every tap against its height and width."""
+        batch, _, _, channels = window.image
+        numbers = (*window.kernel, *window.strides, *window.dilation, channels)
+        if min(numbers) < 1:
+            raise PlanError(
+                f"a linear kernel reads windows {window.kernel} of {channels} channels; all must be positive"
+            )
+        if max(*numbers, *window.padding) > COUNTED_IN_32_BITS or min(window.padding) < 0:
+            raise PlanError(
+                f"a linear kernel reads windows with padding {window.padding} and numbers {numbers}; none may be "
+                f"negative or above {COUNTED_IN_32_BITS}"
+            )
+        taps = math.prod(window.kernel) * channels
+        if not same_dims((self.m, self.k), (product([batch, *window.size]).to_dim(), taps)):
+            raise PlanError(
+                f"a linear kernel runs over {[self.m, self.k]}, its windows are {[batch, *window.size]} rows of {taps}"
+            )
+        return window.image
+
+    def check_operands(self, operands: Sequence[Operand]) -> None:
+        """The epilogue's first input is the fp32 sum, the others are the extra operands; it gives one float."""
+        program = self.epilogue
+        if program is None:
+            return
+        extras = operands[3 if self.has_bias else 2 : -1]
+        wanted = ("f32", *(operand.dtype for operand in extras))
+        given = tuple(dtype for _, dtype in program.inputs)
+        if given != wanted or len(program.yields) != 1:
+            raise PlanError(f"its epilogue takes {given} and gives {len(program.yields)} values, not {wanted}, 1")
+        types = check_program(program, 0)
+        if types[program.yields[0]] not in FLOATS:
+            raise PlanError(f"its epilogue gives {types[program.yields[0]]}, not one of {', '.join(FLOATS)}")

@@ -1,0 +1,40 @@
+"""loop: a `linalg.generic`, after fusion. Its contract is qcompiler/plan/loop_contract.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from qcompiler.errors import PlanError
+from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel_body import Contract, KernelBody, Symbols, volume
+from qcompiler.plan.operands import Operand, ScalarProgram, Strict
+
+
+class AffineAccess(Strict, frozen=True):
+    """Element offset of an operand in a loop nest: ``offset + sum(coefficients[i] * iteration[i])``."""
+
+    offset: Dim
+    coefficients: tuple[Dim, ...]
+
+
+class LoopKernel(KernelBody, frozen=True, tag="loop"):
+    """A `linalg.generic`: pointwise or reducing loops over operands at affine offsets.
+
+    Operands are the inputs, then the outputs; `accesses` match them one to one.  `body.inputs` are one scalar per
+    operand (an output's argument is its accumulator, meaningful for reductions only).  With reduction iterators each
+    output starts from `init` (one constant per output, `float.hex()` text): a loop never reads an output's old bytes.
+    Parallel iterators come first.
+    """
+
+    extents: tuple[Dim, ...]
+    iterators: tuple[Literal["parallel", "reduction"], ...]
+    accesses: tuple[AffineAccess, ...]
+    body: ScalarProgram
+    init: tuple[str, ...] = ()
+
+    def contract(self, operands: int) -> Contract:
+        raise PlanError("the operands of a loop lie at affine offsets: loop_contract.py proves them, not roles")
+
+    def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
+        return volume(self.extents, symbols) * max(len(self.body.ops), 1)

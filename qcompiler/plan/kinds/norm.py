@@ -1,0 +1,38 @@
+"""norm: layer and RMS norm over the last dim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel_body import FEW, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.operands import Operand
+
+
+class NormKernel(KernelBody, frozen=True, tag="norm"):
+    """Layer or RMS norm over the last dim; operands x (rows, cols), [weight (cols)], [bias (cols)], out (rows, cols).
+
+    Statistics in fp32 over two passes; ``(x - mean) / sqrt(var + eps)`` with the biased variance, or
+    ``x / sqrt(mean(x²) + eps)``; rounded once.
+    """
+
+    kind: Literal["layer", "rms"]
+    rows: Dim
+    cols: int
+    eps: float
+    has_weight: bool
+    has_bias: bool
+
+    def contract(self, operands: int) -> Contract:
+        shape = (self.rows, self.cols)
+        names = [name for name, there in (("weight", self.has_weight), ("bias", self.has_bias)) if there]
+        return Contract(
+            (Role("x", shape), *(Role(name, (self.cols,), unit=True) for name in names), Role("out", shape, "w")),
+            work=shape,
+            extents=(self.rows,),
+            positive=(self.cols,),
+        )
+
+    def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
+        return FEW * elements(operands, symbols)

@@ -1,0 +1,45 @@
+"""quantize_rows: rows of floats become rows of int8 with a scale each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from qcompiler.errors import PlanError
+from qcompiler.formats import int8_rows
+from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel_body import ROW_ALIGNMENT, Contract, KernelBody, Role, Symbols
+from qcompiler.plan.operands import Operand
+
+
+class QuantizeRowsKernel(KernelBody, frozen=True, tag="quantize_rows"):
+    """Rows of int8 (qcompiler/formats/int8_rows.py) of x; operands x (rows, cols), [columns (cols), i1], out (rows,
+    row_bytes(cols)), i8.
+
+    `kind` "token", "tensor" (`value` is the clip) or "outliers" (`value` is the threshold; codes are 0 in `columns`).
+    """
+
+    rows: Dim
+    cols: int
+    kind: Literal["token", "tensor", "outliers"]
+    value: float = 0.0
+
+    def contract(self, operands: int) -> Contract:
+        if not math.isfinite(self.value) or self.value < 0:
+            raise PlanError(f"a quantize_rows kernel has {self.cols} columns and the value {self.value}")
+        columns = [Role("columns", (self.cols,), dtypes=("i1",), unit=True)] if self.kind == "outliers" else []
+        row = (self.rows, int8_rows.row_bytes(self.cols))
+        return Contract(
+            (
+                Role("x", (self.rows, self.cols), unit=True),
+                *columns,
+                Role("out", row, "w", dtypes=("i8",), unit=True, align=ROW_ALIGNMENT),
+            ),
+            work=(self.rows, self.cols),
+            extents=(self.rows,),
+            positive=(self.cols,),
+        )
+
+    def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
+        return 0
