@@ -37,7 +37,7 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build
-from qcompiler.ir.effects import is_removable
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.interpreter_scalar import constant_value, evaluate_scalar
 from qcompiler.ir.module import functions, path_of
 from qcompiler.ir.types import shape_of
@@ -72,19 +72,7 @@ def canonicalize_block(block: Block) -> None:
         value = rule(op)
         if value is not None:
             op.results[0].replace_all_uses_with(value)
-            _erase_if_dead(op)
-
-
-def _erase_if_dead(op: Operation) -> None:
-    """Removes an op that nobody reads, then its operands' ops in turn."""
-    block = op.parent
-    if block is None or not is_removable(op) or any(result.first_use is not None for result in op.results):
-        return
-    sources = [value.owner for value in op.operands]
-    block.erase_op(op)
-    for source in sources:
-        if isinstance(source, Operation):
-            _erase_if_dead(source)
+            erase_if_dead(op)
 
 
 def _builder(op: Operation) -> Builder:

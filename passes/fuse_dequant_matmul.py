@@ -32,6 +32,7 @@ from qcompiler import formats
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import ELEMENT_TYPES, QTensorType, shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
@@ -80,7 +81,7 @@ def _read_packed(op: Operation, operand: int) -> None:
     source = producer(op.operands[operand])
     if isinstance(source, qc.DequantizeOp):
         op.operands[operand] = source.input
-        loops.erase_if_dead(source)
+        erase_if_dead(source)
 
 
 def _read_rows(op: qc.LinearOp) -> None:
@@ -97,7 +98,7 @@ def _read_rows(op: qc.LinearOp) -> None:
         view = producer(op.x)
         op.operands[0] = build.reshape(builder, source.rows, (*shape[:-1], shape_of(source.rows.type)[-1]))
         assert view is not None
-        loops.erase_if_dead(view)
+        erase_if_dead(view)
 
 
 def _report(op: qc.DequantizeOp, context: QCContext) -> None:
@@ -119,7 +120,7 @@ def _decode_all_rows(op: qc.DequantizeOp) -> None:
     ids = build.generic(builder, [], [AffineMap.identity(1)], [rows], "i64", ["parallel"], count)
     table = builder.insert(qc.EmbeddingOp(ids, op.input, op.result.type))
     op.result.replace_all_uses_with(table.result)
-    loops.erase_if_dead(op)
+    erase_if_dead(op)
 
 
 # --- normalisation ---------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def _matmul_to_linear(op: qc.BatchMatmulOp) -> None:
     set_path(linear, path_of(op))
     loops.insert_before(op, linear)
     op.result.replace_all_uses_with(linear.result)
-    loops.erase_if_dead(op)
+    erase_if_dead(op)
 
 
 def _weight_matrix(value: SSAValue) -> SSAValue | None:
@@ -183,4 +184,4 @@ def _transpose_at_compile_time(op: qc.LinearOp, context: QCContext) -> None:
     set_path(made, path_of(op))
     loops.insert_before(op, made)
     op.operands[1] = made.result
-    loops.erase_if_dead(view)
+    erase_if_dead(view)

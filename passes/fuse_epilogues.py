@@ -26,6 +26,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Ulps
@@ -80,8 +81,8 @@ def _take_consumer(linear: qc.LinearOp) -> tuple[qc.LinearOp | None, int]:
     )
     set_path(fused, path_of(linear))
     consumer.res[0].replace_all_uses_with(fused.result)
-    loops.erase_if_dead(consumer)
-    loops.erase_if_dead(linear)
+    erase_if_dead(consumer)
+    erase_if_dead(linear)
     return fused, pairs
 
 

@@ -29,6 +29,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.effects import erase_dead
 from qcompiler.ir.module import (
     entry_funcs,
     path_of,
@@ -101,7 +102,7 @@ def _hoist_from(function: func.FuncOp, init: InitBuilder, context: QCContext) ->
     for op in list(scratch.ops):
         scratch.detach_op(op)
         init.block.add_op(op)
-    _erase_unused(function)
+    erase_dead(function.body.block)
     fold_views(list(function.body.block.ops))
 
 
@@ -173,8 +174,3 @@ def _starts_reduction(use: Use) -> bool:
     """Whether a value is where a loop nest's result starts from, which has to stay a fill."""
     reader = use.operation
     return isinstance(reader, ops.GenericOp) and use.index >= len(reader.inputs)
-
-
-def _erase_unused(function: func.FuncOp) -> None:
-    for op in reversed(list(function.body.block.ops)):
-        loops.erase_if_dead(op)

@@ -27,11 +27,11 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Reordered
-from qcompiler.passes.loops import loops
 from qcompiler.passes.views.channels_last import channels_last, keep_channels_last, to_first
 from qcompiler.passes.views.windows import copy_nest, padded, reads
 from qcompiler.plan.dims import Dim, product
@@ -50,7 +50,7 @@ class LowerConv2dPass(ModulePass):
             convolutions = [each for each in function.body.block.ops if isinstance(each, qc.Conv2dOp)]
             for each in convolutions:
                 each.result.replace_all_uses_with(_Conv(each).lower())
-                loops.erase_if_dead(each)
+                erase_if_dead(each)
             if convolutions:
                 keep_channels_last(function.body.block)
 

@@ -26,6 +26,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.idioms import norms, rope, softmax
@@ -85,7 +86,7 @@ def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> int:
 
 def _replace(op: ops.GenericOp, made: Raised, context: QCContext) -> None:
     op.res[0].replace_all_uses_with(made.result)
-    loops.erase_if_dead(op)
+    erase_if_dead(op)
     context.report.add(RaiseIdiomsPass.name, path_of(made.op), f"raised {made.op.name}", "it was written out in parts")
 
 
@@ -96,7 +97,7 @@ def _split_batches(function: func.FuncOp) -> int:
         result = split_batch(op) if isinstance(op, qc.BatchMatmulOp) and op.parent is not None else None
         if result is not None:
             op.results[0].replace_all_uses_with(result)
-            loops.erase_if_dead(op)
+            erase_if_dead(op)
             split += 1
     return split
 
@@ -114,6 +115,6 @@ def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
             continue
         raised += 1
         op.result.replace_all_uses_with(result)
-        loops.erase_if_dead(op)
+        erase_if_dead(op)
         context.report.add(RaiseIdiomsPass.name, path_of(op), "raised qc.attention", "softmax between two matmuls")
     return raised

@@ -9,6 +9,7 @@ from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.ir import qc
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.scalar_ops import RemFOp
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import Index
@@ -65,7 +66,7 @@ def _absorb_fill(consumer: ops.GenericOp, place: int, inputs: list[tuple[SSAValu
     body.args[place].replace_all_uses_with(copy.results[0])
     body.erase_arg(body.args[place])
     loops.set_inputs(consumer, rest)
-    loops.erase_if_dead(source)
+    erase_if_dead(source)
     return True
 
 
@@ -144,7 +145,7 @@ def _fuse(consumer: ops.GenericOp, place: int, inputs: list[tuple[SSAValue, Inde
     loops.set_inputs(consumer, merged)
     loops.merge_equal_inputs(consumer)
     if alone:
-        loops.erase_if_dead(source)
+        erase_if_dead(source)
     return True
 
 

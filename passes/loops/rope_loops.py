@@ -16,9 +16,9 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineExpr, Affine
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
-from qcompiler.passes.loops import loops
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType
 
@@ -50,7 +50,7 @@ def rope_to_loops(op: qc.RopeOp) -> None:
     made = build.generic(builder, [x, x, cos, sin], maps, split, dtype, ["parallel"] * 5, body)
     result = build.collapse(builder, made, _SPLIT)
     op.result.replace_all_uses_with(result)
-    loops.erase(op)
+    erase_if_dead(op)
 
 
 def _split(shape: Sequence[Dim], interleaved: bool) -> tuple[Dim, ...]:

@@ -21,6 +21,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import path_of, set_path
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
@@ -68,7 +69,7 @@ def keep_channels_last(block: Block) -> None:
             builder = _before(op)
             first = build.transpose(builder, made, to_first(views.rank_of(made)))
             op.results[0].replace_all_uses_with(first)
-            loops.erase_if_dead(op)
+            erase_if_dead(op)
 
 
 def _cancels(op: Operation) -> bool:
@@ -77,7 +78,7 @@ def _cancels(op: Operation) -> bool:
     if source is None or views.permutation_of(op) != to_last(views.rank_of(source)):  # type: ignore[arg-type]
         return False
     op.results[0].replace_all_uses_with(source)
-    loops.erase_if_dead(op)
+    erase_if_dead(op)
     return True
 
 

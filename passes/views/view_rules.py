@@ -12,6 +12,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.errors import PassError
 from qcompiler.ir import build, qc
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import path_of, set_path
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
@@ -42,7 +43,7 @@ def fold_views(worklist: Sequence[Operation]) -> None:
         if replacement is not op.results[0]:
             readers = [use.operation for use in op.results[0].uses]
             op.results[0].replace_all_uses_with(replacement)
-            loops.erase_if_dead(op)
+            erase_if_dead(op)
             stack += [r for r in readers if r.parent is not None]
         # the ops a rule made, ending in `made`, may fold on
         for each in _chain(made):
@@ -182,7 +183,7 @@ def _fold_into_maps(op: Operation) -> SSAValue | None:
         loops.set_inputs(op, inputs)
         view = producer(value)
         assert view is not None
-        loops.erase_if_dead(view)
+        erase_if_dead(view)
     return op.res[0] if changed else None
 
 

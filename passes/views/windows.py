@@ -11,10 +11,10 @@ from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import path_of
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import shape_of, tensor_dtype
-from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import producer
 from qcompiler.plan.dims import Dim, dim
 
@@ -65,7 +65,7 @@ def windows_to_loops(op: qc.WindowsOp) -> None:
     taps = [*shape[:3], *kernel, shape_of(op.x.type)[3]]
     copied = copy_nest(builder, x, reads(op, kernel, range(5), (5,)), taps)
     op.result.replace_all_uses_with(build.reshape(builder, copied, shape))
-    loops.erase_if_dead(op)
+    erase_if_dead(op)
 
 
 def feeds_linear(op: qc.WindowsOp) -> bool:
