@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects import arith, tensor
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Region, SSAValue
@@ -34,6 +34,7 @@ from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.extras import as_extra, can_be_extra
 from qcompiler.passes.loops.fusion import absorb_producers, in_step
 from qcompiler.passes.loops.loops import Index
+from qcompiler.passes.views import views
 from qcompiler.passes.views.view_rules import fold_views
 
 MAX_EXTRAS = 8  # pointers that stay in registers beside x, w and out
@@ -89,7 +90,7 @@ def _take_consumer(linear: qc.LinearOp) -> tuple[qc.LinearOp | None, int]:
 def _before_reshape(linear: qc.LinearOp) -> qc.LinearOp | None:
     """Lets a linear take what stands behind a reshape of its leading dims: the reshape moves in front; else None."""
     reshape = linear.result.get_user_of_unique_use()
-    if not isinstance(reshape, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+    if not isinstance(reshape, views.Reshape):
         return None
     readers = {use.operation for use in reshape.result.uses}
     places = [(use.operation, use.index) for use in reshape.result.uses]

@@ -46,7 +46,7 @@ from qcompiler.passes.loops.fusion import is_trivial
 from qcompiler.passes.masks import masks
 from qcompiler.passes.masks.value_ranges import ValueRanges, decide
 from qcompiler.passes.views.view_rules import fold_views
-from qcompiler.passes.views.views import VIEWS
+from qcompiler.passes.views.views import VIEWS, readers
 from qcompiler.plan.kernel import ITEMSIZE
 
 MAX_TABLE_BYTES = 1 << 28  # a boolean mask of 16384 x 16384: beyond, computing costs less than keeping
@@ -116,7 +116,7 @@ def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iter
     for op in function.body.block.ops:
         if op not in independent or isinstance(op, (*FREE, *VIEWS)) or _is_scalar(op) or _is_empty(op):
             continue
-        if any(_reads_table(op, reader, independent) for reader in _readers(op)):
+        if any(_reads_table(op, reader, independent) for result in op.results for reader, _ in readers(result)):
             yield op
 
 
@@ -127,16 +127,6 @@ def _is_scalar(op: Operation) -> bool:
 def _is_empty(op: Operation) -> bool:
     """Without elements there is nothing to compute, here or there."""
     return any(0 in shape_of(result.type) for result in op.results)
-
-
-def _readers(op: Operation) -> Iterator[Operation]:
-    """Who reads a value, through views."""
-    for result in op.results:
-        for use in result.uses:
-            if isinstance(use.operation, VIEWS):
-                yield from _readers(use.operation)
-            else:
-                yield use.operation
 
 
 def _reads_table(op: Operation, reader: Operation, independent: set[Operation]) -> bool:
@@ -152,7 +142,7 @@ def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
         return False
     if any(isinstance(use.operation, tensor.ExtractSliceOp) for use in op.res[0].uses):
         return False
-    return all(isinstance(r, ops.GenericOp) or r in independent for r in _readers(op))
+    return all(isinstance(r, ops.GenericOp) or r in independent for r, _ in readers(op.res[0]))
 
 
 def _read_table(op: Operation, built: Built, key: str) -> None:

@@ -222,7 +222,7 @@ class ConeBuilder:
 
     def _reshape(self, op: Operation) -> Built | None:
         """Splitting or joining dims is prefix-stable where only the first dim of each group is symbolic."""
-        assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
+        assert isinstance(op, views.Reshape)
         built = self.build(op.src)
         expands = isinstance(op, tensor.ExpandShapeOp)
         large = shape_of(op.result.type if expands else op.src.type)

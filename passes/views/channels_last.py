@@ -175,7 +175,7 @@ def _gather(op: Operation) -> SSAValue | None:
 
 def _reshape(op: Operation) -> SSAValue | None:
     """Channels split into groups or joined again, rows and columns as one length; a repetition of both."""
-    assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
+    assert isinstance(op, views.Reshape)
     repeat = producer(op.src)
     if isinstance(repeat, ops.BroadcastOp):
         return _repeated(op, repeat)
@@ -185,13 +185,13 @@ def _reshape(op: Operation) -> SSAValue | None:
     return build.reshape(_before(op), source, _moved(shape_of(op.result.type)))
 
 
-def _splits_channels(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp) -> bool:
+def _splits_channels(op: views.Reshape) -> bool:
     """Whether batch, rows and columns stay as they are."""
     groups = views.groups_of(op)
     return min(views.rank_of(op.src), views.rank_of(op.result)) >= 4 and all(len(groups[i]) == 1 for i in (0, -2, -1))
 
 
-def _repeated(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp, repeat: ops.BroadcastOp) -> SSAValue | None:
+def _repeated(op: views.Reshape, repeat: ops.BroadcastOp) -> SSAValue | None:
     """(b, c, h, w) as (b, c, h, r, w, r), joined to (b, c, h*r, w*r): nearest neighbours."""
     source = stored(repeat.input)
     if source is None or views.rank_of(source) != 4 or views.groups_of(op) != ((0,), (1,), (2, 3), (4, 5)):

@@ -69,12 +69,12 @@ def _before(op: Operation) -> Builder:
 
 
 def _fold_reshape(op: Operation) -> SSAValue | None:
-    assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
+    assert isinstance(op, views.Reshape)
     inner = producer(op.src)
     shape = shape_of(op.result.type)
     if shape == shape_of(op.src.type):
         return op.src
-    if isinstance(inner, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+    if isinstance(inner, views.Reshape):
         needed = views.reshape_ops_needed(shape_of(inner.src.type), shape)
         if needed < 2:
             return build.reshape(_before(op), inner.src, shape)
@@ -89,7 +89,7 @@ def _fold_reshape(op: Operation) -> SSAValue | None:
 def _merge_longer_chain(op: Operation, inner: views.Reshape, shape: Sequence[Dim]) -> SSAValue | None:
     """Three reshapes in a row become the two that any reshape needs at most."""
     third = producer(inner.src)
-    if not isinstance(third, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+    if not isinstance(third, views.Reshape):
         return None
     return build.reshape(_before(op), third.src, tuple(shape))
 
@@ -263,7 +263,7 @@ def split_batch(op: qc.BatchMatmulOp) -> SSAValue | None:
 
 def _is_strided(op: Operation | None) -> bool:
     """Whether a view's elements lie in another order than they are counted, or several times."""
-    while isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+    while isinstance(op, views.Reshape):
         op = producer(op.src)
     return isinstance(op, ops.TransposeOp | ops.BroadcastOp)
 

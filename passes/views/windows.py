@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.builder import Builder
-from xdsl.dialects import tensor
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 from xdsl.rewriter import InsertPoint
@@ -16,6 +15,7 @@ from qcompiler.ir.module import path_of
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.loops.loops import producer
+from qcompiler.passes.views import views
 from qcompiler.plan.dims import Dim, dim
 
 
@@ -75,7 +75,7 @@ def feeds_linear(op: qc.WindowsOp) -> bool:
         user = value.get_user_of_unique_use()
         if isinstance(user, qc.LinearOp):
             return user.x is value and windows_of(value) is op
-        if not isinstance(user, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+        if not isinstance(user, views.Reshape):
             return False
         value = user.result
 
@@ -83,7 +83,7 @@ def feeds_linear(op: qc.WindowsOp) -> bool:
 def windows_of(value: SSAValue) -> qc.WindowsOp | None:
     """The windows that a linear's x is, through reshapes of its leading dims, if nothing else reads them."""
     op = producer(value)
-    while isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+    while isinstance(op, views.Reshape):
         if not value.has_one_use() or shape_of(op.src.type)[-1] != shape_of(value.type)[-1]:
             return None
         value = op.src
