@@ -36,6 +36,7 @@ from qcompiler.ir.module import (
     ranges_of,
     set_path,
 )
+from qcompiler.ir.scalar_ops import ARITH_OPS
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.canonicalize import canonicalize_block
 from qcompiler.passes.checks.numerics import Numerics, Reordered
@@ -121,7 +122,7 @@ def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iter
 
 
 def _is_scalar(op: Operation) -> bool:
-    return op.name.startswith("arith.") or not op.results or not hasattr(op.results[0].type, "get_shape")
+    return type(op) in ARITH_OPS or not op.results or not hasattr(op.results[0].type, "get_shape")
 
 
 def _is_empty(op: Operation) -> bool:

@@ -60,7 +60,7 @@ def initial_states(module: ModuleOp) -> dict[str, Array]:
 
 def is_scheduled(module: ModuleOp) -> bool:
     """Whether the module has been lowered to the `rt` dialect."""
-    return any(op.name.startswith("rt.") for op in module.body.block.ops)
+    return any(isinstance(op, rt.NamedOp) for op in module.body.block.ops)
 
 
 def _scheduled_answers(

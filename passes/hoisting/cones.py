@@ -19,6 +19,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of, set_path
+from qcompiler.ir.scalar_ops import ARITH_OPS
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.loops import loops
@@ -128,7 +129,7 @@ class ConeBuilder:
             return self._scalars[value]
         op = value.owner
         made: SSAValue | None = None
-        if isinstance(op, Operation) and op.name.startswith("arith."):
+        if isinstance(op, Operation) and type(op) in ARITH_OPS:
             operands = [self.scalar(v) for v in op.operands]
             if None not in operands:
                 mapping = {old: new for old, new in zip(op.operands, operands, strict=True) if new is not None}

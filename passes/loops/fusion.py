@@ -10,7 +10,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.ir import qc
 from qcompiler.ir.effects import erase_if_dead
-from qcompiler.ir.scalar_ops import RemFOp
+from qcompiler.ir.scalar_ops import ARITH_OPS, RemFOp
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import Index
 
@@ -118,7 +118,7 @@ def is_trivial(source: ops.GenericOp) -> bool:
 def _is_cheap(op: Operation) -> bool:
     if isinstance(op, _DEAR_ARITH):
         return False
-    return isinstance(op, (*_CHEAP_MATH, ops.IndexOp, ops.YieldOp)) or op.name.startswith("arith.")
+    return isinstance(op, (*_CHEAP_MATH, ops.IndexOp, ops.YieldOp)) or type(op) in ARITH_OPS
 
 
 def _fuse(consumer: ops.GenericOp, place: int, inputs: list[tuple[SSAValue, Index]]) -> bool:
