@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Strict
 from qcompiler.plan.torch_regions import TorchRegion
@@ -252,8 +253,6 @@ def to_json(plan: Plan) -> bytes:
 
 def from_json(data: bytes | str) -> Plan:
     """Strict: unknown fields, wrong types and unknown step kinds raise PlanError with the JSON path."""
-    from qcompiler.errors import PlanError
-
     try:
         return msgspec.json.decode(data, type=Plan, strict=True)
     except (msgspec.MsgspecError, RecursionError) as error:
