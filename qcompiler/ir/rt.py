@@ -13,7 +13,6 @@
       rt.copy on @s0 from <@b0, …> to <@b1, …>
       rt.record @e0 on @s0
       rt.wait @e0 on @s1
-      rt.library_call "gemm" on @s0 [#rt.view<…>, …] {algorithm = "…", workspace = @ws, writes = array<i64: 2>}
       rt.torch_call "aten.lgamma.default" on @s0 [#rt.view<…>] to [#rt.view<…>] {region = {…}, sizes = [], serves = "…"}
     }
 
@@ -63,7 +62,6 @@ from qcompiler.ir.rt_steps import (
     NO_STREAM,
     CopyOp,
     LaunchOp,
-    LibraryCallOp,
     RecordOp,
     SelectOp,
     StepOp,
@@ -87,7 +85,7 @@ from qcompiler.plan.plan import (
 
 __all__ = [
     "NO_STREAM", "RT", "ArenaOp", "BufferOp", "CopyOp", "DeviceOp", "EntryOp", "EventOp", "KernelOp", "LaunchOp",
-    "LibraryCallOp", "NamedOp", "RecordOp", "SelectOp", "StepOp", "StreamOp", "TorchCallOp", "WaitOp", "YieldOp",
+    "NamedOp", "RecordOp", "SelectOp", "StepOp", "StreamOp", "TorchCallOp", "WaitOp", "YieldOp",
     "name_of", "step_op",
 ]  # fmt: skip
 
@@ -437,7 +435,7 @@ RT = Dialect(
     "rt",
     [
         DeviceOp, StreamOp, EventOp, ArenaOp, BufferOp, KernelOp, YieldOp, EntryOp,
-        LaunchOp, SelectOp, CopyOp, RecordOp, WaitOp, LibraryCallOp, TorchCallOp,
+        LaunchOp, SelectOp, CopyOp, RecordOp, WaitOp, TorchCallOp,
     ],
     [SymbolAttr, SigAttr, OperandAttr, ViewAttr, CaseAttr],
 )  # fmt: skip

@@ -13,7 +13,7 @@ offset shows as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from qcompiler.ir.rt import (
     EntryOp,
     KernelOp,
     LaunchOp,
-    LibraryCallOp,
     SelectOp,
     StepOp,
     TorchCallOp,
@@ -48,9 +47,6 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Symbols = Mapping[str, int]
 
-Library = Callable[[Sequence[Array]], Sequence[Array]]
-"""The reference twin of a library function: all operands in, the written ones out."""
-
 POISON = 0xFF
 STATE_PREFIX = "state."
 """The arena of the state `kv` is called `state.kv`."""
@@ -59,7 +55,7 @@ STATE_PREFIX = "state."
 class RtInterpreter:
     """Runs the entries of one rt module that is not changed meanwhile; the init entry runs at the first call.
 
-    `unpack` undoes kernel layouts (passes give it), `library` holds the reference twins of library functions by name.
+    `unpack` undoes kernel layouts (passes give it).
     """
 
     def __init__(
@@ -68,12 +64,10 @@ class RtInterpreter:
         weights: WeightStore,
         *,
         unpack: Unpack | None = None,
-        library: Mapping[str, Library] | None = None,
     ) -> None:
         self._schedule = Schedule(module)
         self._weights = weights
         self._unpack = unpack
-        self._library = dict(library or {})
         self._memory = _Memory(self._schedule, weights)
         self._init_is_done = False
 
@@ -128,23 +122,10 @@ class RtInterpreter:
             case CopyOp():
                 source, target = (self._at(view, symbols) for view in step.view_records)
                 _store(target, source, "copy")
-            case LibraryCallOp():
-                self._call(step, symbols)
             case TorchCallOp():
                 self._torch_call(step.record, symbols)
             case _:
                 pass  # record and wait: the listed order is an order that they allow
-
-    def _call(self, step: LibraryCallOp, symbols: Symbols) -> None:
-        record = step.record
-        twin = self._library.get(record.function)
-        if twin is None:
-            raise InterpreterError(f"no reference twin of the library function '{record.function}' was given")
-        if record.workspace is not None:
-            self._memory.of(record.workspace)[...] = POISON
-        arrays = [self._at(view, symbols) for view in record.operands]
-        for index, value in zip(record.writes, twin(arrays), strict=True):
-            _store(arrays[index], value, record.function)
 
     def _torch_call(self, step: TorchCall, symbols: Symbols) -> None:
         arrays = [self._at(view, symbols) for view in step.operands]

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
-    DenseArrayBase,
     DictionaryAttr,
     FlatSymbolRefAttrConstr,
     StringAttr,
     SymbolRefAttr,
-    i64,
 )
 from xdsl.ir import Attribute
 from xdsl.irdl import (
@@ -28,7 +26,6 @@ from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.plan import (
     Copy,
     Launch,
-    LibraryCall,
     Record,
     Select,
     SelectCase,
@@ -214,60 +211,6 @@ class WaitOp(StepOp):
 
 
 @irdl_op_definition
-class LibraryCallOp(StepOp):
-    """A vendor library's function with a pinned algorithm and an explicit workspace: plan.LibraryCall."""
-
-    name = "rt.library_call"
-    function = prop_def(StringAttr)
-    algorithm = prop_def(StringAttr)
-    workspace = opt_prop_def(FlatSymbolRefAttrConstr)
-    views = prop_def(ArrayAttr[ViewAttr])
-    writes = prop_def(DenseArrayBase.constr(i64))
-    assembly_format = "$function (`on` $stream^)? $views attr-dict"
-    irdl_options = (ParsePropInAttrDict(),)
-
-    def __init__(
-        self,
-        function: str,
-        algorithm: str,
-        workspace: str | None,
-        views: Sequence[View],
-        *,
-        writes: Sequence[int],
-        stream: str | None = None,
-    ) -> None:
-        properties: dict[str, Attribute | None] = {
-            "function": StringAttr(function), "algorithm": StringAttr(algorithm), "workspace": _ref(workspace),
-            "views": ArrayAttr(ViewAttr.of(v) for v in views), "writes": DenseArrayBase.from_list(i64, list(writes)),
-            "stream": _ref(stream),
-        }  # fmt: skip
-        super().__init__(properties=properties)
-
-    @staticmethod
-    def of(record: LibraryCall) -> LibraryCallOp:
-        return LibraryCallOp(
-            record.function,
-            record.algorithm,
-            record.workspace,
-            record.operands,
-            writes=record.writes,
-            stream=record.stream,
-        )
-
-    @property
-    def record(self) -> LibraryCall:
-        return LibraryCall(
-            stream=name_of(self.stream), function=self.function.data, algorithm=self.algorithm.data,
-            workspace=None if self.workspace is None else name_of(self.workspace), operands=self.view_records,
-            writes=self.writes.get_values(),
-        )  # fmt: skip
-
-    @property
-    def view_records(self) -> tuple[View, ...]:
-        return tuple(v.record for v in self.views)
-
-
-@irdl_op_definition
 class TorchCallOp(StepOp):
     """A region of torch operators with its inputs and outputs: plan.TorchCall. `target` lists them for readers."""
 
@@ -320,7 +263,7 @@ class TorchCallOp(StepOp):
 
 
 _STEP_OPS: dict[type[Step], type[StepOp]] = {
-    Launch: LaunchOp, Select: SelectOp, Copy: CopyOp, Record: RecordOp, Wait: WaitOp, LibraryCall: LibraryCallOp,
+    Launch: LaunchOp, Select: SelectOp, Copy: CopyOp, Record: RecordOp, Wait: WaitOp,
     TorchCall: TorchCallOp,
 }  # fmt: skip
 

@@ -145,17 +145,6 @@ class Wait(Strict, frozen=True, tag="wait"):
     event: str
 
 
-class LibraryCall(Strict, frozen=True, tag="library_call"):
-    """A call of a vendor library with a pinned algorithm and an explicit workspace buffer."""
-
-    stream: str
-    function: str
-    algorithm: str
-    workspace: str | None
-    operands: tuple[View, ...]
-    writes: tuple[int, ...]
-
-
 class TorchCall(Strict, frozen=True, tag="torch_call"):
     """Run a region of torch operators: contiguous views in, contiguous views out. `sizes` are those it refers to."""
 
@@ -172,7 +161,7 @@ class TorchCall(Strict, frozen=True, tag="torch_call"):
         return self.inputs + self.outputs
 
 
-Step = Launch | Select | Copy | Record | Wait | LibraryCall | TorchCall
+Step = Launch | Select | Copy | Record | Wait | TorchCall
 
 
 class TensorSig(Strict, frozen=True):

@@ -25,7 +25,6 @@ from qcompiler.plan.plan import (
     Copy,
     EntryPoint,
     Launch,
-    LibraryCall,
     Record,
     Select,
     Step,
@@ -104,8 +103,6 @@ class EntryVerifier:
                 what = f"record of '{event}'"
             case Wait(event=event):
                 what = f"wait for '{event}'"
-            case LibraryCall(function=function):
-                what = f"library call '{function}'"
             case TorchCall():
                 what = "torch call"
         return f"entry '{self.entry.name}', step {number} ({what} on stream '{step.stream}')"
@@ -178,7 +175,7 @@ class EntryVerifier:
 
     def _check_capture_is_not_empty(self) -> None:
         """An empty graph is no error of CUDA's; it is ours, because it means that the work went elsewhere."""
-        if not any(isinstance(step, Launch | Select | Copy | LibraryCall | TorchCall) for step in self.entry.steps):
+        if not any(isinstance(step, Launch | Select | Copy | TorchCall) for step in self.entry.steps):
             raise ScheduleError("it is captured but has nothing to do on a device", rule="capture-empty")
 
     # --- steps ---
@@ -204,8 +201,6 @@ class EntryVerifier:
             case Wait():
                 self._known_event(step.event)
                 self.clocks.wait(step.event, stream, number)
-            case LibraryCall():
-                self._check_library_call(number, step)
             case TorchCall():
                 self._check_torch_call(number, step)
 
@@ -302,30 +297,6 @@ class EntryVerifier:
             )
         self._touch(number, stream, source, regions[0], "r")
         self._touch(number, stream, target, regions[1], "w")
-
-    def _check_library_call(self, number: int, step: LibraryCall) -> None:
-        device = self.program.devices[self.program.streams[step.stream].device]
-        if not step.algorithm or step.algorithm in ("auto", "default"):
-            raise ScheduleError(
-                f"its algorithm '{step.algorithm}' is not pinned; choose one when compiling", rule="library-algorithm"
-            )
-        if step.workspace is None and device.kind != "cpu":
-            raise ScheduleError(
-                "it has no workspace buffer, so the library would allocate one, which capture forbids; give it one",
-                rule="library-workspace",
-            )
-        if any(not 0 <= index < len(step.operands) for index in step.writes):
-            raise ScheduleError(f"it writes operands {list(step.writes)} of {len(step.operands)}", rule="operand-count")
-        views = list(step.operands)
-        accesses: list[Access] = ["w" if i in step.writes else "r" for i in range(len(views))]
-        if step.workspace is not None:
-            buffer = self.program.buffers.get(step.workspace)
-            if buffer is None:
-                raise ScheduleError(f"the plan declares no buffer '{step.workspace}'", rule="unknown-buffer")
-            views.append(View(buffer=buffer.name, dtype="ui8", shape=(buffer.nbytes,), strides=(1,)))
-            accesses.append("w")
-        self._check_aliases(views, accesses, None)
-        self._touch_all(number, step.stream, views, accesses)
 
     def _check_torch_call(self, number: int, step: TorchCall) -> None:
         if self.is_init:
