@@ -118,9 +118,10 @@ def fold_into_maps(op: ops.GenericOp, rewriter: PatternRewriter) -> SSAValue | N
 def fold_into_attention(op: qc.AttentionOp, rewriter: PatternRewriter) -> SSAValue | None:
     """Masks are read at their unit dims, repeated key/value heads once."""
     mask = _unit_mask(rewriter, op.mask) if op.mask is not None else None
-    k, v = _unrepeated(rewriter, op.k), _unrepeated(rewriter, op.v)
-    if k is None or v is None or shape_of(k.type)[1] != shape_of(v.type)[1]:
-        k, v = op.k, op.v
+    keys, values = _unrepeated(op.k), _unrepeated(op.v)
+    k, v = op.k, op.v
+    if keys is not None and values is not None and keys[1][1] == values[1][1]:  # as many heads of both
+        k, v = build.reshape(rewriter, *keys), build.reshape(rewriter, *values)
     if mask is None and k is op.k:
         return None
     return rewriter.insert(op.rebuilt(op.q, k, v, mask if mask is not None else op.mask, op.last)).result
@@ -137,8 +138,11 @@ def _unit_mask(builder: Builder, mask: SSAValue) -> SSAValue | None:
     return build.reshape(builder, inner.input, shape)
 
 
-def _unrepeated(builder: Builder, value: SSAValue) -> SSAValue | None:
-    """`x (B, Hkv, T, D)` where value is x with each head repeated n times, wherever sizes of 1 stand between."""
+def _unrepeated(value: SSAValue) -> tuple[SSAValue, tuple[Dim, ...]] | None:
+    """What is `x (B, Hkv, T, D)` once reshaped, where value is x with each head repeated n times, and that shape.
+
+    Sizes of 1 may stand anywhere between.
+    """
     batch, heads, keys, depth = shape_of(value.type)
     repeat = producer(views.unreshaped(value))
     if not isinstance(repeat, ops.BroadcastOp):
@@ -150,7 +154,7 @@ def _unrepeated(builder: Builder, value: SSAValue) -> SSAValue | None:
     before, behind = product(shape[: added[0]]), product(shape[added[0] + 1 :])
     if before * dim(times) != product((batch, heads)) or behind != product((keys, depth)):
         return None
-    return build.reshape(builder, repeat.input, (batch, heads // times, keys, depth))
+    return repeat.input, (batch, heads // times, keys, depth)
 
 
 @pattern
