@@ -31,7 +31,7 @@ from xdsl.passes import ModulePass
 from qcompiler.errors import DeviceAssignmentError, PassError
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
-from qcompiler.ir.rt import CopyOp, EntryOp, EventOp, LibraryCallOp, RecordOp, StepOp, StreamOp, WaitOp
+from qcompiler.ir.rt import CopyOp, EntryOp, EventOp, RecordOp, StepOp, StreamOp, WaitOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.schedule.overlap import overlap
 from qcompiler.passes.schedule.step_costs import StepCosts
@@ -103,8 +103,6 @@ class Streams:
         DeviceAssignmentError if a step other than a copy touches two devices.
         """
         devices = list(dict.fromkeys(self.schedule.device_of(view.buffer) for view in step.view_records))
-        if isinstance(step, LibraryCallOp) and step.record.workspace is not None:
-            devices.append(self.schedule.device_of(step.record.workspace))
         if isinstance(step, CopyOp) and len(devices) == 2:
             device = self._crossing(*devices)
             return device, (device + (".compute" if self.on_cpu(device) else ".copy"),)

@@ -13,10 +13,9 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block
 from xdsl.passes import ModulePass
 
-from qcompiler.ir.effects import is_removable
+from qcompiler.ir.effects import erase_dead
 from qcompiler.ir.module import functions
 from qcompiler.passes.checks.numerics import Exact, Numerics
 
@@ -30,18 +29,4 @@ class DcePass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in functions(op):
-            remove_dead(function.body.block)
-
-
-def remove_dead(block: Block) -> int:
-    """Removes dead ops of a block and of the bodies inside it; returns how many went."""
-    removed = 0
-    for op in reversed(list(block.ops)):
-        if is_removable(op) and all(result.first_use is None for result in op.results):
-            block.erase_op(op)
-            removed += 1
-            continue
-        for region in op.regions:
-            for inner in region.blocks:
-                removed += remove_dead(inner)
-    return removed
+            erase_dead(function.body.block)

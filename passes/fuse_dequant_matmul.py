@@ -23,21 +23,23 @@ from xdsl.context import Context
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineMap
 from xdsl.passes import ModulePass
-from xdsl.rewriter import InsertPoint
+from xdsl.pattern_rewriter import PatternRewriter
 
 from qcompiler import formats
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import ELEMENT_TYPES, QTensorType, shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import producer
+from qcompiler.passes.rewriting import pattern, rewrite
 from qcompiler.passes.views import views
 from qcompiler.passes.views.view_rules import fold_views
 from qcompiler.plan.weights import StoredTensor, Transposed
@@ -55,49 +57,45 @@ class FuseDequantMatmulPass(ModulePass):
         context = qc_context(ctx)
         for function in functions(op):
             body = function.body.block
-            for each in list(body.ops):
-                if isinstance(each, qc.BatchMatmulOp):
-                    _matmul_to_linear(each)
+            rewrite(list(body.ops), [matmul_to_linear], again=False)
             fold_views(list(body.ops))
             for each in list(body.ops):
                 if isinstance(each, qc.LinearOp):
                     _transpose_at_compile_time(each, context)
-                    _read_packed(each, 1)
-                    _read_rows(each)
-                elif isinstance(each, qc.EmbeddingOp | qc.GroupedLinearOp):
-                    _read_packed(each, 1)
-                elif isinstance(each, qc.RecurrentOp):
-                    for operand in each.weights:
-                        _read_packed(each, operand)
+            rewrite(list(body.ops), [read_packed, read_rows])
             for each in list(body.ops):
                 if isinstance(each, qc.DequantizeOp) and each.result.uses:
                     _report(each, context)
-                    _decode_all_rows(each)
+            rewrite(list(body.ops), [decode_all_rows], again=False)
 
 
-def _read_packed(op: Operation, operand: int) -> None:
-    """The pattern: an operand made by `qc.dequantize` is replaced by what it decodes."""
-    source = producer(op.operands[operand])
-    if isinstance(source, qc.DequantizeOp):
+@pattern
+def read_packed(
+    op: qc.LinearOp | qc.EmbeddingOp | qc.GroupedLinearOp | qc.RecurrentOp, rewriter: PatternRewriter
+) -> SSAValue | None:
+    """A weight made by `qc.dequantize` is read as what that decodes."""
+    sources = [(n, producer(op.operands[n])) for n in (op.weights if isinstance(op, qc.RecurrentOp) else (1,))]
+    decoded = [(n, source) for n, source in sources if isinstance(source, qc.DequantizeOp)]
+    for operand, source in decoded:
         op.operands[operand] = source.input
-        loops.erase_if_dead(source)
+        erase_if_dead(source, rewriter.erase)
+    return op.results[0] if decoded else None
 
 
-def _read_rows(op: qc.LinearOp) -> None:
+@pattern
+def read_rows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
     """The same for x, where the codes of both sides are integers; a view of x as other rows is one of the codes."""
     shape, weight = shape_of(op.x.type), op.w.type
-    source = producer(views.unreshaped(op.x))
-    if not isinstance(source, qc.DequantizeRowsOp) or not isinstance(weight, QTensorType):
-        return
-    if shape_of(source.result.type)[-1] != shape[-1]:
-        return
+    source, view = producer(views.unreshaped(op.x)), producer(op.x)
+    if not isinstance(source, qc.DequantizeRowsOp) or not isinstance(weight, QTensorType) or view is None:
+        return None
     reference = weight.format.ref
-    if isinstance(integer_product(formats.get(reference.name, **reference.params)), IntegerProduct):
-        builder = build.with_path(InsertPoint.before(op), path_of(op))
-        view = producer(op.x)
-        op.operands[0] = build.reshape(builder, source.rows, (*shape[:-1], shape_of(source.rows.type)[-1]))
-        assert view is not None
-        loops.erase_if_dead(view)
+    codes = isinstance(integer_product(formats.get(reference.name, **reference.params)), IntegerProduct)
+    if not codes or shape_of(source.result.type)[-1] != shape[-1]:
+        return None
+    op.operands[0] = build.reshape(rewriter, source.rows, (*shape[:-1], shape_of(source.rows.type)[-1]))
+    erase_if_dead(view, rewriter.erase)
+    return op.result
 
 
 def _report(op: qc.DequantizeOp, context: QCContext) -> None:
@@ -108,34 +106,31 @@ def _report(op: qc.DequantizeOp, context: QCContext) -> None:
     context.report.add(FuseDequantMatmulPass.name, path_of(op), name, f"it is read by {readers}")
 
 
-def _decode_all_rows(op: qc.DequantizeOp) -> None:
+@pattern
+def decode_all_rows(op: qc.DequantizeOp, rewriter: PatternRewriter) -> SSAValue | None:
     """A weight that something reads in full becomes a lookup of all its rows, for which there is a kernel."""
-    builder = build.with_path(InsertPoint.before(op), path_of(op))
+    if not op.result.uses:
+        return None
 
     def count(inner: Builder, _: Sequence[SSAValue]) -> SSAValue:
         return inner.insert(arith.IndexCastOp(inner.insert(ops.IndexOp(0)).result, ELEMENT_TYPES["i64"])).result
 
     rows = shape_of(op.result.type)[0]
-    ids = build.generic(builder, [], [AffineMap.identity(1)], [rows], "i64", ["parallel"], count)
-    table = builder.insert(qc.EmbeddingOp(ids, op.input, op.result.type))
-    op.result.replace_all_uses_with(table.result)
-    loops.erase_if_dead(op)
+    ids = build.generic(rewriter, [], [AffineMap.identity(1)], [rows], "i64", ["parallel"], count)
+    return rewriter.insert(qc.EmbeddingOp(ids, op.input, op.result.type)).result
 
 
 # --- normalisation ---------------------------------------------------------------------------------------------------
 
 
-def _matmul_to_linear(op: qc.BatchMatmulOp) -> None:
+@pattern
+def matmul_to_linear(op: qc.BatchMatmulOp, rewriter: PatternRewriter) -> SSAValue | None:
     """`a @ b` with b a weight (K, N), or the same weight broadcast over the batch, becomes `linear(a, bᵀ)`."""
     weight = _weight_matrix(op.b)
     if weight is None:
-        return
-    transposed = build.transpose(build.with_path(InsertPoint.before(op), path_of(op)), weight, (1, 0))
-    linear = qc.LinearOp(op.a, transposed, None, op.result.type)
-    set_path(linear, path_of(op))
-    loops.insert_before(op, linear)
-    op.result.replace_all_uses_with(linear.result)
-    loops.erase_if_dead(op)
+        return None
+    transposed = build.transpose(rewriter, weight, (1, 0))
+    return rewriter.insert(qc.LinearOp(op.a, transposed, None, op.result.type)).result
 
 
 def _weight_matrix(value: SSAValue) -> SSAValue | None:
@@ -183,4 +178,4 @@ def _transpose_at_compile_time(op: qc.LinearOp, context: QCContext) -> None:
     set_path(made, path_of(op))
     loops.insert_before(op, made)
     op.operands[1] = made.result
-    loops.erase_if_dead(view)
+    erase_if_dead(view)

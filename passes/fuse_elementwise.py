@@ -23,13 +23,13 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
 from xdsl.passes import ModulePass
 
-from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions
 from qcompiler.passes.checks.numerics import Numerics, Ulps
 from qcompiler.passes.loops.fusion import absorb_producers, worth_fusing
 from qcompiler.passes.loops.rope_loops import rope_to_loops
-from qcompiler.passes.views.windows import feeds_linear, windows_to_loops
+from qcompiler.passes.rewriting import rewrite
+from qcompiler.passes.views.windows import windows_to_loops
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,7 @@ class FuseElementwisePass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         pairs = 0
         for function in functions(op):
-            for each in list(function.body.block.ops):
-                if isinstance(each, qc.RopeOp):
-                    rope_to_loops(each)
-                elif isinstance(each, qc.WindowsOp) and not feeds_linear(each):
-                    windows_to_loops(each)
+            rewrite(list(function.body.block.ops), [rope_to_loops, windows_to_loops], again=False)
             for each in reversed(list(function.body.block.ops)):
                 if isinstance(each, ops.GenericOp) and each.parent is not None:
                     pairs += absorb_producers(each, worth_fusing)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects import arith, tensor
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Region, SSAValue
@@ -26,6 +26,7 @@ from xdsl.passes import ModulePass
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Ulps
@@ -33,6 +34,7 @@ from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.extras import as_extra, can_be_extra
 from qcompiler.passes.loops.fusion import absorb_producers, in_step
 from qcompiler.passes.loops.loops import Index
+from qcompiler.passes.views import views
 from qcompiler.passes.views.view_rules import fold_views
 
 MAX_EXTRAS = 8  # pointers that stay in registers beside x, w and out
@@ -80,15 +82,15 @@ def _take_consumer(linear: qc.LinearOp) -> tuple[qc.LinearOp | None, int]:
     )
     set_path(fused, path_of(linear))
     consumer.res[0].replace_all_uses_with(fused.result)
-    loops.erase_if_dead(consumer)
-    loops.erase_if_dead(linear)
+    erase_if_dead(consumer)
+    erase_if_dead(linear)
     return fused, pairs
 
 
 def _before_reshape(linear: qc.LinearOp) -> qc.LinearOp | None:
     """Lets a linear take what stands behind a reshape of its leading dims: the reshape moves in front; else None."""
     reshape = linear.result.get_user_of_unique_use()
-    if not isinstance(reshape, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+    if not isinstance(reshape, views.Reshape):
         return None
     readers = {use.operation for use in reshape.result.uses}
     places = [(use.operation, use.index) for use in reshape.result.uses]

@@ -31,12 +31,14 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.effects import erase_dead
 from qcompiler.ir.module import (
     entry_funcs,
     path_of,
     ranges_of,
     set_path,
 )
+from qcompiler.ir.scalar_ops import ARITH_OPS
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.canonicalize import canonicalize_block
 from qcompiler.passes.checks.numerics import Numerics, Reordered
@@ -47,7 +49,7 @@ from qcompiler.passes.loops.fusion import is_trivial
 from qcompiler.passes.masks import masks
 from qcompiler.passes.masks.value_ranges import ValueRanges, decide
 from qcompiler.passes.views.view_rules import fold_views
-from qcompiler.passes.views.views import VIEWS
+from qcompiler.passes.views.views import VIEWS, readers
 from qcompiler.plan.kernel import ITEMSIZE
 
 MAX_TABLE_BYTES = 1 << 28  # a boolean mask of 16384 x 16384; computing a larger one is cheaper than keeping it
@@ -103,7 +105,7 @@ def _hoist_from(function: func.FuncOp, init: InitBuilder, context: QCContext) ->
     for op in list(scratch.ops):
         scratch.detach_op(op)
         init.block.add_op(op)
-    _erase_unused(function)
+    erase_dead(function.body.block)
     fold_views(list(function.body.block.ops))
 
 
@@ -117,27 +119,17 @@ def independent_work(function: func.FuncOp, independent: set[Operation]) -> Iter
     for op in function.body.block.ops:
         if op not in independent or isinstance(op, (*FREE, *VIEWS)) or _is_scalar(op) or _is_empty(op):
             continue
-        if any(_reads_table(op, reader, independent) for reader in _readers(op)):
+        if any(_reads_table(op, reader, independent) for result in op.results for reader, _ in readers(result)):
             yield op
 
 
 def _is_scalar(op: Operation) -> bool:
-    return op.name.startswith("arith.") or not op.results or not hasattr(op.results[0].type, "get_shape")
+    return type(op) in ARITH_OPS or not op.results or not hasattr(op.results[0].type, "get_shape")
 
 
 def _is_empty(op: Operation) -> bool:
     """Whether a result has no elements, so that there is nothing to compute."""
     return any(0 in shape_of(result.type) for result in op.results)
-
-
-def _readers(op: Operation) -> Iterator[Operation]:
-    """The ops that read a value, through views."""
-    for result in op.results:
-        for use in result.uses:
-            if isinstance(use.operation, VIEWS):
-                yield from _readers(use.operation)
-            else:
-                yield use.operation
 
 
 def _reads_table(op: Operation, reader: Operation, independent: set[Operation]) -> bool:
@@ -153,7 +145,7 @@ def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
         return False
     if any(isinstance(use.operation, tensor.ExtractSliceOp) for use in op.res[0].uses):
         return False
-    return all(isinstance(r, ops.GenericOp) or r in independent for r in _readers(op))
+    return all(isinstance(r, ops.GenericOp) or r in independent for r, _ in readers(op.res[0]))
 
 
 def _read_table(op: Operation, built: Built, key: str) -> None:
@@ -175,8 +167,3 @@ def _starts_reduction(use: Use) -> bool:
     """Whether a value is the initial value of a loop nest's result, which has to stay a fill."""
     reader = use.operation
     return isinstance(reader, ops.GenericOp) and use.index >= len(reader.inputs)
-
-
-def _erase_unused(function: func.FuncOp) -> None:
-    for op in reversed(list(function.body.block.ops)):
-        loops.erase_if_dead(op)

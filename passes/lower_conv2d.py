@@ -24,14 +24,14 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.passes import ModulePass
-from xdsl.rewriter import InsertPoint
+from xdsl.pattern_rewriter import PatternRewriter
 
 from qcompiler.ir import build, qc
-from qcompiler.ir.module import functions, path_of
+from qcompiler.ir.module import functions
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Reordered
-from qcompiler.passes.loops import loops
+from qcompiler.passes.rewriting import pattern, rewrite
 from qcompiler.passes.views.channels_last import channels_last, keep_channels_last, to_first
 from qcompiler.passes.views.windows import copy_nest, padded, reads
 from qcompiler.plan.dims import Dim, product
@@ -47,20 +47,22 @@ class LowerConv2dPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in functions(op):
-            convolutions = [each for each in function.body.block.ops if isinstance(each, qc.Conv2dOp)]
-            for each in convolutions:
-                each.result.replace_all_uses_with(_Conv(each).lower())
-                loops.erase_if_dead(each)
-            if convolutions:
+            if rewrite(list(function.body.block.ops), [lower_conv2d], again=False):
                 keep_channels_last(function.body.block)
+
+
+@pattern
+def lower_conv2d(op: qc.Conv2dOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """A convolution becomes a linear over windows, a product per group, or a sum over taps."""
+    return _Conv(op, rewriter).lower()
 
 
 class _Conv:
     """One convolution, and the ops that replace it, made in front of it."""
 
-    def __init__(self, op: qc.Conv2dOp) -> None:
+    def __init__(self, op: qc.Conv2dOp, builder: Builder) -> None:
         self.op = op
-        self.builder: Builder = build.with_path(InsertPoint.before(op), path_of(op))
+        self.builder = builder
         self.dtype = tensor_dtype(op.result.type)
         self.groups = op.groups.value.data
         self.batch, self.channels, *self.size = shape_of(op.result.type)

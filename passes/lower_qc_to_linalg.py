@@ -27,12 +27,12 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc, types
+from qcompiler.ir.effects import erase_dead
 from qcompiler.ir.linalg_formats import sections_of
 from qcompiler.ir.linalg_lowering import CONSTANTS, Lowering, lower
 from qcompiler.ir.module import arg_names, functions, path_of, set_arg_names, update_function_type
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
-from qcompiler.passes.dce import remove_dead
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _lower_function(function: func.FuncOp) -> None:
         _replace(op, [_size(Builder(InsertPoint.before(op)), expression, inputs)])
     for op in reversed([op for op in block.ops if isinstance(op, qc.ConstOp)]):
         block.erase_op(op)
-    remove_dead(block)
+    erase_dead(block)
     function.attributes[CONSTANTS] = ArrayAttr([StringAttr(key) for key in keys])
     update_function_type(function)
     set_arg_names(function, [*names, *keys])

@@ -23,6 +23,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
+from xdsl.pattern_rewriter import PatternRewriter
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext, qc_context
@@ -34,6 +35,7 @@ from qcompiler.passes.idioms.raised import Raised
 from qcompiler.passes.idioms.terms import Masks
 from qcompiler.passes.loops import loops
 from qcompiler.passes.masks.masks import MaskReader, simplify_mask
+from qcompiler.passes.rewriting import pattern, rewrite
 from qcompiler.passes.views.trace import Tracer
 from qcompiler.passes.views.view_rules import fold_views, split_batch
 
@@ -58,7 +60,8 @@ class RaiseIdiomsPass(ModulePass):
         context = qc_context(ctx)
         for function in functions(op):
             raised = _raise_pointwise_forms(function, context) + _raise_attention(function, context)
-            if raised + _split_batches(function):
+            # products left over joined batch dims read their operands as they lie
+            if raised + rewrite(list(function.body.block.ops), [split_batch], again=False):
                 fold_views(list(function.body.block.ops))
             reader = MaskReader(function, context)
             for each in list(function.body.block.ops):
@@ -68,52 +71,36 @@ class RaiseIdiomsPass(ModulePass):
 
 def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> int:
     """Norms, softmax and rope; returns how many."""
-    tracer, raised = Tracer(context), 0
-    # The last op first: the largest form contains the smaller ones.
-    for op in reversed(list(function.body.block.ops)):
-        if not isinstance(op, ops.GenericOp) or op.parent is None or not loops.is_pointwise(op):
-            continue
+    tracer = Tracer(context)
+
+    @pattern
+    def raise_form(op: ops.GenericOp, rewriter: PatternRewriter) -> SSAValue | None:
+        if not loops.is_pointwise(op):
+            return None
         last = tracer.head(tracer.element(op.res[0])).op
-        for wanted, match in _POINTWISE_FORMS:
-            made = match(op.res[0], tracer) if last == wanted else None
-            if made is not None:
-                _replace(op, made, context)
-                raised += 1
-                break
-    return raised
+        made = next((m for m in (match(op.res[0], tracer) for o, match in _POINTWISE_FORMS if o == last) if m), None)
+        if made is None:
+            return None
+        what = f"raised {made.op.name}"
+        context.report.add(RaiseIdiomsPass.name, path_of(made.op), what, "it was written out in parts")
+        return made.result
 
-
-def _replace(op: ops.GenericOp, made: Raised, context: QCContext) -> None:
-    op.res[0].replace_all_uses_with(made.result)
-    loops.erase_if_dead(op)
-    context.report.add(RaiseIdiomsPass.name, path_of(made.op), f"raised {made.op.name}", "it was written out in parts")
-
-
-def _split_batches(function: func.FuncOp) -> int:
-    """Products that are left over joined batch dims read their operands as they lie; returns how many."""
-    split = 0
-    for op in list(function.body.block.ops):
-        result = split_batch(op) if isinstance(op, qc.BatchMatmulOp) and op.parent is not None else None
-        if result is not None:
-            op.results[0].replace_all_uses_with(result)
-            loops.erase_if_dead(op)
-            split += 1
-    return split
+    # The last op first: the largest form contains the smaller ones.
+    return rewrite(list(function.body.block.ops), [raise_form], again=False, backward=True)
 
 
 def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
     """Attention between two matmuls; returns how often."""
-    tracer, masks, raised = Tracer(context), Masks(MaskReader(function, context)), 0
-    for op in list(function.body.block.ops):
-        if not isinstance(op, qc.BatchMatmulOp) or op.parent is None:
-            continue
+    tracer, masks = Tracer(context), Masks(MaskReader(function, context))
+
+    @pattern
+    def raise_between(op: qc.BatchMatmulOp, rewriter: PatternRewriter) -> SSAValue | None:
         result = raise_attention(op, tracer, masks)
         if isinstance(result, NotRaised):
             context.report.add(RaiseIdiomsPass.name, path_of(op), "softmax between two matmuls stays", result.why)
         if not isinstance(result, SSAValue):
-            continue
-        raised += 1
-        op.result.replace_all_uses_with(result)
-        loops.erase_if_dead(op)
+            return None
         context.report.add(RaiseIdiomsPass.name, path_of(op), "raised qc.attention", "softmax between two matmuls")
-    return raised
+        return result
+
+    return rewrite(list(function.body.block.ops), [raise_between], again=False)

@@ -25,7 +25,6 @@ from qcompiler.plan.plan import (
     Copy,
     EntryPoint,
     Launch,
-    LibraryCall,
     Plan,
     Record,
     Select,
@@ -367,11 +366,6 @@ class PlanExecutor:
                     prepared.steps.append(_Wait(number, queue, self._queues.wait_event(step.event)))
                 case TorchCall():
                     prepared.steps.append(self._torch_call(number, queue, step, symbols))
-                case LibraryCall():
-                    raise PlanError(
-                        f"entry point '{self._entry.name}' calls '{step.function}', which {queue.backend.kind} does "
-                        "not have"
-                    )
         return prepared
 
     def _add_launch(
@@ -474,10 +468,6 @@ def _buffers_of(steps: Sequence[Step]) -> Iterator[str]:
                 yield from (view.buffer for view in step.operands)
             case Copy():
                 yield from (step.source.buffer, step.target.buffer)
-            case LibraryCall():
-                yield from (view.buffer for view in step.operands)
-                if step.workspace is not None:
-                    yield step.workspace
 
 
 def launched(steps: Sequence[Step]) -> set[str]:

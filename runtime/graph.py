@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qcompiler.errors import ArgumentError, ArgumentShapeError, CaptureRuleError, RuntimeFailure
+from qcompiler.plan.dims import dim
 from qcompiler.plan.plan import EntryPoint, TensorSig, TorchCall
 from qcompiler.plan.torch_regions import operators
 from qcompiler.runtime.backends.base import CaptureMode, Graph, Memory
@@ -330,6 +331,4 @@ class CapturedGraph:
 
 
 def _shape(sig: TensorSig, binding: Binding) -> Shape:
-    from qcompiler.plan.dims import dim
-
     return tuple(dim(extent).evaluate(binding.symbols) for extent in sig.shape)

@@ -10,6 +10,7 @@ from qcompiler.plan.plan import Arena, EntryPoint, Plan
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Backend, Kernel, Memory
 from qcompiler.runtime.image import NativeLibrary, Target
+from qcompiler.runtime.isa import resolve_isa
 from qcompiler.runtime.memory import align_up
 
 PAGE = 4096
@@ -89,8 +90,6 @@ def choose_isa(device: str, target: Target, requested: str | None) -> str:
     """
     kind, _ = registry.parse(device)
     if kind == "cpu":
-        from qcompiler.runtime.isa import resolve_isa
-
         return resolve_isa(requested)
     if requested is not None:
         return requested

@@ -22,12 +22,12 @@ from qcompiler.kernels.cost import NOTHING, Cost, DeviceCost, Occupancy, copy_co
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.lookup import Program
-from qcompiler.plan.plan import Copy, EntryPoint, Launch, LibraryCall, Plan, Record, Select, Step, TorchCall, View, Wait
+from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Record, Select, Step, TorchCall, View, Wait
 from qcompiler.runtime.executor import chosen_kernel, launched
 
 Symbols = Mapping[str, int]
 
-_WORDS: dict[type[Step], str] = {Copy: "copy", LibraryCall: "library call", TorchCall: "torch"}
+_WORDS: dict[type[Step], str] = {Copy: "copy", TorchCall: "torch"}
 """What is shown for steps that launch no kernel."""
 
 
@@ -333,7 +333,7 @@ class _Walk:
                 spec = self.known.kernels[name]
                 kind = self.known.devices[self.slot_of[step.stream]].kind
                 return spec, launch_cost(spec, self.symbols, figures, self.isa, kind)
-            case _:  # a library call says nothing of itself, and nor do torch's operators
+            case _:  # torch's operators say nothing of themselves
                 return None, Cost(figures.launch, 0.0)
 
     def _nbytes(self, view: View) -> int:

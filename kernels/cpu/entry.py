@@ -28,7 +28,6 @@ from qcompiler.plan.plan import (
     Copy,
     EntryPoint,
     Launch,
-    LibraryCall,
     Plan,
     Record,
     Select,
@@ -137,8 +136,6 @@ class _Emitter:
                 return [comment(f"// {number} on {step.stream}: wait for {step.event} (one stream, in order)")]
             case TorchCall():
                 raise AssertionError("a torch call stands between segments")
-            case LibraryCall():
-                raise PlanError(f"entry point '{self.point.name}' calls '{step.function}', which no CPU has")
 
     def select(self, number: int, step: Select) -> list[str]:
         lines = [self.operands(step.operands), f"const int64_t chooser = {c_dim(step.on, self.symbols)};"]

@@ -14,6 +14,7 @@ from qcompiler.ir import qc, rt
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.interpreter import Interpreter, bind_symbols
 from qcompiler.ir.module import entry_funcs
+from qcompiler.ir.rt_interpreter import RtInterpreter
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.pack_weights import unpack
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -60,15 +61,13 @@ def initial_states(module: ModuleOp) -> dict[str, Array]:
 
 def is_scheduled(module: ModuleOp) -> bool:
     """Whether the module has been lowered to the `rt` dialect."""
-    return any(op.name.startswith("rt.") for op in module.body.block.ops)
+    return any(isinstance(op, rt.NamedOp) for op in module.body.block.ops)
 
 
 def _scheduled_answers(
     module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
 ) -> dict[str, list[Array]]:
-    """The same at the schedule level. Arenas start poisoned."""
-    from qcompiler.ir.rt_interpreter import RtInterpreter
-
+    """The same at the schedule level: every entry that takes inputs of these shapes, on poisoned arenas."""
     interpreter = RtInterpreter(module, ctx.weights, unpack=unpack)
     found: dict[str, list[Array]] = {}
     refusals: list[str] = []

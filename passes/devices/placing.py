@@ -18,7 +18,7 @@ from xdsl.ir import Operation, SSAValue
 
 from qcompiler.ir.module import path_of, result_keys, return_op, set_result_keys, update_function_type
 from qcompiler.ir.qc import ConstOp, CopyOp, DimOp, StateOp, StateUpdateOp
-from qcompiler.passes.lowering.places import VIEWS
+from qcompiler.passes.views.views import VIEWS
 
 DEVICE = "qc.device"
 

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from qcompiler.ir.module import path_of
 from qcompiler.ir.qc import StateOp, StateUpdateOp
-from qcompiler.passes.lowering.places import VIEWS
+from qcompiler.passes.views.views import base_of, readers
 
 
 def state_devices(entries: Sequence[FuncOp], device_for: Callable[[str], str]) -> dict[str, str]:
@@ -26,7 +26,7 @@ def state_devices(entries: Sequence[FuncOp], device_for: Callable[[str], str]) -
         position = {op: number for number, op in enumerate(function.body.block.ops)}
         for op in position:
             if isinstance(op, StateOp) and op.key not in found:
-                users = [user for user in _users(op.result) if not isinstance(user, StateUpdateOp)]
+                users = [user for user, _ in readers(op.result) if not isinstance(user, StateUpdateOp)]
                 users = [user for user in users if user.name != "func.return"]
                 if users:
                     found[op.key] = device_for(path_of(min(users, key=position.__getitem__)))
@@ -40,18 +40,7 @@ def state_devices(entries: Sequence[FuncOp], device_for: Callable[[str], str]) -
     return found
 
 
-def _users(value: SSAValue) -> Iterator[Operation]:
-    """The ops that read a value, through views."""
-    for use in value.uses:
-        if isinstance(use.operation, VIEWS):
-            for result in use.operation.results:
-                yield from _users(result)
-        else:
-            yield use.operation
-
-
 def _maker(value: SSAValue, update: Operation) -> Operation:
-    """The op that computes a value, through views; `update` itself if no op computes it."""
-    while isinstance(value.owner, VIEWS):
-        value = value.owner.operands[0]
-    return value.owner if isinstance(value.owner, Operation) else update
+    """The op that computes a value, through views; the update itself for what is no op's result."""
+    owner = base_of(value).owner
+    return owner if isinstance(owner, Operation) else update

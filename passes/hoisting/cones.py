@@ -20,6 +20,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of, set_path
+from qcompiler.ir.scalar_ops import ARITH_OPS
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.loops import loops
@@ -129,7 +130,7 @@ class ConeBuilder:
             return self._scalars[value]
         op = value.owner
         made: SSAValue | None = None
-        if isinstance(op, Operation) and op.name.startswith("arith."):
+        if isinstance(op, Operation) and type(op) in ARITH_OPS:
             operands = [self.scalar(v) for v in op.operands]
             if None not in operands:
                 mapping = {old: new for old, new in zip(op.operands, operands, strict=True) if new is not None}
@@ -222,8 +223,8 @@ class ConeBuilder:
         return Built(value, tuple(s != 1 if n in added else next(repeats) for n, s in enumerate(shape)))
 
     def _reshape(self, op: Operation) -> Built | None:
-        """Splitting or joining dims is prefix-stable if only the first dim of each group is symbolic."""
-        assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
+        """Splitting or joining dims is prefix-stable where only the first dim of each group is symbolic."""
+        assert isinstance(op, views.Reshape)
         built = self.build(op.src)
         expands = isinstance(op, tensor.ExpandShapeOp)
         large = shape_of(op.result.type if expands else op.src.type)

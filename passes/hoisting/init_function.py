@@ -9,6 +9,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
+from qcompiler.ir.effects import erase_dead
 from qcompiler.ir.module import INIT, init_func, result_keys, return_op, set_result_keys, update_function_type
 from qcompiler.passes.hoisting.cones import Built
 
@@ -49,9 +50,7 @@ class InitBuilder:
         if not self.keys:
             return
         self.block.add_op(func.ReturnOp(*self.values))
-        for op in reversed(list(self.block.ops)):
-            if op.results and not any(result.uses for result in op.results):
-                self.block.erase_op(op)
+        erase_dead(self.block)
         function = func.FuncOp(INIT, ([], [v.type for v in self.values]), Region(self.block))
         set_result_keys(function, self.keys)
         update_function_type(function)

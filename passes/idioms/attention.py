@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.builder import Builder
-from xdsl.dialects import arith, tensor
+from xdsl.dialects import arith
 from xdsl.dialects.linalg import ops
 from xdsl.ir import SSAValue
 from xdsl.rewriter import InsertPoint
@@ -136,7 +136,7 @@ def _under_casts_and_reshapes(value: SSAValue) -> SSAValue:
     """The value behind float casts and reshapes of the batch dims."""
     while True:
         op = loops.producer(value)
-        if isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+        if isinstance(op, views.Reshape):
             value = op.src
         elif isinstance(op, ops.GenericOp) and _is_cast(op):
             value = op.inputs[0]

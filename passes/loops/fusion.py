@@ -9,7 +9,8 @@ from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.ir import qc
-from qcompiler.ir.scalar_ops import RemFOp
+from qcompiler.ir.effects import erase_if_dead
+from qcompiler.ir.scalar_ops import ARITH_OPS, RemFOp
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import Index
 
@@ -65,7 +66,7 @@ def _absorb_fill(consumer: ops.GenericOp, place: int, inputs: list[tuple[SSAValu
     body.args[place].replace_all_uses_with(copy.results[0])
     body.erase_arg(body.args[place])
     loops.set_inputs(consumer, rest)
-    loops.erase_if_dead(source)
+    erase_if_dead(source)
     return True
 
 
@@ -119,7 +120,7 @@ def is_trivial(source: ops.GenericOp) -> bool:
 def _is_cheap(op: Operation) -> bool:
     if isinstance(op, _DEAR_ARITH):
         return False
-    return isinstance(op, (*_CHEAP_MATH, ops.IndexOp, ops.YieldOp)) or op.name.startswith("arith.")
+    return isinstance(op, (*_CHEAP_MATH, ops.IndexOp, ops.YieldOp)) or type(op) in ARITH_OPS
 
 
 def _fuse(consumer: ops.GenericOp, place: int, inputs: list[tuple[SSAValue, Index]]) -> bool:
@@ -146,7 +147,7 @@ def _fuse(consumer: ops.GenericOp, place: int, inputs: list[tuple[SSAValue, Inde
     loops.set_inputs(consumer, merged)
     loops.merge_equal_inputs(consumer)
     if alone:
-        loops.erase_if_dead(source)
+        erase_if_dead(source)
     return True
 
 

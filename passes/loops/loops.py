@@ -23,7 +23,7 @@ from xdsl.ir.affine import (
 )
 
 from qcompiler.errors import QCompilerError
-from qcompiler.ir import qc
+from qcompiler.ir.effects import erase_dead, erase_if_dead
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of
 from qcompiler.plan.dims import Dim
@@ -171,13 +171,6 @@ def insert_before(anchor: Operation, *new: Operation) -> None:
     block.insert_ops_before(new, anchor)
 
 
-def erase(op: Operation) -> None:
-    """Removes an op without uses from its block."""
-    block = op.parent_block()
-    assert block is not None
-    block.erase_op(op)
-
-
 # --- editing ---------------------------------------------------------------------------------------------------------
 
 
@@ -296,15 +289,13 @@ def delete_rounding_pairs(block: Block) -> int:
         narrow = producer(op.operands[0])
         if isinstance(narrow, arith.TruncFOp) and narrow.operands[0].type == op.results[0].type:
             op.results[0].replace_all_uses_with(narrow.operands[0])
-            erase(op)
+            erase_if_dead(op)
             deleted += 1
-            if not narrow.results[0].uses:
-                erase(narrow)
     return deleted
 
 
 def tidy_body(block: Block) -> None:
-    """Merges equal constants and indices, and erases body ops whose results nothing reads (bodies are pure)."""
+    """Makes equal constants and indices one, and erases body ops whose results nothing reads."""
     known: dict[tuple[str, Attribute, Attribute], SSAValue] = {}
     for op in list(block.ops):
         if isinstance(op, arith.ConstantOp):
@@ -316,20 +307,4 @@ def tidy_body(block: Block) -> None:
         first = known.setdefault(key, op.results[0])
         if first is not op.results[0]:
             op.results[0].replace_all_uses_with(first)
-    for op in reversed(list(block.ops)):
-        if op.results and not any(result.uses for result in op.results):
-            erase(op)
-
-
-def erase_if_dead(op: Operation) -> None:
-    """Erases an op without uses, then the producers that lose their last use by that (only pure tensor-level ops)."""
-    stack = [op]
-    while stack:
-        each = stack.pop()
-        if each.parent is None or any(result.uses for result in each.results):
-            continue
-        if isinstance(each, qc.StateOp | qc.StateUpdateOp) or not each.results:
-            continue
-        producers = [p for p in map(producer, each.operands) if p is not None]
-        erase(each)
-        stack += producers
+    erase_dead(block)

@@ -13,27 +13,26 @@ from xdsl.dialects import arith
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineExpr, AffineMap
-from xdsl.rewriter import InsertPoint
+from xdsl.pattern_rewriter import PatternRewriter
 
 from qcompiler.ir import build, qc
-from qcompiler.ir.module import path_of
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
-from qcompiler.passes.loops import loops
+from qcompiler.passes.rewriting import pattern
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType
 
 _SPLIT = ((0,), (1,), (2,), (3, 4))
 
 
-def rope_to_loops(op: qc.RopeOp) -> None:
-    """Replaces a rope by views and one pointwise nest."""
-    builder = build.with_path(InsertPoint.before(op), path_of(op))
+@pattern
+def rope_to_loops(op: qc.RopeOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """A rope becomes views and one pointwise nest."""
     interleaved = op.interleaved is not None
     halves = 4 if interleaved else 3  # the loop dim that runs over the two halves
     shape = shape_of(op.x.type)
     split = _split(shape, interleaved)
     x, cos, sin = (
-        build.expand(builder, v, _SPLIT, _split(shape_of(v.type), interleaved)) for v in (op.x, op.cos, op.sin)
+        build.expand(rewriter, v, _SPLIT, _split(shape_of(v.type), interleaved)) for v in (op.x, op.cos, op.sin)
     )
     straight: list[AffineExpr] = [AffineDimExpr(n) for n in range(5)]
     other: list[AffineExpr] = [AffineDimExpr(n) * -1 + 1 if n == halves else AffineDimExpr(n) for n in range(5)]
@@ -47,10 +46,8 @@ def rope_to_loops(op: qc.RopeOp) -> None:
     def body(inner: Builder, values: Sequence[SSAValue]) -> Operation:
         return _body(inner, values, halves, dtype)
 
-    made = build.generic(builder, [x, x, cos, sin], maps, split, dtype, ["parallel"] * 5, body)
-    result = build.collapse(builder, made, _SPLIT)
-    op.result.replace_all_uses_with(result)
-    loops.erase(op)
+    made = build.generic(rewriter, [x, x, cos, sin], maps, split, dtype, ["parallel"] * 5, body)
+    return build.collapse(rewriter, made, _SPLIT)
 
 
 def _split(shape: Sequence[Dim], interleaved: bool) -> tuple[Dim, ...]:

@@ -10,6 +10,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from qcompiler.ir import qc
+from qcompiler.ir.effects import is_dead
 from qcompiler.ir.module import ranges_of, set_ranges, update_function_type
 from qcompiler.ir.types import DYNAMIC, DimsAttr, dtype_of, shape_of
 from qcompiler.ir.types import tensor as tensor_type
@@ -23,8 +24,8 @@ def substitute_symbols(function: func.FuncOp, values: Mapping[str, int]) -> None
     set_ranges(function, {name: bounds for name, bounds in ranges_of(function).items() if name not in values})
     _retype_arguments(function.body.block, values)
     substitute_in_ops(function.body.block.ops, values)
-    for op in list(function.body.block.ops):  # the ops' static size lists hold these sizes now
-        if isinstance(op, arith.ConstantOp) and isinstance(op.result.type, IndexType) and not op.result.uses:
+    for op in list(function.body.block.ops):  # sizes that stand in the ops' own lists now
+        if isinstance(op, arith.ConstantOp) and isinstance(op.result.type, IndexType) and is_dead(op):
             function.body.block.erase_op(op)
     update_function_type(function)
 

@@ -14,20 +14,18 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of
 from qcompiler.passes.lowering import views
+from qcompiler.passes.views.views import VIEWS, unreshaped
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.plan import View
 
 Groups = list[list[int]]
 
-SAME_ORDER = (tensor_dialect.ExpandShapeOp, tensor_dialect.CollapseShapeOp)
-VIEWS = (*SAME_ORDER, TransposeOp, BroadcastOp, tensor_dialect.ExtractSliceOp, tensor_dialect.CastOp)
 Steps = tuple[list[Dim], list[Dim], list[Dim]]
 
 
 def root_of(value: SSAValue) -> SSAValue | None:
     """The op result that a returned value is a mere reshape of; None if it has to be copied (arguments, constants)."""
-    while isinstance(value.owner, SAME_ORDER):
-        value = value.owner.src
+    value = unreshaped(value)
     owner = value.owner
     if not isinstance(owner, Operation) or isinstance(owner, qc.ConstOp | qc.StateOp | qc.IndexUpdateOp):
         return None

@@ -24,6 +24,7 @@ from qcompiler.passes.lowering.places import Placer
 from qcompiler.passes.lowering.steps import Steps
 from qcompiler.passes.lowering.views import is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
+from qcompiler.passes.views.views import unreshaped
 from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.plan import View
 
@@ -58,7 +59,7 @@ class StateWrites:
                 )
             return view
         view = self.placer.view(base)
-        for value in dict.fromkeys((self.in_place.chains[op], states.origin_of(base))):
+        for value in dict.fromkeys((self.in_place.chains[op], unreshaped(base))):
             reader = states.later_reader(value, op, self.in_place.absorbed)
             if reader is None or self.placer.view(value).buffer != view.buffer:
                 continue
@@ -79,7 +80,7 @@ class StateWrites:
 
     def absorb(self, op: InsertSliceOp) -> None:
         """Places the result of an insert_slice whose source was written in place: where the whole was."""
-        whole = states.origin_of(op.dest)
+        whole = unreshaped(op.dest)
         place = self._overwritten.get(whole) or self.placer.view(whole)
         shape = shape_of(op.result.type)
         self.placer.define(op.result, reshaped(place, shape, contiguous_strides(shape)))
@@ -114,7 +115,7 @@ class StateWrites:
         """A copy of a value that an op is about to overwrite: in the caller's memory if it is returned, else fresh."""
         view = self.placer.view(value)
         for returned, out in self.returned:
-            if states.origin_of(returned) is value and is_contiguous(view):
+            if unreshaped(returned) is value and is_contiguous(view):
                 target = reshaped(out, view.shape, view.strides)
                 self.steps.copy(view, target, op)
                 return target

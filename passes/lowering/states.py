@@ -15,7 +15,7 @@ the op itself reads it element by element or not at all.  Everything else is a c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from xdsl.dialects import tensor as tensor_dialect
@@ -25,7 +25,8 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of
-from qcompiler.passes.lowering.places import SAME_ORDER, VIEWS, root_of
+from qcompiler.passes.lowering.places import root_of
+from qcompiler.passes.views.views import readers, unreshaped
 
 DeviceOf = Callable[[Operation], str]
 
@@ -67,7 +68,7 @@ def _sink(block: Block) -> None:
     """Computes a state's new value behind the readers of its old one, where nothing else needs it before."""
     states = {op.key: op for op in block.ops if isinstance(op, qc.StateOp)}
     for update in [op for op in block.ops if isinstance(op, qc.StateUpdateOp) and op.key in states]:
-        root = root_of(origin_of(update.value))
+        root = root_of(unreshaped(update.value))
         op = root.owner if root is not None else None
         if not isinstance(op, Operation):
             continue
@@ -91,7 +92,7 @@ def _chain(value: SSAValue) -> tuple[list[Operation], SSAValue]:
     """The updates of parts behind which `value` stands, and what they begin with."""
     chain: list[Operation] = []
     while True:
-        value = origin_of(value)
+        value = unreshaped(value)
         owner = value.owner
         base = base_of(owner)
         if base is None:
@@ -110,7 +111,7 @@ def _enter(op: Operation, found: InPlace, whole: SSAValue | None = None) -> None
     """
     base = base_of(op)
     assert base is not None
-    whole = origin_of(base) if whole is None else whole
+    whole = unreshaped(base) if whole is None else whole
     if not isinstance(op, tensor_dialect.InsertSliceOp):
         found.chains[op] = whole
         return
@@ -162,7 +163,7 @@ def _fits(
 def _element_by_element(op: Operation, operand: SSAValue, state: SSAValue, result: SSAValue) -> bool:
     """Whether the op reads an element of the state, by this operand, only where it writes the same one."""
     if (
-        origin_of(operand) is not state
+        unreshaped(operand) is not state
         or not isinstance(op, GenericOp)
         or shape_of(operand.type) != shape_of(result.type)
     ):
@@ -172,23 +173,6 @@ def _element_by_element(op: Operation, operand: SSAValue, state: SSAValue, resul
     maps = [attribute.data for attribute in op.indexing_maps]
     written = maps[len(op.inputs) + [each is result for each in op.results].index(True)]
     return all(maps[i] == written for i, each in enumerate(op.inputs) if each is operand)
-
-
-def readers(value: SSAValue) -> Iterator[tuple[Operation, SSAValue]]:
-    """The ops that read a value, or a view of it, each with what it reads."""
-    for use in value.uses:
-        if isinstance(use.operation, VIEWS):
-            for result in use.operation.results:
-                yield from readers(result)
-        else:
-            yield use.operation, value
-
-
-def origin_of(value: SSAValue) -> SSAValue:
-    """What a value is a reshape of."""
-    while isinstance(value.owner, SAME_ORDER):
-        value = value.owner.src
-    return value
 
 
 def later_reader(value: SSAValue, update: Operation, absorbed: set[Operation]) -> Operation | None:

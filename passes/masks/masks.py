@@ -19,6 +19,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.interpreter import run
 from qcompiler.ir.module import path_of, ranges_of
 from qcompiler.ir.types import shape_of
@@ -240,7 +241,7 @@ def _set_mask(op: qc.AttentionOp, mask: SSAValue | None, last: SSAValue | None =
     op.properties["operandSegmentSizes"] = DenseArrayBase.from_list(i32, sizes)
     owner = loops.producer(old) if old is not None else None
     if owner is not None:
-        loops.erase_if_dead(owner)
+        erase_if_dead(owner)
 
 
 def remove_useless_masks(function: func.FuncOp, context: QCContext) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qcompiler.errors import PassError
-from qcompiler.ir.rt import EntryOp, LibraryCallOp, RecordOp, StepOp, WaitOp, name_of
+from qcompiler.ir.rt import EntryOp, RecordOp, StepOp, WaitOp, name_of
 from qcompiler.ir.rt_schedule import Schedule
 
 
@@ -85,7 +85,4 @@ def _walk(entry: EntryOp, schedule: Schedule) -> dict[str, Use]:
 
 
 def _touched(step: StepOp, schedule: Schedule) -> list[str]:
-    names = [view.buffer for view, _ in schedule.accesses(step)]
-    if isinstance(step, LibraryCallOp) and step.workspace is not None:
-        names.append(name_of(step.workspace))
-    return names
+    return [view.buffer for view, _ in schedule.accesses(step)]

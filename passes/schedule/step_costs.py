@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from xdsl.context import Context
 
 from qcompiler.ir.context import QCContext
-from qcompiler.ir.rt import CopyOp, KernelOp, LaunchOp, LibraryCallOp, SelectOp, StepOp
+from qcompiler.ir.rt import CopyOp, KernelOp, LaunchOp, SelectOp, StepOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.kernels.cost import (
     DEFAULT_GPU,
@@ -63,7 +63,7 @@ class StepCosts:
                 value = dim(step.on.data).evaluate(symbols)
                 cases = [case.record for case in step.cases]
                 return self._launch((taken(cases, value) or cases[-1]).kernel, device, figures, symbols)
-            case LibraryCallOp() | _:
+            case _:
                 return NOTHING
 
     def _launch(self, name: str, device: str, figures: DeviceCost, symbols: Mapping[str, int]) -> Cost:

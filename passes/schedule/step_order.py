@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.ir.rt import LibraryCallOp, StepOp, name_of
+from qcompiler.ir.rt import StepOp
 from qcompiler.ir.rt_schedule import Schedule
 
 
@@ -36,11 +36,8 @@ def dependences(schedule: Schedule, steps: Sequence[StepOp]) -> list[tuple[int, 
 
 
 def accesses(schedule: Schedule, step: StepOp) -> list[tuple[str, str]]:
-    """The buffers a step touches, each with "r", "w" or "rw"."""
-    found = [(view.buffer, access) for view, access in schedule.accesses(step)]
-    if isinstance(step, LibraryCallOp) and step.workspace is not None:
-        found.append((name_of(step.workspace), "w"))
-    return found
+    """Buffers a step touches, each with "r", "w" or "rw"."""
+    return [(view.buffer, access) for view, access in schedule.accesses(step)]
 
 
 class Order:

@@ -10,6 +10,7 @@ in front of the next convolution and both cancel. Views cost nothing, so only th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -18,18 +19,19 @@ from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ArrayAttr
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Block, Operation, Region, SSAValue
-from xdsl.rewriter import InsertPoint
+from xdsl.pattern_rewriter import PatternRewriter
 
 from qcompiler.ir import build, qc
-from qcompiler.ir.module import path_of, set_path
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import producer
+from qcompiler.passes.rewriting import Pattern, pattern, rewrite
 from qcompiler.passes.views import views
 from qcompiler.plan.dims import Dim
 
 T = TypeVar("T")
+OpT = TypeVar("OpT", bound=Operation)
 
 
 def to_last(rank: int) -> tuple[int, ...]:
@@ -59,32 +61,26 @@ def channels_last(builder: Builder, value: SSAValue) -> SSAValue:
 
 
 def keep_channels_last(block: Block) -> None:
-    """Moves transposes to channels first behind every op of `block` that can store its result channels last."""
-    for op in list(block.ops):
-        if op.parent is None or _cancels(op):
-            continue
-        rule = _RULES.get(type(op))
-        made = rule(op) if rule is not None else None
-        if made is not None:
-            builder = _before(op)
-            first = build.transpose(builder, made, to_first(views.rank_of(made)))
-            op.results[0].replace_all_uses_with(first)
-            loops.erase_if_dead(op)
+    """Moves such transposes behind everything in `block` that can store its result channels last."""
+    rewrite(list(block.ops), PATTERNS, again=False)
 
 
-def _cancels(op: Operation) -> bool:
-    """Removes a transpose that undoes the one it reads; returns whether it did. Its result then no longer counts as
-    channels first."""
-    source = stored(op.inputs[0]) if isinstance(op, ops.TransposeOp) else None
-    if source is None or views.permutation_of(op) != to_last(views.rank_of(source)):  # type: ignore[arg-type]
-        return False
-    op.results[0].replace_all_uses_with(source)
-    loops.erase_if_dead(op)
-    return True
+@pattern
+def cancel_transposes(op: ops.TransposeOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """A transpose that undoes the one it reads goes, so that what it gives does not count as channels first."""
+    source = stored(op.inputs[0])
+    return source if source is not None and views.permutation_of(op) == to_last(views.rank_of(source)) else None
 
 
-def _before(op: Operation) -> Builder:
-    return build.with_path(InsertPoint.before(op), path_of(op))
+def _stored_last(rule: Callable[[OpT, PatternRewriter], SSAValue | None]) -> Pattern:
+    """A pattern whose rule makes an op's result channels last; the transpose behind it gives the op's own order."""
+
+    @functools.wraps(rule)  # the signature says which ops it is for
+    def made(op: OpT, rewriter: PatternRewriter) -> SSAValue | None:
+        last = rule(op, rewriter)
+        return None if last is None else build.transpose(rewriter, last, to_first(views.rank_of(last)))
+
+    return pattern(made)
 
 
 def _moved(entries: Sequence[T]) -> list[T]:
@@ -92,12 +88,12 @@ def _moved(entries: Sequence[T]) -> list[T]:
     return [entries[i] for i in to_last(len(entries))]
 
 
-# --- rules: each returns the op's result with channels last, or None --------------------------------------------------
+# --- rules: each makes the op's result with channels last --------------------------------------------------
 
 
-def _generic(op: Operation) -> SSAValue | None:
-    """A nest that reads such a view in the order of its own result (at least batch and channels alike)."""
-    assert isinstance(op, ops.GenericOp)
+@_stored_last
+def store_nest(op: ops.GenericOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """A nest that runs through such a view and its own result channel by channel."""
     out = loops.output_index(op)
     spatial = 1 if len(out) == 3 else 2
     if len(op.res) != 1 or len(out) < 3 or len(set(out)) != len(out):
@@ -110,110 +106,93 @@ def _generic(op: Operation) -> SSAValue | None:
     init = producer(op.outputs[0])
     if not any(in_step) or not isinstance(init, tensor.EmptyOp | ops.FillOp):
         return None
-    builder = _before(op)
     shape, dtype = _moved(shape_of(op.res[0].type)), tensor_dtype(op.res[0].type)
     into = (
-        build.fill(builder, init.inputs[0], shape, dtype)
+        build.fill(rewriter, init.inputs[0], shape, dtype)
         if isinstance(init, ops.FillOp)
-        else build.empty(builder, shape, dtype)
+        else build.empty(rewriter, shape, dtype)
     )
     maps = op.indexing_maps.data[:-1]
     permuted = loops.map_attr(loops.num_loops(op), tuple(_moved(out)))
     body = op.detach_region(op.body)
     made = ops.GenericOp(op.inputs, [into], body, ArrayAttr([*maps, permuted]), op.iterator_types, [into.type])
     op.add_region(Region(Block()))
-    return _inserted(op, made)
+    return rewriter.insert(made).results[0]
 
 
-def _inserted(op: Operation, made: Operation) -> SSAValue:
-    set_path(made, path_of(op))
-    loops.insert_before(op, made)
-    return made.results[0]
-
-
-def _concat(op: Operation) -> SSAValue | None:
-    assert isinstance(op, tensor.ConcatOp)
+@_stored_last
+def store_concat(op: tensor.ConcatOp, rewriter: PatternRewriter) -> SSAValue | None:
     rank = views.rank_of(op.result)
     if all(stored(value) is None for value in op.inputs):
         return None
-    builder = _before(op)
-    parts = [channels_last(builder, value) for value in op.inputs]
-    return build.concat(builder, parts, to_last(rank).index(op.dim.value.data))
+    parts = [channels_last(rewriter, value) for value in op.inputs]
+    return build.concat(rewriter, parts, to_last(rank).index(op.dim.value.data))
 
 
-def _insert_slice(op: Operation) -> SSAValue | None:
-    """Padding: an image inserted into a constant."""
-    assert isinstance(op, tensor.InsertSliceOp)
+@_stored_last
+def store_padded(op: tensor.InsertSliceOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """Padding: a part written into a constant."""
     part, into = stored(op.source), producer(op.dest)
     place = views.inserted_at(op)
     if part is None or place is None or not isinstance(into, ops.FillOp):
         return None
-    builder = _before(op)
-    whole = build.fill(builder, into.inputs[0], _moved(shape_of(op.dest.type)), tensor_dtype(op.dest.type))
+    whole = build.fill(rewriter, into.inputs[0], _moved(shape_of(op.dest.type)), tensor_dtype(op.dest.type))
     offsets, steps = place
-    return build.insert_slice(builder, part, whole, _moved(offsets), _moved(steps))
+    return build.insert_slice(rewriter, part, whole, _moved(offsets), _moved(steps))
 
 
-def _extract_slice(op: Operation) -> SSAValue | None:
-    assert isinstance(op, tensor.ExtractSliceOp)
+@_stored_last
+def store_slice(op: tensor.ExtractSliceOp, rewriter: PatternRewriter) -> SSAValue | None:
     source, found = stored(op.source), views.slice_of(op)
     if source is None or found is None or len(found[1]) != views.rank_of(op.source):
         return None
     offsets, sizes, steps = found
-    return build.extract_slice(_before(op), source, _moved(offsets), _moved(sizes), _moved(steps))
+    return build.extract_slice(rewriter, source, _moved(offsets), _moved(sizes), _moved(steps))
 
 
-def _gather(op: Operation) -> SSAValue | None:
-    """Rows or columns picked by an index (resizing)."""
-    assert isinstance(op, qc.GatherOp)
+@_stored_last
+def store_gathered(op: qc.GatherOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """Rows or columns picked by an index, as resizing does."""
     source = stored(op.x)
     if source is None or op.mode.data != "take" or views.rank_of(op.index) != 1:
         return None
     rank = views.rank_of(op.x)
     type_ = tensor_type(_moved(shape_of(op.result.type)), tensor_dtype(op.result.type))
-    return _inserted(op, qc.GatherOp(source, op.index, type_, axis=to_last(rank).index(op.axis.value.data)))
+    axis = to_last(rank).index(op.axis.value.data)
+    return rewriter.insert(qc.GatherOp(source, op.index, type_, axis=axis)).result
 
 
-def _reshape(op: Operation) -> SSAValue | None:
-    """Splits channels into groups or joins them, joins rows and columns to one length, or repeats both."""
-    assert isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp)
+@_stored_last
+def store_reshaped(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """Channels split into groups or joined again, rows and columns as one length; a repetition of both."""
     repeat = producer(op.src)
     if isinstance(repeat, ops.BroadcastOp):
-        return _repeated(op, repeat)
+        return _repeated(op, repeat, rewriter)
     source, groups = stored(op.src), views.groups_of(op)
     if source is None or not (_splits_channels(op) or groups == ((0,), (1,), (2, 3))):
         return None
-    return build.reshape(_before(op), source, _moved(shape_of(op.result.type)))
+    return build.reshape(rewriter, source, _moved(shape_of(op.result.type)))
 
 
-def _splits_channels(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp) -> bool:
+def _splits_channels(op: views.Reshape) -> bool:
     """Whether batch, rows and columns stay as they are."""
     groups = views.groups_of(op)
     return min(views.rank_of(op.src), views.rank_of(op.result)) >= 4 and all(len(groups[i]) == 1 for i in (0, -2, -1))
 
 
-def _repeated(op: tensor.ExpandShapeOp | tensor.CollapseShapeOp, repeat: ops.BroadcastOp) -> SSAValue | None:
-    """(b, c, h, w) as (b, c, h, r, w, r), joined to (b, c, h*r, w*r): nearest-neighbour resizing."""
+def _repeated(op: views.Reshape, repeat: ops.BroadcastOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """(b, c, h, w) as (b, c, h, r, w, r), joined to (b, c, h*r, w*r): nearest neighbours."""
     source = stored(repeat.input)
     if source is None or views.rank_of(source) != 4 or views.groups_of(op) != ((0,), (1,), (2, 3), (4, 5)):
         return None
     if views.added_dims(repeat) != (3, 5) or not isinstance(op, tensor.CollapseShapeOp):
         return None
-    builder = _before(op)
     b, h, w, c = shape_of(source.type)
     shape = shape_of(repeat.result[0].type)
     wide: list[Dim] = [b, h, shape[3], w, shape[5], c]
     return build.reshape(
-        builder, build.broadcast_in(builder, source, wide, (0, 1, 3, 5)), _moved(shape_of(op.result.type))
+        rewriter, build.broadcast_in(rewriter, source, wide, (0, 1, 3, 5)), _moved(shape_of(op.result.type))
     )
 
 
-_RULES: dict[type[Operation], Callable[[Operation], SSAValue | None]] = {
-    ops.GenericOp: _generic,
-    tensor.ConcatOp: _concat,
-    tensor.InsertSliceOp: _insert_slice,
-    tensor.ExtractSliceOp: _extract_slice,
-    tensor.ExpandShapeOp: _reshape,
-    tensor.CollapseShapeOp: _reshape,
-    qc.GatherOp: _gather,
-}
+PATTERNS = (cancel_transposes, store_nest, store_concat, store_padded, store_slice, store_gathered, store_reshaped)

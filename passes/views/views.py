@@ -1,8 +1,12 @@
-"""View ops as data: which elements of their source they read, and how to make the same view again."""
+"""View ops: what counts as one, what they read, who reads through them, and which elements of their source those are.
+
+A view costs nothing at run time: `lower-to-rt` makes it a strided view of its source's buffer.  Every pass that asks
+whether an op is a view asks here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, TensorType
@@ -15,7 +19,10 @@ from qcompiler.passes.loops.loops import ZERO, Index, producer
 from qcompiler.plan.dims import Dim, dim
 
 Reshape = tensor.ExpandShapeOp | tensor.CollapseShapeOp
-VIEWS = (ops.TransposeOp, ops.BroadcastOp, tensor.ExpandShapeOp, tensor.CollapseShapeOp, tensor.ExtractSliceOp)
+VIEWS = (
+    ops.TransposeOp, ops.BroadcastOp, tensor.ExpandShapeOp, tensor.CollapseShapeOp, tensor.ExtractSliceOp,
+    tensor.CastOp,
+)  # fmt: skip
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -136,6 +143,15 @@ def reshape_ops_needed(source: Sequence[Dim], target: Sequence[Dim]) -> int:
         return 1
     groups = build.reshape_groups(source, target)
     return int(any(b - a > 1 for (a, b), _ in groups)) + int(any(b - a > 1 for _, (a, b) in groups))
+
+
+def readers(value: SSAValue) -> Iterator[tuple[Operation, SSAValue]]:
+    """The ops that read a value, or a view of it, each with what it reads; views themselves do not count."""
+    for use in value.uses:
+        if isinstance(use.operation, VIEWS):
+            yield from readers(use.operation.results[0])
+        else:
+            yield use.operation, value
 
 
 def base_of(value: SSAValue) -> SSAValue:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.builder import Builder
-from xdsl.dialects import tensor
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
-from xdsl.rewriter import InsertPoint
+from xdsl.pattern_rewriter import PatternRewriter
 
 from qcompiler.ir import build, qc
-from qcompiler.ir.module import path_of
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import shape_of, tensor_dtype
-from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import producer
+from qcompiler.passes.rewriting import pattern
+from qcompiler.passes.views import views
 from qcompiler.plan.dims import Dim, dim
 
 
@@ -58,15 +57,16 @@ def copy_nest(builder: Builder, x: SSAValue, index: Sequence[AffineExpr], shape:
     return build.generic(builder, [x], maps, shape, tensor_dtype(x.type), kinds, lambda _, scalars: scalars[0])
 
 
-def windows_to_loops(op: qc.WindowsOp) -> None:
-    """Lowers a `qc.windows` to padding and a copy."""
-    builder = build.with_path(InsertPoint.before(op), path_of(op))
+@pattern
+def windows_to_loops(op: qc.WindowsOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """A `qc.windows` becomes padding and a copy, unless a linear's kernel reads the image itself."""
+    if feeds_linear(op):
+        return None
     kernel, shape = numbers(op.kernel), shape_of(op.result.type)
-    x = padded(builder, op.x, op, shape[1:3], kernel)
+    x = padded(rewriter, op.x, op, shape[1:3], kernel)
     taps = [*shape[:3], *kernel, shape_of(op.x.type)[3]]
-    copied = copy_nest(builder, x, reads(op, kernel, range(5), (5,)), taps)
-    op.result.replace_all_uses_with(build.reshape(builder, copied, shape))
-    loops.erase_if_dead(op)
+    copied = copy_nest(rewriter, x, reads(op, kernel, range(5), (5,)), taps)
+    return build.reshape(rewriter, copied, shape)
 
 
 def feeds_linear(op: qc.WindowsOp) -> bool:
@@ -76,7 +76,7 @@ def feeds_linear(op: qc.WindowsOp) -> bool:
         user = value.get_user_of_unique_use()
         if isinstance(user, qc.LinearOp):
             return user.x is value and windows_of(value) is op
-        if not isinstance(user, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+        if not isinstance(user, views.Reshape):
             return False
         value = user.result
 
@@ -84,7 +84,7 @@ def feeds_linear(op: qc.WindowsOp) -> bool:
 def windows_of(value: SSAValue) -> qc.WindowsOp | None:
     """The `qc.windows` behind a linear's x, through reshapes of leading dims, if nothing else reads it."""
     op = producer(value)
-    while isinstance(op, tensor.ExpandShapeOp | tensor.CollapseShapeOp):
+    while isinstance(op, views.Reshape):
         if not value.has_one_use() or shape_of(op.src.type)[-1] != shape_of(value.type)[-1]:
             return None
         value = op.src

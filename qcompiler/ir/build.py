@@ -55,13 +55,18 @@ _FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 def with_path(point: InsertPoint, path: str) -> Builder:
-    """A builder whose ops carry `qc.path = path`. Ops that already have a path keep it; sizes and scalars get none."""
+    """A builder whose ops carry `qc.path = path` (ops that already have one keep it; sizes and scalars need none)."""
+    return Builder(point, operation_insertion_handler=[stamp(lambda: path)])
 
-    def stamp(op: Operation) -> None:
+
+def stamp(path: Callable[[], str]) -> Callable[[Operation], None]:
+    """What a builder does with each op it inserts, so that the op carries `qc.path`."""
+
+    def handler(op: Operation) -> None:
         if PATH not in op.attributes and not isinstance(op, DimOp | arith.ConstantOp):
-            set_path(op, path)
+            set_path(op, path())
 
-    return Builder(point, operation_insertion_handler=[stamp])
+    return handler
 
 
 # --- scalars, sizes, fresh tensors -----------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.func import Func
 from xdsl.dialects.linalg import Linalg
 from xdsl.dialects.tensor import Tensor
-from xdsl.ir import Dialect
+from xdsl.dialects.test import Test
 
 from qcompiler.errors import QCompilerError
 from qcompiler.ir.qc import QC
+from qcompiler.ir.rt import RT
 from qcompiler.ir.scalar_ops import ARITH, MATH
 from qcompiler.plan.plan import Plan
 from qcompiler.plan.weights import WeightStore
@@ -65,18 +66,6 @@ class Report:
         return tuple(d for d in self._decisions if d.stage == stage)
 
 
-def _rt() -> Dialect:
-    from qcompiler.ir.rt import RT
-
-    return RT
-
-
-def _test() -> Dialect:
-    from xdsl.dialects.test import Test
-
-    return Test
-
-
 @dataclass(frozen=True)
 class Emitted:
     """The result of the last stage: the program's plan, and the text of its kernels."""
@@ -113,8 +102,8 @@ class QCContext(Context):
         )
         for dialect in (Builtin, Func, ARITH, MATH, Linalg, Tensor, QC):
             ctx.load_dialect(dialect)
-        ctx.register_dialect("rt", _rt)
-        ctx.register_dialect("test", _test)  # filecheck files take their operands from it
+        ctx.register_dialect("rt", lambda: RT)
+        ctx.register_dialect("test", lambda: Test)  # what filecheck files take their operands from
         return ctx
 
     def clone(self) -> QCContext:

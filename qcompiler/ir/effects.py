@@ -1,26 +1,119 @@
-"""Which ops may be removed or shared. xDSL declares no effects for `linalg`, so its CSE and DCE skip those ops."""
+"""What an op does besides computing its results: the one definition of pure, of dead, and of who touches a state.
+
+Effects are traits of the ops: `Pure`, and here `ReadsState` and `WritesState`.  xDSL declares none for `linalg`, and
+its classes are not ours to change, so the table `_ON_TENSORS` stands in for the missing traits.  An op of unknown
+effects is neither pure nor ever dead.
+"""
 
 from __future__ import annotations
 
-from xdsl.ir import Operation
-from xdsl.traits import NoMemoryEffect, Pure
+import functools
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 
-from qcompiler.ir import qc
+from xdsl.dialects.builtin import SymbolRefAttr
+from xdsl.dialects.linalg import Linalg
+from xdsl.ir import Block, Operation, OpResult
+from xdsl.traits import (
+    EffectInstance,
+    IsTerminator,
+    MemoryEffect,
+    MemoryEffectKind,
+    NoMemoryEffect,
+    Resource,
+    get_effects,
+)
 
-_PURE: dict[type[Operation], bool] = {}
+_ON_TENSORS = frozenset(Linalg.operations)
+"""Structured ops compute fresh values where they have results; without results they write memrefs, or are yields."""
+
+_NONE: Set[EffectInstance] = frozenset()
+
+
+@dataclass(frozen=True)
+class _States(Resource):
+    def name(self) -> str:
+        return "state"
+
+
+class _StateEffect(MemoryEffect):
+    """An effect on the state that the op's property `sym` names."""
+
+    @classmethod
+    def effects_of_kind(cls, op: Operation, kind: MemoryEffectKind) -> Set[EffectInstance]:
+        key = op.properties["sym"]
+        assert isinstance(key, SymbolRefAttr)
+        return frozenset({EffectInstance(kind, key, _States())})
+
+
+class ReadsState(_StateEffect):
+    """The results depend on the value of a state."""
+
+    @classmethod
+    def get_effects(cls, op: Operation) -> Set[EffectInstance]:
+        return cls.effects_of_kind(op, MemoryEffectKind.READ)
+
+
+class WritesState(_StateEffect):
+    """The op changes a state."""
+
+    @classmethod
+    def get_effects(cls, op: Operation) -> Set[EffectInstance]:
+        return cls.effects_of_kind(op, MemoryEffectKind.WRITE)
+
+
+def effects_of(op: Operation) -> Set[EffectInstance] | None:
+    """What an op reads and writes besides its operands and results; None where that is not known."""
+    if type(op) in _ON_TENSORS:
+        return _NONE if op.results else None
+    return _NONE if _declares_none(type(op)) else get_effects(op)
+
+
+@functools.cache
+def _declares_none(kind: type[Operation]) -> bool:
+    """Whether a class of ops says that none of them has effects; asked of each op of a program many times."""
+    declared = [trait for trait in kind.traits if isinstance(trait, MemoryEffect)]
+    return bool(declared) and all(isinstance(trait, NoMemoryEffect) for trait in declared)
 
 
 def is_pure(op: Operation) -> bool:
-    """Whether the results depend only on operands and attributes, and there are no side effects."""
-    kind = type(op)
-    known = _PURE.get(kind)
-    if known is None:
-        known = op.has_trait(Pure) or op.has_trait(NoMemoryEffect) or kind.name == "linalg.index"
-        _PURE[kind] = known
-    # a structured op on tensors computes fresh values; one on memrefs (no results) writes its operands
-    return known or (kind.name.startswith("linalg.") and bool(op.results))
+    """True if the results depend on operands and attributes alone, and nothing else happens."""
+    return effects_of(op) == _NONE and not op.has_trait(IsTerminator)
 
 
 def is_removable(op: Operation) -> bool:
-    """Whether the op may be removed once nothing reads its results."""
-    return is_pure(op) or isinstance(op, qc.StateOp)
+    """True if the op may go once nobody reads its results: it changes nothing."""
+    effects = effects_of(op)
+    reads = effects is not None and all(effect.kind is MemoryEffectKind.READ for effect in effects)
+    return reads and not op.has_trait(IsTerminator)
+
+
+def is_dead(op: Operation) -> bool:
+    """True if nobody reads the op's results, and it may go."""
+    return all(result.first_use is None for result in op.results) and is_removable(op)
+
+
+def erase_dead(block: Block) -> int:
+    """Erases every dead op of a block and of the bodies inside it, the last first; returns how many went."""
+    erased = 0
+    for op in reversed(list(block.ops)):
+        if is_dead(op):
+            block.erase_op(op)
+            erased += 1
+            continue
+        for region in op.regions:
+            erased += sum(erase_dead(inner) for inner in region.blocks)
+    return erased
+
+
+def erase_if_dead(op: Operation, erase: Callable[[Operation], None] | None = None) -> None:
+    """Erases an op if it is dead, then the producers that this leaves dead, with `erase` (a rewriter's, say)."""
+    stack = [op]
+    while stack:
+        each = stack.pop()
+        block = each.parent
+        if block is None or not is_dead(each):
+            continue
+        producers = [value.op for value in each.operands if isinstance(value, OpResult)]
+        (erase or block.erase_op)(each)
+        stack += producers

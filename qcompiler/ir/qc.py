@@ -49,6 +49,7 @@ from xdsl.utils.exceptions import VerifyException
 from qcompiler.errors import DimError
 from qcompiler.formats import int8_rows
 from qcompiler.ir import qc_conv, qc_index, qc_recurrent, qc_rows, qc_torch
+from qcompiler.ir.effects import ReadsState, WritesState
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
 from qcompiler.ir.qc_index import (
@@ -134,6 +135,7 @@ class StateOp(QCOp):
     name = "qc.state"
     sym = prop_def(SymbolRefAttr)
     result = result_def(TensorType)
+    traits = traits_def(ReadsState())
 
     def __init__(self, key: str, type_: Attribute) -> None:
         super().__init__(properties={"sym": SymbolRefAttr(key)}, result_types=[type_])
@@ -155,6 +157,7 @@ class StateUpdateOp(QCOp):
     name = "qc.state_update"
     sym = prop_def(SymbolRefAttr)
     value = operand_def(TensorType)
+    traits = traits_def(WritesState())
 
     def __init__(self, key: str, value: SSAValue | Operation) -> None:
         super().__init__(operands=[value], properties={"sym": SymbolRefAttr(key)})

@@ -12,7 +12,7 @@ plan-memory every buffer has its own memory. Afterwards buffers share bytes as p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from qcompiler.ir.rt import (
     EntryOp,
     KernelOp,
     LaunchOp,
-    LibraryCallOp,
     SelectOp,
     StepOp,
     TorchCallOp,
@@ -47,9 +46,6 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Symbols = Mapping[str, int]
 
-Library = Callable[[Sequence[Array]], Sequence[Array]]
-"""The reference implementation of a library function: takes all operands, returns the written ones."""
-
 POISON = 0xFF
 STATE_PREFIX = "state."
 """The arena of the state `kv` is named `state.kv`."""
@@ -58,8 +54,7 @@ STATE_PREFIX = "state."
 class RtInterpreter:
     """Runs the entries of an rt module, which must not change meanwhile. The init entry runs at the first call.
 
-    `unpack` undoes kernel layouts (passes provide it). `library` holds reference implementations of library functions,
-    by name.
+    `unpack` undoes kernel layouts (passes give it).
     """
 
     def __init__(
@@ -68,12 +63,10 @@ class RtInterpreter:
         weights: WeightStore,
         *,
         unpack: Unpack | None = None,
-        library: Mapping[str, Library] | None = None,
     ) -> None:
         self._schedule = Schedule(module)
         self._weights = weights
         self._unpack = unpack
-        self._library = dict(library or {})
         self._memory = _Memory(self._schedule, weights)
         self._init_is_done = False
 
@@ -129,23 +122,10 @@ class RtInterpreter:
             case CopyOp():
                 source, target = (self._at(view, symbols) for view in step.view_records)
                 _store(target, source, "copy")
-            case LibraryCallOp():
-                self._call(step, symbols)
             case TorchCallOp():
                 self._torch_call(step.record, symbols)
             case _:
                 pass  # record and wait: they allow the list order
-
-    def _call(self, step: LibraryCallOp, symbols: Symbols) -> None:
-        record = step.record
-        twin = self._library.get(record.function)
-        if twin is None:
-            raise InterpreterError(f"no reference twin of the library function '{record.function}' was given")
-        if record.workspace is not None:
-            self._memory.of(record.workspace)[...] = POISON
-        arrays = [self._at(view, symbols) for view in record.operands]
-        for index, value in zip(record.writes, twin(arrays), strict=True):
-            _store(arrays[index], value, record.function)
 
     def _torch_call(self, step: TorchCall, symbols: Symbols) -> None:
         arrays = [self._at(view, symbols) for view in step.operands]

@@ -16,7 +16,6 @@ from qcompiler.ir.rt import (
     EventOp,
     KernelOp,
     LaunchOp,
-    LibraryCallOp,
     NamedOp,
     SelectOp,
     StepOp,
@@ -73,9 +72,6 @@ class Schedule:
                 kernels = [c.record.kernel for c in step.cases]
             case CopyOp():
                 return (step.source.record, "r"), (step.target.record, "w")
-            case LibraryCallOp():
-                writes = set(step.record.writes)
-                return tuple((v, "w" if i in writes else "r") for i, v in enumerate(step.view_records))
             case TorchCallOp():
                 reads = tuple((view.record, "r") for view in step.inputs)
                 return reads + tuple((view.record, "w") for view in step.outputs)

@@ -36,3 +36,6 @@ class ErfcOp(FloatingPointLikeUnaryMathOperation):
 OURS = (RemFOp, ErfcOp)
 ARITH = Dialect("arith", [*Arith.operations, RemFOp], list(Arith.attributes))
 MATH = Dialect("math", [*Math.operations, ErfcOp], list(Math.attributes))
+ARITH_OPS = frozenset(ARITH.operations)
+SCALAR_OPS = ARITH_OPS | frozenset(MATH.operations)
+"""What loop bodies compute with."""

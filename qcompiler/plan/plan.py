@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Strict
 from qcompiler.plan.torch_regions import TorchRegion
@@ -144,17 +145,6 @@ class Wait(Strict, frozen=True, tag="wait"):
     event: str
 
 
-class LibraryCall(Strict, frozen=True, tag="library_call"):
-    """A call of a vendor library with a pinned algorithm and an explicit workspace buffer."""
-
-    stream: str
-    function: str
-    algorithm: str
-    workspace: str | None
-    operands: tuple[View, ...]
-    writes: tuple[int, ...]
-
-
 class TorchCall(Strict, frozen=True, tag="torch_call"):
     """Run a region of torch operators: contiguous views in, contiguous views out. `sizes` are those it refers to."""
 
@@ -171,7 +161,7 @@ class TorchCall(Strict, frozen=True, tag="torch_call"):
         return self.inputs + self.outputs
 
 
-Step = Launch | Select | Copy | Record | Wait | LibraryCall | TorchCall
+Step = Launch | Select | Copy | Record | Wait | TorchCall
 
 
 class TensorSig(Strict, frozen=True):
@@ -252,8 +242,6 @@ def to_json(plan: Plan) -> bytes:
 
 def from_json(data: bytes | str) -> Plan:
     """Strict: unknown fields, wrong types and unknown step kinds raise PlanError with the JSON path."""
-    from qcompiler.errors import PlanError
-
     try:
         return msgspec.json.decode(data, type=Plan, strict=True)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -14,7 +14,7 @@ from qcompiler.plan.contracts import check_alignment, check_sizes, check_spec, c
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.loop import LoopKernel
 from qcompiler.plan.loop_contract import check_loop, check_loop_sizes
-from qcompiler.plan.plan import EntryPoint, Launch, LibraryCall, Plan, Select
+from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select
 from qcompiler.plan.sizes import Ranges
 
 
@@ -82,8 +82,3 @@ def _launches(entry: EntryPoint) -> Iterator[tuple[str, Launch | Select]]:
             case Select():
                 for case in step.cases:
                     yield case.kernel, step
-            case LibraryCall():
-                raise PlanError(
-                    f"entry point '{entry.name}' calls '{step.function}', which no backend has; there are no library "
-                    "calls in programs yet"
-                )

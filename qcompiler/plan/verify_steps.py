@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
-from qcompiler import formats
 from qcompiler.errors import DimError, PlanError, ScheduleError
-from qcompiler.plan.dims import Dim, Range, dim, never_negative, product
+from qcompiler.plan.dims import Range, dim, product
 from qcompiler.plan.geometry import (
     Region,
     disjoint,
@@ -15,9 +14,7 @@ from qcompiler.plan.geometry import (
     is_packed,
     moved,
     nbytes_of,
-    proven_at_most,
     region_of,
-    whole,
 )
 from qcompiler.plan.hazards import BufferState, Clocks, Memory, at_shapes
 from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, Operand
@@ -29,7 +26,6 @@ from qcompiler.plan.plan import (
     Copy,
     EntryPoint,
     Launch,
-    LibraryCall,
     Record,
     Select,
     Step,
@@ -37,13 +33,12 @@ from qcompiler.plan.plan import (
     TorchCall,
     View,
     Wait,
-    WeightEntry,
 )
-from qcompiler.plan.sizes import LARGEST, check_extent, check_size, check_view_sizes
+from qcompiler.plan.sizes import LARGEST, check_extent, check_size
 from qcompiler.plan.torch_regions import check_region
+from qcompiler.plan.verify_views import EntryViews, same_dims, same_storage, storage
 
 InitWritten = dict[str, list[Region]]
-_NOT_AT_INIT = ("state", "input", "output")
 _READ_ONLY = {"constants": "write-constant", "input": "write-input", "init": "write-init"}
 
 
@@ -65,15 +60,12 @@ class EntryVerifier:
         self.is_init = is_init
         self.is_captured = is_captured
         self.init_written = init_written
-        self.truths = truths  # of each buffer that was seen, in any entry: whether it holds truth values
         self.ranges: dict[str, Range] = {symbol.name: (symbol.min, symbol.max) for symbol in entry.symbols}
+        self.views = EntryViews(program, entry, self.ranges, is_init, truths)
         used = dict.fromkeys(step.stream for step in entry.steps if step.stream in program.streams)
         self.clocks = Clocks(tuple(used))
         self.memory = Memory(self.clocks, self.ranges)
         self.states: dict[str, BufferState] = {}
-        self._regions: dict[tuple[str, tuple[Dim, ...], tuple[Dim, ...], Dim], Region] = {}
-        self._wholes: dict[int, Region] = {}
-        self._matched: set[tuple[str, int]] = set()
 
     def run(self) -> InitWritten:
         """ScheduleError at the first broken rule, with the entry, the step and what to do."""
@@ -112,8 +104,6 @@ class EntryVerifier:
                 what = f"record of '{event}'"
             case Wait(event=event):
                 what = f"wait for '{event}'"
-            case LibraryCall(function=function):
-                what = f"library call '{function}'"
             case TorchCall():
                 what = "torch call"
         return f"entry '{self.entry.name}', step {number} ({what} on stream '{step.stream}')"
@@ -145,7 +135,7 @@ class EntryVerifier:
                 f"entry '{arena.entry}'; it needs an {kind} arena of this entry",
                 rule="signature-arena",
             )
-        self._check_symbols(sig.shape, f"{kind} '{sig.name}'")
+        self.views.check_symbols(sig.shape, f"{kind} '{sig.name}'")
         try:
             for extent in sig.shape:
                 check_extent(extent, self.ranges)
@@ -186,7 +176,7 @@ class EntryVerifier:
 
     def _check_capture_is_not_empty(self) -> None:
         """An empty graph is no error of CUDA's; it is ours, because it means that the work went elsewhere."""
-        if not any(isinstance(step, Launch | Select | Copy | LibraryCall | TorchCall) for step in self.entry.steps):
+        if not any(isinstance(step, Launch | Select | Copy | TorchCall) for step in self.entry.steps):
             raise ScheduleError("it is captured but has nothing to do on a device", rule="capture-empty")
 
     # --- steps ---
@@ -212,8 +202,6 @@ class EntryVerifier:
             case Wait():
                 self._known_event(step.event)
                 self.clocks.wait(step.event, stream, number)
-            case LibraryCall():
-                self._check_library_call(number, step)
             case TorchCall():
                 self._check_torch_call(number, step)
 
@@ -262,7 +250,7 @@ class EntryVerifier:
                     rule="select-unreachable",
                 )
             last = case.max
-        self._check_symbols((step.on,), "its expression")
+        self.views.check_symbols((step.on,), "its expression")
         check_size(step.on, self.ranges)
         if any(case.max is not None and abs(case.max) > LARGEST for case in step.cases):
             raise ScheduleError(f"a case of it ends above {LARGEST} (2**53)", rule="select-unreachable")
@@ -283,14 +271,14 @@ class EntryVerifier:
 
     def _check_copy(self, number: int, step: Copy, stream: int) -> None:
         source, target = step.source, step.target
-        places = {self._arena_of(view).device for view in (source, target)}
+        places = {self.views.arena_of(view).device for view in (source, target)}
         if self.program.streams[step.stream].device not in places:
             raise ScheduleError(
                 f"its stream belongs to device '{self.program.streams[step.stream].device}', it copies between "
                 f"{' and '.join(sorted(places))}; use a stream of one of these",
                 rule="wrong-device",
             )
-        if not _same_storage(source, target) or not _same_dims(source.shape, target.shape):
+        if not same_storage(source, target) or not same_dims(source.shape, target.shape):
             raise ScheduleError(
                 f"it copies {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}; a copy moves "
                 "bytes between tensors of one type and shape",
@@ -302,7 +290,7 @@ class EntryVerifier:
                     f"the view of buffer '{view.buffer}' is not contiguous; make it so with a kernel first",
                     rule="copy-not-contiguous",
                 )
-        regions = [self._region(source), self._region(target)]
+        regions = [self.views.region(source), self.views.region(target)]
         check_size(nbytes_of(source).to_dim(), self.ranges)
         if source.buffer == target.buffer and not disjoint(regions[0], regions[1], self.ranges):
             raise ScheduleError(
@@ -310,30 +298,6 @@ class EntryVerifier:
             )
         self._touch(number, stream, source, regions[0], "r")
         self._touch(number, stream, target, regions[1], "w")
-
-    def _check_library_call(self, number: int, step: LibraryCall) -> None:
-        device = self.program.devices[self.program.streams[step.stream].device]
-        if not step.algorithm or step.algorithm in ("auto", "default"):
-            raise ScheduleError(
-                f"its algorithm '{step.algorithm}' is not pinned; choose one when compiling", rule="library-algorithm"
-            )
-        if step.workspace is None and device.kind != "cpu":
-            raise ScheduleError(
-                "it has no workspace buffer, so the library would allocate one, which capture forbids; give it one",
-                rule="library-workspace",
-            )
-        if any(not 0 <= index < len(step.operands) for index in step.writes):
-            raise ScheduleError(f"it writes operands {list(step.writes)} of {len(step.operands)}", rule="operand-count")
-        views = list(step.operands)
-        accesses: list[Access] = ["w" if i in step.writes else "r" for i in range(len(views))]
-        if step.workspace is not None:
-            buffer = self.program.buffers.get(step.workspace)
-            if buffer is None:
-                raise ScheduleError(f"the plan declares no buffer '{step.workspace}'", rule="unknown-buffer")
-            views.append(View(buffer=buffer.name, dtype="ui8", shape=(buffer.nbytes,), strides=(1,)))
-            accesses.append("w")
-        self._check_aliases(views, accesses, None)
-        self._touch_all(number, step.stream, views, accesses)
 
     def _check_torch_call(self, number: int, step: TorchCall) -> None:
         if self.is_init:
@@ -348,7 +312,7 @@ class EntryVerifier:
             check_region(step.region, len(step.inputs), len(step.outputs), len(step.sizes))
         except PlanError as error:
             raise ScheduleError(str(error), rule="torch-region") from error
-        self._check_symbols(step.sizes, "a size of the region")
+        self.views.check_symbols(step.sizes, "a size of the region")
         for size in step.sizes:
             check_size(size, self.ranges)
         for view in step.operands:
@@ -375,12 +339,12 @@ class EntryVerifier:
         for operand, view in zip(spec.operands, views, strict=True):
             if view.dtype != operand.dtype:
                 self._refuse_operand("operand-dtype", operand, view, f"{view.dtype}, not {operand.dtype}")
-            if not _same_dims(view.shape, operand.shape):
+            if not same_dims(view.shape, operand.shape):
                 self._refuse_operand("operand-shape", operand, view, f"shape {view.shape}, not {operand.shape}")
-            if not _same_dims(view.strides, operand.strides):
+            if not same_dims(view.strides, operand.strides):
                 self._refuse_operand("operand-strides", operand, view, f"strides {view.strides}, not {operand.strides}")
-            if not _same_storage(view, operand):
-                what = f"{_storage(view)}, not {_storage(operand)}"
+            if not same_storage(view, operand):
+                what = f"{storage(view)}, not {storage(operand)}"
                 self._refuse_operand("operand-storage", operand, view, what)
 
     @staticmethod
@@ -395,7 +359,7 @@ class EntryVerifier:
             for j, other in enumerate(views):
                 if j == i or other.buffer != view.buffer or (accesses[j] != "r" and j > i):
                     continue
-                if disjoint(self._region(view), self._region(other), self.ranges):
+                if disjoint(self.views.region(view), self.views.region(other), self.ranges):
                     continue
                 if accesses[j] == "r" and view == other and spec is not None and _is_elementwise(spec, i, j):
                     continue
@@ -409,7 +373,7 @@ class EntryVerifier:
         """Reads of all operands, then writes."""
         device, index = self.program.streams[stream].device, self.clocks.index[stream]
         for view, access in zip(views, accesses, strict=True):
-            arena = self._arena_of(view)
+            arena = self.views.arena_of(view)
             if arena.device != device:
                 raise ScheduleError(
                     f"it runs on device '{device}', but buffer '{view.buffer}' lies on device '{arena.device}'; only "
@@ -417,10 +381,10 @@ class EntryVerifier:
                     rule="wrong-device",
                 )
             if access != "w":
-                self._touch(number, index, view, self._region(view), "r")
+                self._touch(number, index, view, self.views.region(view), "r")
         for view, access in zip(views, accesses, strict=True):
             if access != "r":
-                self._touch(number, index, view, self._region(view), "w")
+                self._touch(number, index, view, self.views.region(view), "w")
 
     def _touch(self, number: int, stream: int, view: View, region: Region, access: Access) -> None:
         buffer = self.program.buffers[view.buffer]
@@ -451,191 +415,6 @@ class EntryVerifier:
                 "the init entry writes",
                 rule="init-unwritten",
             )
-
-    # --- views ---
-
-    def _arena_of(self, view: View) -> Arena:
-        buffer = self.program.buffers.get(view.buffer)
-        if buffer is None:
-            raise ScheduleError(f"the plan declares no buffer '{view.buffer}'", rule="unknown-buffer")
-        arena = self.program.arenas[buffer.arena]
-        if arena.entry is not None and arena.entry != self.entry.name:
-            raise ScheduleError(
-                f"buffer '{buffer.name}' lies in arena '{arena.name}', which belongs to the entry '{arena.entry}'",
-                rule="foreign-arena",
-            )
-        if self.is_init and arena.kind in _NOT_AT_INIT:
-            raise ScheduleError(
-                f"buffer '{buffer.name}' lies in the {arena.kind} arena '{arena.name}', which has no memory when the "
-                "init entry runs",
-                rule="init-arena",
-            )
-        return arena
-
-    def _region(self, view: View) -> Region:
-        """The checked region of a view: inside its buffer for every value of the symbols."""
-        arena = self._arena_of(view)
-        buffer = self.program.buffers[view.buffer]
-        if arena.kind == "constants":
-            self._match_weight(buffer, view)
-        self._check_truth(buffer, view)
-        if is_packed(view):
-            if arena.kind in ("input", "output"):
-                raise ScheduleError(
-                    f"buffer '{buffer.name}' of the {arena.kind} arena '{arena.name}' is viewed as "
-                    f"{_storage(view)}; arguments and results are plain values",
-                    rule="packed-argument",
-                )
-            nbytes = self._packed_bytes(buffer, arena, view)
-            if nbytes > buffer.nbytes:
-                raise ScheduleError(
-                    f"the packed view of buffer '{buffer.name}' takes {nbytes} bytes, the buffer has {buffer.nbytes}",
-                    rule="packed-size",
-                )
-            return self._wholes.setdefault(nbytes, whole(nbytes))
-        region = self._strided(view)
-        if region.min < 0 or region.max > buffer.nbytes:
-            raise ScheduleError(
-                f"the view of buffer '{buffer.name}' covers bytes {region.low} to {region.high}, that is {region.min} "
-                f"to {region.max} over the symbols' ranges, but the buffer has {buffer.nbytes}",
-                rule="view-outside-buffer",
-            )
-        weight = self.program.weight_of(buffer) if arena.kind == "constants" else None
-        if weight is not None and region.max > weight.nbytes:
-            self._refuse_weight(buffer, weight, f"{region.max} bytes", f"{weight.nbytes} bytes")
-        if arena.kind in ("input", "output"):
-            self._check_caller_memory(buffer, arena, view, region)
-        return region
-
-    def _check_truth(self, buffer: Buffer, view: View) -> None:
-        """A truth value is a byte that is 0 or 1, which kernels rely on: its memory is never seen as another type."""
-        known = self.truths.setdefault(buffer.name, view.dtype == "i1")
-        if known != (view.dtype == "i1"):
-            raise ScheduleError(
-                f"buffer '{buffer.name}' is viewed as {view.dtype}, and elsewhere as "
-                f"{'i1' if known else 'another type'}; truth values have buffers of their own",
-                rule="truth-values",
-            )
-
-    def _check_caller_memory(self, buffer: Buffer, arena: Arena, view: View, region: Region) -> None:
-        """The caller's array has the size of its shape at the call, not the arena's, which is the largest."""
-        sig = next((sig for sig in (*self.entry.inputs, *self.entry.outputs) if sig.arena == arena.name), None)
-        if sig is None:
-            raise ScheduleError(
-                f"buffer '{buffer.name}' lies in the {arena.kind} arena '{arena.name}', which holds no {arena.kind} of "
-                "this entry",
-                rule="signature-arena",
-            )
-        if ITEMSIZE[view.dtype] > ITEMSIZE[sig.dtype] or (view.dtype == "i1") != (sig.dtype == "i1"):
-            raise ScheduleError(
-                f"buffer '{buffer.name}' is viewed as {view.dtype}, and the {arena.kind} '{sig.name}' holds "
-                f"{sig.dtype}: the caller's array is aligned, and its values are, as its own type asks for",
-                rule="argument-dtype",
-            )
-        end, size = region.high + buffer.offset, product(sig.shape) * ITEMSIZE[sig.dtype]
-        if end != size and not proven_at_most(end, size, self.ranges):
-            raise ScheduleError(
-                f"the view of buffer '{buffer.name}' ends at byte {end} of the {arena.kind} '{sig.name}', which has "
-                f"{size}; not all of it is there at every size",
-                rule="view-outside-buffer",
-            )
-
-    def _strided(self, view: View) -> Region:
-        key = (view.dtype, view.shape, view.strides, view.offset)
-        region = self._regions.get(key)
-        if region is not None:
-            return region
-        if len(view.shape) != len(view.strides):
-            raise ScheduleError(
-                f"the view of buffer '{view.buffer}' has rank {len(view.shape)} but {len(view.strides)} strides",
-                rule="view-rank",
-            )
-        self._check_symbols((*view.shape, *view.strides, view.offset), f"the view of buffer '{view.buffer}'")
-        for extent in view.shape:
-            if not (extent >= 0 if isinstance(extent, int) else never_negative(dim(extent), self.ranges)):
-                raise ScheduleError(
-                    f"the extent '{extent}' of the view of buffer '{view.buffer}' can be negative",
-                    rule="negative-extent",
-                )
-        check_view_sizes(view.dtype, view.shape, view.strides, view.offset, self.ranges)
-        region = self._regions[key] = region_of(view.dtype, view.shape, view.strides, view.offset, self.ranges)
-        return region
-
-    def _check_symbols(self, dims: Sequence[Dim], what: str) -> None:
-        for each in dims:
-            unknown = dim(each).symbols() - self.ranges.keys() if isinstance(each, str) else ()
-            if unknown:
-                raise ScheduleError(
-                    f"{what} uses the symbol '{min(unknown)}', which the entry does not have", rule="unbound-symbol"
-                )
-
-    def _packed_bytes(self, buffer: Buffer, arena: Arena, view: View) -> int:
-        """Bytes of a packed view: a weight's own, or those of the canonical layout of its format."""
-        if len(view.shape) != 2 or view.strides or view.offset != 0:
-            raise ScheduleError(
-                f"the packed view of buffer '{buffer.name}' must have the shape (rows, cols), no strides and no offset",
-                rule="view-rank",
-            )
-        if arena.kind == "constants":
-            weight = self.program.weight_of(buffer)
-            assert weight is not None  # `_match_weight` has seen it
-            return weight.nbytes
-        if view.format is None or view.layout not in (None, "canonical"):
-            raise ScheduleError(
-                f"buffer '{buffer.name}' of the {arena.kind} arena '{arena.name}' is viewed in the layout "
-                f"'{view.layout}', which only weights have",
-                rule="operand-storage",
-            )
-        rows, cols = view.shape
-        if not isinstance(rows, int) or not isinstance(cols, int) or min(rows, cols) < 1:
-            raise ScheduleError(
-                f"the packed view of buffer '{buffer.name}' has the shape {list(view.shape)}; packed values have a "
-                "fixed one",
-                rule="view-rank",
-            )
-        return int(formats.get(view.format.name, **view.format.params).nbytes(rows, cols))
-
-    def _match_weight(self, buffer: Buffer, view: View) -> None:
-        """A view of a constant sees the weight's dtype and storage, and a packed one its shape."""
-        weight = self.program.weight_of(buffer)
-        if weight is None or weight.nbytes > buffer.nbytes:
-            raise ScheduleError(
-                f"buffer '{buffer.name}' at offset {buffer.offset} of arena '{buffer.arena}' holds no weight of the "
-                "directory",
-                rule="unknown-weight",
-            )
-        if view.dtype != weight.dtype or not _same_storage(view, weight):
-            self._refuse_weight(buffer, weight, f"{view.dtype} {_storage(view)}", f"{weight.dtype} {_storage(weight)}")
-        if is_packed(view) and tuple(view.shape) != weight.shape:
-            self._refuse_weight(buffer, weight, f"shape {view.shape}", f"shape {weight.shape}")
-
-    @staticmethod
-    def _refuse_weight(buffer: Buffer, weight: WeightEntry, seen: str, stored: str) -> NoReturn:
-        raise ScheduleError(
-            f"buffer '{buffer.name}' is viewed as {seen}, but the weight '{weight.name}' is stored as {stored}",
-            rule="weight-mismatch",
-        )
-
-
-# --- comparing views -------------------------------------------------------------------------------------------------
-
-
-def _same_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
-    """Equal as expressions."""
-    return a == b or (len(a) == len(b) and all(x == y or dim(x) == dim(y) for x, y in zip(a, b, strict=True)))
-
-
-def _same_storage(a: View | Operand | WeightEntry, b: View | Operand | WeightEntry) -> bool:
-    """One dtype, format and layout."""
-    return a.dtype == b.dtype and a.format == b.format and (a.layout or "canonical") == (b.layout or "canonical")
-
-
-def _storage(of: View | Operand | WeightEntry) -> str:
-    if of.format is None:
-        return f"plain values in layout '{of.layout or 'canonical'}'"
-    params: Mapping[str, object] = of.format.params
-    text = ", ".join(f"{key}={value}" for key, value in sorted(params.items()))
-    return f"{of.format.name}({text}) in layout '{of.layout or 'canonical'}'"
 
 
 def _is_elementwise(spec: KernelSpec, written: int, read: int) -> bool:

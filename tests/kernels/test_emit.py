@@ -27,7 +27,6 @@ from qcompiler.plan.plan import (
     EntryPoint,
     Event,
     Launch,
-    LibraryCall,
     Plan,
     Record,
     Select,
@@ -209,14 +208,6 @@ def test_entries_whose_names_look_alike_are_told_apart() -> None:
     twin = msgspec.structs.replace(original.entries[0], name="main[n<=10)")
     text = emit_program(msgspec.structs.replace(original, entries=(*original.entries, twin)), "x86-64-v4")
     assert text.count("int32_t qe_0(") == text.count("int32_t qe_1(") == 1
-
-
-def test_library_call_is_refused() -> None:
-    call = LibraryCall(stream="s0", function="cublasLt", algorithm="0", workspace=None, operands=(), writes=())
-    original = plan()
-    main = msgspec.structs.replace(original.entries[0], steps=(call,))
-    with pytest.raises(PlanError, match="cublasLt"):
-        entry.emit_entry(msgspec.structs.replace(original, entries=(main,)), main)
 
 
 def test_the_last_case_of_a_select_takes_what_is_left() -> None:

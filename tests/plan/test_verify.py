@@ -20,7 +20,6 @@ from qcompiler.plan.plan import (
     Copy,
     EntryPoint,
     Launch,
-    LibraryCall,
     Plan,
     Record,
     Step,
@@ -234,17 +233,6 @@ def test_captured_entry_may_not_be_empty(maker):
     assert refusal(plan, captured=("other",)) == "unknown-entry"
 
 
-def test_library_call_on_a_cpu_needs_no_workspace(maker):
-    call = LibraryCall(
-        stream="s0", function="dgemm", algorithm="reference", workspace=None,
-        operands=(maker.view("x"), maker.view("y")), writes=(1,),
-    )  # fmt: skip
-    assert refusal(maker.plan([call], {}, kind="cpu")) is None
-    assert refusal(maker.plan([call], {}, kind="cuda")) == "library-workspace"
-    assert refusal(maker.plan([replace(call, writes=(2,))], {}, kind="cpu")) == "operand-count"
-    assert refusal(maker.plan([replace(call, workspace="none")], {}, kind="cpu")) == "unknown-buffer"
-
-
 def test_in_place_is_for_loops_that_read_where_they_write(maker):
     plan = maker.plan([maker.launch("s0", x="r", a="w"), maker.launch("s0", a="r", y="w")], {"a": 0})
     shifted = Launch(kernel="k_r_w", stream="s0", operands=(maker.view("a"), maker.view("a")))
@@ -420,10 +408,11 @@ def test_dimensions_must_be_decidable(maker):
 
     def rule(**geometry: object) -> str | None:
         view = replace(maker.view("x"), **geometry)
-        call = LibraryCall(stream="s0", function="f", algorithm="a", workspace=None, operands=(view,), writes=())
+        operand = replace(maker.kernel(["r"]).operands[0], shape=view.shape, strides=view.strides)
+        reader = replace(maker.kernel(["r"], "reader"), symbols=("s",), operands=(operand,))
         plan = replace(simple(maker, kind="cpu"), entries=(entry,))
-        plan = replace(plan, arenas=(*plan.arenas, arena))
-        return refusal(with_steps(plan, [call, *entry.steps]))
+        plan = replace(plan, arenas=(*plan.arenas, arena), kernels=(*plan.kernels, reader))
+        return refusal(with_steps(plan, [Launch(kernel="reader", stream="s0", operands=(view,)), *entry.steps]))
 
     assert rule(shape=(2,), strides=("s - 4",), offset=8) == "bad-dimension"
     assert rule(shape=(2,), offset="8//s") == "bad-dimension"

@@ -69,8 +69,6 @@ def everything() -> ModuleOp:
         rt.CopyOp(view(), view(), "s0"),
         rt.RecordOp("e0", "s0"),
         rt.WaitOp("e0", "s0"),
-        rt.LibraryCallOp("gemm", "algo 3", "b0", [view()], writes=[0], stream="s0"),
-        rt.LibraryCallOp("gemm", "algo 3", None, [view()], writes=[]),
         rt.TorchCallOp(REGION, ["b*s", 7], [view()], [view(offset="4*s")], serves="encoder", stream="s0"),
         rt.TorchCallOp(REGION, [], [view()], [view(offset="4*s")]),
     ]

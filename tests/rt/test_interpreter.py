@@ -208,15 +208,6 @@ def test_init_runs_once_and_states_come_and_go(x):
         interpreter.run([x])
 
 
-def test_library_calls_need_a_reference_twin(x):
-    call = rt.LibraryCallOp("negate", "algo 1", "ws", [view("x"), view("y")], writes=[1])
-    made = module([call], [], [rt.BufferOp("ws", "act", 256)])
-    with pytest.raises(InterpreterError, match="no reference twin of the library function 'negate'"):
-        run_rt(made, WeightStore(), [x])
-    (y,) = RtInterpreter(made, WeightStore(), library={"negate": lambda arrays: [-arrays[0]]}).run([x])
-    np.testing.assert_array_equal(y, -x)
-
-
 @pytest.mark.parametrize(
     ("steps", "kernels", "message"),
     [

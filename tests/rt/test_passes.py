@@ -171,14 +171,6 @@ def test_a_kernel_across_devices_is_refused(builder):
         AssignStreamsPass().apply(builder.ctx, builder.module([launch("M", "T")]))
 
 
-def test_library_workspace_is_ordered_like_any_other_buffer(builder):
-    call = rt.LibraryCallOp("gemm", "algo 1", "P", [view("M"), view("N")], writes=[1])
-    steps = [copy("x", "M"), copy("x", "P"), call, copy("P", "y")]
-    listed = steps_of(builder.apply(builder.module(steps)))
-    assert listed[-1] == "copy on gpu0.copy"
-    assert listed[-2].startswith("wait ")
-
-
 # --- random graphs through all three passes --------------------------------------------------------------------------
 
 

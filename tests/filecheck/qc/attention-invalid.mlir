@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: q, k and v need rank 4
 %q, %k, %v = "test.op"() : () -> (tensor<4x3x8xf32>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "t", 6]>>)
 %0 = qc.attention %q, %k, %v {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>

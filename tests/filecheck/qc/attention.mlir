@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %q, %k, %v, %m = "test.op"() : () -> (tensor<?x4x?x8xf32, #qc.dims<["b", 4, "s", 8]>>, tensor<?x2x?x8xf32, #qc.dims<["b", 2, "t", 8]>>, tensor<?x2x?x6xf32, #qc.dims<["b", 2, "t", 6]>>, tensor<1x1x?x?xi1, #qc.dims<[1, 1, "s", "t"]>>)
 // CHECK: qc.attention %q, %k, %v mask(%m) {scale = 1.250000e-01} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 %0 = qc.attention %q, %k, %v mask(%m) {scale = 0.125} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>

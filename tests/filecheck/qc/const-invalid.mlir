@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: a constant is a tensor of static shape
 %0 = qc.const @w : tensor<?xf32, #qc.dims<["s"]>>
 

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: x and w need rank 4, not 3 and 4
 %x, %w = "test.op"() : () -> (tensor<4x9x9xf32>, tensor<8x2x3x3xf32>)
 %0 = qc.conv2d %x, %w {strides = array<i64: 2, 1>, padding = array<i64: 1, 1, 1, 1>, dilation = array<i64: 1, 1>, groups = 2} : tensor<1x8x5x9xf32>

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: a copy from cpu to itself
 %0 = "test.op"() : () -> tensor<8xf32>
 %1 = qc.copy %0 {source = "cpu", target = "cpu"} : tensor<8xf32>

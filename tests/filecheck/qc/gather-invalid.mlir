@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: mode must be "take" or "along"
 %x, %i = "test.op"() : () -> (tensor<3x5xf32>, tensor<2xi64>)
 %0 = qc.gather %x, %i {axis = 1, mode = "pick"} : tensor<3x2xf32>

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: index must be i64 or i32
 %x, %w, %i = "test.op"() : () -> (tensor<7x8xf32>, tensor<15x8xf32>, tensor<7xf32>)
 %0 = qc.grouped_linear %x, %w, %i {experts = 3, repeat = 1} : tensor<7x5xf32>

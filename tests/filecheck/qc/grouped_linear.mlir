@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %x, %w, %i = "test.op"() : () -> (tensor<?x8xbf16, #qc.dims<["s", 8]>>, tensor<15x8xbf16>, tensor<?xi64, #qc.dims<["2*s"]>>)
 // CHECK: qc.grouped_linear %x, %w, %i {experts = 3, repeat = 2} : tensor<?x5xbf16, #qc.dims<["2*s", 5]>>
 %0 = qc.grouped_linear %x, %w, %i {experts = 3, repeat = 2} : tensor<?x5xbf16, #qc.dims<["2*s", 5]>>

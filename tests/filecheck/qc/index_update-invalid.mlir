@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: index needs rank 1, not 2
 %x, %i, %s = "test.op"() : () -> (tensor<2x5x3xf32>, tensor<2x1xi64>, tensor<2x2x3xf32>)
 %0 = qc.index_update %x, %i, %s {axis = 1} : tensor<2x5x3xf32>

@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %x, %w, %b = "test.op"() : () -> (tensor<?x8xf32, #qc.dims<["s", 8]>>, tensor<8xf32>, tensor<8xf32>)
 // CHECK: qc.layer_norm %x weight(%w) bias(%b) {eps = 1.000000e-12} : tensor<?x8xf32, #qc.dims<["s", 8]>>
 %0 = qc.layer_norm %x weight(%w) bias(%b) {eps = 1.0e-12} : tensor<?x8xf32, #qc.dims<["s", 8]>>

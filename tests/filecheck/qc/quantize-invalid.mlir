@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: the input must have shape (4, 64)
 %0 = "test.op"() : () -> tensor<4x32xf32>
 %1 = qc.quantize %0 : !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>

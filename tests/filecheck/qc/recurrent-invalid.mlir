@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: kind must be one of lstm, gru, tanh, relu, not 'mgu'
 %x, %w, %h, %p, %b, %c = "test.op"() : () -> (tensor<7x2x20xf32>, tensor<20x5xf32>, tensor<2x5xf32>, tensor<3x5xf32>, tensor<20xf32>, tensor<2x5xf32>)
 %0, %1 = qc.recurrent %x, %w, %h cell_start(%c) {kind = "mgu"} : tensor<7x2x5xf32>, tensor<2x5xf32>

@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %x, %w, %h, %b, %c = "test.op"() : () -> (tensor<?x?x20xf32, #qc.dims<["s", "b", 20]>>, !qc.qtensor<20x5xf32, #qc.format<"int8", {group = "row", symmetric = true, scale = "f32"}>, #qc.layout<"canonical">>, tensor<?x5xf32, #qc.dims<["b", 5]>>, tensor<20xf32>, tensor<?x5xf32, #qc.dims<["b", 5]>>)
 // CHECK: qc.recurrent %x, %w, %h bias(%b) cell_start(%c) {kind = "lstm", reverse} : tensor<?x?x5xf32, #qc.dims<["s", "b", 5]>>, tensor<?x5xf32, #qc.dims<["b", 5]>>
 %0, %1 = qc.recurrent %x, %w, %h bias(%b) cell_start(%c) {kind = "lstm", reverse} : tensor<?x?x5xf32, #qc.dims<["s", "b", 5]>>, tensor<?x5xf32, #qc.dims<["b", 5]>>

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: x and cos need rank 4
 %x = "test.op"() : () -> tensor<3x8xf32>
 %0 = qc.rope %x, %x, %x : tensor<3x8xf32>

@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %x, %c = "test.op"() : () -> (tensor<?x2x?x8xf32, #qc.dims<["b", 2, "s", 8]>>, tensor<1x1x?x8xf32, #qc.dims<[1, 1, "s", 8]>>)
 // CHECK: qc.rope %x, %c, %c : tensor<?x2x?x8xf32, #qc.dims<["b", 2, "s", 8]>>
 %0 = qc.rope %x, %c, %c : tensor<?x2x?x8xf32, #qc.dims<["b", 2, "s", 8]>>

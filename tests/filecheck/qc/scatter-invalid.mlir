@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: reduce must be one of ('none', 'add', 'mul', 'max', 'min'), not 'mean'
 %x, %i, %s = "test.op"() : () -> (tensor<4x6xf32>, tensor<3x6xi64>, tensor<3x6xf32>)
 %0 = qc.scatter %x, %i, %s {axis = 0, reduce = "mean"} : tensor<4x6xf32>

@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 // CHECK: qc.scatter %x, %i, %s {axis = 0, reduce = "add"} : tensor<4x6xf32>
 %x, %i, %s = "test.op"() : () -> (tensor<4x6xf32>, tensor<3x6xi64>, tensor<3x6xf32>)
 %0 = qc.scatter %x, %i, %s {axis = 0, reduce = "add"} : tensor<4x6xf32>

@@ -1,4 +1,2 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: a state has a static shape
 %0 = qc.state @kv : tensor<?x8xf32, #qc.dims<["s", 8]>>

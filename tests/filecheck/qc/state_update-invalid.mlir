@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: should be of base attribute tensor
 %0 = qc.const @w : !qc.qtensor<2x8xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>
 qc.state_update @kv %0

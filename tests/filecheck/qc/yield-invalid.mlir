@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: the epilogue yields ['f64'], expected ['f32']
 %x, %w, %b = "test.op"() : () -> (tensor<?x64xf32, #qc.dims<["s", 64]>>, !qc.qtensor<4x64xf32, #qc.format<"nf4", {block = 64 : i64}>, #qc.layout<"canonical">>, tensor<4xf32>)
 %0 = qc.linear %x, %w : tensor<?x4xf32, #qc.dims<["s", 4]>> {

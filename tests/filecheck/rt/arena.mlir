@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 // CHECK: rt.arena @act {device = @gpu, kind = "activations", nbytes = 4096 : i64, entry = "main"}
 rt.arena @act {device = @gpu, kind = "activations", nbytes = 4096 : i64, entry = "main"}
 

@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 // CHECK: rt.buffer @b0 {arena = @act, nbytes = 256 : i64}
 rt.buffer @b0 {arena = @act, nbytes = 256 : i64}
 

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: '<' expected
 rt.entry @main attributes {symbols = [], inputs = [], outputs = []} {
   rt.copy on @s0 from @b0 to @b1

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: kind must be one of cpu, cuda, sim
 rt.device @d {kind = "tpu", index = 0 : i64}
 

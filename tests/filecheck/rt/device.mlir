@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 // CHECK: rt.device @cpu {kind = "cpu", index = 0 : i64}
 rt.device @cpu {kind = "cpu", index = 0 : i64}
 

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: holds rt.event, which is not a step
 rt.entry @main attributes {symbols = [], inputs = [], outputs = []} {
   rt.event @e0

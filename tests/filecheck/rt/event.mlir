@@ -1,4 +1,2 @@
-// RUN: qc opt %s | filecheck %s
-
 // CHECK: rt.event @e0
 rt.event @e0

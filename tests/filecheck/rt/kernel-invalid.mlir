@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: has 0 operands but 1 block arguments
 rt.kernel @k attributes {symbols = [], operands = []} {
 ^bb0(%x: tensor<1xf32>):

@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: element type f80 is not one of
 rt.entry @main attributes {symbols = [], inputs = [], outputs = []} {
   rt.launch @k0 [#rt.view<@b0, f80, [1], [1], 0>]

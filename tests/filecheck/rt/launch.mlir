@@ -1,5 +1,3 @@
-// RUN: qc opt %s | filecheck %s
-
 // CHECK: rt.launch @k0 on @s0 [#rt.view<@b0, f32, ["s", 8], [8, 1], 0>]
 rt.entry @main attributes {symbols = [], inputs = [], outputs = []} {
   rt.launch @k0 on @s0 [#rt.view<@b0, f32, ["s", 8], [8, 1], 0>]

@@ -1,4 +1,2 @@
-// RUN: qc opt %s | filecheck %s
-
 // CHECK: rt.stream @s0 on @gpu
 rt.stream @s0 on @gpu

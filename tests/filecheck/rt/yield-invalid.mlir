@@ -1,5 +1,3 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
 // CHECK: writes 0 operands but yields 1
 rt.kernel @k attributes {symbols = [], operands = [#rt.operand<"x", f32, "r", [1], [1]>]} {
 ^bb0(%x: tensor<1xf32>):

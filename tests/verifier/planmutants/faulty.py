@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from qcompiler.plan import hazards, verify, verify_steps
+from qcompiler.plan import hazards, verify, verify_steps, verify_views
 from qcompiler.plan.plan import Plan
 
-_MODULES = (hazards, verify_steps, verify)
+_MODULES = (hazards, verify_views, verify_steps, verify)
 """Each uses names of those in front of it."""
 
 

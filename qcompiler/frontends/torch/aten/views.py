@@ -18,6 +18,7 @@ from qcompiler.frontends.torch.aten.scalars import Scalars
 from qcompiler.frontends.torch.aten.scope import Args, Result, Scope, Shape, listed_axes, lowers
 from qcompiler.frontends.torch.common.origins import describe
 from qcompiler.ir import build, types
+from qcompiler.ir.qc import GatherOp
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import DType
@@ -277,8 +278,6 @@ def _pad(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.flip.default)
 def _flip(s: Scope, node: fx.Node, a: Args) -> Result:
-    from qcompiler.ir.qc import GatherOp
-
     value = s.value(a["self"])
     for axis in listed_axes(a["dims"], len(shape_of(value.type))):
         size = shape_of(value.type)[axis]

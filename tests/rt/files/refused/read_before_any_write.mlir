@@ -1,6 +1,6 @@
 // refused: unwritten-read
-// message: entry 'main', step 1 (library call 'cublasLtMatmul' on stream 's0'): reads buffer 'a', which no earlier step writes
-// base: library_call.mlir
+// message: entry 'main', step 1 (launch of 'add' on stream 's0'): reads buffer 'a', which no earlier step writes
+// base: residual.mlir
 // edit: the first kernel writes @c, so nothing writes @a
 builtin.module {
   rt.device @gpu {kind = "sim", index = 0 : i64}
@@ -12,16 +12,18 @@ builtin.module {
   rt.buffer @y {arena = @out, offset = 0 : i64, nbytes = 2048 : i64}
   rt.buffer @a {arena = @act, offset = 0 : i64, nbytes = 2048 : i64}
   rt.buffer @c {arena = @act, offset = 2048 : i64, nbytes = 2048 : i64}
-  rt.buffer @workspace {arena = @act, offset = 4096 : i64, nbytes = 4096 : i64}
   rt.kernel @relu attributes {symbols = ["s"], operands = [
     #rt.operand<"x", f32, "r", ["s", 16], [16, 1]>, #rt.operand<"out", f32, "w", ["s", 16], [16, 1]>]}
+  rt.kernel @add attributes {symbols = ["s"], operands = [
+    #rt.operand<"a", f32, "r", ["s", 16], [16, 1]>, #rt.operand<"b", f32, "r", ["s", 16], [16, 1]>,
+    #rt.operand<"out", f32, "w", ["s", 16], [16, 1]>]}
   rt.entry @main attributes {
     symbols = [#rt.symbol<"s", 1, 32>],
     inputs = [#rt.sig<"x", @in, f32, ["s", 16], "torch.float32">],
     outputs = [#rt.sig<"y", @out, f32, ["s", 16], "torch.float32">]
   } {
     rt.launch @relu on @s0 [#rt.view<@x, f32, ["s", 16], [16, 1], 0>, #rt.view<@c, f32, ["s", 16], [16, 1], 0>]
-    rt.library_call "cublasLtMatmul" on @s0 [#rt.view<@a, f32, ["s", 16], [16, 1], 0>, #rt.view<@x, f32, ["s", 16], [16, 1], 0>, #rt.view<@c, f32, ["s", 16], [16, 1], 0>] {algorithm = "algo 21, tile 20, stages 13", workspace = @workspace, writes = array<i64: 2>}
+    rt.launch @add on @s0 [#rt.view<@a, f32, ["s", 16], [16, 1], 0>, #rt.view<@x, f32, ["s", 16], [16, 1], 0>, #rt.view<@c, f32, ["s", 16], [16, 1], 0>]
     rt.launch @relu on @s0 [#rt.view<@c, f32, ["s", 16], [16, 1], 0>, #rt.view<@y, f32, ["s", 16], [16, 1], 0>]
   }
 }

@@ -1,6 +1,0 @@
-// RUN: xdsl-opt --split-input-file --parsing-diagnostics --verify-diagnostics %s | filecheck %s
-
-// CHECK: property 'algorithm' expected in
-rt.entry @main attributes {symbols = [], inputs = [], outputs = []} {
-  rt.library_call "gemm" on @s0 [#rt.view<@b0, f32, ["s", 8], [8, 1], 0>] {writes = array<i64: 0>}
-}
