@@ -77,6 +77,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("specialize"),
     _stage("hoist-constant-masks"),
     _stage("fuse-dequant-matmul"),
+    _stage("pull-slices"),
     _stage("fuse-epilogues"),
     _stage("fuse-elementwise"),
     _stage("assign-devices"),
