@@ -30,7 +30,8 @@ from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.idioms import norms, rope, softmax
-from qcompiler.passes.idioms.attention import NotRaised, raise_attention
+from qcompiler.passes.idioms.attention import NotRaised, lookalike, raise_attention
+from qcompiler.passes.idioms.ledger import report_idioms
 from qcompiler.passes.idioms.raised import Raised
 from qcompiler.passes.idioms.terms import Masks
 from qcompiler.passes.loops import loops
@@ -60,6 +61,7 @@ class RaiseIdiomsPass(ModulePass):
         context = qc_context(ctx)
         for function in functions(op):
             raised = _raise_pointwise_forms(function, context) + _raise_attention(function, context)
+            report_idioms(function, context, self.name)
             # products left over joined batch dims read their operands as they lie
             if raised + rewrite(list(function.body.block.ops), [split_batch], again=False):
                 fold_views(list(function.body.block.ops))
@@ -96,8 +98,9 @@ def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
     @pattern
     def raise_between(op: qc.BatchMatmulOp, rewriter: PatternRewriter) -> SSAValue | None:
         result = raise_attention(op, tracer, masks)
-        if isinstance(result, NotRaised):
-            context.report.add(RaiseIdiomsPass.name, path_of(op), "softmax between two matmuls stays", result.why)
+        why = lookalike(op, tracer) if result is None else result.why if isinstance(result, NotRaised) else None
+        if why is not None:
+            context.report.add(RaiseIdiomsPass.name, path_of(op), "softmax between two matmuls stays", why)
         if not isinstance(result, SSAValue):
             return None
         context.report.add(RaiseIdiomsPass.name, path_of(op), "raised qc.attention", "softmax between two matmuls")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from qcompiler.config import QuantConfig
 from qcompiler.device_map import Devices, check_paths, common_architecture, place
 from qcompiler.errors import (
     ArgumentError,
@@ -30,7 +31,6 @@ from qcompiler.runtime.progress import OnStep, Stages, stage
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
-    from qcompiler.config import QuantConfig
     from qcompiler.frontends.weights.weight_source import WeightSource
 
 KERNELS = "compile-kernels"
@@ -138,7 +138,7 @@ def qcompile(
             context.report.add(decided_in, path, what, f"{by_data.inputs_seen} inputs" if by_data is not None else "")
         for part in imported.torch_parts:
             context.report.add("import", part.path, f"torch runs {', '.join(part.operators)}", part.why)
-        options = pass_options(buckets, _compute_streams())
+        options = pass_options(buckets, _compute_streams(), QuantConfig.of(quant).separate)
         samples = imported.sample_inputs() if verify_each == "numerics" else None
         run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)
         image = make_image(context, imported, dumps)
@@ -227,7 +227,9 @@ def run_stages(
     )
 
 
-def pass_options(buckets: Buckets | None, compute_streams: int | None) -> dict[str, dict[str, object]]:
+def pass_options(
+    buckets: Buckets | None, compute_streams: int | None, separate: tuple[str, ...] = ()
+) -> dict[str, dict[str, object]]:
     """The options of passes that a caller chose, by stage. PassError for a bucket's name that no text can hold."""
     from qcompiler.passes.specialize import bucket_text
 
@@ -236,6 +238,8 @@ def pass_options(buckets: Buckets | None, compute_streams: int | None) -> dict[s
         options["specialize"] = {"buckets": tuple(bucket_text(name, ranges) for name, ranges in buckets)}
     if compute_streams is not None:
         options["assign-streams"] = {"compute_streams": compute_streams}
+    if separate:
+        options["merge-linears"] = {"separate": separate}
     return options
 
 

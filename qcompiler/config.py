@@ -185,6 +185,9 @@ class QuantConfig:
     `activations` is what linears with quantised weights read: None (floats), "int8" (a scale per token), "int8:static"
     (one per tensor, from `qcompile(calibrate=…)`), or "llm_int8", optionally with its threshold ("llm_int8:6.0").
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
+
+    `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same
+    rows.  `("*",)` merges none.
     """
 
     preset: str = "nf4"
@@ -194,9 +197,11 @@ class QuantConfig:
     promise_bits: float | _Unset | None = PRESET
     activations: str | None = None
     observer: str = "minmax"
+    separate: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _refuse_kinds(self)
+        object.__setattr__(self, "separate", tuple(self.separate))
         check_observer(self.observer)
         if self.activations is not None:
             Activations.of(self.activations)
@@ -255,7 +260,8 @@ class QuantConfig:
 
     def check_rules(self, weights: Sequence[str], modules: Sequence[str]) -> None:
         """RecipeError for a rule that matches none of `weights` (paths of what can be quantised), with near names."""
-        for rule in self.all_rules:
+        rules = [*self.all_rules, *(Rule(pattern, None) for pattern in self.separate)]
+        for rule in rules:
             if any(rule.matches(p) for p in weights):
                 continue
             if any(fnmatch.fnmatchcase(m, rule.pattern) for m in modules):
@@ -283,6 +289,9 @@ def _refuse_kinds(config: QuantConfig) -> None:
             raise RecipeError(f"{field}={value!r}: write a name, such as {field}={example}, or None")
     if not isinstance(config.observer, str):
         raise RecipeError(f"observer={config.observer!r}: choose 'minmax', 'percentile' or 'mse'")
+    separate = config.separate
+    if isinstance(separate, str) or not all(isinstance(pattern, str) for pattern in separate):
+        raise RecipeError(f'separate={separate!r}: write a tuple of globs over module paths, such as ("*.q_proj",)')
     bits = config.promise_bits
     if isinstance(bits, bool) or not (bits is None or isinstance(bits, int | float | _Unset)):
         raise RecipeError(f"promise_bits={bits!r}: write bits per weight, such as promise_bits=6.5, or None")

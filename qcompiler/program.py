@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +29,7 @@ from qcompiler.runtime.timeline import Timeline, timeline
 if TYPE_CHECKING:
     from qcompiler.frontends.torch.importer import ImportResult
     from qcompiler.ir.context import QCContext
-    from qcompiler.plan.plan import Plan
+    from qcompiler.plan.plan import Plan, WeightEntry
 
 
 class Program:
@@ -224,11 +225,19 @@ def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:
     nbytes: dict[str, int] = {}
     devices: dict[str, list[str]] = {}
     for entry in plan.weights:
-        for parameter in entry.parameters:
-            nbytes[parameter] = nbytes.get(parameter, 0) + entry.nbytes
-            devices.setdefault(parameter, []).extend(on.get(entry.name, ()))
+        for part, held in zip(entry.named, shares(entry), strict=True):
+            for parameter in part.parameters:
+                nbytes[parameter] = nbytes.get(parameter, 0) + held
+                devices.setdefault(parameter, []).extend(on.get(entry.name, ()))
     stored = ledger.as_stored(nbytes, {parameter: tuple(dict.fromkeys(names)) for parameter, names in devices.items()})
     return stored.remarked(read_by_torch(plan))
+
+
+def shares(entry: WeightEntry) -> list[int]:
+    """The bytes of a stored tensor, divided among its parts by their rows; padding likewise."""
+    rows = sum(part.rows for part in entry.named)
+    ends = [entry.nbytes * end // rows if rows else entry.nbytes for end in accumulate(p.rows for p in entry.named)]
+    return [end - begin for begin, end in pairwise([0, *ends])]
 
 
 def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) -> ProgramImage:

@@ -22,6 +22,7 @@ from qcompiler.kernels.cost import NOTHING, Cost, DeviceCost, Occupancy, copy_co
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.lookup import Program
+from qcompiler.plan.paths import joined_paths
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Record, Select, Step, TorchCall, View, Wait
 from qcompiler.runtime.executor import chosen_kernel, launched
 
@@ -347,8 +348,9 @@ class _Walk:
         for view in views:
             buffer = self.known.buffers[view.buffer]
             weight = self.known.weight_of(buffer)
-            if self.known.arenas[buffer.arena].kind == "constants" and weight is not None and weight.parameters:
-                return weight.parameters[0].removesuffix(".weight").removesuffix(".bias")
+            if self.known.arenas[buffer.arena].kind == "constants" and weight is not None and weight.paths:
+                firsts = [part.parameters[0] for part in weight.named if part.parameters]
+                return joined_paths([path.removesuffix(".weight").removesuffix(".bias") for path in firsts])
         return kernel.serves if kernel is not None and kernel.name in self.once else ""
 
     def _text(self, view: View) -> str:

@@ -29,6 +29,7 @@ from qcompiler.errors import FormatError, PassError, PlanError
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.text import print_module
 from qcompiler.plan.kernel import ITEMSIZE, DType, FormatRef
+from qcompiler.plan.plan import WeightPart
 from qcompiler.plan.weights import StoredTensor, WeightStore
 
 LARGEST_KEPT = 1 << 20
@@ -79,6 +80,7 @@ class _Weight(msgspec.Struct):
     format: tuple[str, dict[str, int | bool | str]] | None
     layout: str
     parameters: tuple[str, ...]
+    parts: tuple[tuple[_Size, tuple[str, ...]], ...] = ()
 
 
 class _Context(msgspec.Struct):
@@ -119,6 +121,7 @@ def _facts(tensor: StoredTensor) -> dict[str, Any]:
         "format": None if tensor.format is None else [tensor.format.name, tensor.format.params],
         "layout": tensor.layout,
         "parameters": tensor.parameters,
+        "parts": [[part.rows, part.parameters] for part in tensor.parts],
     }
 
 
@@ -146,4 +149,5 @@ def _tensor(facts: _Weight, kept: dict[str, Any]) -> StoredTensor:
         format=None if facts.format is None else FormatRef(*facts.format),
         layout=facts.layout,
         parameters=facts.parameters,
+        parts=tuple(WeightPart(rows, parameters) for rows, parameters in facts.parts),
     )

@@ -34,5 +34,5 @@ def _named(weight: SSAValue, context: QCContext) -> str:
     if not isinstance(weight.owner, ConstOp):
         return "its weight"
     key = weight.owner.key
-    parameters = context.weights[key].parameters if key in context.weights else ()
+    parameters = context.weights[key].paths if key in context.weights else ()
     return f"the weight '{', '.join(parameters) or key}'"

@@ -66,6 +66,19 @@ def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAVa
     return _build(op, found, shape, tracer, masks)
 
 
+def lookalike(op: qc.BatchMatmulOp, tracer: Tracer) -> str | None:
+    """Why a matmul that reads a softmax is no attention, where `raise_attention` finds none. None if it reads none."""
+    softmax = loops.producer(_under_casts_and_reshapes(op.a))
+    if not isinstance(softmax, qc.SoftmaxOp):
+        return None
+    shape = shape_of(softmax.result.type)
+    if len(shape) < 3 or softmax.axis.value.data != len(shape) - 1:
+        return "the softmax is not along the last of at least three dims"
+    if shape[-2:] != shape_of(op.a.type)[-2:]:
+        return "queries and keys are not the last two dims of both"
+    return "its scores are not a matmul that is scaled, capped and masked"
+
+
 def _build(op: qc.BatchMatmulOp, found: _Product, shape: Shape, tracer: Tracer, masks: Masks) -> SSAValue | NotRaised:
     leads = [shape[:-2], shape_of(found.matmul.result.type)[:-2], *(term.lead for term in found.terms)]
     known = _factors(leads, _unjoined(found.matmul.a))

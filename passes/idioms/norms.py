@@ -53,6 +53,46 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
     return None
 
 
+def lookalike(value: SSAValue, tracer: Tracer) -> str | None:
+    """Why a tensor over the root of a sum is no norm: the first condition that fails. None if it looks like no norm."""
+    if not shape_of(value.type):
+        return None
+    for scaled, _ in _with_row(tracer.element(value), "arith.addf", value, tracer):
+        for normed, _ in _with_row(scaled, "arith.mulf", value, tracer):
+            for centred, variance in _over_root(normed, tracer):
+                why = _first_failure(centred, variance, value, tracer)
+                if why is not None:
+                    return why
+    return None
+
+
+def _first_failure(centred: Node, variance: Node, value: SSAValue, tracer: Tracer) -> str | None:
+    """The conditions of `_match_normed`, in its order."""
+    shifted = next((a for a, b in tracer.either(variance, "arith.addf") if tracer.constant(b) is not None), None)
+    if not _has_sum(variance if shifted is None else shifted, tracer):
+        return None
+    if shifted is None:
+        return "no constant is added to the mean under the root"
+    square = _mean(shifted, value, tracer)
+    if square is None:
+        return "what stands under the root is not the mean over the last dim, of a fixed size"
+    base = _square_root_of(square[0], tracer)
+    if base is None:
+        return "the mean under the root is not of squares"
+    if _centred(centred, base, square[1], value, tracer) or _same_tensor(centred, base, square[1], value, tracer):
+        return "its weight or bias is not a row of the last dim"
+    return "what is scaled is not the tensor whose squares are averaged, in the result's type and order"
+
+
+def _has_sum(node: Node, tracer: Tracer, depth: int = 3) -> bool:
+    """Whether a sum stands behind a few products, quotients and sums: of one dim, or of several."""
+    found = tracer.head(node)
+    if found.op == "sum" or (found.tensor is not None and loops.is_reduction(found.tensor)):
+        return True
+    inner = found.args if found.op in ("arith.mulf", "arith.divf", "arith.addf") else ()
+    return depth > 0 and any(_has_sum(each, tracer, depth - 1) for each in inner)
+
+
 def _with_row(node: Node, op: str, value: SSAValue, tracer: Tracer) -> Iterator[tuple[Node, SSAValue | None]]:
     """`(rest, row)` for `rest op row` where the row depends on the last dim alone; then `(node, None)`."""
     last = len(shape_of(value.type)) - 1

@@ -66,6 +66,24 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
     return None
 
 
+def lookalike(joined: tensor.ConcatOp, tracer: Tracer) -> str | None:
+    """Why concat(-a, b) is no part of a rotary embedding: the first condition that fails. None for another form."""
+    shape, axis = shape_of(joined.result.type), joined.dim.value.data
+    negated = tracer.head(tracer.element(joined.inputs[0])).op == "arith.negf"
+    if len(joined.inputs) != 2 or not negated or axis != len(shape) - 1:
+        return None
+    pairs = len(shape) == 5
+    seen = (*shape[:3], shape[3] * 2) if pairs and isinstance(shape[3], int) else shape
+    if len(seen) != 4 or not isinstance(seen[3], int) or seen[3] % 2:
+        return f"it is not (batch, heads, sequence, depth) with an even depth, but {list(shape)}"
+    parts = _parts(joined, axis, tracer)
+    if parts is None:
+        return "its parts are not slices with fixed offsets"
+    if (_pairs(*parts, seen) if pairs else _halves(*parts, seen)) is None:
+        return "its parts are not the two halves, or the odd and the even elements, of one tensor"
+    return "no sum of x * cos and of this * sin reads it, with tables that have no dim of heads"
+
+
 def _build(value: SSAValue, x: SSAValue, cosine: Node, sine: Node, interleaved: bool, tracer: Tracer) -> Raised | None:
     before = loops.producer(value)
     assert before is not None

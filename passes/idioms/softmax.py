@@ -36,6 +36,29 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
     return None
 
 
+def lookalike(value: SSAValue, tracer: Tracer) -> str | None:
+    """Why exponentials over a sum are no softmax: the first condition that fails. None if they look like none."""
+    pair = tracer.operands(tracer.element(value), "arith.divf")
+    if pair is None or tracer.head(pair[0]).op != "math.exp":
+        return None
+    total = tracer.head(pair[1])
+    if total.op != "sum":
+        many = total.tensor is not None and loops.is_reduction(total.tensor)
+        return "the sum does not run along one dim" if many else None
+    if tracer.head(total.args[0]).op != "math.exp":
+        return "the sum is not of exponentials"
+    outside, inside = _shifted_exp(pair[0], tracer), _shifted_exp(total.args[0], tracer)
+    if outside is None or inside is None:
+        return "no maximum is subtracted before the exponential"
+    shape = shape_of(value.type)
+    own = [
+        t for t, index in tracer.aliases(outside[0]) if index == loops.own_index(shape) and shape_of(t.type) == shape
+    ]
+    if all(tensor_dtype(tensor.type) != tensor_dtype(value.type) for tensor in own):
+        return "what it is taken of has another type, or another order of dims, than the result"
+    return "its maximum and its sum do not run along the same dim of the same tensor"
+
+
 def _shifted_exp(node: Node, tracer: Tracer) -> tuple[Node, Node] | None:
     """(x, the max node) for exp(x - max(...))."""
     found = tracer.head(node)

@@ -123,6 +123,12 @@ def is_pointwise(op: Operation | Block) -> bool:
     return inverse_permutation(output_index(op)) is not None and not op.body.block.args[-1].uses
 
 
+def is_reduction(value: SSAValue) -> bool:
+    """Whether a tensor is computed by a nest that runs over more dims than it has."""
+    op = producer(value)
+    return isinstance(op, ops.GenericOp) and not is_parallel(op)
+
+
 def loop_extents(op: ops.GenericOp) -> tuple[Dim, ...]:
     """The size of every loop, taken from the outputs first, then from inputs indexed by a plain loop dim."""
     extents: list[Dim | None] = [None] * num_loops(op)

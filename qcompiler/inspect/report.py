@@ -46,7 +46,8 @@ class ProgramReport:
         }
 
     def __str__(self) -> str:
-        return "\n\n".join([self.title, self.ledger, plan_text(self.plan), choices_text(self.choices)])
+        parts = [self.title, self.ledger, plan_text(self.plan), idioms_text(self.choices), choices_text(self.choices)]
+        return "\n\n".join(part for part in parts if part)
 
 
 def plan_text(plan: Plan) -> str:
@@ -116,6 +117,30 @@ def sharing_text(plan: Plan) -> str:
     return text if not shared else f"{text}, of which {len(shared)} serve {sum(shared)} places"
 
 
+def idioms_text(choices: Iterable[Choice]) -> str:
+    """The ledger of idioms: how many of each stand where, and what looks like one and is none; "" without any."""
+    found: dict[str, list[Choice]] = {}
+    others: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        verb, _, name = choice.what.partition(" qc.")
+        if choice.stage == "raise-idioms" and verb in ("raised", "found"):
+            found.setdefault(name, []).append(choice)
+        elif choice.stage == "raise-idioms" and choice.what.endswith(" stays"):
+            others.setdefault((choice.what, choice.why), []).append(choice.path)
+    lines = []
+    for name, each in found.items():
+        written = sum(choice.what.startswith("raised") for choice in each)
+        text = f"  {name}: {len(each)}" + (f", {written} of them written out in parts" if written else "")
+        lines.append(f"{text}  [{_places([choice.path for choice in each])}]")
+    for (what, why), paths in others.items():
+        lines += [f"  {what}  [{_places(paths)}]", f"      {why}"]
+    return "\n".join(["Idioms", *lines]) if lines else ""
+
+
+def _places(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
 def choices_text(choices: Iterable[Choice]) -> str:
     """Decisions by stage; equal decisions are counted, with the first place they were taken at."""
     groups: dict[tuple[str, str, str], list[str]] = {}
@@ -123,8 +148,7 @@ def choices_text(choices: Iterable[Choice]) -> str:
         groups.setdefault((choice.stage, choice.what, choice.why), []).append(choice.path)
     lines = ["Decisions"]
     for (stage, what, why), paths in groups.items():
-        where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-        lines.append(f"  {stage}: {what}  [{where}]" + (f"\n      {why}" if why else ""))
+        lines.append(f"  {stage}: {what}  [{_places(paths)}]" + (f"\n      {why}" if why else ""))
     return "\n".join(lines)
 
 

@@ -70,7 +70,7 @@ def read_by_torch(plan: Plan) -> dict[str, str]:
                     continue
                 name = weights[buffer.name]
                 entry = named.get(name) if name is not None else at.get(buffer.offset)
-                for parameter in entry.parameters if entry is not None else ():
+                for parameter in entry.paths if entry is not None else ():
                     assert isinstance(step, TorchCall)
                     names = dict.fromkeys(each for each in operators(step.region) if each not in _PLUMBING)
                     remarks.setdefault(parameter, f"torch reads it ({', '.join(names)})")

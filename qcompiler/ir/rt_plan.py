@@ -116,6 +116,7 @@ def weight_entries(schedule: Schedule, weights: Iterable[StoredTensor]) -> tuple
             format=tensor.format,
             layout=tensor.layout,
             parameters=tensor.parameters,
+            parts=tensor.parts,
         )
         for tensor in tensors.values()
         if tensor.key in offsets

@@ -192,11 +192,19 @@ def calls_torch(entry: EntryPoint) -> bool:
     return any(isinstance(step, TorchCall) for step in entry.steps)
 
 
+class WeightPart(Strict, frozen=True):
+    """Rows of a weight that was several in the model: how many, and the module paths of what they were."""
+
+    rows: int
+    parameters: tuple[str, ...] = ()
+
+
 class WeightEntry(Strict, frozen=True):
     """One tensor of the weight file: bytes [offset, offset + nbytes), there and in a constants arena that mirrors it.
 
     `format` None means plain values of `dtype` in row-major order.  `parameters` are the module paths it serves
-    (several for tied weights). `sha256` is per 16 MiB chunk.
+    (several for tied weights).  A tensor that holds several of the model's, one below the other, has none, and lists
+    them as `parts`. `sha256` is per 16 MiB chunk.
     """
 
     name: str
@@ -208,6 +216,17 @@ class WeightEntry(Strict, frozen=True):
     layout: str = "canonical"
     parameters: tuple[str, ...] = ()
     sha256: tuple[str, ...] = ()
+    parts: tuple[WeightPart, ...] = ()
+
+    @property
+    def named(self) -> tuple[WeightPart, ...]:
+        """The tensors of the model that this one holds, from its first row down: itself where it has no parts."""
+        return self.parts or (WeightPart(self.shape[0] if self.shape else 1, self.parameters),)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The module paths of all that it holds."""
+        return tuple(path for part in self.named for path in part.parameters)
 
 
 class Plan(Strict, frozen=True):

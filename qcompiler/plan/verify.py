@@ -200,6 +200,13 @@ def _check_weights(program: Program) -> None:
             raise ScheduleError(
                 f"weight '{weight.name}' ends at byte {end}, outside every constants arena", rule="weight-outside-arena"
             )
+        rows = [part.rows for part in weight.parts]
+        if rows and (min(rows) < 1 or weight.parameters or not weight.shape or sum(rows) != weight.shape[0]):
+            raise ScheduleError(
+                f"weight '{weight.name}' has the shape {list(weight.shape)} and parts of {rows} rows; parts are "
+                "its rows from the first to the last, and they alone name what those were in the model",
+                rule="weight-size",
+            )
         if weight.format is None and weight.layout == "canonical":
             wanted = _count(weight.shape) * ITEMSIZE[weight.dtype]
             if weight.nbytes != wanted:

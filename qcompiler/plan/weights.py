@@ -5,7 +5,7 @@ Bytes may be an array (often of a mapped file), or `Lazy`: made each time they a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from qcompiler.errors import PlanError, WeightsError
 from qcompiler.plan.kernel import DType, FormatRef
+from qcompiler.plan.plan import WeightPart
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -80,7 +81,8 @@ NO_VALUES = (
 class StoredTensor:
     """One constant: `data` are its bytes in `layout` (read-only); `dtype` is what values are, or decode to.
 
-    `parameters` lists the module paths it came from: several for tied weights, none for constants of the graph.
+    `parameters` lists the module paths it came from: several for tied weights, none for constants of the graph and for
+    what was put together from several weights, which are its `parts`.
     """
 
     key: str
@@ -90,6 +92,12 @@ class StoredTensor:
     format: FormatRef | None = None
     layout: str = "canonical"
     parameters: tuple[str, ...] = ()
+    parts: tuple[WeightPart, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The module paths of all that it holds."""
+        return (*self.parameters, *(path for part in self.parts for path in part.parameters))
 
     @property
     def data(self) -> Bytes:
@@ -153,6 +161,18 @@ class WeightStore:
 
     def remove(self, key: str) -> None:
         del self._tensors[key]
+
+    def merge(self, keys: Sequence[str], tensor: StoredTensor) -> None:
+        """Puts `tensor` in the place of the first of `keys`, and takes all of them out."""
+        kept: dict[str, StoredTensor] = {}
+        for key, each in self._tensors.items():
+            if key == keys[0]:
+                kept[tensor.key] = tensor
+            elif key not in keys:
+                kept[key] = each
+        if len(kept) != len(self._tensors) - len(keys) + 1:
+            raise PlanError(f"the weight store does not hold all of {', '.join(keys)}, or holds '{tensor.key}' already")
+        self._tensors = kept
 
     def __getitem__(self, key: str) -> StoredTensor:
         if key not in self._tensors:

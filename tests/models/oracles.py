@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from by_path import load
+from stored_rows import parameter_rows
 
 import qcompiler as qc
 from qcompiler import formats
@@ -132,9 +133,9 @@ def float64_model(case: Any, program: qc.Program) -> torch.nn.Module:
         stored = program.image.weights[entry.offset : entry.offset + entry.nbytes]
         canonical = layouts.get(entry.layout).unpack(fmt, entry.dtype, *entry.shape, stored)
         decoded = fmt.decode(formats.from_bytes(fmt, *entry.shape, canonical))
-        for parameter in entry.parameters:
+        for parameter, rows in parameter_rows(entry):
             target = model.get_parameter(parameter)
-            values = torch.from_numpy(decoded)
+            values = torch.from_numpy(decoded[rows])
             if type(model.get_submodule(parameter.rpartition(".")[0])).__name__ == "Conv1D":
                 values = values.T  # stored (in, out), and the shape does not tell where it is square
             with torch.no_grad():  # the matrices of experts lie one below the other

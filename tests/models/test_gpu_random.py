@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from by_path import load
+from stored_rows import parameter_rows
 
 import qcompiler as qc
 from qcompiler import formats
@@ -45,10 +46,10 @@ def exact_model(case: Any, program: qc.Program) -> torch.nn.Module:
         stored = program.image.weights[entry.offset : entry.offset + entry.nbytes]
         canonical = layouts.get(entry.layout).unpack(fmt, entry.dtype, *entry.shape, stored)
         values = torch.from_numpy(fmt.decode(formats.from_bytes(fmt, *entry.shape, canonical)))
-        for parameter in entry.parameters:
+        for parameter, rows in parameter_rows(entry):
             with torch.no_grad():
                 target = model.get_parameter(parameter)
-                target.copy_(values.to(target.dtype))
+                target.copy_(values[rows].to(target.dtype))
     return model.double()
 
 

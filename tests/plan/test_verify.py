@@ -28,6 +28,7 @@ from qcompiler.plan.plan import (
     View,
     Wait,
     WeightEntry,
+    WeightPart,
     from_json,
     to_json,
 )
@@ -377,6 +378,16 @@ def test_weight_directory_is_checked(maker):
     assert refusal(replace(plan, weights=(replace(ENTRY, offset=1024),))) == "unknown-weight"
     assert refusal(replace(plan, weights=())) == "unknown-weight"
     assert refusal(replace(plan, weights=(ENTRY, ENTRY))) == "duplicate-name"
+
+
+@pytest.mark.parametrize(("rows", "parameters", "rule"), [
+    ((4, 12), (), None), ((16,), (), None), ((4, 11), (), "weight-size"), ((4, 13), (), "weight-size"),
+    ((-4, 20), (), "weight-size"), ((0, 16), (), "weight-size"), ((4, 12), ("w",), "weight-size"),
+])  # fmt: skip
+def test_the_parts_of_a_weight_are_all_of_its_rows(maker, rows, parameters, rule):
+    parts = tuple(WeightPart(count, (f"p{n}",)) for n, count in enumerate(rows))
+    entry = replace(ENTRY, parts=parts, parameters=parameters)
+    assert refusal(constant_plan(maker, entry, PACKED)) == rule
 
 
 def test_packed_activation_needs_the_bytes_of_its_format(maker):

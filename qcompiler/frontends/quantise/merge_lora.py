@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from qcompiler import formats
 from qcompiler.errors import AdapterError, ArgumentError, FormatShapeError, FormatValueError, MergeError
-from qcompiler.formats import PackedTensor
+from qcompiler.formats import Format, PackedTensor, stacking
 from qcompiler.formats.made import MadeMatrix
 from qcompiler.frontends.quantise.lora_adapter import LoraLayer, listed, read_adapter
 from qcompiler.kernels import layouts
@@ -289,28 +289,35 @@ def _figures(
 def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], threshold: float | None) -> Merged:
     """A program's linears are stored (out, in), whatever the model has."""
     image.require_values()
-    by_parameter = {parameter: entry for entry in image.plan.weights for parameter in entry.parameters}
+    by_parameter = {
+        parameter: _Place(entry, number)
+        for entry in image.plan.weights
+        for number, part in enumerate(entry.named)
+        for parameter in part.parameters
+    }
     problems: list[str] = []
-    entries: list[tuple[LoraLayer, WeightEntry]] = []
+    places: list[tuple[LoraLayer, _Place]] = []
     for layer in layers:
         path = _path_in(layer.path, by_parameter)
-        entry = by_parameter.get(f"{path}.weight")
-        if entry is None:
+        place = by_parameter.get(f"{path}.weight")
+        if place is None:
             problems.append(f"'{layer.path}' is not among the program's weights")
-        elif len(entry.parameters) > 1:
-            problems.append(f"'{layer.path}' is stored once for {' and '.join(entry.parameters)} (tied weights)")
+            continue
+        entry, tied = place.entry, place.entry.named[place.number].parameters
+        if len(tied) > 1:
+            problems.append(f"'{layer.path}' is stored once for {' and '.join(tied)} (tied weights)")
         elif len(entry.shape) != 2 or entry.dtype not in ("f32", "bf16", "f16"):
             problems.append(f"'{layer.path}' is stored as {list(entry.shape)} of {entry.dtype}, no matrix of floats")
         else:
-            entries.append((layer, entry))
-    found = [(layer, _matrix(entry, image.weights)) for layer, entry in entries]
+            places.append((layer, place))
+    found = [(layer, place.read(image.weights)) for layer, place in places]
     _check_shapes(found, problems, outputs_first=True)
     merged, report = _merge_all(found, threshold, outputs_first=True)
     arena = file_bytes(image.weights.nbytes) if image.weights.nbytes > IN_MEMORY else Block(image.weights.nbytes).bytes
     arena[...] = image.weights
-    for layer, entry in entries:
-        _place(entry, merged[layer.path], arena)
-    names = {entry.name for _, entry in entries}
+    for layer, place in places:
+        place.write(merged[layer.path], arena)
+    names = {place.entry.name for _, place in places}
     directory = tuple(msgspec.structs.replace(e, sha256=()) if e.name in names else e for e in image.plan.weights)
     plan = msgspec.structs.replace(image.plan, weights=directory)
     made = replace(image, plan=plan, weights=arena, native=())
@@ -328,24 +335,56 @@ def _path_in(path: str, by_parameter: Mapping[str, Any]) -> str:
     return inner if inner and f"{inner}.weight" in by_parameter else path
 
 
-def _matrix(entry: WeightEntry, weights: Bytes) -> Matrix:
-    """The weight in canonical bytes."""
-    fmt = None if entry.format is None else formats.get(entry.format.name, **entry.format.params)
-    stored = weights[entry.offset : entry.offset + entry.nbytes]
-    rows, cols = entry.shape
-    canonical = layouts.get(entry.layout).unpack(fmt, entry.dtype, rows, cols, stored)
-    if fmt is not None:
-        return PackedTensor(fmt, rows, cols, canonical)
-    array: npt.NDArray[Any] = canonical.view(NUMPY_DTYPES[entry.dtype]).reshape(rows, cols)
-    return array
+@dataclass(frozen=True)
+class _Place:
+    """Where a program stores a weight: part `number` of an entry of its directory."""
 
+    entry: WeightEntry
+    number: int
 
-def _place(entry: WeightEntry, matrix: Matrix, arena: Bytes) -> None:
-    fmt = matrix.format if isinstance(matrix, PackedTensor) else None
-    data = matrix.data if isinstance(matrix, PackedTensor) else matrix.reshape(-1).view(np.uint8)
-    rows, cols = entry.shape
-    packed = layouts.get(entry.layout).pack(fmt, entry.dtype, rows, cols, data)
-    arena[entry.offset : entry.offset + entry.nbytes] = packed
+    @property
+    def format(self) -> Format | None:
+        stored = self.entry.format
+        return None if stored is None else formats.get(stored.name, **stored.params)
+
+    @property
+    def rows(self) -> list[int]:
+        """Of all parts of the entry."""
+        return [part.rows for part in self.entry.named]
+
+    def read(self, weights: Bytes) -> Matrix:
+        """The weight in canonical bytes."""
+        canonical, cols, fmt = self._whole(weights), self.entry.shape[1], self.format
+        if fmt is None:
+            array: npt.NDArray[Any] = canonical.view(NUMPY_DTYPES[self.entry.dtype]).reshape(-1, cols)
+            return array[self._range]
+        if self.entry.parts:
+            canonical = stacking.take(fmt, self.rows, cols, self.number, canonical)
+        return PackedTensor(fmt, self.rows[self.number], cols, canonical)
+
+    def write(self, matrix: Matrix, weights: Bytes) -> None:
+        """Puts the weight where it is stored; other parts of the entry keep their values."""
+        rows, cols = self.entry.shape
+        data = matrix.data if isinstance(matrix, PackedTensor) else matrix.reshape(-1).view(np.uint8)
+        if self.entry.parts:
+            part, data = data, np.array(self._whole(weights))
+            if self.format is not None:
+                stacking.put(self.format, self.rows, cols, self.number, part, data)
+            else:
+                data.reshape(rows, -1)[self._range] = part.reshape(self.rows[self.number], -1)
+        packed = layouts.get(self.entry.layout).pack(self.format, self.entry.dtype, rows, cols, data)
+        weights[self.entry.offset : self.entry.offset + self.entry.nbytes] = packed
+
+    @property
+    def _range(self) -> slice:
+        first = sum(self.rows[: self.number])
+        return slice(first, first + self.rows[self.number])
+
+    def _whole(self, weights: Bytes) -> Bytes:
+        """The entry in canonical bytes."""
+        rows, cols = self.entry.shape
+        stored = weights[self.entry.offset : self.entry.offset + self.entry.nbytes]
+        return layouts.get(self.entry.layout).unpack(self.format, self.entry.dtype, rows, cols, stored)
 
 
 __all__ = ["LayerMerge", "MergeReport", "Merged", "merge_lora"]

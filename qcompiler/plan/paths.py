@@ -1,0 +1,14 @@
+"""Names for what was several things in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def joined_paths(paths: Sequence[str]) -> str:
+    """One path for several: what they share, then what they do not, `attn.q` and `attn.k` -> `attn.q+k`."""
+    parts = [path.split(".") for path in paths]
+    shared = 0
+    while all(len(part) > shared + 1 and part[shared] == parts[0][shared] for part in parts):
+        shared += 1
+    return ".".join([*parts[0][:shared], "+".join(".".join(part[shared:]) for part in parts)])
