@@ -173,4 +173,4 @@ def _refusal(candidate: Candidate, query: LinearQuery) -> str | None:
 
 def templates(kind: str) -> tuple[str, ...]:
     """The templates that a kind of target has kernels for."""
-    return (cpu if kind == "cpu" else cuda).TEMPLATES
+    return cpu.TEMPLATES if kind == "cpu" else cuda.TEMPLATES

@@ -31,6 +31,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.formats import stacking
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.types import QTensorType, shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda.geometry import MAX_EXTENT
@@ -38,7 +39,6 @@ from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.devices.placing import DEVICE
 from qcompiler.passes.linears.copies import is_result, new_copies
 from qcompiler.passes.linears.stacked import format_of, nothing_to_add, stacked
-from qcompiler.passes.loops import loops
 from qcompiler.passes.views.views import unreshaped
 from qcompiler.plan.paths import joined_paths
 from qcompiler.plan.weights import StoredTensor
@@ -233,7 +233,7 @@ class _Merging:
             begin += _rows(op)
         _finish(begun, first, path)
         for op in group:
-            loops.erase_if_dead(op)
+            erase_if_dead(op)
 
     def _stack(
         self, group: Group, values: Sequence[SSAValue | None], made: dict[tuple[str, ...], StoredTensor]

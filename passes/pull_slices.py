@@ -26,6 +26,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of
 from qcompiler.ir.types import shape_of, tensor, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Reordered
@@ -122,7 +123,7 @@ def _move(pick: Pick, maker: Maker) -> Pick:
     made = _remade(outer, maker, moved.results[0], (*picked, shape_of(maker.results[0].type)[-1]))
     result = build.reshape(builder, made, shape_of(pick.results[0].type))
     pick.results[0].replace_all_uses_with(result)
-    loops.erase_if_dead(pick)
+    erase_if_dead(pick)
     return moved
 
 

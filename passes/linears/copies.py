@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import TensorType
-from xdsl.dialects.tensor import ConcatOp, InsertSliceOp
+from xdsl.dialects.tensor import CollapseShapeOp, ConcatOp, ExpandShapeOp, InsertSliceOp
 from xdsl.ir import Operation, SSAValue
 
 from qcompiler.errors import KernelSelectionError
@@ -17,8 +17,8 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import RULES, draft
-from qcompiler.passes.lowering.places import SAME_ORDER, Placer
+from qcompiler.passes.lowering.kinds import DRAFTS, draft
+from qcompiler.passes.lowering.places import Placer
 from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.plan import View
 
@@ -69,7 +69,7 @@ class _Trial(Placer):
             for operand in op.operands:
                 if isinstance(operand.type, TensorType) and not views.is_contiguous(self.view(operand)):
                     self.contiguous_copy(self.view(operand), op)
-        elif type(op) in RULES and not isinstance(op, ConcatOp | InsertSliceOp):
+        elif type(op) in DRAFTS and not isinstance(op, ConcatOp | InsertSliceOp):
             try:
                 draft(op, self)
             except KernelSelectionError:
@@ -101,6 +101,6 @@ def is_result(value: SSAValue) -> bool:
         user = use.operation
         if user.name == "func.return" or isinstance(user, qc.StateUpdateOp):
             return True
-        if isinstance(user, SAME_ORDER) and any(is_result(result) for result in user.results):
+        if isinstance(user, ExpandShapeOp | CollapseShapeOp) and any(is_result(result) for result in user.results):
             return True
     return False

@@ -1,8 +1,8 @@
 // Memory that shows every access beyond it, for the process that preloads this library.
 //
 // While `guard_on(byte)` holds, each block of the C allocator lies at the end of its own pages, between pages that may
-// not be touched, and is filled with `byte`.  A freed block's pages may not be touched again.  What an operator makes of
-// memory that nobody wrote, or of the bytes beside its own, differs between two runs with different fillings.
+// not be touched, and is filled with `byte`.  A freed block's pages may not be touched again.  A result that depends on
+// memory that nobody wrote, or on the bytes beside a block, differs between two runs with different fillings.
 //
 //     [no access] [filling ......... block] [filling, less than the alignment] [no access]
 //
