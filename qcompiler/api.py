@@ -247,7 +247,9 @@ def _compute_streams() -> int | None:
     if not text:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 16:
-        raise ArgumentError(f"QC_COMPUTE_STREAMS={text!r} is no number from 1 to 16; 1 puts all kernels on one stream")
+        raise ArgumentError(
+            f"QC_COMPUTE_STREAMS={text!r} is not a number from 1 to 16; 1 puts all kernels on one stream"
+        )
     return int(text)
 
 
@@ -317,7 +319,7 @@ def compile_target(devices: Sequence[str], targets: Sequence[str] | None) -> Tar
         return Target("cuda", common_architecture(devices))
     if unknown := [name for name in names if name not in ARCHS]:
         raise TargetMismatchError(
-            f"{unknown[0]!r} is no GPU architecture to compile for; choose from {', '.join(ARCHS)}"
+            f"{unknown[0]!r} is not a GPU architecture to compile for; choose from {', '.join(ARCHS)}"
         )
     return _ordered("cuda", names, registry.runs(devices[0]) if registry.is_available(devices[0]) else ())
 

@@ -168,7 +168,7 @@ def _add_loading(command: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     """A number of rounds or threads: 1 or more."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -176,7 +176,7 @@ def _dim(text: str) -> tuple[str, int]:
     """`NAME=VALUE`."""
     name, _, value = text.partition("=")
     if not name or not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no name with a size from 1 on, such as s=1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name with a size of at least 1, such as s=1")
     return name, int(value)
 
 
@@ -187,7 +187,7 @@ def _times(text: str) -> tuple[float, float]:
     except ValueError:
         begin, end = 0.0, 0.0
     if not 0 <= begin < end:
-        raise argparse.ArgumentTypeError(f"{text!r} is no pair of times in microseconds, such as 100,250")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pair of times in microseconds, such as 100,250")
     return begin, end
 
 
@@ -295,7 +295,7 @@ def _may_replace(target: Path) -> bool:
     """Asks whether an existing target may be replaced, if stdin and stderr are a terminal."""
     if not target.exists() or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    print(f"{target} is there already. Replace it? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{target} exists. Replace it? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -378,7 +378,7 @@ def _bench(options: argparse.Namespace) -> None:
     taken = run.plan.entries[run.binder.bind(shapes).entry]
     if options.entry is not None and taken is not entry:
         raise ArgumentError(
-            f"--entry {entry.name}: at {_sizes_text(symbols)} a call runs '{taken.name}', which stands before it; give "
+            f"--entry {entry.name}: at {_sizes_text(symbols)} a call runs '{taken.name}', which comes first; give "
             "other sizes by --dim"
         )
     tensors = []

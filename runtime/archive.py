@@ -116,11 +116,11 @@ def read_members(data: memoryview) -> dict[str, Member]:
     if not begin.startswith(b"PK\3\4"):
         if len(data) < 4 and b"PK\3\4".startswith(begin):
             raise TruncatedFileError(f"the file has {len(data)} bytes: it is empty or was cut off")
-        raise ForeignFileError("the file is no qcompiler program (a .qca file is a zip; this is none)")
+        raise ForeignFileError("the file is not a qcompiler program (a .qca file is a zip; this is not)")
     if begin[_LOCAL.size :] != MARK.encode():
         if MARK.encode().startswith(begin[_LOCAL.size :]) and len(data) < _LOCAL.size + len(MARK):
             raise TruncatedFileError("the file ends inside its first header: it was cut off")
-        raise ForeignFileError("the file is a zip, but no qcompiler program")
+        raise ForeignFileError("the file is a zip, but not a qcompiler program")
     count, size, start = _find_directory(data)
     if count > MAX_MEMBERS or size > MAX_DIRECTORY:
         raise CorruptFileError(f"the file's directory claims {count} members in {size} bytes")
@@ -196,7 +196,7 @@ def _sizes(nbytes: int, packed: int, header: int, extra: bytes, name: str) -> tu
 
 def _data_offset(data: memoryview, header: int, name: bytes, nbytes: int) -> int:
     if header + _LOCAL.size > len(data):
-        raise CorruptFileError(f"'{name.decode()}' begins behind the file's end")
+        raise CorruptFileError(f"'{name.decode()}' begins after the end of the file")
     fields = _LOCAL.unpack_from(data, header)
     offset: int = header + _LOCAL.size + fields[9] + fields[10]
     if fields[0] != b"PK\3\4" or bytes(data[header + _LOCAL.size :][: fields[9]]) != name:

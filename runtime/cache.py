@@ -97,7 +97,7 @@ def keep(path: Path, data: bytes) -> bool:
         write_private(path, data)
     except OSError as error:
         note_once(
-            f"nothing can be kept in {path.parent} ({error.strerror or error}): what is missing there is made anew"
+            f"{path.parent} cannot be written ({error.strerror or error}): files that are missing there are made anew"
         )
         return False
     return True

@@ -53,7 +53,7 @@ def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, captur
             raise interop.wrong_dtype(name, value.type_name, want)
         if value.is_captured and not capturing:
             raise CaptureRuleError(
-                f"argument '{name}' is computed by a capture that has not ended: there are no bytes in it yet"
+                f"argument '{name}' is computed by a capture that has not ended: it has no contents yet"
             )
         return Argument(value.address, value.shape, value.device, value, False, ready=value.ready)
     if interop.is_torch_tensor(value):
@@ -169,7 +169,7 @@ def _dtype_of(values: Any) -> str:
         name = DTYPE_NAMES.get(np.asarray(values).dtype)
     if name is None:
         raise ArgumentDtypeError(
-            f"an array of {getattr(values, 'dtype', type(values).__name__)} has no place in a program"
+            f"an array of {getattr(values, 'dtype', type(values).__name__)} has a dtype that programs do not have"
         )
     return name
 

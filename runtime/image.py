@@ -64,7 +64,7 @@ def open_program(path: Path) -> BufferedReader:
     except OSError as error:
         if error.errno is not None:
             raise
-        raise ForeignFileError(f"{path} is no qcompiler program: it is no regular file") from error
+        raise ForeignFileError(f"{path} is not a qcompiler program: it is not a regular file") from error
 
 
 class MappedFile:
@@ -90,7 +90,7 @@ class MappedFile:
         if (now.st_size, now.st_mtime_ns) == (self.status.st_size, self.status.st_mtime_ns):
             return
         size = f"it has {now.st_size} bytes instead of {self.status.st_size}"
-        what = size if now.st_size != self.status.st_size else "its bytes may be others now"
+        what = size if now.st_size != self.status.st_size else "its bytes may have changed"
         raise ChangedFileError(
             f"{self.path} was written to while a program has it mapped: {what}. Load it again; write new versions "
             "under another name and rename them (save does), or load with copy=True, which keeps the weights in memory"

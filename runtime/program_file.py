@@ -336,7 +336,7 @@ def read_header(program: bytes) -> Header:
             # An unknown field may matter, so it is not ignored; but it does not mean that the file is damaged.
             raise NewerFileError(
                 f"the file was written by qcompiler {versions.qcompiler[:40]}, this is {__version__}, which does not "
-                f"know all it says ({error}); update with `pip install --upgrade qcompiler`"
+                f"know everything in it ({error}); update with `pip install --upgrade qcompiler`"
             ) from error
         raise CorruptFileError(f"program.json does not follow its schema: {error}") from error
     if header.plan.version > PLAN_VERSION:
@@ -451,7 +451,7 @@ def _gunzip(raw: memoryview, nbytes: int, name: str) -> bytes:
     except zlib.error as error:
         raise CorruptFileError(f"'{name}' is not compressed as gzip does it: {error}") from error
     if len(data) != nbytes or not unpacker.eof:
-        raise CorruptFileError(f"'{name}' is compressed, and has not the {nbytes} bytes that program.json says")
+        raise CorruptFileError(f"'{name}' is compressed, and does not have the {nbytes} bytes that program.json states")
     return data
 
 
@@ -492,13 +492,13 @@ def offers(path: str | Path, device: str | None = None, devices: Sequence[str] |
     if fitting := runnable(builds, where, lambda: emitter_of("cuda")):
         best = fitting[0]
         return (
-            f"; or run the build for {best.note.isa} that the file brings: if you trust those who made it, load with "
+            f"; or run the build for {best.note.isa} in the file: if you trust its author, load with "
             f"trust_native='sha256:{best.sha256}'"
         )
     have = ", ".join(build.note.isa for build in builds)
     return (
-        f"; or have it saved with a build that runs here, by qcompile(targets=[…]) where there is a compiler: this "
-        f"machine runs {', '.join(registry.runs(where)) or 'none'}, the file brings {have or 'none'}"
+        f"; or save it again with a build for this machine, by qcompile(targets=[…]) where there is a compiler: this "
+        f"machine runs {', '.join(registry.runs(where)) or 'none'}, the file has {have or 'none'}"
     )
 
 

@@ -124,7 +124,7 @@ class Session(ABC):
             if (data.dtype, data.nbytes, data.flags.c_contiguous) != (np.uint8, wanted, True):
                 has = ", ".join(f"{each} ({memory.nbytes})" for each, memory in self.memory.states.items())
                 raise ArgumentError(
-                    f"the state '{name}' of {data.nbytes} bytes is none of this program's; its states (bytes) are "
+                    f"the state '{name}' of {data.nbytes} bytes is not a state of this program; its states (bytes) are "
                     f"{has or 'none'}, each a contiguous array of uint8"
                 )
         with self._lock:

@@ -56,7 +56,7 @@ def _check_names(inputs: Mapping[str, Any]) -> None:
     """CorruptFileError unless the parameters' names are distinct strings, and no name has two arguments."""
     names = inputs.get("names", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise CorruptFileError(f"the signature's names are no list of different texts: {str(names)[:200]}")
+        raise CorruptFileError(f"the signature's names are not a list of distinct texts: {str(names)[:200]}")
     positional = len(inputs["args"]["items"])
     if twice := sorted(set(names[:positional]) & set(inputs["kwargs"]["keys"])):
         raise CorruptFileError(f"the signature has the argument '{twice[0]}' twice, by position and by keyword")
@@ -148,8 +148,8 @@ class _Arguments:
         for place, value in zip(self.positions, args, strict=False):
             if isinstance(place, str):
                 raise ArgumentStructureError(
-                    f"the program was compiled without '{place}', which stands at this position of forward; "
-                    f"pass what comes behind it by keyword: {_names(self.by_name)}"
+                    f"the program was compiled without '{place}', the parameter at this position of forward; "
+                    f"pass later arguments by keyword: {_names(self.by_name)}"
                 )
             self.steps[place](value, found)
             given[place] = True

@@ -416,8 +416,8 @@ class Machine:
         first = self._broken.get(device)
         if first is not None:
             raise SimulationError(
-                f"sim:{device} runs nothing any more since a finding, as a GPU's context would not: {first}. Begin "
-                f"anew with qcompiler.runtime.reset_simulated_gpu('sim:{device}'): what was loaded there is gone then",
+                f"sim:{device} cannot be used after a finding, like a GPU's context after a fault: {first}. Restart "
+                f"it with qcompiler.runtime.reset_simulated_gpu('sim:{device}'); programs loaded there are then lost",
                 first.finding,
             )
 

@@ -80,7 +80,7 @@ def read(
         zeros = _plus_one(found, zeros, bits, full_zero)
     order = order_of(found, "g_idx", arrays.get("g_idx"), cols, ours)
     if act_order is False and order is not None:
-        raise found.value_error("the layer is said to have its columns in order (desc_act false), and g_idx has not")
+        raise found.value_error("the columns should be in order (desc_act false), but g_idx reorders them")
     words = np.ascontiguousarray(qweight.T)
     parts = Integers(bits, cols, ours, words, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
     sorted_parts = Integers(bits, cols, ours, parts.permuted(order), parts.scales, parts.zeros)

@@ -139,7 +139,7 @@ def _check_target(target: Path, layout: str, force: bool) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if not force:
-        raise ArgumentError(f"{target} is there already; name another target, or say force=True (`--force`)")
+        raise ArgumentError(f"{target} exists; name another target, or pass force=True (`--force`)")
     if target.is_dir() and not ((target / "config.json").is_file() and any(target.glob("*.safetensors"))):
         raise ArgumentError(f"{target} holds no checkpoint, and only checkpoints are replaced; name another target")
 
@@ -349,7 +349,7 @@ def _arrays_of(layout: str, packed: PackedTensor, order: Order | None, dtype: to
         kind = "pack-quantized" if isinstance(packed.format, IntegerFormat) else None
         return compressed_tensors.write(packed, kind=kind, permutation=order)  # type: ignore[arg-type]
     if order is not None:
-        raise FormatError(f"columns stand in another order (act-order), for which {layout} has no place")
+        raise FormatError(f"columns are in another order (act-order), which {layout} cannot store")
     if layout == "awq":
         return awq.write(packed)
     compute = str(dtype).removeprefix("torch.")

@@ -185,7 +185,7 @@ class _Tensors:
         found = _LOSSLESS.get(fmt.name)
         if found is None:
             raise FormatError(
-                f"'{name}' is {fmt}, which GGUF files do not hold; name what it shall become with --quant (quant=), "
+                f"'{name}' is {fmt}, which GGUF files do not hold; choose its new format with --quant (quant=), "
                 "such as q4_K_M or q8_0"
             )
         return found
@@ -262,9 +262,9 @@ def _keys(checkpoint: Checkpoint, architecture: str, file_type: int) -> dict[str
     window = getattr(config, "sliding_window", None) if architecture == "llama" else None
     if window is not None and int(window) < own["context_length"]:
         raise WeightsError(
-            f"{checkpoint.path} slides a window of {window} positions over a context of {own['context_length']}, and "
-            "llama.cpp slides none for the architecture llama: it would give other answers behind the window. Where "
-            'that is wanted, say "sliding_window": null in config.json'
+            f"{checkpoint.path} has a sliding window of {window} positions in a context of {own['context_length']}, "
+            "but llama.cpp has none for the architecture llama: it would give other answers beyond the window. If that "
+            'is acceptable, set "sliding_window": null in config.json'
         )
     if getattr(config, "hidden_act", "silu") != "silu":
         raise WeightsError(f"{checkpoint.path}: hidden_act is {shown(config.hidden_act)}; GGUF files have silu")

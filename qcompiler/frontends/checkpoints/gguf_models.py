@@ -181,7 +181,7 @@ def _config(file: GgufFile, keys: _Keys, architecture: _Architecture, held: Held
         raise WeightsError(f"{file.path} lacks the tensor 'token_embd.weight'")
     dim = keys.count("attention.key_length", max(width // heads, 1))
     if dim % 2:
-        raise WeightsError(f"{file.path}: heads of {dim}: rotary positions turn pairs")
+        raise WeightsError(f"{file.path}: heads of {dim}: rotary positions need an even size")
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.count(key, dim) != dim:
             raise WeightsError(f"{file.path}: {keys.architecture}.{key} is {keys.number(key)}, and heads have {dim}")
@@ -241,7 +241,7 @@ def _rope(keys: _Keys) -> dict[str, Any]:
             "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
         }
     elif kind != "none":
-        raise WeightsError(f"{keys.file.path}: rope.scaling.type is {shown(kind)}; there are none, linear and yarn")
+        raise WeightsError(f"{keys.file.path}: rope.scaling.type is {shown(kind)}; supported are none, linear and yarn")
     return found
 
 

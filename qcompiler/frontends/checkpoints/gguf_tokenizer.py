@@ -233,8 +233,8 @@ def _scores(tokens: Sequence[str], merges: Sequence[tuple[str, str]], where: Pat
         made = left + right
         if made in first and made != last:
             raise WeightsError(
-                f"{where}: the token {shown(made)} is made by merges that do not stand together, which the scores of a "
-                "SentencePiece model in a GGUF file cannot say; give the folder its tokenizer.model"
+                f"{where}: the token {shown(made)} is made by merges that are not contiguous, which the scores of a "
+                "SentencePiece model in a GGUF file cannot express; add tokenizer.model to the folder"
             )
         first.setdefault(made, place)
         last = made
@@ -389,7 +389,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             case 2:
                 size, at = _varint(data, at)
                 if at + size > len(data):
-                    raise ValueError("a field ends behind the file")
+                    raise ValueError("a field ends after the end of the file")
                 yield key >> 3, data[at : at + size]
                 at += size
             case 5:

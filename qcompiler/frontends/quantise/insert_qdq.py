@@ -538,7 +538,7 @@ def _naming(weight: _Weight) -> Iterator[None]:
         module = key.rpartition(".")[0]
         raise FormatShapeError(
             f"parameter '{key}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, or "
-            f"keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' says what comes next"
+            f"keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' names an alternative"
         ) from error
     except FormatValueError as error:
         raise FormatValueError(f"parameter '{key}' ({shape}): {error}") from error

@@ -166,7 +166,9 @@ def _read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
 def _check_config(config: Mapping[str, Any], where: str) -> None:
     kind = str(config.get("peft_type", "LORA")).rpartition(".")[2][:100]
     if kind != "LORA":
-        raise AdapterError(f"{where} is a {kind}; LoRA and DoRA are merged. peft's own merge_and_unload knows others")
+        raise AdapterError(
+            f"{where} is a {kind}; only LoRA and DoRA are merged here; peft's own merge_and_unload merges others"
+        )
     if config.get("lora_alpha") is None:
         raise AdapterError(f"{where} has no lora_alpha in its config, without which its scale is unknown")
     for key, why in _REFUSED.items():

@@ -291,7 +291,7 @@ class Importer:
         if builder is None:
             raise UnsupportedOperatorError(
                 f"the operator {node.target} has no lowering{describe(node)}. Rewrite that line with supported "
-                'operators, let torch run it at its place (fallback="torch"), or compute it outside of the compiled '
+                'operators, let torch run it (fallback="torch"), or compute it outside of the compiled '
                 "model and pass the result in"
             )
         result = builder(scope, node, bind(node))

@@ -191,8 +191,8 @@ def refuse_packed(*_args: Any, **_kwargs: Any) -> Any:
     line, _ = line_of_frame(sys._getframe(1))
     raise UnsupportedOperatorError(
         "a packed sequence has sizes that depend on the values of its lengths" + (f" ({line})" if line else "") + ". "
-        "Give the recurrent layer the padded tensor, and take what lies at the end of each sequence from its output "
-        "(torch.gather); a reversed direction begins in the padding, so turn each sequence round before it"
+        "Give the recurrent layer the padded tensor, and take the end of each sequence from its output "
+        "(torch.gather); a reversed direction begins in the padding, so reverse each sequence before it"
     )
 
 

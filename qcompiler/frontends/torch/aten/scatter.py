@@ -180,7 +180,7 @@ def _put_mask(s: Scope, node: fx.Node, x: V, mask: V, first: int, values: V) -> 
         one = s.reshape(values, given[1:]) if len(given) > len(rest) else values
         return _choose(s, wide, one, x)
     if first:
-        raise s.unsupported(node, "a mask behind a full slice, with a value for each place; use torch.where")
+        raise s.unsupported(node, "a mask behind a full slice, with a value for each element; use torch.where")
     places = product(shape_of(mask.type)).to_dim()
     rows = _in_order(s, s.reshape(mask, [places]), s.broadcast(values, [given[0], *rest]))
     return _choose(s, wide, s.reshape(rows, shape), x)

@@ -239,7 +239,7 @@ def _side_effects(program: ExportedProgram) -> Iterator[Refusal]:
         _, op, *arguments = node.args
         checks = op is torch.ops.aten._linalg_check_errors.default  # raises if a matrix is singular
         name = f"torch.{arguments[1]}" if checks else op
-        way = ', let torch run it at its place (fallback="torch")' if checks else ""
+        way = ', let torch run it (fallback="torch")' if checks else ""
         yield (
             node,
             UnsupportedOperatorError(

@@ -336,7 +336,7 @@ class Remembered:
     def _doubt(self, path: str) -> ExportError:
         return ExportError(
             f"forward assigns '{path}'{self._at(path)}, and consecutive calls of the model do not give what its graph "
-            "gives: something else that changes between calls takes part. Keep it in a registered buffer that is "
+            "gives: they depend on something else that changes between calls. Keep it in a registered buffer that is "
             "changed in place, or pass it in and return it"
         )
 
@@ -362,17 +362,17 @@ class Remembered:
             )
             looked = f", and looks at it in {counted[path]}" if counted.get(path) else ""
             return ExportError(
-                f"the model counts in Python numbers what it does from call to call: {names}{self._at(path)}{looked}. "
-                "A program would begin every call with the first. Keep the number in a registered tensor buffer and "
+                f"the model changes Python numbers from call to call: {names}{self._at(path)}{looked}. In a program "
+                "every call would begin with the first number. Keep the number in a registered tensor buffer and "
                 "change it in place (for transformers: a cache of StaticLayers instead of sliding-window ones, "
                 "docs/state.md)"
             )
         if not isinstance(after, torch.Tensor) or _fits(before, after):
             return ExportError(
-                f"forward leaves {', '.join(map(repr, paths[:3]))} in another state than it found it, {_text(before)} "
-                f"before the first call and {_text(after)} behind it{self._at(path)}, and the second call is another "
-                "graph: a program has one. Begin with what the first call leaves (call the model once before "
-                "compiling), or pass it in and return it"
+                f"forward changes {', '.join(map(repr, paths[:3]))}, {_text(before)} before the first call and "
+                f"{_text(after)} after it{self._at(path)}, and the second call has another graph, but a program has "
+                "only one. Begin with the values after the first call (call the model once before compiling), or pass "
+                "them in and return them"
             )
         sizes = ", ".join(map(str, _hints(after.shape))) + ("," if after.dim() == 1 else "")
         moving = any(isinstance(size, torch.SymInt) for size in after.shape)
@@ -385,10 +385,10 @@ class Remembered:
         )
         grows = isinstance(self._container(path), list | deque)
         if grows and attributes.is_missing(before):
-            way = "a list that grows has no fixed memory: keep a tensor of the most entries, and write by position"
+            way = "a list that grows has no fixed memory: keep a tensor of the maximum size, and write by position"
         return ExportError(
             f"the attribute '{path}' carries a tensor from call to call that a program cannot hold: it is "
-            f"{_text(before)} before the first call and {_text(after)} behind it{self._at(path)}; {way} (docs/state.md)"
+            f"{_text(before)} before the first call and {_text(after)} after it{self._at(path)}; {way} (docs/state.md)"
         )
 
     def _container(self, path: str) -> Any:
