@@ -1,7 +1,7 @@
 """Native code as bytes: read from the user's cache, compared with its digest, and loaded from these same bytes.
 
-A library is mapped from memory that nobody else can write (a sealed memfd), never from the file it was read from.  So
-the verified bytes are the bytes that run, and cutting or overwriting the file later does not affect the process.
+A library is mapped from memory that no other process can write (a sealed memfd), never from the file it was read from.
+So the verified bytes are the bytes that run, and cutting or overwriting the file later does not affect the process.
 """
 
 from __future__ import annotations

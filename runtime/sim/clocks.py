@@ -152,5 +152,5 @@ def _after(cell: _Cell, op: Stamped, lo: int, hi: int, writes: bool) -> _Cell:
         return _Cell(lo, hi, op, ())
     if cell.write is op:
         return _Cell(lo, hi, op, cell.reads)
-    # Reads that are before this one need not be kept: whoever must wait for them must wait for this one.
+    # Reads that are before this one need not be kept: an operation that must wait for them must wait for this one.
     return _Cell(lo, hi, cell.write, (*(read for read in cell.reads if not is_before(read, op)), op))
