@@ -188,8 +188,7 @@ def combined(terms: dict[str, tuple[float, float]], gpu: Gpu, facts: dict[str, A
 @dataclass(frozen=True)
 class Launch:
     """How a product is divided: blocks, threads, rows of x per block (`tokens`, as multiplied), bytes in flight per
-    warp
-    lane, and how often the weights are read."""
+    warp lane, and how often the weights are read."""
 
     blocks: int
     threads: int

@@ -119,8 +119,7 @@ def read_adapter(adapter: str | Path | Mapping[str, Any], config: Mapping[str, A
     """The layers of an adapter: a folder as written by peft's `save_pretrained`, or its tensors with their `config`.
 
     Tensors may be NumPy's or torch's.  AdapterError if it is not a LoRA or DoRA; one AdapterError lists all tensors
-    that
-    are missing, have another shape, or do not belong to an adapter.
+    that are missing, have another shape, or do not belong to an adapter.
     """
     if isinstance(adapter, Mapping):
         if config is None:

@@ -95,8 +95,7 @@ def reduce_windows(
     """One value for each window, in `compute`.
 
     `term(scalars, element, *extra)` is the value that is reduced (default: the element); the `extra` inputs are
-    numbers,
-    or tensors of the result's shape or of rank 0.
+    numbers, or tensors of the result's shape or of rank 0.
     """
     tensors = [v for v in extra if isinstance(v, SSAValue)]
     lead, count = len(w.lead), len(w.out)

@@ -83,8 +83,7 @@ def probe(
     why: Why,
 ) -> tuple[Note, ...]:
     """Runs the model and its graph on each probe. NarrowedDimError if they differ in value, or in shape from the
-    graph's
-    symbolic shapes.  Returns notes on what could not be checked.
+    graph's symbolic shapes.  Returns notes on what could not be checked.
 
     Changes of the model by a run are undone. A model without values is run for its shapes only.
     """
