@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/conv_cpu.py [--rounds 15] [--threads 2] [--batch 1] [--json out.json]
 
-Each shape is a program of its own (one convolution with a relu at 224 x 224's sizes), called from Python like a user's;
-torch runs the same two operators. Images lie as torch has them, channels first, on both sides: the copy to channels
-last, which a whole model makes once, is part of ours. Every round times each engine once for each shape, in an order
-that changes, so that a slow moment of the machine hits all of them; the table gives medians.
+Each shape is a program of its own (one convolution with a relu at 224 x 224's sizes), called from Python like a user's
+program; torch runs the same two operators. On both sides images are stored channels first, as in torch: our time
+includes the copy to channels-last, which a whole model makes once. Every round times each program once for each shape,
+in a varying order, so that a slow moment of the machine affects all of them; the table gives medians.
 """
 
 from __future__ import annotations

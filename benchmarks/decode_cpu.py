@@ -4,7 +4,7 @@
 
 The cache is `length` long; a token is decoded at each position.  With `last` as an operand of attention the work grows
 with the position, not with the length: the column `attention` counts the cache bytes that a token reads.  Both sides
-run on the same threads, in turn, and the median is given.
+use the same number of threads and take turns; the table gives medians.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""GB of fp32 input that encoders take per second, compiled and NumPy's, beside ggml's C code and reading memory.
+"""GB of fp32 input that encoders process per second, compiled and NumPy's, beside ggml's C code and reading memory.
 
     python benchmarks/encode_cpu.py [--formats nf4 q4_K …] [--threads 2] [--rounds 5] [--ggml LIBRARY] [--json FILE]
 
-The input are normal weights, 64 MiB (NumPy and ggml get as many of its rows as take them about half a second).  All
-engines run in turn on the same number of threads, each over its share of the rows, and medians of their rounds are
-given: `compiled` and `read` (of 256 MiB) per second of wall time, the rest per second of processor time, summed over
-threads.  Where nothing else runs, wall time is processor time over the number of threads; on a busy machine only
-processor time means something.
+The input is 64 MiB of normal weights (NumPy and ggml get as many of its rows as take them about half a second).  All
+encoders run in turn on the same number of threads, each thread over its share of the rows; the table gives medians of
+rounds.  `compiled` and `read` (of 256 MiB) are per second of wall time, the rest per second of processor time, summed
+over threads.  On an idle machine, wall time is processor time divided by the number of threads; on a busy machine only
+processor time is meaningful.
 
-The peer is ggml's `quantize_*`, what `llama-quantize` runs: from the library of an installed llama_cpp package (pip
+The peer is ggml's `quantize_*`, the code of `llama-quantize`: from the library of an installed llama_cpp package (pip
 install llama-cpp-python), or from any that exports these functions (`--ggml`).
 """
 
@@ -62,7 +62,7 @@ def find_ggml(given: str | None) -> ctypes.CDLL | None:
 def engines(
     name: str, weights: Values, importance: Values | None, threads: int, ggml: ctypes.CDLL | None
 ) -> dict[str, Engine]:
-    """What is timed for a format, by name."""
+    """The encoders to time for a format, by name."""
     fmt = formats.get(name)
     out = np.zeros(fmt.nbytes(*weights.shape), np.uint8)
     tiles = encoder.tile_encoder(fmt, encoder.WORTH_COMPILING)
@@ -100,9 +100,9 @@ def _ggml(
 
 
 def read_memory(memory: Values, threads: int) -> float:
-    """Bytes per second of reading memory that no cache holds."""
+    """Bytes per second when reading memory that is in no cache."""
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(np.bitwise_or.reduce, np.array_split(memory[:4096], threads)))  # the threads are there
+        list(pool.map(np.bitwise_or.reduce, np.array_split(memory[:4096], threads)))  # starts the threads
         began = time.perf_counter()
         list(pool.map(np.bitwise_or.reduce, np.array_split(memory, threads)))
         return memory.nbytes / (time.perf_counter() - began)
@@ -115,7 +115,7 @@ def measure(
     ran = engines(name, weights, importance, options.threads, ggml)
     rows: dict[str, int] = {}
     for engine, run in ran.items():
-        run(64)  # page in, and see how long it takes
+        run(64)  # page in, and measure the time
         began = time.perf_counter()
         run(64)
         fitting = int(64 * 0.5 / (time.perf_counter() - began)) // 64 * 64

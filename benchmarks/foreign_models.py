@@ -1,12 +1,12 @@
-"""Other people's models: whether each compiles, how far it is from eager torch, and its time beside torch's.
+"""Other people's models: whether each compiles, its error against eager torch, and its time beside torch's.
 
     python benchmarks/foreign_models.py --results build/foreign.jsonl [--path DIR] [--only transformers/Swin]
     python benchmarks/foreign_models.py --results build/foreign.jsonl --page docs/foreign-models.md
     python benchmarks/foreign_models.py --list
 
-Packages are not installed by this script: a model whose package is missing is listed with that as its error; `--path`
-names a folder that has them.  Each model runs in a process of its own, which is forked behind the imports and ended
-after `--limit` seconds.  A line is appended to the results for each model; models that have one are not run again.
+This script installs no packages: a model whose package is missing is listed with that as its error; `--path` names a
+folder with packages.  Each model runs in a process of its own, which is forked after the imports and ended after
+`--limit` seconds.  Each model appends a line to the results; models with a line are not run again.
 Error: the largest difference of any result, divided by the largest magnitude of that result.  Time: the median
 CPU time of rounds that alternate between torch (eager, no_grad) and the program, each with one thread.
 """
@@ -35,11 +35,11 @@ from foreign.zoo import Foreign, Made, every
 from torch.utils import _pytree as pytree
 
 ROUNDS, LEAST_SECONDS = 15, 0.3
-"""Rounds of a timing; each side is called so often in a round that rounds take at least so long together."""
+"""Rounds of a timing; the calls per round are chosen so that a round takes at least this long."""
 
 
 def stand_in_for_torchvision() -> Any:
-    """Names of the operators that torchvision's wheel has for CUDA only, of which its models need no more."""
+    """Declares the operators that torchvision's wheel has only for CUDA; its models need nothing more of them."""
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -47,7 +47,7 @@ def stand_in_for_torchvision() -> Any:
 
 
 def preload() -> None:
-    """Imports once what all models share. A package that is missing is the error of its models."""
+    """Imports the packages that all models share, once. A missing package is reported as an error of its models."""
     torch.set_num_threads(1)  # a pool of threads would not survive a fork
     for name in ("qcompiler.api", "transformers.modeling_utils", "torchvision", "timm"):
         with contextlib.suppress(ModuleNotFoundError):
@@ -60,7 +60,7 @@ def results_of(value: Any) -> list[torch.Tensor]:
 
 
 def difference(wanted: torch.Tensor, found: torch.Tensor) -> float:
-    """Largest difference over the largest magnitude; 0 or 1 for integers, infinite for what has another shape."""
+    """Largest difference over the largest magnitude; 0 or 1 for integers, infinite for another shape."""
     if wanted.shape != found.shape:
         return float("inf")
     if not wanted.is_floating_point():
@@ -76,7 +76,7 @@ def difference(wanted: torch.Tensor, found: torch.Tensor) -> float:
 def timed(made: Made, program: Any) -> dict[str, float]:
     """Median CPU seconds of a call of each side, and the median of the rounds' ratios.
 
-    CPU time of the one thread: on a shared machine the clock on the wall would favour short calls, which fit into one
+    This is CPU time of the one thread: on a shared machine, wall time would favour short calls, which fit into one
     slice of the scheduler.
     """
     kwargs = made.kwargs or {}
@@ -98,14 +98,14 @@ def timed(made: Made, program: Any) -> dict[str, float]:
 
 
 def examine(foreign: Foreign) -> dict[str, Any]:
-    """The line of one model: what it came to, in this process."""
+    """The line of one model: its outcome, in this process."""
     import qcompiler as qc
 
     stage, line = "build", dict[str, Any]()
     try:
         torch.set_num_threads(1)
         made = foreign.make()
-        mine, kwargs = copy.deepcopy(made.module), made.kwargs or {}  # what a call changes in a model is its own
+        mine, kwargs = copy.deepcopy(made.module), made.kwargs or {}  # a call may change the model
         line["parameters"] = sum(p.numel() for p in made.module.parameters())
         stage = "eager"
         with torch.no_grad():
@@ -120,7 +120,7 @@ def examine(foreign: Foreign) -> dict[str, Any]:
             line["error"] = max(map(difference, wanted, found), default=0.0)
             stage = "time"
             line |= timed(made, program)
-    except BaseException as error:  # whatever a foreign model raises is its line
+    except BaseException as error:  # any exception of a foreign model is its result
         text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
         return {**line, "stage": stage, "failure": text[:300]}
     return {**line, "stage": "done"}

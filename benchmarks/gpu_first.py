@@ -6,13 +6,13 @@
     python benchmarks/gpu_first.py --compile sm_90a                     # fills the cache of cubins; needs no GPU
 
 Every cell is checked against float64 before it is timed: its output is poisoned, launched eagerly, captured, replayed.
-Weights turn through copies that exceed the L2 cache. Times are medians of rounds; the file keeps every round. It is
-written again after each cell (benchmarks/gpubench/document.py says what it holds). Cells run in a process of their own:
-a kernel that faults, crashes or hangs costs its cell and a new process. A cell that fails is listed with its error and
-ends nothing; cells for which there was no time are listed as left out.
+Calls rotate through copies of the weight that exceed the L2 cache. Times are medians of rounds; the file keeps every
+round, and is rewritten after each cell (benchmarks/gpubench/document.py describes it). Cells run in a process of their
+own: a kernel that faults, crashes or hangs ends its cell, and a new process continues. A cell that fails is listed with
+its error and does not end the run; cells for which there was no time are listed as left out.
 
-Exit: 0 if anything was measured, also where cells failed; 0 with a message where there is no GPU; 1 if nothing could be
-measured on a device that is there.
+Exit: 0 if anything was measured, even if cells failed; 0 with a message if there is no GPU; 1 if nothing could be
+measured on a present device.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ CELL_LIMIT = {"layer": 240.0}
 USUAL_LIMIT = 60.0
 MOST_RESTARTS = 12
 TAIL = 4.0
-"""Seconds of the budget that are kept for the last writing."""
+"""Seconds of the budget that are reserved for the last writing."""
 
 
 class Run:
-    """One run: the document, and what is still to be measured."""
+    """One run: the document, and the remaining cells."""
 
     def __init__(self, arguments: argparse.Namespace, cells: Sequence[Cell]) -> None:
         self.arguments, self.end = arguments, time.monotonic() + arguments.budget
@@ -69,7 +69,7 @@ class Run:
     # --- workers ---
 
     def all(self) -> None:
-        """Workers, one after another, until every cell has its row or the time is over."""
+        """Starts workers, one after another, until every cell has its row or the time is over."""
         first = True
         while self.left and time.monotonic() < self.end - TAIL and len(self.document.restarts) < MOST_RESTARTS:
             if self.worker(first):
@@ -78,7 +78,7 @@ class Run:
         self.save()
 
     def worker(self, first: bool) -> bool:
-        """One worker over the cells that are left. True if it came to its end, by itself or by lack of time."""
+        """One worker over the remaining cells. True if it ended normally or for lack of time."""
         task = {
             "device": self.arguments.device, "scale": self.document.scale, "cells": self.left,
             "seconds": self.end - TAIL - time.monotonic(), "rounds": self.arguments.rounds, "first": first,
@@ -100,7 +100,7 @@ class Run:
             os.close(read)
 
     def command(self, sent: int) -> list[str]:
-        """How a worker is started; it writes to the file descriptor `sent`."""
+        """The command of a worker; it writes to the file descriptor `sent`."""
         return [sys.executable, "-P", str(HERE / "gpu_first.py"), "--worker", str(sent)]
 
     def listen(self, process: subprocess.Popen[bytes], read: int) -> bool:
@@ -131,7 +131,7 @@ class Run:
         return self.ended(current, f"the process ended with {process.wait()}")
 
     def ended(self, current: str | None, how: str) -> bool:
-        """A worker that crashed or hangs: the cell it was at has failed, the rest goes on in a new one."""
+        """Handles a worker that crashed or hangs: its current cell has failed, a new worker takes the rest."""
         if current is None:
             self.document.restarts.append(f"outside of a cell: {how}")
             return False
@@ -145,7 +145,7 @@ class Run:
     # --- the document ---
 
     def expect(self) -> None:
-        """The frozen predictions, if they are of this GPU at these sizes: those of another say nothing here."""
+        """The frozen predictions, if they are for this GPU at these sizes; others do not apply."""
         found = known_predictions()
         gpu = str(self.document.environment.get("gpu", ""))
         if self.document.scale == "full" and found.get("device", "no device") in gpu:
@@ -172,7 +172,7 @@ class Run:
 
 
 def messages(read: int, limit: Any) -> Iterator[dict[str, Any] | None]:
-    """Messages of a pipe until it is closed; None where `limit()` passes before the next."""
+    """Messages of a pipe until it is closed; None if `limit()` passes before the next."""
     rest = b""
     while True:
         wait = max(0.0, limit() - time.monotonic())
@@ -188,7 +188,7 @@ def messages(read: int, limit: Any) -> Iterator[dict[str, Any] | None]:
 
 
 def line(row: Row) -> str:
-    """One cell for people."""
+    """The printed line of one cell."""
     if row.median is None:
         errors = ", ".join(f"{mode} {error:.1e}" for mode, error in row.errors.items() if error is not None)
         return f"{row.status:8} {row.id:44} {errors} {row.reason}".rstrip()
@@ -199,7 +199,7 @@ def line(row: Row) -> str:
 
 
 def known_predictions() -> dict[str, Any]:
-    """The frozen predictions; nothing where there are none."""
+    """The frozen predictions; empty if there are none."""
     if not PREDICTIONS.exists():
         return {}
     found: dict[str, Any] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
@@ -207,7 +207,7 @@ def known_predictions() -> dict[str, Any]:
 
 
 def kind_of(device: str) -> str:
-    """What stands behind a device's name: a GPU, the simulated one, or a driver that only looks like one."""
+    """The kind of a device: a GPU, the simulated one, or a stub of the driver."""
     if not device.startswith("cuda"):
         return "sim"
     return "stub" if hasattr(ctypes.CDLL("libcuda.so.1"), "stub_calls") else "gpu"
@@ -219,7 +219,7 @@ def no_device(device: str) -> str | None:
         from qcompiler.runtime.backends import registry
 
         registry.require(device)
-    except Exception as error:  # no package, no driver, no such device: the reason is all that is wanted
+    except Exception as error:  # no package, no driver, no such device: only the reason is needed
         return f"{type(error).__name__}: {error}"
     return None
 

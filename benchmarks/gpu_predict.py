@@ -1,11 +1,11 @@
 """Predictions of gpu_first.py's cells on an H200, from the kernels' own cost data; `--freeze` writes them down.
 
-    python benchmarks/gpu_predict.py                    # prints what the model says of today's kernels
+    python benchmarks/gpu_predict.py                    # prints the model's predictions for the present kernels
     python benchmarks/gpu_predict.py --only m64 m4096
     python benchmarks/gpu_predict.py --freeze           # benchmarks/predictions/h200.json, with date and commit
 
 Needs NVRTC and nvdisasm, both from wheels, and no GPU. benchmarks/gpubench/model.py is the model. A frozen file is not
-changed after a measurement it is held to: a later model gets a later file.
+changed after a measurement is compared with it: a later model gets a later file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FROZEN = Path(__file__).resolve().parent / "predictions" / "h200.json"
 
 
 def counted(spec: KernelSpec, bits: int, products: Fraction) -> model.Count:
-    """Registers and, of a product's hot loop, instructions per weight."""
+    """Registers and, for the hot loop of a product, instructions per weight."""
     native = nvrtc.build_module(plan_of(spec), model.ARCH)
     symbol = nvrtc.kernel_symbol("0")  # the only kernel of its plan
     resources = json.loads(native.path.with_suffix(".json").read_text())["kernels"][symbol]
@@ -49,7 +49,7 @@ def counted(spec: KernelSpec, bits: int, products: Fraction) -> model.Count:
 
 
 def document(only: list[str] | None) -> dict[str, Any]:
-    """What `--freeze` writes."""
+    """The document that `--freeze` writes."""
     cells, known = {}, {}
 
     def count(spec: KernelSpec, bits: int, products: Fraction) -> model.Count:

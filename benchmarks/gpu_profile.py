@@ -7,7 +7,7 @@
     python benchmarks/gpu_profile.py --compile sm_90a                   # cubins to bring along; needs no GPU
 
 `--small` takes small sizes on a GPU: the sanitizer slows kernels down by ten to a hundred times.
-Exit: 0 where there is no GPU as well, with a message.
+Exit: 0 without a GPU as well, with a message.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What a visit to a GPU measured, as tables: predictions marked, misses first, then every figure.
+"""The measurements of a visit to a GPU as tables: predictions compared, misses first, then every figure.
 
     python benchmarks/gpu_report.py build/gpu-check.json                     # prints it
     python benchmarks/gpu_report.py gpu-check.json --write docs/performance.md --keep
-    python benchmarks/gpu_report.py bench.json                               # of gpu_first.py alone works as well
+    python benchmarks/gpu_report.py bench.json                               # a file of gpu_first.py works as well
 
 `--write` puts the tables between the markers `<!-- gpu figures -->` and `<!-- end of gpu figures -->` of a page.
-`--keep` copies the file to benchmarks/results/<gpu>-<date>-<commit>.json, which the tables then name. Predictions are
-those of benchmarks/predictions/h200.json that the run carried along in its cells; claims are read from that file. A run
-on another GPU than the predictions are of has neither.
+`--keep` copies the file to benchmarks/results/<gpu>-<date>-<commit>.json, which the tables then name. Predictions come
+from benchmarks/predictions/h200.json, through the cells of the run; claims are read from that file. A run on a GPU
+other than the one predicted has neither.
 
-Files of another schema are refused. A run that was cut short, or that failed in places, is reported as far as it came.
+Files of another schema are refused. An interrupted or partly failed run is reported as far as it came.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BEGIN, END = "<!-- gpu figures -->", "<!-- end of gpu figures -->"
 
 
 class UnreadableError(Exception):
-    """A file that this script cannot make a report of; the text says why, and what to do."""
+    """A file that this script cannot report on; the text says why, and what to do."""
 
 
 def read(path: Path) -> tuple[document.Document, dict[str, Any]]:
@@ -71,7 +71,7 @@ def kept_name(found: document.Document, check: dict[str, Any]) -> str:
 
 
 def written(page: str, text: str, where: str) -> str:
-    """`page` with `text` between the markers. UnreadableError where they are not both there, once, in order."""
+    """`page` with `text` between the markers. UnreadableError unless both markers are there, once, in order."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise UnreadableError(f"{where} needs the line {BEGIN} and, behind it, the line {END}, each once")
     before, _, rest = page.partition(BEGIN)

@@ -1,10 +1,10 @@
-"""What `make gpu-check` writes: gpu-check.json, as dataclasses. The check, and the script that makes tables of it, read
-this file and no other.
+"""The schema of `make gpu-check`'s gpu-check.json, as dataclasses. The check, and the script that makes tables of it,
+read only this file.
 
     from gpu_schema import Report, read, write
 
 Needs only the standard library: `tests/gpu/check.py` runs before anything is installed. `SCHEMA` grows by one when a
-field changes its meaning or goes; `read` refuses another number. New fields have defaults, so that older files of the
+field changes its meaning or is removed; `read` refuses other numbers. New fields have defaults, so older files with the
 same number stay readable.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 2
-"""1 was the file with the keys `gpu`, `steps` and `matmul`, which had no number."""
+"""Version 1 was the file with the keys `gpu`, `steps` and `matmul`, which had no number."""
 
 MODES = ("eager", "captured", "replayed")
 """How a kernel ran when it failed: launched on a stream, launched into a capture, as the replay of a graph."""
@@ -30,8 +30,8 @@ MODES = ("eager", "captured", "replayed")
 class Step:
     """One process of the check. `counts` are tests by outcome; `failures` name them with their first line.
 
-    A step that was `left_out` for lack of time, and one that was `resumed` (it passed in an earlier run on the same
-    tree, and its numbers are that run's), has `ok`; `stopped` did not end in its own time limit and does not.
+    `ok` includes steps that were `left_out` for lack of time, and `resumed` ones (they passed in an earlier run on the
+    same tree, and have that run's numbers); a `stopped` step did not end within its own time limit and is not `ok`.
     """
 
     part: str
@@ -49,9 +49,9 @@ class Step:
 class Failure:
     """One wrong kernel of the matrix, in one mode.
 
-    `error` is ‖out − ref‖ / ‖ref‖ over all outputs, with the simulated GPU's result as the reference; None where there
-    is no result (`reason` is then the driver's or the compiler's). A replay must give the bits of an eager run:
-    `mismatches` of `elements` differ. `tolerance` is what `error` was held to.
+    `error` is ‖out − ref‖ / ‖ref‖ over all outputs, with the simulated GPU's result as the reference; None without a
+    result (`reason` is then the driver's or the compiler's). A replay must give the bits of an eager run:
+    `mismatches` of `elements` differ. `tolerance` is the limit of `error`.
     """
 
     template: str
@@ -68,8 +68,8 @@ class Failure:
 
 @dataclass
 class Kernel:
-    """One kernel of the matrix that was right in all modes: how near it came (`error` as in `Failure`; None where there
-    was no reference, and only the modes were compared with each other)."""
+    """One kernel of the matrix that was right in all modes, with its error (`error` as in `Failure`; None if there was
+    no reference, and only the modes were compared with each other)."""
 
     template: str
     format: str
@@ -77,12 +77,12 @@ class Kernel:
     kernel: str
     error: float | None
     bits: bool = False
-    """Whether every bit is the reference's."""
+    """Whether every bit equals the reference's."""
 
 
 @dataclass
 class Learned:
-    """Something CUDA does not document, as this driver does it. Neither a failure nor a success."""
+    """This driver's behaviour where CUDA documents none. Neither a failure nor a success."""
 
     case: str
     expected: str
@@ -109,7 +109,7 @@ class Profile:
 
 @dataclass
 class Environment:
-    """The machine as it was found; nothing of it is ever set."""
+    """The machine as found; the check changes nothing of it."""
 
     name: str = ""
     capability: str = ""
@@ -118,14 +118,14 @@ class Environment:
     attributes: dict[str, int] = field(default_factory=dict)
     """multiprocessors, l2_bytes, shared_per_block_optin, clock_khz, memory_clock_khz, bus_bits"""
     clocks: dict[str, dict[str, str]] = field(default_factory=dict)
-    """moment ("start", "after bench", …) -> what `nvidia-smi --query-gpu` answered, by its names"""
+    """moment ("start", "after bench", …) -> the answer of `nvidia-smi --query-gpu`, by its names"""
     python: str = ""
     packages: dict[str, str | None] = field(default_factory=dict)
-    """distribution -> version; None where it is absent"""
+    """distribution -> version; None if it is absent"""
     tools: dict[str, str | None] = field(default_factory=dict)
-    """nvcc, ncu, compute-sanitizer, nvidia-smi -> path; None where it is absent"""
+    """nvcc, ncu, compute-sanitizer, nvidia-smi -> path; None if it is absent"""
     nvrtc: str = ""
-    """version and file of the library that compiled"""
+    """version and file of the compiling library"""
     cores: int = 0
     tree: str = ""
     """digest of the source tree"""
@@ -148,8 +148,8 @@ class Copy:
 
 @dataclass
 class Cache:
-    """Modules of the matrix that the cache held (`hits`), those that were compiled here (`misses`) and how long that
-    took on one core; how many references were brought along, and how many were simulated here."""
+    """Modules of the matrix that the cache held (`hits`), those that were compiled here (`misses`) and the time for
+    these on one core; the numbers of references that were brought along and that were simulated here."""
 
     brought: int = 0
     """cubins that came with the wheels"""
@@ -159,17 +159,17 @@ class Cache:
     references: dict[str, int] = field(default_factory=dict)
     """`brought` and `simulated` -> kernels"""
     brought_by: str = ""
-    """the compiler of the brought cubins, as they record it; a miss of every one says that NVRTC differs"""
+    """the compiler of the brought cubins, as recorded in them; if every module misses, NVRTC differs"""
     compiled_by: str = ""
 
 
 @dataclass
 class Report:
-    """gpu-check.json. `kind` says what stood in the GPU's place: "gpu", "stub" (tests), "sim", or "none".
+    """gpu-check.json. `kind` is the kind of device: "gpu", "stub" (tests), "sim", or "none".
 
-    `bench` is what `gpu_first.py --json` wrote, as far as it came; the check reads its `failures` (a list) and
-    `peers_missing` (an object) and leaves the rest to its reader. Here `peers_missing` is peer -> reason,
-    the bench's own included.
+    `bench` is the document of `gpu_first.py --json`, as far as it came; the check reads its `failures` (a list) and
+    `peers_missing` (an object) and leaves the rest to other readers. Here `peers_missing` is peer -> reason,
+    including the bench's own.
     """
 
     kind: str = "none"
@@ -191,14 +191,14 @@ class Report:
 
 
 def write(report: Report, path: Path) -> None:
-    """So that a reader, or a kill in the middle, meets the file before or the file after."""
+    """Writes atomically: a reader, or a kill in the middle, finds the old or the new file."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(dataclasses.asdict(report), indent=1))
     beside.replace(path)
 
 
 def read(path: Path) -> Report:
-    """ValueError that names the file and the field where it is no report of this schema."""
+    """ValueError that names the file and the field if it is not a report of this schema."""
     try:
         data = json.loads(path.read_text())
     except ValueError as error:
@@ -211,7 +211,7 @@ def read(path: Path) -> Report:
 
 
 def _made(kind: Any, value: Any, where: str) -> Any:
-    """`value`, as JSON gave it, as an object of `kind`."""
+    """`value`, from JSON, as an object of `kind`."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, dict):
             raise ValueError(f"{where}: {kind.__name__} is an object, not {type(value).__name__}")

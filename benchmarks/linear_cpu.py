@@ -3,15 +3,15 @@
     .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
         [--formats nf4 q4_K q6_K] [--int8] [--cpu-time]
 
-Every round times each engine once for each case (many calls in a batch when they are short), in an order that changes,
-so that a slow moment of the machine hits all of them; the table gives medians. Probes of the same run: fused
-multiply-adds on all threads (peak), and reading memory far larger than the caches (bandwidth). torch is timed as a user
-calls it; ours is called from C++.
+Every round times each kernel once for each case (short calls in batches), in a varying order, so that a slow moment of
+the machine affects all of them; the table gives medians. The same run also measures fused multiply-adds on all threads
+(peak), and reading memory far larger than the caches (bandwidth). torch is timed through its Python call, our kernels
+are called from C++.
 
-With `--cpu-time` clocks count processor time: for one thread on a machine that others use, too.
+With `--cpu-time` clocks count processor time: for one thread on a shared machine.
 
-With `--int8` the products of codes beside those of decoded values: "int8 a8" and "int4 a8" read rows of int8, "rows" is
-what making these from fp32 takes, "_int_mm" is torch's product of int8 matrices (int32 out, from 17 rows on).
+With `--int8` the table has products of codes beside those of decoded values: "int8 a8" and "int4 a8" read rows of int8,
+"rows" is the time to make these from fp32, "_int_mm" is torch's product of int8 matrices (int32 out, from 17 rows on).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any]] | None] = {
     "nf4": ("nf4", {"block": 64}), "int4": ("int4", {"group": 32}), "int8": ("int8", {}), "f32": None,
 }  # fmt: skip
 CODES = " a8"
-"""Behind a format: its codes are multiplied with rows of int8."""
+"""Suffix of a format whose codes are multiplied with rows of int8."""
 
 CPU_TIME = False
 CLOCK_PROCESS_CPUTIME_ID = 2
@@ -105,7 +105,7 @@ extern "C" double qb_read(qc_ctx* ctx, const float* data, int64_t count) {  // b
 
 @dataclass
 class Engine:
-    """One way to compute a case: `run(times)` gives seconds per call; `weight_bytes` are read once per call."""
+    """One way to compute a case: `run(times)` returns seconds per call; `weight_bytes` are read once per call."""
 
     name: str
     run: Callable[[int], float]
@@ -245,7 +245,7 @@ def measure(bench: Bench, engines: list[Engine], rounds: int) -> tuple[dict[str,
     times: dict[str, list[float]] = {engine.name: [] for engine in engines}
     peaks, reads = [], []
     for turn in range(rounds):
-        # Whoever follows torch shares the cores with its still spinning threads: each engine takes that place in turn.
+        # The call after torch shares the cores with torch's spinning threads, so each kernel takes that place in turn.
         first = turn % len(engines)
         for engine in (*engines[first:], *engines[:first])[:: 1 if turn % 2 else -1]:
             time.sleep(0.003)  # the other engine's threads stop spinning

@@ -1,10 +1,10 @@
-"""What the simulated GPU costs: one 512 x 512 linear, compiled for sim:0 and run with every access checked.
+"""The cost of the simulated GPU: one 512 x 512 linear, compiled for sim:0 and run with every access checked.
 
     python benchmarks/linear_sim.py                 # checked
     QC_SIM_CHECK=0 python benchmarks/linear_sim.py  # without access checks
 
-`first` is loading a program file with a cold kernel cache and its first run: emitting, the host compiler, the run.
-`run` is the median of later calls.  Seconds; they say what tests cost, nothing about a GPU.
+`first` is the time to load a program file with a cold kernel cache and to run it once: emitting, the host compiler, the
+run.  `run` is the median of later calls.  Seconds; they show what tests cost, and nothing about a GPU.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/minilm_cpu.py [--formats nf4 int8 int4 float] [--rounds 21] [--json FILE]
 
-For batches of 1 x 32 and 32 x 128 tokens: the median of each runner, its ratio to torch fp32 eager (pairwise, round by
-round), and the rate of its matrix products.  Ratios are what counts: machines differ and are noisy.  All qcompiler rows
-are exact mode: weights are decoded to fp32, all arithmetic is fp32.
+For batches of 1 x 32 and 32 x 128 tokens: the median of each program, its ratio to torch fp32 eager (pairwise, round by
+round), and the rate of its matrix products.  Compare ratios: machines differ and are noisy.  All qcompiler rows use
+exact mode: weights are decoded to fp32, all arithmetic is fp32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load_example() -> Any:
 
 
 def matmul_flops(batch: int, length: int) -> int:
-    """Multiply-adds of the linears and of attention, counted twice."""
+    """Operations of the linears and of attention; a multiply-add counts twice."""
     tokens = batch * length
     linears = 2 * tokens * LAYERS * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * FFN)
     attention = 4 * batch * length * length * HIDDEN * LAYERS

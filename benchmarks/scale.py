@@ -1,10 +1,10 @@
-"""What compiling a model of the shape of Llama 8B takes, at 8, 16 and 32 layers, on weights without values.
+"""Time and memory to compile a model of the shape of Llama 8B, at 8, 16 and 32 layers, on weights without values.
 
     python benchmarks/scale.py [--layers 8 16 32] [--target x86-64-v4 | sm_90a] [--quant nf4 | float] [--rounds 3]
                                [--json FILE]
 
-Each compile is a process of its own.  For every stage the median of its wall seconds over the rounds; then what all
-took, the peak of resident memory, operations, launches and kernels.  The last column compares the largest model with a
+Each compile is a process of its own.  The table has the median wall seconds of every stage over the rounds, then the
+total, the peak of resident memory, operations, launches and kernels.  The last column compares the largest model with a
 straight line through the two smallest: 1.0 is linear growth.
 """
 
@@ -23,11 +23,11 @@ from typing import Any
 
 MAX_BATCH, MAX_LENGTH = 8, 8192
 GROWTH_FLOOR = 0.05
-"""CPU seconds below which the growth of a stage says nothing."""
+"""CPU seconds below which the growth of a stage is not meaningful."""
 
 
 def llama(layers: int, **sizes: int) -> Any:
-    """A module (input_ids, position_ids) -> logits in bf16, whose parameters hold no values. Sizes: LlamaConfig's."""
+    """A module (input_ids, position_ids) -> logits in bf16, whose parameters have no values. Sizes: LlamaConfig's."""
     import torch
     import transformers
 
@@ -95,7 +95,7 @@ def counts(program: Any) -> dict[str, int]:
 
 
 def peak_bytes() -> int:
-    """Most resident memory of this process. (`ru_maxrss` begins with that of the process that started this one.)"""
+    """Peak resident memory of this process. (`ru_maxrss` begins with that of the process that started this one.)"""
     status = Path("/proc/self/status")
     if status.exists():
         (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
@@ -146,7 +146,7 @@ def merged(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def growth(values: dict[int, float]) -> float | None:
-    """How much faster than linearly (with an offset) the largest grew, from the two smallest: 1.0 is linear."""
+    """Growth of the largest relative to a straight line through the two smallest: 1.0 is linear."""
     layers = sorted(values)
     if len(layers) < 3 or values[layers[-1]] < GROWTH_FLOOR:
         return None

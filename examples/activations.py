@@ -1,10 +1,10 @@
-"""all-MiniLM-L6-v2 with activations in int8: products of integers beside the same codes computed in fp32.
+"""all-MiniLM-L6-v2 with activations in int8: integer products beside the same codes computed in fp32.
 
     python examples/activations.py [--recipes int8 int8,int8 int8,llm_int8 int4,int8] [--batches 4]
 
-A recipe is a format, or a format and what linears read.  For each: the cosine of the sentence embeddings against the
-fp32 model, of the compiled program (which multiplies integers) and of its oracle, the rewritten torch program, which
-computes with the values of the same codes in fp32; and how far the two lie apart.
+A recipe is a format, or a format and the type of linears' inputs.  For each recipe: the cosine of the sentence
+embeddings against the fp32 model, for the compiled program (which multiplies integers) and for its oracle, the
+rewritten torch program, which computes with the values of the same codes in fp32; and the distance between the two.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python examples/generate.py --quant nf4                                 # also int8, int4:group=32; none: float
 
 The first run with a --quant compiles the repository's own model (examples/models/tiny_llama: its tokens are bytes, its
-text is Python) and writes a .qca file; later runs load that and import neither torch nor transformers.  The same three
-steps run any Llama: `build` says what the program is, `generate` calls it, `pick` chooses from what it says.
+text is Python) and writes a .qca file; later runs load that file and import neither torch nor transformers.  The same
+three steps run any Llama: `build` compiles the program, `generate` calls it, `pick` chooses a token from its logits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Logits = npt.NDArray[np.float32]
 
 def build(path: Path, quant: str | None, model: Path = MODEL) -> None:
     """Compiles the model with a cache for LENGTH tokens and writes the program to `path`."""
-    import torch  # here alone: what runs the program does without
+    import torch  # only here: running the program does not need it
     from transformers import LlamaForCausalLM
     from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
@@ -67,13 +67,13 @@ def pick(logits: Logits, temperature: float, rng: np.random.Generator) -> int:
 def generate(
     program: LoadedProgram, prompt: bytes, tokens: int, temperature: float = 0.0, seed: int = 0
 ) -> Iterator[int]:
-    """Up to `tokens` tokens behind the prompt, each as soon as it is known; ends early where the text does.
+    """Yields up to `tokens` tokens after the prompt, each as soon as it is known; ends early at the end of the text.
 
     ValueError if the cache is too short for all of them.
     """
     if not 0 < len(prompt) <= LENGTH - tokens:
         raise ValueError(f"a prompt of {len(prompt)} bytes and {tokens} tokens: from 1 byte on, and {LENGTH} in all")
-    session = program.session()  # a cache of its own: other sessions may run other texts with the same weights
+    session = program.session()  # has its own cache: other sessions can run other texts with the same weights
     rng = np.random.default_rng(seed)
     ids, position = np.frombuffer(prompt, np.uint8).astype(np.int64)[None], 0
     for _ in range(tokens):

@@ -1,4 +1,4 @@
-"""What calibration is worth: the tiny Llama in formats that take an importance of columns, without it and with it.
+"""The effect of calibration: the tiny Llama in formats that take an importance of columns, without and with it.
 
     python examples/importance.py [--formats q2_K q3_K q4_K] [--windows 128] [--inputs 32]
 
@@ -25,7 +25,7 @@ MODULES = ("argparse", "ast", "datetime", "decimal", "difflib", "inspect", "path
 
 
 def calibration(count: int) -> list[torch.Tensor]:
-    """(1, LENGTH) bytes each, from modules that are not held out."""
+    """Texts of (1, LENGTH) bytes from modules that are not held out."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = np.frombuffer(
         b"".join((folder / f"{name}.py").read_bytes() for name in MODULES if (folder / f"{name}.py").exists()), np.uint8

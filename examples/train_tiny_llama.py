@@ -1,13 +1,12 @@
 """Trains the small language model of this repository: a byte-level Llama that has read Python's standard library.
 
-    python examples/train_tiny_llama.py                    # about 20 minutes on two cores; goes on where it stopped
+    python examples/train_tiny_llama.py                    # about 20 minutes on two cores; continues where it stopped
 
 The model is transformers' own Llama, so that every tool which knows that architecture can open it: hidden 256,
 feed-forward 768, 6 layers, 4 heads of 64 with 2 heads of keys and values, 256 tokens (the bytes), tied embedding.
 Its text is the source of the standard library it runs on, without tests; whole top-level modules are held out.
 Matrices are trained by Muon (Jordan et al. 2024, as in `torch.optim.Muon`), the rest by AdamW, under bfloat16
-autocast.  Every 100 steps the state is saved, and an interrupted run goes on
-from there with the same batches.
+autocast.  The state is saved every 100 steps, and an interrupted run continues from there with the same batches.
 
 Written into `examples/models/tiny_llama/`: `model.safetensors` (bfloat16), `config.json`, `held_out.txt`, `loss.json`
 and `loss.png`.
@@ -40,23 +39,23 @@ HELD_OUT_BYTES = 262_144  # of the committed evaluation text
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the result, beside the text."""
+    """The settings that decide the result, in addition to the text."""
 
     steps: int = 1000
     batch: int = 16  # sequences in a step
     length: int = 512  # bytes in a sequence
     warmup: int = 60
-    cosine: int = 2000  # steps that the cosine is drawn for
-    cooldown: int = 200  # the last steps, which bring the rate to zero wherever the cosine has got to
+    cosine: int = 2000  # steps of the full cosine
+    cooldown: int = 200  # the last steps, which bring the rate down to zero
     muon_rate: float = 4e-3
     adam_rate: float = 3e-3
     weight_decay: float = 0.1
     seed: int = 0
 
     def rate(self, step: int) -> float:
-        """The share of the peak learning rate at a step: linear up, a cosine's beginning, and linear down to zero.
+        """The share of the peak learning rate at a step: linear up, the start of a cosine, and linear down to zero.
 
-        A run's length can so be chosen late: only its last steps depend on it.
+        So a run's length can be chosen late: only its last steps depend on it.
         """
         if step < self.warmup:
             return (step + 1) / self.warmup
@@ -83,7 +82,7 @@ def config() -> LlamaConfig:
 
 
 def is_held_out(top_level: str) -> bool:
-    """Whether a module is for evaluation: decided by its name alone, so that every Python splits alike."""
+    """Whether a module is for evaluation: decided by its name alone, so that every Python version splits alike."""
     return int.from_bytes(hashlib.sha256(top_level.encode()).digest()[:4], "little") % HELD_OUT_SHARE == 0
 
 
@@ -110,7 +109,7 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
 
 
 def batch_at(text: torch.Tensor, recipe: Recipe, step: int) -> torch.Tensor:
-    """(batch, length + 1) bytes: the same for a step in every run, so that a resumed run sees what it would have."""
+    """(batch, length + 1) bytes: the same for a step in every run, so a resumed run sees the same batches."""
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     starts = torch.randint(0, len(text) - recipe.length - 1, (recipe.batch,), generator=generator)
     return torch.stack([text[s : s + recipe.length + 1] for s in starts.tolist()]).long()
@@ -133,7 +132,7 @@ def bits_per_byte(model: nn.Module, text: torch.Tensor, length: int, windows: in
 
 
 def write_result(folder: Path, model: LlamaForCausalLM, held_out: bytes, history: dict[str, object]) -> None:
-    """The files that are committed."""
+    """Writes the files that are committed."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
     state.pop("lm_head.weight")  # the embedding, tied
@@ -168,7 +167,7 @@ def plot(path: Path, history: dict[str, object]) -> None:
 
 
 def save_state(path: Path, **state: object) -> None:
-    """Whole or not at all."""
+    """Written atomically."""
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.replace(path)

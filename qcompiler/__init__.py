@@ -7,7 +7,7 @@
     prog.save("model.qca")
     run = qc.load("model.qca")          # needs neither torch nor xdsl
 
-Exports are lazy (PEP 562): importing a lower layer never pulls in the roof, nor torch.
+Exports are lazy (PEP 562): importing a lower layer imports neither the API nor torch.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from qcompiler.frontends.weights.weight_source import WeightSource
 
 KERNELS = "compile-kernels"
-"""What `progress` calls the host's compiler, or NVRTC: the stage behind the pipeline's."""
+"""The name under which `progress` reports the host's compiler, or NVRTC: the stage behind the pipeline's."""
 
 Buckets = Sequence[tuple[str, Mapping[str, tuple[int, int]]]]
 
@@ -59,39 +59,41 @@ def qcompile(
 ) -> Program:
     """Quantises a PyTorch model and compiles it to a program.
 
-    `model` is an nn.Module, an ExportedProgram or an fx.GraphModule; `args` and `kwargs` are example inputs.  It may be
-    a `Checkpoint` (`qc.from_gguf`, `qc.from_checkpoint`), which is its module and its weights in one.
+    `model` is an nn.Module, an ExportedProgram, an fx.GraphModule, or a `Checkpoint` (`qc.from_gguf`,
+    `qc.from_checkpoint`), which has a module and its weights.  `args` and `kwargs` are example inputs.
     `quant` is a format's name ("nf4", "int4:group=64"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
-    dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is what torch.export takes.
-    `device` is where the program runs: "cpu", "cuda:0", or "sim:0", the simulated GPU; by default where the model's
-    parameters are.  Several GPUs share a model by a map from module paths, `{"model.layers.1": "cuda:1", "": "cuda:0"}`
-    (docs/runtime.md): the longest path wins, "" takes arguments, gives results and is everything else.
+    dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is an argument of
+    torch.export.
+    `device` is where the program runs: "cpu", "cuda:0", or "sim:0", the simulated GPU.  The default is the device of
+    the model's parameters.  A map from module paths places a model on several GPUs,
+    `{"model.layers.1": "cuda:1", "": "cuda:0"}` (docs/runtime.md): the longest path wins; "" is everything else, and
+    its device takes arguments and returns results.
     `targets` holds instruction sets (["x86-64-v3", "x86-64-v4"]) or GPU architectures (["sm_80", "sm_90a"]); `save`
-    stores a native build for each, and the program runs the best one that the device can.  The default is the device's
-    own.  With targets named, a program compiles on a machine that cannot run it, to be saved there.
-    QC_COMPUTE_STREAMS is how many streams a GPU's kernels may be spread over (default 4; 1: no overlap).
-    `dump_ir` (or QC_DUMP_IR) is a folder that gets the text of every stage.  `verify_each="numerics"` runs the program
+    stores a native build for each, and the program runs the best one that the device supports.  The default is the
+    device's own.  With `targets`, a machine can compile and save a program that it cannot run.
+    QC_COMPUTE_STREAMS is the maximum number of streams for a GPU's kernels (default 4; 1: no overlap).
+    `dump_ir` (or QC_DUMP_IR) is a folder for the text of every stage.  `verify_each="numerics"` runs the program
     after every pass and names the pass that changed the answer.  `buckets` are entry points to specialise for,
     `[("decode", {"s": (1, 1)})]`.
 
-    `weights` is where values come from: None (the model's own parameters), a safetensors file or a folder of shards (or
-    `qc.Shards(path, …)`), read one tensor at a time, or "none" (nowhere: the program has a plan, IR, sizes and a
-    report, and refuses to run and to be saved).  With a folder or "none" the model may have been built under
-    `qc.empty_weights()`: its parameters take no memory.  Codes that a checkpoint holds are stored as they are, and
-    `quant` decides about the weights that it holds in floating point.  `workdir` is a folder for packed weights: a
-    compile that was killed goes on there.  docs/large-models.md says how much memory each way takes.
+    `weights` is the source of values: None (the model's own parameters), a safetensors file or a folder of shards (or
+    `qc.Shards(path, …)`), read one tensor at a time, or "none" (no values: the program has a plan, IR, sizes and a
+    report, and cannot run or be saved).  With a folder or "none" the model may have been built under
+    `qc.empty_weights()`: its parameters take no memory.  Codes in a checkpoint are stored as they are; `quant` applies
+    to the weights that it holds in floating point.  `workdir` is a folder for packed weights, in which a killed
+    compile can continue.  docs/large-models.md gives the memory that each way takes.
 
-    `calibrate` is an iterable of inputs (each a tensor, a tuple of arguments, or a dict of keywords): the float model
-    is run over them, one at a time, and weights in formats that search for their scales (`takes_importance`: the
-    k-quants and most others of GGUF) are encoded for what their linears read.  With `workdir` that goes on after a
-    kill, too.
+    `calibrate` is an iterable of inputs (each a tensor, a tuple of arguments, or a dict of keywords).  The float model
+    runs over them, one at a time, and the statistics of linears' inputs weight the errors when weights are encoded in
+    formats that search for their scales (`takes_importance`: the k-quants and most others of GGUF).  With `workdir`
+    calibration, too, continues after a kill.
 
-    `progress` is called as each stage begins, with a `Step`: `stage`, `number`, `of`, `seconds`; `progress=print` will
-    do, and what it raises ends the compile.  Without it, too, a compile of more than two seconds says on stderr what it
-    is doing, unless QC_QUIET is set.
+    `progress` is called at the beginning of each stage with a `Step`: `stage`, `number`, `of`, `seconds`.
+    `progress=print` works, and an exception from it ends the compile.  Without `progress`, a compile of more than two
+    seconds prints its stages to stderr, unless QC_QUIET is set.
 
-    `fallback="torch"` lets torch run what has no lowering, at its place; the rest stays compiled.  The report says what
-    and why.  Such a program needs torch wherever it runs, and cannot be captured (docs/fallback.md).
+    `fallback="torch"` runs operators without a lowering in torch; the rest is compiled.  The report lists them with
+    the reasons.  Such a program needs torch wherever it runs, and cannot be captured (docs/fallback.md).
 
     Raises subclasses of `QCompilerError`, each naming the module path, the op and the way out.
     """
@@ -148,7 +150,7 @@ def qcompile(
 
 
 def check_call(model: Any, args: Any, kwargs: Any) -> None:
-    """Refuses a model or example arguments of a kind that cannot work, and says what to write.
+    """Refuses a model or example arguments of an unsupported kind, and says what to write instead.
 
     ExportError for the model, ArgumentStructureError for the arguments.
     """
@@ -207,7 +209,7 @@ def run_stages(
     sample_inputs: Sequence[Any] | None = None,
     sample_states: Mapping[str, Any] | None = None,
 ) -> None:
-    """The passes in order, with a dump after each; what they make is left in `context.emitted`."""
+    """Runs the passes in order, with a dump after each; the results are in `context.emitted`."""
     from qcompiler.passes import pipeline
 
     def on_stage(name: str, current: ModuleOp, seconds: float) -> None:
@@ -230,7 +232,7 @@ def run_stages(
 def pass_options(
     buckets: Buckets | None, compute_streams: int | None, separate: tuple[str, ...] = ()
 ) -> dict[str, dict[str, object]]:
-    """The options of passes that a caller chose, by stage. PassError for a bucket's name that no text can hold."""
+    """The options of passes that a caller chose, by stage. PassError for a bucket's name that no option can hold."""
     from qcompiler.passes.specialize import bucket_text
 
     options: dict[str, dict[str, object]] = {}
@@ -244,17 +246,19 @@ def pass_options(
 
 
 def _compute_streams() -> int | None:
-    """QC_COMPUTE_STREAMS: how many streams for kernels a GPU may have. ArgumentError unless it is such a number."""
+    """QC_COMPUTE_STREAMS, the maximum number of kernel streams of a GPU. ArgumentError for an invalid value."""
     text = os.environ.get("QC_COMPUTE_STREAMS")
     if not text:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 16:
-        raise ArgumentError(f"QC_COMPUTE_STREAMS={text!r} is no number from 1 to 16; 1 puts all kernels on one stream")
+        raise ArgumentError(
+            f"QC_COMPUTE_STREAMS={text!r} is not a number from 1 to 16; 1 puts all kernels on one stream"
+        )
     return int(text)
 
 
 def weight_source(weights: str | Path | WeightSource | None) -> WeightSource:
-    """What `weights=` names: the module itself, nowhere, files, or a source as it is. WeightsError for bad files."""
+    """The source that `weights=` names: the module, nowhere, files, or a given source. WeightsError for bad files."""
     from qcompiler.frontends.weights.weight_source import ModuleWeights, NoValues, Shards
 
     if weights is None:
@@ -271,7 +275,7 @@ def weight_source(weights: str | Path | WeightSource | None) -> WeightSource:
 def _of_checkpoint(
     model: Any, weights: str | Path | WeightSource | None
 ) -> tuple[Any, str | Path | WeightSource | None]:
-    """The module of a checkpoint, and its weights unless others are named; anything else as it is."""
+    """The module of a checkpoint, and its weights unless others are named; other models unchanged."""
     from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 
     if not isinstance(model, Checkpoint):
@@ -280,7 +284,7 @@ def _of_checkpoint(
 
 
 def _home(model: Any) -> str:
-    """The device of a model's parameters: "cpu" without any. DeviceUnavailableError where they are spread."""
+    """The device of a model's parameters; "cpu" without any. DeviceUnavailableError if they are on several."""
     parameters = getattr(model, "parameters", None)
     found = sorted({str(p.device) for p in parameters() if not p.is_meta}) if callable(parameters) else []
     if len(found) > 1:
@@ -291,20 +295,20 @@ def _home(model: Any) -> str:
 
 
 def _modules(model: Any) -> Iterable[tuple[str, Any]]:
-    """Paths and modules of whatever qcompile takes; none for what has no modules."""
+    """Paths and modules of any model that qcompile accepts; none for a model without modules."""
     named = getattr(getattr(model, "graph_module", model), "named_modules", None)
     found: Iterable[tuple[str, Any]] = named() if callable(named) else ()
     return found
 
 
 def compile_target(devices: Sequence[str], targets: Sequence[str] | None) -> Target:
-    """What to compile for: the targets named, the best one that the first device runs first; else the devices' own.
+    """The targets to compile for, the best one that the first device runs in front: those named, else the devices' own.
 
-    DeviceUnavailableError for a device that this release does not know, or for a GPU that is not there while no target
-    is named; TargetMismatchError for targets of another kind than the device, and for those that nothing here builds.
+    DeviceUnavailableError for an unknown device, or for a GPU that is not present while no target is named;
+    TargetMismatchError for targets of another kind than the device, and for those that this machine cannot build.
     """
     kind, _ = registry.parse(devices[0])
-    for device in devices if kind != "cuda" else ():  # a GPU may be elsewhere
+    for device in devices if kind != "cuda" else ():  # a GPU may be on another machine
         registry.require(device)
     names = _target_names(targets)
     gpus = [name for name in names if name in ARCHS]
@@ -319,7 +323,7 @@ def compile_target(devices: Sequence[str], targets: Sequence[str] | None) -> Tar
         return Target("cuda", common_architecture(devices))
     if unknown := [name for name in names if name not in ARCHS]:
         raise TargetMismatchError(
-            f"{unknown[0]!r} is no GPU architecture to compile for; choose from {', '.join(ARCHS)}"
+            f"{unknown[0]!r} is not a GPU architecture to compile for; choose from {', '.join(ARCHS)}"
         )
     return _ordered("cuda", names, registry.runs(devices[0]) if registry.is_available(devices[0]) else ())
 
@@ -346,6 +350,6 @@ def _cpu_target(names: tuple[str, ...]) -> Target:
 
 
 def _ordered(kind: str, names: tuple[str, ...], able: Sequence[str]) -> Target:
-    """The best of the names that can run (`able` is plainest first) in front; the order given where none can."""
+    """The best target that can run (`able` is plainest first) in front; the given order if none can."""
     first = max(names, key=lambda name: able.index(name) if name in able else -1)
     return Target(kind, first, tuple(name for name in names if name != first))

@@ -30,15 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"qc: {type(error).__name__}: {_printable(str(error))}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        return 141  # the reader of our stdout has gone, as in `qc opt … | head`
-    except OSError as error:  # a file that is not there, or may not be read or written
+        return 141  # the reader of our stdout has closed it, as in `qc opt … | head`
+    except OSError as error:  # a missing file, or one without permission to read or write
         print(f"qc: {_printable(str(error))}", file=sys.stderr)
         return 1
     return status or 0
 
 
 def _printable(text: str) -> str:
-    """A message without control characters: it may quote a file from a stranger, and must not steer the terminal."""
+    """A message without control characters: it may quote an untrusted file, and must not control the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
@@ -58,17 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--targets", "--target", default=None, metavar="NAME,…",
-        help="what to store native builds for: x86-64,x86-64-v3,x86-64-v4, or sm_80,sm_90a,…; default: this machine",
+        help="the targets of the native builds: x86-64,x86-64-v3,x86-64-v4, or sm_80,sm_90a,…; default: this machine",
     )  # fmt: skip
     command.add_argument(
         "--weights", default=None, metavar="PATH", help="safetensors file or folder; 'none': plan and sizes only"
     )
-    command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile goes on")
+    command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile can continue")
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
     command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
     command.add_argument("--dump-ir", type=Path, default=None)
     command.add_argument(
-        "--fallback", choices=("torch",), default=None, help="run in torch what has no lowering; the file then needs it"
+        "--fallback", choices=("torch",), default=None, help="torch: run operators without a lowering in torch"
     )
     command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
     command.add_argument("--timing", action="store_true", help="print the seconds of each stage")
@@ -94,12 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--generic", action="store_true", help="print the generic syntax")
     command.add_argument("--mlir", action="store_true", help="print what a stock MLIR parses")
     command.add_argument("--list", action="store_true", help="list the passes")
-    command.add_argument("--context", metavar="FILE", help="weights, target and buckets, as a reproducer left them")
+    command.add_argument("--context", metavar="FILE", help="weights, target and buckets, as written with a reproducer")
     command.set_defaults(run=_opt)
 
     command = commands.add_parser("bench", help="time a .qca file on random inputs")
     command.add_argument("program", type=Path)
-    command.add_argument("--entry", help="the entry point to time; default: the one that takes the sizes")
+    command.add_argument("--entry", help="the entry point to time; default: the one for these sizes")
     command.add_argument(
         "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="a value for a dimension"
     )
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_bench)
 
     _add_convert(commands)
-    command = commands.add_parser("doctor", help="show what this machine offers, or what of a model would not lower")
+    command = commands.add_parser("doctor", help="show what this machine offers, or which operators do not lower")
     command.add_argument(
         "--model", metavar="WHERE", help="package.module:function, as for qc compile, or a .pt2 file of torch.export"
     )
@@ -127,9 +127,9 @@ def _add_inspect(commands: Any) -> None:
     command.add_argument("--ir", metavar="STAGE", help="print the text of a stage")
     command.add_argument("--timeline", action="store_true", help="chart what runs on which stream, by estimated times")
     command.add_argument("--perfetto", type=Path, metavar="OUT", help="write the timeline as a trace for Perfetto")
-    command.add_argument("--entry", help="of a timeline: the entry point; default: the first that takes the sizes")
+    command.add_argument("--entry", help="for a timeline: the entry point; default: the first for these sizes")
     command.add_argument(
-        "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="of a timeline: a size"
+        "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="for a timeline: a size"
     )
     command.add_argument("--between", type=_times, metavar="US,US", help="with --timeline: the part between two times")
     command.set_defaults(run=_inspect)
@@ -141,11 +141,11 @@ def _add_convert(commands: Any) -> None:
     command.add_argument("target", type=Path, help="a .gguf file, or a folder to make")
     command.add_argument("--to", metavar="FORMAT", help="such as q8_0 or int4:group=32; default: each as it is")
     command.add_argument(
-        "--quant", metavar="RECIPE", help="of a folder that becomes a GGUF file: a mixture such as q4_K_M, or a format"
+        "--quant", metavar="RECIPE", help="for a folder that becomes a GGUF file: a mixture such as q4_K_M, or a format"
     )
-    command.add_argument("--layout", help="of a folder: gptq, gptq_v2, awq, compressed-tensors, bitsandbytes")
-    command.add_argument("--lossy", action="store_true", help="allow what loses precision, which is said in any case")
-    command.add_argument("--force", action="store_true", help="replace a target that is there, without asking")
+    command.add_argument("--layout", help="for a folder: gptq, gptq_v2, awq, compressed-tensors, bitsandbytes")
+    command.add_argument("--lossy", action="store_true", help="allow loss of precision, which is always printed")
+    command.add_argument("--force", action="store_true", help="replace an existing target without asking")
     command.add_argument("--json", action="store_true", help="print each tensor's formats and errors")
     command.set_defaults(run=_convert)
 
@@ -159,16 +159,16 @@ def _add_loading(command: argparse.ArgumentParser) -> None:
         help="'yes', or sha256:… (several with commas), to run native code from the file",
     )
     command.add_argument("--verify", choices=("auto", "full"), default="auto")
-    command.add_argument("--trust-operators", metavar="NAMES", help="torch operators, by name, that may run as well")
+    command.add_argument("--trust-operators", metavar="NAMES", help="names of torch operators that may run, too")
 
 
-# --- what the command line may say; what it may not is a usage error, status 2 ---------------------------------------
+# --- checks of the command line; a violation is a usage error, status 2 -----------------------------------------------
 
 
 def _count(text: str) -> int:
     """A number of rounds or threads: 1 or more."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -176,7 +176,7 @@ def _dim(text: str) -> tuple[str, int]:
     """`NAME=VALUE`."""
     name, _, value = text.partition("=")
     if not name or not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no name with a size from 1 on, such as s=1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name with a size of at least 1, such as s=1")
     return name, int(value)
 
 
@@ -187,12 +187,12 @@ def _times(text: str) -> tuple[float, float]:
     except ValueError:
         begin, end = 0.0, 0.0
     if not 0 <= begin < end:
-        raise argparse.ArgumentTypeError(f"{text!r} is no pair of times in microseconds, such as 100,250")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pair of times in microseconds, such as 100,250")
     return begin, end
 
 
 def _writable(path: Path | None) -> None:
-    """ArgumentError before any work is done for an output file whose folder is not there, or that is a folder."""
+    """ArgumentError, before any work is done, for an output file that is a folder or whose folder does not exist."""
     if path is None:
         return
     if not path.parent.is_dir():
@@ -292,10 +292,10 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _may_replace(target: Path) -> bool:
-    """Asks, where a person can answer, whether a target that is there may be replaced."""
+    """Asks whether an existing target may be replaced, if stdin and stderr are a terminal."""
     if not target.exists() or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    print(f"{target} is there already. Replace it? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{target} exists. Replace it? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -312,7 +312,7 @@ def _run(options: argparse.Namespace) -> None:
     result = run(*given, **named)
     leaves = dict(_leaves(result, "result"))
     if options.output is not None:
-        with options.output.open("wb") as file:  # by its name, numpy would write to another that ends in .npz
+        with options.output.open("wb") as file:  # given a name, numpy would append .npz to it
             np.savez(file, **leaves)
         return
     for name, value in leaves.items():
@@ -341,7 +341,7 @@ def _read_inputs(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
 def _by_structure(run: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
     """Arguments that are given by the names of single tensors, as `qc inspect` lists them for an entry point.
 
-    For an argument that is a tuple or a dict these are the only way to give it on a command line.
+    A command line can give the parts of a tuple or a dict only in this way.
     """
     from qcompiler.runtime.tree import arguments_of
 
@@ -378,7 +378,7 @@ def _bench(options: argparse.Namespace) -> None:
     taken = run.plan.entries[run.binder.bind(shapes).entry]
     if options.entry is not None and taken is not entry:
         raise ArgumentError(
-            f"--entry {entry.name}: at {_sizes_text(symbols)} a call runs '{taken.name}', which stands before it; give "
+            f"--entry {entry.name}: at {_sizes_text(symbols)} a call runs '{taken.name}', which comes first; give "
             "other sizes by --dim"
         )
     tensors = []
@@ -414,7 +414,7 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _entry(plan: Any, name: str | None) -> Any:
-    """The entry point of that name; the first without one."""
+    """The entry point of that name, or the first one."""
     if name is None:
         return plan.entries[0]
     found = [entry for entry in plan.entries if entry.name == name]
@@ -474,7 +474,7 @@ def _opt(options: argparse.Namespace) -> None:
         return
     try:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_bytes().decode()
-    except (OSError, ValueError) as error:  # ValueError: what is no UTF-8, a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: invalid UTF-8, a NUL in the name
         raise ArgumentError(f"cannot read '{options.file}': {error}") from error
     syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
     where = "<stdin>" if options.file == "-" else options.file
@@ -498,7 +498,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _doctor_model(options: argparse.Namespace) -> int:
-    """Imports and calls what the user named, or loads the file that the user named; nothing else."""
+    """Imports and calls what the user named, or loads the named file."""
     import torch
 
     from qcompiler.frontends.torch.survey import doctor

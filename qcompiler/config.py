@@ -3,14 +3,14 @@
     QuantConfig("nf4")                                     linears nf4 (block 64), embeddings int8 per row
     QuantConfig("int4:group=64", rules={"*.query": "int8", "lm_head": None})
     QuantConfig("nf4", embedding="nf4", promise_bits=4.6)
-    QuantConfig("q4_K, else q5_0, else int8")              where blocks of 256 do not divide K, the next that fits
+    QuantConfig("q4_K, else q5_0, else int8")              alternatives where blocks of 256 do not divide K
     QuantConfig("q4_K_M")                                  llama.cpp's mixture: a format per tensor (mixtures.py)
 
-The text of a format names several with `else` between them: the first that can store a matrix is taken.  A recipe that
-is one format has a chain of its own, which ends in int8 per row and is seen in `linear`; rules have none.
+A text may name several formats with `else` between them; the first that can store a matrix is taken.  A recipe of one
+format has a built-in chain of alternatives, which ends in int8 per row and is visible in `linear`; rules have none.
 
-Exceptions are made by explicit rules only: a glob over module paths, first match wins, and a rule that matches nothing
-is an error.  Every rule that applied is printed in the ledger.
+Exceptions are made by explicit rules only: a rule is a glob over module paths, the first match wins, and a rule that
+matches nothing is an error.  The ledger prints every rule that applied.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Unset(Enum):
 
 
 PRESET: Literal[_Unset.PRESET] = _Unset.PRESET
-"""The default of a field that the preset decides."""
+"""The default of a field whose value comes from the preset."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rule:
     reason: str = ""
 
     def matches(self, parameter: str) -> bool:
-        """`parameter` is a full path; the pattern may name its module or the parameter itself."""
+        """Whether the rule applies to `parameter`, a full path; the pattern may name its module or the parameter."""
         module = parameter.rpartition(".")[0]
         return fnmatch.fnmatchcase(module, self.pattern) or fnmatch.fnmatchcase(parameter, self.pattern)
 
@@ -61,14 +61,14 @@ RuleLike = Rule | tuple[str, str | None] | tuple[str, str | None, str]
 
 
 def choices(text: str) -> tuple[str, ...]:
-    """The formats that a text names, in order: ("q4_K", "q5_0") for "q4_K, else q5_0". "float" keeps a weight."""
+    """The formats in a text, in order: ("q4_K", "q5_0") for "q4_K, else q5_0". "float" keeps a weight."""
     return tuple(part.strip() for part in re.split(r",\s*else\s", text))
 
 
 def with_next(text: str) -> str:
-    """A format with what comes after it where its blocks do not divide K, down to int8 per row, which takes any K.
+    """A format and its alternatives where its blocks do not divide K, down to int8 per row, which takes any K.
 
-    For GGUF's formats what llama.cpp takes; for integers in groups smaller groups.
+    The alternatives are llama.cpp's for GGUF's formats, and smaller groups for integers.
     """
     fmt = resolve_format(text)
     if fmt.declaration.tail == "short":
@@ -84,11 +84,11 @@ def with_next(text: str) -> str:
 
 
 def _check_choices(text: str) -> None:
-    """UnknownFormatError for a text that names something else than formats; RecipeError for a mixture in a chain."""
+    """UnknownFormatError for a text that names anything but formats; RecipeError for a mixture in a chain."""
     named = choices(text)
     for each in named:
         if each in MIXTURES and len(named) > 1:
-            raise RecipeError(f"{text!r}: the mixture {each!r} says itself what comes next; write it alone")
+            raise RecipeError(f"{text!r}: the mixture {each!r} has alternatives of its own; write it alone")
         if each != "float" and each not in MIXTURES:
             parse_format(each)
 
@@ -98,8 +98,9 @@ def _preset(text: str) -> tuple[str | None, str | None, float | None]:
 
     "q2_K" is llama.cpp's mixture of that name, as "q2_K_M" is; the plain format is QuantConfig("float", linear="q2_K").
 
-    The promise holds for matrices with K >= 64 whose embeddings, int8 per row at 8.5 bits, are at most half of the
-    weights: 6.5 for formats of 4.5 bits such as nf4 and int4; where all are int8, 9.0, half a bit above what they take.
+    The promise holds for matrices with K >= 64 if at most half of the weights are embeddings (int8 per row, 8.5 bits).
+    It is 6.5 for formats of 4.5 bits such as nf4 and int4.  Where all weights are int8 it is 9.0, half a bit more than
+    they take.
     """
     if text == "float":
         return None, None, None
@@ -119,7 +120,7 @@ def _preset(text: str) -> tuple[str | None, str | None, float | None]:
 
 
 _PROMISED = {"nf4": 6.5, "int8": 9.0, "int4": 6.5}
-"""The least that is promised for a name, whatever the block."""
+"""The smallest promise of a preset, whatever the block size."""
 
 
 LLM_INT8_THRESHOLD = 6.0
@@ -127,14 +128,14 @@ LLM_INT8_THRESHOLD = 6.0
 
 @dataclass(frozen=True)
 class Activations:
-    """What `QuantConfig.activations` says: "token" or "tensor" scales, or "outliers" with their `threshold`."""
+    """The parsed `QuantConfig.activations`: "token" or "tensor" scales, or "outliers" with their `threshold`."""
 
     kind: str
     threshold: float = LLM_INT8_THRESHOLD
 
     @staticmethod
     def of(text: str) -> Activations:
-        """RecipeError for a text that is none of the three."""
+        """RecipeError for any other text."""
         name, _, value = text.partition(":")
         if text == "int8":
             return Activations("token")
@@ -176,14 +177,15 @@ def check_observer(text: str) -> None:
 @dataclass(frozen=True)
 class QuantConfig:
     """A recipe. `preset` is "float", a mixture ("q4_K_M"), or a storage format, optionally with parameters
-    ("nf4:block=128", "int3:group=64") and with what comes next where a matrix does not fit ("q4_K, else q5_0").
+    ("nf4:block=128", "int3:group=64") and with alternatives for matrices that do not fit ("q4_K, else q5_0").
 
-    `linear` (which decides for convolutions, too) and `embedding` are format texts, or None to keep that kind of weight
-    as it is.  `rules` may be given as a mapping pattern -> format.  `promise_bits` is the most bits per weight that the
-    compiled model may take (see `Ledger.bits_per_weight`); None makes no promise.
+    `linear` (also used for convolutions) and `embedding` are format texts, or None to keep that kind of weight as it
+    is.  `rules` may be given as a mapping pattern -> format.  `promise_bits` is the maximum of bits per weight that
+    the compiled model may take (see `Ledger.bits_per_weight`); None makes no promise.
 
-    `activations` is what linears with quantised weights read: None (floats), "int8" (a scale per token), "int8:static"
-    (one per tensor, from `qcompile(calibrate=…)`), or "llm_int8", optionally with its threshold ("llm_int8:6.0").
+    `activations` is the type of the input of linears with quantised weights: None (floats), "int8" (a scale per
+    token), "int8:static" (one per tensor, from `qcompile(calibrate=…)`), or "llm_int8", optionally with its threshold
+    ("llm_int8:6.0").
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same
@@ -230,7 +232,7 @@ class QuantConfig:
 
     @property
     def promises_by_preset(self) -> bool:
-        """Whether the promise is the preset's: it is made for the first choice, and grows by what later ones take."""
+        """Whether the promise is the preset's: it assumes the first choices, and grows by the bits of alternatives."""
         return self.promise_bits == _preset(self.preset)[2]
 
     @staticmethod
@@ -259,7 +261,8 @@ class QuantConfig:
         return default, "" if default else f"recipe '{self.preset}' keeps {kind} weights"
 
     def check_rules(self, weights: Sequence[str], modules: Sequence[str]) -> None:
-        """RecipeError for a rule that matches none of `weights` (paths of what can be quantised), with near names."""
+        """RecipeError, with similar names, for a rule that matches none of `weights`, the paths of weights that can
+        be quantised."""
         rules = [*self.all_rules, *(Rule(pattern, None) for pattern in self.separate)]
         for rule in rules:
             if any(rule.matches(p) for p in weights):
@@ -277,7 +280,7 @@ class QuantConfig:
 
 
 def _refuse_kinds(config: QuantConfig) -> None:
-    """RecipeError for a field of another type, saying what to write."""
+    """RecipeError for a field of the wrong type; the message says what to write."""
     if not isinstance(config.preset, str):
         raise RecipeError(
             f'QuantConfig({config.preset!r}): the preset is a name such as "nf4", or "float" to keep weights as '
@@ -327,8 +330,8 @@ def _unknown(name: str, known: Iterable[str], what: str) -> str:
 def parse_format(text: str) -> FormatRef:
     """`"nf4:block=128"` or `"int4:group=64,symmetric=False"` with its parameters filled in. UnknownFormatError.
 
-    A parameter without a value is True: `"nf4:double_quant"`.  Those that came after programs were saved are left out
-    at their defaults.
+    A parameter without a value is True: `"nf4:double_quant"`.  Parameters that are newer than the file format are left
+    out at their defaults.
     """
     fmt = resolve_format(text)
     return FormatRef(name=fmt.name, params=dict(fmt.params))

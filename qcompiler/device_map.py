@@ -3,9 +3,9 @@
     device="cuda:1"                                               all of the model there
     device={"model.layers.0": "cuda:0", "model.layers.1": "cuda:1", "lm_head": "cuda:1", "": "cuda:0"}
 
-A path covers the module and what lies in it; the longest path wins.  "" is everything else (by default it goes where
-the map's first path goes), and there arguments are taken and results given.  The compiler knows devices as numbered
-slots; which real device serves a slot is the loader's affair, and `qc.load(devices=…)` may name others.
+A path covers the module and everything inside; the longest path wins.  "" is everything else (by default it goes to the
+device of the map's first path), and its device takes arguments and returns results.  The compiler sees devices as
+numbered slots; the loader decides which real device serves a slot, and `qc.load(devices=…)` may name others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Placement:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What the compiler calls the devices: the loader says which ones they are."""
+        """The compiler's names of the devices; the loader maps them to real ones."""
         if registry.parse(self.devices[0])[0] == "cpu":
             return ("cpu",)
         return tuple(f"cuda:{number}" for number in range(len(self.devices)))
@@ -53,8 +53,8 @@ class Placement:
 def place(device: Devices) -> Placement:
     """The devices that `device=` names.
 
-    ArgumentError for an empty map, TargetMismatchError for devices of several kinds, DeviceUnavailableError for a name
-    that is none.
+    ArgumentError for an empty map, TargetMismatchError for devices of several kinds, DeviceUnavailableError for an
+    invalid name.
     """
     if isinstance(device, str):
         return Placement((device,), {})
@@ -83,7 +83,7 @@ def _canonical(name: str) -> str:
 
 
 def check_paths(placement: Placement, module: ModuleOp, model_paths: Iterable[str]) -> None:
-    """ArgumentError for a path of the map that no op of the imported module has: it would be passed over in silence."""
+    """ArgumentError for a path of the map that no op of the imported module has, since it would have no effect."""
     found = {path_of(op) for function in functions(module) for op in function.body.block.ops}
     for path in placement.paths:
         if any(each == path or each.startswith(path + ".") for each in found):
@@ -99,7 +99,7 @@ def check_paths(placement: Placement, module: ModuleOp, model_paths: Iterable[st
 
 
 def common_architecture(devices: Sequence[str]) -> str:
-    """The one architecture of several devices. TargetMismatchError where they differ: one plan, kernels for each."""
+    """The one architecture of several devices. TargetMismatchError if they differ: all share one plan."""
     found = {device: registry.architecture(device) for device in devices}
     if len(set(found.values())) > 1:
         each = ", ".join(f"{device} is {arch}" for device, arch in found.items())

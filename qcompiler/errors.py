@@ -1,8 +1,7 @@
 """Every exception that qcompiler raises on purpose.
 
-The rule of the house: an error names the place in the model (module path, parameter path), the op, the limit that was
-met, and the way out.  All classes derive from `QCompilerError`, so `except qc.QCompilerError` catches what qcompiler
-refuses and nothing else.
+An error names the module or parameter path, the op, the limit, and the way out.  All classes derive from
+`QCompilerError`, so `except qc.QCompilerError` catches exactly the errors that qcompiler raises on purpose.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import errno
 
 LONGEST_MESSAGE = 9_000
-"""Characters: names, sizes and lists that a message quotes may come from a stranger's file, and be of any length."""
+"""Characters: names, sizes and lists in a message may come from an untrusted file, and be of any length."""
 
 
 class QCompilerError(Exception):
-    """Base of every error raised by qcompiler. Of a message that is too long the middle is left out."""
+    """Base of every error raised by qcompiler. A message that is too long loses its middle."""
 
     def __init__(self, message: str = "", *args: object) -> None:
         super().__init__(_bounded(message), *args)
@@ -27,7 +26,7 @@ def _bounded(message: str) -> str:
     return f"{message[: LONGEST_MESSAGE - 2000]} … ({left_out:,} characters left out) … {message[-2000:]}"
 
 
-# --- what the user handed in -----------------------------------------------------------------------------------------
+# --- what the caller passed in ---------------------------------------------------------------------------------------
 
 
 class ArgumentError(QCompilerError):
@@ -35,7 +34,7 @@ class ArgumentError(QCompilerError):
 
 
 class ArgumentStructureError(ArgumentError):
-    """The tree of arguments (tuples, lists, dicts) is not the one the program was compiled for."""
+    """The tree of arguments (tuples, lists, dicts) differs from the one at compile time."""
 
 
 class ArgumentShapeError(ArgumentError):
@@ -51,7 +50,7 @@ class RecipeError(QCompilerError):
 
 
 class PromiseError(QCompilerError):
-    """The recipe promised a number of bits per weight that the compiled weights exceed."""
+    """The compiled weights take more bits per weight than the recipe promised."""
 
 
 class WorkdirError(QCompilerError):
@@ -75,7 +74,7 @@ class MergeError(QCompilerError):
 
 
 class CalibrationError(QCompilerError):
-    """Calibration has no inputs, or met values that are not finite."""
+    """Calibration has no inputs, or found values that are not finite."""
 
 
 # --- frontends -------------------------------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ class NarrowedDimError(FrontendError):
 
 
 class FormatError(QCompilerError):
-    """Something about a storage format."""
+    """Base of the errors of storage formats."""
 
 
 class UnknownFormatError(FormatError):
@@ -125,7 +124,7 @@ class FormatValueError(FormatError):
 
 
 class LayoutError(FormatError):
-    """A packed tensor's layout is unknown, or is not the one that was asked for."""
+    """A packed tensor has an unknown layout, or another one than requested."""
 
 
 # --- IR and passes ---------------------------------------------------------------------------------------------------
@@ -141,15 +140,15 @@ class PassError(QCompilerError):
 
 
 class NumericsError(PassError):
-    """`verify_each="numerics"` found that a pass changed the program's answer beyond its stated bound."""
+    """`verify_each="numerics"` found that a pass changed the program's results beyond its stated bound."""
 
 
 class InterpreterError(QCompilerError):
-    """The reference interpreter met an op or a type that has no meaning yet."""
+    """The reference interpreter has no meaning for an op or a type."""
 
 
 class DeviceAssignmentError(QCompilerError):
-    """Operands of one op live on different devices and no copy stands between them."""
+    """Operands of one op are on different devices, without a copy between them."""
 
 
 class KernelSelectionError(QCompilerError):
@@ -195,7 +194,7 @@ class CorruptFileError(ProgramFileError):
 
 
 class FileBoundsError(CorruptFileError):
-    """An offset in the weight directory overlaps another or leaves the file."""
+    """A weight in the directory overlaps another or leaves the file."""
 
 
 class NewerFileError(ProgramFileError):
@@ -203,7 +202,7 @@ class NewerFileError(ProgramFileError):
 
 
 class ChangedFileError(ProgramFileError):
-    """A file was cut or written to in place while a program used it: its weights are not those that were checked."""
+    """A file was cut or overwritten in place while a program used it: its weights are not those that were checked."""
 
 
 class TargetMismatchError(ProgramFileError):
@@ -211,15 +210,15 @@ class TargetMismatchError(ProgramFileError):
 
 
 class TrustError(ProgramFileError):
-    """Running native code from the file needs a trust that was not given, or the digest given does not match."""
+    """Native code in the file may not run: trust was not given, or the given digest does not match."""
 
 
 class FileWriteError(QCompilerError, OSError):
-    """A file could not be written. What stood under its name before is untouched. `errno` is the system's number."""
+    """A file could not be written. The old file of that name is unchanged. `errno` is the system's number."""
 
     @classmethod
     def of(cls, path: str, error: OSError) -> FileWriteError:
-        """The system's error, with the file that was to be written and a way out."""
+        """The system's error, with the name of the file and a way out."""
         hints = {
             errno.ENOSPC: "free some room there, or write elsewhere",
             errno.EDQUOT: "your quota there is used up: free some of it, or write elsewhere",
@@ -236,7 +235,7 @@ class FileWriteError(QCompilerError, OSError):
         return made
 
     def __str__(self) -> str:
-        return str(self.args[0])  # not OSError's "[Errno …]" in its place
+        return str(self.args[0])  # instead of OSError's "[Errno …]"
 
 
 # --- runtime ---------------------------------------------------------------------------------------------------------
@@ -288,7 +287,7 @@ class OutOfMemoryError(DeviceError):
 
 
 class CaptureRuleError(RuntimeFailure):
-    """A capture broke a rule of ours that CUDA does not have (an empty graph, an allocation while frozen)."""
+    """A capture broke one of qcompiler's own rules (an empty graph, an allocation while frozen)."""
 
 
 class SimulationError(RuntimeFailure):

@@ -1,9 +1,9 @@
 """The coverage ledger: every parameter with its format and bytes, or the reason it was left as it is.
 
-`bits_per_weight` counts all stored bits (codes, scales, padding, tensors left alone) over the elements of all
+`bits_per_weight` is all stored bits (codes, scales, padding, unquantised tensors) divided by the elements of all
 parameters with two or more dimensions; a recipe's promise is checked against it.  A target's layout pads rows to whole
-panels.  That padding is listed and counted too, and may be the cause of an error from `PADDING_ALLOWANCE` bytes on:
-below, it only says that the model is tiny (a layer with 5 outputs has 11 rows of padding).
+panels.  That padding is listed and counted too, but causes an error only from `PADDING_ALLOWANCE` bytes on: less of it
+only means that the model is tiny (a layer with 5 outputs has 11 rows of padding).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from qcompiler.errors import PromiseError
 from qcompiler.units import human_bytes
 
 PADDING_ALLOWANCE = 64 << 10
-"""Bytes of padding by layouts, in a whole model, up to which a promise is judged without them."""
+"""Bytes of layout padding in a whole model, up to which the promise is checked without padding."""
 
 
 @dataclass(frozen=True)
 class LedgerRow:
     """One stored tensor.
 
-    `parameters` are its paths in the model (several for tied weights), `shape` and `dtype` what the model has, `format`
-    the storage format ("" if kept as it is), `reason` why it was kept or which rule chose.  Bytes are whole tensors.
-    `counts`: a parameter with two or more dimensions that the program stores, so part of bits per weight.
-    `padding`: how many of `bytes_after` the layout of the program's target adds to the format's own.
-    `devices`: the device slots that hold it, each a whole copy, in a program for several devices.
+    `parameters` are its paths in the model (several for tied weights); `shape` and `dtype` are the model's; `format` is
+    the storage format ("" if kept as it is); `reason` says why it was kept or which rule chose.  Bytes are for the
+    whole tensor.
+    `counts`: a stored parameter with two or more dimensions, so part of bits per weight.
+    `padding`: the part of `bytes_after` that the target's layout adds to the format's own bytes.
+    `devices`: the device slots that hold a whole copy, in a program for several devices.
     """
 
     parameters: tuple[str, ...]
@@ -62,7 +63,7 @@ class Ledger:
     recipe: str = "float"
     promise_bits: float | None = None
     later: int = 0
-    """Tensors that the recipe's first choice cannot store, and that a later one does: what they take is promised."""
+    """The number of tensors that use an alternative of the recipe; the promise allows for their bits."""
 
     def __iter__(self) -> Iterator[LedgerRow]:
         return iter(self.rows)
@@ -77,7 +78,7 @@ class Ledger:
 
     @property
     def padding(self) -> int:
-        """Bytes that the layouts of the target add, in all."""
+        """Bytes that the target's layouts add in total."""
         return sum(row.padding for row in self.rows)
 
     def bits_per_weight(self) -> float:
@@ -87,22 +88,22 @@ class Ledger:
         return 8 * sum(row.bytes_after for row in counted) / elements if elements else 0.0
 
     def as_stored(self, nbytes: Mapping[str, int], devices: Mapping[str, tuple[str, ...]] | None = None) -> Ledger:
-        """The ledger of a program that stores `nbytes` per parameter path, as its target wants it, on `devices`."""
+        """The ledger of a program that stores `nbytes` per parameter path, in its target's layout, on `devices`."""
         rows = [_as_stored(row, nbytes.get(row.parameters[0])) for row in self.rows]
         found = devices or {}
         return replace(self, rows=tuple(replace(row, devices=found.get(row.parameters[0], ())) for row in rows))
 
     def remarked(self, remarks: Mapping[str, str]) -> Ledger:
-        """The ledger with a remark in the last column of those rows whose first parameter it names."""
+        """The ledger with a remark in the last column of each row whose first parameter is in `remarks`."""
         return replace(self, rows=tuple(_remarked(row, remarks.get(row.parameters[0])) for row in self.rows))
 
     def without_padding(self) -> Ledger:
-        """The ledger of the formats' own bytes, which are the same on every target."""
+        """The ledger with the formats' own bytes, which are the same on every target."""
         rows = (replace(row, bytes_after=row.bytes_after - row.padding, padding=0) for row in self.rows)
         return replace(self, rows=tuple(rows))
 
     def check_promise(self) -> None:
-        """PromiseError, naming the parameters that cost most, if the promised bits per weight are exceeded."""
+        """PromiseError, naming the largest parameters, if the promised bits per weight are exceeded."""
         judged = self.without_padding() if self.padding <= PADDING_ALLOWANCE else self
         bits = judged.bits_per_weight()
         if self.promise_bits is None or bits <= self.promise_bits:
@@ -118,7 +119,7 @@ class Ledger:
         )
 
     def totals(self) -> str:
-        """One line for people: `recipe nf4: 103 tensors, 90.9 MB -> 27.0 MB, 6.480 bits per weight (promised 6.5)`."""
+        """One line: `recipe nf4: 103 tensors, 90.9 MB -> 27.0 MB, 6.480 bits per weight (promised 6.5)`."""
         sizes = f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"
         bits = f"{self.bits_per_weight():.3f} bits per weight ({self._promise()})"
         return f"recipe {self.recipe}: {len(self.rows)} tensors, {sizes}, {bits}"
@@ -146,7 +147,7 @@ class Ledger:
         return json.dumps({"totals": totals, "rows": [asdict(row) for row in self.rows]}, indent=1)
 
     def table(self) -> str:
-        """Text for people: one line per row, totals last."""
+        """A table with one line per row, totals last."""
         header = ("parameter", "shape", "dtype", "stored as", "bits", "bytes before", "bytes after", "why")
         body = [_cells(row) for row in self.rows]
         totals = (

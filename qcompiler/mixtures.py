@@ -2,12 +2,12 @@
 
     q2_K_S  q2_K_M  q3_K_S  q3_K_M  q3_K_L  q4_K_S  q4_K_M  q5_K_S  q5_K_M
 
-They are llama.cpp's Q2_K_S, Q2_K, …, Q5_K_M (`q2_K_M` is the one that llama.cpp calls Q2_K).  What is chosen depends on
-the role of a matrix, on how deep its layer lies, and on a few facts of the model; where the blocks of a format do not
-divide K, the next format is taken.  tests/files/golden/mixtures.json holds what llama.cpp's own quantiser chose.
+They are llama.cpp's Q2_K_S, Q2_K, …, Q5_K_M (`q2_K_M` is the one that llama.cpp calls Q2_K).  The choice depends on
+the role of a matrix, on the depth of its layer, and on a few facts of the model.  Where the blocks of a format do not
+divide K, the alternative format is taken.  tests/files/golden/mixtures.json holds the choices of llama.cpp's quantiser.
 
-Source of the rules: llama.cpp, `llama_tensor_get_type` and what it calls, in src/llama-quant.cpp as of llama-cpp-python
-0.3.36.  What llama.cpp stores as it is (norms, positions, routers) is kept here as well.
+Source of the rules: llama.cpp, `llama_tensor_get_type` and the functions it calls, in src/llama-quant.cpp as of
+llama-cpp-python 0.3.36.  Tensors that llama.cpp stores unquantised (norms, positions, routers) are kept here as well.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ NEXT = {
     "q2_K": "q4_0", "q3_K": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0",
     "iq4_xs": "iq4_nl",
 }  # fmt: skip
-"""What llama.cpp takes where blocks of 256 do not divide K: a format of blocks of 32."""
+"""llama.cpp's alternative where blocks of 256 do not divide K: a format of blocks of 32."""
 
 MANY_HEADS = 4
-"""Query heads per head of k and v from which the matrix of v is small, so that more bits for it cost little."""
+"""From this many query heads per head of k and v on, the matrix of v is small, so more bits for it cost little."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight to choose a format for. `layer` is its layer's number, None outside of layers."""
+    """A weight to choose a format for. `layer` is the number of its layer, or None outside of layers."""
 
     role: Role
     layer: int | None = None
@@ -47,9 +47,9 @@ class Matrix:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What of the model the rules ask for: layers, experts (1 without), query heads per head of k and v.
+    """Facts of the model that the rules use: layers, experts (1 without), query heads per head of k and v.
 
-    `falcon` and `llama_70b` are two models (with those of their shape) that have rules of their own.
+    `falcon` and `llama_70b` say that the model has the shape of one of these two, which have rules of their own.
     """
 
     layers: int
@@ -60,7 +60,7 @@ class ModelFacts:
 
 
 def choose(mixture: str, matrices: Sequence[Matrix], facts: ModelFacts) -> list[str | None]:
-    """The format of each matrix, before K is looked at; None for what stays as it is."""
+    """The format of each matrix, before K is considered; None for a matrix that is not quantised."""
     tied = all(matrix.role != "output" for matrix in matrices)
     ranks = _ranks(matrices)
     values = sum(matrix.role in _VALUES for matrix in matrices)
@@ -86,11 +86,11 @@ def choose(mixture: str, matrices: Sequence[Matrix], facts: ModelFacts) -> list[
 
 
 _VALUES = ("attn_v", "attn_qkv")
-"""Matrices whose errors go straight into the result of attention."""
+"""Matrices whose errors directly affect the result of attention."""
 
 
 def _ranks(matrices: Sequence[Matrix]) -> list[int]:
-    """The place of each among those of its kind, from the first layer on."""
+    """The position of each matrix among those of its kind, counted from the first layer."""
     kinds = ["values" if matrix.role in _VALUES else matrix.role for matrix in matrices]
     order = sorted(range(len(matrices)), key=lambda i: (-1 if matrices[i].layer is None else matrices[i].layer, i))
     seen: dict[str, int] = {}

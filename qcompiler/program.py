@@ -1,4 +1,4 @@
-"""A compiled program: what `qcompile` returns. It runs, saves itself, and shows every step of its making."""
+"""A compiled program: the result of `qcompile`. It runs, saves itself, and shows every step of its compilation."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 class Program:
     """A model as a program: call it like the model; torch tensors in, torch tensors out, NumPy in, NumPy out.
 
-    `stages` names what the compiler did, `ir(stage)` shows it, `report()` says what was decided and why, `ledger` lists
-    every parameter with its format and bytes.  All of a loaded run (`session`, `capture`, `to`, `out=`) is here too.
+    `stages` names the compiler's stages, `ir(stage)` shows the text after one, `report()` lists decisions with reasons,
+    `ledger` lists every parameter with its format and bytes.  The methods of a loaded program (`session`, `capture`,
+    `to`, `out=`) are here too.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class Program:
         self._dumps = dumps
         self._choices = tuple(choices)
         self.targets = tuple(targets)
-        """What `save` stores builds for; empty where it is the machine's own choice."""
+        """The targets that `save` stores builds for; empty for this machine's default."""
         self._loaded: LoadedProgram | None = None
         if image.valued and self._is_here() and self._misfit() is None:
             self._loaded = self._load()
 
     @property
     def device(self) -> str:
-        """Where arguments are taken and results given."""
+        """The device that takes arguments and returns results."""
         return self.placement.devices[0]
 
     @property
@@ -76,8 +77,8 @@ class Program:
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
         """The model's result for these arguments, in fresh memory owned by the caller (or in `out`).
 
-        Results live where arguments live.  On a GPU work begins behind what `stream` (by default the caller's current
-        one) has been given, and that stream waits for it.
+        Results are on the device of the arguments.  On a GPU, the work runs after all earlier work of `stream` (by
+        default the caller's current one), and later work of that stream runs after it.
         """
         return self.run(*args, out=out, stream=stream, **kwargs)
 
@@ -86,21 +87,21 @@ class Program:
         return self.run.array(values)
 
     def session(self, *, stepwise: bool | None = None) -> Any:
-        """A session of its own: activations and states that no other call shares."""
+        """A new session: activations and states that no other call shares."""
         return self.run.session(stepwise=stepwise)
 
     def reset(self) -> None:
-        """Puts the states back to what the model's buffers held."""
+        """Resets the states to the initial values of the model's buffers."""
         self.run.reset()
 
     def capture(self, *args: Any, mode: CaptureMode = "thread_local", **kwargs: Any) -> Any:
-        """A captured graph for arguments of these shapes; DeviceUnavailableError on the CPU, which has none."""
+        """A captured graph for arguments of these shapes. DeviceUnavailableError on the CPU, which has no graphs."""
         return self.run.capture(*args, mode=mode, **kwargs)
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
-        """The program on another device: all of it, or an error and nothing. Its own need not be here.
+        """The whole program on another device, or an error and no change. Its own device need not be present.
 
-        A program for several devices goes to as many from `device` on, or to those that `devices` names.
+        A program for several devices moves to as many, numbered from `device` on, or to those that `devices` names.
         """
         if self._loaded is None:
             return LoadedProgram.from_image(self.image, device, devices=devices)
@@ -108,8 +109,8 @@ class Program:
 
     @property
     def run(self) -> LoadedProgram:
-        """The loaded program behind this one. DeviceUnavailableError if it was compiled for a GPU that is not here,
-        TargetMismatchError if none of its targets runs here, WeightsError if it has no values."""
+        """The loaded program behind this one. DeviceUnavailableError if it was compiled for a GPU that is not present,
+        TargetMismatchError if no target of it runs here, WeightsError if it has no values."""
         self.image.require_values()
         if self._loaded is None:
             if self._is_here() and (why := self._misfit()) is not None:
@@ -125,7 +126,7 @@ class Program:
         return all(is_available(device) for device in self.devices)
 
     def _misfit(self) -> str | None:
-        """Why the device runs none of the targets that the caller named."""
+        """Why the device runs none of the targets that the caller named; None if it runs one."""
         if not self.targets or self.device.startswith("sim") or self.image.target.isa in runs(self.device):
             return None
         return (
@@ -136,7 +137,7 @@ class Program:
 
     @functools.cached_property
     def oracle(self) -> Callable[..., Any]:
-        """The model with its quantised weights in eager torch: what the program's results are compared with."""
+        """The model with its quantised weights in eager torch: the reference for the program's results."""
         return self._quantized.module
 
     @property
@@ -156,7 +157,7 @@ class Program:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Wall seconds of each stage, without verifying and printing what it left."""
+        """Wall seconds of each stage, without verifying and printing its result."""
         return {dump.name: dump.seconds for dump in self._dumps}
 
     def timing(self) -> str:
@@ -164,7 +165,7 @@ class Program:
         return self._dumps.timing()
 
     def report(self) -> ProgramReport:
-        """What the program holds, what was decided and why."""
+        """The program's contents, and the compiler's decisions with reasons."""
         title = f"qcompiler program for {self.image.target.kind} ({self.image.target.isa})"
         if len(self.devices) > 1:
             title += f" on {self.placement.text}"
@@ -177,10 +178,10 @@ class Program:
         *,
         measured: Mapping[int, float] | None = None,
     ) -> Timeline:
-        """What runs on which stream and when, estimated: `print` it, or `.save("x.json")` for Perfetto.
+        """Estimated times of each step by stream: `print` it, or `.save("x.json")` for Perfetto.
 
-        Of an entry point, by default the first that takes the sizes in `symbols`; those not given have their largest
-        value.  Needs no device.  `measured` maps numbers of steps to microseconds that are taken instead of estimates.
+        `entry` is by default the first entry point that takes the sizes in `symbols`; other sizes have their largest
+        value.  Needs no device.  `measured` maps numbers of steps to microseconds, which replace the estimates.
         """
         return timeline(self.plan, self.image.target.isa, entry, symbols, measured=measured)
 
@@ -191,10 +192,10 @@ class Program:
     ) -> dict[str, str]:
         """Writes a .qca file with a native build for each of `targets`, or else for the machine that it runs on.
 
-        Returns the builds' digests, ``{"x86-64-v4": "sha256:…"}``: what `qc.load(trust_native=)` takes.  For a GPU that
-        is not here, too: its cubin is compiled by NVRTC, or left out with a note where that is missing.
-        `layout="canonical"` is the portable form, repacked at load; it has no builds but those that `targets` names.
-        `stages=False` leaves out the texts of the stages and of the kernels, which only people read.
+        Returns the builds' digests, ``{"x86-64-v4": "sha256:…"}``, the argument of `qc.load(trust_native=)`.  For a GPU
+        that is not present NVRTC compiles the cubin, or it is left out with a note if NVRTC is missing.
+        `layout="canonical"` is the portable form, repacked at load; it has only the builds that `targets` names.
+        `stages=False` leaves out the texts of the stages and of the kernels, which the runtime does not need.
         """
         self.image.require_values()
         with_builds = layout == "target" or bool(self.targets)
@@ -213,9 +214,9 @@ class Program:
 
 
 def stored_ledger(ledger: Ledger, plan: Plan) -> Ledger:
-    """The ledger with the bytes that the program stores; what a weight is stored as twice counts twice.
+    """The ledger with the bytes that the program stores; a weight that is stored twice counts twice.
 
-    In a program for several devices it names those that hold each parameter.
+    In a program for several devices it names the devices that hold each parameter.
     """
     arenas = {arena.name: arena.device for arena in plan.arenas}
     on: dict[str, list[str]] = {}
@@ -241,7 +242,7 @@ def shares(entry: WeightEntry) -> list[int]:
 
 
 def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) -> ProgramImage:
-    """The program in memory, from what the pipeline left in the context. PromiseError if it is larger than promised."""
+    """The program in memory, from the pipeline's context. PromiseError if it is larger than promised."""
     if context.emitted is None:
         raise QCompilerError("the pipeline ended without a plan; it must end with emit-kernels")
     plan = context.emitted.plan

@@ -1,7 +1,7 @@
 """How sizes are printed: one unit for bytes everywhere, the decimal one (kB, MB, GB).
 
-Decimal, since model cards, downloads, disks and bandwidths (GB/s) are: a size over a rate is seconds, without a factor
-of 1.074 in between.  KiB and MiB stand only where a limit is a power of two.  JSON has whole bytes.
+Decimal, since model cards, downloads, disks and bandwidths (GB/s) are decimal: a size over a rate is seconds, without a
+factor of 1.074.  KiB and MiB are used only for limits that are powers of two.  JSON has whole bytes.
 """
 
 from __future__ import annotations

@@ -52,24 +52,24 @@ def load(
 ) -> LoadedProgram:
     """Loads a `.qca` file and makes it ready to run on `device`: "cpu", "cuda:1", or "sim:0", the simulated GPU.
 
-    Its weights are mapped: whoever writes to the file in place changes the program, which `session()` and `save` see
-    and refuse (ChangedFileError); who cuts it ends the process.  With `copy=True` they are read into memory first, all
-    digests are checked there, and the file is not needed any more.  A new file under the name, as `save` makes it,
-    leaves a loaded program as it is.
+    Its weights are mapped.  If the file is overwritten in place, the program changes; `session()` and `save` detect
+    this and raise ChangedFileError.  If the file is cut, the process ends.  With `copy=True` the weights are read into
+    memory first, all digests are checked there, and the file is not needed any more.  A new file under the same name,
+    as written by `save`, does not affect a loaded program.
 
-    Its kernels come from the user's own cache, or are emitted again from the plan and compiled;
-    a native build inside the file runs only with `trust_native=True`, `"sha256:<its digest>"`, or several digests: the
-    best of the trusted builds that this machine runs, and no compiler is needed.  `verify="full"` checks all weights'
-    digests, `"auto"` does so unless the file is known and unchanged since.
+    Its kernels come from the user's own cache, or are emitted again from the plan and compiled.  A native build inside
+    the file runs only with `trust_native=True`, `"sha256:<its digest>"`, or several digests; then the best trusted
+    build for this machine runs, without a compiler.  `verify="full"` checks all weights' digests; `"auto"` does so
+    unless the file is recorded as checked and unchanged.
 
-    Without `device` a program runs on what it was compiled for: cpu, or cuda:0.  A program for several devices takes
-    those after `device`, or the ones that `devices` names.  `stream` is the stream on which the caller works at every
-    call, if it is neither torch's current one nor the default one.  `num_threads` (cpu) defaults to `QC_NUM_THREADS`,
-    else to what affinity and the cgroup's quota allow.  `stepwise` walks the plan from Python on cpu too.
+    Without `device` a program runs on the kind it was compiled for: cpu, or cuda:0.  A program for several devices uses
+    those after `device`, or those that `devices` names.  `stream` is the caller's stream for every call, if it is
+    neither torch's current one nor the default one.  `num_threads` (cpu) defaults to `QC_NUM_THREADS`, else to what
+    affinity and the cgroup's quota allow.  `stepwise` runs the plan from Python on the CPU, too.
 
     A program that was compiled with `fallback="torch"` needs torch.  The torch operators that it names must be on the
-    list of those known to compute and do nothing else (docs/fallback.md), or among `trust_operators`, such as
-    ["mylib.foo.default"]; the caller imports what defines them.
+    list of operators that only compute (docs/fallback.md), or among `trust_operators`, such as ["mylib.foo.default"],
+    whose definitions the caller imports.
 
     Raises ProgramFileError's subclasses for a file that cannot be used, PlanError and ScheduleError for a plan that is
     not safe, DeviceUnavailableError, CompilerMissingError, CompileFailedError.
@@ -87,9 +87,9 @@ def load(
 
 
 def reset_simulated_gpu(device: str = "sim:0") -> None:
-    """Makes a simulated GPU usable again after a finding; what was loaded there before is gone.
+    """Makes a simulated GPU usable again after a finding; programs loaded there before are lost.
 
-    A finding stays with its device, as a GPU's error does with its context: every later call there raises it.
+    A finding stays with its device, as a GPU's error stays with its context: every later call there raises it.
     """
     from qcompiler.runtime.sim.device import reset
 

@@ -1,7 +1,7 @@
 """Reading and writing the zip of a program file: stored members only, zip64, members at chosen alignment.
 
-Python's `zipfile` would read these files too; this reader exists because a file may come from a stranger: it looks at
-nothing but known names, checks every offset against the file's size, and never decompresses.
+Python's `zipfile` could read these files too, but a file may be untrusted: this reader reads only known names, checks
+every offset against the file's size, and never decompresses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import BinaryIO
 from qcompiler.errors import CorruptFileError, ForeignFileError, TruncatedFileError
 
 MARK = "qcompiler-program"
-"""Name of the first member. A file that begins with it is ours, whatever else is wrong with it."""
+"""Name of the first member. A file that begins with it is a program file, whatever else is wrong with it."""
 
 PAGE = 4096
 MAX_MEMBERS = 4096
@@ -37,7 +37,7 @@ _DOS_DATE = (1980 - 1980) << 9 | 1 << 5 | 1  # 1 January 1980: equal programs gi
 
 @dataclass(frozen=True)
 class Member:
-    """A stored member: its data are the file's bytes [offset, offset + nbytes)."""
+    """A stored member: its data is the range [offset, offset + nbytes) of the file."""
 
     name: str
     offset: int
@@ -56,7 +56,7 @@ class Writer:
         self._members: list[tuple[Member, int]] = []  # with the offset of the local header
 
     def add(self, name: str, chunks: Iterable[bytes | memoryview], nbytes: int, *, alignment: int = 1) -> Member:
-        """Adds a member whose data start at a multiple of `alignment` in the file."""
+        """Adds a member whose data starts at a multiple of `alignment` in the file."""
         if not _KNOWN.match(name):
             raise ValueError(f"{name!r} is no name of a member of a program file")
         header = self._file.tell()
@@ -109,18 +109,18 @@ class Writer:
 def read_members(data: memoryview) -> dict[str, Member]:
     """The directory of a program file.
 
-    ForeignFileError if it is something else, TruncatedFileError if its end is missing, CorruptFileError if a header or
-    an offset is wrong. Members with unknown names are not looked at.
+    ForeignFileError for another kind of file, TruncatedFileError if the end is missing, CorruptFileError if a header
+    or an offset is wrong. Members with unknown names are not read.
     """
     begin = bytes(data[: _LOCAL.size + len(MARK)])
     if not begin.startswith(b"PK\3\4"):
         if len(data) < 4 and b"PK\3\4".startswith(begin):
             raise TruncatedFileError(f"the file has {len(data)} bytes: it is empty or was cut off")
-        raise ForeignFileError("the file is no qcompiler program (a .qca file is a zip; this is none)")
+        raise ForeignFileError("the file is not a qcompiler program (a .qca file is a zip; this is not)")
     if begin[_LOCAL.size :] != MARK.encode():
         if MARK.encode().startswith(begin[_LOCAL.size :]) and len(data) < _LOCAL.size + len(MARK):
             raise TruncatedFileError("the file ends inside its first header: it was cut off")
-        raise ForeignFileError("the file is a zip, but no qcompiler program")
+        raise ForeignFileError("the file is a zip, but not a qcompiler program")
     count, size, start = _find_directory(data)
     if count > MAX_MEMBERS or size > MAX_DIRECTORY:
         raise CorruptFileError(f"the file's directory claims {count} members in {size} bytes")
@@ -138,7 +138,7 @@ def read_members(data: memoryview) -> dict[str, Member]:
 
 
 def _find_directory(data: memoryview) -> tuple[int, int, int]:
-    """(members, bytes, offset) of the central directory. Our files carry no comment: the end record comes last."""
+    """(members, bytes, offset) of the central directory. Program files have no comment: the end record comes last."""
     cut = "the file ends before its directory: it was cut off (download or copy it again)"
     at64 = len(data) - _END.size - _LOCATOR64.size
     if at64 < _END64.size or bytes(data[-_END.size :][:4]) != b"PK\5\6":
@@ -178,7 +178,7 @@ def _read_entry(data: memoryview, at: int, end: int) -> tuple[Member | None, int
 
 
 def _sizes(nbytes: int, packed: int, header: int, extra: bytes, name: str) -> tuple[int, int, int]:
-    """Sizes and the header's offset, from the zip64 field where the 32-bit ones are full."""
+    """Sizes and the header's offset, from the zip64 field if the 32-bit fields are at their maximum."""
     values = [nbytes, packed, header]
     wide: list[int] = []
     while len(extra) >= 4:
@@ -196,7 +196,7 @@ def _sizes(nbytes: int, packed: int, header: int, extra: bytes, name: str) -> tu
 
 def _data_offset(data: memoryview, header: int, name: bytes, nbytes: int) -> int:
     if header + _LOCAL.size > len(data):
-        raise CorruptFileError(f"'{name.decode()}' begins behind the file's end")
+        raise CorruptFileError(f"'{name.decode()}' begins after the end of the file")
     fields = _LOCAL.unpack_from(data, header)
     offset: int = header + _LOCAL.size + fields[9] + fields[10]
     if fields[0] != b"PK\3\4" or bytes(data[header + _LOCAL.size :][: fields[9]]) != name:

@@ -1,11 +1,11 @@
-"""Inputs of `qc run`: .npy files and .npz archives of plain numbers, which may come from anywhere.
+"""Inputs of `qc run`: .npy files and .npz archives of plain numbers, from untrusted sources.
 
     "\\x93NUMPY"  major  minor  u16 (version 1) or u32 length of the header
     {'descr': '<f4', 'fortran_order': False, 'shape': (2, 5), }
 
-`numpy.load` evaluates the header as Python text and makes an array as large as it says before it reads.  Here a header
-is what a regular expression takes, sizes are compared with the file's in Python's integers, and pickles, objects,
-records and texts are no inputs of a program.  Source: NumPy's format.py, versions 1 to 3.
+`numpy.load` evaluates the header as Python text and allocates an array of the stated size before it reads.  Here a
+regular expression matches the header, sizes are compared with the file's as Python integers, and pickles, objects,
+records and texts are refused.  Source: NumPy's format.py, versions 1 to 3.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_HEADER = 10_000
 MAX_MEMBERS = 4096
 MAX_DIMS = 32
 MAX_RATIO, MAX_EXPANDED = 100, 64 << 20
-"""A compressed member may have MAX_EXPANDED bytes, or MAX_RATIO times its compressed ones: more is no data."""
+"""Maximum size of a compressed member: MAX_EXPANDED bytes, or MAX_RATIO times its compressed size."""
 
 _HEADER = re.compile(
     r"\{\s*'descr':\s*'([<>|=]?[biuf](?:1|2|4|8))',\s*'fortran_order':\s*(True|False),\s*"
@@ -42,11 +42,11 @@ _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError, struct.error,
     OverflowError,
 )  # fmt: skip
-"""What zipfile raises for damaged archives, and for encryption and compression that it does not know."""
+"""Exceptions of zipfile for damaged archives, and for unknown encryption and compression."""
 
 
 def read_arrays(path: Path) -> Array | dict[str, Array]:
-    """The array of a .npy file, or those of a .npz file by name. ArgumentError names the file and what is wrong."""
+    """The array of a .npy file, or the arrays of a .npz file by name. ArgumentError names the file and the problem."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -60,7 +60,7 @@ def read_arrays(path: Path) -> Array | dict[str, Array]:
 
 
 def _array(file: BinaryIO | Any, size: int, where: str) -> Array:
-    """The array whose file has `size` bytes."""
+    """The array in a file of `size` bytes."""
     dtype, fortran, shape, at = _header(file, where)
     count = math.prod(shape)
     if any(extent > 1 << 48 for extent in shape) or count * dtype.itemsize > size - at:
@@ -75,7 +75,7 @@ def _array(file: BinaryIO | Any, size: int, where: str) -> Array:
 
 
 def _header(file: BinaryIO | Any, where: str) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
-    """(dtype, whether columns come first, shape, where the numbers begin)."""
+    """(dtype, whether columns come first, shape, offset of the data)."""
     begin = file.read(8)
     version = begin[6:8]
     if begin[:6] != b"\x93NUMPY" or version not in (b"\1\0", b"\2\0", b"\3\0"):

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Binding:
-    """One entry point at one size. `array` holds the symbols in the entry's order, for C, and `address` is its own."""
+    """One entry point at one size. `array` holds the symbols in the entry's order, for C; `address` is its address."""
 
     entry: int
     symbols: dict[str, int]
@@ -103,7 +103,7 @@ class EntryBinder:
 
 
 class Binder:
-    """Chooses among a plan's entry points: the first, in the plan's order, that the shapes fit."""
+    """Chooses the first of a plan's entry points, in the plan's order, that fits the shapes."""
 
     def __init__(self, plan: Plan) -> None:
         if not plan.entries:
@@ -137,7 +137,7 @@ class Binder:
 
 
 def _interface(entry: EntryPoint) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """What all entry points of a program share."""
+    """The interface that all entry points of a program share."""
     return tuple(tuple((sig.name, sig.dtype) for sig in sigs) for sigs in (entry.inputs, entry.outputs))
 
 

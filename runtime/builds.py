@@ -1,11 +1,11 @@
-"""Native builds inside a program file: what stands in `native/`, and which build of a file a machine may run.
+"""Native builds inside a program file: the contents of `native/`, and which build of a file a machine may run.
 
     native/x86-64-v4.so    the library | the thread pool's library | note (JSON) | its length (8 bytes) | "qcbuild1"
     native/sm_90a.cubin    the module  |                             note (JSON) | its length (8 bytes) | "qcbuild1"
 
-Trust is given to the sha256 of the whole member, so everything that decides how its code is called stands inside it, in
+The user trusts the sha256 of the whole member, so everything that affects how its code is called is in the member, in
 the note: the instruction set it needs, the plan it was made from, the scratch memory it writes to.  program.json only
-lists it.  The thread pool comes along because the machine that loads the file may have no compiler to make one.
+lists builds.  The thread pool is included because the machine that loads the file may have no compiler.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from qcompiler.runtime.support import support_library
 MAGIC = b"qcbuild1"
 
 Trust = bool | str | Collection[str] | Mapping[str, str]
-"""`True`, ``"sha256:<digest>"``, several such digests, or what `save` returned: digests by instruction set."""
+"""`True`, ``"sha256:<digest>"``, several such digests, or the result of `save`: digests by instruction set."""
 
 
 class NativeNote(Strict, frozen=True):
-    """What a build says of itself. `plan` is the sha256 of the plan's text in program.json.
+    """A build's description of itself. `plan` is the sha256 of the plan's text in program.json.
 
-    `machine` and `system` are `platform.machine()` and `platform.system()` of a CPU's build, `abi` the version of
-    kernels/cpu/abi.h it was compiled with, `scratch` the bytes that it needs per thread, `pool` the bytes of the thread
-    pool's library behind it.  All are empty or zero for a GPU's build.
+    For a CPU build, `machine` and `system` are `platform.machine()` and `platform.system()`, `abi` is the version of
+    kernels/cpu/abi.h it was compiled with, `scratch` the bytes that it needs per thread, and `pool` the bytes of the
+    thread pool's library behind it.  For a GPU build all of these are empty or zero.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -73,12 +73,12 @@ class Build:
 
 
 def member_name(isa: str) -> str:
-    """The member that holds a build: a module for a GPU's architecture, a library for the CPU's instruction set."""
+    """The name of a build's member: a module for a GPU's architecture, a library for the CPU's instruction set."""
     return f"native/{isa}.{'cubin' if isa.startswith('sm_') else 'so'}"
 
 
 def pack_build(native: NativeLibrary, plan: Plan, plan_text: bytes) -> bytes:
-    """The bytes of a build's member; `plan_text` is the plan as program.json will hold it."""
+    """The bytes of a build's member; `plan_text` is the plan as it will be in program.json."""
     library, pool = native.read(), b""
     note = NativeNote(
         kind="cuda", isa=native.isa, plan=_sha256(plan_text), emitter_version=native.emitter_version,
@@ -99,7 +99,7 @@ def pack_build(native: NativeLibrary, plan: Plan, plan_text: bytes) -> bytes:
 
 
 def unpack_build(file: str, sha256: str, data: memoryview) -> Build:
-    """A member's parts. CorruptFileError where it is none, or its note says more than it holds."""
+    """A member's parts. CorruptFileError if it is not a build, or its note claims more than it holds."""
     end = len(data) - len(MAGIC) - 8
     if end < 0 or data[end + 8 :] != MAGIC:
         raise CorruptFileError(f"'{file}' does not end like a native build")
@@ -124,8 +124,8 @@ def trusted_build(
 ) -> NativeLibrary:
     """The best build of a file that the caller trusts and `device` runs, written to the user's cache.
 
-    `plan_text` is the plan as it stands in program.json, `emitter` the version of this installation's emitter for GPUs.
-    TrustError if none is trusted, TargetMismatchError, which names the reason for each, if none of these runs here.
+    `plan_text` is the plan's text in program.json, `emitter` the version of this installation's emitter for GPUs.
+    TrustError if none is trusted; TargetMismatchError, with the reason for each, if none of the trusted ones runs here.
     """
     trusted = _trusted(builds, trust)
     able = registry.runs(device)
@@ -195,7 +195,7 @@ def _refusal(build: Build, device: str, able: Sequence[str], emitter: Callable[[
     if note.kind == "cpu" and note.abi != NATIVE_ABI:
         return f"was compiled for version {note.abi} of the kernels' interface, this qcompiler has {NATIVE_ABI}"
     if note.kind == "cuda" and note.emitter_version != (own := emitter()):
-        # How a kernel is launched is derived from the emitter: that of another version may mean another grid.
+        # Launch geometry is derived from the emitter: another version of it may have another grid.
         return f"was made by the emitter {note.emitter_version}, this one is {own}"
     return None
 

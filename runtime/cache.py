@@ -1,8 +1,9 @@
 """The user's own cache: compiled kernels and the record of checked files. Private, and safe between processes.
 
 The directory is `$QC_CACHE_DIR`, else `$XDG_CACHE_HOME/qcompiler`, else `~/.cache/qcompiler`.  Code from it is
-executed, so a folder or file that another user owns or may write to is not used: that is said once, and this process
-works in a private folder of its own, which goes when it ends.  So does one that finds the cache full or read-only.
+executed, so a folder or file that another user owns or may write to is not used.  Then a message says so once, and this
+process uses a private folder, which is removed when the process ends.  The same happens if the cache is full or
+read-only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WAY_OUT = "set QC_CACHE_DIR to a folder that only you can write to"
 
 
 def cache_dir(sub: str = "") -> Path:
-    """The cache directory, or one inside it, made with mode 0700; where it cannot be used, a private one instead."""
+    """The cache directory, or one inside it, made with mode 0700; if it cannot be used, a private one instead."""
     root = _root()
     for path in (root, root / sub) if sub else (root,):
         why = _make_private(path)
@@ -44,7 +45,7 @@ def _root() -> Path:
 
 
 def _make_private(path: Path) -> str | None:
-    """Why the folder cannot be used; None if it can, though perhaps for reading only."""
+    """Why the folder cannot be used; None if it can be, perhaps for reading only."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -55,7 +56,7 @@ def _make_private(path: Path) -> str | None:
         if (why := _untrusted(status)) is not None:
             return why
         if stat.S_IMODE(status.st_mode) & 0o077:
-            with contextlib.suppress(OSError):  # root's, or read-only: others may look into it then
+            with contextlib.suppress(OSError):  # owned by root, or read-only: its mode stays as it is
                 path.chmod(0o700)
     except OSError as error:
         return error.strerror or str(error)
@@ -63,7 +64,7 @@ def _make_private(path: Path) -> str | None:
 
 
 def _untrusted(status: os.stat_result) -> str | None:
-    """Why code from a folder or file of this status is not run."""
+    """Why code from a folder or file with this status must not run."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"it belongs to another user (uid {status.st_uid})"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -75,7 +76,7 @@ def _untrusted(status: os.stat_result) -> str | None:
 
 
 def read_own(path: Path) -> bytes | None:
-    """The bytes of a file of the cache; None where there is none, it cannot be read, or is not this user's alone."""
+    """The bytes of a file of the cache; None if it is missing, cannot be read, or is not this user's alone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:  # noqa: PTH123
@@ -86,17 +87,17 @@ def read_own(path: Path) -> bytes | None:
                 note_once(f"{path} is not used: {why}")
                 return None
             return file.read()
-    except OSError:  # none there; or the disk cannot give it, and it is made anew
+    except OSError:  # missing, or unreadable: it is made anew
         return None
 
 
 def keep(path: Path, data: bytes) -> bool:
-    """Writes a file of the cache; False where that is not possible (full, read-only), which is said once."""
+    """Writes a file of the cache; False if that is not possible (full, read-only), which is reported once."""
     try:
         write_private(path, data)
     except OSError as error:
         note_once(
-            f"nothing can be kept in {path.parent} ({error.strerror or error}): what is missing there is made anew"
+            f"{path.parent} cannot be written ({error.strerror or error}): files that are missing there are made anew"
         )
         return False
     return True
@@ -108,7 +109,7 @@ def keep(path: Path, data: bytes) -> bool:
 def private_dir(sub: str = "") -> Path:
     """A folder that only this process uses, and one inside it; removed when the process ends.
 
-    Those that killed processes left are removed when one is made.  RuntimeFailure where none can be made.
+    Folders left by killed processes are removed first.  RuntimeFailure if none can be made.
     """
     folder, _ = _private(os.getpid())
     path = folder / sub if sub else folder
@@ -143,5 +144,5 @@ _private_of: dict[int, tuple[Path, Held]] = {}
 
 
 def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # not in a child that was forked meanwhile
+    if os.getpid() == process:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)

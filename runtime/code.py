@@ -1,7 +1,7 @@
-"""Native code as bytes: read from the user's cache, compared with its digest, and loaded from these very bytes.
+"""Native code as bytes: read from the user's cache, compared with its digest, and loaded from these same bytes.
 
-A library is mapped from memory that nobody else can write (a sealed memfd), never from the file it was read from: what
-was verified is what runs, and a file that is cut or overwritten later cannot reach a process that runs.
+A library is mapped from memory that no other process can write (a sealed memfd), never from the file it was read from.
+So the verified bytes are the bytes that run, and cutting or overwriting the file later does not affect the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qcompiler.runtime.cache import keep, read_own
 
 @dataclass(frozen=True)
 class Code:
-    """Native code: where it lies, and its bytes as they were verified."""
+    """Native code: its path, and its verified bytes."""
 
     path: Path
     data: bytes = field(repr=False)
@@ -43,7 +43,7 @@ def read_code(path: Path, sha256: object) -> Code | None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record of the cache: a JSON object. Empty where there is none, or a damaged one."""
+    """A record of the cache: a JSON object. Empty if it is missing or damaged."""
     data = read_own(path)
     if data is None:
         return {}
@@ -55,7 +55,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def remember(record: Path, code: Code, **facts: str) -> None:
-    """Records which library serves, and its digest, so that it is found again without a compiler."""
+    """Records a library and its digest, so that it is found again without a compiler."""
     keep(record, json.dumps({"library": code.path.name, "sha256": code.sha256, **facts}).encode())
 
 
@@ -77,10 +77,10 @@ def load(code: Code) -> ctypes.CDLL:
 
 
 def _open(code: Code) -> tuple[ctypes.CDLL, int]:
-    """The library and the descriptor of its memory, which stays open: the loader knows libraries by their names, and
-    the name holds the descriptor's number."""
-    if not sanitize.wanted() and hasattr(os, "memfd_create"):  # a sanitiser's report looks into the file
-        with contextlib.suppress(OSError):  # a system that runs no code from memory: then from the user's own folder
+    """The library and the descriptor of its memory, which stays open: the loader identifies libraries by name, and the
+    name contains the descriptor's number."""
+    if not sanitize.wanted() and hasattr(os, "memfd_create"):  # a sanitiser's report reads the file
+        with contextlib.suppress(OSError):  # if the system runs no code from memory, load from the user's folder
             descriptor = os.memfd_create(code.path.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 with open(descriptor, "wb", closefd=False) as file:

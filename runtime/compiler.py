@@ -27,12 +27,12 @@ from qcompiler.runtime.files import SUFFIX, held, locked, sweep, write_private
 from qcompiler.runtime.progress import note, note_once
 
 LOG_LIMIT = 6000
-"""Characters of a compiler's output that an error message carries."""
+"""Maximum characters of a compiler's output in an error message."""
 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A compiler's command (with arguments it was given in `QC_CXX` or `CXX`) and the first line of its `--version`."""
+    """A compiler's command (with arguments from `QC_CXX` or `CXX`) and the first line of its `--version`."""
 
     command: tuple[str, ...]
     version: str
@@ -90,7 +90,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 def flags_for(isa: str) -> tuple[str, ...]:
     """Flags that decide the bits of kernels: no contraction of a*b+c (fused only where the source says so)."""
-    # A compiler's own default may be above the baseline (that of some distributions is): it is named for generic code.
+    # A compiler's default may be above the baseline (in some distributions it is), so generic code names the baseline.
     baseline = ("-march=x86-64",) if platform.machine() in ("x86_64", "AMD64") else ()
     march = baseline if isa == "generic" else (f"-march={isa}",)
     wide = ("-mprefer-vector-width=512",) if isa == "x86-64-v4" else ()
@@ -98,12 +98,12 @@ def flags_for(isa: str) -> tuple[str, ...]:
 
 
 def cpu_flags(isa: str) -> tuple[str, ...]:
-    """`flags_for`, with those of the sanitisers that `QC_SANITIZE` asks for: how kernels and pool are compiled."""
+    """`flags_for`, and the flags of the sanitisers in `QC_SANITIZE`: for compiling kernels and pool."""
     return (*flags_for(isa), *sanitize.flags())
 
 
 def _link_flags() -> tuple[str, ...]:
-    # A library's own symbols win over equal names elsewhere, and a missing one fails here, not at load.
+    # A library's own symbols win over equal names elsewhere, and a missing symbol is an error here, not at load.
     return ("-Wl,-Bsymbolic", "-Wl,-z,defs") if platform.system() == "Linux" else ()
 
 
@@ -122,12 +122,12 @@ def compile_code(
     link_flags: Sequence[str] | None = None,
     announce: str | None = None,
 ) -> Code:
-    """A shared library made from `source`, from the cache if it was compiled before and is as it was then.
+    """A shared library made from `source`, or an intact earlier one from the cache.
 
     The key covers the source, its emitter's version, the flags, the compiler's version and the target.  With
-    `link_flags` the library is linked in a second step that sees those and not `extra_flags` (a sanitiser's hooks are
-    wanted then, its library is not).  `announce` is printed to stderr with the seconds when compiling really happens.
-    Where the cache takes no files, the library lies in a folder of this process.
+    `link_flags` the library is linked in a second step with these flags and without `extra_flags` (to have a
+    sanitizer's hooks without its library).  `announce` is printed to stderr with the seconds if compiling was needed.
+    If the cache takes no files, the library is in a folder of this process.
     CompileFailedError carries the compiler's output and the path of the source.
     """
     compiler = find_compiler()
@@ -149,7 +149,7 @@ def compile_code(
 
 
 def recorded(record: Path, name: str) -> Code | None:
-    """The library that a record of the cache names, intact: it needs no compiler to be found."""
+    """The library that a record of the cache names, if it is intact; no compiler is needed."""
     facts = read_record(record)
     file = facts.get("library")
     if not isinstance(file, str) or re.fullmatch(rf"{name}-[0-9a-f]{{32}}\.so", file) is None:
@@ -166,13 +166,13 @@ def _private_folders() -> tuple[Path, ...]:
 
 
 def _intact(library: Path) -> Code | None:
-    """A library of the cache, if its bytes are those that the compiler made."""
+    """A library of the cache, if its bytes are those that the compiler wrote."""
     return read_code(library, read_record(library.with_suffix(".json")).get("sha256"))
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A compilation: what, how, and the name of the library."""
+    """A compilation: its source, its flags, and the name of the library."""
 
     compiler: HostCompiler
     flags: Sequence[str]
@@ -182,14 +182,14 @@ class _Job:
     announce: str | None
 
     def run(self, folder: Path) -> Code:
-        """The library in `folder`. OSError where that takes no files."""
+        """The library in `folder`. OSError if the folder takes no files."""
         library = folder / self.file
         with locked(Path(f"{library}.lock")):
             if (found := _intact(library)) is not None:  # another process was faster
                 return found
             began = time.monotonic()
             code = Code(library, self._compile(library))
-            # The record comes last: without it the library is no library yet.
+            # The record comes last: without it the library does not count.
             write_private(library, code.data)
             write_private(library.with_suffix(".json"), json.dumps({"sha256": code.sha256}).encode())
             if self.announce:
@@ -200,7 +200,7 @@ class _Job:
         text = library.with_suffix(".cpp")
         write_private(text, self.source.encode())
         work = library.parent / f".building.{secrets.token_hex(8)}{SUFFIX}"
-        sweep(library.parent, "building")  # what killed processes left
+        sweep(library.parent, "building")  # left by killed processes
         work.mkdir(0o700)
         try:
             with held(work):
@@ -230,7 +230,7 @@ class _Job:
 
 
 def _has_room(folder: Path) -> bool:
-    """Whether a failed compiler may be believed: what it said of the source has nothing to do with a full disk."""
+    """Whether there is room on the disk. If not, a compiler's failure may have nothing to do with the source."""
     try:
         with (folder / "room").open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, 1 << 20)
@@ -243,7 +243,7 @@ def _has_room(folder: Path) -> bool:
 
 
 def _run(command: Sequence[str], compiler: HostCompiler, text: Path, work: Path) -> None:
-    """Runs the compiler, whose own temporary files lie in `work` and go with it."""
+    """Runs the compiler with its temporary files in `work`, which is removed afterwards."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False,

@@ -1,4 +1,4 @@
-"""An array in a device's memory: what a program gives back where its arguments were on a device."""
+"""An array in a device's memory: the result of a program whose arguments were on a device."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from qcompiler.runtime.memory import address_of, align_up, kept_if_it_fails
 from qcompiler.runtime.streams import Queue, is_capturing
 
 GRANULE = 512
-"""Bytes: the least that a result takes."""
+"""Minimum bytes of a result's memory."""
 
 
 class Pool:
-    """Memory for the arrays of one queue: what a dropped array leaves is a later one's.
+    """Memory for the arrays of one queue: a later array reuses the memory of a dropped one.
 
-    The queue waits for its caller at each call, so an array's memory is reused for callers on the same stream only, as
-    what they did with the array is over then; the queue also waits for other sessions that used it.
+    At each call the queue waits for its caller.  So memory is reused only for callers on the same stream: their work
+    on the old array is over then.  The queue also waits for other sessions that used the array.
     """
 
     def __init__(self, queue: Queue, allocate: Callable[[int, str], Memory]) -> None:
         self._queue = queue
         self._allocate = allocate
-        # All of it, free or not: an array that dies in a reference cycle must not take its memory along.
+        # All memory, free or not: an array that dies in a reference cycle must not free its memory.
         self._owned: list[Memory] = []
         self._free: dict[tuple[int, int], list[tuple[Memory, list[Event]]]] = {}
 
     def take(self, nbytes: int, caller: Stream) -> Lease:
-        """Memory for an array of `nbytes` that is handed out in the order of `caller`."""
+        """Memory for an array of `nbytes`, in the order of the stream `caller`."""
         size = size_class(nbytes)
         free = self._free.get((size, caller.handle))
         if free:
@@ -52,14 +52,14 @@ class Pool:
 
 
 def size_class(nbytes: int) -> int:
-    """`nbytes` rounded up by at most a quarter, to one of four sizes per power of two: arrays of ever other sizes
-    share memory, and a pool holds a few times the largest of them."""
+    """`nbytes` rounded up by at most a quarter, to one of four sizes per power of two: arrays of varying sizes then
+    share memory, and a pool holds only a few times its largest array."""
     step = max(GRANULE, 1 << max(nbytes.bit_length() - 3, 0))
     return align_up(max(nbytes, 1), step)
 
 
 class Lease:
-    """Memory of a pool, returned to it when the last array on it is gone. `caller` is its caller's stream's handle."""
+    """Memory of a pool, returned to it with the last array on it. `caller` is the handle of its caller's stream."""
 
     def __init__(self, memory: Memory, pool: Pool, caller: int) -> None:
         self.memory = memory
@@ -68,7 +68,7 @@ class Lease:
         self._uses: dict[int, Event] = {}
 
     def use(self, event: Event) -> None:
-        """Somebody else than the pool's queue uses the memory until `event`."""
+        """Another user than the pool's queue uses the memory until `event`."""
         self._uses[id(event)] = event
 
     def __del__(self) -> None:
@@ -89,11 +89,11 @@ class DeviceArray:
     """A row-major array on a device.
 
     `shape`, `dtype` (NumPy's; bfloat16 is ml_dtypes'), `device` ("cuda:0", "sim:1"), `nbytes`, `address`.  It is ready
-    in the order of the caller's stream; `numpy()` waits for it and copies it to the host.  On CUDA other libraries read
-    it in place through DLPack or `__cuda_array_interface__`.
+    in the order of the caller's stream; `numpy()` waits for it and copies it to the host.  On CUDA, other libraries
+    read it in place through DLPack or `__cuda_array_interface__`.
 
-    `stream` is where it is written.  Others wait for the event `ready` and leave that stream alone: its owner may be
-    recording a capture on it.  Without `ready` it is written by a capture of a caller's.
+    `stream` is the stream that writes it.  Others wait for the event `ready` and do not use that stream: its owner may
+    be recording a capture on it.  Without `ready`, a caller's capture writes it.
     """
 
     def __init__(
@@ -120,12 +120,12 @@ class DeviceArray:
 
     @property
     def lease(self) -> Lease | None:
-        """The pool's memory that it lies in, if it does."""
+        """The pool's memory of this array, if it is from a pool."""
         return self._owner if isinstance(self._owner, Lease) else None
 
     @property
     def address(self) -> int:
-        """Where its first element lies. CaptureRuleError for a graph's output that a later replay has overwritten."""
+        """Address of the first element. CaptureRuleError for a graph's output that a later replay has overwritten."""
         if self._check is not None:
             self._check()
         return self._address
@@ -166,7 +166,7 @@ class DeviceArray:
     def numpy(self) -> npt.NDArray[Any]:
         """A copy on the host, after everything that the caller has submitted on its stream so far.
 
-        Raises what the kernels that made it reported.  CaptureRuleError, DeviceError 906 while the caller records a
+        Raises the errors that its kernels reported.  CaptureRuleError, DeviceError 906 while the caller records a
         capture.
         """
         caller = self.backend.caller_stream()
@@ -190,11 +190,11 @@ class DeviceArray:
 
     @property
     def is_captured(self) -> bool:
-        """Whether it is written by a capture that has not ended, so that there are no bytes in it yet."""
+        """Whether it is written by a capture that has not ended, so that it has no contents yet."""
         return self.ready is None and self.stream.is_capturing
 
     def _release(self, reader: Stream) -> None:
-        """What the reader does from now on comes after the array is ready."""
+        """Orders the reader's later work after the array is ready."""
         if self.ready is not None:
             self.backend.wait(reader, self.ready)
 

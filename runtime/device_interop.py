@@ -1,4 +1,4 @@
-"""Arguments and results of a program on a GPU: host arrays that are copied there, device arrays used in place."""
+"""Arguments and results of a program on a GPU: host arrays are copied to it, device arrays are used in place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from qcompiler.runtime.streams import Queue, is_capturing, order
 class Argument:
     """One argument as memory. `device` is None for host memory; `owner` keeps it alive.
 
-    Its bytes are there after the event `ready`, or after what `stream` has been given, or else in the caller's order.
+    Its bytes are valid after the event `ready`, or after all work given to `stream`, or else in the caller's order.
     """
 
     address: int
@@ -44,7 +44,7 @@ class Argument:
 
 
 def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, capturing: bool) -> Argument:
-    """The memory behind an argument of a program on `homes`' devices (by name). Its device is not judged here.
+    """The memory of an argument of a program on `homes`' devices (by name). Its device is not checked here.
 
     `capturing`: the caller records a capture, in which a producer must not be asked to wait.
     """
@@ -53,7 +53,7 @@ def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, captur
             raise interop.wrong_dtype(name, value.type_name, want)
         if value.is_captured and not capturing:
             raise CaptureRuleError(
-                f"argument '{name}' is computed by a capture that has not ended: there are no bytes in it yet"
+                f"argument '{name}' is computed by a capture that has not ended: it has no contents yet"
             )
         return Argument(value.address, value.shape, value.device, value, False, ready=value.ready)
     if interop.is_torch_tensor(value):
@@ -106,7 +106,7 @@ def _read_dlpack(
 
 
 def _read_interface(value: Any, name: str, want: str, homes: Mapping[str, Queue]) -> Argument:
-    """An object with `__cuda_array_interface__` only. It does not say which device it is on; the driver may."""
+    """An object with only `__cuda_array_interface__`. This does not give its device; the driver may."""
     interface = value.__cuda_array_interface__
     dtype = DTYPE_NAMES.get(np.dtype(interface["typestr"]))
     if dtype != want:
@@ -130,7 +130,7 @@ def _require_plain(name: str, address: int, dtype: str, row_major: bool) -> None
 
 
 class Uploader:
-    """Puts host arrays into a device's memory, on a stream of its own."""
+    """Copies host arrays to a device's memory, on a stream of its own."""
 
     def __init__(self, backend: Backend) -> None:
         self._queue = Queue(backend, backend.stream("uploads"))
@@ -162,20 +162,20 @@ class Uploader:
 
 
 def _dtype_of(values: Any) -> str:
-    """Our name of an array's dtype. ArgumentDtypeError for one that programs do not have."""
+    """Our name of an array's dtype. ArgumentDtypeError for a dtype that programs do not have."""
     if interop.is_torch_tensor(values):
         name = interop.torch_dtype_name(values.dtype)
     else:
         name = DTYPE_NAMES.get(np.asarray(values).dtype)
     if name is None:
         raise ArgumentDtypeError(
-            f"an array of {getattr(values, 'dtype', type(values).__name__)} has no place in a program"
+            f"an array of {getattr(values, 'dtype', type(values).__name__)} has a dtype that programs do not have"
         )
     return name
 
 
 def _require_host(value: Any, device: str) -> None:
-    """DeviceUnavailableError for an array that is on a device already."""
+    """DeviceUnavailableError for an array that is already on a device."""
     if isinstance(value, DeviceArray):
         where = value.device
     elif interop.is_torch_tensor(value) and not value.is_cpu:
@@ -191,7 +191,7 @@ def _require_host(value: Any, device: str) -> None:
 
 @dataclass(slots=True)
 class Target:
-    """Where one result goes: host memory (`device` None) or device memory. `array` is set for a DeviceArray."""
+    """The memory of one result: on the host (`device` None) or on a device. `array` is set for a DeviceArray."""
 
     address: int
     device: str | None
@@ -209,7 +209,7 @@ def new_torch(shape: tuple[int, ...], dtype: str, device: str, stream: Stream | 
 
 
 def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> Target:
-    """The memory of one `out=` array; errors if it is not a writable, row-major array of this shape and dtype."""
+    """The memory of one `out=` array; errors unless it is a writable, row-major array of this shape and dtype."""
     if isinstance(value, DeviceArray):
         if value.type_name != dtype:
             raise interop.wrong_out(name, f"dtype {value.type_name}", f"{dtype} ({NUMPY_DTYPES[dtype].name})")

@@ -1,4 +1,4 @@
-"""A session on a GPU, real or simulated: its own streams, ordered between what the caller did before and does after."""
+"""A session on a GPU, real or simulated: its own streams, ordered after the caller's earlier work and before later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Call:
-    """One call after everything about it was judged and before anything was touched."""
+    """One call after all its checks and before any effect."""
 
     arguments: list[Argument]
     binding: Binding
@@ -38,15 +38,15 @@ class Call:
 
     @property
     def reads_back(self) -> bool:
-        """Whether the caller gets host memory, so that the call must wait for its own work."""
+        """Whether results go to host memory, so that the call must wait for its own work."""
         return any(target.device is None for target in self.targets)
 
 
 class DeviceSession(Session):
-    """A session whose memory lies on a device.
+    """A session whose memory is on a device.
 
     Host arguments go through buffers of the session; device arguments and results are used in place.  A call returns
-    when its work is submitted, or done where host memory was to be filled.
+    when its work is submitted, or, if results go to the host, when it is done.
     """
 
     def __init__(self, program: LoadedProgram) -> None:
@@ -65,7 +65,7 @@ class DeviceSession(Session):
             slot: Pool(self.queues.homes[slot], allocator.allocate)
             for slot, allocator in self.memory.allocators.items()
         }
-        # Recorded by each call as it leaves: never inside a capture, so that others may wait for them at any time.
+        # Recorded at the end of each call, never inside a capture, so others may wait for them at any time.
         self.done = {device: home.backend.event("done") for device, home in self.by_device.items()}
         self._arenas = {arena.name: arena for arena in plan.arenas}
         self._in_use: list[Any] = []
@@ -73,11 +73,11 @@ class DeviceSession(Session):
     def capture(
         self, *args: Any, mode: CaptureMode = "thread_local", stream: Any = None, **kwargs: Any
     ) -> CapturedGraph:
-        """A graph of one call with arguments of these shapes, to be replayed with others.
+        """A graph of one call with arguments of these shapes, to be replayed with other arguments.
 
-        The call is run once before it is recorded, in the order of the caller's `stream`; states are then as they were
-        before.  `mode` is CUDA's capture mode.
-        CaptureRuleError if the program would have nothing to do, or if the recorded graph is not what the plan says.
+        The call runs once before it is recorded, in the order of the caller's `stream`; states are restored
+        afterwards.  `mode` is CUDA's capture mode.
+        CaptureRuleError if the program has nothing to do, or if the recorded graph differs from the plan.
         """
         ticket = self.ticket()
         with uninterrupted, self._lock:
@@ -87,7 +87,7 @@ class DeviceSession(Session):
     # --- a call ---
 
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
-        """As `Session.__call__`. An interrupt is delivered while the call waits for the device, or at its end."""
+        """As `Session.__call__`. An interrupt is raised while the call waits for the device, or at its end."""
         with uninterrupted:
             return super().__call__(*args, out=out, stream=stream, **kwargs)
 
@@ -120,7 +120,7 @@ class DeviceSession(Session):
         return self.program.unflatten_outputs(call.results) if out is None else out
 
     def read(self, values: Sequence[Any], stream: Any) -> tuple[Callers, list[Argument]]:
-        """The caller's streams and the memory behind a call's arguments. Touches neither."""
+        """The caller's streams and the memory of a call's arguments. Has no effect on either."""
         callers = Callers(self.queues, stream if stream is not None else self.program.stream)
         arguments = [
             device_interop.read(value, name, dtype, self.by_device, capturing=callers.capturing)
@@ -129,7 +129,7 @@ class DeviceSession(Session):
         return callers, arguments
 
     def judge(self, callers: Callers, arguments: list[Argument], binding: Binding, out: Any) -> Call:
-        """Everything else that can be wrong with a call, before it touches a stream; then its results' memory."""
+        """All other checks of a call, before it affects a stream; then the memory of its results."""
         entry = self.program.plan.entries[binding.entry]
         for argument, sig in zip(arguments, entry.inputs, strict=True):
             self._check_device(f"argument '{sig.name}'", argument.device, sig.arena)
@@ -154,7 +154,7 @@ class DeviceSession(Session):
 
     @staticmethod
     def _check_capturable(arguments: Sequence[Argument], out: Any) -> None:
-        """What a capture of the caller's forbids: bytes that only the first replay would see, and allocations."""
+        """Refuses what a caller's capture forbids: bytes that only the first replay would see, and allocations."""
         if any(argument.device is None for argument in arguments):
             raise CaptureRuleError(
                 "the caller records a capture, and a host argument would be copied at capture only; pass arrays on the "
@@ -168,12 +168,12 @@ class DeviceSession(Session):
 
     @contextlib.contextmanager
     def settled(self, call: Call) -> Iterator[None]:
-        """Around the work of a call: if it fails midway, what is under way is waited for, so that no later work meets
-        it and nobody's memory goes while the device uses it."""
+        """Encloses the work of a call. If the call fails midway, it waits for its submitted work, so that later work is
+        not affected and no memory is freed while the device uses it."""
         try:
             yield
         except BaseException as error:
-            if not call.callers.capturing:  # else nothing runs: the capture has the first part of the call
+            if not call.callers.capturing:  # else nothing runs: the capture holds the first part of the call
                 try:
                     with kept_if_it_fails(call):
                         self.queues.synchronize()
@@ -184,7 +184,7 @@ class DeviceSession(Session):
             raise
 
     def enter(self, call: Call) -> None:
-        """The session's streams wait for the caller, and for arguments and `out=` that became ready elsewhere."""
+        """The session's streams wait for the caller, and for arguments and `out=` that other streams make ready."""
         call.callers.enter(self.queues)
         if call.callers.capturing:
             self.program.keep(self)  # the caller's graph holds addresses of this session
@@ -202,7 +202,7 @@ class DeviceSession(Session):
                 self.by_device[device].backend.wait(self.by_device[device].stream, event)
 
     def issue(self, binding: Binding, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Submits the entry point's steps between the homes."""
+        """Submits the entry point's steps between fork and join of the homes."""
         executor, frame = self.executors[binding.entry], self.frames[binding.entry]
         frame.set(inputs, outputs)
         self.queues.fork(executor.queues)
@@ -210,13 +210,13 @@ class DeviceSession(Session):
         self.queues.join(executor.queues)
 
     def leave(self, call: Call) -> None:
-        """The caller's streams wait for the session; host results are there when this returns."""
+        """The caller's streams wait for the session; host results are complete when this returns."""
         call.callers.leave(self.queues)
         if not call.callers.capturing:
             for device, home in self.by_device.items():
                 home.backend.record(self.done[device], home.stream)
         self._mark_arrays(call)
-        # Device memory of this call stays until the next one: its work may still be under way.
+        # Device memory of this call stays until the next one: its work may still be running.
         self._in_use = [*(argument.owner for argument in call.arguments), call.results]
         if call.reads_back:
             for home in self.queues.homes.values():
@@ -224,7 +224,7 @@ class DeviceSession(Session):
             self._in_use = []
 
     def _mark_arrays(self, call: Call) -> None:
-        """The results are ready after this call, and other pools reuse the memory of its arrays after it only."""
+        """The results are ready after this call, and other pools reuse its arrays' memory only after it."""
         written = [target.array for target in call.targets if target.array is not None]
         for array in written:
             array.stream = self.by_device[array.device].stream
@@ -248,14 +248,14 @@ class DeviceSession(Session):
             home.backend.upload(home.stream, target, call.arguments[number].address, nbytes)
 
     def download(self, call: Call, number: int, source: int) -> None:
-        """Result `number` from device memory to the host array that gets it."""
+        """Result `number` from device memory to its host array."""
         home = self.home_of(self.program.plan.entries[call.binding.entry].outputs[number].arena)
         nbytes = call.binding.output_nbytes[number]
         if nbytes:
             home.backend.download(home.stream, call.targets[number].address, source, nbytes)
 
     def _staged(self, arena: str) -> int:
-        """The session's own buffer for an argument or a result of an entry point, at its maximum."""
+        """The session's own buffer for an argument or a result of an entry point, at its maximum size."""
         if arena not in self._staging:
             self._staging[arena] = self.memory.allocate(
                 self.memory.slot_of[arena], self._arenas[arena].nbytes, f"staging of {arena}"
@@ -267,7 +267,7 @@ class DeviceSession(Session):
     def _fresh(
         self, binding: Binding, arguments: Sequence[Argument], callers: Callers
     ) -> tuple[list[Any], list[Target]]:
-        """New arrays where the arguments are: on the host if all are there, else on the device."""
+        """New arrays on the side of the arguments: on the host if all are there, else on the device."""
         if all(argument.device is None for argument in arguments):
             use_torch = any(argument.is_torch for argument in arguments)
             new = interop.new_torch if use_torch else interop.new_numpy
@@ -290,7 +290,7 @@ class DeviceSession(Session):
         return results, targets
 
     def new_array(self, slot: str, shape: tuple[int, ...], dtype: str, callers: Callers) -> DeviceArray:
-        """An array in memory of the session's pool, without defined contents."""
+        """An array in memory of the session's pool, with undefined contents."""
         home = self.queues.homes[slot]
         caller = callers.queues[list(self.queues.homes).index(slot)]
         lease = self._pools[slot].take(element_count(shape, {}) * ITEMSIZE[dtype], caller.stream)

@@ -1,4 +1,4 @@
-"""DLPack by hand: the C structures of dlpack.h, capsules read without being consumed, and capsules we hand out."""
+"""DLPack without a library: the structures of dlpack.h, capsules read but not consumed, and exported capsules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = {
     (0, 8): "i8", (0, 16): "i16", (0, 32): "i32", (0, 64): "i64", (1, 8): "ui8", (2, 16): "f16", (2, 32): "f32",
     (2, 64): "f64", (4, 16): "bf16", (6, 8): "i1",
 }  # fmt: skip
-"""(code, bits) of a one-lane DLDataType -> our name."""
+"""(code, bits) of a DLDataType with one lane -> our name."""
 
 _CODES = {name: key for key, name in DTYPES.items()}
 
@@ -56,7 +56,7 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 
 
 def tensor_of(capsule: Any) -> DLTensor:
-    """The tensor inside a fresh capsule, which stays the producer's: it is freed with the capsule."""
+    """The tensor inside a fresh capsule. The producer still owns it: it is freed with the capsule."""
     return DLTensor.from_address(_pointer_of(id(capsule), _NAME) or 0)
 
 
@@ -67,7 +67,7 @@ def shape_and_strides(tensor: DLTensor) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bool:
-    """Whether elements lie one after another (dims of extent 1 may have any stride)."""
+    """Whether elements are contiguous in row-major order (dims of extent 1 may have any stride)."""
     if strides is None or 0 in shape:
         return True
     step = 1
@@ -79,7 +79,7 @@ def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> boo
 
 
 _handed_out: dict[int, tuple[Any, ...]] = {}
-"""What each exported tensor needs to stay alive, by the address of its DLManagedTensor."""
+"""Objects that keep each exported tensor alive, by the address of its DLManagedTensor."""
 
 
 def _forget(address: int) -> None:

@@ -1,6 +1,6 @@
-"""Encoding on the CPU: by compiled code where a format has it and there is a compiler, else by NumPy. The same bytes.
+"""Encoding on the CPU: compiled code if a format has it and there is a compiler, else NumPy. The bytes are the same.
 
-`Format.encode` is the definition and needs nothing but NumPy; `encode` here is what long work calls.
+`Format.encode` is the definition and needs only NumPy; long work calls `encode` of this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qcompiler.runtime.progress import note_once
 from qcompiler.runtime.threads import resolve_num_threads
 
 WORTH_COMPILING = 1 << 24
-"""Elements of one format after which its encoder is compiled, which takes about as long as NumPy takes for so many."""
+"""After this many elements of a format its encoder is compiled, which takes about as long as NumPy for as many."""
 
 SECTIONS = 4
 
@@ -58,10 +58,10 @@ def encode(
     importance: npt.ArrayLike | None = None,
     step: Callable[[int], object] | None = None,
 ) -> PackedTensor:
-    """`fmt.encode`, with compiled tiles where that is worth it; by default on all threads (`QC_NUM_THREADS`).
+    """`fmt.encode`, with compiled tiles if that pays; by default on all threads (`QC_NUM_THREADS`).
 
-    The bytes and the errors are those of `fmt.encode`.  Without a compiler NumPy does the work, which is said once on
-    stderr.  `step` is called with the number of elements of each tile, from whichever thread encodes it.
+    The bytes and the errors are those of `fmt.encode`.  Without a compiler NumPy does the work; stderr says so once.
+    `step` is called with the number of elements of each tile, from the thread that encodes it.
     """
     weights = np.asarray(weights)
     tiles = tile_encoder(fmt, weights.size)
@@ -88,16 +88,16 @@ def _counted(tiles: TileEncoder | None, step: Callable[[int], object]) -> TileEn
     return encode_tile
 
 
-# --- which -----------------------------------------------------------------------------------------------------------
+# --- the choice of an implementation ---------------------------------------------------------------------------------
 
 _elements: dict[Format, int] = {}
 _lock = threading.Lock()
 
 
 def tile_encoder(fmt: Format, elements: int) -> TileEncoder | None:
-    """The compiled tiles of a format of which `elements` more are to be encoded; None where NumPy is to do it.
+    """The compiled tiles of a format that has `elements` more to encode; None if NumPy is to do it.
 
-    Compiling waits until a process has seen `WORTH_COMPILING` elements; what was compiled before, on any day, is used.
+    Compiling waits until a process has seen `WORTH_COMPILING` elements; code from the cache is used at once.
     """
     with _lock:
         seen = _elements[fmt] = _elements.get(fmt, 0) + elements
@@ -140,7 +140,7 @@ def _key(encoder: CompiledEncoder, isa: str) -> str:
 
 
 def _load(encoder: CompiledEncoder, code: Code) -> TileEncoder:
-    function: Callable[..., int] = load(code).qc_encode  # lets go of the interpreter lock
+    function: Callable[..., int] = load(code).qc_encode  # releases the interpreter lock
     function.restype, function.argtypes = ctypes.c_int32, (ctypes.POINTER(_Tile),)  # type: ignore[attr-defined]
 
     def encode_tile(job: Encoding, start: int, tile: Float32) -> bool:

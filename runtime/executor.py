@@ -1,8 +1,8 @@
 """Two ways to run an entry point over the same arenas: a CPU program's compiled function, or the plan step by step.
 
-`PlanExecutor` is the one executor of every device.  It resolves a plan once per size of arguments: kernels, symbols,
-the choices of selects and every address that stays; a call then only issues launches, copies, records and waits.
-On the CPU both ways call the same kernels with the same addresses, so their results are equal to the bit.
+`PlanExecutor` is the one executor for every device.  It resolves a plan once per size of arguments: kernels, symbols,
+the cases of selects and every fixed address.  A call then only issues launches, copies, records and waits.
+On the CPU both ways call the same kernels with the same addresses, so their results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from qcompiler.runtime.streams import Queue, Queues
 from qcompiler.runtime.support import entry_caller
 
 PREPARED_LIMIT = 256
-"""Sizes of arguments for which an entry point stays resolved, per session."""
+"""The number of argument sizes for which a session keeps an entry point resolved."""
 
 ArenaArray = ctypes.Array[ctypes.c_void_p]
 
 
 class Executor(Protocol):
-    """Runs one entry point over arenas whose input and output positions are set; raises what kernels report."""
+    """Runs one entry point over arenas whose input and output addresses are set; raises errors that kernels report."""
 
     def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None: ...
 
@@ -71,7 +71,7 @@ class NativeExecutor:
 
 @dataclass
 class TorchTime:
-    """Seconds that an entry point's calls took on the host, and what of it was torch's; 0 where torch has no part."""
+    """Seconds of an entry point's calls on the host, and torch's part of them; 0 if torch has no part."""
 
     torch: float = 0.0
     calls: float = 0.0
@@ -80,7 +80,7 @@ class TorchTime:
 class SegmentedExecutor:
     """An entry point with torch calls: a compiled function for each run of steps between them.
 
-    The torch calls themselves are those of the `PlanExecutor`.
+    The `PlanExecutor` runs the torch calls.
     """
 
     def __init__(self, plan: Plan, entry: EntryPoint, library: Library, steps: PlanExecutor) -> None:
@@ -105,7 +105,7 @@ class SegmentedExecutor:
 
 
 def total_time(executors: Iterable[Executor]) -> TorchTime:
-    """The times of all entry points that have a part in torch."""
+    """The total time of all entry points that have a part in torch."""
     times = [each.time for each in executors if isinstance(each, SegmentedExecutor | PlanExecutor)]
     return TorchTime(sum(each.torch for each in times), sum(each.calls for each in times))
 
@@ -119,7 +119,7 @@ def _timed(call: _TorchCall, context: Any, arenas: ArenaArray) -> float:
 class Frame:
     """One entry point's arenas for one session: a C array in the order of `Plan.arenas`, null where it uses none.
 
-    `inputs` and `outputs` are the positions to be set at each call: the verifier sees to it that each argument and each
+    `inputs` and `outputs` are the positions that each call sets: the verifier ensures that each argument and each
     result has an arena of its own.
     """
 
@@ -135,10 +135,10 @@ class Frame:
     def _check_memory(self, plan: Plan, entry: EntryPoint) -> None:
         """PlanError if a step uses an arena that has no memory here.
 
-        The verifier refuses such plans.  This is the second wall: native code would take the arena's null address for a
-        base, and with it any offset of a buffer for an absolute address.
+        The verifier already refuses such plans; this is a second check.  Native code would use the arena's null address
+        as a base, and so any offset of a buffer as an absolute address.
         """
-        given = () if entry is plan.init else (*self.inputs, *self.outputs)  # those of init are never set
+        given = () if entry is plan.init else (*self.inputs, *self.outputs)  # arenas of init are never set
         position = {arena.name: index for index, arena in enumerate(plan.arenas)}
         arena_of = {buffer.name: buffer.arena for buffer in plan.buffers}
         for name in dict.fromkeys(arena_of[buffer] for buffer in _buffers_of(entry.steps)):
@@ -150,7 +150,7 @@ class Frame:
                 )
 
     def set(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Places the arguments and results of a call."""
+        """Sets the arguments and results of a call."""
         arenas = self.arenas
         for position, address in zip(self.inputs, inputs, strict=True):
             arenas[position] = address
@@ -163,7 +163,7 @@ class Frame:
 
 @dataclass(slots=True)
 class _Address:
-    """An address: `base + arenas[position]`; position < 0 where the base is the whole of it."""
+    """An address: `base + arenas[position]`; with position < 0, `base` alone."""
 
     base: int
     position: int
@@ -174,7 +174,7 @@ class _Address:
 
 @dataclass(slots=True)
 class _Launch:
-    """A launch with its operands' addresses; `moving` are the operands that lie in arguments or results."""
+    """A launch with its operands' addresses; `moving` are the operands in arguments or results."""
 
     number: int
     backend: Backend
@@ -228,8 +228,8 @@ class _Wait:
 
 @dataclass(slots=True)
 class _TorchCall:
-    """A region of torch operators. On the simulated GPU, whose memory torch does not see, it runs on copies on the
-    host; elsewhere where its operands lie."""
+    """A region of torch operators. On the simulated GPU, whose memory torch cannot access, it runs on host copies;
+    elsewhere on the operands in place."""
 
     number: int
     queue: Queue
@@ -273,14 +273,14 @@ _Step = _Launch | _Copy | _Record | _Wait | _TorchCall
 
 @dataclass
 class Prepared:
-    """An entry point at one size. `nodes` counts what a captured graph of it must hold, by kind."""
+    """An entry point at one size. `nodes` counts the nodes that a captured graph of it must have, by kind."""
 
     steps: list[_Step] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=lambda: {"kernel": 0, "copy": 0})
 
 
 class PlanExecutor:
-    """Walks the plan on the session's streams."""
+    """Runs the plan on the session's streams."""
 
     def __init__(
         self, plan: Plan, entry: EntryPoint, slots: Mapping[str, SlotDevice], queues: Queues, frame: Frame
@@ -303,7 +303,7 @@ class PlanExecutor:
         self._label = _sim_label() if any(slot.backend.kind == "sim" for slot in slots.values()) else None
 
     def run(self, context: Any, arenas: ArenaArray, binding: Binding) -> None:
-        """Issues every step. On the CPU the work is done then; elsewhere it is under way."""
+        """Issues every step. On the CPU the work is then done; elsewhere it is submitted."""
         steps = self.prepare(binding).steps
         if self._calls_torch:
             self._run_timed(steps, context, arenas)
@@ -427,7 +427,7 @@ class PlanExecutor:
 
 
 def _sim_label() -> Callable[[str], AbstractContextManager[None]]:
-    """How the simulated GPU is told which step of the plan an operation belongs to, for its reports."""
+    """Tells the simulated GPU which step of the plan an operation belongs to, for its reports."""
     from qcompiler.runtime.sim.queue import step_label
 
     return step_label
@@ -443,7 +443,7 @@ def has_blocks(backend: Backend, spec: KernelSpec, symbols: Mapping[str, int]) -
 
 
 def _place(view: View, symbols: dict[str, int], written: bool) -> Place:
-    """A torch call's operand; its address is the call's."""
+    """A torch call's operand; the call sets its address."""
     return Place(address=0, dtype=view.dtype, shape=tuple(_value(d, symbols) for d in view.shape), written=written)
 
 

@@ -1,12 +1,12 @@
-"""Files and folders that appear whole under their name, or not at all; what killed processes left goes away.
+"""Files and folders that are written atomically; the temporaries of killed processes are removed.
 
     with replacing(path) as file:
-        file.write(data)                       # a temporary beside `path`, on the disk before it gets the name
+        file.write(data)                       # a temporary beside `path`; it is on the disk before it gets the name
 
-A temporary is called ``.<name>.<16 hexadecimal digits>.qctmp`` and its maker holds a lock (flock) on it, which the
-system takes back when the process ends, however it ends.  So whoever finds one that nobody holds may remove it, and
-every later write of the same name does.  A mapping of the file that stood under the name before stays valid: the name
-is given to another inode, and no file is ever written in place.
+A temporary is called ``.<name>.<16 hexadecimal digits>.qctmp``.  The process that makes it holds a lock (flock) on it,
+which the system releases when that process ends in any way.  So an unlocked temporary may be removed, and every later
+write of the same name does so.  A mapping of the old file under the name stays valid: the name moves to another inode,
+and no file is ever written in place.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 def replacing(path: str | Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """A new file, open for writing, that takes the place of `path` when the block ends; after an error there is none.
 
-    Once this has returned, the new file is there after a loss of power as well.  Its mode is 0600 with `private`, else
-    what the process's umask gives.  FileWriteError (an OSError) names the path and what failed; what stood there before
-    is untouched then.
+    Once this has returned, the new file also survives a loss of power.  Its mode is 0600 with `private`, else what the
+    process's umask gives.  FileWriteError (an OSError) names the path and the failure; the old file is then unchanged.
     """
     path = Path(path)
     temporary: Path | None = None
@@ -45,7 +44,7 @@ def replacing(path: str | Path, *, private: bool = False) -> Iterator[BinaryIO]:
                 temporary = Path(file.name)
                 yield file
                 file.flush()
-                os.fsync(file.fileno())  # before the name: after a loss of power, the old file or all of the new one
+                os.fsync(file.fileno())  # before the rename: after a loss of power, the old file or the new one
                 temporary.replace(path)
                 sync(path.parent)
     except BaseException:
@@ -58,9 +57,9 @@ def replacing(path: str | Path, *, private: bool = False) -> Iterator[BinaryIO]:
 def replacing_folder(path: str | Path, *, over: bool = False) -> Iterator[Path]:
     """A new folder that gets the name `path` when the block ends.
 
-    There is nothing of that name or an empty folder, or `over` says that the folder there may go: it keeps another
-    name beside it until the new one has its place, and comes back if that fails.  What was written is on the disk
-    before it gets the name.  FileWriteError as in `replacing`.
+    `path` must not exist or be an empty folder, unless `over` allows to replace the folder there.  The old folder is
+    renamed until the new one has its place, and comes back if that fails.  The contents are on the disk before the
+    folder gets the name.  FileWriteError as in `replacing`.
     """
     path = Path(path)
     work: Path | None = None
@@ -86,7 +85,7 @@ def _take_place(work: Path, path: Path, over: bool) -> None:
     if not path.exists():
         work.rename(path)
     elif not over or not any(path.iterdir()):
-        path.rmdir()  # empty, else this says so
+        path.rmdir()  # raises if it is not empty
         work.rename(path)
     else:
         old = path.with_name(f".{path.name}.before-{os.getpid()}")
@@ -148,9 +147,9 @@ def held(path: Path) -> Held:
 
 
 def locked(path: Path) -> BinaryIO:
-    """Waits for the lock on a file, which is made if need be, and holds it until the result is closed; for ``with``.
+    """Waits for the lock on a file, which is made if needed, and holds it until the result is closed; for ``with``.
 
-    The result is a file object, which ``with`` closes in C: an interrupt finds no moment at which the lock would stay.
+    The result is a file object, which ``with`` closes in C: an interrupt cannot leave the lock held.
     """
     handle = _opened(path, "ab", 0o600)
     try:
@@ -163,27 +162,27 @@ def locked(path: Path) -> BinaryIO:
 
 
 def sweep(folder: Path, name: str) -> None:
-    """Removes this user's temporaries for `name` (any, if it is empty) that no process holds any more."""
-    with uninterrupted, contextlib.suppress(OSError):  # in a folder that cannot be listed we could remove nothing
+    """Removes this user's temporaries for `name` (for all names, if it is empty) that no process holds any more."""
+    with uninterrupted, contextlib.suppress(OSError):  # nothing can be removed in a folder that cannot be listed
         for entry in os.scandir(folder):
             if entry.name.startswith(_stem(name) if name else ".") and entry.name.endswith(SUFFIX):
                 _sweep_one(Path(entry.path))
 
 
 def sync(path: Path) -> None:
-    """A file's bytes are safe on the disk; a file's name is when its folder is."""
+    """Writes a file's bytes to the disk; for a folder, the names of its files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # what a file system says that cannot sync folders
+        if error.errno != errno.EINVAL:  # EINVAL: the file system cannot sync folders
             raise
     finally:
         os.close(descriptor)
 
 
 def _sweep_one(path: Path) -> None:
-    with contextlib.suppress(OSError), Held(path) as handle:  # held by its maker, or gone by now: not ours to remove
+    with contextlib.suppress(OSError), Held(path) as handle:  # locked by its maker, or already removed
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle.fileno()).st_uid != os.geteuid():
             return
@@ -194,7 +193,7 @@ def _sweep_one(path: Path) -> None:
 
 
 def _new_file(path: Path, mode: int) -> BinaryIO:
-    """A locked temporary for `path`. One that a sweep took between its making and its locking is made again."""
+    """A locked temporary for `path`. If a sweep removes it before it is locked, it is made again."""
     while True:
         temporary = path.parent / _temporary_name(path.name)
         file = _opened(temporary, "xb", mode)
@@ -214,13 +213,13 @@ def _temporary_name(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """How temporaries for a name begin. Names have up to 255 bytes, and theirs must fit too."""
+    """The beginning of the names of temporaries. Names have at most 255 bytes, and a temporary's must fit, too."""
     return f".{name}." if len(name.encode()) <= 200 else f".{name[:50]}."
 
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """OSErrors of writing `path` become FileWriteErrors. Those of other files, which the block reads, stay."""
+    """OSErrors of writing `path` become FileWriteErrors; those of other files, which the block reads, stay."""
     try:
         yield
     except FileWriteError:

@@ -1,4 +1,4 @@
-"""Locks across fork: in a child no other thread is left that could still hold one."""
+"""Locks across fork: in a child, no other thread is left to release a lock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Locked(Protocol):
-    """Anything with a lock of its own that only calls in progress hold."""
+    """An object with a lock that only calls in progress hold."""
 
     _lock: threading.Lock
 

@@ -1,9 +1,9 @@
 """Captured graphs: one call of a session, recorded once and replayed with other inputs.
 
-prepare   static buffers for inputs and outputs, every kernel loaded, one eager run (states are put back after it)
+prepare   static buffers for inputs and outputs, every kernel loaded, one eager run (states are restored after it)
 freeze    from here on an allocation is an error
 record    the plan's steps on the session's streams, between begin_capture and end_capture
-seal      the graph must hold exactly the kernels and copies that the plan's steps say, else it is refused
+seal      the graph must hold exactly the kernels and copies of the plan's steps, else it is refused
 replay    inputs into the static buffers, one launch, copies of the outputs
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _Recording:
-    """One capture at a time in the process: a second concurrent one can end up in the first, silently."""
+    """One capture at a time in the process: a second concurrent capture could become part of the first unnoticed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class _Recording:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """The garbage collector rests meanwhile, so that no finaliser of anybody's frees device memory."""
+        """The garbage collector is off meanwhile, so that no finaliser frees device memory."""
         with self._lock:
             self._resting = gc.isenabled()
             gc.disable()
@@ -65,7 +65,7 @@ _recording = _Recording()
 def capture(
     session: DeviceSession, args: tuple[Any, ...], kwargs: dict[str, Any], mode: CaptureMode, stream: Any
 ) -> CapturedGraph:
-    """A graph of one call of `session`, which the caller of this holds."""
+    """A graph of one call of `session`; the caller of this function holds the session."""
     callers, arguments = session.read(session.program.flatten_inputs(args, kwargs), stream)
     if callers.capturing:
         raise CaptureRuleError(
@@ -168,7 +168,7 @@ class StaticBuffers:
 
 @contextlib.contextmanager
 def _states_kept(session: DeviceSession) -> Iterator[None]:
-    """States are afterwards what they were before."""
+    """Restores the states afterwards."""
     copies: list[tuple[Any, Memory, Memory]] = []
     for name, memory in session.memory.states.items():
         slot = session.memory.slot_of[name]
@@ -194,7 +194,7 @@ def _warm_up(session: DeviceSession, call: Call, buffers: StaticBuffers) -> None
 
 @contextlib.contextmanager
 def _frozen(session: DeviceSession) -> Iterator[None]:
-    """No allocation by the session."""
+    """Forbids allocations by the session."""
     session.memory.freeze.frozen = True
     try:
         yield
@@ -213,14 +213,14 @@ def _record(session: DeviceSession, binding: Binding, buffers: StaticBuffers, mo
         return first.backend.end_capture(first.stream)
     except BaseException:
         if first.stream.is_capturing:
-            # The capture must end whatever happened; that the half of it cannot become a graph is no news then.
+            # The capture must end in any case; the error that a half capture makes no graph adds nothing.
             with contextlib.suppress(RuntimeFailure):
                 first.backend.end_capture(first.stream).close()
         raise
 
 
 def _seal(session: DeviceSession, binding: Binding, prepared: Prepared, graph: Graph) -> None:
-    """CaptureRuleError unless the graph holds what the plan's steps say, no more and no less."""
+    """CaptureRuleError unless the graph holds exactly the nodes of the plan's steps."""
     wanted = {kind: count for kind, count in prepared.nodes.items() if count}
     found = {kind: count for kind, count in graph.shape.nodes.items() if count and kind != "empty"}
     if found == wanted:
@@ -243,8 +243,8 @@ def _counted(nodes: dict[str, int]) -> str:
 class CapturedGraph:
     """One call of a session as a device graph, for arguments of the shapes it was captured with.
 
-    It keeps its session and its own buffers alive.  States go on from replay to replay, and between replays and calls
-    of the same session, as calls alone would have it.
+    It keeps its session and its own buffers alive.  States continue from replay to replay, and between replays and
+    calls of the same session, as with calls alone.
     """
 
     def __init__(self, session: DeviceSession, graph: Graph, binding: Binding, buffers: StaticBuffers) -> None:
@@ -258,7 +258,7 @@ class CapturedGraph:
         self.shapes: dict[str, Shape] = {sig.name: _shape(sig, binding) for sig in entry.inputs}
 
     def replay(self, *args: Any, stream: Any = None, out: Any = None, **kwargs: Any) -> Any:
-        """The results for new arguments of the captured shapes: copies, where a call of the session would put them.
+        """The results for new arguments of the captured shapes: copies, on the side where a call would put them.
 
         `stream` and `out` as for a call.  ArgumentShapeError names the captured shapes.
         """
@@ -303,8 +303,8 @@ class CapturedGraph:
 
     @property
     def outputs(self) -> Any:
-        """The static output buffers, in the results' structure. The next replay overwrites them: reading them through
-        what this returned is an error then."""
+        """The static output buffers, in the results' structure. The next replay overwrites them; after it, reading an
+        array that this returned is an error."""
         generation = self._generation
 
         def check() -> None:
@@ -322,7 +322,7 @@ class CapturedGraph:
         return dict(self._graph.shape.nodes)
 
     def close(self) -> None:
-        """Frees the graph; its buffers go with the last reference to it."""
+        """Frees the graph; its buffers are freed with their last reference."""
         self._graph.close()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A program in memory: everything a `.qca` file holds, so that a fresh compile runs without a file."""
+"""A program in memory: all contents of a `.qca` file, so that a freshly compiled program runs without a file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from qcompiler.runtime.code import Code
 from qcompiler.runtime.memory import Block, Bytes
 
 CHUNK = 16 << 20
-"""Bytes per weight digest."""
+"""Each digest covers this many bytes of a weight."""
 
 
 class Target(Strict, frozen=True):
-    """What the program was compiled for: an instruction set ("x86-64-v4") or a GPU's architecture ("sm_90a")."""
+    """The target of the program: an instruction set ("x86-64-v4") or a GPU's architecture ("sm_90a")."""
 
     kind: Literal["cpu", "cuda"] = "cpu"
     isa: str = "x86-64"
@@ -37,11 +37,11 @@ class Target(Strict, frozen=True):
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """A compiled build of the plan: where it lies and what it needs. A `.so` for cpu and sim, a `.cubin` for cuda.
+    """A compiled build of the plan: its path and its needs. A `.so` for cpu and sim, a `.cubin` for cuda.
 
-    A build from a program file brings its own figures: the bytes of scratch per thread, since another version may have
-    emitted it, and the library of the thread pool, for a machine without a compiler.  `code` are the bytes of `path` as
-    they were verified: what is loaded.
+    A build from a program file has figures of its own: the bytes of scratch per thread, since another version may have
+    emitted it, and the thread pool's library, for a machine without a compiler.  `code` are the verified bytes of
+    `path`, which are loaded.
     """
 
     isa: str
@@ -53,22 +53,22 @@ class NativeLibrary:
     code: Code | None = None
 
     def read(self) -> bytes:
-        """The build's bytes, as they were verified if they were."""
+        """The build's bytes: the verified ones, if there are any."""
         return self.code.data if self.code is not None else self.path.read_bytes()
 
 
 def open_program(path: Path) -> BufferedReader:
-    """A program file, opened for reading. ForeignFileError for what is no regular file: a pipe would be waited for."""
+    """A program file, opened for reading. ForeignFileError unless it is a regular file: opening a pipe would wait."""
     try:
         return open_regular(path)
     except OSError as error:
         if error.errno is not None:
             raise
-        raise ForeignFileError(f"{path} is no qcompiler program: it is no regular file") from error
+        raise ForeignFileError(f"{path} is not a qcompiler program: it is not a regular file") from error
 
 
 class MappedFile:
-    """A file that is mapped, and what it was like then. Its name may go to another file: this one stays as it is."""
+    """A mapped file, and its status at that time. If its name moves to another file, this one stays as it is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,16 +80,17 @@ class MappedFile:
         weakref.finalize(self, os.close, self._file)
 
     def check(self) -> None:
-        """ChangedFileError if the file was cut, or written to in place: what is mapped is not what was checked.
+        """ChangedFileError if the file was cut or overwritten in place, so that the mapped bytes are not the checked
+        ones.
 
-        It sees what the system says of the file, at the moment of the call; reading a page that was cut off ends the
-        process (SIGBUS).
+        It uses the file's status at the moment of the call.  Reading a page that was cut off ends the process
+        (SIGBUS).
         """
         now = os.fstat(self._file)
         if (now.st_size, now.st_mtime_ns) == (self.status.st_size, self.status.st_mtime_ns):
             return
         size = f"it has {now.st_size} bytes instead of {self.status.st_size}"
-        what = size if now.st_size != self.status.st_size else "its bytes may be others now"
+        what = size if now.st_size != self.status.st_size else "its bytes may have changed"
         raise ChangedFileError(
             f"{self.path} was written to while a program has it mapped: {what}. Load it again; write new versions "
             "under another name and rename them (save does), or load with copy=True, which keeps the weights in memory"
@@ -101,8 +102,8 @@ class ProgramImage:
     """A program: its plan, the caller's view of it, and the bytes of its weights.
 
     `weights` are the bytes of the weight file (u8, 64-byte aligned, read-only by convention), which the constants arena
-    of a program for one device mirrors; `plan.weights` is their directory, and `source` the file that they are mapped
-    from, if they are.  `ledger` and `report` are JSON values for readers.  `texts` are files for readers, by their
+    of a program for one device mirrors.  `plan.weights` is their directory, and `source` the file they are mapped
+    from, if any.  `ledger` and `report` are JSON values for readers.  `texts` are files for readers, by their
     name in the program file (``ir/02-import.mlir``, ``kernels/program.cpp``).  `native` lists builds that `save_image`
     packs.  `trusted_operators` are torch operators that may run although they are not on the list of harmless ones.
     """
@@ -127,7 +128,7 @@ class ProgramImage:
             raise WeightsError(NO_VALUES)
 
     def require_unchanged(self) -> None:
-        """ChangedFileError if the file of the weights was cut or written to since it was mapped."""
+        """ChangedFileError if the file of the weights was cut or overwritten since it was mapped."""
         if self.source is not None:
             self.source.check()
 
@@ -145,10 +146,10 @@ def build_image(
 ) -> ProgramImage:
     """An image whose constants arena holds the store's tensors at the offsets of `plan.weights`.
 
-    `room` gives zeroed bytes for the arena (default: anonymous memory); tensors are brought into it one at a time.
+    `room` returns zeroed bytes for the arena (default: anonymous memory); tensors are copied into it one at a time.
     Without values in the store the image has no bytes, and can neither run nor be saved.
-    `details` are further fields of `ProgramImage`.  PlanError if a tensor is missing or has another size or layout than
-    its entry.
+    `details` are further fields of `ProgramImage`.  PlanError if a tensor is missing, or differs from its entry in size
+    or layout.
     """
     nbytes = constants_nbytes(plan)
     check_directory(plan.weights, nbytes)
@@ -167,8 +168,8 @@ def build_image(
 
 
 def constants_nbytes(plan: Plan) -> int:
-    """The bytes of weights: the size of a constants arena that mirrors the weight file (0 without one), or, where
-    devices gather theirs, up to the end of the last weight."""
+    """The bytes of weights: the size of a constants arena that mirrors the weight file (0 without one), or, if each
+    device gathers its weights, the end of the last weight."""
     if any(buffer.weight is not None for buffer in plan.buffers):
         return max((entry.offset + entry.nbytes for entry in plan.weights), default=0)
     return max((arena.nbytes for arena in plan.arenas if arena.kind == "constants"), default=0)
@@ -201,7 +202,7 @@ def chunk_digests(data: Bytes) -> tuple[str, ...]:
 
 
 def with_digests(entries: tuple[WeightEntry, ...], weights: Bytes) -> tuple[WeightEntry, ...]:
-    """The directory with digests of the bytes as they stand."""
+    """The directory with digests of the present bytes."""
     return tuple(
         msgspec.structs.replace(entry, sha256=chunk_digests(weights[entry.offset : entry.offset + entry.nbytes]))
         for entry in entries

@@ -1,6 +1,6 @@
-"""Other libraries' arrays as addresses, without a copy: NumPy, torch CPU tensors, anything that speaks DLPack.
+"""Other libraries' arrays as addresses, without a copy: NumPy, torch CPU tensors, and all objects with DLPack.
 
-torch is never imported here: a caller who passes a torch tensor has imported it.
+torch is never imported here: a caller with a torch tensor has imported it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TORCH_NAMES = {
 }  # fmt: skip
 
 _torch_dtypes: dict[Any, str] = {}
-"""torch.dtype -> our name; filled when the first torch tensor is met."""
+"""torch.dtype -> our name; filled at the first torch tensor."""
 
 
 class Source:
-    """One argument as memory. `owner` keeps the memory alive; `is_torch` decides what results are."""
+    """One argument as memory. `owner` keeps the memory alive; `is_torch` decides the type of results."""
 
     __slots__ = ("address", "is_torch", "owner", "shape")
 
@@ -44,9 +44,10 @@ _pointer_at = ctypes.c_void_p.from_address
 
 
 def _data_offset() -> int | None:
-    """Where an ndarray object keeps its data pointer: right behind the object header in every NumPy C ABI so far.
+    """The offset of the data pointer in an ndarray object: behind the object header in every NumPy C ABI so far.
 
-    Reading it there costs a tenth of `__array_interface__`, which builds a dictionary. None if probes disagree.
+    Reading it there takes a tenth of the time of `__array_interface__`, which builds a dictionary. None if probes
+    disagree.
     """
     offset = object.__basicsize__
     probes: list[Any] = [np.zeros(3, np.int8), np.zeros((2, 2))[1:], np.empty(0)]
@@ -66,7 +67,7 @@ def numpy_address(array: Any) -> int:
 
 
 def read(value: Any, name: str, want: str) -> Source:
-    """The memory behind an argument, row-major and aligned to its elements (copied only if it is not).
+    """The memory of an argument, row-major and aligned to its elements (copied only if it is not).
 
     ArgumentDtypeError unless it has the signature's dtype `want`; a Python number becomes a rank-0 tensor of it.
     """
@@ -133,7 +134,7 @@ def _read_number(value: Any, name: str, want: str) -> Source:
 
 
 def torch_dtype_name(dtype: Any) -> str | None:
-    """Our name of a torch dtype; None for one that programs do not have."""
+    """Our name of a torch dtype; None for a dtype that programs do not have."""
     if not _torch_dtypes:
         torch = sys.modules["torch"]
         _torch_dtypes.update({getattr(torch, theirs): ours for ours, theirs in TORCH_NAMES.items()})
@@ -163,13 +164,13 @@ def new_torch(shape: tuple[int, ...], dtype: str) -> tuple[Any, int]:
     torch = sys.modules["torch"]
     try:
         tensor = torch.empty(shape, dtype=getattr(torch, TORCH_NAMES[dtype]), device="cpu")
-    except RuntimeError as error:  # what torch raises where its allocator fails
+    except RuntimeError as error:  # raised by torch if its allocator fails
         raise no_memory(math.prod(shape) * ITEMSIZE[dtype], f"a result of shape {shape}") from error
     return tensor, tensor.data_ptr()
 
 
 def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> int:
-    """The address of one `out=` array; errors if it is not a writable, row-major array of this shape and dtype."""
+    """The address of one `out=` array; errors unless it is a writable, row-major array of this shape and dtype."""
     if isinstance(value, np.ndarray):
         flags = value.flags
         got: str | None = DTYPE_NAMES.get(value.dtype)

@@ -1,13 +1,13 @@
-"""Ctrl-C at moments when nothing is half done.
+"""Ctrl-C only at safe moments.
 
     with uninterrupted:
-        …                         # SIGINT is noted here, and delivered at the end of the outermost block
+        …                         # SIGINT is recorded here, and raised at the end of the outermost block
         interruption_point()      # or here, where a long piece of work may stop
 
 Python runs its handler of SIGINT between any two bytecodes of the main thread, also between taking a lock and the `try`
-that would give it back.  Here the handler is another one meanwhile, which makes a note.  Where SIGINT has no handler of
-Python's (it is ignored, or ends the process), nothing is changed.  Only KeyboardInterrupt is kept away: a handler of
-another signal that raises is its owner's affair.
+that would release it.  Inside the block another handler is installed, which only records the signal.  If SIGINT has no
+Python handler (it is ignored, or ends the process), nothing is changed.  Only KeyboardInterrupt is deferred: the
+handlers of other signals may still raise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 
 class _Uninterrupted:
-    """The one shield of a process; it nests. On other threads, which nothing interrupts, it does nothing."""
+    """The process's only block; it nests. On other threads, which are never interrupted, it does nothing."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -55,13 +55,13 @@ class _Uninterrupted:
             handler(signal.SIGINT, sys._getframe())
 
     def point(self) -> None:
-        """Delivers what was noted."""
+        """Raises the recorded interrupt."""
         if self._noted and self._handler is not None and threading.current_thread() is threading.main_thread():
             self._noted = False
             self._handler(signal.SIGINT, sys._getframe())
 
     def _forget_after_fork(self) -> None:
-        """In a child that another thread forked, nobody is left who would end the block."""
+        """In a forked child of another thread, no thread is left to end the block."""
         if self._depth and threading.get_ident() != self._thread:
             self._depth = 0
             if self._handler is not None:

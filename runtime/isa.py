@@ -1,4 +1,4 @@
-"""Which instruction sets this machine runs: the psABI levels of x86-64, or `generic` elsewhere.
+"""The instruction sets of this machine: the psABI levels of x86-64, or `generic` elsewhere.
 
 `QC_ISA` overrides the choice (to a level the machine has): useful to reproduce another machine's bits.
 """
@@ -14,7 +14,7 @@ from qcompiler.errors import CompilerMissingError, TargetMismatchError
 
 X86_LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4")
 
-# /proc/cpuinfo's names for what the psABI levels add ("abm" is lzcnt, "pni" SSE3). Level 2 has no kernels of its own.
+# /proc/cpuinfo's names of the features of psABI levels ("abm" is lzcnt, "pni" SSE3). Level 2 has no kernels of its own.
 _V2 = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
 _V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 _V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -22,22 +22,22 @@ _V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 @functools.cache
 def supported_isas() -> tuple[str, ...]:
-    """What this machine runs, plainest first, e.g. ``("x86-64", "x86-64-v3")``."""
+    """The instruction sets that this machine runs, plainest first, e.g. ``("x86-64", "x86-64-v3")``."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("generic",)
     flags = cpuinfo_flags(Path("/proc/cpuinfo"))
-    if flags is None:  # no Linux, or /proc is hidden: ask the processor itself
+    if flags is None:  # not Linux, or /proc is hidden: ask the processor itself
         from qcompiler.runtime.support import support
 
         try:
             return X86_LEVELS[: max(1, support().qc_host_level() - 1)]
-        except CompilerMissingError:  # nobody to ask: what every x86-64 processor runs
+        except CompilerMissingError:  # no way to ask: assume the baseline of x86-64
             return X86_LEVELS[:1]
     return X86_LEVELS[: level_of(flags)]
 
 
 def cpuinfo_flags(path: Path) -> frozenset[str] | None:
-    """The flags of the first processor; None where there is no such file."""
+    """The flags of the first processor; None without such a file."""
     try:
         text = path.read_text()
     except OSError:
@@ -49,28 +49,28 @@ def cpuinfo_flags(path: Path) -> frozenset[str] | None:
 
 
 def level_of(flags: frozenset[str]) -> int:
-    """How many of `X86_LEVELS` a processor with these flags runs."""
+    """The number of `X86_LEVELS` that a processor with these flags runs."""
     if not flags >= _V3:
         return 1
     return 3 if flags >= _V4 else 2
 
 
 def host_isa() -> str:
-    """The best instruction set of this machine, or what `QC_ISA` asks for."""
+    """The best instruction set of this machine, or the one in `QC_ISA`."""
     return resolve_isa(None)
 
 
 def runnable_isas() -> tuple[str, ...]:
-    """The builds that run here, plainest first: up to what `QC_ISA` asks for, if it is set.
+    """The builds that run here, plainest first: up to the level in `QC_ISA`, if it is set.
 
-    `generic` code has no instructions beyond those that every processor of the machine's kind has.
+    `generic` code uses only instructions that every processor of the machine's kind has.
     """
     have = ("generic", *(isa for isa in supported_isas() if isa != "generic"))
     return have[: have.index(resolve_isa(None)) + 1]
 
 
 def buildable_isas() -> tuple[str, ...]:
-    """What the compiler of this machine is asked to build for, whether or not the processor runs it."""
+    """The targets that this machine's compiler can build for, whether or not the processor runs them."""
     return ("generic", *X86_LEVELS) if platform.machine() in ("x86_64", "AMD64") else ("generic",)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class LoadedProgram:
     """A program on a device (or on several of one kind). Calling it runs its default session; `session()` makes more.
 
-    Constants and what `@init` computed are shared by all sessions and never written again.
+    All sessions share the constants and the results of `@init`, which are never written again.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class LoadedProgram:
     ) -> LoadedProgram:
         """Verifies the plan, finds or compiles its kernels, puts its constants on the device, runs `@init`.
 
-        `device` serves the plan's first device slot and those after it of the same kind its others; `devices` names one
-        for each.  Default: cpu, or cuda:0 for a program that was compiled for a GPU.  `isa=None` means the device's own
-        (on cpu `QC_ISA` first); the simulated GPU stands in for the architecture that the program was compiled for.
-        `native` is a trusted build to use instead.  `stream` is the stream that the caller works on at every call.
+        `device` serves the plan's first device slot, and the following numbers of the same kind serve the others;
+        `devices` names one for each.  Default: cpu, or cuda:0 for a program that was compiled for a GPU.  `isa=None`
+        means the device's own (on cpu `QC_ISA` first); the simulated GPU uses the architecture that the program was
+        compiled for.  `native` is a trusted build to use instead.  `stream` is the caller's stream for every call.
 
         Raises PlanError or ScheduleError for a plan that is not safe, TargetMismatchError for a device of another kind,
         DeviceUnavailableError, CompilerMissingError, CompileFailedError.
@@ -132,32 +132,32 @@ class LoadedProgram:
         return DeviceSession(self)
 
     def reset(self) -> None:
-        """Puts the default session's states back to what they began as."""
+        """Resets the default session's states to their initial values."""
         self._default.reset()
 
     def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
         """A device graph of the default session's call with arguments of these shapes; `replay` runs it with others.
 
         `stream` is the caller's, as for a call; `mode="global"` records in CUDA's global capture mode instead of the
-        thread's.  DeviceUnavailableError on cpu, which has no graphs; CaptureRuleError, DeviceError if a rule of
-        captures is broken.
+        thread's.  DeviceUnavailableError on cpu, which has no graphs; CaptureRuleError or DeviceError if a capture
+        rule is broken.
         """
         return self._default.capture(*args, **kwargs)
 
     def array(self, values: Any) -> Any:
         """A copy of an array (NumPy, or a torch CPU tensor) in the memory of the program's first device.
 
-        On the CPU that is where it is already: the array itself.
+        On the CPU this is the array itself.
         """
         if self._uploader is None:
             return values
         return self._uploader.put(values, self.stream)
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
-        """The program on another device, with the default session's states: all of it, or an error and nothing.
+        """The program on another device, with the default session's states; or an error, and no change.
 
-        Itself where it runs there already.  This one stays usable until it is dropped, and its graphs run here; a
-        `stream` that it was loaded with belongs to this device and is not taken along.
+        Returns this program if it already runs there.  This one stays usable until it is dropped, and its graphs run
+        here; the `stream` of its load belongs to this device and does not move.
         """
         if choose_devices(self.plan, device, devices) == self.devices:
             return self
@@ -172,7 +172,7 @@ class LoadedProgram:
         return moved
 
     def keep(self, session: Session) -> None:
-        """Keeps a session as long as the program: a graph of the caller's holds addresses of it."""
+        """Keeps a session as long as the program: a caller's graph holds addresses of it."""
         if session not in self._kept:
             self._kept.append(session)
 
@@ -206,7 +206,7 @@ class LoadedProgram:
 
     @property
     def ledger(self) -> Any:
-        """The coverage ledger as JSON (which parameter has which format, or why it was left)."""
+        """The coverage ledger as JSON (the format of each parameter, or why it was not quantised)."""
         return self.image.ledger
 
     def report(self) -> dict[str, Any]:
@@ -244,10 +244,10 @@ class LoadedProgram:
         *,
         measured: Mapping[int, float] | None = None,
     ) -> Timeline:
-        """What runs on which stream and when, estimated: `str()` is a chart, `.save("x.json")` a Perfetto trace.
+        """Estimated times of each step by stream: `str()` is a chart, `.save("x.json")` a Perfetto trace.
 
-        `entry` is by default the first that takes the sizes in `symbols`; those not given have their largest value.
-        `measured` maps numbers of steps to microseconds that are taken instead of estimates.
+        `entry` is by default the first that takes the sizes in `symbols`; other sizes have their largest value.
+        `measured` maps numbers of steps to microseconds, which replace the estimates.
         """
         from qcompiler.runtime.timeline import timeline
 
@@ -256,7 +256,7 @@ class LoadedProgram:
     def image_with_native(self) -> ProgramImage:
         """The image with this machine's build, for `save_image`.
 
-        What the simulated GPU runs is no build for a GPU, and a sanitised one (`QC_SANITIZE`) runs nowhere else.
+        Builds of the simulated GPU fit no real GPU, and a sanitised build (`QC_SANITIZE`) runs nowhere else.
         """
         return self.image if self.kind == "sim" or sanitize.wanted() else self.image.with_native(self.native)
 
@@ -316,11 +316,11 @@ class LoadedProgram:
         executor.run(context, frame.arenas, EntryBinder(0, init).bind(()))
         queues.join(used)
         queues.synchronize()
-        del memory  # held until here: the init entry's scratch memory
+        del memory  # the init entry's scratch memory, held until here
 
 
 def check_image(image: ProgramImage) -> None:
-    """All that must hold before a plan's kernels may run: its text, its schedule, its bounds, its signature."""
+    """All checks before a plan's kernels may run: its text, its schedule, its bounds, its signature."""
     plan = image.plan
     image.require_values()
     image.require_unchanged()
@@ -340,7 +340,7 @@ def check_image(image: ProgramImage) -> None:
 
 
 def check_torch_calls(plan: Plan, trusted: Collection[str]) -> None:
-    """Every torch operator of a plan is harmless or trusted by name, exists here, and is called as its schema asks.
+    """Checks that every torch operator of a plan is harmless or trusted by name, exists here, and fits its schema.
 
     TrustError, PlanError, MissingDependencyError without torch.  Nothing is imported for a plan without such steps.
     """
@@ -359,7 +359,7 @@ def _check_truth_values(plan: Plan, weights: Bytes) -> None:
 
 
 def _initial_states(plan: Plan, weights: Bytes) -> dict[str, Bytes]:
-    """What states begin as, by arena; those that are not listed begin as zeros. PlanError for another size."""
+    """Initial values of states, by arena; states that are not listed start with zeros. PlanError for a wrong size."""
     stored = {entry.name: entry for entry in plan.weights}
     found: dict[str, Bytes] = {}
     for arena in plan.arenas:
@@ -374,12 +374,12 @@ def _initial_states(plan: Plan, weights: Bytes) -> dict[str, Bytes]:
 
 
 def _scratch_stride(plan: Plan, native: NativeLibrary) -> int:
-    """Bytes of scratch per thread: a build from a file says itself what it needs."""
+    """Bytes of scratch per thread: a build from a file has its own figure."""
     return scratch_stride(plan, native.isa) if native.scratch is None else native.scratch
 
 
 def _aligned(weights: Bytes) -> Bytes:
-    """The weights at a 64-byte boundary, as kernels expect them (a copy only where they are not)."""
+    """The weights at a 64-byte boundary, as kernels require (a copy only if needed)."""
     if not weights.nbytes or address_of(weights) % 64 == 0:
         return weights
     block = Block(weights.nbytes)

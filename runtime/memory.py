@@ -21,14 +21,14 @@ from qcompiler.runtime import sanitize
 Bytes = npt.NDArray[np.uint8]
 
 HUGE_PAGE_FLOOR = 4 << 20
-"""Blocks from here on ask for huge pages: fewer TLB misses when weights stream."""
+"""Blocks of at least this size ask for huge pages: fewer TLB misses when weights stream."""
 
 
 class Block:
-    """`nbytes` of zeroed private memory, page-aligned; pages come when touched first.
+    """`nbytes` of zeroed private memory, page-aligned; the system provides pages at their first touch.
 
     Private, so that after a fork parent and child do not write into each other's arenas.  OutOfMemoryError if the
-    system does not give them.
+    system refuses.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -38,10 +38,10 @@ class Block:
             self.bytes = _guarded(nbytes)
             self.address = address_of(self.bytes)
             return
-        # The array holds the mapping alive: it goes when the last view of `bytes` goes.
+        # The array keeps the mapping alive, until the last view of `bytes` is dropped.
         mapping = _private(max(nbytes, 1))
         if nbytes >= HUGE_PAGE_FLOOR and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without huge pages refuses: slower, nothing else
+            with contextlib.suppress(OSError):  # a system without huge pages refuses: only slower
                 mapping.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = np.frombuffer(mapping, np.uint8, count=nbytes)
         self.address = address_of(self.bytes) if nbytes else 0
@@ -58,7 +58,7 @@ def _private(nbytes: int) -> mmap.mmap:
 
 
 def no_memory(nbytes: int, what: str) -> OutOfMemoryError:
-    """The host has no room for so many bytes."""
+    """The error if the host has no room for this many bytes."""
     return OutOfMemoryError(
         f"the system gives no {nbytes:,} bytes for {what}: compile with smaller maxima of the dynamic dimensions, "
         "close other sessions, or look at the limits of this process (ulimit -v, the container's)",
@@ -68,7 +68,7 @@ def no_memory(nbytes: int, what: str) -> OutOfMemoryError:
 
 
 def _guarded(nbytes: int) -> Bytes:
-    """Zeroed memory at a page's begin, with inaccessible pages around it and what follows in its last page poisoned."""
+    """Zeroed memory at the start of a page, between inaccessible pages, with the rest of its last page poisoned."""
     room = align_up(nbytes, mmap.PAGESIZE)
     mapping = _private(room + 2 * sanitize.GUARD)
     start = address_of(np.frombuffer(mapping, np.uint8))
@@ -81,10 +81,10 @@ def _guarded(nbytes: int) -> Bytes:
 
 
 def file_bytes(nbytes: int, directory: str | Path | None = None) -> Bytes:
-    """`nbytes` of zeroed memory that pages of an unnamed file hold: the system writes them out when it needs room.
+    """`nbytes` of zeroed memory in the pages of an unnamed file: the system writes them out when it needs memory.
 
-    The file has no name in `directory` (default: `scratch_directory()`), and its room is free again when the last view
-    is gone, or the process.  WorkdirError if there is no room: it is reserved here, so that writing cannot fail later.
+    The file is in `directory` (default: `scratch_directory()`); its space is freed with the last view, or with the
+    process.  WorkdirError if there is no room: it is reserved here, so that writing cannot fail later.
     """
     if nbytes == 0:
         return np.zeros(0, np.uint8)
@@ -99,7 +99,7 @@ def file_bytes(nbytes: int, directory: str | Path | None = None) -> Bytes:
 
 
 def reserve(file: BinaryIO, offset: int, nbytes: int, where: Path) -> None:
-    """Takes room on the disk for a part of a file. WorkdirError if there is not enough."""
+    """Reserves space on the disk for a part of a file. WorkdirError if there is not enough."""
     try:
         os.posix_fallocate(file.fileno(), offset, nbytes)
     except OSError as error:
@@ -112,7 +112,7 @@ def reserve(file: BinaryIO, offset: int, nbytes: int, where: Path) -> None:
 
 
 def scratch_directory() -> Path:
-    """Where files without a name lie: TMPDIR, else /var/tmp, which is on a disk where /tmp often is memory."""
+    """The folder of unnamed files: TMPDIR, else /var/tmp, which is on a disk; /tmp is often memory."""
     named = os.environ.get("TMPDIR")
     if not named and os.access("/var/tmp", os.W_OK | os.X_OK):
         return Path("/var/tmp")
@@ -124,8 +124,8 @@ _left_to_devices: list[Any] = []
 
 @contextlib.contextmanager
 def kept_if_it_fails(*owners: Any) -> Iterator[None]:
-    """Around the transfers of host memory and the wait for them: if that fails, nobody knows when the device is done
-    with the memory, and so it is never freed."""
+    """Encloses transfers of host memory and the wait for them. If that fails, the device may still use the memory, so
+    it is never freed."""
     try:
         yield
     except BaseException:

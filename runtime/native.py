@@ -25,12 +25,12 @@ from qcompiler.runtime.memory import align_up
 from qcompiler.runtime.support import Context
 
 QC_INDEX_OUT_OF_RANGE = 1
-"""What a kernel writes into the context's error code (kernels/cpu/abi.h)."""
+"""A kernel's values for the context's error code (kernels/cpu/abi.h)."""
 
 
 @functools.cache
 def emitter_version() -> str:
-    """The emitter's version and a digest of its own text, shared parts included: a changed template never meets an old
+    """The emitter's version and a digest of its own text, shared parts included: a changed template never uses an old
     library."""
     from qcompiler.kernels.cpu import emit
 
@@ -51,7 +51,7 @@ def plan_key(plan: Plan, isa: str) -> str:
 
 
 def build_native(plan: Plan, isa: str) -> NativeLibrary:
-    """The plan's library for `isa`. A plan seen before needs neither the emitter nor a compiler."""
+    """The plan's library for `isa`. A plan that was compiled before needs neither the emitter nor a compiler."""
     record = cache_dir("plans") / f"{plan_key(plan, isa)}.json"
     if (known := recorded(record, "program")) is not None:
         return NativeLibrary(
@@ -70,7 +70,7 @@ def build_native(plan: Plan, isa: str) -> NativeLibrary:
 
 
 def scratch_stride(plan: Plan, isa: str) -> int:
-    """Bytes of scratch per thread: what the neediest kernel of the plan asks for, to full cache lines."""
+    """Bytes of scratch per thread: the maximum over the plan's kernels, rounded up to full cache lines."""
     from qcompiler.kernels.cpu import emit
 
     return align_up(max((emit.scratch_bytes(spec, isa) for spec in plan.kernels), default=0), 64)
@@ -93,11 +93,11 @@ class Library:
         return self._address(name, name)
 
     def kernel(self, number: int, spec: KernelSpec) -> int:
-        """The address of the `qc_kernel` with this place in the plan: (ctx, operands, symbols)."""
+        """The address of the `qc_kernel` with this number in the plan: (ctx, operands, symbols)."""
         return self._address(kernel_name(number), f"qk_{spec.name}")
 
     def _address(self, symbol: str, old: str) -> int:
-        """The function; under its `old` name in a build from a file that was made before functions had numbers.
+        """The function; under its `old` name in a build from before functions had numbers.
 
         CompileFailedError if the library has no such function.
         """
@@ -112,7 +112,7 @@ class Library:
 
 
 def kernel_error(context: Context, plan: Plan) -> RuntimeFailure:
-    """What a kernel reported through the context, in words."""
+    """The error that a kernel reported through the context."""
     number = context.error_kernel
     where = "a kernel"
     if 0 <= number < len(plan.kernels):

@@ -1,8 +1,8 @@
 """CUDA C++ text to cubins by NVRTC, once: cubins stay in the user's cache under a content hash.
 
 Needs neither a driver nor a toolkit: the compiler comes as a wheel (`pip install qcompiler[cuda]`).  CUDA 13's NVRTC
-has dropped sm_70; CUDA 12's compiles it (`pip install qcompiler[sm70]`), in a process of its own, since the bindings of
-one process drive one version: runtime/nvrtc_sm70.py.
+has dropped sm_70; CUDA 12's compiles it (`pip install qcompiler[sm70]`) in a process of its own, since the bindings can
+load only one version per process: runtime/nvrtc_sm70.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.progress import note, note_once
 
 UNUSED = (177, 550)
-"""NVRTC's numbers of "declared but never referenced" and "set but never used": a kernel uses a part of its headers."""
+"""NVRTC's numbers of "declared but never referenced" and "set but never used": a kernel uses only part of its headers.
+"""
 
 _CUBIN_NAME = re.compile(r"program-sm_\d+a?-[0-9a-f]{32}\.cubin\Z")
 _INSTALL = "pip install 'qcompiler[cuda]'"
@@ -47,8 +48,8 @@ _INSTALL_SM70 = "pip install 'qcompiler[sm70]'"
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas gave one kernel: registers per thread; bytes of static shared memory and constant bank 0 per kernel;
-    bytes of local memory (stack frame) and spilled per thread."""
+    """A kernel's resources from ptxas: registers per thread; bytes of static shared memory and constant bank 0 per
+    kernel; bytes of local memory (stack frame) and spilled per thread."""
 
     registers: int
     shared_static: int = 0
@@ -64,7 +65,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled module: its file and bytes, what each kernel (``qk_<name>``) takes, the compiler's log and version."""
+    """A compiled module: file and bytes, each kernel's (``qk_<name>``) resources, the compiler's log and version."""
 
     code: Code
     arch: str
@@ -86,7 +87,7 @@ def compile_cubin(
     """The cubin of `source` for `arch` ("sm_90a"), from the cache if it was compiled before.
 
     The key covers the source, its emitter's version, the options, NVRTC's version and the architecture.  a*b + c is not
-    contracted (`--fmad=false`), so that a kernel means the same here and on the simulated GPU.  CompileFailedError
+    contracted (`--fmad=false`), so a kernel computes the same here and on the simulated GPU.  CompileFailedError
     carries the log and the path of the source; MissingDependencyError the command that installs NVRTC.
     """
     version = compiler_version(arch)
@@ -103,7 +104,7 @@ def compile_cubin(
 
 
 def _made(folder: Path, file: str, source: str, arch: str, version: str, announce: str | None) -> Cubin:
-    """The cubin, compiled into `folder`. OSError where that takes no files."""
+    """The cubin, compiled into `folder`. OSError if the folder takes no files."""
     with locked(folder / f"{file}.lock"):
         if (known := _intact(file, arch)) is not None:
             return known
@@ -115,7 +116,7 @@ def _made(folder: Path, file: str, source: str, arch: str, version: str, announc
 
 
 def options(arch: str) -> tuple[str, ...]:
-    """NVRTC's options, as text: part of the key, and what the worker of sm_70 passes."""
+    """NVRTC's options, as text: part of the key, and passed to the worker of sm_70."""
     suppressed = (f"--diag-suppress={number}" for number in UNUSED)
     return (f"-arch={arch}", "--std=c++17", "--fmad=false", "--ptxas-options=-v", *suppressed)
 
@@ -138,7 +139,7 @@ def compiler_version(arch: str) -> str:
 
 @functools.cache
 def emitter_version() -> str:
-    """The emitter's version and a digest of its own text: a changed template never meets an old cubin."""
+    """The emitter's version and a digest of its own text: a changed template never uses an old cubin."""
     from qcompiler.kernels.cuda import emit
 
     state = hashlib.sha256()
@@ -159,12 +160,12 @@ def _emitter_texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, byte
 
 
 def kernel_symbol(name: str) -> str:
-    """The function of a kernel; of a program, whose kernels have numbers for names: kernels/numbered.py."""
+    """The function of a kernel. In a program, kernels have numbers for names: kernels/numbered.py."""
     return f"qk_{name}"
 
 
 def build_module(plan: Plan, arch: str) -> NativeLibrary:
-    """The cubin of a plan's kernels. A plan seen before needs neither the emitter nor NVRTC's library."""
+    """The cubin of a plan's kernels. A plan that was compiled before needs neither the emitter nor NVRTC's library."""
     record = cache_dir("plans") / f"{_plan_key(plan, arch)}.json"
     if (known := _read_plan(record, arch)) is not None:
         return known
@@ -205,11 +206,11 @@ def _find(name: str, sha256: object) -> Code | None:
 
 
 importing_cuda = threading.Lock()
-"""cuda.core and cuda.bindings import each other: of two threads that begin at once, one meets half of a package."""
+"""cuda.core and cuda.bindings import each other: if two threads import them at once, one gets half of a package."""
 
 
 def _cuda_core() -> Any:
-    """cuda.core; before 0.5 its contents stood in cuda.core.experimental."""
+    """cuda.core; before 0.5 its contents were in cuda.core.experimental."""
     try:
         with importing_cuda:
             core = importlib.import_module("cuda.core")
@@ -230,14 +231,14 @@ def _compile(source: str, arch: str, path: Path, version: str) -> Cubin:
     cubin = Cubin(Code(path, code), arch, parse_resources(log), log, version)
     write_private(path, code)
     kernels = {kernel: asdict(resource) for kernel, resource in cubin.resources.items()}
-    # The record comes last: without it the cubin is none yet.
+    # The record comes last: without it the cubin does not count.
     record = {"sha256": cubin.code.sha256, "compiler": version, "log": log, "kernels": kernels}
     write_private(path.with_suffix(".json"), json.dumps(record).encode())
     return cubin
 
 
 class _RefusedError(Exception):
-    """The compiler said no; `log` is what it wrote."""
+    """The compiler refused the source; `log` is its output."""
 
     def __init__(self, log: str) -> None:
         super().__init__(log)
@@ -245,7 +246,7 @@ class _RefusedError(Exception):
 
 
 def program_options(arch: str) -> Any:
-    """`options` as cuda.core takes them."""
+    """`options` as cuda.core's type."""
     return _cuda_core().ProgramOptions(
         name="kernels.cu", arch=arch, std="c++17", fma=False, diag_suppress=list(UNUSED), ptxas_options=["-v"]
     )
@@ -269,7 +270,7 @@ def _compile_here(source: str, arch: str) -> tuple[bytes, str]:
 
 
 def _intact(file: str, arch: str) -> Cubin | None:
-    """A cubin that was compiled before, if it is as it was then."""
+    """A cubin that was compiled before, if it is intact."""
     for folder in (cache_dir("cuda"), *((private_dir("cuda"),) if has_private_dir() else ())):
         facts = read_record((folder / file).with_suffix(".json"))
         code = read_code(folder / file, facts.get("sha256"))
@@ -299,7 +300,7 @@ _CONSTANT = re.compile(r"(\d+) bytes cmem\[0\]")
 
 
 def parse_resources(log: str) -> dict[str, Resources]:
-    """The resources of each entry function that `ptxas -v` reported; what it calls without inlining is added to it."""
+    """The resources of each entry function that `ptxas -v` reported, with those of functions that are not inlined."""
     found: dict[str, Resources] = {}
     _, *parts = _ENTRY.split(log)
     for kernel, part in zip(parts[::2], parts[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""CUDA 12's NVRTC in a process of its own: CUDA 13's, which the main process drives, has dropped sm_70.
+"""CUDA 12's NVRTC in a process of its own, for sm_70: the CUDA 13 version of the main process has dropped it.
 
     python -I nvrtc_sm70.py LIBRARY [OPTION…] < kernels.cu
 
@@ -14,7 +14,7 @@ import sys
 
 
 class Nvrtc:
-    """The functions of libnvrtc that are needed here (NVRTC User Guide, "Basic Usage")."""
+    """The functions of libnvrtc used here (NVRTC User Guide, "Basic Usage")."""
 
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path)

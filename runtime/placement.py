@@ -1,4 +1,4 @@
-"""Where a plan's arenas lie: which device serves a slot, what a program shares, what each session has of its own."""
+"""Placement of a plan's arenas: the device of each slot, the memory a program shares, and each session's own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qcompiler.runtime.isa import resolve_isa
 from qcompiler.runtime.memory import align_up
 
 PAGE = 4096
-"""Activation arenas of one entry point begin at multiples of it inside their block."""
+"""Activation arenas of one entry point begin at multiples of this inside their block."""
 
 _RUNS_ON = {"cpu": ("cpu",), "cuda": ("cuda", "sim"), "sim": ("sim",)}
-"""Kinds of devices that serve a slot of a kind: the simulated GPU runs what was compiled for a real one."""
+"""Kinds of devices that serve a slot of a kind: the simulated GPU runs programs for a real one."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class SlotDevice:
 def choose_devices(plan: Plan, device: str | None = None, devices: Sequence[str] | None = None) -> tuple[str, ...]:
     """A device per slot of the plan.
 
-    `device` serves the first slot and those of the same kind after it the others, unless `devices` names them all.
-    Without both, a CPU program runs on cpu and a CUDA program on cuda:0.  TargetMismatchError for a device that cannot
-    run what the plan was compiled for, DeviceUnavailableError for one that is not there.
+    `device` serves the first slot, and the following numbers of the same kind serve the others, unless `devices` names
+    them all.  Without both, a CPU program runs on cpu and a CUDA program on cuda:0.  TargetMismatchError for a device
+    of the wrong kind, DeviceUnavailableError for one that is not present.
     """
     kinds = sorted({slot.kind for slot in plan.devices})
     if len(kinds) != 1:
@@ -84,9 +84,9 @@ def _mismatch(kind: str, device: str) -> TargetMismatchError:
 
 
 def choose_isa(device: str, target: Target, requested: str | None) -> str:
-    """What to compile kernels for: `requested`, else the device's own.
+    """The instruction set or architecture to compile kernels for: `requested`, else the device's own.
 
-    The simulated GPU stands in for the architecture that the program was compiled for.
+    The simulated GPU uses the architecture that the program was compiled for.
     """
     kind, _ = registry.parse(device)
     if kind == "cpu":
@@ -102,7 +102,7 @@ def choose_isa(device: str, target: Target, requested: str | None) -> str:
 
 
 def weight_parts(plan: Plan, arena: Arena) -> list[tuple[int, int, int]]:
-    """What a constants arena holds: (offset there, offset in the weight file, bytes), in few pieces.
+    """The contents of a constants arena: (offset there, offset in the weight file, bytes), in few pieces.
 
     All of the file from its start, or the weights that the arena's buffers name.
     """
@@ -115,7 +115,7 @@ def weight_parts(plan: Plan, arena: Arena) -> list[tuple[int, int, int]]:
     for buffer in held:
         assert buffer.weight is not None
         target, source, nbytes = buffer.offset, offsets[buffer.weight], sizes[buffer.weight]
-        if parts and source - target == parts[-1][1] - parts[-1][0]:  # it goes on behind the last one, as in the file
+        if parts and source - target == parts[-1][1] - parts[-1][0]:  # contiguous with the last one, as in the file
             first = parts.pop()
             parts.append((first[0], first[1], target + nbytes - first[0]))
         elif nbytes:
@@ -127,7 +127,7 @@ def weight_parts(plan: Plan, arena: Arena) -> list[tuple[int, int, int]]:
 
 
 class Freeze:
-    """Whether a capture is being recorded, in which nothing may be allocated."""
+    """Whether a capture is being recorded; allocations are then forbidden."""
 
     frozen = False
 
@@ -150,7 +150,7 @@ class Allocator:
 
 
 class SessionMemory:
-    """A session's states and activations, and the allocators of whatever it needs later, by slot.
+    """A session's states and activations, and the allocators for later needs, by slot.
 
     Activations of all entry points share one block per device: only one entry point runs at a time.
     """
@@ -173,7 +173,7 @@ class SessionMemory:
         return self.allocators[slot].allocate(nbytes, label)
 
     def bases(self, entry: EntryPoint) -> dict[str, int]:
-        """Addresses of the arenas that this memory gives to an entry point."""
+        """Addresses of the arenas that this memory provides for an entry point."""
         placed = {name: memory.address for name, memory in self.states.items()}
         for name, offset in self._offsets[entry.name].items():
             placed[name] = self._blocks[self.slot_of[name]].address + offset
@@ -181,7 +181,7 @@ class SessionMemory:
 
 
 def _activation_offsets(plan: Plan, entries: Sequence[EntryPoint]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """By entry point its activation arenas' offsets in their device's block, and the size of each block by slot."""
+    """The offsets of each entry point's activation arenas in their device's block; the size of each block by slot."""
     offsets: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Whether a plan's kernels and packed weights are what they claim: the part of a plan's checks beside its schedule."""
+"""Checks of a plan's kernels and packed weights: the part of a plan's checks beside its schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qcompiler.plan.verify_kernels import check_kernels
 
 
 def check_bodies(plan: Plan) -> None:
-    """PlanError names the kernel that breaks its contract (plan/contracts.py), or the weight without its bytes."""
+    """PlanError names the kernel that breaks its contract (plan/contracts.py), or the weight with wrong bytes."""
     check_kernels(plan)
     for weight in plan.weights:
         check_weight(weight)
@@ -21,7 +21,7 @@ def check_bodies(plan: Plan) -> None:
 def check_weight(weight: WeightEntry) -> None:
     """PlanError unless a weight has exactly the bytes that its format and layout need."""
     if weight.format is None and weight.layout == "canonical":
-        return  # verify_plan knows the size of plain values
+        return  # verify_plan checks the size of plain values
     if len(weight.shape) != 2 or min(weight.shape) < 1:
         raise PlanError(f"the packed weight '{weight.name}' has the shape {list(weight.shape)}, not (rows, cols)")
     try:

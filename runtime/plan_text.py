@@ -1,7 +1,7 @@
 """Every string of a plan, checked before any of it is printed into source that will be compiled.
 
-A plan from a file is data from a stranger: a kernel's name or a dimension is part of the C++ text that is emitted from
-it, so each must be what it claims to be.  What lands in comments must not be able to end them.
+A plan from a file is untrusted: a kernel's name or a dimension becomes part of emitted C++ text, so each string must
+have the form that its place requires.  Text in comments must not be able to end them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qcompiler.plan.plan import Plan, Symbol
 
 MAX_TEXT = 4096
 DEEPEST = 100
-"""Levels of a plan: records, lists and objects inside each other. Those of real ones, conditions of torch among them,
+"""Maximum levels of a plan: records, lists and objects inside each other. Real plans, including conditions of torch,
 are below 60."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 _OP = re.compile(r"[a-z]+(\.[a-z0-9_]+)?\Z")
@@ -71,7 +71,7 @@ _NAMED_BY_IDENTIFIER = (KernelSpec, Operand, Symbol)
 
 
 def check_plan_text(plan: Plan) -> None:
-    """CorruptFileError names the first string that is not what its place demands."""
+    """CorruptFileError names the first string that does not have the form its place requires."""
     for where, field, owner, text in _strings(plan, "plan", "", None):
         if field == "name" and isinstance(owner, _NAMED_BY_IDENTIFIER):
             check, what = _IDENTIFIER_CHECK

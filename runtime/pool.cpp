@@ -122,7 +122,7 @@ void leave() {
     if (pool.caller_waits.load(std::memory_order_seq_cst)) unpark(&pool.done, INT_MAX);
 }
 
-// Spins until `ready()` or the time is over; true if ready.
+// Spins until `ready()` or until the time is over; true if ready.
 template <class Ready>
 bool spin_until(Ready ready) {
     const int64_t end = now_ns() + spin_ns.load(std::memory_order_relaxed);
@@ -137,8 +137,8 @@ bool spin_until(Ready ready) {
 
 void* work(void* argument) {
     const int thread = int(reinterpret_cast<intptr_t>(argument));
-    qc_float::set(qc_float::fixed);  // a thread begins with the state of the one that made it
-    in_region = true;                // whatever a task opens runs inline
+    qc_float::set(qc_float::fixed);  // a thread inherits the state of the thread that made it
+    in_region = true;                // regions that a task opens run inline
     thread_index = thread;
     uint64_t seen = 0;
     auto news = [&] {
@@ -180,7 +180,7 @@ void ensure_workers(int wanted) {
     pool.workers.store(have, std::memory_order_relaxed);
 }
 
-// Another thread's region ends soon or not at all soon: wait for it a little, so that two callers take turns, then run
+// Another thread's region ends soon, or not for a long time: wait briefly, so that two callers take turns, then run
 // inline, so that neither depends on the other.
 bool own_pool() {
     const int64_t begin = now_ns();
@@ -206,7 +206,7 @@ void wait_until_empty() {
     }
 }
 
-// After fork the child has the calling thread only: workers are made again at the next region.
+// After fork the child has only the calling thread: workers are made again at the next region.
 void child_after_fork() {
     new (storage) Pool;
     in_region = false;
@@ -252,7 +252,7 @@ void qc_pool_parallel(qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
     pool.owned.store(false, std::memory_order_release);
 }
 
-// An entry point, or a kernel, in the state that kernels run in; the caller's own is back when this returns.
+// Runs an entry point, or a kernel, in the kernels' floating-point state, and restores the caller's.
 int32_t qc_pool_entry(qc_entry entry, qc_ctx* ctx, char* const* arenas, const int64_t* symbols) {
     const qc_float::Fixed fixed;
     return entry(ctx, arenas, symbols);

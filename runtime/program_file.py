@@ -2,9 +2,9 @@
 
 qcompiler-program      the format's version, first in the file
 program.json           `Header`: versions, signature, plan, digests of all members
-weights.safetensors    one U8 tensor "weights" at a page boundary; its directory stands in program.json
+weights.safetensors    one U8 tensor "weights" at a page boundary; its directory is in program.json
 native/*.so, *.cubin   compiled kernels (run only with trust)
-ir/*.gz, kernels/*.gz  for reading; unpacked one by one, when somebody reads them
+ir/*.gz, kernels/*.gz  for human readers; each is unpacked only when it is read
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Layout = Literal["target", "canonical"]
 
 
 class NativeBuild(Strict, frozen=True):
-    """A compiled build in the file: which machine it needs, and its digest."""
+    """A compiled build in the file: the machine it needs, and its digest."""
 
     file: str
     isa: str
@@ -80,7 +80,7 @@ class NativeBuild(Strict, frozen=True):
 
 
 class TextFile(Strict, frozen=True):
-    """A file for reading, with its digest. `nbytes` is the size of the text in a compressed one (`.gz`)."""
+    """A file for human readers, with its digest. `nbytes` is the size of the unpacked text of a `.gz` file."""
 
     file: str
     sha256: str
@@ -123,9 +123,9 @@ def save_image(
 ) -> dict[str, str]:
     """Writes a program file: streamed to a temporary file beside it, renamed when complete.
 
-    `stages=False` leaves out the texts for reading: those of the stages, and the source of the kernels.
-    `layout="canonical"` stores weights in their formats' canonical bytes, for other targets; the plan stays as it is.
-    Returns the digests of the native builds it holds, ``{"x86-64-v4": "sha256:…"}``: what `trust_native` takes.
+    `stages=False` leaves out the texts for human readers: those of the stages, and the source of the kernels.
+    `layout="canonical"` stores weights in their formats' canonical bytes, for other targets; the plan stays the same.
+    Returns the digests of the native builds, ``{"x86-64-v4": "sha256:…"}``, the argument of `trust_native`.
     """
     image.require_values()
     image.require_unchanged()
@@ -195,7 +195,7 @@ def _write(path: Path, program: bytes, weights: Bytes, others: dict[str, bytes])
 
 
 def _safetensors_header(nbytes: int) -> bytes:
-    """The header of a file with one U8 tensor, padded to a page: so the tensor's bytes begin at a page as well."""
+    """The header of a file with one U8 tensor, padded to a page, so that the tensor's bytes begin at a page as well."""
     text = json.dumps({"weights": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}}).encode()
     return struct.pack("<Q", PAGE - 8) + text.ljust(PAGE - 8)
 
@@ -222,10 +222,10 @@ def load_image(
     devices: Sequence[str] | None = None,
     copy: bool = False,
 ) -> tuple[ProgramImage, NativeLibrary | None]:
-    """A program file as an image whose weights are mapped, and the file's own native build if that is trusted.
+    """A program file as an image whose weights are mapped, with the file's own native build if that is trusted.
 
-    With `copy` the file is read into memory once, and what is checked and used is that memory.
-    `device` and `devices` say where the program is to run: a build that does not run there is refused.
+    With `copy` the file is read into memory once; that memory is checked and used.
+    `device` and `devices` say where the program will run: a build that does not run there is refused.
 
     Raises, in the order of the checks: ForeignFileError, TruncatedFileError, NewerFileError, CorruptFileError (schema,
     digests), FileBoundsError, TrustError, TargetMismatchError. `verify="full"` reads all weights and checks their
@@ -241,7 +241,7 @@ def load_image(
         header, program, weights = _checked_members(data, members)
         if verify == "full" or source is None or not _remembered(path, source.status, program):
             _check_weights(header, weights)
-            if source is not None:  # else what was checked is memory, and the file may be another one by now
+            if source is not None:  # else memory was checked, and the file may have changed
                 _remember(path, source.status, program)
         native = None
         if trust_native is not False:
@@ -255,7 +255,7 @@ def load_image(
     if header.layout == "canonical":
         note(f"packing the weights of {path.name} ({human_bytes(weights.nbytes)}) for this machine")
         weights = to_target(header.stored, weights, header.plan.weights, constants_nbytes(header.plan))
-        source = None  # the packed weights lie in memory
+        source = None  # the packed weights are in memory
     image = ProgramImage(
         header.plan, header.signature, weights, header.target, header.ledger, header.report, header.torch_calls,
         _Texts(data, members, header), (), header.qcompiler, source=source,
@@ -264,9 +264,9 @@ def load_image(
 
 
 def read_program(path: str | Path) -> tuple[Header, Mapping[str, str]]:
-    """What a program file says of itself, and its texts for reading. Nothing is compiled, repacked or run.
+    """A program file's header, and its texts for human readers. Nothing is compiled, repacked or run.
 
-    Checks what `load_image` checks, apart from the weights' values and the safety of the plan; raises the same errors.
+    Makes the checks of `load_image`, except for the weights' values and the safety of the plan; raises the same errors.
     """
     path = Path(path)
     data = MappedFile(path).data
@@ -279,15 +279,15 @@ def read_program(path: str | Path) -> tuple[Header, Mapping[str, str]]:
 
 
 def _message(path: Path, error: Exception) -> str:
-    """The error with the file's name; what it quotes of the file may be long."""
+    """The error with the file's name; quotes from the file may be long."""
     text = str(error)
     return f"{path}: {text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + '…'}"
 
 
 def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Header, bytes, Bytes]:
-    """program.json, decoded and as bytes, and the weights; directory and digests fit, the weights' own aside."""
-    # One copy: what is checked, what is used and what a trusted build is compared with are the same bytes, also where
-    # somebody writes to the file meanwhile.
+    """program.json, decoded and as bytes, and the weights. Checks the directory and all digests except the weights'."""
+    # One copy: the same bytes are checked, used, and compared with a trusted build, even if the file is overwritten
+    # meanwhile.
     program = bytes(_member(data, members, "program.json", limit=MAX_JSON))
     if zlib.crc32(program) != members["program.json"].crc32:
         raise CorruptFileError("program.json is damaged: its checksum is wrong")
@@ -300,7 +300,7 @@ def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Head
 
 
 def _read(path: Path) -> memoryview:
-    """The file's bytes in memory of this process alone. A file that shrinks meanwhile is a cut file, and no SIGBUS."""
+    """The file's bytes in private memory. A file that shrinks meanwhile counts as truncated, without a SIGBUS."""
     with open_program(path) as file:
         block = Block(os.fstat(file.fileno()).st_size)
         done = 0
@@ -319,7 +319,7 @@ def _member(data: memoryview, members: dict[str, Member], name: str, limit: int 
 
 
 def read_header(program: bytes) -> Header:
-    """program.json, versions first: a newer file may have a schema that this version cannot judge."""
+    """program.json, versions first: a newer file may have a schema that this version cannot check."""
     versions = None
     try:
         versions = msgspec.json.decode(program, type=_Versions)
@@ -333,10 +333,10 @@ def read_header(program: bytes) -> Header:
         header = msgspec.json.decode(program, type=Header, strict=True)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if versions is not None and _release(versions.qcompiler) > _release(__version__):
-            # A field that this version does not know may matter: it is not passed over, but it is no damage either.
+            # An unknown field may matter, so it is not ignored; but it does not mean that the file is damaged.
             raise NewerFileError(
                 f"the file was written by qcompiler {versions.qcompiler[:40]}, this is {__version__}, which does not "
-                f"know all it says ({error}); update with `pip install --upgrade qcompiler`"
+                f"know everything in it ({error}); update with `pip install --upgrade qcompiler`"
             ) from error
         raise CorruptFileError(f"program.json does not follow its schema: {error}") from error
     if header.plan.version > PLAN_VERSION:
@@ -348,7 +348,7 @@ def read_header(program: bytes) -> Header:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """(0, 2, 1) of "0.2.1" and of "0.2.1rc1"; () of what is no version."""
+    """(0, 2, 1) for "0.2.1" and for "0.2.1rc1"; () for an invalid version."""
     found = re.match(r"\d{1,9}(\.\d{1,9}){0,3}", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 
@@ -436,13 +436,13 @@ class _Texts(Mapping[str, str]):
 
 
 def _gzip(data: bytes) -> bytes:
-    """As gzip packs it, without a time: equal programs give equal files."""
+    """gzip without a time, so that equal programs give equal files."""
     packer = zlib.compressobj(6, wbits=31)
     return packer.compress(data) + packer.flush()
 
 
 def _gunzip(raw: memoryview, nbytes: int, name: str) -> bytes:
-    """CorruptFileError unless the text has the size that program.json says, which is all that is unpacked."""
+    """The unpacked text. CorruptFileError unless it has the size in program.json; no more than that is unpacked."""
     if not 0 <= nbytes <= MAX_TEXT:
         raise CorruptFileError(f"'{name}' claims {nbytes} bytes, more than the limit of {MAX_TEXT}")
     unpacker = zlib.decompressobj(wbits=31)
@@ -451,7 +451,7 @@ def _gunzip(raw: memoryview, nbytes: int, name: str) -> bytes:
     except zlib.error as error:
         raise CorruptFileError(f"'{name}' is not compressed as gzip does it: {error}") from error
     if len(data) != nbytes or not unpacker.eof:
-        raise CorruptFileError(f"'{name}' is compressed, and has not the {nbytes} bytes that program.json says")
+        raise CorruptFileError(f"'{name}' is compressed, and does not have the {nbytes} bytes that program.json states")
     return data
 
 
@@ -459,11 +459,10 @@ def _gunzip(raw: memoryview, nbytes: int, name: str) -> bytes:
 
 
 def _builds(data: memoryview, members: dict[str, Member], header: Header) -> list[Build]:
-    """The file's native builds, as they describe themselves, in memory. CorruptFileError if program.json says
-    otherwise."""
+    """The file's native builds in memory, with their own descriptions. CorruptFileError if program.json disagrees."""
     builds = []
     for item in header.native:
-        code = bytes(_member(data, members, item.file))  # what runs are the bytes whose digest is compared here
+        code = bytes(_member(data, members, item.file))  # the bytes that run are those whose digest is compared here
         if _sha256(code) != item.sha256:
             raise CorruptFileError(f"'{item.file}' is damaged: its digest is wrong")
         builds.append(unpack_build(item.file, item.sha256, memoryview(code)))
@@ -475,7 +474,7 @@ def _builds(data: memoryview, members: dict[str, Member], header: Header) -> lis
 
 
 class _PlanText(msgspec.Struct):
-    """The plan's own text inside program.json, which its builds name by digest."""
+    """The plan's own text inside program.json; builds name its digest."""
 
     plan: msgspec.Raw
 
@@ -485,7 +484,7 @@ def _plan_text(program: bytes) -> bytes:
 
 
 def offers(path: str | Path, device: str | None = None, devices: Sequence[str] | None = None) -> str:
-    """What a machine without a compiler can do with a program file, as the end of an error message."""
+    """Advice for a machine without a compiler, as the end of an error message."""
     data = MappedFile(Path(path)).data
     members = read_members(data)
     header, _, _ = _checked_members(data, members)
@@ -493,13 +492,13 @@ def offers(path: str | Path, device: str | None = None, devices: Sequence[str] |
     if fitting := runnable(builds, where, lambda: emitter_of("cuda")):
         best = fitting[0]
         return (
-            f"; or run the build for {best.note.isa} that the file brings: if you trust those who made it, load with "
+            f"; or run the build for {best.note.isa} in the file: if you trust its author, load with "
             f"trust_native='sha256:{best.sha256}'"
         )
     have = ", ".join(build.note.isa for build in builds)
     return (
-        f"; or have it saved with a build that runs here, by qcompile(targets=[…]) where there is a compiler: this "
-        f"machine runs {', '.join(registry.runs(where)) or 'none'}, the file brings {have or 'none'}"
+        f"; or save it again with a build for this machine, by qcompile(targets=[…]) where there is a compiler: this "
+        f"machine runs {', '.join(registry.runs(where)) or 'none'}, the file has {have or 'none'}"
     )
 
 

@@ -1,12 +1,12 @@
-"""What is said of work that takes long: on stderr, or to a function of the caller's.
+"""Progress of long work: on stderr, or to a function of the caller's.
 
     with Stages(23, progress=print):          # api.qcompile; `progress` may be None
-        stage("export")                       # anything below says where the work is
+        stage("export")                       # code below reports the stage
         with Progress("packing weights", total) as progress:
             progress.step(nbytes)
 
-After two seconds a terminal shows bars, and elsewhere a line says what is being done; another follows every five
-seconds.  `QC_QUIET=1` silences it; stdout is never touched.
+After two seconds a terminal shows bars; elsewhere a line names the work, and another follows every five seconds.
+`QC_QUIET=1` silences it; stdout is never used.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 EVERY = 5.0
-"""Seconds between two lines about one piece of work, where stderr is no terminal."""
+"""Seconds between two lines about one piece of work, if stderr is not a terminal."""
 
 BAR_AFTER = 2.0
-"""Seconds of silence: work that is done by then says nothing."""
+"""Seconds before the first output: shorter work prints nothing."""
 
 
 def note(text: str) -> None:
@@ -42,7 +42,7 @@ def note(text: str) -> None:
 
 @functools.cache
 def note_once(text: str) -> None:
-    """Says it once in this process."""
+    """Prints a note once per process."""
     note(text)
 
 
@@ -55,7 +55,7 @@ def is_quiet() -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """A stage of a compile that begins: number `number` of `of`, `seconds` after the compile began."""
+    """A stage of a compile at its beginning: number `number` of `of`, `seconds` after the compile began."""
 
     stage: str
     number: int
@@ -72,13 +72,13 @@ _CURRENT: ContextVar[Stages | None] = ContextVar("qcompiler_stages", default=Non
 
 
 def stage(name: str) -> None:
-    """Says that a stage begins, to whoever follows this work; nobody may."""
+    """Reports the beginning of a stage to the current `Stages`, if there is one."""
     if (current := _CURRENT.get()) is not None:
         current.begin(name)
 
 
 class Stages:
-    """Follows work of so many stages. `progress` is called as each begins; what it raises ends the work."""
+    """Follows work of a known number of stages. `progress` is called as each begins; its exceptions end the work."""
 
     def __init__(self, total: int, progress: OnStep | None = None) -> None:
         self._total, self._progress = total, progress
@@ -160,12 +160,12 @@ class Progress:
             BARS.remove(bar)
 
     def step(self, nbytes: int) -> None:
-        """`nbytes` more are done."""
+        """`nbytes` more bytes are done."""
         with self._lock:
             self._reached(self._done + nbytes)
 
     def reach(self, nbytes: int) -> None:
-        """`nbytes` are done in all: for work of which only parts were counted."""
+        """`nbytes` bytes are done in total: for work of which only parts were counted."""
         with self._lock:
             self._reached(nbytes)
 
@@ -196,7 +196,7 @@ class Progress:
 
 
 class _Bars:
-    """The bars on the terminal: one display for all that is under way, as long as there is any."""
+    """The bars on the terminal: one display for all running work, as long as there is any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -218,7 +218,7 @@ class _Bars:
         with self._lock:
             if self._bars is None:
                 return
-            self._bars.refresh()  # where it ended
+            self._bars.refresh()  # shows the final state
             self._bars.remove_task(bar)
             if not self._bars.task_ids:
                 self._bars.stop()

@@ -28,16 +28,16 @@ def canonical_directory(entries: tuple[WeightEntry, ...]) -> tuple[WeightEntry, 
 
 
 def to_canonical(entries: tuple[WeightEntry, ...], weights: Bytes, stored: tuple[WeightEntry, ...]) -> Bytes:
-    """The bytes that `stored` describes, from the arena that `entries` describe."""
+    """The bytes that `stored` describes, from the arena that `entries` describes."""
     nbytes = max((entry.offset + entry.nbytes for entry in stored), default=0)
-    made = file_bytes(nbytes) if nbytes > IN_MEMORY else Block(nbytes).bytes  # for the time of a save
+    made = file_bytes(nbytes) if nbytes > IN_MEMORY else Block(nbytes).bytes  # for the duration of a save
     for source, target in zip(entries, stored, strict=True):
         _place(source, weights, target, made)
     return made
 
 
 def to_target(stored: tuple[WeightEntry, ...], weights: Bytes, entries: tuple[WeightEntry, ...], nbytes: int) -> Bytes:
-    """The constants arena of `nbytes` bytes that `entries` describe, from the bytes that `stored` describes."""
+    """The constants arena of `nbytes` bytes that `entries` describes, from the bytes that `stored` describes."""
     block = Block(nbytes)
     for source, target in zip(stored, entries, strict=True):
         _place(source, weights, target, block.bytes)

@@ -1,11 +1,11 @@
-"""`QC_SANITIZE=address,undefined`: the CPU build of kernels and pool under AddressSanitizer and UBSan of the compiler.
+"""`QC_SANITIZE=address,undefined`: the CPU build of kernels and pool under the compiler's AddressSanitizer and UBSan.
 
-The text that is compiled is the same; the flags are others, and so is the key in the cache.  AddressSanitizer's runtime
-must be in the process before Python is, since it stands in for malloc.  One command arranges that:
+The compiled text is the same; only the flags and the key in the cache differ.  AddressSanitizer's runtime must be in
+the process before Python, since it replaces malloc.  One command arranges that:
 
     python -m qcompiler.runtime.sanitized pytest tests/kernels
 
-Memory of arenas and scratch (`Block`) is mapped between guard pages then, and the rest of its last page is poisoned: an
+Memory of arenas and scratch (`Block`) is then mapped between guard pages, and the rest of its last page is poisoned: an
 access behind the last byte is reported like one behind a malloc.  A report ends the process.
 """
 
@@ -25,7 +25,7 @@ COMMAND = "python -m qcompiler.runtime.sanitized COMMAND [ARGUMENT…]"
 
 
 def wanted() -> tuple[str, ...]:
-    """The sanitisers that `QC_SANITIZE` names, sorted. RuntimeFailure for a name that is none."""
+    """The sanitisers that `QC_SANITIZE` names, sorted. RuntimeFailure for an unknown name."""
     return parse(os.environ.get("QC_SANITIZE", ""))
 
 
@@ -38,7 +38,7 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def flags() -> tuple[str, ...]:
-    """What the compiler gets beside the usual flags; nothing where no sanitiser is wanted."""
+    """Extra flags for the compiler; none if no sanitiser is wanted."""
     kinds = wanted()
     if not kinds:
         return ()
@@ -47,7 +47,7 @@ def flags() -> tuple[str, ...]:
 
 
 def compiler_environment() -> dict[str, str]:
-    """The environment for a compiler: without the runtime, under which it takes many times as long."""
+    """The environment for a compiler, without the sanitiser's runtime, which would make it many times slower."""
     kept = dict(os.environ)
     if wanted():
         kept.pop("LD_PRELOAD", None)
@@ -55,8 +55,8 @@ def compiler_environment() -> dict[str, str]:
 
 
 def require_runtime() -> None:
-    """RuntimeFailure where sanitised code is about to be loaded into a process that lacks AddressSanitizer's runtime:
-    the loader would end the process."""
+    """RuntimeFailure before sanitised code is loaded into a process that lacks AddressSanitizer's runtime: the loader
+    would end the process."""
     if "address" in wanted() and not hasattr(ctypes.CDLL(None), "__asan_init"):
         raise RuntimeFailure(
             "QC_SANITIZE=address: AddressSanitizer's runtime must be loaded before Python. Start the program as "
@@ -68,7 +68,7 @@ def require_runtime() -> None:
 
 
 def guarding() -> bool:
-    """Whether blocks of memory are to be guarded: AddressSanitizer is wanted and there."""
+    """Whether blocks of memory are guarded: AddressSanitizer is wanted and present."""
     return "address" in wanted() and hasattr(ctypes.CDLL(None), "__asan_poison_memory_region")
 
 
@@ -81,12 +81,12 @@ def protect(address: int, nbytes: int) -> None:
 
 
 def poison(address: int, nbytes: int) -> None:
-    """Accesses to these bytes are reported from now on."""
+    """Makes the sanitiser report accesses to these bytes from now on."""
     _region("__asan_poison_memory_region", address, nbytes)
 
 
 def unpoison(address: int, nbytes: int) -> None:
-    """The bytes are ordinary memory again."""
+    """Makes the bytes ordinary memory again."""
     _region("__asan_unpoison_memory_region", address, nbytes)
 
 

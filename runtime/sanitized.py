@@ -1,7 +1,7 @@
 """Runs a command with sanitised kernels: `python -m qcompiler.runtime.sanitized pytest tests/kernels`.
 
-Sets `QC_SANITIZE` (as given, else address,undefined) and puts AddressSanitizer's runtime before the command's own
-libraries.  A report of a sanitiser ends the process that made it with exit status 66.
+Sets `QC_SANITIZE` (the given value, else address,undefined) and preloads AddressSanitizer's runtime before the
+command's own libraries.  A report of a sanitiser ends its process with exit status 66.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ EXIT_STATUS = 66
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that runs sanitised kernels: by what `QC_SANITIZE` in `base` names, else both.
+    """The environment of a process that runs sanitised kernels: with the sanitisers in `base`'s `QC_SANITIZE`, else
+    both.
 
-    CompilerMissingError, and RuntimeFailure where the compiler brings no runtime of the sanitisers.
+    CompilerMissingError, and RuntimeFailure if the compiler has no runtime of the sanitisers.
     """
     kinds = parse(base.get("QC_SANITIZE", "")) or KINDS
     result = {**base, "QC_SANITIZE": ",".join(kinds)}
     if "address" in kinds:
-        # libstdc++ comes along: the runtime looks for the true __cxa_throw when it starts, and Python has none.
+        # libstdc++ is preloaded, too: at its start the runtime looks for the real __cxa_throw, which Python lacks.
         libraries = [_file("libasan.so"), _file("libstdc++.so.6")]
         result["LD_PRELOAD"] = ":".join([*map(str, libraries), *filter(None, [base.get("LD_PRELOAD")])])
-    # Python frees little at exit, which is no leak of the kernels.
+    # Python frees little at exit; that is not a leak of the kernels.
     own = {"ASAN_OPTIONS": f"detect_leaks=0:exitcode={EXIT_STATUS}:allocator_may_return_null=1",
            "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={EXIT_STATUS}"}  # fmt: skip
     for name, options in own.items():
@@ -39,7 +40,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def _file(name: str) -> Path:
-    """A library that the compiler brings."""
+    """The path of a library of the compiler."""
     compiler = find_compiler()
     command = [*compiler.command, f"-print-file-name={name}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,21 +1,21 @@
-"""What a CUDA kernel executes: the instructions of its hot loop, counted in the machine code (SASS) of a cubin.
+"""The instructions of a CUDA kernel's hot loop, counted in the machine code (SASS) of a cubin.
 
 `nvdisasm` comes as a wheel (`pip install nvidia-cuda-nvdisasm`) and needs neither a toolkit nor a GPU.
 
-What is counted, exactly:
+The count is defined as follows:
 
 1. A kernel's instructions are cut into basic blocks at labels and branches; back edges (to a block that dominates
    their source) give the natural loops.
 2. The hot loop is the innermost one that contains both the products (`PRODUCTS`) and the loads of weights: `LDG` of 16
-   bytes with the modifier `NA`, which `qc_load_stream_16` alone emits.
-3. Of that loop one path is counted: the one with the most products, then the most loads of weights, then the most
-   copies to shared memory (`LDGSTS`), then the fewest instructions.  So the path that stages x anew, the paths for
-   unaligned x and for fewer tokens are left out; the steady state of a full tile of aligned rows is left in.  Of inner
-   loops without products one pass counts.
-4. An inner loop with products runs as often as the weights that were loaded ask for: a lane that loaded W weights must
-   execute W * `products_per_weight` products.  SassError where that is no whole number.
-5. Instructions of the path divided by W are *instructions per weight*: issue slots of one lane.  Predicated
-   instructions count, as they are issued; `NOP` does not.
+   bytes with the modifier `NA`, which only `qc_load_stream_16` emits.
+3. One path of that loop is counted: the one with the most products, then the most loads of weights, then the most
+   copies to shared memory (`LDGSTS`), then the fewest instructions.  So the steady state of a full tile of aligned rows
+   is counted.  The path that stages x again, and the paths for unaligned x and for fewer tokens, are not.  Inner loops
+   without products count once.
+4. An inner loop with products runs as often as the loaded weights require: a lane that loaded W weights must execute
+   W * `products_per_weight` products.  SassError if that is not a whole number of iterations.
+5. Instructions of the path divided by W are *instructions per weight*: issue slots of one warp lane.  Predicated
+   instructions count, since they are issued; `NOP` does not.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from qcompiler.errors import MissingDependencyError, SassError
 _INSTALL = "pip install nvidia-cuda-nvdisasm"
 
 PRODUCTS = ("HMMA", "IMMA", "IDP", "FFMA")
-"""Opcodes that multiply weights with x: tensor cores, `dp4a`, fp32. A loop's products are the first kind it has, since
-decoding may use FFMA as well."""
+"""Opcodes that multiply weights with x: tensor cores, `dp4a`, fp32. The first kind that occurs in a loop counts as its
+products, since decoding may use FFMA as well."""
 
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "products": ("HMMA", "IMMA", "IDP"),
@@ -52,7 +52,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "global": ("LDG", "STG", "LDGSTS", "LDGDEPBAR", "DEPBAR"),
     "control": ("BRA", "BSSY", "BSYNC", "BAR", "WARPSYNC", "EXIT", "YIELD", "BREAK", "CALL", "RET", "BMOV"),
 }
-"""What instructions are for; a table's columns. Anything else is "other"."""
+"""Classes of instructions by purpose, the columns of a table. All others are "other"."""
 
 _CLASS_OF = {opcode: name for name, opcodes in CLASSES.items() for opcode in opcodes}
 
@@ -79,7 +79,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel's instructions in order; `labels` gives the place of the instruction that follows each."""
+    """A kernel's instructions in order; `labels` maps each label to the index of the next instruction."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -88,7 +88,7 @@ class Function:
 
 @dataclass(frozen=True)
 class HotLoop:
-    """The counted path of a hot loop: instructions by opcode for one lane, over `weights` of its weights."""
+    """The counted path of a hot loop: instructions by opcode for one warp lane, over `weights` of its weights."""
 
     opcodes: Mapping[str, int]
     weights: int
@@ -143,7 +143,7 @@ _TARGET = re.compile(r"`\((\.L\w+)\)")
 
 
 def parse(text: str) -> dict[str, Function]:
-    """The functions in what `nvdisasm -c` prints."""
+    """The functions in the output of `nvdisasm -c`."""
     bodies: dict[str, tuple[list[Instruction], dict[str, int]]] = {}
     instructions, labels = list[Instruction](), dict[str, int]()
     for line in text.splitlines():
@@ -168,7 +168,7 @@ _ENDS = ("EXIT", "RET", "BRA", "JMP", "KILL")
 
 @dataclass(frozen=True)
 class _Graph:
-    """Basic blocks as ranges of instructions, and the blocks that each may go on to."""
+    """Basic blocks as ranges of instructions, and the successors of each."""
 
     function: Function
     blocks: tuple[range, ...]
@@ -189,7 +189,7 @@ def _graph(function: Function) -> _Graph:
     for number, block in enumerate(blocks):
         last = code[block[-1]]
         after = []
-        diverged = "DIV" in last.modifiers  # to code for lanes that have parted, which no kernel here has
+        diverged = "DIV" in last.modifiers  # to code for diverged lanes, which no kernel here has
         if (
             not diverged
             and last.opcode in _BRANCHES
@@ -207,7 +207,7 @@ def _graph(function: Function) -> _Graph:
 
 
 def _predecessors(graph: _Graph) -> dict[int, list[int]]:
-    """Of the blocks that the kernel's first one reaches: what nothing reaches dominates nothing."""
+    """Predecessors of the blocks that can be reached from the first one; unreachable blocks dominate nothing."""
     found: dict[int, list[int]] = {0: []}
     todo = [0]
     while todo:
@@ -235,7 +235,7 @@ def _dominators(before: Mapping[int, list[int]]) -> dict[int, set[int]]:
 
 
 def _loops(graph: _Graph) -> dict[int, set[int]]:
-    """The blocks of each natural loop by its header; loops of one header are joined."""
+    """The blocks of each natural loop by its header; loops with the same header are joined."""
     before = _predecessors(graph)
     dominators = _dominators(before)
     loops: dict[int, set[int]] = {}
@@ -257,7 +257,7 @@ def _loops(graph: _Graph) -> dict[int, set[int]]:
 
 @dataclass(frozen=True)
 class _Cost:
-    """What a path executes; `repeated` is the part inside of inner loops with products, once."""
+    """The instructions of a path; `repeated` are those inside inner loops with products, counted once."""
 
     once: Counter[str]
     repeated: Counter[str]
@@ -314,7 +314,7 @@ def _block(graph: _Graph, block: int) -> _Cost:
 
 
 def _in_order(after: Mapping[int, set[int]], start: int) -> list[int]:
-    """Nodes so that each stands before those that it goes on to; what `start` reaches."""
+    """The nodes reachable from `start`, each before its successors."""
     done, order = set[int](), list[int]()
 
     def visit(node: int) -> None:
@@ -329,9 +329,9 @@ def _in_order(after: Mapping[int, set[int]], start: int) -> list[int]:
 
 
 def hot_loop(function: Function, bits: int, products_per_weight: Fraction) -> HotLoop:
-    """The hot loop of a kernel whose weights are stored `bits` bits wide in 16-byte loads (a plane's width where codes
-    are split into planes).  SassError where the kernel has no loop with loads of weights and products, or where
-    products and weights do not agree."""
+    """The hot loop of a kernel whose weights are stored `bits` wide in 16-byte loads (the width of a plane if codes
+    are split into planes).  SassError if the kernel has no loop with loads of weights and products, or if products and
+    weights do not agree."""
     graph = _graph(function)
     loops = _loops(graph)
     opcodes = {h: Counter(i.opcode for b in body for i in graph.instructions(b)) for h, body in loops.items()}

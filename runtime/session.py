@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qcompiler.runtime.loaded import LoadedProgram
 
 BINDING_LIMIT = 256
-"""Sizes of arguments remembered per session."""
+"""The number of argument sizes remembered per session."""
 
 
 _BUSY = "this session is running a call in another thread; give each thread its own: `s = program.session()`"
@@ -44,7 +44,7 @@ _BUSY = "this session is running a call in another thread; give each thread its 
 class Session(ABC):
     """Runs a program. Calls on one session come one after another; a second concurrent one raises SessionBusyError.
 
-    States start as the model's buffers were and live as long as the session; `reset()` puts them back.
+    States start with the values of the model's buffers and live as long as the session; `reset()` restores them.
     """
 
     def __init__(self, program: LoadedProgram, *, stepwise: bool = False) -> None:
@@ -64,12 +64,12 @@ class Session(ABC):
         free_after_fork(self)
 
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
-        """The program's results, in the structure the model returned them.
+        """The program's results, in the structure that the model returned.
 
-        Arguments are NumPy arrays, torch tensors, DLPack objects or arrays on the program's device.  Results live where
-        arguments live and are the caller's own: NumPy arrays or torch tensors on the host, else `DeviceArray`s or torch
-        tensors on the device, ready in the order of the caller's stream.  With `out=` (an array, or a tree of arrays in
-        the results' structure) they are written there, nothing is allocated, and `out` is returned.
+        Arguments are NumPy arrays, torch tensors, DLPack objects or arrays on the program's device.  Results are on the
+        same side as arguments and belong to the caller: NumPy arrays or torch tensors on the host, else `DeviceArray`s
+        or torch tensors on the device, ready in the order of the caller's stream.  With `out=` (an array, or a tree of
+        arrays in the results' structure) results are written there, nothing is allocated, and `out` is returned.
 
         `stream` is the caller's stream on a GPU, if it is neither torch's current one nor the default one.
         """
@@ -79,11 +79,11 @@ class Session(ABC):
             return self._run(args, kwargs, out, stream)
 
     def ticket(self) -> int:
-        """For what follows: ``with session._lock: session.begin(ticket)``. SessionBusyError if a call is inside.
+        """For use as ``with session._lock: session.begin(ticket)``. SessionBusyError if a call is running.
 
-        A lock that is tried, and given back in a `finally`, stays taken if Ctrl-C falls between the two; `with` takes
-        and gives back a lock in C, where nothing falls between.  But `with` waits; so a call that came upon a free lock
-        and then waited for another call finds that its ticket is no longer the next.
+        A lock that is tried and then released in a `finally` stays taken if Ctrl-C falls between the two; `with` takes
+        and releases a lock in C, without such a gap.  But `with` waits.  So a call that found the lock free but then
+        waited for another call must detect this: its ticket is no longer the next.
         """
         ticket = self._calls
         if self._lock.locked():
@@ -91,13 +91,13 @@ class Session(ABC):
         return ticket
 
     def begin(self, ticket: int) -> None:
-        """The first thing to do with the lock. SessionBusyError if another call began since the ticket was taken."""
+        """Must come first inside the lock. SessionBusyError if another call began since the ticket was taken."""
         if self._calls != ticket:
             raise SessionBusyError(_BUSY)
         self._calls += 1
 
     def reset(self) -> None:
-        """Puts all states back to what they began as. CaptureRuleError while the caller records a capture."""
+        """Resets all states to their initial values. CaptureRuleError while the caller records a capture."""
         with self._lock:
             self._require_no_capture("reset")
             self._begin_states(fresh=False)
@@ -115,16 +115,16 @@ class Session(ABC):
             return {name: block.bytes for name, block in found.items()}
 
     def set_states(self, values: dict[str, Any]) -> None:
-        """Overwrites states by arena with the bytes of another session's `states()`: all of them, or an error and none.
+        """Overwrites states by arena with the bytes of another session's `states()`: all of them, or none on an error.
 
-        ArgumentError for a state that the program does not have or that has another size; CaptureRuleError as there.
+        ArgumentError for an unknown state or a wrong size; CaptureRuleError while the caller records a capture.
         """
         for name, data in values.items():
             wanted = self.memory.states[name].nbytes if name in self.memory.states else None
             if (data.dtype, data.nbytes, data.flags.c_contiguous) != (np.uint8, wanted, True):
                 has = ", ".join(f"{each} ({memory.nbytes})" for each, memory in self.memory.states.items())
                 raise ArgumentError(
-                    f"the state '{name}' of {data.nbytes} bytes is none of this program's; its states (bytes) are "
+                    f"the state '{name}' of {data.nbytes} bytes is not a state of this program; its states (bytes) are "
                     f"{has or 'none'}, each a contiguous array of uint8"
                 )
         with self._lock:
@@ -141,7 +141,7 @@ class Session(ABC):
     def _begin_states(self, *, fresh: bool) -> None:
         for name, memory in self.memory.states.items():
             home = self.queues.homes[self.memory.slot_of[name]]
-            if not (fresh and home.backend.kind == "cpu"):  # fresh pages are zeros already, and come when touched
+            if not (fresh and home.backend.kind == "cpu"):  # fresh pages are zeros already
                 home.backend.zero(home.stream, memory.address, memory.nbytes)
             initial = self.program.initial_states.get(name)
             if initial is not None and initial.nbytes:
@@ -149,7 +149,7 @@ class Session(ABC):
         self._settle()
 
     def _settle(self) -> None:
-        """States are there for everybody: for a caller's graph too, which never waits for the session's own streams."""
+        """Waits until the states are written: a caller's graph, too, may use them, and never waits for our streams."""
         if self.memory.states:
             self.queues.synchronize()
 
@@ -192,9 +192,9 @@ class Session(ABC):
 
 
 class HostSession(Session):
-    """A session on the CPU: arguments are read and results written where they lie, and a call is done when it returns.
+    """A session on the CPU: arguments and results are used in place, and a call is done when it returns.
 
-    Natively a call is one function of the compiled program; `stepwise` walks the plan from Python.
+    By default a call is one function of the compiled program; `stepwise` runs the plan from Python.
     """
 
     def __init__(self, program: LoadedProgram, *, stepwise: bool = False) -> None:
@@ -259,14 +259,14 @@ class HostSession(Session):
             )
         ]
         places = (binding, addresses, [source.address for source in sources])
-        if places != self._apart:  # the same arrays as in the last call are apart as they were then
+        if places != self._apart:  # unless the arrays are the same as in the last call
             self.check_apart(binding, addresses, places[2])
             self._apart = places
         return addresses
 
 
 def make_context(num_threads: int, scratch_stride: int) -> Context:
-    """A `qc_ctx` with scratch of its own (kept alive by the context)."""
+    """A `qc_ctx` with its own scratch memory, which it keeps alive."""
     scratch = Block(num_threads * scratch_stride)
     context = Context(
         parallel=parallel_address(),

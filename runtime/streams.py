@@ -1,11 +1,11 @@
 """A session's queues: one backend stream per stream of the plan, tied together at both ends of a call.
 
-Each device slot has a *home*: its first stream.  A call begins and ends there:
+Each device slot has a *home*: its first stream.  A call starts and ends there:
 
     caller's streams -> homes -> all streams of the entry point … -> homes -> caller's streams
 
-Every arrow is an event recorded on the left and waited for on the right, so a call that is part of somebody's capture
-forks from it and joins it again.
+Every arrow is an event recorded on the left and waited for on the right, so a call inside a caller's capture forks from
+it and joins it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STREAM_CAPTURE_IMPLICIT = 906
 
 
 class Queue:
-    """A stream with the backend it belongs to and an event that marks its end."""
+    """A stream with its backend and an event that marks its end."""
 
     __slots__ = ("_tail", "backend", "stream")
 
@@ -32,7 +32,7 @@ class Queue:
         self._tail: Event | None = None
 
     def release(self, others: Iterable[Queue]) -> None:
-        """What others do from now on comes after what is in this queue now."""
+        """Orders the later work of others after the present work of this queue."""
         waiting = [other for other in others if other.stream is not self.stream]
         if not waiting:
             return
@@ -77,7 +77,7 @@ class Queues:
         return self._events[key]
 
     def wait_event(self, name: str) -> Event:
-        """The event that the latest record before the wait, in the plan's order, used."""
+        """The event of the latest record before the wait, in the plan's order."""
         if name not in self._recorded:
             raise PlanError(f"the event '{name}' is waited for before anything records it")
         return self._recorded[name]
@@ -87,7 +87,7 @@ class Queues:
         return tuple(self.named[name] for name in dict.fromkeys(step.stream for step in entry.steps))
 
     def fork(self, queues: Iterable[Queue]) -> None:
-        """The homes, in step with each other, release an entry point's queues."""
+        """The homes, ordered with each other, release an entry point's queues."""
         order(self.homes.values(), [*self.homes.values(), *queues])
 
     def join(self, queues: Iterable[Queue]) -> None:
@@ -95,7 +95,7 @@ class Queues:
         order([*self.homes.values(), *queues], self.homes.values())
 
     def synchronize(self) -> None:
-        """Until all of it is done, also where part of it failed; raises the first that kernels reported."""
+        """Waits until all work is done, even if part of it failed; raises the first error that kernels reported."""
         errors: list[RuntimeFailure] = []
         for queue in {id(queue): queue for queue in (*self.named.values(), *self.homes.values())}.values():
             try:
@@ -110,12 +110,12 @@ class Queues:
 
 
 class Callers:
-    """The streams that the caller works on, one per device slot, or the one on which it records a capture."""
+    """The streams that the caller uses, one per device slot, or the stream on which it records a capture."""
 
     def __init__(self, queues: Queues, given: Any = None) -> None:
         """`given` is the caller's `stream=`, for the first slot's device.
 
-        Nothing is touched here.  DeviceError 906 if the caller records a capture but would reach us on the legacy
+        Has no effect on streams.  DeviceError 906 if the caller records a capture but this call would use the legacy
         stream; CaptureRuleError if this session is part of a capture that the caller does not record.
         """
         self.queues: list[Queue] = []
@@ -128,7 +128,7 @@ class Callers:
             if number == 0:
                 self.given = stream if given is not None else None
                 self.capturing = capturing
-                if capturing:  # a capture is joined through one stream; those of other devices are not part of it
+                if capturing:  # a capture is joined through one stream, without those of other devices
                     return
         if any(home.stream.is_capturing for home in queues.homes.values()):
             raise CaptureRuleError(
@@ -149,8 +149,8 @@ class Callers:
 def is_capturing(backend: Backend, stream: Stream) -> bool:
     """Whether a caller records a capture on its stream.
 
-    If it does so on another one, work on this one would miss the capture, and waiting for it would break the capture:
-    DeviceError 906 where this is the legacy stream, else CaptureRuleError.
+    If it records one on another stream, work on this one would miss the capture, and waiting would break it:
+    DeviceError 906 if this is the legacy stream, else CaptureRuleError.
     """
     legacy = stream.handle == backend.legacy_stream().handle
     try:
@@ -170,7 +170,7 @@ def is_capturing(backend: Backend, stream: Stream) -> bool:
 
 
 def legacy_capture(device: str) -> DeviceError:
-    """The refusal of a call that would escape, or break, a capture of the caller's."""
+    """The error for a call that would escape, or break, a caller's capture."""
     return DeviceError(
         f"a capture is being recorded on {device}, but this call would go to the legacy default stream and not become "
         "part of it; pass the capturing stream as `stream=`, or make it the current one",

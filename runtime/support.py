@@ -17,7 +17,7 @@ from qcompiler.runtime.code import Code, load, remember
 from qcompiler.runtime.compiler import compile_code, cpu_flags, recorded
 
 DEFAULT_SPIN_US = 50
-"""How long an idle worker waits before it sleeps: regions of one call follow each other faster than this."""
+"""How long an idle worker spins before it sleeps: regions of one call follow each other faster than this."""
 
 
 class Context(ctypes.Structure):
@@ -45,8 +45,8 @@ _loading = threading.Lock()
 def support(trusted: Code | None = None) -> ctypes.CDLL:
     """The loaded library (never unloaded: its workers run in it), one per process.
 
-    It is the user's own, from the cache or compiled.  Only where there is neither, nor a compiler, `trusted` serves:
-    the one that came with a trusted build.  CompilerMissingError without it.
+    It is the user's own, from the cache or freshly compiled.  Only if there is neither, nor a compiler, the one of a
+    trusted build (`trusted`) is used.  CompilerMissingError without it.
     """
     with _loading:
         if not _loaded:
@@ -61,7 +61,7 @@ def support(trusted: Code | None = None) -> ctypes.CDLL:
 
 
 def support_library() -> Code:
-    """The compiled library. One that was compiled before needs no compiler."""
+    """The compiled library. If it was compiled before, no compiler is needed."""
     source, isa = _source(), "x86-64" if os.uname().machine == "x86_64" else "generic"
     key = hashlib.sha256(json.dumps([source, isa, os.uname().machine, cpu_flags(isa), _FLAGS]).encode()).hexdigest()
     record = cache_dir("plans") / f"pool-{key}.json"
@@ -106,7 +106,7 @@ def kernel_caller() -> Any:
 
 def _caller(name: str, restype: Any) -> Any:
     library = support()
-    if not hasattr(library, name):  # the pool of a trusted build of an earlier version: the caller's state is left
+    if not hasattr(library, name):  # a pool of an earlier version, from a trusted build: keeps the caller's state
         prototype = ctypes.CFUNCTYPE(restype, *(ctypes.c_void_p,) * 3)
         return lambda function, *arguments: prototype(function)(*arguments)
     caller = library[name]

@@ -1,4 +1,4 @@
-"""How many threads to run on: the argument, `QC_NUM_THREADS`, else what affinity and the cgroup's CPU quota allow."""
+"""The number of threads: the argument, `QC_NUM_THREADS`, else what affinity and the cgroup's CPU quota allow."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MAX_THREADS = 1024
 
 
 def resolve_num_threads(requested: int | None) -> int:
-    """ArgumentError for anything but 1…1024."""
+    """The number of threads. ArgumentError for anything but 1…1024."""
     if requested is not None:
         return _checked(requested, "num_threads")
     return default_threads()
 
 
 def default_threads() -> int:
-    """`QC_NUM_THREADS`, else the processors that affinity and quota leave to this process."""
+    """`QC_NUM_THREADS`, else the processors that affinity and quota allow this process."""
     if text := os.environ.get("QC_NUM_THREADS"):
         return _checked(int(text) if text.isdigit() else text, "QC_NUM_THREADS")
     count = usable_cpus()
@@ -62,7 +62,7 @@ def cgroup_cpus(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys
 
 
 def _upwards(base: Path, path: str) -> list[Path]:
-    """The group's directory and those above it. Inside a container the path may not exist: then only what does."""
+    """The group's directory and those above it. Inside a container some may not exist; these are left out."""
     parts = [part for part in path.split("/") if part and part != ".."]
     return [base.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 

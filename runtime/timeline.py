@@ -1,11 +1,11 @@
-"""The timeline of an entry point: what runs on which stream, when, and what waits for what. All of it from the plan.
+"""The timeline of an entry point, derived from the plan: what runs on which stream, when, and what waits for what.
 
     shown = timeline(plan, "sm_90a", "prefill", {"s": 100})
     print(shown)                     a row for each stream
     shown.save("prefill.json")       for ui.perfetto.dev, or chrome://tracing
 
-Times are the estimates of kernels/cost.py for a published device, as in a replayed graph; no step has been measured
-unless `measured` says so.  Needs neither torch nor xdsl, nor any device.
+Times are the estimates of kernels/cost.py for a published device, as in a replayed graph, except for times in
+`measured`.  Needs neither torch nor xdsl, nor any device.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from qcompiler.runtime.executor import chosen_kernel, launched
 Symbols = Mapping[str, int]
 
 _WORDS: dict[type[Step], str] = {Copy: "copy", TorchCall: "torch"}
-"""What is shown for steps that launch no kernel."""
+"""Labels of steps that launch no kernel."""
 
 
 @dataclass(frozen=True)
 class Slice:
     """A launch or a copy: `begin` and `end` in microseconds since the entry point began.
 
-    `alone` is what it would take with the device to itself.
+    `alone` is the time it would take with the device to itself.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Edge:
-    """A wait of one stream for another: from the slice (by number) before the record to the one behind the wait."""
+    """A wait of one stream for another: from the slice (by number) before the record to the one after the wait."""
 
     event: str
     source: int
@@ -67,8 +67,8 @@ class Edge:
 class Timeline:
     """An entry point at one size. `str()` is a chart, `perfetto()` a trace, `as_dict()` the figures.
 
-    `span` is when the last stream is joined; `serial` the sum of all slices, each alone, in microseconds.  `critical`
-    are the numbers of the slices that `span` follows from, each begun as soon as the one before it let it.
+    `span` is the time at which the last stream is joined; `serial` is the sum of all slices, each alone, in
+    microseconds.  `critical` are the numbers of the slices on the critical path, which determine `span`.
     """
 
     entry: str
@@ -144,7 +144,7 @@ class Timeline:
         for number, edge in enumerate(self.edges):
             source, target = self.slices[edge.source], self.slices[edge.target]
             common = {"name": edge.event, "cat": "wait", "id": number}
-            inside = max(source.begin, source.end - 0.001)  # an arrow begins inside of its slice
+            inside = max(source.begin, source.end - 0.001)  # an arrow must begin inside its slice
             events.append({"ph": "s", **common, **at(source.stream), "ts": round(inside, 3)})
             events.append({"ph": "f", "bp": "e", **common, **at(target.stream), "ts": round(target.begin, 3)})
         what = {"entry": self.entry, "symbols": self.symbols, "times": _times(self)}
@@ -180,9 +180,9 @@ def timeline(
 ) -> Timeline:
     """The timeline of an entry point ("init" too), by default of the first that takes the given sizes.
 
-    Sizes that are not given have their largest value.  `measured` maps numbers of steps to microseconds that were
-    measured; the other steps are estimated, for the architecture or instruction set `isa`.
-    ArgumentError for an entry point or a symbol that the plan does not have, or a size out of its range.
+    Sizes that are not given have their largest value.  `measured` maps numbers of steps to measured microseconds; the
+    other steps are estimated, for the architecture or instruction set `isa`.
+    ArgumentError for an unknown entry point or symbol, or a size out of its range.
     """
     found = _entry(plan, entry, symbols or {})
     sizes = {symbol.name: symbol.max for symbol in found.symbols} | dict(symbols or {})
@@ -216,7 +216,7 @@ def _misfit(entry: EntryPoint, symbols: Symbols) -> str:
 
 @dataclass
 class _Clock:
-    """A stream so far: when it is free, and the slice that this follows from (-1: none)."""
+    """The state of a stream: when it is free, and the slice that determines this (-1: none)."""
 
     time: float
     cause: int
@@ -282,7 +282,7 @@ class _Walk:
         return device_cost(self.isa, self.known.devices[self.slot_of[stream]].kind)
 
     def _clock(self, stream: str) -> _Clock:
-        """A stream that begins waits for its device's first one, where calls begin."""
+        """The clock of a stream. A new stream waits for its device's first one, where calls begin."""
         if stream not in self.clocks:
             forked = stream != self.homes[self.slot_of[stream]]
             self.clocks[stream] = _Clock(self._figures(stream).event if forked else 0.0, -1)
@@ -334,7 +334,7 @@ class _Walk:
                 spec = self.known.kernels[name]
                 kind = self.known.devices[self.slot_of[step.stream]].kind
                 return spec, launch_cost(spec, self.symbols, figures, self.isa, kind)
-            case _:  # torch's operators say nothing of themselves
+            case _:  # torch's operators have no estimate
                 return None, Cost(figures.launch, 0.0)
 
     def _nbytes(self, view: View) -> int:
@@ -343,8 +343,8 @@ class _Walk:
         return product(view.shape).evaluate(self.symbols) * ITEMSIZE[view.dtype]
 
     def _place(self, kernel: KernelSpec | None, views: tuple[View, ...]) -> str:
-        """The module path of the first weight that a step reads; else of the op that its kernel was made for, if no
-        other step launches it."""
+        """The module path of the first weight that a step reads; else of the op of its kernel, if no other step
+        launches that kernel."""
         for view in views:
             buffer = self.known.buffers[view.buffer]
             weight = self.known.weight_of(buffer)

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from qcompiler.runtime.timeline import Slice, Timeline
 
 LEAST = 80
-"""Columns: below that, rows of long stream names have no room for bars."""
+"""Minimum columns: with fewer, rows of long stream names have no room for bars."""
 
 LISTED = 6
-"""Kernels named below the chart."""
+"""Maximum number of kernels listed below the chart."""
 
 
 def chart(shown: Timeline, width: int, begin: float, end: float) -> str:
-    """The chart between two times. ArgumentError for a window of no length, or fewer than 80 columns."""
+    """The chart between two times. ArgumentError for an empty interval, or fewer than 80 columns."""
     if width < LEAST:
         raise ArgumentError(f"a timeline of {width} columns is too narrow; give it {LEAST} or more")
     if not 0 <= begin < max(end, 1e-9):
@@ -60,7 +60,7 @@ def _axis(begin: float, end: float, columns: int) -> str:
 
 
 def _round(value: float) -> float:
-    """The next of 1, 2, 5, 10, … that is not below."""
+    """The smallest of 1, 2, 5, 10, … that is at least `value`."""
     power = 1e-3
     while True:
         for digit in (1, 2, 5):
@@ -70,7 +70,7 @@ def _round(value: float) -> float:
 
 
 def _row(shown: Timeline, stream: str, columns: int, begin: float, end: float) -> str:
-    """A stream's bars; what is too short for one is a mark where no bar is."""
+    """A stream's bars; a slice too short for a bar is a mark where no bar is."""
     marks: dict[int, str] = {}
     cells = ["."] * columns
     critical = set(shown.critical)

@@ -6,11 +6,10 @@
     {"kind": "namedtuple" | "modeloutput", "class": "module:Name", "keys": [str, …], "items": [node, …]}
     {"kind": "none"}    {"kind": "constant", "value": …}
 
-A signature's inputs are ``{"args": <tuple node>, "kwargs": <dict node>, "names": [str, …]}``.  `names` are those of the
-model's positional parameters, in order: with them a call may pass each argument by position or by keyword, whichever
-way the program was compiled with.  Files that were saved without `names` take what they were compiled with only.
-Classes are rebuilt only where that runs no code that the process does not have already (see `find_class`); elsewhere a
-result is a plain dict or tuple.
+A signature's inputs are ``{"args": <tuple node>, "kwargs": <dict node>, "names": [str, …]}``.  `names` are the model's
+positional parameters, in order: a call may then pass each argument by position or by keyword, whichever way the program
+was compiled.  Files without `names` take arguments only in the way of the compile.
+Classes are rebuilt only if that imports no new code (see `find_class`); else a result is a plain dict or tuple.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Unflatten = Callable[[Sequence[Any]], Any]
 
 MAX_DEPTH = 64
 IMPORTABLE = frozenset({"transformers", "diffusers"})
-"""Packages whose modules may be imported to rebuild a result class (where torch is loaded already)."""
+"""Packages whose modules may be imported to rebuild a result class (if torch is loaded already)."""
 
 _MISSING = object()
 
@@ -54,10 +53,10 @@ def check_signature(inputs: object, outputs: object, input_count: int, output_co
 
 
 def _check_names(inputs: Mapping[str, Any]) -> None:
-    """CorruptFileError unless the parameters' names are different texts, and no name has two arguments."""
+    """CorruptFileError unless the parameters' names are distinct strings, and no name has two arguments."""
     names = inputs.get("names", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise CorruptFileError(f"the signature's names are no list of different texts: {str(names)[:200]}")
+        raise CorruptFileError(f"the signature's names are not a list of distinct texts: {str(names)[:200]}")
     positional = len(inputs["args"]["items"])
     if twice := sorted(set(names[:positional]) & set(inputs["kwargs"]["keys"])):
         raise CorruptFileError(f"the signature has the argument '{twice[0]}' twice, by position and by keyword")
@@ -103,7 +102,7 @@ def _check_constant(value: object, where: str) -> None:
 
 
 def input_flattener(inputs: Node) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
-    """A function from (args, kwargs) to tensors in the plan's order; ArgumentStructureError where they do not fit."""
+    """A function from (args, kwargs) to tensors in the plan's order; ArgumentStructureError if they do not fit."""
     items, keys = inputs["args"]["items"], inputs["kwargs"]["keys"]
     general = _Arguments(inputs).flat
     order = [item.get("index") for item in items]
@@ -112,7 +111,7 @@ def input_flattener(inputs: Node) -> Callable[[tuple[Any, ...], dict[str, Any]],
     count = len(order)
 
     def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        # The hot path: tensors only, all of them by position and in the plan's order.
+        # The hot path: only tensors, all by position and in the plan's order.
         return general(args, kwargs) if kwargs or len(args) != count else list(args)
 
     return flat
@@ -129,12 +128,12 @@ class _Arguments:
         self.names: list[str | None] = [*parameters[: len(args)], *[None] * (len(args) - len(parameters)), *keys]
         shown = [name or f"args[{number}]" for number, name in enumerate(self.names)]
         self.steps = [_flattener(item, where) for item, where in zip(items, shown, strict=True)]
-        # Arguments that hold no tensor may be left out: they are what the program was compiled with.
+        # Arguments that hold no tensor may be left out: they then have the value of the compile.
         self.optional = [next(_checked_leaves(item, "", 0), None) is None for item in items]
         self.by_name = {name: number for number, name in enumerate(self.names) if name is not None}
         self.leaves = sum(1 for item in items for _ in _checked_leaves(item, "", 0))
-        # What stands at each position of a call: the number of the argument, or the name of a parameter of the model
-        # that the program was compiled without.
+        # The entry at each position of a call: the number of the argument, or the name of a parameter of the model
+        # that was not given at the compile.
         self.positions: list[int | str] = [*range(len(args))]
         self.positions += [self.by_name.get(name, name) for name in parameters[len(args) :]]
         while self.positions and isinstance(self.positions[-1], str):
@@ -149,8 +148,8 @@ class _Arguments:
         for place, value in zip(self.positions, args, strict=False):
             if isinstance(place, str):
                 raise ArgumentStructureError(
-                    f"the program was compiled without '{place}', which stands at this position of forward; "
-                    f"pass what comes behind it by keyword: {_names(self.by_name)}"
+                    f"the program was compiled without '{place}', the parameter at this position of forward; "
+                    f"pass later arguments by keyword: {_names(self.by_name)}"
                 )
             self.steps[place](value, found)
             given[place] = True
@@ -223,7 +222,7 @@ def _flattener(node: Node, where: str) -> Flatten:
 
 def _expect_value(expected: object, where: str) -> Flatten:
     def check(value: Any, found: list[Any]) -> None:
-        # `1 == True` in Python, but a model may not treat them alike.
+        # `1 == True` in Python, but a model may treat them differently.
         if value is not expected and (type(value) is not type(expected) or value != expected):
             raise ArgumentStructureError(
                 f"'{where}' was {expected!r} when the program was compiled and is {_short(value)} now; "
@@ -308,7 +307,7 @@ def _named_unflattener(node: Node) -> Unflatten:
         values = {key: item(leaves) for key, item in pairs}
         if kind == "dict":
             return values
-        # Looked up until it is there: the class may be imported after the program was loaded.
+        # Looked up until it is found: the class may be imported after the program was loaded.
         if not known:
             cls = find_class(node["class"], kind, tuple(values))
             if cls is not None:
@@ -332,7 +331,7 @@ def find_class(name: str, kind: str, keys: tuple[str, ...]) -> Any | None:
         try:
             if importlib.util.find_spec(module_name) is not None:
                 module = importlib.import_module(module_name)
-        except Exception:  # the class is not importable here, whatever its module says: the plain structure then
+        except Exception:  # the class cannot be imported here, for any reason: use the plain structure
             return None
     cls: Any = module
     for part in class_name.split("."):

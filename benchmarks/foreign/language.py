@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
     "n_routed_experts": 4, "decoder_start_token_id": 1, "rotary_dim": 8, "ffn_hidden_size": 48, "hidden_dim": 48,
     "n_layers": 2, "n_heads": 4, "dim": 32, "emb_dim": 32, "sliding_window": 8, "use_cache": False,
 }  # fmt: skip
-"""Values for whatever of these a configuration class has."""
+"""Values for those of these fields that a configuration class has."""
 
 Call = Callable[[], dict[str, Any]]
 
@@ -50,7 +50,7 @@ def sound() -> dict[str, Any]:
 
 
 def small(name: str, **more: Any) -> Any:
-    """The configuration of that class, small where it has the field."""
+    """The configuration of that class, with small values for the fields it has."""
     import transformers
 
     kind = getattr(transformers, name)
@@ -69,7 +69,7 @@ def build(model: str, config: str, call: Call, more: dict[str, Any]) -> Made:
 
 
 def one(model: str, config: str | None = None, call: Call = text, **more: Any) -> Foreign:
-    """A model; its configuration class is named like it, up to what it is used for."""
+    """A model; its configuration class has the same name without the suffix of its use."""
     if config is None:
         stem = model
         for end in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "EncoderModel", "Model"):

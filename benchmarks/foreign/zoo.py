@@ -1,4 +1,4 @@
-"""What a foreign model is, and the list of all of them."""
+"""The type of a foreign model, and the list of all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A model by its name: `package` has the code, `make` builds it. Random weights unless `real`."""
+    """A model by name: `package` has the code, `make` builds it. Random weights unless `real`."""
 
     package: str
     name: str
@@ -35,7 +35,7 @@ class Foreign:
 
 
 def enliven(module: nn.Module) -> nn.Module:
-    """Random weights that do not fade: what is constant after construction gets values, statistics get a spread."""
+    """Random weights that keep activations alive: constant parameters get values, statistics get a spread."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
@@ -49,7 +49,7 @@ def enliven(module: nn.Module) -> nn.Module:
 
 
 def every() -> list[Foreign]:
-    """All models: real weights first, then families in turn, so that a run that is stopped has some of each."""
+    """All models: real weights first, then families in turn, so that an interrupted run has some of each."""
     from foreign import language, packages, vision
 
     turns = itertools.zip_longest(*language.FAMILIES, *vision.FAMILIES)

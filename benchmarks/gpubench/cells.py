@@ -1,10 +1,10 @@
-"""What gpu_first.py measures, in the order of what tells most, with the names under which predictions are kept.
+"""The cells of gpu_first.py, the most informative first, with the names under which predictions are kept.
 
     linear/nf4/4096x4096/m1            a program with a fixed size: M is known when the kernel is compiled
     linear/nf4/4096x4096/m48/symbolic  a program for any M: the kernel of M's class, as `select` picks it
     linear/torch/4096x4096/m1          a peer
 
-A `Cell` has its full sizes always; `sizes(cell, "small")` are those at which the simulated GPU runs it.
+A `Cell` always has its full sizes; `sizes(cell, "small")` are its sizes on the simulated GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMATS: dict[str, tuple[str, dict[str, int | bool | str]] | None] = {
     "bf16": None,
     "w8a8": ("int8", {}),
 }
-"""Our engines of linears -> format and parameters; None: plain weights. With w8a8 the rows of x are int8 as well."""
+"""Our engines of linears -> format and parameters; None: plain weights. With w8a8 the rows of x are int8, too."""
 
 OURS = tuple(FORMATS)
 WEIGHT_ONLY = tuple(name for name in OURS if name != "w8a8")
@@ -82,7 +82,7 @@ class Cell:
 
 
 def every() -> list[Cell]:
-    """All cells, those that tell most first: one row, then tensor cores at 64 and 4096, then the rest of a layer."""
+    """All cells, the most informative first: one row, then tensor cores at 64 and 4096, then the rest of a layer."""
     return list(dict.fromkeys(_in_order()))
 
 
@@ -135,7 +135,7 @@ def _norms() -> Iterator[Cell]:
 
 
 def chosen(only: list[str] | None) -> list[Cell]:
-    """The cells that are called one of the texts, or whose names hold it; ValueError for a text that none holds."""
+    """The cells whose names equal or contain one of the texts; ValueError for a text that no name contains."""
     cells = every()
     if not only:
         return cells
@@ -169,7 +169,7 @@ SMALL_KEYS = {1024: 33, 8192: 160, 32768: 290, PREFILL: 70}
 
 
 def sizes(cell: Cell, scale: Scale) -> Sizes:
-    """Where a cell runs: as it is, or small."""
+    """The sizes of a cell: full, or small."""
     if scale == "full":
         return Sizes(cell.n, cell.k, cell.m)
     if cell.kind.startswith("attention"):

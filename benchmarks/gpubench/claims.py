@@ -1,6 +1,6 @@
-"""What was said of an H200 before any kernel had run on one, beside the cells: each is held to a number of a run.
+"""Claims about an H200 from before any kernel had run on one; each is compared with a number of a run.
 
-A claim names a measure (`MEASURES`), which takes it from a document, and the range that was predicted for it.
+A claim names a measure (`MEASURES`), which computes it from a document, and the predicted range.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PEAK = 989e12
 
 @dataclass(frozen=True)
 class Claim:
-    """`low` to `high` was predicted of `measure`; `aim` is what the project wants, where it says so."""
+    """The prediction of `measure` is `low` to `high`; `aim` is the project's goal, if it has one."""
 
     name: str
     measure: str
@@ -56,7 +56,7 @@ CLAIMS = (
 
 
 def markdown() -> str:
-    """The claims as a table, as docs/gpu.md has it."""
+    """The claims as a table, as in docs/gpu.md."""
     lines = ["| | predicted | aim |", "|---|---|---|"]
     for each in CLAIMS:
         aim = "–" if each.aim is None else shown(each.aim, each.unit)

@@ -1,7 +1,7 @@
-"""Compiles what gpu_first.py and gpu_profile.py launch, without a device: cubins to bring along.
+"""Compiles the kernels of gpu_first.py and gpu_profile.py without a device: cubins to bring along.
 
-Every kernel becomes a module of its own, as the benchmark loads it; its record in the cache (`plans/`) is found without
-NVRTC on the machine that runs it, whatever NVRTC that has.
+Every kernel becomes a module of its own, as the benchmark loads it.  Its record in the cache (`plans/`) is found
+without NVRTC on the machine that runs it, and with any version of NVRTC.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCALES: tuple[Scale, ...] = ("full", "small")
 
 
 def specs(cells: Sequence[Cell]) -> dict[str, KernelSpec]:
-    """The kernels of cells at their full sizes, of what is profiled at both, and those of the probes, by name."""
+    """The kernels of cells at their full sizes, of profiled cells at both scales, and of the probes, by name."""
     every: list[tuple[Cell, Scale]] = [(cell, "full") for cell in cells]
     every += [(cell, "small") for cell in profiled.KERNELS.values()]
     wanted = [ours.spec_of(cell, sizes(cell, at)) for cell, at in every if not cell.is_peer and cell.kind != "layer"]

@@ -1,8 +1,8 @@
-"""What `gpu_first.py --json` writes, and how: a document that is whole after every cell.
+"""The document of `gpu_first.py --json`, and its writing: it is complete after every cell.
 
     {"bench_schema": 1, "kind": "gpu", "timed": true, "environment": {…}, "probes": {…}, "cells": [{…}, …], …}
 
-Needs the standard library alone.  `SCHEMA` grows by one when a field changes its meaning or goes; fields that come have
+Needs only the standard library.  `SCHEMA` grows by one when a field changes its meaning or is removed; new fields have
 defaults.
 """
 
@@ -23,7 +23,7 @@ SCHEMA = 1
 ROOT = Path(__file__).resolve().parents[2]
 
 STATUSES = ("ok", "wrong", "failed", "not run", "left out")
-"""ok: right and, on a GPU, timed.  wrong: the result misses its tolerance.  failed: an exception, a crash or a hang.
+"""ok: right and, on a GPU, timed.  wrong: the error exceeds its tolerance.  failed: an exception, a crash or a hang.
 not run: a peer that cannot run here.  left out: no time was left."""
 
 
@@ -31,8 +31,9 @@ not run: a peer that cannot run here.  left out: no time was left."""
 class Row:
     """One cell. Times are microseconds per call, one for each round; `errors` is mode -> ||out - ref|| / ||ref||.
 
-    `nbytes` must be moved by a call (weights, inputs, outputs once); `operations` count a multiply-add twice.  `kernel`
-    has name, engine, grid, block, registers, shared, spills, blocks_per_sm, waves; `predicted` is model.py's.
+    `nbytes` is the least that a call must move (weights, inputs, outputs once); `operations` count a multiply-add
+    twice.  `kernel` has name, engine, grid, block, registers, shared, spills, blocks_per_sm, waves; `predicted` is
+    model.py's.
     """
 
     id: str
@@ -60,12 +61,12 @@ class Row:
 
     @property
     def median(self) -> float | None:
-        """Microseconds, or None where nothing was timed."""
+        """Microseconds, or None if nothing was timed."""
         return statistics.median(self.samples) if self.samples else None
 
     @property
     def spread(self) -> float | None:
-        """Slowest less fastest round, as a share of the median."""
+        """The slowest minus the fastest round, as a share of the median."""
         middle = self.median
         return (max(self.samples) - min(self.samples)) / middle if middle else None
 
@@ -82,7 +83,7 @@ class Probe:
 
 @dataclass
 class Document:
-    """A run. `kind` is "gpu", "stub" or "sim"; `timed` is false where times mean nothing. `scale` is "full" or "small":
+    """A run. `kind` is "gpu", "stub" or "sim"; `timed` is false if times have no meaning. `scale` is "full" or "small":
     a small run has the same cells at other sizes."""
 
     kind: str = "none"
@@ -107,7 +108,7 @@ class Document:
 
 
 def write(document: Document, path: Path) -> None:
-    """A reader, or a kill in between, meets the file before or the file after."""
+    """Writes atomically: a reader, or a kill in between, finds the old or the new file."""
     bad = [row for row in document.cells if row.status in ("wrong", "failed")]
     document.failures = [{"id": r.id, "status": r.status, "reason": r.reason, "errors": r.errors} for r in bad]
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -116,7 +117,7 @@ def write(document: Document, path: Path) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: such an error is null, and its row's reason says which it was."""
+    """Replaces NaN and infinity, which JSON lacks, by null; the row's reason says which it was."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -125,7 +126,7 @@ def _finite(value: Any) -> Any:
 
 
 def made(data: Any, where: str) -> Document:
-    """The document of parsed JSON. ValueError that names the field where it is none of this schema."""
+    """The document of parsed JSON. ValueError that names the field if it is not of this schema."""
     number = data.get("bench_schema") if isinstance(data, dict) else None
     if number != SCHEMA:
         raise ValueError(
@@ -158,13 +159,13 @@ def _of(kind: Any, data: Any, where: str) -> Any:
 
 
 def counted(rows: Sequence[Row]) -> str:
-    """ "410 ok, 2 wrong, 14 not run": what became of cells."""
+    """ "410 ok, 2 wrong, 14 not run": the number of cells by status."""
     counts = {status: sum(row.status == status for row in rows) for status in STATUSES}
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "none"
 
 
 def commit() -> str:
-    """The tree's commit, with "+" where it has changes; "" where there is no repository."""
+    """The tree's commit, with "+" if it has changes; "" without a repository."""
     try:
         asked = [
             subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=20).stdout

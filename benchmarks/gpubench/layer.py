@@ -1,6 +1,6 @@
-"""Decoder layers of a Llama with a static cache, random weights: one token, as a compiled program runs it.
+"""Decoder layers of a Llama with a static cache and random weights: one token, as a compiled program runs it.
 
-torch alone: transformers is not needed, and the shapes are those of an 8 B Llama (`FULL`) or small ones (`SMALL`).
+Uses torch only, without transformers; the shapes are those of an 8 B Llama (`FULL`) or small ones (`SMALL`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a layer; `keys` is the length of the cache, `filled` how much of it a step reads."""
+    """Sizes of a layer; `keys` is the length of the cache, `filled` the part of it that a step reads."""
 
     hidden: int
     inner: int
@@ -30,7 +30,7 @@ FULL = Shape(hidden=4096, inner=14336, heads=32, kv_heads=8, dim=128, keys=8192,
 SMALL = Shape(hidden=64, inner=128, heads=4, kv_heads=2, dim=16, keys=48, filled=40, layers=1)
 
 DRAWN = 4_194_301
-"""A prime, so that no row of a weight is a row of another one."""
+"""A prime, so that no row of a weight equals another row."""
 
 
 class Layer(nn.Module):
@@ -87,7 +87,7 @@ class Step(nn.Module):
 
 
 def frequencies(shape: Shape) -> torch.Tensor:
-    """Of rotary positions, as Llama 3 has them."""
+    """The frequencies of rotary positions in Llama 3."""
     return 500000.0 ** (-torch.arange(0, shape.dim, 2) / shape.dim)
 
 
@@ -97,13 +97,13 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
 
 
 def step(shape: Shape, seed: int = 0) -> tuple[Step, tuple[torch.Tensor, torch.Tensor]]:
-    """A bf16 model whose activations keep their size, with a filled cache, and arguments for its last position."""
+    """A bf16 model whose activations keep their magnitude, with a filled cache, and arguments for its last position."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(DRAWN, generator=generator)
     taken = 0
 
     def random(like: torch.Tensor) -> torch.Tensor:
-        """`DRAWN` values again and again, from another one on each time: drawing 400 million takes seconds."""
+        """Repeats `DRAWN` values, each time from another start: drawing 400 million values takes seconds."""
         nonlocal taken
         taken += 7919
         turned = drawn.roll(-taken % DRAWN)

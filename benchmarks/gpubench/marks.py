@@ -1,4 +1,4 @@
-"""Measured against predicted: is a time in its range, where does it go, what would have to be.
+"""Compares measured with predicted: whether a time is in its range, which limit it is near, and verdicts of claims.
 
 mark(row)     Mark("slower", 2.1, "latency", …)     of a timed cell that has a prediction
 judged(…)     each claim with its number and verdict
@@ -14,14 +14,14 @@ from gpubench.claims import MEASURES
 from gpubench.document import Document, Row
 
 NEAR = 0.65
-"""Of a limit's best rate: from there on the limit is what a kernel waits for."""
+"""From this share of a limit's best rate on, the kernel is bound by that limit."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """`factor` is how far outside: measured / high where it is slower, low / measured where it is faster, else 1.
+    """`factor` is the distance from the range: measured / high if slower, low / measured if faster, else 1.
 
-    `where` is the limit that the time is nearest to, and `share` how near: its best time over the measured one.
+    `where` is the nearest limit of the time, and `share` how near: the limit's best time over the measured one.
     """
 
     verdict: str
@@ -45,7 +45,7 @@ def mark(row: Row) -> Mark | None:
 
 
 def nearest(median: float, terms: Mapping[str, Sequence[float]]) -> tuple[str, float]:
-    """The limit that a time is nearest to; "waiting" where none is near: loads and barriers set it."""
+    """The nearest limit of a time; "waiting" if none is near: then latency and barriers determine the time."""
     fixed = sum(terms[name][1] for name in ("fixed", "table") if name in terms)
     if fixed >= NEAR * median:
         return "launch", fixed / median
@@ -58,7 +58,8 @@ def nearest(median: float, terms: Mapping[str, Sequence[float]]) -> tuple[str, f
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and the number of a run; `verdict` "right", "wrong" or "not measured", `aim` whether that was reached."""
+    """A claim and its number in a run; `verdict` is "right", "wrong" or "not measured", `aim` whether it was
+    reached."""
 
     claim: Mapping[str, Any]
     value: float | None
@@ -70,7 +71,7 @@ LESS_IS_BETTER = ("decode_8k_us", "layer_launches", "wrong_cells")
 
 
 def judged(document: Document, claims: Sequence[Mapping[str, Any]]) -> list[Judged]:
-    """Every claim of the frozen predictions. ValueError for a measure that this version does not know."""
+    """Every claim of the frozen predictions. ValueError for an unknown measure."""
     found = []
     for claim in claims:
         if claim["measure"] not in MEASURES:

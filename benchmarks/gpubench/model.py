@@ -1,26 +1,26 @@
-"""How long each cell should take on an H200, and why: a range from counted work, written down before any measurement.
+"""Predicted time of each cell on an H200, and its reason: a range from counted work, fixed before any measurement.
 
     predict(cell, count)   Prediction(low_us, high_us, bound, terms)
 
-A kernel's time is modelled as what a launch costs whatever it does (`fixed`), plus the slowest of the things that it
-must do, each an amount that is counted over a rate that is known:
+A kernel's time is modelled as a fixed cost per launch (`fixed`) plus the slowest of its necessary activities, each of
+them a counted amount divided by a known rate:
 
     dram    bytes of weights, inputs and outputs, once      / bandwidth of a device-to-device copy
-    flight  the same bytes / what the loads under way allow (Little's law: bytes in flight / latency, on the
+    flight  the same bytes / the rate of the bytes in flight (Little's law: bytes in flight / latency, on the
             multiprocessors that have a block)
-    issue   instructions of the hot loop, from SASS (runtime/sass.py) / four a clock and multiprocessor
-    alu     those of them that only the integer pipe executes / two a clock and multiprocessor
+    issue   instructions of the hot loop, from SASS (runtime/sass.py) / four per clock and multiprocessor
+    alu     those of them that only the integer pipe executes / two per clock and multiprocessor
     tensor  operations, rows of x padded to the tile        / rate of `mma.sync`
     l2      x once per block, weights once per tile of rows / bandwidth of the L2 cache
-    shared  accesses of the hot loop to shared memory       / 128 bytes a clock and multiprocessor
+    shared  accesses of the hot loop to shared memory       / 128 bytes per clock and multiprocessor
 
-`low` takes the largest term at the best rate seen of such code and nothing else; `high` takes it at a poor rate, and
-adds a third of the second largest, since they overlap badly.  Work that the grid spreads unevenly is scaled by the
-fullest multiprocessor's share.  So a measurement outside of the range says that a term is missing or counted wrong, and
-the report names the term that would have to be.
+`low` is the largest term at the best rate seen for such code, and nothing else.  `high` is the largest term at a poor
+rate, plus a third of the second largest, since they overlap badly.  If the grid spreads work unevenly, the fullest
+multiprocessor's share scales it.  So a measurement outside the range means that a term is missing or counted wrong, and
+the report names the nearest term.
 
-The figures of the device are published ones or, where it says so, leads; the first visit measures some of them
-(copies, launch gaps), and the report shows both.
+The figures of the device are published ones or, where marked, leads; the first visit measures some of them (copies,
+launch gaps), and the report shows both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.linear import LinearKernel
 
 VERSION = 1
-"""Grows when the model changes: predictions of two versions are not compared."""
+"""Grows when the model changes: predictions of different versions are not comparable."""
 
 ARCH = "sm_90a"
 
@@ -68,33 +68,33 @@ class Gpu:
     """A device-to-device copy, read plus written; the data sheet says 4.8."""
 
     copy_share: Range = Range(0.95, 0.75)
-    """Of a copy's rate, what a kernel that only streams reaches."""
+    """The share of a copy's rate that a kernel reaches which only streams."""
 
     latency: Range = Range(0.55, 0.85)
     """Device memory under load. Chips and Cheese measured about 0.5 idle on an H100 ("Nvidia's H100", 2023)."""
 
     tensor: float = 989e6
-    """Dense bf16 with `wgmma`, by the data sheet: what shares of peak refer to."""
+    """Dense bf16 with `wgmma`, from the data sheet: the reference for shares of peak."""
 
     mma_sync: Range = Range(0.65, 0.45)
-    """What `mma.sync` reaches of it on Hopper: 62 % measured by arXiv 2402.13499, table 8."""
+    """The share of it that `mma.sync` reaches on Hopper: 62 % measured by arXiv 2402.13499, table 8."""
 
     l2: Range = Range(7.0e6, 3.5e6)
-    """Reads that hit: a lead. A multiprocessor takes 64 bytes a clock at most, all of them 15 TB/s; published
-    measurements of an H100 lie between 5.5 and 7."""
+    """Reads that hit: a lead. A multiprocessor takes at most 64 bytes per clock, all of them together 15 TB/s;
+    published measurements of an H100 are between 5.5 and 7."""
 
     shared: Range = Range(0.9, 0.7)
-    """Of 128 bytes a clock and multiprocessor."""
+    """The share of 128 bytes per clock and multiprocessor."""
 
     issue: Range = Range(0.9, 0.6)
-    """Of four instructions a clock and multiprocessor, where there are warps enough."""
+    """The share of four instructions per clock and multiprocessor, with enough warps."""
 
     warp_issue: Range = Range(0.4, 0.2)
-    """Of a scheduler's slots, what one warp alone fills: dependent arithmetic takes four cycles and more."""
+    """The share of a scheduler's slots that one warp alone fills: dependent arithmetic takes four cycles and more."""
 
     fixed: Range = Range(1.3, 3.2)
-    """A node of a graph that is a chain (0.6 to 1.4), then first loads, last sums and the store, which follow each
-    other: two to three trips to memory."""
+    """A node of a chain graph (0.6 to 1.4), then the first loads, the last sums and the store, one after another: two
+    to three trips to memory."""
 
     table: Range = Range(0.2, 0.7)
     """Filling 32 KiB of shared memory with pairs of code values before the first product."""
@@ -102,16 +102,16 @@ class Gpu:
 
 H200 = Gpu()
 PEER_BF16 = Range(0.80, 0.45)
-"""What cuBLAS reaches of the data sheet's rate where rows are many."""
+"""The share of the data sheet's rate that cuBLAS reaches with many rows."""
 
 PEER_FIXED = Range(1.5, 6.0)
 
 
 @dataclass(frozen=True)
 class Count:
-    """Of a kernel: registers, and for each weight of its hot loop the instructions of a lane, and those by opcode.
+    """For a kernel: registers, and the instructions of a warp lane per weight of its hot loop, also by opcode.
 
-    `per_weight` is None where there is no such loop, for the `reason`.
+    `per_weight` is None if there is no such loop; `reason` says why.
     """
 
     registers: int
@@ -120,14 +120,14 @@ class Count:
     reason: str = ""
 
     def wavefronts(self, wide: float) -> float:
-        """Turns of shared memory for each weight and lane's share of a warp: one for 4 bytes of 32 lanes, `wide` for
-        plain loads and stores, four for `ldmatrix` of four tiles and for asynchronous copies of 16 bytes."""
+        """Cycles of shared memory per weight and lane's share of a warp: one for 4 bytes of 32 lanes, `wide` for plain
+        loads and stores, four for `ldmatrix` of four tiles and for asynchronous copies of 16 bytes."""
         of = self.opcodes.get
         return wide * (of("LDS", 0.0) + of("STS", 0.0)) + 4 * (of("LDSM", 0.0) + of("LDGSTS", 0.0))
 
     @property
     def alu(self) -> float:
-        """Instructions of the integer pipe for each weight."""
+        """Instructions of the integer pipe per weight."""
         return sum(self.opcodes.get(name, 0.0) for name in ALU)
 
 
@@ -135,16 +135,16 @@ ALU = (
     "LOP3", "PLOP3", "SHF", "PRMT", "LEA", "BFE", "SGXT", "IADD3", "VIADD", "ISETP", "IMNMX", "VIMNMX", "SEL", "F2FP",
     "FSEL", "FSETP", "FMNMX",
 )  # fmt: skip
-"""What runs at half the rate on Hopper: 64 lanes a clock and multiprocessor for 32-bit integer and logical operations,
-comparisons and packed conversions (CUDA C++ Programming Guide, "Arithmetic Instructions")."""
+"""Instructions at half the rate on Hopper: 64 lanes per clock and multiprocessor for 32-bit integer and logical
+operations, comparisons and packed conversions (CUDA C++ Programming Guide, "Arithmetic Instructions")."""
 
 Counter = Callable[[KernelSpec, int, Fraction], Count]
-"""(spec, bits of a weight, products per weight) -> Count; gpu_predict.py asks runtime/sass.py."""
+"""(spec, bits of a weight, products per weight) -> Count; gpu_predict.py uses runtime/sass.py."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Microseconds of a call. `terms` are (best, worst) of each; `bound` is the largest at its best."""
+    """Microseconds of a call. `terms` are (best, worst) of each; `bound` is the term whose best is largest."""
 
     low_us: float
     high_us: float
@@ -173,7 +173,7 @@ def predict(cell: Cell, count: Counter, gpu: Gpu = H200) -> Prediction | None:
 
 
 def combined(terms: dict[str, tuple[float, float]], gpu: Gpu, facts: dict[str, Any]) -> Prediction:
-    """`fixed`, the largest term, and at the worst a third of the second largest."""
+    """`fixed`, the largest term, and for the worst case a third of the second largest."""
     working = {name: term for name, term in terms.items() if name not in ("fixed", "table")}
     bound = max(working, key=lambda name: working[name][0])
     worst = sorted((high for _, high in working.values()), reverse=True)
@@ -189,8 +189,8 @@ def combined(terms: dict[str, tuple[float, float]], gpu: Gpu, facts: dict[str, A
 
 @dataclass(frozen=True)
 class Launch:
-    """How a product is cut: blocks, threads, rows of x per block (`tokens`, as multiplied), bytes that a lane has under
-    way, and how many times the weights pass."""
+    """How a product is divided: blocks, threads, rows of x per block (`tokens`, as multiplied), bytes in flight per
+    warp lane, and how often the weights are read."""
 
     blocks: int
     threads: int
@@ -210,14 +210,14 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
     nbytes = bytes_moved(spec.operands, body, symbols)
     if isinstance(body, LinearKernel):
         weights = launch.passes * weight.panels * 16 * body.k
-    else:  # a pair of its own, or the pairs of an expert, tile by tile
+    else:  # one pair per block, or the pairs of an expert, tile by tile
         tiles = pairs if launch.few else min(EXPERTS, pairs) * max(1, -(-pairs // EXPERTS // launch.tokens))
         weights = tiles * body.n * body.k
     bits = weight.bits if weight.bits > 8 else 8 if weight.bits == 8 else 4  # of a load: planes of codes are 4 wide
     found = count(spec, bits, _products(spec, launch))
     counted_in = spec.name
     if found.per_weight is None and cell.kind == "linear" and (cell.n, cell.k) != SHAPES[0]:
-        # ptxas unrolled the few rounds of a small weight: the loop is that of the same kernel for a larger one
+        # ptxas unrolled the few rounds of a small weight; use the loop of the same kernel for a larger weight
         other = ours.linear_spec(cell.engine, *SHAPES[0], cell.m, symbolic=cell.symbolic)
         loop, counted_in = count(other, bits, _products(other, launch)), other.name
         found = replace(loop, registers=found.registers)
@@ -268,7 +268,7 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
 
 
 def _launch(spec: KernelSpec, m: int) -> Launch:
-    """From the functions that emit the kernel, not from its text."""
+    """Computed by the functions that emit the kernel, not from its text."""
     kernel = emit.emit_kernel(spec, ARCH)
     x, y, z = kernel.geometry.at(dict.fromkeys(spec.symbols, m))
     blocks, threads, shared = x * y * z, kernel.geometry.threads, kernel.geometry.shared
@@ -296,7 +296,7 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
 
 
 def _products(spec: KernelSpec, launch: Launch) -> Fraction:
-    """Products that a lane executes for each weight: of `mma` 16 x 8 x 16 by 32 lanes, for bytes 16 x 8 x 32."""
+    """Products that a warp lane executes per weight: `mma` 16 x 8 x 16 over 32 lanes, for bytes 16 x 8 x 32."""
     if emit.emit_kernel(spec, ARCH).engine != "mma":
         return Fraction(launch.tokens)
     codes = isinstance(spec.body, LinearKernel) and spec.body.codes
@@ -304,7 +304,7 @@ def _products(spec: KernelSpec, launch: Launch) -> Fraction:
 
 
 def _spread(blocks: int, gpu: Gpu) -> tuple[float, int]:
-    """(the fullest multiprocessor's share over the average, how many multiprocessors have a block)."""
+    """(the fullest multiprocessor's share over the average, the number of multiprocessors with a block)."""
     return -(-blocks // gpu.multiprocessors) * gpu.multiprocessors / blocks, min(blocks, gpu.multiprocessors)
 
 
@@ -315,14 +315,15 @@ def _over(nbytes: int, rate: float, shares: Range) -> tuple[float, float]:
 # --- the others ------------------------------------------------------------------------------------------------------
 
 FLIGHT = Range(40, 24)
-"""Bytes that a lane has under way in kernels whose loops are not counted: about two loads of 16 bytes."""
+"""Bytes in flight per warp lane in kernels whose loops are not counted: about two loads of 16 bytes."""
 
 TILED_ATTENTION = Range(0.40, 0.12)
-"""Of the data sheet's rate: flash attention by `mma.sync` reaches 35 to 40 % on an H100 (arXiv 2407.08608)."""
+"""The share of the data sheet's rate: flash attention by `mma.sync` reaches 35 to 40 % on an H100 (arXiv
+2407.08608)."""
 
 
 def _other(spec: KernelSpec, count: Counter, gpu: Gpu) -> Prediction:
-    """Attention and norms: bytes, loads under way on the blocks that there are, operations on tensor cores."""
+    """Attention and norms: bytes, bytes in flight of the present blocks, operations on tensor cores."""
     kernel = emit.emit_kernel(spec, ARCH)
     x, y, z = kernel.geometry.at({})
     blocks, threads = x * y * z, kernel.geometry.threads
@@ -349,7 +350,7 @@ def _other(spec: KernelSpec, count: Counter, gpu: Gpu) -> Prediction:
 
 
 def _torch_linear(cell: Cell, gpu: Gpu) -> Prediction:
-    """cuBLAS: bytes at a copy's rate, operations at 45 to 80 % of the data sheet's."""
+    """cuBLAS: bytes at a copy's rate, operations at 45 to 80 % of the data sheet's rate."""
     nbytes = 2 * (cell.n * cell.k + cell.m * (cell.n + cell.k))
     operations = 2 * cell.m * cell.n * cell.k
     terms = {
@@ -361,13 +362,13 @@ def _torch_linear(cell: Cell, gpu: Gpu) -> Prediction:
 
 
 SMALL_LAUNCHES = 10
-"""Of a layer's 19 launches: rotary tables and turns, norms, the two writes into the cache."""
+"""Small launches among a layer's 19: rotary tables and rotations, norms, the two writes into the cache."""
 
 SMALL = Range(1.2, 3.5)
 
 
 def _layer(count: Counter, gpu: Gpu) -> Prediction:
-    """The sum over a layer's launches; at its best streams hide half of the small ones."""
+    """The sum over a layer's launches; at best, streams hide half of the small ones."""
     shape = layer.FULL
     hidden, inner, keys = shape.hidden, shape.inner, shape.kv_heads * shape.dim
     linears = [(hidden, hidden, 2), (keys, hidden, 2), (inner, hidden, 2), (hidden, inner, 1)]

@@ -1,7 +1,7 @@
-"""How many blocks of a kernel a multiprocessor holds at once, from what ptxas gave it.
+"""The number of blocks of a kernel that a multiprocessor holds at once, from ptxas' figures.
 
-Limits by compute capability: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; registers
-are given to warps in units of 256, shared memory to blocks in units of 128 bytes after 1 KiB that the system keeps
+Limits by compute capability: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".  Registers
+are allocated to warps in units of 256, shared memory to blocks in units of 128 bytes after 1 KiB that the system keeps
 (from 8.0 on).
 """
 
@@ -16,7 +16,8 @@ MOST_BLOCKS = {70: 32, 75: 16, 80: 32, 86: 16, 89: 24, 90: 32, 100: 32, 120: 24}
 
 
 def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared: int) -> int:
-    """Blocks of `threads` threads with so many registers each and bytes of shared memory per block; 0: none fits."""
+    """Blocks of `threads` threads with these registers per thread and bytes of shared memory per block; 0: none
+    fits."""
     number = arch_number(arch)
     warps = -(-threads // 32)
     by_registers = REGISTERS // (-(-registers * 32 // 256) * 256) // warps

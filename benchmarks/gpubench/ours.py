@@ -1,11 +1,11 @@
-"""Our kernels as work: what a call launches, what it must move, and what its result is held to.
+"""Our kernels as work: what a call launches, what it must move, and the reference of its result.
 
     work = linear(rig, store, cell, sizes)
     work.call(3)                 # one launch, on the third copy of the weight
-    work.error()                 # ||out - ref|| / ||ref|| of what the last call wrote
+    work.error()                 # ||out - ref|| / ||ref|| of the last call's output
 
-A spec is what the compiler would make of such an op (the class of rows is picked by the function that `select-kernels`
-uses), so that a kernel measured here is one that a program gets.
+A spec is what the compiler makes of such an op (the row class is picked by the function of `select-kernels`), so the
+measured kernel is one that a program gets.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.norm import NormKernel
 
 MOST_ROWS = 8192
-"""The largest M of programs with a symbolic number of rows."""
+"""The largest M in programs with a symbolic number of rows."""
 
 TOLERANCE = {"linear": 4e-3, "attention_decode": 8e-3, "attention_prefill": 8e-3, "norm": 4e-3, "grouped": 4e-3}
-"""Relative L2 against float64 over the decoded weight. Rounding a result to bf16 costs about 1.7e-3 (2^-9 at most for
-each value); attention on tensor cores rounds its weights to bf16 as well."""
+"""Relative L2 error against float64 over the decoded weight. Rounding a result to bf16 costs about 1.7e-3 (at most 2^-9
+per value); attention on tensor cores also rounds its softmax weights to bf16."""
 
 
 @dataclass
 class Work:
-    """Something to run. `call(i)` launches it on copy i of what is read; `error()` judges what the last call wrote,
-    `output()` is that as bytes, `poison()` spoils it."""
+    """Something to run. `call(i)` launches it on copy i of its inputs; `error()` checks the last call's output,
+    `output()` returns it as bytes, `poison()` overwrites it."""
 
     call: Callable[[int], object]
     error: Callable[[], float]
@@ -79,7 +79,7 @@ def weight_operand(engine: str, n: int, k: int) -> Operand:
 
 @functools.cache
 def class_of(engine: str, n: int, k: int, m: int, symbolic: bool) -> MClass:
-    """The class of rows whose kernel a program gets, for M = `m` known or for any M."""
+    """The row class whose kernel a program gets, for M = `m` known or for any M."""
     codes = engine == "w8a8"
     query = LinearQuery(
         m=(1, MOST_ROWS) if symbolic else (m, m), n=n, k=k, x_dtype="i8" if codes else "bf16", out_dtype="bf16",
@@ -89,7 +89,7 @@ def class_of(engine: str, n: int, k: int, m: int, symbolic: bool) -> MClass:
 
 
 def linear_spec(engine: str, n: int, k: int, m: int, *, symbolic: bool = False) -> KernelSpec:
-    """A bf16 linear without bias, for exactly `m` rows or for the class that serves so many."""
+    """A bf16 linear without bias, for exactly `m` rows or for the row class that serves them."""
     chosen = class_of(engine, n, k, m, symbolic)
     rows: Dim = "m" if symbolic else m
     codes = engine == "w8a8"
@@ -161,7 +161,7 @@ def spec_of(cell: Cell, sizes: Sizes) -> KernelSpec:
 
 
 def weight_of(cell: Cell, sizes: Sizes) -> tuple[str, int, int] | None:
-    """What `Store.get` is asked for by a cell; None where it reads no weight."""
+    """The arguments of `Store.get` for a cell; None if it reads no weight."""
     if cell.kind == "grouped":
         return cell.engine, EXPERTS * sizes.n, sizes.k
     return (cell.engine, sizes.n, sizes.k) if cell.kind == "linear" else None
@@ -225,7 +225,7 @@ def attention(rig: Rig, cell: Cell, sizes: Sizes) -> Work:
 
 def norm(rig: Rig, cell: Cell, sizes: Sizes) -> Work:
     x, weight = random_bf16((sizes.m, sizes.k), sizes.m), random_bf16((sizes.k,), 7)
-    count = copies_of(x.nbytes, rig.cache) if sizes.m > 1 else 2  # one row comes from the cache in a model as well
+    count = copies_of(x.nbytes, rig.cache) if sizes.m > 1 else 2  # in a model, too, one row comes from the cache
     rows, scale = [rig.upload(x) for _ in range(count)], rig.upload(weight)
 
     def wanted() -> Array:
@@ -239,7 +239,7 @@ def norm(rig: Rig, cell: Cell, sizes: Sizes) -> Work:
 
 
 def attended(q: Array, keys: Array, values: Array, *, causal: bool) -> Array:
-    """Attention in float64 of (length, heads, dim) each; fewer heads of keys serve groups of queries."""
+    """Attention in float64 over (length, heads, dim) each; a key head may serve a group of query heads."""
     out = np.empty(q.shape, np.float64)
     group = q.shape[1] // keys.shape[1]
     hidden = np.arange(keys.shape[0])[None, :] > np.arange(q.shape[0])[:, None]

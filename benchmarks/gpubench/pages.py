@@ -1,7 +1,7 @@
-"""A run as Markdown, in the order in which one asks: is it right, can the times be trusted, where do they go, which
-prediction was missed, and only then every figure.
+"""A run as Markdown, in this order: is it right, can the times be trusted, where do they go, which predictions were
+missed, and only then every figure.
 
-    text(report)     what `gpu_report.py` prints, and writes into docs/performance.md
+    text(report)     the text that `gpu_report.py` prints, and writes into docs/performance.md
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gpubench.document import Document, Row, counted
 from gpubench.marks import Mark, judged, mark
 
 LAYER_TIMES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
-"""How often a decoder layer runs a linear of (N, K)."""
+"""The number of times a decoder layer runs a linear of (N, K)."""
 
 WORST = 15
 CACHED, FAST = 4 << 20, 1.1
-"""Bytes below which a call may well be served by a cache, and how far above a copy's rate is no noise."""
+"""Bytes below which a cache may serve a call, and the excess over a copy's rate that is not noise."""
 
 FEW_ROWS = 16
-"""Rows of x up to which a linear is judged by bytes, and beyond by operations."""
+"""Up to this many rows of x a linear is judged by bytes, above by operations."""
 
 
 @dataclass
 class Report:
-    """A run with what it is held to. `check` is the rest of a gpu-check.json, as plain JSON."""
+    """A run with its predictions. `check` is the rest of a gpu-check.json, as plain JSON."""
 
     document: Document
     claims: Sequence[dict[str, Any]] = ()
@@ -46,7 +46,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-    """All sections that have something to say."""
+    """All sections that are not empty."""
     parts = [_head(report), *(part(report) for part in SECTIONS)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -242,7 +242,7 @@ def _step(report: Report) -> str:
 
 
 def _lost(report: Report) -> str:
-    """Microseconds a layer over the floor of bytes: what is to be won where."""
+    """Microseconds per layer above the time to read its bytes: the possible gain per format."""
     rate = copy_rate(report.document)
     if rate is None:
         return ""
@@ -362,6 +362,6 @@ def _number(value: Any, digits: int) -> str:
 SECTIONS: tuple[Callable[[Report], str], ...] = (
     _wrong, _claims, _step, _lost, _marks, _machine, _missing, _learned, _linears, _symbolic, _others, _resources,
 )  # fmt: skip
-"""In the order of questions. Each is "" where a run says nothing of it."""
+"""In the order of questions. Each is "" if a run has nothing for it."""
 
 __all__ = ["Report", "marked", "section", "table", "text"]

@@ -1,11 +1,11 @@
-"""What other projects' kernels take for the same op: torch (cuBLAS, SDPA, RMSNorm), tinygemm's int4, bitsandbytes' nf4.
+"""Times of other projects' kernels for the same op: torch (cuBLAS, SDPA, RMSNorm), tinygemm's int4, bitsandbytes' nf4.
 
     peer = peer_of(cell, sizes, place, cache)     # place: "cuda", "cpu" or "fake"
     peer.call(2)                                  # one call on copy 2
     peer.error()                                  # against float64 over the peer's own decoded weight
 
-On "cpu" the same calls run where the peer has a CPU kernel; with "fake" tensors torch checks the arguments against the
-op's schema and its shapes, and nothing is computed (tinygemm's op has no CPU kernel).
+On "cpu" the same calls run if the peer has a CPU kernel.  With "fake" tensors torch checks the arguments against the
+op's schema and its shapes, and computes nothing (tinygemm's op has no CPU kernel).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gpubench.weights import copies_of
 
 WRONG = 1e-2
 GROUP = 128
-"""Columns of a group of tinygemm's weights, as our int4's."""
+"""Columns of a group of tinygemm's weights, equal to our int4's."""
 
 TILE = 8
-"""`_convert_weight_to_int4pack`'s innerKTiles: tiles of 16 columns that one load brings."""
+"""`_convert_weight_to_int4pack`'s innerKTiles: tiles of 16 columns per load."""
 
 
 class PeerMissingError(Exception):
@@ -36,7 +36,7 @@ class PeerMissingError(Exception):
 
 @dataclass
 class Peer:
-    """One peer at one size. `wanted` is None where nothing is computed (fake tensors)."""
+    """One peer at one size. `wanted` is None if nothing is computed (fake tensors)."""
 
     call: Callable[[int], Any]
     wanted: Callable[[], Any] | None
@@ -56,7 +56,7 @@ class Peer:
 
 
 def place_of(cell: Cell, device: str) -> str:
-    """Where a peer can be tried on a machine whose rig is `device`: "cuda" on a GPU, else the CPU, or "fake"."""
+    """Where a peer runs on a machine whose rig is `device`: "cuda" on a GPU, else "cpu" or "fake"."""
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise PeerMissingError("torch sees no CUDA device")
@@ -145,7 +145,7 @@ def _bitsandbytes(sizes: Sizes, device: str, cache: int) -> Peer:
 
 
 def _attention(sizes: Sizes, device: str, cache: int, *, causal: bool) -> Peer:
-    """SDPA over (batch, heads, length, dim) views of (batch, length, heads, dim), as our kernel reads them."""
+    """SDPA over (batch, heads, length, dim) views of (batch, length, heads, dim), the layout of our kernel."""
     q = _random((1, sizes.m, sizes.heads, sizes.dim), device, 1).transpose(1, 2)
     keys, values = (
         [
@@ -187,11 +187,11 @@ def _norm(sizes: Sizes, device: str, cache: int) -> Peer:
 
 
 def seconds(peer: Peer, calls: int, rounds: int) -> list[float]:
-    """Seconds of each round's replay of a CUDA graph of `calls` calls, after one that warms up. Needs a GPU."""
+    """Seconds of each round's replay of a CUDA graph of `calls` calls, after a warm-up replay. Needs a GPU."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), torch.no_grad():
-        for i in range(3):  # handles, workspaces, choices of kernels: none of it may fall into the capture
+        for i in range(3):  # handles, workspaces and choices of kernels must not be made in the capture
             peer.call(i)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

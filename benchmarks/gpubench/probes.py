@@ -1,7 +1,7 @@
-"""What the machine gives: bandwidth of copies, and the time between kernels that do nothing.
+"""Measurements of the machine: bandwidth of copies, and the time between empty kernels.
 
 copy      1 GiB from device memory to device memory; bytes read plus bytes written over the time
-launch    a kernel of one thread: launched eagerly one after another, and as a graph that is a chain of them
+launch    a kernel of one thread: launched eagerly one after another, and in a graph as a chain
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from qcompiler.plan.kinds.norm import NormKernel
 
 COPY_BYTES = {"full": 1 << 30, "small": 1 << 16}
 CHAIN = {"full": (100, 1000), "small": (4,)}
-"""Nodes of the graphs: the slope between two lengths is the time of a node without that of starting the graph."""
+"""Nodes of the graphs: the slope between two lengths is the time of a node without the start of the graph."""
 
 EAGER = {"full": 2000, "small": 4}
 
 
 def tiny_spec() -> KernelSpec:
-    """The smallest launch there is here: a norm of one row of 32 values, one block."""
+    """The smallest launch: a norm of one row of 32 values, one block."""
     x = Operand(name="x", dtype="f32", access="r", shape=(1, 32), strides=(32, 1))
     y = Operand(name="y", dtype="f32", access="w", shape=(1, 32), strides=(32, 1))
     body = NormKernel(kind="rms", rows=1, cols=32, eps=1e-5, has_weight=False, has_bias=False)
@@ -30,11 +30,11 @@ def tiny_spec() -> KernelSpec:
 
 
 def copy(rig: Rig, moment: str, scale: str, rounds: int) -> Probe:
-    """Copies in a graph of two, as kernels are timed."""
+    """Two copies in a graph, timed like kernels."""
     nbytes = COPY_BYTES[scale]
     source, target = rig.allocate(nbytes), rig.allocate(nbytes)
     if not rig.timed:
-        rig.poison(source)  # the simulated GPU reports copies of what nobody wrote
+        rig.poison(source)  # the simulated GPU reports copies of uninitialised memory
     graph = rig.capture(lambda: [rig.backend.copy(rig.stream, target.address, source.address, nbytes) for _ in "ab"])
     rig.replay(graph)
     taken = rig.time(lambda: graph.launch(rig.stream), rounds)

@@ -1,4 +1,4 @@
-"""Kernels worth a look by ncu and compute-sanitizer, each alone in a process: the cells they are, and one program."""
+"""Kernels for ncu and compute-sanitizer, each alone in a process: some cells, and one program."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ KERNELS: dict[str, Cell] = {
     "grouped_linear": Cell("grouped", "nf4", n=4096, k=4096, m=64),
     LAYER: Cell("layer", "nf4", m=1),
 }
-"""By name; the last launches the 19 kernels of a decoder layer, so that one profile shows where a step's time goes."""
+"""By name; the last launches the 19 kernels of a decoder layer, so one profile shows where a step's time goes."""
 
 
 def run(name: str, device: str, launches: int, scale: Scale) -> list[str]:
-    """Launches a kernel `launches` times on copies in turn; lines that say what was launched. Nothing is compared."""
+    """Launches a kernel `launches` times, rotating through copies; returns lines that describe it. Compares nothing."""
     cell, rig = KERNELS[name], rig_of(device)
     if cell.kind == "layer":
         from gpubench import program

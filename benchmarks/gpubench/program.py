@@ -1,7 +1,7 @@
 """The cell `layer`: a decode step of a Llama layer as a compiled program, captured, and where its time goes.
 
-Times of single launches come from leaving them out: the step's launches in the order of the plan, on one stream, as one
-graph, and the same without launch i.  So a launch is timed where it stands, with caches as its neighbours leave them,
+The time of a single launch comes from leaving it out: the step's launches run in the plan's order, on one stream, as
+one graph, with and without launch i.  So a launch is timed in its place, with the caches as its neighbours leave them,
 and with its part of the gaps between kernels.
 """
 
@@ -19,7 +19,8 @@ from gpubench.rig import Rig
 from qcompiler.kernels.cost import bytes_moved
 
 TOLERANCE = 2e-2
-"""Relative L2 against the eager model over the same quantised weights, both in bf16: they round at other points."""
+"""Relative L2 error against the eager model over the same quantised weights, both in bf16; they round at other points.
+"""
 
 EAGER_CALLS = {"full": 50, "small": 1}
 GRAPH_LAUNCHES = 5
@@ -63,14 +64,14 @@ def measure(rig: Rig, scale: Scale, row: Row, rounds: int) -> None:
 
 
 def steps_of(session: Any, args: Any) -> list[dict[str, Any]]:
-    """The launches of a call in the plan's order, with the addresses that the last capture gave them."""
+    """The launches of a call in the plan's order, with the addresses of the last capture."""
     _, arguments = session.read(session.program.flatten_inputs(args, {}), None)
     binding = session.bind(tuple(argument.shape for argument in arguments))
     executor, frame = session.executors[binding.entry], session.frames[binding.entry]
     found = []
     for step in executor.prepare(binding).steps:
         if not hasattr(step, "kernel"):
-            continue  # records and waits: one stream needs none
+            continue  # records and waits, which one stream does not need
         addresses = list(step.operands)
         for place, address in step.moving:
             addresses[place] = address.at(frame.arenas)

@@ -1,11 +1,11 @@
-"""One device for the benchmark: memory, launches, captures, and times where they mean something.
+"""One device for the benchmark: memory, launches, captures, and times on a real GPU.
 
     rig = rig_of("cuda:0")           # or "sim:0": the same calls, checked accesses, no times
     graph = rig.capture(lambda: [call(i) for i in range(calls)])
     rig.time(graph, rounds)          # seconds for each replay, None on the simulated GPU
 
-Everything goes through the runtime's backends; times come from the driver's events, so that neither torch nor any
-other package has to be there.
+Everything uses the runtime's backends; times come from the driver's events, so neither torch nor any other package is
+needed.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SIM_CACHE = 1 << 10
 
 
 def plan_of(spec: KernelSpec) -> Plan:
-    """A plan of one kernel and nothing else: a module of its own, so that one that fails to build fails alone."""
+    """A plan with only one kernel: a module of its own, so that a kernel that fails to build fails alone."""
     return Plan(devices=(), streams=(), events=(), arenas=(), buffers=(), kernels=(spec,), entries=())
 
 
 class Rig:
-    """A device without times: what the simulated GPU and a real one have in common."""
+    """A device without times: the common part of the simulated GPU and a real one."""
 
     timed = False
     multiprocessors = 132
@@ -80,7 +80,7 @@ class Rig:
         self.backend.synchronize(self.stream)
 
     def poison(self, memory: Memory) -> None:
-        """Every byte 0xff: NaN as a float of any width."""
+        """Sets every byte to 0xff: NaN as a float of any width."""
         self.write(memory, np.full(memory.nbytes, 0xFF, np.uint8))
 
     def read(self, memory: Memory, shape: Sequence[int], dtype: Any = BF16) -> Array:
@@ -95,7 +95,7 @@ class Rig:
         return self._load(spec)[0]
 
     def facts(self, spec: KernelSpec, symbols: Sequence[int]) -> dict[str, Any]:
-        """Engine, launch, resources, how many blocks a multiprocessor holds and in how many waves they run."""
+        """Engine, launch, resources, the number of blocks that a multiprocessor holds, and the number of waves."""
         emitted, resources = emit.emit_kernel(spec, self.isa), self._load(spec)[1]
         geometry = emitted.geometry
         grid = geometry.at(dict(zip(spec.symbols, symbols, strict=True)))
@@ -130,7 +130,7 @@ class Rig:
     # --- graphs and times ---
 
     def capture(self, record: Callable[[], object]) -> Graph:
-        """What `record` launches on the rig's stream, as a graph. A capture that fails has ended all the same."""
+        """The launches of `record` on the rig's stream as a graph. A capture that fails has ended, too."""
         self.backend.begin_capture(self.stream)
         try:
             record()
@@ -147,23 +147,23 @@ class Rig:
         self.synchronize()
 
     def time(self, run: Callable[[], object], rounds: int) -> list[float] | None:
-        """Seconds of `run` on the stream, once for each round; None where there are no times."""
+        """Seconds of `run` on the stream, one for each round; None on a device without times."""
         del run, rounds
         return None
 
     def healthy(self) -> str | None:
-        """None if the device still works, else what it says: after a kernel's fault nothing does in this process."""
+        """None if the device still works, else its error: after a kernel's fault nothing works in this process."""
         try:
             memory = self.upload(np.arange(64, dtype=np.int32))
             self.read(memory, (64,), np.int32)
-        except Exception as error:  # whatever it is, this process is of no more use
+        except Exception as error:  # after any error this process is of no use
             return f"{type(error).__name__}: {error}"
         return None
 
     # --- references ---
 
     def reference(self, values: Array) -> Any:
-        """A weight's values in the form that `product` takes."""
+        """A weight's values in the form of `product`'s argument."""
         return values
 
     def product(self, x: Array, values: Any) -> Array:
@@ -180,7 +180,7 @@ class SimRig(Rig):
 
 
 class CudaRig(Rig):
-    """`cuda:0`: times by events of the driver. References are computed by torch on the GPU where it can."""
+    """`cuda:0`: times by events of the driver. torch computes references on the GPU if it can."""
 
     timed = True
 
@@ -258,6 +258,6 @@ def torch_with_gpu() -> Any:
 
 
 def rig_of(device: str) -> Rig:
-    """The rig of "cuda:0" or "sim:0". DeviceUnavailableError where it is not there."""
+    """The rig of "cuda:0" or "sim:0". DeviceUnavailableError if it does not exist."""
     registry.require(device)
     return CudaRig(device) if registry.parse(device)[0] == "cuda" else SimRig(device)

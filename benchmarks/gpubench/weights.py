@@ -1,8 +1,8 @@
-"""Random weights as kernels read them, their copies on a device, and the products that results are held to.
+"""Random weights for kernels, their copies on a device, and reference products.
 
-A weight is encoded on the host, all of a run's side by side; its copies exceed the L2 cache together, so that calls
-which take turns read from memory, as a model's layers do.  Random values, never zeros: zeros hide indexing that is
-wrong, and multiply faster.
+Weights are encoded on the host, all of a run's concurrently.  The copies of a weight together exceed the L2 cache, so
+calls that rotate through them read from memory, as a model's layers do.  Values are random, never zero: zeros hide
+wrong indexing, and multiply faster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight's bytes in the layout of CUDA targets; its values (rows, columns) as the kernel's type holds them."""
+    """A weight's bytes in the layout of CUDA targets; its values (rows, columns) in the kernel's type."""
 
     data: Bytes
     values: Floats
@@ -68,7 +68,7 @@ class Store:
                 self._ahead[key] = self._pool.submit(packed, *key)
 
     def get(self, engine: str, n: int, k: int) -> tuple[list[Any], Any]:
-        """(copies on the device, values as the rig's reference takes them)."""
+        """(copies on the device, values in the form of the rig's reference)."""
         key = (engine, n, k)
         if key not in self._there:
             self.prefetch([key])
@@ -82,5 +82,5 @@ class Store:
 
 
 def copies_of(nbytes: int, cache: int) -> int:
-    """How many copies exceed a cache twice; 2 at least, so that calls differ."""
+    """The number of copies that exceed a cache twice; at least 2, so that calls differ."""
     return max(2, min(MOST_COPIES, -(-2 * cache // max(nbytes, 1)) + 1))

@@ -1,6 +1,6 @@
-"""Measures cells in a process of its own and says so line by line: what a kernel's fault ends is this process alone.
+"""Measures cells in a process of its own and reports line by line: a kernel's fault ends only this process.
 
-The parent (gpu_first.py) gives a `Task` as JSON on stdin and reads messages, one JSON object a line, from a pipe:
+The parent (gpu_first.py) passes a `Task` as JSON on stdin and reads messages, one JSON object per line, from a pipe:
 
     {"environment": {…}}  {"begin": "linear/…"}  {"row": {…}}  {"probe": {…}}  {"lost": "why"}  {"done": true}
 """
@@ -27,11 +27,11 @@ from gpubench.weights import Store
 
 ROUNDS, FEW_ROUNDS, SMALL_ROUNDS, WARM = 15, 7, 3, 2
 REPLAY = 2e-3
-"""Seconds that a replay should take: the time to start a graph, some microseconds, must not count."""
+"""Target seconds of a replay: the time to start a graph, some microseconds, must not matter."""
 
 MOST_CALLS, LEAST_CALLS, SMALL_CALLS = 400, 8, 3
 PROBE_EVERY = 60
-"""Cells between two probes of the copy bandwidth: clocks that change show there."""
+"""Cells between two probes of the copy bandwidth, which show clocks that change."""
 
 RESERVE = 6.0
 """Seconds that the last probes take."""
@@ -45,7 +45,7 @@ CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,power.draw,temperature.gpu,clocks_e
 
 @dataclass
 class Task:
-    """What a worker is to do: cells by name, in order; `seconds` after which none begins; `first` has the probes."""
+    """A worker's task: cells by name, in order; `seconds` after which none begins; `first` has the probes."""
 
     device: str
     scale: Scale
@@ -96,13 +96,13 @@ class Worker:
                 continue
             try:
                 found = probe(self.rig, moment, self.task.scale, 5)
-            except Exception as error:  # a probe that fails is a finding, and no reason to measure nothing else
+            except Exception as error:  # a failed probe is reported, and the cells are measured all the same
                 found = Probe(probe.__name__, moment, reason=_text(error))
             self._say({"probe": dataclasses.asdict(found)})
         self._say({"probe": dataclasses.asdict(clocks(self.rig, moment))})
 
     def measure(self, cell: Cell) -> Row:
-        """One cell. Nothing that it raises comes out: it becomes the row's reason."""
+        """One cell. Its exceptions become the row's reason."""
         began, size = time.monotonic(), sizes(cell, self.task.scale)
         row = Row(
             cell.id, cell.kind, cell.engine, size.n, size.k, size.m, "symbolic" if cell.symbolic else "static", "failed"
@@ -116,7 +116,7 @@ class Worker:
                 program.measure(self.rig, self.task.scale, row, self._rounds)
             else:
                 self._kernel(cell, row)
-        except Exception as error:  # the row says it; whether the device has survived is asked afterwards
+        except Exception as error:  # the row reports it; the device's health is checked afterwards
             row.status, row.reason = "failed", _text(error)
         row.seconds = round(time.monotonic() - began, 3)
         return row
@@ -171,7 +171,7 @@ class Worker:
             row.nbytes, row.operations, row.copies, row.path = peer.nbytes, peer.operations, peer.copies, peer.path
             row.tolerance, row.extra["place"] = peers.WRONG, place
             row.errors["eager"] = peer.error()
-        except Exception as error:  # another project's kernel: whatever it raises is why it did not run
+        except Exception as error:  # another project's kernel: any exception is the reason that it did not run
             row.status, row.reason = "not run", _text(error)
             if self.rig.healthy() is not None:
                 row.status = "failed"
@@ -186,7 +186,7 @@ class Worker:
 
 
 def calls_of(work: Any, scale: Scale) -> int:
-    """Calls of a graph: each copy once at least, and so many that a replay takes `REPLAY` by a rough estimate."""
+    """Calls of a graph: at least one per copy, and enough for a replay of about `REPLAY` seconds."""
     if scale == "small":
         return SMALL_CALLS
     estimate = 2e-6 + max(work.nbytes / 4e12, work.operations / 5e14)
@@ -198,7 +198,7 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines[:3])[:400]}"
 
 
-# --- what the machine is ---------------------------------------------------------------------------------------------
+# --- the machine -----------------------------------------------------------------------------------------------------
 
 
 def environment(rig: Rig) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def environment(rig: Rig) -> dict[str, Any]:
 
 
 def clocks(rig: Rig, moment: str) -> Probe:
-    """What `nvidia-smi` says of clocks, power and throttling; nothing is set."""
+    """`nvidia-smi`'s clocks, power and throttling; nothing is changed."""
     if rig.kind != "cuda":
         return Probe("clocks", moment, reason="no GPU")
     command = ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader", f"--id={rig.device.partition(':')[2]}"]

@@ -1,4 +1,4 @@
-"""Storage formats: the only place that knows a block's bytes. NumPy only; neither torch nor xdsl.
+"""Storage formats: the only place that defines a block's bytes. NumPy only; neither torch nor xdsl.
 
 fmt = formats.get("nf4", block=64)
 packed = fmt.encode(w)          # float array (rows, cols) -> PackedTensor, one buffer
@@ -58,7 +58,7 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str, /, **params: ParamValue) -> Format:
-    """The format of that name; parameters left out take their defaults. UnknownFormatError lists the choices.
+    """The format of that name; missing parameters take their defaults. UnknownFormatError lists the choices.
 
     Types of GGUF files have ggml's names ("q4_K", "iq4_nl"), except that ggml's MXFP4 is "mxfp4_ggml": "mxfp4" are the
     same values in the layout of safetensors files.
@@ -71,7 +71,7 @@ def get(name: str, /, **params: ParamValue) -> Format:
 
 
 def from_bytes(fmt: Format, rows: int, cols: int, buffer: Buffer) -> PackedTensor:
-    """A tensor over canonical bytes, which are not copied. FormatError when their number is not the format's."""
+    """A tensor over canonical bytes, without a copy. FormatError when the buffer has the wrong number of bytes."""
     data = np.frombuffer(buffer, np.uint8)
     expected = fmt.nbytes(rows, cols)
     if data.size != expected:

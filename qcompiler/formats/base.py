@@ -1,9 +1,9 @@
 """Everything that follows from a declaration: sections, byte counts, bits per weight, the decoder, the encoding loop.
 
-A format is a page of data (declaration.py): how elements are grouped into blocks, which fields a block stores with how
-many bits, and the equation that turns them into values.  What can be derived is derived here, once, for every format;
-only encoders are code of their own.  **The decoder is the definition** of a format's meaning: kernels are compared with
-it.
+A format is declared as data (declaration.py): how elements are grouped into blocks, the fields of a block with their
+numbers of bits, and the equation that turns them into values.  This module derives everything else, once for every
+format; only encoders are code of their own.  **The decoder is the definition** of a format's meaning: kernels are
+compared with it.
 
 Canonical bytes are the sections in declared order, each starting at a multiple of its item size (gap bytes are zero).
 """
@@ -38,7 +38,7 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _WEIGHT_DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
 
 THREAD_SHARE = 1 << 21
-"""Elements from which on another thread is worth its start."""
+"""From this many elements on, another thread pays for its start."""
 
 TILE = 1 << 16
 """Elements that an encoder or decoder handles at a time: 256 KiB of fp32, so that a tile stays in a core's L2 cache."""
@@ -82,8 +82,8 @@ class Parameter:
     """A parameter of a format: its default, every value it may take, and what it means.
 
     `later` marks a parameter that was added after programs had been saved.  At its default it is left out of
-    `Format.params`, of names and of files, so that these do not change.  `shown` marks a parameter that changes what is
-    stored: each of its values is documented below docs/formats/ and is a case of the tests.  Booleans always are.
+    `Format.params`, of names and of files, so that these do not change.  `shown` marks a parameter that changes the
+    stored data: each of its values is documented below docs/formats/ and is a case of the tests.  Booleans always are.
     """
 
     name: str
@@ -96,11 +96,11 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """A matrix that is being encoded: what every tile needs to know.
+    """A matrix that is being encoded: the data that all tiles share.
 
     `weights` is the C-contiguous matrix (rows, cols), `packed` receives the bytes.  `importance` are fp32 weights
-    (cols,) of the squared error of each column, or None.  `notes` is for what a format finds out in `_begin` and needs
-    in `_encode_tile` or `_end`.  `tiles` are another implementation's tiles, or None.
+    (cols,) of the squared error of each column, or None.  `notes` holds results of `_begin` that `_encode_tile` or
+    `_end` needs.  `tiles` are another implementation's tiles, or None.
     """
 
     weights: Weights
@@ -111,8 +111,8 @@ class Encoding:
 
 
 TileEncoder = Callable[[Encoding, int, Float32], bool]
-"""Another implementation of `Format._encode_tile`, of the same bytes: (job, start, tile). False for a tile that it
-leaves to that one, such as one with an element that no format stores."""
+"""Another implementation of `Format._encode_tile` with the same bytes: (job, start, tile). It returns False for a tile
+that it leaves to `_encode_tile`, such as one with an element that no format stores."""
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ leaves to that one, such as one with an element that no format stores."""
 class Format(ABC):
     """A storage format with its parameters fixed. Equal name and params means equal format.
 
-    Subclasses give `name`, `parameters`, `declare` and `_encode_tile`; instances come from `qcompiler.formats.get`.
+    Subclasses define `name`, `parameters`, `declare` and `_encode_tile`; `qcompiler.formats.get` makes instances.
     """
 
     name: ClassVar[str]
@@ -129,7 +129,7 @@ class Format(ABC):
     takes_importance: ClassVar[bool] = False
 
     def __init__(self, /, **params: ParamValue) -> None:
-        """Takes any of `parameters`; the rest get their defaults. UnknownFormatError for a name or value not listed."""
+        """Takes any of `parameters`; the rest get their defaults. UnknownFormatError for an unlisted name or value."""
         known = {p.name: p for p in self.parameters}
         for key, value in params.items():
             if key not in known:
@@ -149,27 +149,27 @@ class Format(ABC):
         self.declaration = self.declare()
 
     def setting(self, name: str) -> ParamValue:
-        """The value of a parameter, also of one that `params` leaves out because it has its default."""
+        """The value of a parameter, including one that `params` leaves out at its default."""
         return self._settings[name]
 
     @abstractmethod
     def declare(self) -> Declaration:
-        """The format's page of data, for its settings."""
+        """The format's declaration, for its settings."""
 
     def _begin(self, job: Encoding) -> None:  # noqa: B027 - most formats have nothing to do here
-        """Before the first tile: what must be known of the whole matrix."""
+        """Runs before the first tile: computes what depends on the whole matrix."""
 
     @abstractmethod
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         """Encodes the elements [start, start + tile.size) of the flattened matrix into their place in `job.packed`.
 
-        `tile` holds their fp32 values.  A tile begins with a block (with whole blocks of rows, where an entry serves
-        several rows); only the matrix's last one may end inside of one.  Tiles are encoded in any order and at the same
-        time.
+        `tile` holds their fp32 values.  A tile begins at the start of a block (of whole blocks of rows, where an entry
+        serves several rows); only the last tile of the matrix may end inside a block.  Tiles are encoded in any order
+        and concurrently.
         """
 
     def _end(self, job: Encoding) -> None:  # noqa: B027 - most formats have nothing to do here
-        """After the last tile: what depends on all of them."""
+        """Runs after the last tile: computes what depends on all of them."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and (self.name, self.params) == (other.name, other.params)
@@ -193,7 +193,7 @@ class Format(ABC):
         return f"{self} stores rows of whole blocks of {self.declaration.block}, and K = {cols} is not a multiple of it"
 
     def sections(self, rows: int, cols: int) -> tuple[Section, ...]:
-        """The sections of a tensor of (rows, cols) in storage order. FormatShapeError where the shape does not fit."""
+        """The sections of a tensor of (rows, cols) in storage order. FormatShapeError if the shape does not fit."""
         self.check_shape(rows, cols)
         d = self.declaration
         elements, block = rows * cols, d.block_size(cols)
@@ -208,7 +208,7 @@ class Format(ABC):
         return place_sections(parts, 1)
 
     def _shape_of(self, f: Field, rows: int, cols: int) -> tuple[int, ...]:
-        """Entries of a field: (per row of them, …) where rows are cut into blocks, else one after another."""
+        """Shape of a field's entries: (rows of entries, …) where rows are cut into blocks, else one dimension."""
         if f.covers == "row":
             return (-(-rows // f.rows), 1)
         covers = int(f.covers)
@@ -238,11 +238,12 @@ class Format(ABC):
     ) -> PackedTensor:
         """Quantises a matrix (rows, cols) of float32, float16, bfloat16 or float64 (rounded to float32 first).
 
-        `out` are zeroed bytes to write into (uint8, `nbytes(rows, cols)` of them), of a mapped file for instance.
-        Beside the result this takes a few tiles of memory per thread, and a copy of weights that are not C-contiguous.
-        The bytes do not depend on `threads`.  `importance` (cols,) weighs the squared error of each column in formats
-        that search for their scales (`takes_importance`); the mean square of a layer's inputs is the usual choice.
-        `tiles` are compiled ones (`qcompiler.runtime.encoder.encode` gives them), with the same bytes and errors.
+        `out` are zeroed bytes to write into (uint8, `nbytes(rows, cols)` of them), for instance of a mapped file.
+        In addition to the result this takes a few tiles of memory per thread, and a copy of weights that are not
+        C-contiguous.  The bytes do not depend on `threads`.  `importance` (cols,) weights the squared error of each
+        column in formats that search for their scales (`takes_importance`); the mean square of a layer's inputs is the
+        usual choice.  `tiles` are compiled tiles (from `qcompiler.runtime.encoder.encode`), with the same bytes and
+        errors.
 
         FormatShapeError for a shape that does not fit, FormatValueError for another dtype, for NaN and infinity, and
         for a scale that its storage cannot hold; the message names the row and the column.
@@ -269,7 +270,7 @@ class Format(ABC):
         importance: npt.ArrayLike | None = None,
         tiles: TileEncoder | None = None,
     ) -> PackedTensor:
-        """Quantises a matrix that is made a piece at a time: the bytes and the errors of `encode`, in little memory.
+        """Quantises a matrix that is computed piece by piece: the bytes and errors of `encode`, with little memory.
 
         Formats with statistics of the whole tensor read it twice.
         """
@@ -296,7 +297,7 @@ class Format(ABC):
         return found
 
     def tile_multiple(self, cols: int) -> int:
-        """Elements of which a tile holds a multiple: a block, a row that has one entry, or the rows that share one."""
+        """A tile's size is a multiple of this: a block, a row with one entry, or the rows that share an entry."""
         d = self.declaration
         rows = max(f.rows for f in d.fields)
         whole_rows = rows > 1 or any(f.covers == "row" for f in d.fields)
@@ -309,16 +310,16 @@ class Format(ABC):
             self._encode_range(job, flat, 0)
             return
         share = -(-flat.size // (count * multiple)) * multiple
-        with ThreadPoolExecutor(count) as pool:  # NumPy lets go of the interpreter lock in its loops
+        with ThreadPoolExecutor(count) as pool:  # NumPy releases the interpreter lock in its loops
             work = [
                 pool.submit(self._encode_range, job, flat[first : first + share], first)
                 for first in range(0, flat.size, share)
             ]
         for each in work:
-            each.result()  # of several errors the one that is met first in the matrix
+            each.result()  # raises the error that comes first in the matrix
 
     def _encode_range(self, job: Encoding, elements: Weights, first: int) -> None:
-        """Encodes consecutive elements of the flattened matrix, the first of which is at position `first`."""
+        """Encodes consecutive elements of the flattened matrix; the first is at position `first`."""
         for start, tile in float32_tiles(elements, self.tile_multiple(job.packed.cols)):
             if job.tiles is None or not job.tiles(job, first + start, tile):
                 self._encode_tile(job, first + start, tile)
@@ -356,7 +357,7 @@ class Format(ABC):
         return out
 
     def entries(self, packed: PackedTensor, name: str) -> Entries:
-        """All stored entries of a field, (rows of them, per row) or (n,): codes as integers, scales in their dtype."""
+        """All stored entries of a field, (rows of entries, per row) or (n,): integer codes, scales in their dtype."""
         f = next((f for f in self.declaration.fields if f.name == name), None)
         if f is None:
             raise FormatError(
@@ -370,14 +371,15 @@ class Format(ABC):
         return self._stored_rows(packed, f, 0, shape[0])
 
     def entries_of_rows(self, packed: PackedTensor, first: int, stop: int) -> dict[str, Entries]:
-        """Every field's entries of the rows [first, stop), by name, so that they broadcast to (stop - first, cols).
+        """Every field's entries for the rows [first, stop), by name, shaped so that they broadcast to
+        (stop - first, cols).
 
         For formats whose blocks lie in rows.
         """
         return {f.name: self._row_entries(packed, f, first, stop) for f in self.declaration.fields}
 
     def _flat_entries(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
-        """The entry of each of the elements [first, stop), or one for all."""
+        """The entry of each of the elements [first, stop), or one entry for all."""
         if f.covers == "tensor":
             return packed.section(f.name)
         covers = int(f.covers)
@@ -388,7 +390,7 @@ class Format(ABC):
         return entries if covers == 1 else np.repeat(entries, covers)[first - low * covers : stop - low * covers]
 
     def _row_entries(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
-        """The entries of rows [first, stop), shaped (rows, cols) or so that it broadcasts."""
+        """The entries of rows [first, stop), shaped (rows, cols) or broadcastable to it."""
         if f.covers == "tensor":
             return packed.section(f.name).reshape(1, 1)
         entries = self._stored_rows(packed, f, first // f.rows, -(-stop // f.rows))
@@ -413,7 +415,7 @@ class Format(ABC):
     def store(self, packed: PackedTensor, first_block: int, entries: Mapping[str, Entries]) -> None:
         """Writes fields of consecutive blocks, counted row by row: each array is (blocks, entries per block).
 
-        For encoders of formats whose rows are cut into whole blocks.  Bits that belong to other fields stay.
+        For encoders of formats whose rows are cut into whole blocks.  Bits of other fields do not change.
         """
         for f in self.declaration.fields:
             if f.name not in entries:
@@ -429,7 +431,7 @@ class Format(ABC):
                 stored[first_block * raw.shape[1] : (first_block + len(given)) * raw.shape[1]] = raw.reshape(-1)
 
 
-# --- what encoders share ---------------------------------------------------------------------------------------------
+# --- helpers of encoders ---------------------------------------------------------------------------------------------
 
 
 def float32_tiles(elements: Weights, multiple: int) -> Iterator[tuple[int, Float32]]:
@@ -440,7 +442,7 @@ def float32_tiles(elements: Weights, multiple: int) -> Iterator[tuple[int, Float
     step = multiple * max(1, TILE // multiple)
     for start in range(0, elements.size, step):
         tile = elements[start : start + step]
-        if tile.dtype == _BFLOAT16:  # widening its bits is several times as fast as the cast
+        if tile.dtype == _BFLOAT16:  # widening the bits is several times as fast as a cast
             wide = tile.view(np.uint16).astype(np.uint32)
             wide <<= np.uint32(16)
             yield start, wide.view(np.float32)

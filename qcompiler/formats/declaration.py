@@ -1,4 +1,4 @@
-"""What a storage format declares: how elements form blocks, which fields a block stores, how values come from them."""
+"""The declaration of a storage format: blocks of elements, the fields of a block, and how they give values."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Field:
     `covers=1` are the codes; a larger `covers` is a level in the hierarchy of scales ("row": one entry per row,
     "tensor": one for the whole matrix).  With `rows` > 1 an entry serves that many consecutive rows as well.
 
-    Entries of less than 8 bits stand in order, `order` saying which end of a byte holds the lower index, unless
-    `packing` says otherwise; then a block's entries take `packing.nbytes` bytes.  `offset` is the field's byte offset
+    Entries of less than 8 bits are stored in order.  `order` says which end of a byte holds the lower index.  `packing`
+    replaces this order; a block's entries then take `packing.nbytes` bytes.  `offset` is the field's byte offset
     inside a block's record when a format interleaves its fields (GGUF's blocks); None gives the field a section of its
     own.
     """
@@ -60,7 +60,7 @@ class Field:
 
     @functools.cached_property
     def others(self) -> Bytes | None:
-        """Of a block's bytes of this field those bits that are not its own; None where it has them all."""
+        """A mask of the bits in a block's bytes of this field that belong to other fields; None if there are none."""
         if not isinstance(self.packing, Pieces):
             return None
         full = np.array([[(1 << sum(width for _, _, width in entry)) - 1 for entry in self.packing.pieces]], np.uint8)
@@ -68,15 +68,15 @@ class Field:
         return rest if rest.any() else None
 
     def nbytes(self, entries: int) -> int:
-        """Bytes of so many entries; with a packing, of so many of whole blocks."""
+        """Bytes of this many entries; with a packing, the entries must fill whole blocks."""
         if self.packing is not None:
             return -(-entries // self.packing.entries) * self.packing.nbytes
         return -(-entries * self.bits // 8)
 
     def unpack(self, raw: Bytes) -> Entries:
-        """Entries (1-D) from stored bytes (1-D, of whole blocks where a packing says how they lie).
+        """Entries (1-D) from stored bytes (1-D; whole blocks with a packing).
 
-        Entries packed into bytes come as uint8, the others in their dtype; unused entries of a last byte are included.
+        Entries packed into bytes become uint8, others keep their dtype; unused entries of a last byte are included.
         """
         if self.packing is not None:
             return self.packing.unpack(raw.reshape(-1, self.packing.nbytes)).reshape(-1)
@@ -91,14 +91,14 @@ class Field:
         return entries.reshape(-1)
 
     def pack(self, entries: Entries) -> Bytes:
-        """The inverse: stored bytes (1-D) of entries (1-D) that fill whole bytes (whole blocks with a packing)."""
+        """The inverse of `unpack`: stored bytes (1-D) of entries (1-D) that fill whole bytes, or whole blocks."""
         if self.packing is not None:
             return self.packing.pack(entries.astype(np.uint8, copy=False).reshape(-1, self.packing.entries)).reshape(-1)
         if self.bits >= 8:
             return np.ascontiguousarray(entries.astype(self.dtype, copy=False)).reshape(-1).view(np.uint8)
         per_byte = 8 // self.bits
-        # A word of as many bytes as entries: shifted so that one entry is in its place, all others lie outside of the
-        # lowest byte, because each fills only `bits` of its own.
+        # A word has as many bytes as entries. Each entry is shifted into its place in the lowest byte; all other
+        # entries then lie outside that byte, because each fills only `bits` bits of its own.
         words = np.ascontiguousarray(entries.astype(np.uint8, copy=False)).reshape(-1).view(f"<u{per_byte}")
         raw = np.zeros(len(words), words.dtype)
         for i in range(per_byte):
@@ -110,7 +110,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Numerics:
-    """The choices in which systems that "support the same format" differ, a sentence each, for docs/formats.md."""
+    """Choices in which systems that "support the same format" differ, one sentence each, for docs/formats.md."""
 
     ties: str
     zero_block: str
@@ -123,10 +123,10 @@ class Numerics:
 class Declaration:
     """A format as data.
 
-    `blocking` is "flat" when blocks run over the row-major stream of elements across rows, "row" when every row is cut
-    into blocks.  `tail` says what happens to a remainder: "short" stores a last block with fewer elements, "refuse"
+    `blocking` is "flat" when blocks run over the row-major stream of elements across rows, and "row" when every row is
+    cut into blocks.  `tail` is the treatment of a remainder: "short" stores a last block with fewer elements, "refuse"
     makes the shape an error.  `pad_code` fills the unused entries of the last byte of codes.
-    `decode` gives the value of an element from its fields; `table` and `tables` are what it looks entries up in.
+    `decode` gives the value of an element from its fields; `table` and `tables` are its lookup tables.
     """
 
     summary: str
@@ -201,12 +201,12 @@ class Declaration:
 
     @functools.cached_property
     def split(self) -> Split:
-        """The decode equation in parts, for kernels. ValueError where codes stand in two separate parts."""
+        """The decode equation in parts, for kernels. ValueError if codes occur in two separate parts."""
         return self.decode.split(self.codes.name)
 
     @functools.cached_property
     def code_values(self) -> Float32:
-        """What each code stands for before scales and zero points: fp32 (2 ** bits,), by the code's unsigned bits."""
+        """The value of each code before scales and zero points: fp32 (2 ** bits,), by the code's unsigned bits."""
         codes = np.arange(1 << self.codes.bits, dtype=np.uint8).view(self.codes.dtype)
         return np.asarray(self.split.of_code.evaluate({self.codes.name: codes}, self.table_arrays), np.float32)
 
@@ -215,7 +215,7 @@ class Declaration:
         return cols if self.block == "row" else self.block
 
     def entries_per_block(self, f: Field, cols: int) -> int:
-        """Entries of a field in one block; 1 where an entry serves more than a block."""
+        """Entries of a field in one block; 1 if an entry serves more than a block."""
         if not isinstance(f.covers, int):
             return 1
         return max(1, self.block_size(cols) // f.covers)
@@ -245,7 +245,7 @@ def place_sections(parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]], alig
     for name, dtype, shape in parts:
         step = max(alignment, dtype.itemsize)
         offset = -(-end // step) * step
-        nbytes = math.prod(shape) * dtype.itemsize  # exact: the shape may be a stranger's, and NumPy's product wraps
+        nbytes = math.prod(shape) * dtype.itemsize  # exact: the shape may be untrusted, and NumPy's product wraps
         sections.append(Section(name, dtype, shape, offset, nbytes))
         end = offset + nbytes
     return tuple(sections)

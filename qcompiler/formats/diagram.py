@@ -4,7 +4,7 @@
       0…1            d, fp16
       2 + i, i < 16  | codes[i + 16] | codes[i] |
 
-Within a line the highest bits of a byte stand left.
+In a line, the highest bits of a byte are on the left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qcompiler.formats.packing import Pieces, Trits
 
 @dataclass(frozen=True)
 class _Cell:
-    """Bits [shift, shift + width) of a byte: those of an entry from its bit `place` on."""
+    """Bits [shift, shift + width) of a byte, which hold the bits of an entry from `place` on."""
 
     shift: int
     width: int
@@ -26,7 +26,7 @@ class _Cell:
     place: int
 
     def text(self, step: int) -> str:
-        """`step` is what the entry grows by from one byte to the next; 0 for a single byte."""
+        """`step` is the difference between the entries of one byte and of the next; 0 for a single byte."""
         index = str(self.entry)
         if step:
             index = ("i" if step == 1 else f"{step} i") + (f" + {self.entry}" if self.entry else "")
@@ -35,7 +35,7 @@ class _Cell:
 
 
 def diagram(fmt: Format) -> list[str]:
-    """Lines of text that say what every byte of a block holds."""
+    """Lines of text that show what every byte of a block holds."""
     d = fmt.declaration
     if d.interleaved:
         return [f"record of {d.record_bytes} bytes per block of {d.block}", *_aligned(_record(d))]
@@ -56,7 +56,7 @@ def entry_type(f: Field) -> str:
 
 
 def served(f: Field) -> str:
-    """What one entry serves."""
+    """The elements that one entry serves."""
     if f.covers == "tensor":
         return "tensor"
     if f.covers == "row":
@@ -78,7 +78,7 @@ def _record(d: Declaration) -> list[tuple[str, str]]:
             name = f.name if count == 1 else f"{f.name}[0…{count - 1}]"
             lines.append((offset, (_range(offset, f.nbytes(count)), f"{name}, {entry_type(f)}")))
         else:
-            packed.setdefault(offset, []).append((offset, f, count))  # fields that share bytes begin at the same one
+            packed.setdefault(offset, []).append((offset, f, count))  # fields that share bytes begin at the same byte
     for offset, fields in packed.items():
         lines += [(offset + k, line) for k, line in enumerate(_shared_bytes(fields))]
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
@@ -94,7 +94,7 @@ def _digits(f: Field, packing: Trits, offset: int) -> list[tuple[int, tuple[str,
 
 
 def _shared_bytes(fields: list[tuple[int, Field, int]]) -> list[tuple[str, str]]:
-    """Lines for fields of less than 8 bits; bytes that hold the same kinds of pieces share one."""
+    """Lines for fields of less than 8 bits; bytes with the same kinds of pieces share a line."""
     cells: dict[int, list[_Cell]] = {}
     for offset, f, count in fields:
         for e, pieces in enumerate(_pieces(f, count)):
@@ -127,8 +127,8 @@ def _pieces(f: Field, count: int) -> tuple[tuple[tuple[int, int, int], ...], ...
 
 
 def _continues(run: list[list[_Cell]], following: list[_Cell]) -> bool:
-    """Whether the byte after a run holds the same bits of entries that are as far from the last as those among each
-    other; all its entries have to move."""
+    """Whether the byte after a run holds the same bits of entries, at the run's constant distance between entries; all
+    its entries have to change."""
     last = run[-1]
     if [(c.shift, c.width, c.field.name, c.place) for c in last] != [
         (c.shift, c.width, c.field.name, c.place) for c in following

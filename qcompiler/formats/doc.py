@@ -29,12 +29,12 @@ entry that covers *c* elements serves elements *c·i* to *c·(i+1) − 1*. A for
 section, the records. Items are little-endian. Values are computed in fp32, one rounding per operation. The NumPy
 decoder of `qcompiler.formats` is the definition.
 
-In the pictures of the bytes, the highest bits of a byte stand left, `i` counts bytes, and `codes[i + 16]` is the code
+In the pictures, the highest bits of a byte are on the left, `i` counts bytes, and `codes[i + 16]` is the code
 of element i + 16 of the block.
 
 Encoders accept float32, float16, bfloat16 and float64 (rounded to fp32 first). NaN and infinity are errors that name
 the row and the column. [packings.md](packings.md) says how the checkpoints of other systems map to these formats, and
-[quality.md](quality.md) what each format costs.
+[quality.md](quality.md) shows the quality of each format.
 
 | format | family | bits per weight | blocks |
 |---|---|---|---|
@@ -46,7 +46,7 @@ FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "gguf": ("Formats of GGUF", ("ggml_32", "k_quants", "iq4", "ternary")),
     "floats": ("Small floats", ("fp8", "mx", "nvfp4")),
 }
-"""Page below docs/formats/: its title, and the modules of `qcompiler.formats` whose formats it shows."""
+"""The page below docs/formats/: its title, and the modules of `qcompiler.formats` whose formats it shows."""
 
 
 def variants(cls: type[Format]) -> Iterator[Format]:
@@ -57,7 +57,7 @@ def variants(cls: type[Format]) -> Iterator[Format]:
 
 
 def family_of(cls: type[Format]) -> str:
-    """The page that shows a format. KeyError for a format of a module that no family names."""
+    """The page that shows a format. KeyError if no family names the format's module."""
     module = cls.__module__.rpartition(".")[2]
     for page, (_, modules) in FAMILIES.items():
         if module in modules:
@@ -76,7 +76,7 @@ def pages() -> dict[str, str]:
 
 
 def _index() -> str:
-    """What all formats share, and one line for each."""
+    """The text that all formats share, and one line for each format."""
     lines = []
     for cls in FORMATS.values():
         shown = cls()
@@ -105,7 +105,7 @@ def _variant(fmt: Format) -> list[str]:
     lines = [f"### `{fmt}`", "", d.summary + ".", "", f"- value: `{d.decode.text}`", f"- blocks: {_blocks(d)}"]
     lines.append(f"- bits per weight at 4096 × 4096: {fmt.bits_per_weight(4096, 4096):.7g}")
     if fmt.takes_importance:
-        lines.append("- the encoder takes an importance of the columns")
+        lines.append("- the encoder accepts an importance for the columns")
     if d.table is not None:
         lines.append(f"- table: {_values(d.table)}")
     lines += [f"- {name}: {_values(values)}" for name, values in d.tables.items()]
@@ -127,7 +127,7 @@ def _variant(fmt: Format) -> list[str]:
 
 
 def _values(table: tuple[float, ...]) -> str:
-    """A table's values; of a long one the ends and the middle."""
+    """A table's values; of a long table the ends and the middle."""
     texts = [f"{v:.10g}" for v in table]
     if len(texts) > 32:
         half = len(texts) // 2

@@ -1,4 +1,4 @@
-"""Decode equations: the arithmetic that turns a block's fields into fp32 values, as text that a person can read.
+"""Decode equations: readable text for the arithmetic that turns a block's fields into fp32 values.
 
     table[codes] * absmax
     (codes - zeros) * scales
@@ -35,7 +35,7 @@ _UFUNCS: dict[type[ast.operator], Callable[[Float32, Float32], Float32]] = {
 
 @dataclass(frozen=True)
 class CStyle:
-    """How an equation is written in C++: patterns for an entry that becomes a float, a number, and a lookup."""
+    """C++ syntax for an equation: patterns for an entry that becomes a float, a number, and a lookup."""
 
     entry: str = "(float)({entry})"
     number: str = "{number}"
@@ -47,7 +47,7 @@ SCALARS = CStyle()
 
 @dataclass(frozen=True)
 class Equation:
-    """A parsed decode equation. Malformed text is a ValueError (a mistake in a format's page, not in user input)."""
+    """A parsed decode equation. Malformed text is a ValueError (a mistake in a declaration, not in user input)."""
 
     text: str
     _tree: ast.expr = field(init=False, repr=False, compare=False)
@@ -107,7 +107,7 @@ class Equation:
         """The equation as a C++ expression, by default of type float; `entries` maps each field to an expression.
 
         `tables` maps a table to the name of its C++ array (by default its own).  Lookups index with the entry as
-        written; all other entries are cast to float.  Another `style` gives vectors, for instance.
+        written; all other entries are cast to float.  Other styles give vectors, for instance.
         """
         return self._to_c(self._tree, entries, tables, style)
 
@@ -129,17 +129,17 @@ class Equation:
                 raise ValueError(f"decode equation {self.text!r}: '{ast.unparse(node)}' is outside the grammar")
 
     def split(self, codes: str) -> Split:
-        """The equation in three parts, for kernels: see `Split`. ValueError where codes stand in two separate parts."""
+        """The equation in three parts, for kernels: see `Split`. ValueError if codes occur in two separate parts."""
         return _Splitter(codes).split(self)
 
 
 @dataclass(frozen=True)
 class Split:
-    """A decode equation in parts that hold the operations of the whole in its order, so that they round alike.
+    """A decode equation in parts. They keep the operations and their order, so the results round in the same way.
 
-    `of_code` reads codes alone: a table of as many values as there are codes.  `per_entry` are the largest parts that
-    do not read codes, named g0, g1, …: computed once for all elements that an entry serves.  `per_element` reads
-    "code" (the value of `of_code`) and g0, g1, ….
+    `of_code` reads codes alone: a table with one value per code.  `per_entry` are the largest parts that do not read
+    codes, named g0, g1, …: computed once for all elements that an entry serves.  `per_element` reads "code" (the value
+    of `of_code`) and g0, g1, ….
 
         d * scales * (codes - 8) - dmin * mins:   code = codes - 8,  g0 = d * scales,  g1 = dmin * mins,  g0 * code - g1
     """

@@ -13,10 +13,10 @@ from qcompiler.formats.nf4 import TableFormat, midpoints
 _MAGNITUDES = (0.0625, 8, 12, 4, 6, 2, 3)
 _POSITIVE = tuple(float(np.float32(magnitude / 12)) for magnitude in _MAGNITUDES)
 TABLE: tuple[float, ...] = (0.0, *_POSITIVE, 0.0, *(-value for value in _POSITIVE))
-"""Magnitudes over the largest, rounded to fp32. Code 8 + c is the negative of code c; code 8 is +0 in the library."""
+"""Magnitudes divided by the largest, in fp32. Code 8 + c is the negative of code c; code 8 is +0 in the library."""
 
 CODES_BY_RANK = np.array([11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3], np.uint8)
-"""Codes in ascending order of their values; of the two zeros 0 stands before 8."""
+"""Codes in ascending order of their values; of the two zeros, code 0 comes before code 8."""
 
 
 class FP4(TableFormat):

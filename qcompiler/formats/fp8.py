@@ -20,7 +20,7 @@ from qcompiler.formats.equation import Equation, Float32
 from qcompiler.formats.minifloat import E4M3, E5M2, MiniFloat, absmax
 
 SQUARE = 128
-"""Rows and columns of a block with one scale, as DeepSeek-V3's checkpoints and DeepGEMM have it."""
+"""Rows and columns of a block with one scale, as in DeepSeek-V3's checkpoints and DeepGEMM."""
 
 _SHARED = {
     "row": "one fp32 scale per row",
@@ -30,7 +30,7 @@ _SHARED = {
 
 
 class _FP8(Format):
-    """``scale = absmax / largest``, ``code = cast(w / scale)`` in fp32, as torchao 0.18's float8 primitives do it."""
+    """``scale = absmax / largest``, ``code = cast(w / scale)`` in fp32, as in torchao 0.18's float8 primitives."""
 
     element: ClassVar[MiniFloat]
     parameters: ClassVar[tuple[Parameter, ...]] = (
@@ -72,7 +72,7 @@ class _FP8(Format):
         job.packed.section("scales")[:] = self._scales(np.array([absmax_of_all(self, job.weights)], np.float32))
 
     def _scales(self, largest: Float32) -> Float32:
-        """The scales of blocks with these absolute maxima."""
+        """The scales for blocks with these absolute maxima."""
         scales: Float32 = np.minimum(largest / np.float32(self.element.largest), self.element.largest_scale)
         scales[scales == 0] = 1
         return scales

@@ -1,15 +1,16 @@
-"""What ggml's block formats (GGUF files) share: their declarations' shape, their limits, their arithmetic.
+"""Common parts of ggml's block formats (GGUF files): their declarations, limits and arithmetic.
 
 A row is cut into blocks of 32 elements, or superblocks of 256 that hold 8 or 16 sub-blocks with scales of their own.
 The canonical bytes are ggml's blocks one after another, which are the bytes of a tensor in a GGUF file.
 
-The meaning of ggml's arithmetic here is its C source, every operation rounded to fp32 and sums in the order of their
-loops (`quantize_row_*_ref` and, with an importance, `quantize_*`, of ggml-quants.c as llama-cpp-python 0.3.36 ships it,
-compiled without contraction of ``a*b + c``).  A build with contraction, which is what most people run, rounds some
-products differently, so that among about equally good candidates of a search another may win.  Of 4096 superblocks of
-normal weights (sigma 0.02; gcc 12, -march=x86-64-v3) it changed, in percent of superblocks / of codes: q5_K 29 / 1.9,
-q2_K 23 / 1.0, q4_K 6 / 0.15, q6_K 1.7 / 0.03, iq4_xs 0.2 / 0.001, q3_K none; with an importance between 0.1 / 0.001
-(iq4_xs) and 3.6 / 0.2 (q5_K).  q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0 and mxfp4 contain nothing to contract.
+The reference for the arithmetic is ggml's C source, with every operation rounded to fp32 and sums in the order of the
+loops (`quantize_row_*_ref` and, with an importance, `quantize_*`, of ggml-quants.c as shipped with llama-cpp-python
+0.3.36, compiled without contraction of ``a*b + c``).  A build with contraction, as in most installations, rounds some
+products differently, so another of several nearly equal candidates of a search may win.  For 4096 superblocks of
+normal weights (sigma 0.02; gcc 12, -march=x86-64-v3) contraction changed, in percent of superblocks / of codes: q5_K
+29 / 1.9, q2_K 23 / 1.0, q4_K 6 / 0.15, q6_K 1.7 / 0.03, iq4_xs 0.2 / 0.001, q3_K none; with an importance between
+0.1 / 0.001 (iq4_xs) and 3.6 / 0.2 (q5_K).  q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0 and mxfp4 have nothing to
+contract.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from qcompiler.formats.equation import Equation, Float32
 
 LARGEST_FP16 = 65504.0
 LARGEST_IMPORTANCE = 1e15
-"""Beyond, sums of importance times squares may overflow, after which ggml stores zeros."""
+"""Above this limit, sums of importance times squares may overflow, after which ggml stores zeros."""
 
 SOURCE = "ggml-quants.c of llama.cpp (in llama-cpp-python 0.3.36)"
 
 
 def quiet() -> np.errstate:
-    """A context for arithmetic that is followed by a check of what it gave."""
+    """A context for arithmetic whose results are checked afterwards."""
     return np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore")
 
 
 class GgmlFormat(Format):
-    """A format of GGUF files: blocks of `block` elements of a row, the bytes of which are ggml's."""
+    """A format of GGUF files: blocks of `block` elements of a row, stored as ggml's bytes."""
 
     block: ClassVar[int]
     ggml_type: ClassVar[int]
@@ -48,7 +49,7 @@ class GgmlFormat(Format):
     def _declare(
         self, summary: str, fields: tuple[Field, ...], decode: str, numerics: Numerics, reference: str, **more: Any
     ) -> Declaration:
-        """The declaration, with what all ggml formats have in common."""
+        """The declaration, with the parts that all ggml formats have in common."""
         return Declaration(
             summary=summary, block=self.block, blocking="row", tail="refuse", fields=fields, decode=Equation(decode),
             numerics=numerics, reference=reference, **more,
@@ -63,7 +64,7 @@ class GgmlFormat(Format):
 
     @functools.cached_property
     def reach(self) -> float:
-        """The largest magnitude that the format can store; infinite where its scales are not fp16."""
+        """The largest magnitude that the format can store; infinite if its scales are not fp16."""
         d = self.declaration
         extremes = []
         for f in d.fields:
@@ -82,7 +83,7 @@ class GgmlFormat(Format):
             refuse_nonfinite(self, job.weights, tile, start)
         blocks = tile.reshape(-1, self.block)
         largest = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
-        far = largest > 2 * self.reach  # below that, scales overflow or they do not; beyond, sums of squares might
+        far = largest > 2 * self.reach  # below, only scales can overflow; above, sums of squares can, too
         if far.any():
             with quiet():
                 needed = largest * np.float32(LARGEST_FP16 / self.reach)
@@ -90,7 +91,7 @@ class GgmlFormat(Format):
         return blocks
 
     def _half(self, job: Encoding, start: int, exact: Float32, what: str) -> npt.NDArray[np.float16]:
-        """Block scales (blocks,) rounded to fp16 as (blocks, 1). FormatValueError where one exceeds fp16's range."""
+        """Block scales (blocks,) rounded to fp16 as (blocks, 1). FormatValueError if one exceeds fp16's range."""
         with np.errstate(over="ignore"):
             half = exact.astype(np.float16)
         if not np.isfinite(half).all():
@@ -98,7 +99,7 @@ class GgmlFormat(Format):
         return half[:, None]
 
     def _importance(self, job: Encoding, start: int, blocks: Float32) -> Float32 | None:
-        """The importance of each element of a tile's blocks, or None where the caller has given none."""
+        """The importance of each element of a tile's blocks, or None if the caller gave none."""
         if job.importance is None:
             return None
         if job.importance.max() > LARGEST_IMPORTANCE:
@@ -110,13 +111,13 @@ class GgmlFormat(Format):
         return of_block[(start // self.block + np.arange(len(blocks))) % len(of_block)]
 
     def _check_scales(self, job: Encoding, start: int, scales: Float32) -> None:
-        """FormatValueError where a sub-block's scale (blocks, sub-blocks) overflowed or was lost in infinities."""
+        """FormatValueError if a sub-block's scale (blocks, sub-blocks) overflowed or was lost in infinities."""
         bad = ~np.isfinite(scales).all(axis=1)
         if bad.any():
             self._refuse_scale(job, start, int(np.flatnonzero(bad)[0]), np.abs(scales).max(axis=1), "scale")
 
     def _refuse_scale(self, job: Encoding, start: int, block: int, exact: Float32, what: str) -> None:
-        """Raises FormatValueError for the `block`-th block of a tile that begins at element `start`."""
+        """Raises FormatValueError for block number `block` of a tile that begins at element `start`."""
         row, col = divmod(start + block * self.block, job.packed.cols)
         raise FormatValueError(
             f"row {row}, columns {col}…{col + self.block - 1}: the {what} {exact[block]:g} exceeds fp16's largest "
@@ -126,7 +127,7 @@ class GgmlFormat(Format):
 
 
 def reciprocal(values: Float32) -> Float32:
-    """1 / values, and 0 where a value is 0. Infinite below 2.9e-39, where 1 / value exceeds fp32."""
+    """1 / values, and 0 for values that are 0. Infinite below 2.9e-39, where 1 / value exceeds fp32."""
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / values
     inverse[values == 0] = 0
@@ -134,7 +135,7 @@ def reciprocal(values: Float32) -> Float32:
 
 
 def codes_of(transposed_codes: Float32, block: int) -> npt.NDArray[np.uint8]:
-    """Codes (sub-block size, sub-blocks) as ggml_search gives them, as bytes (blocks, block)."""
+    """Codes (sub-block size, sub-blocks), as ggml_search returns them, as bytes (blocks, block)."""
     return transposed_codes.T.astype(np.uint8).reshape(-1, block)
 
 

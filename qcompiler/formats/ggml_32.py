@@ -34,7 +34,7 @@ _TINY = (
 
 
 class _Searched32(GgmlFormat):
-    """A format that minimises the squared error when an importance is given, weighted by it and the weights' size."""
+    """With an importance, minimises the squared error weighted by the importance and the weights' size."""
 
     block = 32
     bits: ClassVar[int]
@@ -50,7 +50,7 @@ class _Searched32(GgmlFormat):
             with quiet():
                 some = _float32(job.weights[first : first + step])
                 squares[first : first + step] = np.add.accumulate(some * some, axis=1)[:, -1]
-        for row in np.flatnonzero(~np.isfinite(squares)):  # names the element to blame
+        for row in np.flatnonzero(~np.isfinite(squares)):  # the error names the element
             self._blocks(job, int(row) * cols, _float32(job.weights[row]))
         job.notes["mean_square"] = squares / np.float32(cols)
 
@@ -65,13 +65,13 @@ class _Searched32(GgmlFormat):
 
 
 def _float32(weights: Weights) -> Float32:
-    """Rounded to fp32; float64 beyond its range becomes infinite, which is refused later."""
+    """Rounded to fp32; float64 values beyond its range become infinite, and are refused later."""
     with quiet():
         return weights.astype(np.float32, copy=False)
 
 
 class _Symmetric32(_Searched32):
-    """q4_0 and q5_0: the signed extreme of a block becomes the most negative code."""
+    """q4_0 and q5_0: the signed extreme of a block becomes the lowest code."""
 
     def declare(self) -> Declaration:
         half = 1 << self.bits - 1
@@ -157,7 +157,7 @@ class _Affine32(_Searched32):
             return
         low = first_minimum(blocks.T)
         with np.errstate(over="ignore"):
-            d = (blocks.max(axis=1) - low + np.float32(0)) / np.float32(largest)  # of -0 and 0 as of two zeros
+            d = (blocks.max(axis=1) - low + np.float32(0)) / np.float32(largest)  # + 0: -0 and 0 are equal here
         stored = {"d": self._half(job, start, d, "scale"), "m": self._half(job, start, low, "minimum")}
         codes = _truncated(blocks - low[:, None], reciprocal(d), np.float32(0.5), largest)
         self.store(job.packed, start // 32, {**stored, "codes": codes})
@@ -176,7 +176,7 @@ class Q5_1(_Affine32):
 
 
 def _truncated(blocks: Float32, inverse: Float32, shift: np.float32, largest: int) -> Bytes:
-    """min(largest, trunc(blocks * inverse + shift)), of values that are not negative; 0 where 1 / d is infinite."""
+    """min(largest, trunc(blocks * inverse + shift)) of nonnegative values; 0 where 1 / d is infinite."""
     scaled = blocks * np.where(np.isinf(inverse), np.float32(0), inverse)[:, None]
     scaled += shift
     codes = np.minimum(scaled, np.float32(largest)).astype(np.uint8)
@@ -222,8 +222,8 @@ class MXFP4Ggml(GgmlFormat):
     """mxfp4 in the blocks of GGUF files, where it is the type MXFP4; `mxfp4` is the same in safetensors files.
 
     The scales and the values are those of the OCP standard, but elements i and i + 16 share a byte, and code 8 decodes
-    to +0 instead of -0.  The encoder is ggml's: the scale is 2 ** (floor(log2(absmax)) - 2), so that up to a quarter of
-    the range above 6 scales is cut off, and codes go to the nearest value.
+    to +0 instead of -0.  The encoder is ggml's: the scale is 2 ** (floor(log2(absmax)) - 2), so up to a quarter of
+    the range above 6 scales is clipped, and codes go to the nearest value.
     """
 
     name, block, ggml_type = "mxfp4_ggml", 32, 39
@@ -250,7 +250,7 @@ class MXFP4Ggml(GgmlFormat):
         sizes = np.abs(blocks)
         with np.errstate(divide="ignore"):
             power = np.floor(np.log2(sizes.max(axis=1), dtype=np.float64).astype(np.float32))
-        exponent = np.maximum(power + np.float32(125), np.float32(0)).astype(np.uint8)  # of 0 the logarithm is -inf
+        exponent = np.maximum(power + np.float32(125), np.float32(0)).astype(np.uint8)  # the logarithm of 0 is -inf
         scale = np.ldexp(np.float32(1), exponent.astype(np.int32) - 127).astype(np.float32)[:, None]
         codes = np.zeros(blocks.shape, np.uint8)
         for low, high in itertools.pairwise(_MAGNITUDES):

@@ -1,10 +1,10 @@
 """The searches for scales of ggml's formats, for many blocks at a time, bit for bit.
 
-A search looks for the scale (and the minimum) with which a block of n weights loses least: it tries a handful of
+A search finds the scale (and the minimum) with the least error for a block of n weights.  It tries a handful of
 scales, rounds the weights to codes with each, and solves for the scale that fits these codes best by weighted least
-squares.  What is searched here is what ggml searches (make_qx_quants, make_q3_quants, make_qkx2_quants,
-make_qkx3_quants, make_qp_quants and the search of iq4_nl in ggml-quants.c), with the same trials, the same fp32
-operations and the same order of sums, so that the same candidate wins.
+squares.  These are ggml's searches (make_qx_quants, make_q3_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants
+and the search of iq4_nl in ggml-quants.c), with the same trials, the same fp32 operations and the same order of sums,
+so the same candidate wins.
 
 Weights come transposed, (n, blocks): sums over a block run over the first axis, one row after another, which is the
 order of a loop over the block's elements.  Codes are whole numbers in fp32, (n, blocks); scales are (blocks,).
@@ -21,16 +21,17 @@ import numpy.typing as npt
 from qcompiler.formats.equation import Float32
 
 SMALLEST = np.float32(1e-15)
-"""Blocks whose largest magnitude lies below count as zero (ggml's GROUP_MAX_EPS)."""
+"""Blocks whose largest magnitude is below this count as zero (ggml's GROUP_MAX_EPS)."""
 
-_ROUNDING = np.float32(12582912.0)  # 1.5 * 2^23: added to a number below 2^22 it leaves the nearest integer in the bits
+# 1.5 * 2^23: added to a number below 2^22, it leaves the nearest integer in the low bits.
+_ROUNDING = np.float32(12582912.0)
 _LARGEST_ROUNDED = np.float32(4194303.0)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 def ordered_sum(values: Float32) -> Float32:
     """Sums over the first axis of (n, blocks) in order: ((a + b) + c) + …, each rounded to fp32."""
-    if values.shape[1] == 1:  # a single column would be summed pairwise
+    if values.shape[1] == 1:  # NumPy would sum a single column pairwise
         last: Float32 = np.add.accumulate(values[:, 0])[-1:]
         return last
     sums: Float32 = np.add.reduce(values, axis=0)
@@ -52,7 +53,7 @@ def nearest(values: Float32) -> Float32:
     """The nearest integers, halves to even.
 
     Beyond 2^22 and for NaN the result is that of ggml's nearest_int without assertions, which adds 1.5 * 2^23 and reads
-    the low bits of the sum: searches over blocks of denormals come here, and what they find does not matter.
+    the low bits of the sum.  Only searches over blocks of denormals get here, and their result does not matter.
     """
     if values.size == 0 or (values.max() <= _LARGEST_ROUNDED and values.min() >= -_LARGEST_ROUNDED):
         return np.rint(values)
@@ -61,14 +62,14 @@ def nearest(values: Float32) -> Float32:
 
 
 def signed_extreme(x: Float32) -> Float32:
-    """Of each block the element of largest magnitude, the first of several."""
+    """The element of largest magnitude of each block, the first of several."""
     which = np.abs(x).argmax(axis=0)
     extreme: Float32 = np.take_along_axis(x, which[None], axis=0)[0]
-    return extreme + _ZERO  # ggml begins at 0, which -0 does not exceed
+    return extreme + _ZERO  # ggml starts from +0, and -0 does not exceed it
 
 
 def first_minimum(x: Float32) -> Float32:
-    """The smallest element of each block; of 0 and -0 the one that comes first."""
+    """The smallest element of each block; of 0 and -0 the first one."""
     smallest: Float32 = np.take_along_axis(x, x.argmin(axis=0)[None], axis=0)[0]
     return smallest
 
@@ -77,7 +78,8 @@ def first_minimum(x: Float32) -> Float32:
 
 
 def search_scale(x: Float32, weights: Float32, half: int) -> tuple[Float32, Float32]:
-    """A scale and codes 0…2 * half - 1 with their zero at `half`, of least squared error under `weights` (n, blocks).
+    """A scale and codes 0…2 * half - 1 with their zero at `half`, with the least squared error under `weights`
+    (n, blocks).
 
     Tries -(half + t / 10) / extreme for t of -9…9 as inverse scales.  A block of zeros has scale 0 and codes 0.
     """
@@ -112,9 +114,9 @@ def search_scale(x: Float32, weights: Float32, half: int) -> tuple[Float32, Floa
 
 
 def descend_scale(x: Float32, half: int) -> tuple[Float32, Float32]:
-    """As `search_scale` with squared weights as weights, by coordinate descent from the scale of the extreme.
+    """Like `search_scale` with squared weights as weights, by coordinate descent from the scale of the extreme.
 
-    Each code in turn moves to where it fits best given the others, if that lowers the error; five rounds at most.
+    Each code in turn moves to its best value given the others, if that lowers the error; at most five rounds.
     """
     extreme = signed_extreme(x)
     zero = np.abs(extreme) < SMALLEST
@@ -138,8 +140,8 @@ def descend_scale(x: Float32, half: int) -> tuple[Float32, Float32]:
 
 
 def search_levels(x: Float32, weights: Float32, largest: int) -> tuple[Float32, Float32]:
-    """A scale and codes 0…largest of numbers that are not negative (scales of sub-blocks): `search_scale`, and then
-    the descent of `descend_scale`. Tries (largest + t / 10) / maximum for t of -4…4 as inverse scales."""
+    """A scale and codes 0…largest of nonnegative numbers (scales of sub-blocks): `search_scale`, then the descent of
+    `descend_scale`. Tries (largest + t / 10) / maximum for t of -4…4 as inverse scales."""
     maximum = np.maximum(x.max(axis=0), _ZERO)
     zero = maximum < SMALLEST
     maximum = np.where(zero, _ONE, maximum)
@@ -177,7 +179,8 @@ def _level_error(x: Float32, weights: Float32, inverse: Float32, largest: int) -
 class _Fit:
     """The sums of a least-squares fit of a scale to codes, while single codes move.
 
-    ``sum_lx / sum_l2`` is the scale, ``sum_lx ** 2 / sum_l2`` what the fit explains of the weights.
+    ``sum_lx / sum_l2`` is the scale; ``sum_lx ** 2 / sum_l2`` is the part of the weights' squares that the fit
+    explains.
     """
 
     def __init__(self, wx: Float32, weights: Float32, codes: Float32) -> None:
@@ -191,7 +194,7 @@ class _Fit:
         return self.sum_lx - self.wx[i] * code, self.sum_l2 - self.weights[i] * code * code
 
     def move(self, i: int, code: Float32, rest_lx: Float32, rest_l2: Float32, allowed: npt.NDArray[np.bool_]) -> bool:
-        """Gives element i that code where it is allowed and explains more. True when any has changed."""
+        """Gives element i that code where this is allowed and the fit improves. True if any code changed."""
         sum_lx = rest_lx + self.wx[i] * code
         sum_l2 = rest_l2 + self.weights[i] * code * code
         better = allowed & (code != self.codes[i]) & (sum_l2 > 0)
@@ -222,15 +225,15 @@ class Trials:
     step: float
     count: int
     absolute: bool = False
-    """True measures absolute instead of squared differences."""
+    """True measures absolute instead of squared errors."""
 
 
 def search_affine(x: Float32, weights: Float32, largest: int, trials: Trials) -> tuple[Float32, Float32, Float32]:
     """Scale, minimum (<= 0, to be added) and codes 0…largest of least error under `weights` (n, blocks).
 
-    For each trial scale and minimum are the least-squares line through the codes that it gives; a later trial begins
-    from the best minimum found so far.  A constant block that is not positive has scale 0, codes 0 and its value as
-    the minimum.
+    Each trial computes the least-squares line through the codes that its scale gives; a later trial begins from the
+    best minimum found so far.  A constant block that is not positive has scale 0, codes 0 and its value as the
+    minimum.
     """
     highest, minimum = x.max(axis=0), first_minimum(x)
     minimum[minimum > 0] = 0
@@ -259,7 +262,7 @@ def search_affine(x: Float32, weights: Float32, largest: int, trials: Trials) ->
 
 
 def plain_range(x: Float32, largest: int) -> tuple[Float32, Float32, Float32]:
-    """Scale, minimum and codes of blocks (n, blocks) that are not constant, from their range and zero alone."""
+    """Scale, minimum and codes of blocks (n, blocks) that are not constant, from their range extended to zero."""
     minimum = first_minimum(x)
     minimum[minimum > 0] = 0
     inverse = over(largest, x.max(axis=0) - minimum)
@@ -293,7 +296,7 @@ def _affine_error(
 def _least_squares(
     x: Float32, weights: Float32, codes: Float32, sum_w: Float32, sum_x: Float32, scratch: Float32
 ) -> tuple[tuple[Float32, Float32], npt.NDArray[np.bool_]]:
-    """The line (scale, minimum <= 0) through (code, weight) of each block, and where there is one."""
+    """The line (scale, minimum <= 0) through (code, weight) of each block, and a mask of blocks that have one."""
     weighted = np.multiply(weights, codes)
     sum_l = ordered_sum(weighted)
     sum_l2 = ordered_sum(np.multiply(weighted, codes, out=scratch))
@@ -314,12 +317,12 @@ def _least_squares(
 class TableSearch:
     """The search for the scale of iq4_nl's table: `values` are ascending integers within -127…127.
 
-    Halves between two of them go to the upper one.
+    Ties between two values go to the upper one.
     """
 
     def __init__(self, values: tuple[int, ...]) -> None:
         self.lowest = values[0]
-        # Midpoints are multiples of 1/2, so that floor(2 w) says between which two of them w lies.
+        # Midpoints are multiples of 1/2, so floor(2 w) says between which two of them w lies.
         doubled = np.arange(2 * values[0], 2 * values[-1] + 1)
         self._first, self._last = np.float32(doubled[0]), np.float32(doubled[-1])
         middles = np.array([low + high for low, high in itertools.pairwise(values)])
@@ -330,7 +333,8 @@ class TableSearch:
         scaled = x * inverse
         scaled += scaled
         np.floor(scaled, out=scaled)
-        np.fmin(scaled, self._last, out=scaled)  # and NaN, of a scale that is 0 in all but name, is the last
+        # fmin also replaces NaN (from a scale that is effectively 0) by the last value.
+        np.fmin(scaled, self._last, out=scaled)
         np.fmax(scaled, self._first, out=scaled)
         scaled -= self._first
         return scaled.astype(np.intp)

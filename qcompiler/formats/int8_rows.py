@@ -1,20 +1,20 @@
-"""Activations in int8: every row is one run of bytes, its codes with what kernels need beside them.
+"""Activations in int8: every row is one run of bytes, its codes followed by the data that kernels need.
 
     codes   int8, K of them, then zeros up to a multiple of 64
     scale   fp32, then 12 zero bytes
     sums    int16, of the codes of each 32 columns, then zeros up to a multiple of 16 bytes
 
-A row's value is code * scale.  Nothing of a row lies anywhere else: rows are cut, copied and moved like those of any
-matrix, here one of int8 with `row_bytes(K)` columns, whose number of rows may be symbolic.
+A row's value is code * scale.  All data of a row is in the row itself.  So rows are cut, copied and moved like the rows
+of any matrix, here one of int8 with `row_bytes(K)` columns, whose number of rows may be symbolic.
 
 How codes are made (`quantise`), in fp32, codes rounded to even and clipped to +-127:
 
     "token"     scale = max|x| / 127, or 1 where that is 0; code = x / scale: the codes of the format int8
-    "tensor"    scale = fp32(clip / 127), code = x * fp32(127 / clip), with the clip that calibration found
-    "outliers"  scale = max|x| / 127 over what is below the threshold; code = x * (127 / max|x|), and 0 in `columns`,
-                which are computed elsewhere: LLM.int8 (formats/llm_int8.py)
+    "tensor"    scale = fp32(clip / 127), code = x * fp32(127 / clip), with the clip from calibration
+    "outliers"  scale = max|x| / 127 over values below the threshold; code = x * (127 / max|x|), and 0 in `columns`,
+                which another product computes: LLM.int8 (formats/llm_int8.py)
 
-A row with a NaN (or an infinity that is no outlier) has codes 0 and the scale NaN: products with it are NaN.
+A row with a NaN (or an infinity that is no outlier) has codes 0 and the scale NaN, so products with it are NaN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qcompiler.formats.equation import Float32
 from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
 
 RUN = 32
-"""Columns of a sum."""
+"""Columns in one of the sums."""
 
 ALIGNMENT = 64
 CODE = np.float32(127)
@@ -39,7 +39,7 @@ Int8 = npt.NDArray[np.int8]
 
 
 def padded(cols: int) -> int:
-    """Codes of a row, zeros included; the scale lies behind them."""
+    """Codes of a row with the padding zeros; the scale follows them."""
     return -(-cols // ALIGNMENT) * ALIGNMENT
 
 
@@ -49,7 +49,7 @@ def row_bytes(cols: int) -> int:
 
 
 def clip_factors(clip: float) -> tuple[np.float32, np.float32]:
-    """(what x is multiplied with, the scale) of kind "tensor": zeros where calibration saw nothing but 0."""
+    """(factor for x, scale) of kind "tensor": zeros if calibration saw only 0."""
     return np.float32(127 / clip if clip else 0.0), np.float32(clip / 127)
 
 

@@ -1,6 +1,6 @@
-"""Products of int8 rows with a weight's integer codes: which formats have them, and what they are, to the bit.
+"""Products of int8 rows with a weight's integer codes: which formats have them, and their exact definition.
 
-A format has one where an element is affine in an integer code and entries serve whole runs of 32 columns:
+A format has one if an element is affine in an integer code and entries serve whole runs of 32 columns:
 
     value = slope * code + intercept      int4: slope = scales     q4_K: slope = d * scales, intercept = -(dmin * mins)
 
@@ -31,14 +31,14 @@ from qcompiler.formats.equation import Equation, Float32
 from qcompiler.formats.int8_rows import RUN
 
 WIDEST = 65536
-"""Columns of a group at most: 255 * 127 times as many is below 2**31."""
+"""Maximum of columns in a group: 255 * 127 times as many is below 2**31."""
 
 BITS = (4, 8)
 
 
 @dataclass(frozen=True)
 class IntegerProduct:
-    """`first` is what the lowest code stands for (of signed codes: -128), `group` the columns that share entries (0:
+    """`first` is the value of the lowest code (of signed codes: -128), `group` the columns that share entries (0:
     all of a row); `slope` and `intercept` read the parts of `Declaration.split.per_entry`."""
 
     first: int
@@ -52,9 +52,9 @@ class IntegerProduct:
 
 
 def first_of_integers(declaration: Declaration) -> int | None:
-    """The smallest value of a code where values are consecutive integers in the order of the codes, else None.
+    """The smallest value of a code if values are consecutive integers in the order of the codes, else None.
 
-    The order of signed codes is that of their two's complement: it counts up once the sign bit is flipped.
+    Signed codes are ordered as two's complement: flipping the sign bit makes them count up.
     """
     values, kind = declaration.code_values, declaration.codes.kind
     if kind not in ("uint", "int"):
@@ -68,7 +68,7 @@ def first_of_integers(declaration: Declaration) -> int | None:
 
 @functools.lru_cache(maxsize=256)
 def integer_product(fmt: Format) -> IntegerProduct | str:
-    """How codes of `fmt` are multiplied as integers, or why they are not."""
+    """How codes of `fmt` are multiplied as integers, or the reason why they cannot be."""
     d = fmt.declaration
     first = first_of_integers(d)
     if first is None:
@@ -91,7 +91,7 @@ def integer_product(fmt: Format) -> IntegerProduct | str:
 def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor) -> Float32:
     """fp32 (M, N): int8 codes (M, K) with scales (M,) by a weight (N, K). This is the definition.
 
-    FormatError's text is the caller's: `integer_product` must have said yes.
+    The caller must first check that `integer_product` returns a product.
     """
     fmt, cols = packed.format, packed.cols
     product = integer_product(fmt)
@@ -124,7 +124,7 @@ def _reads_code(node: ast.expr) -> bool:
 
 
 def _slope(node: ast.expr) -> ast.expr | None:
-    """The factor of `code` in an expression that is affine in it: terms beside it are dropped."""
+    """The factor of `code` in an expression that is affine in it, without the terms that do not read it."""
     match node:
         case ast.Name("code"):
             return ast.Constant(1)
@@ -149,7 +149,7 @@ def _adds(text: str) -> bool:
 
 
 def _at_zero(text: str) -> str:
-    """The expression at code 0: what is multiplied with the sum of q."""
+    """The expression at code 0: the factor of the sum of q."""
 
     class Zero(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:

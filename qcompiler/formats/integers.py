@@ -2,9 +2,9 @@
 
     value = (code - zero) * scale          code = clip(zero + rint(w / scale))
 
-One page with other numbers: the width of the codes, how many elements share a scale, whether there is a zero point, and
-the type of the stored scales.  Scales are the exact quotient rounded once to the stored type, and codes are rounded
-against the scale that is stored.
+The formats differ in the width of the codes, the number of elements that share a scale, whether there is a zero point,
+and the type of the stored scales.  Scales are the exact quotient rounded once to the stored type, and codes are rounded
+against the stored scale.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from qcompiler.formats.packing import stream
 
 GROUPS = (32, 64, 128)
 ROW_STEP = 32
-"""K is a multiple of it where codes of less than a byte have one scale per row: 32 codes of any width fill words."""
+"""K must be a multiple of this if codes of less than a byte have one scale per row: 32 codes of any width fill words.
+"""
 
 Run = int | Literal["row"]
-"""Elements that share something: so many, or all of a row."""
+"""Elements that share an entry: this many, or a whole row."""
 
 LARGEST_FP16 = 65504.0
 _FLOAT32_MAX = np.finfo(np.float32).max
@@ -43,7 +44,7 @@ LARGEST_SCALE = np.nextafter(_FLOAT32_MAX / np.float32(127), np.float32(0))
 """One step below fp32's maximum / 127, so that the code 127 never decodes to infinity."""
 
 MAY_OVERFLOW = np.float32(_FLOAT32_MAX / 4)
-"""Groups with larger weights are decoded while they are encoded: rounding may carry a value past fp32's maximum."""
+"""Groups with larger weights are decoded during encoding, since rounding may carry a value past fp32's maximum."""
 
 _SCALE_KINDS: dict[ParamValue, tuple[Kind, int]] = {"fp16": ("f16", 16), "bf16": ("bf16", 16), "fp32": ("f32", 32)}
 
@@ -56,7 +57,7 @@ _ASYMMETRIC_REFERENCE = (
 
 
 def _parameters(group: ParamValue, scale: str, *, later: tuple[str, ...] = ()) -> tuple[Parameter, ...]:
-    """The family's parameters with these defaults; `later` names those that saved programs do not know."""
+    """The family's parameters with these defaults; `later` names those that older saved programs lack."""
     return tuple(
         Parameter(name, default, choices, meaning, later=name in later)
         for name, default, choices, meaning in (
@@ -73,13 +74,13 @@ def _parameters(group: ParamValue, scale: str, *, later: tuple[str, ...] = ()) -
 
 
 class IntegerFormat(Format):
-    """Group-wise or row-wise integers of `bits` bits. Codes are rounded against the scale that is stored."""
+    """Group-wise or row-wise integers of `bits` bits. Codes are rounded against the stored scale."""
 
     bits: ClassVar[int]
 
     @property
     def largest(self) -> int:
-        """The highest code, counted from zero upwards: 15 for four bits."""
+        """The highest code, counted from zero: 15 for four bits."""
         return (1 << self.bits) - 1
 
     @property
@@ -89,7 +90,7 @@ class IntegerFormat(Format):
 
     @property
     def signed(self) -> bool:
-        """True where codes are stored as signed integers around 0: symmetric int8."""
+        """Whether codes are stored as signed integers around 0: symmetric int8."""
         return self.bits == 8 and bool(self.setting("symmetric"))
 
     def group_size(self, cols: int) -> int:
@@ -190,7 +191,7 @@ class IntegerFormat(Format):
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         size = self.group_size(job.packed.cols)
         groups = tile.reshape(-1, size)
-        # NumPy reduces short rows slowly: a copy with groups side by side is faster.
+        # NumPy reduces short rows slowly; a copy with groups side by side is faster.
         turned = np.ascontiguousarray(groups.T) if size <= max(GROUPS) else groups.T
         low, high = turned.min(axis=0), turned.max(axis=0)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
@@ -201,7 +202,7 @@ class IntegerFormat(Format):
             zero = np.full(len(groups), 0 if self.signed else self.half, np.float32)
         else:
             low, high = np.minimum(low, 0), np.maximum(high, 0)
-            # float64 cannot overflow here, and rounding it to the stored type is the one rounding that matters.
+            # float64 cannot overflow here, so only the rounding to the stored type matters.
             scale = self._store_scales((high.astype(np.float64) - low) / self.largest, job.packed, first)
             zero = np.clip(np.rint(-low / scale), 0, self.largest)
             job.packed.section("zeros").reshape(-1)[first : first + len(groups)] = zero.astype(np.uint8)
@@ -209,7 +210,7 @@ class IntegerFormat(Format):
         np.rint(codes, out=codes)
         if not self.signed:
             codes += zero[:, None]
-        # A denormal scale is coarse and a clamped one small, so that codes may lie outside.
+        # A denormal scale is coarse and a clamped scale is small, so codes may lie outside the range.
         np.clip(codes, -127 if self.signed else 0, 127 if self.signed else self.largest, out=codes)
         if max(-low.min(), high.max()) > MAY_OVERFLOW:
             _keep_finite(codes, zero[:, None], scale[:, None])
@@ -221,7 +222,7 @@ class IntegerFormat(Format):
         return np.where(-low >= high, low, high).astype(np.float64) / -self.half
 
     def _store_scales(self, exact: npt.NDArray[np.float64], packed: PackedTensor, first: int) -> Float32:
-        """Stores scales in their type; returns them as fp32. `first` is the group that `exact[0]` belongs to."""
+        """Stores scales in their type; returns them as fp32. `first` is the group of `exact[0]`."""
         out = packed.section("scales").reshape(-1)[first : first + exact.size]
         if self.signed and self.setting("scale") == "fp32":
             exact = np.minimum(exact, LARGEST_SCALE)
@@ -251,7 +252,7 @@ class IntegerFormat(Format):
 
 
 def _keep_finite(codes: Float32, zero: Float32, scale: Float32) -> None:
-    """Moves codes, in place, towards zero until ``(code - zero) * scale`` is finite in fp32: one step at most twice."""
+    """Moves codes, in place, towards zero until ``(code - zero) * scale`` is finite in fp32: at most two steps."""
     with np.errstate(over="ignore"):
         while (beyond := ~np.isfinite((codes - zero) * scale)).any():
             codes[beyond] -= np.sign((codes - zero)[beyond])

@@ -12,7 +12,7 @@ from qcompiler.formats.ggml_search import TableSearch, nearest, ordered_sum, sig
 from qcompiler.formats.packing import Pieces, planes
 
 VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""ggml's 16 values, closer to each other around zero; there is none at zero."""
+"""ggml's 16 values, closer to each other around zero; none of them is zero."""
 
 _SCALES = Pieces(
     tuple(((2 + e // 2, 4 * (e % 2), 4), (e // 4, 2 * (e % 4), 2)) for e in range(8)),

@@ -70,7 +70,7 @@ def _affine_numerics(largest: int, trials: int, weights: str, levels: int, sigma
 
 
 class _KQuant(GgmlFormat):
-    """A superblock of 256 in sub-blocks of `size`. With an importance the search is another, as in ggml."""
+    """A superblock of 256 in sub-blocks of `size`. As in ggml, an importance changes the search."""
 
     block = 256
     size: ClassVar[int]
@@ -145,10 +145,10 @@ class _Affine(_KQuant):
         self.store(job.packed, start // 256, {**stored, **entries, "codes": codes_of(codes, 256)})
 
     def _repair(self, x: Float32, scale: Float32, minimum: Float32, codes: Float32) -> None:
-        """Gives sub-blocks with a negative scale the plain one.
+        """Gives sub-blocks with a negative scale the plain scale.
 
-        Where all but one weight have no importance, the line through them may come out falling, by rounding.  Stored
-        scales have no sign: ggml keeps the low bits of the negative level, and the others run into the next field.
+        If all but one weight have no importance, rounding may make the slope of the line negative.  Stored scales have
+        no sign: ggml keeps the low bits of the negative level, and its other bits overwrite the next field.
         """
         falling = np.flatnonzero(scale < 0)
         if falling.size:
@@ -250,7 +250,7 @@ class Q3_K(_KQuant):
 
 
 def _signed_levels(scales: Float32, half: int) -> tuple[Float32, Float32]:
-    """d with which the signed extreme of (blocks, sub-blocks) becomes -half, and the nearest multiples of it."""
+    """d, with which the signed extreme of (blocks, sub-blocks) becomes -half, and the nearest multiples of it."""
     inverse = over(-half, signed_extreme(scales.T))
     d = np.where(np.isinf(inverse), np.float32(0), over(1, inverse))
     return d, nearest(inverse[:, None] * scales)

@@ -1,8 +1,8 @@
 """LLM.int8 (Dettmers et al. 2022): int8 weights with the absmax of each row, and the product with outliers.
 
-The product is defined here in NumPy, with shapes that do not depend on data, so that it can be captured in a CUDA
-graph.  bitsandbytes takes the columns of x that hold an outlier out of the matrix, which makes their number a shape and
-reads it on the host; here those columns stay, as zeros in the int8 product and alone in a second, masked one:
+NumPy code defines the product here, with shapes that do not depend on data, so it can be captured in a CUDA graph.
+bitsandbytes takes the columns of x that hold an outlier out of the matrix, so their number becomes a shape, which the
+host reads.  Here those columns stay: they are zeros in the int8 product, and a second, masked product reads them alone:
 
     mask    = any over rows of |x| >= threshold                            (K,) booleans, on the device
     qx, ax  = rint(x * (127 / ax)), ax = max |x| of a row without outliers; qx is 0 in the mask's columns
@@ -28,13 +28,13 @@ DECODE_SCALE = 7.874015718698502e-3
 """fp32 1 / 127."""
 
 OUTPUT_SCALE = np.float32(1 / 127**2)
-"""6.2000124e-05, which bitsandbytes' CUDA kernel uses, too; its CPU path has 6.200124e-05, larger by 1.8e-5 of it."""
+"""6.2000124e-05, as in bitsandbytes' CUDA kernel; its CPU path has 6.200124e-05, relatively larger by 1.8e-5."""
 
 LARGEST_ABSMAX = np.float32(np.finfo(np.float32).max / np.float32(127))
-"""Beyond it ``127 * absmax``, the decoder's first product, may be infinite."""
+"""Above this, ``127 * absmax``, the decoder's first product, may be infinite."""
 
 SMALLEST_ABSMAX = np.float32(3.8e-37)
-"""Below it ``127 / absmax`` is infinite in fp32."""
+"""Below this, ``127 / absmax`` is infinite in fp32."""
 
 
 class LLMInt8(Format):
@@ -64,7 +64,7 @@ class LLMInt8(Format):
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         cols = job.packed.cols
         rows, first = tile.reshape(-1, cols), start // cols
-        absmax = np.abs(np.maximum(rows.max(axis=1), -rows.min(axis=1)))  # of zeros +0
+        absmax = np.abs(np.maximum(rows.max(axis=1), -rows.min(axis=1)))  # +0 for a row of zeros
         if not np.isfinite(absmax).all():
             refuse_nonfinite(self, job.weights, tile, start)
         if (absmax > LARGEST_ABSMAX).any():
@@ -97,10 +97,11 @@ class QuantisedRows:
 
 
 def quantise_rows(x: Float32, threshold: float) -> QuantisedRows:
-    """Activations fp32 (M, K) in int8, with the columns that hold a value of magnitude >= `threshold` (> 0) left out.
+    """Activations fp32 (M, K) in int8, without the columns that hold a value of magnitude >= `threshold` (> 0).
 
-    The bits of bitsandbytes 0.50's `int8_vectorwise_quant(x, threshold)` on CPU: a row's absmax is over its values
-    below the threshold, also those in columns that are left out.  Rows whose absmax is below 3.8e-37 are taken as 0.
+    The bits are those of bitsandbytes 0.50's `int8_vectorwise_quant(x, threshold)` on CPU: a row's absmax is over its
+    values below the threshold, including those in columns that are left out.  Rows whose absmax is below 3.8e-37 count
+    as 0.
     """
     outlier = np.abs(x) >= np.float32(threshold)
     columns: npt.NDArray[np.bool_] = np.logical_or.reduce(outlier, axis=0)
@@ -123,8 +124,8 @@ def scale_output(
 def linear(x: Float32, weight: PackedTensor, *, threshold: float = 6.0, bias: Float32 | None = None) -> Float32:
     """``x @ decode(weight).T + bias`` as LLM.int8 computes it: fp32 (M, K) by (N, K) gives fp32 (M, N).
 
-    Differs from bitsandbytes' CPU path by `OUTPUT_SCALE` alone (and by the order of sums in the outliers' product);
-    from its layer `Linear8bitLt` also in that x is not first rounded to fp16.
+    It differs from bitsandbytes' CPU path only by `OUTPUT_SCALE` (and by the order of sums in the outliers' product),
+    and from its layer `Linear8bitLt` also in that x is not first rounded to fp16.
     """
     rows = quantise_rows(x, threshold)
     sums = rows.codes.astype(np.int32) @ weight.section("codes").astype(np.int32).T

@@ -1,10 +1,10 @@
-"""A matrix whose values are made a few rows at a time, each time they are read: what encoders take where the whole
-would not fit into memory.
+"""A matrix whose values are computed a few rows at a time, each time they are read, for encoding matrices that do not
+fit into memory.
 
     matrix = MadeMatrix(rows, cols, lambda first, stop: decode(first, stop) + delta(first, stop))
     fmt.encode_made(matrix)
 
-An encoder reads its job's matrix by flat slices, by rows, or by one element; these are the indices that work here.
+Encoders read a matrix by flat slices, by rows, or by single elements; only these indices work here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from qcompiler.formats.equation import Float32
 
 PIECE = 1 << 20
-"""Elements that are made at a time: 4 MiB of fp32, at least one row."""
+"""Elements that are computed at a time: 4 MiB of fp32, at least one row."""
 
 
 class MadeMatrix:
-    """(rows, cols) of fp32, of which one piece is held; `make(first, stop)` gives the rows [first, stop).
+    """(rows, cols) of fp32, of which one piece is held; `make(first, stop)` returns the rows [first, stop).
 
-    Pieces are cut at the same rows in every pass, so that what is summed in another order for other rows (a product of
-    matrices) has the same bits each time it is read.
+    Pieces are cut at the same rows in every pass.  So a computation whose order of sums depends on the rows (a product
+    of matrices) gives the same bits each time it is read.
     """
 
     ndim = 2
@@ -42,7 +42,7 @@ class MadeMatrix:
         return self._rows * self.shape[1]
 
     def rows(self, first: int, stop: int) -> Float32:
-        """The rows [first, stop); a view of the piece held where they lie in one."""
+        """The rows [first, stop); a view of the held piece if they lie in it."""
         stop, parts = min(stop, self.shape[0]), []
         for number in range(first // self._rows, -(-stop // self._rows)):
             begin = number * self._rows
@@ -57,7 +57,7 @@ class MadeMatrix:
             self._held = number, self._make(first, min(first + self._rows, self.shape[0]))
         return self._held[1]
 
-    # --- as encoders read it ---
+    # --- the interface for encoders ---
 
     def reshape(self, _minus_one: int) -> _Flat:
         """The elements one after another."""

@@ -1,4 +1,4 @@
-"""What the formats with small floats share: saturating casts, and powers of two as scales (E8M0).
+"""Common parts of the formats with small floats: saturating casts, and powers of two as scales (E8M0).
 
     type     exponent  mantissa  largest  smallest normal  step below it
     e2m1     2         1         6        1                0.5
@@ -34,10 +34,10 @@ class MiniFloat:
     dtype: np.dtype[Any]
 
     def saturate(self, values: Float32) -> npt.NDArray[Any]:
-        """Casts to the nearest value, ties to even; what lies beyond the largest becomes the largest. No NaN goes in.
+        """Casts to the nearest value, ties to even; values beyond the largest become the largest. NaN is not allowed.
 
-        `values` is overwritten.  The clip comes first, since casts differ in what they do with a large number: to e4m3,
-        ml_dtypes gives NaN and torch (since 2.12) the largest value; to e5m2 both give infinity.
+        `values` is overwritten.  The clip comes first, since casts treat large numbers differently: to e4m3, ml_dtypes
+        gives NaN and torch (since 2.12) the largest value; to e5m2 both give infinity.
         """
         np.clip(values, -self.largest, self.largest, out=values)
         return values.astype(self.dtype)
@@ -59,8 +59,8 @@ EXPONENT_RULES = ("floor", "ceil", "even", "rceil")
 
 
 def absmax(rows: Float32, axis: int | None = None) -> Float32:
-    """The largest magnitude along an axis, never -0.0; NaN and infinity come through."""
-    # Two reductions have half the traffic of max(abs(rows)); adding 0 turns the -0.0 of a zero block into 0.0, whose
+    """The largest magnitude along an axis, never -0.0; NaN and infinity are kept."""
+    # Two reductions have half the traffic of max(abs(rows)). Adding 0 turns the -0.0 of a zero block into 0.0, whose
     # bits the exponent rules read.
     largest: Float32 = np.maximum(rows.max(axis=axis), -rows.min(axis=axis)) + np.float32(0)
     return largest
@@ -79,7 +79,7 @@ def e8m0_codes(largest: Float32, element: MiniFloat, rule: str) -> npt.NDArray[n
     The exponent is clamped to -127 … 127 - emax, above which the largest element would decode to infinity.
     """
     if rule == "rceil":
-        # In fp32, as the instruction gets it.
+        # In fp32, as the instruction computes it.
         power = _log2(largest / np.float32(element.largest), up=True)
     elif rule == "even":
         half_step = np.int32(1 << (23 - element.mantissa - 1))

@@ -30,7 +30,7 @@ _RULE = Parameter(
 
 
 class _MX(Format):
-    """A scale 2^s per block, and ``code = cast(w / 2^s)``, as OCP MX 1.0 and torchao 0.18's `to_mx` do it."""
+    """A scale 2^s per block, and ``code = cast(w / 2^s)``, as in OCP MX 1.0 and torchao 0.18's `to_mx`."""
 
     @property
     @abstractmethod

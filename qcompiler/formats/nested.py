@@ -1,4 +1,4 @@
-"""Nested statistics ("double quantisation", QLoRA): the absmax of every block stored in eight bits.
+"""Double quantisation (nested statistics, QLoRA): the absmax of every block is stored in eight bits.
 
     absmax of a block = dynamic[code] * scale of 256 blocks + offset of the tensor
 
@@ -20,7 +20,7 @@ BLOCKS = 256
 """Blocks whose absmax share one second-level scale."""
 
 _STEPS = 65536
-"""Levels to which bitsandbytes' CPU library rounds a normalised value before it looks the code up."""
+"""bitsandbytes' CPU library rounds a normalised value to this many levels before it looks the code up."""
 
 
 def _dynamic_map() -> Float32:
@@ -31,7 +31,7 @@ def _dynamic_map() -> Float32:
         count = 1 << exponent
         step = np.float64((one - first) / np.float32(count))
         place = np.arange(count + 1)
-        # A linear space as torch computes it: from the nearer end, one rounding per value (a fused multiply-add).
+        # A linear space as torch computes it: from the nearer end, with one rounding per value (fused multiply-add).
         ends = np.where(place < (count + 1) // 2, first + step * place, 1 - step * (count - place)).astype(np.float32)
         magnitudes = np.float32(10.0 ** (exponent - 6)) * ((ends[:-1] + ends[1:]) / np.float32(2))
         values += [magnitudes, -magnitudes]
@@ -65,9 +65,9 @@ def mean_offset(absmax: Float32) -> np.float32:
 def encode(absmax: Float32, offset: np.float32, codes: npt.NDArray[np.uint8], scales: Float32) -> None:
     """Fills `codes`, one for each absmax, and `scales`, one for 256 of them.
 
-    Bit for bit bitsandbytes 0.50's `quantize_blockwise(absmax - offset, blocksize=256)` on an x86 CPU: the difference
-    times fp32 ``1 / scale`` is rounded to one of 65536 levels, whose code is the nearest, and of two equally near the
-    lower one.  So 0 decodes to 2.1e-5 of the scale.  Where all differences are 0, codes and scale are 0.
+    Bit for bit bitsandbytes 0.50's `quantize_blockwise(absmax - offset, blocksize=256)` on an x86 CPU.  The difference
+    times fp32 ``1 / scale`` is rounded to one of 65536 levels.  Its code is the nearest one, or the lower of two equal
+    distances.  So 0 decodes to 2.1e-5 of the scale.  If all differences are 0, codes and scale are 0.
     """
     first = 0
     for part in _parts(absmax):
@@ -82,7 +82,7 @@ def encode(absmax: Float32, offset: np.float32, codes: npt.NDArray[np.uint8], sc
 
 
 def _parts(absmax: Float32) -> Iterator[Float32]:
-    """Pieces of whole second-level blocks, so that temporary arrays stay small."""
+    """Pieces of whole second-level blocks, which keep temporary arrays small."""
     for start in range(0, absmax.size, 256 * BLOCKS):
         yield absmax[start : start + 256 * BLOCKS]
 
@@ -94,7 +94,7 @@ def _encode_blocks(blocks: Float32) -> tuple[Float32, npt.NDArray[np.uint8]]:
         level = (value + np.float32(1)) * np.float32(0.5)
         # A fused multiply-add in fp32: float64 holds product and sum exactly.
         level = (level.astype(np.float64) * (_STEPS - 1) + 0.5).astype(np.float32)
-    level[np.isnan(level)] = 0  # 0 times infinity, which the library's conversion to an integer takes to level 0
+    level[np.isnan(level)] = 0  # 0 times infinity, which the library's conversion turns into level 0
     codes = _LOOKUP[level.astype(np.uint16)]
     codes[scale == 0] = 0
     return scale, codes

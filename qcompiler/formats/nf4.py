@@ -1,6 +1,6 @@
 """NF4: 4-bit codes into a table of normal quantiles, one absmax per block of the flattened tensor.
 
-Here is also what NF4 shares with FP4 (fp4.py): bitsandbytes' blocks, its rounding, and its nested statistics.
+This module also has the parts that NF4 shares with FP4 (fp4.py): bitsandbytes' blocks, rounding, and nested statistics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def midpoints(ascending: npt.ArrayLike) -> Float32:
 
 
 MIDPOINTS: Float32 = midpoints(TABLE)
-"""A normalised weight takes code i where exactly i midpoints lie below it."""
+"""A normalised weight takes code i if exactly i midpoints are below it."""
 
 ZERO_CODE = 7
 SMALLEST_ABSMAX = np.float32(1e-38)
@@ -60,11 +60,11 @@ _NESTED_REFERENCE = (
 
 
 class TableFormat(Format):
-    """4-bit codes into a table, in bitsandbytes' blocks; the statistics plain or nested.
+    """4-bit codes into a table, in bitsandbytes' blocks; the statistics are plain or nested.
 
-    Subclasses give the table, the thresholds between its values in ascending order, the code that each rank has, and
-    the code of zero.  Codes, absmax and (given the offset) nested statistics are bit for bit those of bitsandbytes
-    0.50's CPU `quantize_4bit`.
+    Subclasses define the table, the thresholds between its values in ascending order, the code of each rank, and the
+    code of zero.  Codes, absmax and (given the offset) nested statistics are bit for bit those of bitsandbytes 0.50's
+    CPU `quantize_4bit`.
     """
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
@@ -126,7 +126,7 @@ class TableFormat(Format):
     # --- the encoder ---
 
     def _begin(self, job: Encoding) -> None:
-        """Where absmax goes: into its section, or aside until the mean of all is known."""
+        """Chooses where absmax goes: into its section, or aside until the mean of all is known."""
         if self.nested:
             job.notes["absmax"] = np.empty(-(-job.weights.size // int(self.setting("block"))), np.float32)
         else:
@@ -164,7 +164,7 @@ class TableFormat(Format):
     def _nearest(self, scaled: Float32) -> npt.NDArray[np.uint8]:
         """Codes of normalised weights: their rank is the number of midpoints below.
 
-        Fifteen comparisons over a tile that stays in cache are about ten times as fast as a binary search.
+        Fifteen comparisons over a tile in cache are about ten times as fast as a binary search.
         """
         rank = np.zeros(scaled.shape, np.uint8)
         above = np.empty(scaled.shape, np.bool_)

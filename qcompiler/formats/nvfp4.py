@@ -23,17 +23,17 @@ SMALLEST_SCALE = np.float32(2.0**-6)
 """E4M3's smallest normal value."""
 
 SMALLEST_GLOBAL = np.float32(2.0**-120)
-"""Keeps ``1 / global_scale / 2^-6`` = 2^126 finite in fp32; reached where absmax is below 2688 * 2^-120 = 2e-33."""
+"""Keeps ``1 / global_scale / 2^-6`` = 2^126 finite in fp32; applies where absmax is below 2688 * 2^-120 = 2e-33."""
 
 _RANGE = np.float32(448 * 6)
 """The largest product of a block's scale and an element."""
 
 ZERO_SCALE = np.float32(0.125)
-"""What compressed-tensors stores in the place of a block scale that rounds to zero."""
+"""compressed-tensors stores this instead of a block scale that rounds to zero."""
 
 
 class NVFP4(Format):
-    """Bit for bit torchao 0.18's `nvfp4_quantize`, or with ``divisor=True`` what compressed-tensors 0.20 stores."""
+    """Bit for bit torchao 0.18's `nvfp4_quantize`, or with ``divisor=True`` compressed-tensors 0.20's result."""
 
     name: ClassVar[str] = "nvfp4"
     parameters: ClassVar[tuple[Parameter, ...]] = (
@@ -71,11 +71,11 @@ class NVFP4(Format):
         if not self.setting("divisor"):
             return np.float32(np.maximum(largest / _RANGE, SMALLEST_GLOBAL))
         with np.errstate(over="ignore"):
-            # torch divides a number by a tensor through the tensor's reciprocal.
+            # torch divides a number by a tensor by multiplying with the tensor's reciprocal.
             divisor = np.float32(1) / np.maximum(largest, np.finfo(np.float32).tiny) * _RANGE
             if not np.isfinite(divisor):
                 return np.float32(1)
-            # Three roundings may carry a weight at fp32's maximum past it.
+            # Three roundings may carry a weight at fp32's maximum past that maximum.
             while not np.isfinite(np.float32(448) / divisor * np.float32(6)):
                 divisor = np.nextafter(divisor, np.float32(1))
             return np.float32(divisor)
@@ -88,7 +88,7 @@ class NVFP4(Format):
             stored = E4M3.saturate(local * of_all)
             stored[stored.view(np.uint8) == 0] = ZERO_SCALE
             scaled = blocks / (stored.astype(np.float32) / of_all)[:, None]
-            scaled += np.float32(0)  # the reference multiplies by the sign of -0.0, which is 0
+            scaled += np.float32(0)  # the reference multiplies by the sign of -0.0, which is 0, and so gives +0
         else:
             stored = E4M3.saturate(np.maximum(local / of_all, SMALLEST_SCALE))
             scaled = blocks * (np.float32(1) / of_all / stored.astype(np.float32))[:, None]

@@ -1,12 +1,12 @@
-"""How entries of odd widths share bytes: declared as pieces of bits, from which packing and unpacking follow.
+"""How entries of odd widths share bytes: declared as pieces of bits, from which packing and unpacking are derived.
 
     planes(2, stride=32, entries=256)       q2_K's codes: byte l of 32 holds elements l, l + 32, l + 64, l + 96
     stream(3, entries=32)                   a stream of bits, lowest first, that crosses bytes
     together(planes(4, 16, 32), planes(1, 4, 32))      q5_0's codes: four bits here, the fifth in bytes behind them
-    Pieces(((…),))                          anything else: for each entry where its bits stand, lowest bits first
+    Pieces(((…),))                          anything else: the places of each entry's bits, lowest bits first
 
-A packing is a bijection between the entries of a block and the block's bytes, as long as every bit belongs to an
-entry; bits that belong to none are zero.
+A packing is a bijection between the entries of a block and the block's bytes if every bit belongs to an entry; bits
+that belong to no entry are zero.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 LONG_RUN = 8
-"""Entries next to each other for which a slice is worth a step of its own."""
+"""From this many neighbouring entries on, a slice is worth a step of its own."""
 
 Piece = tuple[int, int, int]
 """(byte of the block, lowest bit in it, number of bits)"""
 
 
 class Packing(ABC):
-    """How the entries of one block lie in its `nbytes` bytes."""
+    """How the entries of one block are stored in its `nbytes` bytes."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class Packing(ABC):
 
 @dataclass(frozen=True)
 class Pieces(Packing):
-    """Entries whose bits stand in pieces: `pieces[e]` lists those of entry e, lowest bits first."""
+    """Entries whose bits are stored in pieces: `pieces[e]` lists the pieces of entry e, lowest bits first."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     text: str = ""
@@ -117,7 +117,7 @@ class Pieces(Packing):
 
     @functools.cached_property
     def _in_runs(self) -> list[list[tuple[int, int, int, int, int]]]:
-        """`_rows` cut into runs of neighbouring entries in neighbouring bytes, otherwise alike."""
+        """`_rows` cut into runs of neighbouring entries in neighbouring bytes with equal shift, mask and place."""
         runs: list[list[tuple[int, int, int, int, int]]] = []
         for row in sorted(self._rows, key=lambda row: (row[4], row[0])):
             last = runs[-1][-1] if runs else None
@@ -140,19 +140,19 @@ class Pieces(Packing):
 
     @functools.cached_property
     def _gathers(self) -> list[tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp] | None]]:
-        """Steps of `unpack` for what stands alone, one for the first piece of each entry, one for the second…"""
+        """Steps of `unpack` for all other pieces: one for the first piece of each entry, one for the second…"""
         alone = [row for run in self._in_runs if len(run) < LONG_RUN for row in run]
         return [_columns(step, self.entries) for step in _in_turns(alone, key=0)]
 
     @functools.cached_property
     def _scatters(self) -> list[tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp]]]:
-        """Steps of `pack`; in each, every byte occurs at most once."""
+        """Steps of `pack`; in each step every byte occurs at most once."""
         steps = (np.array(step) for step in _in_turns(self._rows, key=1))
         return [(s[:, 1], _u8(s[:, 2]), _u8(s[:, 3]), _u8(s[:, 4]), s[:, 0]) for s in steps]
 
 
 def _in_turns(rows: list[tuple[int, int, int, int, int]], key: int) -> list[list[tuple[int, int, int, int, int]]]:
-    """Rows dealt into lists so that no value of column `key` occurs twice in one of them."""
+    """Rows dealt into lists such that no value of column `key` occurs twice in one list."""
     seen: dict[int, int] = {}
     turns: list[list[tuple[int, int, int, int, int]]] = []
     for row in rows:
@@ -181,8 +181,8 @@ class Trits(Packing):
     """Base-3 digits as in ggml's tq1_0: a byte q is a fraction q / 256, its digit n is ``(q * 3^n mod 256) * 3 >> 8``.
 
     `runs` are (bytes, digits per byte): in a run of b bytes, digit n of byte l is entry ``n * b + l`` of the run.  A
-    byte is ``ceil(v * 256 / 243)`` of the five-digit number v, the first digit highest and missing digits zero; other
-    bytes, which no encoder writes, unpack to digits too, but are not what packing these gives back.
+    byte is ``ceil(v * 256 / 243)`` of the five-digit number v, the first digit highest and missing digits zero.  Other
+    bytes, which no encoder writes, unpack to digits, too, but packing these digits gives different bytes.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -224,7 +224,7 @@ class Trits(Packing):
 def planes(bits: int, stride: int, entries: int, *, first: int = 0, text: str = "") -> Pieces:
     """Entries of `bits` bits (1, 2, 4): in a run of `stride` bytes, byte l holds the run's entries l + stride * place.
 
-    The lowest place stands in the lowest bits.  The bytes begin at `first`, counted from the field's.
+    The lowest place is in the lowest bits.  The bytes begin at byte `first` of the field.
     """
     places = 8 // bits
     pieces = []
@@ -250,6 +250,6 @@ def stream(bits: int, entries: int) -> Pieces:
 
 
 def together(*parts: Pieces, text: str = "") -> Pieces:
-    """The parts' bytes as they are declared; entry e has the bits of the first part lowest, then those of the next."""
+    """The bytes of all parts in order; entry e has the bits of the first part lowest, then those of the next."""
     joined = tuple(sum(entry, ()) for entry in zip(*(p.pieces for p in parts), strict=True))
     return Pieces(joined, text or "; above them ".join(p.describe() for p in parts))

@@ -53,7 +53,7 @@ class TQ1_0(_Ternary):
 
 
 class TQ2_0(_Ternary):
-    """ggml's tq2_0: two bits for each."""
+    """ggml's tq2_0: two bits per digit."""
 
     name, ggml_type = "tq2_0", 35
     packing = planes(2, 32, 256)

@@ -1,14 +1,14 @@
-"""From one format to another: without loss where their values agree, else by encoding again, with the error.
+"""Conversion from one format to another: without loss if their values agree, else by encoding again, with the error.
 
     q4_0, int4 (groups of 32)          (codes - 8) * scale in both; nibbles and scales change their places
     q8_0, int8 (groups of 32)          codes * scale in both
-    int4 symmetric to asymmetric       the zero point 8 is written down; to more bits, or to smaller groups: codes and
-                                       scales are repeated
-    nf4, fp4 of nested statistics      to plain ones: each absmax is decoded, as every decoder does first
+    int4 symmetric to asymmetric       the zero point 8 is stored; for more bits, or smaller groups, codes and scales
+                                       are repeated
+    nested statistics of nf4, fp4      become plain: each absmax is decoded, as every decoder does first
     mxfp4, mxfp4_ggml                  the same values, in another order of nibbles
 
-Nothing of this is believed: what was moved is decoded and compared with the decoded original, bit for bit (but -0 and 0
-count as one value).
+Every result is checked: it is decoded and compared with the decoded original, bit for bit (but -0 and 0 count as one
+value).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qcompiler.formats.nf4 import TableFormat
 
 @dataclass(frozen=True)
 class Loss:
-    """How far values moved: root of the sum of squared errors relative to that of squares, and the largest error."""
+    """The error: root of the sum of squared errors relative to that of squares, and the largest error."""
 
     relative: float = 0.0
     largest: float = 0.0
@@ -46,10 +46,10 @@ class Loss:
 def transcode(
     packed: PackedTensor, to: Format, *, encode: Callable[[Format, Float32], PackedTensor] = Format.encode
 ) -> tuple[PackedTensor, Loss]:
-    """The matrix in another format, and what that cost: `Loss()` exactly where all values are the same.
+    """The matrix in another format, and the loss: `Loss()` exactly if all values are the same.
 
-    `encode` is what encodes values that cannot be moved (`runtime.encoder.encode` has compiled code).
-    FormatShapeError and FormatValueError where the format cannot hold the matrix.
+    `encode` encodes values that cannot be moved (`runtime.encoder.encode` has compiled code).
+    FormatShapeError and FormatValueError if the format cannot hold the matrix.
     """
     if packed.format == to:
         return packed, Loss()
@@ -64,7 +64,7 @@ def transcode(
 
 
 def loss_of(before: Float32, after: Float32) -> Loss:
-    """Of two matrices; sums are in fp64."""
+    """The loss between two matrices; sums are in fp64."""
     if np.array_equal(before, after):
         return Loss()
     squares = difference = largest = 0.0
@@ -77,7 +77,7 @@ def loss_of(before: Float32, after: Float32) -> Loss:
 
 
 def moved(packed: PackedTensor, to: Format) -> PackedTensor | None:
-    """The same codes in another format's places, where both compute alike; None where no such way is known."""
+    """The same codes in the other format's layout, if both compute alike; None if no such conversion is known."""
     if isinstance(to, TableFormat) and isinstance(packed.format, TableFormat):
         return _plain_statistics(packed, to)
     if {type(packed.format), type(to)} == {MXFP4, MXFP4Ggml}:
@@ -93,7 +93,7 @@ def moved(packed: PackedTensor, to: Format) -> PackedTensor | None:
 class _Integers:
     """value = code * scale: codes (rows, cols) around zero, int16; scales (rows, groups).
 
-    `zeros` (rows, groups) are those that the format stores, or None.
+    `zeros` (rows, groups) are the stored zero points, or None.
     """
 
     bits: int
@@ -162,7 +162,7 @@ def _as_integers(parts: _Integers, to: Format) -> PackedTensor | None:
 
 
 def _plain_statistics(packed: PackedTensor, to: TableFormat) -> PackedTensor | None:
-    """Nested statistics as plain ones, of the same table and block."""
+    """Nested statistics as plain ones, with the same table and block."""
     fmt = packed.format
     if not isinstance(fmt, TableFormat) or to.nested or not fmt.nested:
         return None
@@ -190,7 +190,7 @@ def _mx(packed: PackedTensor, to: Format) -> PackedTensor:
 
 
 def require(loss: Loss, what: str, packed: PackedTensor, to: Format, *, allowed: bool) -> None:
-    """FormatError that says how much is lost, unless that is allowed."""
+    """FormatError that says how much is lost, unless loss is allowed."""
     if loss and not allowed:
         raise FormatError(
             f"'{what}' does not go from {packed.format} to {to} without loss: {loss}. Say lossy=True (`--lossy`) if "

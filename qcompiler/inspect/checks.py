@@ -13,8 +13,8 @@ from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Select, Step, Vi
 def recomputed_per_call(plan: Plan) -> list[str]:
     """Kernels that an entry point launches although nothing they read depends on the call's inputs or on a state.
 
-    What depends on no input (masks, rope tables, position grids) belongs into `init`, which runs once at load; the list
-    is empty for a plan without such waste.
+    Such values (masks, rope tables, position grids) belong in `init`, which runs once at load.  The list is empty for
+    a plan without such waste.
     """
     kinds = {arena.name: arena.kind for arena in plan.arenas}
     arena_of = {buffer.name: buffer.arena for buffer in plan.buffers}
@@ -55,8 +55,8 @@ def _effects(step: Step, accesses: Mapping[str, Sequence[str]]) -> tuple[str | N
 def copied_bytes(plan: Plan) -> dict[str, dict[str, int]]:
     """Bytes of states that each entry point copies in one call, at its largest sizes: by entry point, by state.
 
-    Counted is what copies read from a state's memory, and what they write to the whole of it.  Not counted are new rows
-    written into a part of a state, what a kernel computes in the state's memory, and results that are a state's value.
+    This counts copies that read from a state's memory, and copies that write all of it.  It does not count new rows
+    written into a part of a state, kernels that compute in the state's memory, or results that are a state's value.
     A state that is updated in place has no entry; 0 bytes for a cache mean that a step touches its new rows only.
     """
     arenas = {arena.name: arena for arena in plan.arenas}

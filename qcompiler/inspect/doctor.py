@@ -56,7 +56,7 @@ def compiles(facts: dict[str, str]) -> bool:
 
 
 def problems(facts: dict[str, str]) -> list[str]:
-    """What stands in the way of a task, with the command that mends it."""
+    """What prevents a task, with the command that fixes it."""
     found = []
     if facts["compiler"] == "missing":
         found.append("no C++ compiler: programs cannot be built here; apt install g++")

@@ -1,4 +1,4 @@
-"""What every stage left behind, as text: `prog.stages`, `prog.ir(stage)`, and files with `dump_ir=` or `QC_DUMP_IR`.
+"""The result of every stage as text: `prog.stages`, `prog.ir(stage)`, and files with `dump_ir=` or `QC_DUMP_IR`.
 
 00-export.txt  01-insert-qdq.txt  02-import.mlir  03-canonicalize.mlir  …  20-emit-kernels.cpp
 """
@@ -33,7 +33,7 @@ class StageDump:
 
 
 class StageDumps:
-    """The stages of one compilation in order. With a directory, each stage is also written there as it ends."""
+    """The stages of one compilation in order. With a directory, each stage is also written there when it ends."""
 
     def __init__(self, directory: str | Path | None = None) -> None:
         self._stages: list[StageDump] = []
@@ -55,7 +55,7 @@ class StageDumps:
         return iter(self._stages)
 
     def text(self, stage: str) -> str:
-        """The text after a stage, by its name or its number; ArgumentError lists the stages there are."""
+        """The text after a stage, by its name or number. ArgumentError, listing the stages, for any other."""
         for dump in self._stages:
             if stage in (dump.name, str(dump.index), dump.file_name):
                 return dump.text

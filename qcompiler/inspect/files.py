@@ -1,4 +1,4 @@
-"""`qc inspect`: what a `.qca` file holds, read and checked without compiling or running any of it."""
+"""`qc inspect`: the contents of a `.qca` file, read and checked without compiling or running any of it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def summary(path: str | Path) -> str:
-    """The facts of `describe` for people, one screen."""
+    """The facts of `describe` as text, one screen."""
     facts = describe(path)
     versions = f"file format {facts['format']}, plan {facts['plan_version']}, emitter {facts['emitter_version']}"
     native = [f"{b['file']} for {b['isa']}, sha256:{b['sha256']}" for b in facts["native"]]
@@ -107,8 +107,8 @@ def plan_json(path: str | Path) -> str:
 
 
 def timeline_of(path: str | Path, entry: str | None = None, symbols: Mapping[str, int] | None = None) -> Timeline:
-    """The estimated timeline of an entry point (runtime/timeline.py). Raises what `describe` does, PlanError and
-    ScheduleError for a plan that is not safe, and ArgumentError for an entry point or a size that it does not have."""
+    """The estimated timeline of an entry point (runtime/timeline.py). Raises the errors of `describe`, PlanError and
+    ScheduleError for an unsafe plan, and ArgumentError for an unknown entry point or size."""
     header, _ = read_program(path)
     check_plan_text(header.plan)
     verify_plan(header.plan)
@@ -120,7 +120,7 @@ def timeline_of(path: str | Path, entry: str | None = None, symbols: Mapping[str
 
 
 class _Totals(msgspec.Struct):
-    """What a ledger adds up to (see qcompiler.ledger.Ledger.to_json)."""
+    """The totals of a ledger (see qcompiler.ledger.Ledger.to_json)."""
 
     recipe: str
     bits_per_weight: float
@@ -192,7 +192,7 @@ def _entry(entry: EntryPoint) -> dict[str, Any]:
 
 
 def _weights(stored: Iterable[WeightEntry]) -> list[dict[str, Any]]:
-    """Tensors and bytes by format (or dtype, for plain values) and layout, as they lie in the file."""
+    """Tensors and bytes by format (or dtype, for plain values) and layout, as stored in the file."""
     groups: dict[tuple[str, str], list[int]] = {}
     for entry in stored:
         kind = _format(entry.format) if entry.format is not None else entry.dtype
@@ -248,7 +248,7 @@ def _stage_files(texts: Iterable[str]) -> list[str]:
 
 
 def _names_of(file: str) -> set[str]:
-    """What a reader may call a stage: `import`, `2`, `02`, `02-import.mlir`, `ir/02-import.mlir`."""
+    """The names that a user may give to a stage: `import`, `2`, `02`, `02-import.mlir`, `ir/02-import.mlir`."""
     base = file.rpartition("/")[2]
     number = base.partition("-")[0]
     return {_stage_name(file), file, base} | ({number, str(int(number))} if number.isdecimal() else set())
@@ -296,5 +296,5 @@ def _kernel_lines(templates: dict[str, dict[str, int]]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """The text without control characters: a file from a stranger must not steer the reader's terminal."""
+    """The text without control characters: an untrusted file must not control the reader's terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

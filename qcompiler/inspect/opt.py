@@ -1,4 +1,4 @@
-"""`qc opt`: passes over IR text, for people and for filecheck tests."""
+"""`qc opt`: passes over IR text, for users and for filecheck tests."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def run_passes(
     """Parses, verifies, runs the passes in order (verifying after each), prints.
 
     `passes` names them as xDSL does, `canonicalize,assign-streams{compute-streams=4}`.  Raises QCompilerError with the
-    place in the text, and ArgumentError for a pass or an option that does not exist.
+    position in the text, and ArgumentError for a pass or an option that does not exist.
 
-    `context_file` holds weights and target, as a reproducer left them (passes/checks/reproducer.py).
+    `context_file` holds weights and target, as written with a reproducer (passes/checks/reproducer.py).
     `where` is the text's name in messages.
     """
     module = parse_module(text, name=where)

@@ -1,4 +1,4 @@
-"""`prog.report()`: what was decided and why, what a program holds and costs, as text and as a dict."""
+"""`prog.report()`: decisions with reasons, and the program's contents and costs, as text and as a dict."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _sizes_text(sizes: Counter[str]) -> str:
 
 
 def _state_lines(plan: Plan) -> list[str]:
-    """How many states there are, and what a call copies of them."""
+    """The number of states, and what a call copies of them."""
     lines = []
     for entry, counts in copied_bytes(plan).items():
         if counts:
@@ -108,7 +108,7 @@ def kernel_uses(plan: Plan) -> Counter[str]:
 
 
 def sharing_text(plan: Plan) -> str:
-    """Equal layers of a model launch the same kernels: how many launches there are, of how many kernels."""
+    """The number of launches and of kernels; equal layers of a model launch the same kernels."""
     uses = kernel_uses(plan)
     entries = (*plan.entries, *([plan.init] if plan.init is not None else []))
     launches = sum(isinstance(step, Launch | Select) for entry in entries for step in entry.steps)
@@ -142,7 +142,7 @@ def _places(paths: Sequence[str]) -> str:
 
 
 def choices_text(choices: Iterable[Choice]) -> str:
-    """Decisions by stage; equal decisions are counted, with the first place they were taken at."""
+    """Decisions by stage; equal decisions are counted, with the first module path."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for choice in choices:
         groups.setdefault((choice.stage, choice.what, choice.why), []).append(choice.path)
@@ -157,7 +157,7 @@ def _steps(steps: Sequence[object]) -> dict[str, int]:
 
 
 def step_kind(step: object) -> str:
-    """What counts of steps call a step."""
+    """The name of a kind of step in counts."""
     if isinstance(step, Launch | Select):
         return "launch"
     return "torch call" if isinstance(step, TorchCall) else type(step).__name__.lower()

@@ -1,4 +1,4 @@
-"""How much of a program runs in torch (`fallback="torch"`), from its plan."""
+"""The part of a program that runs in torch (`fallback="torch"`), from its plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLUMBING = ("aten.view_as_complex.default", "aten.view_as_real.default", "aten.
 
 @dataclass(frozen=True)
 class TorchShare:
-    """One entry point's part in torch. `calls` of its `steps` that compute call torch; `nbytes` go in and out of those
+    """One entry point's part in torch. Of its `steps` that compute, `calls` call torch; `nbytes` go in and out of those
     calls at the largest sizes."""
 
     entry: str
@@ -40,7 +40,7 @@ class TorchShare:
 
 
 def torch_shares(plan: Plan) -> list[TorchShare]:
-    """Of each entry point that has a part in torch."""
+    """One for each entry point that has a part in torch."""
     return [share for entry in plan.entries if (share := _share(entry)).calls]
 
 
@@ -55,7 +55,7 @@ def _share(entry: EntryPoint) -> TorchShare:
 
 
 def read_by_torch(plan: Plan) -> dict[str, str]:
-    """What the ledger says of parameters that torch reads: {path: remark}."""
+    """The ledger's remarks for parameters that torch reads: {path: remark}."""
     weights = {(buffer.name): buffer.weight for buffer in plan.buffers}
     arenas = {arena.name: arena.kind for arena in plan.arenas}
     at = {entry.offset: entry for entry in plan.weights}

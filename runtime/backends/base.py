@@ -1,11 +1,11 @@
 """The one interface between the runtime and a device.
 
-A backend is one device.  Memory, streams, events and graphs come from it; every call that does work names its stream.
-The CPU executes at once, the simulated GPU when somebody waits, CUDA whenever it likes: a caller may rely on stream
-order, events and `synchronize`, and on nothing else.
+A backend is one device.  It provides memory, streams, events and graphs; every call that does work names its stream.
+The CPU runs work at once, the simulated GPU when the host waits, CUDA at some later time: a caller may rely only on
+stream order, events and `synchronize`.
 
-The capture rules are CUDA's (CUDA C++ Programming Guide, "Creating a Graph Using Stream Capture").  A backend that
-breaks one raises `DeviceError` with CUDA's code and name; rules of our own are `CaptureRuleError`.
+The capture rules are CUDA's (CUDA C++ Programming Guide, "Creating a Graph Using Stream Capture").  A call that breaks
+one raises `DeviceError` with CUDA's code and name; our own rules raise `CaptureRuleError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CaptureMode = Literal["thread_local", "global", "relaxed"]
 class Memory(ABC):
     """A range of device memory. `address` is a multiple of 256 (0 for no bytes).
 
-    The range is freed by `close`, or with the object, once all work that was submitted before is done with it.
+    The range is freed by `close`, or with the object, once all work that was submitted before has finished.
     """
 
     address: int
@@ -50,7 +50,7 @@ class Stream(ABC):
 
 
 class Event(ABC):
-    """A point in a stream. It may be recorded again: a wait means the latest record before it."""
+    """A point in a stream. It may be recorded again: a wait refers to the latest record before it."""
 
     device: str
 
@@ -63,7 +63,7 @@ class Kernel(ABC):
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What a captured graph holds: nodes by kind ("kernel", "copy", "empty", …), copies between devices included."""
+    """The contents of a captured graph: nodes by kind ("kernel", "copy", "empty", …), with copies between devices."""
 
     nodes: dict[str, int]
 
@@ -73,7 +73,7 @@ class GraphShape:
 
 
 class Graph(ABC):
-    """An instantiated graph. It holds addresses, not memory: whoever captured it keeps the memory alive."""
+    """An instantiated graph. It holds addresses, not memory: the code that captured it keeps the memory alive."""
 
     shape: GraphShape
 
@@ -90,7 +90,7 @@ class Backend(ABC):
     kind: Kind
     device: str
     isa: str
-    """What kernels are compiled for: "x86-64-v4", "sm_90a"."""
+    """The target of the kernels: "x86-64-v4", "sm_90a"."""
 
     # --- memory ---
 
@@ -104,7 +104,7 @@ class Backend(ABC):
 
     @abstractmethod
     def download(self, stream: Stream, target: int, source: int, nbytes: int) -> None:
-        """Device to host; the bytes are there after `synchronize(stream)`. Never part of a capture."""
+        """Device to host; the bytes are valid after `synchronize(stream)`. Never part of a capture."""
 
     @abstractmethod
     def copy(self, stream: Stream, target: int, source: int, nbytes: int) -> None:
@@ -124,10 +124,10 @@ class Backend(ABC):
 
     @abstractmethod
     def caller_stream(self, given: Any = None) -> Stream:
-        """The stream the caller works on.
+        """The stream that the caller uses.
 
-        `given` (a `Stream`, an integer handle, an object with `__cuda_stream__`), else torch's current one if torch is
-        in use on this device, else the current one of the backend, else the legacy one.
+        `given` (a `Stream`, an integer handle, an object with `__cuda_stream__`), else torch's current one if torch
+        uses this device, else the current one of the backend, else the legacy one.
         """
 
     @abstractmethod
@@ -138,31 +138,31 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, stream: Stream, event: Event) -> None:
-        """The event may be another device's of the same kind."""
+        """The event may belong to another device of the same kind."""
 
     @abstractmethod
     def synchronize(self, stream: Stream | None = None) -> None:
-        """Until the stream (or all of the device's) is done; raises what its kernels reported."""
+        """Waits until the stream (or all of the device's) is done; raises what its kernels reported."""
 
     @abstractmethod
     def query(self, what: Stream | Event) -> bool:
-        """Whether all work of it is done."""
+        """Whether all its work is done."""
 
-    # --- what a caller does beside us ---
+    # --- the caller's own activity ---
 
     def captures_here(self) -> bool:
         """Whether this thread is known to capture on some stream of the device (a GPU's driver does not tell)."""
         return False
 
     def device_of(self, address: int) -> str | None:
-        """The device that an address lies on, where the backend can tell."""
+        """The device of an address, if the backend can tell."""
         return None
 
     # --- kernels ---
 
     @abstractmethod
     def build(self, plan: Plan) -> NativeLibrary:
-        """The plan's kernels compiled for this device, from the user's cache if they were before."""
+        """The plan's kernels compiled for this device, or taken from the user's cache."""
 
     @abstractmethod
     def load(self, plan: Plan, native: NativeLibrary) -> dict[str, Kernel]:
@@ -172,9 +172,9 @@ class Backend(ABC):
     def launch(
         self, stream: Stream, kernel: Kernel, operands: Sequence[int], symbols: Sequence[int], context: Any = None
     ) -> None:
-        """Runs a kernel: operand addresses in the order of its spec, values of `spec.symbols`. `context` is the CPU's.
+        """Runs a kernel: operand addresses in the order of its spec, values of `spec.symbols`; `context` for the CPU.
 
-        The executor leaves out launches whose grid is empty. The CPU raises here what the kernel reports.
+        The executor leaves out launches whose grid is empty. On the CPU, errors of the kernel are raised here.
         """
 
     # --- graphs ---
@@ -184,4 +184,4 @@ class Backend(ABC):
 
     @abstractmethod
     def end_capture(self, stream: Stream) -> Graph:
-        """Ends the capture and makes the graph. DeviceError 901…908 for a broken one; it has ended all the same."""
+        """Ends the capture and makes the graph. DeviceError 901…908 for a broken capture, which has ended, too."""

@@ -1,7 +1,7 @@
-"""The processor as a backend: memory is the process's own, work is done when the call that names it returns.
+"""The CPU as a backend: memory is the process's own, and work is done when the call that names it returns.
 
-There is one queue in effect: streams and events exist so that the executor is the same on every device, and order holds
-trivially.  Nothing can be captured.
+In effect there is one queue: streams and events exist so that the executor is the same on every device, and order holds
+trivially.  Capture is not possible.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_CAPTURE = "capture needs cuda or sim; this program runs on cpu, where a call 
 
 
 class CpuMemory(Memory):
-    """Private zeroed pages, given back with the object."""
+    """Private zeroed pages, freed with the object."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -44,7 +44,7 @@ class CpuMemory(Memory):
 
 
 class CpuStream(Stream):
-    """The one queue of the processor, under a name."""
+    """The one queue of the CPU, under a name."""
 
     device = "cpu"
     handle = 0
@@ -75,7 +75,7 @@ class CpuKernel(Kernel):
 
 
 class CpuBackend(Backend):
-    """The processor with kernels for one instruction set."""
+    """The CPU with kernels for one instruction set."""
 
     kind = "cpu"
     device = "cpu"

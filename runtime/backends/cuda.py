@@ -1,12 +1,13 @@
 """The backend of NVIDIA GPUs: `cuda:N` through cuda.core and the driver.
 
-Devices, streams, events, buffers (of a memory resource of ours), kernels and graphs are cuda.core's.  The driver is
-called on their handles for the rest: launches, which fill one block of parameters per kernel where `cuda.core.launch`
-makes new ones from its arguments; copies and clearing by address; records, waits and queries, whose statuses are wanted
-as codes; the limit on shared memory, since `Kernel.attributes` only reads.
+Devices, streams, events, buffers (of our own memory resource), kernels and graphs are cuda.core's.  On their handles,
+the driver is called for the rest: launches, which fill one block of parameters per kernel (`cuda.core.launch` makes new
+ones each time); copies and clearing by address; records, waits and queries, whose statuses are needed as codes; the
+limit on shared memory, since `Kernel.attributes` only reads.
 
-Works in the device's primary context, which it makes current around each call and puts back: a caller's current device
-neither matters nor changes.  Kernels are loaded with their plan, since a first lazy load inside a capture breaks it.
+The backend works in the device's primary context.  It makes that context current around each call and then restores
+the previous one, so a caller's current device neither matters nor changes.  Kernels are loaded with their plan, since a
+first lazy load inside a capture breaks it.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ __all__ = [
 ]
 
 LEGACY = 1
-"""CU_STREAM_LEGACY: the default stream under a name that no environment variable gives another meaning."""
+"""CU_STREAM_LEGACY: the default stream under a name that no environment variable can change."""
 
 SHARED_WITHOUT_ASKING = 48 << 10
-"""Bytes of dynamic shared memory that a kernel may have before its limit is raised (CUDA C++ Programming Guide)."""
+"""Bytes of dynamic shared memory that a kernel may use before its limit is raised (CUDA C++ Programming Guide)."""
 
 GRIDS_KEPT = 256
-"""Grids that a kernel remembers: evaluating dimension expressions costs more than a launch."""
+"""The number of grids that a kernel caches: evaluating dimension expressions costs more than a launch."""
 
 
 class CudaStream(base.Stream):
@@ -83,7 +84,7 @@ class CudaStream(base.Stream):
 
     @property
     def core(self) -> Any:
-        """The stream as cuda.core's."""
+        """The stream as a cuda.core object."""
         if self._core is None:
             self._core = self._backend.api.core.Stream.from_handle(self.handle)
         return self._core
@@ -110,8 +111,8 @@ class CudaEvent(base.Event):
 class CudaKernel(base.Kernel):
     """A loaded kernel: its function, its geometry, and one block of parameters that each launch fills.
 
-    Parameters are eight bytes each (pointers, then int64 symbols); the driver copies them during the launch, so that
-    one block serves all launches, one at a time (`lock`).
+    Parameters are eight bytes each (pointers, then int64 symbols).  The driver copies them during the launch, so one
+    block serves all launches, one at a time (`lock`).
     """
 
     def __init__(self, spec: KernelSpec, function: Any, geometry: Geometry) -> None:
@@ -233,7 +234,7 @@ class CudaBackend(base.Backend):
     def copy(self, stream: base.Stream, target: int, source: int, nbytes: int) -> None:
         if nbytes == 0:
             return
-        with self.api.current(self.context):  # unified addresses: the driver knows each one's device
+        with self.api.current(self.context):  # unified addresses: the driver knows the device of each
             self.api.check(
                 self._driver.cuMemcpyAsync(target, source, nbytes, self._own(stream).driver_handle),
                 f"copying {nbytes} bytes on {self.device}",
@@ -314,7 +315,7 @@ class CudaBackend(base.Backend):
             return CudaEvent(self.api, self.device, self._core_device().create_event(), name)
 
     def _core_device(self) -> Any:
-        """cuda.core's Device: one object for each thread, which each thread must initialise."""
+        """cuda.core's Device: one object per thread, which each thread must initialise."""
         device = self.api.core.Device(self.index)
         device.set_current()
         return device
@@ -349,7 +350,7 @@ class CudaBackend(base.Backend):
         self.api.check(result, "asking whether work is done")
         return True
 
-    # --- what a caller does beside us ---
+    # --- the caller's own activity ---
 
     def is_capturing(self, stream: CudaStream) -> bool:
         with self.api.current(self.context):
@@ -385,7 +386,7 @@ class CudaBackend(base.Backend):
             return {spec.name: self._kernel(code, spec, n, native) for n, spec in enumerate(plan.kernels)}
 
     def _library(self, native: NativeLibrary) -> Any:
-        """A cubin as cuda.core's ObjectCode, which loads it for all devices when a kernel is asked for."""
+        """A cubin as cuda.core's ObjectCode, which loads it for all devices at the first request for a kernel."""
         image = native.read()
         digest = hashlib.sha256(image).digest()
         if digest not in self.api.libraries:
@@ -402,11 +403,11 @@ class CudaBackend(base.Backend):
             if error.code != NOT_FOUND:
                 raise
             raise CompileFailedError(f"the compiled kernels {native.path} lack the function '{name}'") from error
-        # A CUkernel belongs to no context; its function in this one launches faster and can be loaded now.
+        # A CUkernel belongs to no context; its function in this context launches faster and can be loaded now.
         handle = kernel.handle if hasattr(kernel, "handle") else kernel._handle  # the second in early versions
         found = driver.cuKernelGetFunction(handle)
         function = self.api.check(found, f"loading the kernel '{spec.name}'")
-        if hasattr(driver, "cuFuncLoad"):  # CUDA 12.4: now, not at the first launch, which may be captured
+        if hasattr(driver, "cuFuncLoad"):  # CUDA 12.4: load now, not at the first launch, which may be in a capture
             self.api.check(driver.cuFuncLoad(function), f"loading the kernel '{spec.name}'")
         geometry = emit.geometry(spec, native.isa)
         if geometry.shared > SHARED_WITHOUT_ASKING:

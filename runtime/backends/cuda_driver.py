@@ -1,8 +1,8 @@
-"""What the cuda backend asks of the driver: modules, errors by their runtime-API names, and which device is current.
+"""The cuda backend's use of the driver: modules, errors by their runtime-API names, and the current device.
 
-cuda.core gives devices, streams, events, buffers, kernels and graphs; where it has no call for what the backend
-interface needs (copies by address, launches from a block of parameters, whether a stream captures), the same handles go
-to cuda.bindings' driver.
+cuda.core provides devices, streams, events, buffers, kernels and graphs.  Where it lacks a call that the backend
+interface needs (copies by address, launches from a block of parameters, whether a stream captures), cuda.bindings'
+driver is called on the same handles.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ RUNTIME_NAMES: dict[int, str] = {
 """The runtime API's name of each code; driver and runtime share their numbers."""
 
 _LOST = range(700, 720)
-"""A kernel's fault destroys the context: every later call of the process repeats the error."""
+"""Codes after a fault that destroyed the context: every later call of the process repeats the error."""
 
 
 class Current:
-    """See `Api.current`. A class, since a generator would take as long as the launch that it is around."""
+    """See `Api.current`. A class, since a generator would take as long as the launch that it encloses."""
 
     __slots__ = ("_api", "_context", "_pushed")
 
@@ -81,8 +81,8 @@ class Current:
 class Api:
     """`driver` is cuda.bindings.driver, `core` cuda.core.
 
-    `libraries` are the loaded cubins by the digest of their bytes. They stay: cuda.core unloads what is dropped, but a
-    graph may hold kernels of a program that is gone, and a thread that captures must not unload any.
+    `libraries` are the loaded cubins by the digest of their bytes. They stay loaded: cuda.core unloads a dropped cubin,
+    but a graph may still hold kernels of a dropped program, and a thread that captures must not unload anything.
     """
 
     driver: Any
@@ -90,7 +90,7 @@ class Api:
     libraries: dict[bytes, Any] = field(default_factory=dict)
 
     def check(self, result: tuple[Any, ...], doing: str) -> Any:
-        """The values behind a driver call's status: None, one, or a tuple. DeviceError if it failed."""
+        """The values that follow a driver call's status: None, one, or a tuple. DeviceError if the call failed."""
         if code := int(result[0]):
             raise self.error(code, result[0], doing)
         values = result[1:]
@@ -105,7 +105,7 @@ class Api:
 
     @contextmanager
     def translated(self, doing: str) -> Iterator[None]:
-        """Inside, what cuda.core raises becomes a DeviceError with the driver's code.
+        """Inside, an exception of cuda.core becomes a DeviceError with the driver's code.
 
         Its CUDAError has no code, only a text that begins with the status' name ("CUDA_ERROR_NOT_FOUND: …").
         """
@@ -122,12 +122,12 @@ class Api:
             raise self.error(code, status, doing if code != UNKNOWN else f"{doing} ({error})") from error
 
     def current(self, context: Any) -> Current:
-        """`context` is the thread's current one inside, whatever it was before and is again afterwards."""
+        """Makes `context` the thread's current one inside, and restores the previous one afterwards."""
         return Current(self, context)
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
-        """Inside, calls that a capture forbids to a thread (freeing memory) neither fail nor break the capture."""
+        """Inside, calls that a capture forbids to its thread (freeing memory) neither fail nor break the capture."""
         driver = self.driver
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         before = self.check(driver.cuThreadExchangeStreamCaptureMode(mode), "relaxing the thread's capture mode")
@@ -139,7 +139,7 @@ class Api:
 
 @functools.cache
 def api() -> Api:
-    """The bindings, imported. MissingDependencyError with the command that installs them."""
+    """The imported bindings. MissingDependencyError has the command that installs them."""
     try:
         with importing_cuda:
             driver = importlib.import_module("cuda.bindings.driver")
@@ -154,7 +154,7 @@ def api() -> Api:
 
 
 def device_count() -> int:
-    """How many GPUs there are; 0 where there is no driver.
+    """The number of GPUs; 0 without a driver.
 
     DeviceUnavailableError for a driver that does not start, MissingDependencyError for one without its bindings.
     """
@@ -164,7 +164,7 @@ def device_count() -> int:
 def _count(found: Api) -> int:
     try:
         status = int(found.driver.cuInit(0)[0])
-    except RuntimeError:  # the bindings load libcuda at the first call: there is none
+    except RuntimeError:  # the bindings load libcuda at the first call; it is missing
         return 0
     if status == NO_DEVICE:
         return 0
@@ -199,7 +199,7 @@ def capability(found: Api, index: int) -> tuple[int, int]:
 def device_arch(index: int) -> str:
     """The architecture to compile for on a device ("sm_90a" on an H100).
 
-    DeviceUnavailableError for a GPU that no architecture here serves.
+    DeviceUnavailableError for a GPU that no supported architecture fits.
     """
     found = api()
     found.check(found.driver.cuInit(0), "starting the CUDA driver")
@@ -207,7 +207,7 @@ def device_arch(index: int) -> str:
 
 
 def arch_for(device: tuple[int, int], name: str) -> str:
-    """The newest architecture of ours that a compute capability runs."""
+    """The newest supported architecture that a compute capability runs."""
     served = [arch for arch in ARCHS if runs_on(arch, device)]
     if not served:
         raise DeviceUnavailableError(
@@ -217,8 +217,8 @@ def arch_for(device: tuple[int, int], name: str) -> str:
 
 
 def runs_on(arch: str, device: tuple[int, int]) -> bool:
-    """Whether a cubin of `arch` runs on a compute capability: the same major and no newer minor (CUDA C++ Programming
-    Guide, "Binary Compatibility"); one with an "a" exactly there."""
+    """Whether a cubin of `arch` runs on a compute capability: the same major version and no newer minor (CUDA C++
+    Programming Guide, "Binary Compatibility"). A cubin of an "a" architecture runs on exactly that one."""
     major, minor = divmod(arch_number(arch), 10)
     if arch.endswith("a"):
         return (major, minor) == device

@@ -1,12 +1,12 @@
-"""Captures and graphs of the cuda backend: cuda.core's GraphBuilder on streams that exist, and its Graph.
+"""Captures and graphs of the cuda backend: cuda.core's GraphBuilder on existing streams, and its Graph.
 
 Forks and joins are events between streams, which the driver follows; the builder begins, ends and instantiates.
 
-Of cuda.core 1.2.2 (graph/_graph_builder.pyx) three things are not used.  `end_building` asks `is_building` first, which
-on an invalidated capture raises a RuntimeError without a code and leaves the capture open: `cuStreamEndCapture` ends it
-and says 901.  The destructor of a builder whose capture failed ends its stream's capture again, perhaps a later one,
-and destroys a graph that the driver destroyed when the capture failed: such a builder is never released.
-`GraphDefinition.nodes` reads the parameters of every node, and is not in 1.0: nodes are counted by handle.
+Three functions of cuda.core 1.2.2 (graph/_graph_builder.pyx) are not used.  `end_building` first reads `is_building`,
+which on an invalidated capture raises a RuntimeError without a code and leaves the capture open; `cuStreamEndCapture`
+ends it and returns 901.  The destructor of a builder whose capture failed ends its stream's capture again, perhaps a
+later one, and destroys a graph that the driver destroyed when the capture failed; such a builder is never released.
+`GraphDefinition.nodes` reads the parameters of every node, and is missing in 1.0; nodes are counted by handle.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from qcompiler.runtime.backends import base
 from qcompiler.runtime.backends.cuda_driver import RUNTIME_NAMES, Api
 
 CAPTURING = 1
-"""CU_STREAM_CAPTURE_STATUS_ACTIVE. 0 is none, 2 an invalidated capture that is still to be ended."""
+"""CU_STREAM_CAPTURE_STATUS_ACTIVE. 0 means none, 2 an invalidated capture that must still be ended."""
 
 NODE_NAMES = {"KERNEL": "kernel", "MEMCPY": "copy", "MEMSET": "zero", "EMPTY": "empty"}
-"""Kinds of graph nodes under the plan's words; others keep CUDA's in lower case."""
+"""Kinds of graph nodes under the plan's names; others keep CUDA's in lower case."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A capture under way, by `device` (its index) and the thread that began it."""
+    """A running capture, by `device` (its index) and the thread that began it."""
 
     device: int
     thread: int
@@ -38,7 +38,7 @@ class Capture:
 
 
 _captures: dict[int, Capture] = {}
-"""Captures that we began, by their stream's handle. The driver does not tell which thread captures."""
+"""Captures that this backend began, by their stream's handle. The driver does not tell which thread captures."""
 
 
 def captures_here(device: int) -> bool:
@@ -53,16 +53,16 @@ def begin(found: Api, device: int, stream: Any, mode: base.CaptureMode) -> None:
         builder = stream.create_graph_builder()
         builder.begin_building(mode)
     handle = int(stream.handle)
-    if (ended := _captures.pop(handle, None)) is not None:  # by somebody else, or this one could not have begun
+    if (ended := _captures.pop(handle, None)) is not None:  # other code ended it, or this one could not have begun
         _keep_for_ever(ended.builder)
     _captures[handle] = Capture(device, threading.get_ident(), builder)
 
 
 def end(found: Api, stream: Any) -> tuple[Any, base.GraphShape]:
-    """Ends the capture of a cuda.core Stream: a cuda.core Graph, and what it holds.
+    """Ends the capture of a cuda.core Stream: a cuda.core Graph, and its contents.
 
-    DeviceError 901…908 for a broken capture, which has ended all the same (but for 908, another thread's);
-    CaptureRuleError for an empty one.
+    DeviceError 901…908 for a broken capture, which has ended, too (except for 908, another thread's); CaptureRuleError
+    for an empty one.
     """
     handle = int(stream.handle)
     held = _captures.get(handle)
@@ -98,7 +98,7 @@ def _end(found: Api, builder: Any, handle: Any) -> base.GraphShape:
 
 
 def _status(found: Api, handle: Any) -> tuple[int, Any]:
-    """Whether a stream captures, and into which graph."""
+    """The capture status of a stream, and the graph it captures into."""
     status, _, graph, *_ = found.check(found.driver.cuStreamGetCaptureInfo(handle), "asking for a stream's capture")
     return int(status), graph
 
@@ -117,12 +117,12 @@ def _shape(found: Api, graph: Any) -> base.GraphShape:
 
 
 def _keep_for_ever(builder: Any) -> None:
-    """A reference that nobody drops, at the process' end neither (a list of the module would)."""
+    """A reference that is never dropped, not even at the process' end (a module's list would be)."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(builder))
 
 
 def closing(found: Api, context: Any, graph: Any) -> Callable[[], None]:
-    """How a cuda.core Graph is destroyed: from whatever thread drops it, even one that captures just then."""
+    """Destroys a cuda.core Graph from any thread that drops it, even one that captures at that moment."""
 
     def close() -> None:
         with found.current(context), found.relaxed():

@@ -1,7 +1,7 @@
-"""Memory of the cuda backend: a memory resource for cuda.core, and what the runtime holds of its buffers.
+"""Memory of the cuda backend: a memory resource for cuda.core, and the runtime's wrapper of its buffers.
 
-cuda.core's own device resources take memory from stream-ordered pools, and what a pool hands out during a capture
-becomes a node of the graph.  This one calls `cuMemAlloc` and `cuMemFree`.
+cuda.core's own device resources allocate from stream-ordered pools, and an allocation from a pool during a capture
+becomes a node of the graph.  This resource calls `cuMemAlloc` and `cuMemFree`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qcompiler.runtime.backends.cuda_driver import OUT_OF_MEMORY, Api
 class PlainMemory:
     """The resource's calls, without its base class: cuda.core is imported when the first device is opened.
 
-    cuda.core passes streams along, for resources that free in stream order; `cuMemFree` waits for all work instead.
+    cuda.core passes streams for resources that free in stream order; `cuMemFree` waits for all work instead.
     """
 
     is_device_accessible = True
@@ -45,7 +45,7 @@ class PlainMemory:
             return self._api.core.Buffer.from_handle(address, size, mr=self)
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
-        """From whatever thread drops the buffer, even one that captures just then."""
+        """Frees from any thread that drops the buffer, even one that captures at that moment."""
         del size, stream
         with self._api.current(self._context), self._api.relaxed():
             self._api.check(self._api.driver.cuMemFree(int(ptr)), "freeing memory")
@@ -59,7 +59,7 @@ def memory_resource(found: Api, context: Any, index: int) -> PlainMemory:
 
 
 class CudaMemory(base.Memory):
-    """A buffer (None for no bytes). Freed by `close` or with the object; at the process' end the driver does that."""
+    """A buffer (None for no bytes). Freed by `close` or with the object; at the process' end by the driver."""
 
     def __init__(self, buffer: Any, nbytes: int) -> None:
         self.address = int(buffer.handle) if buffer is not None else 0

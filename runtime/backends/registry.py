@@ -1,4 +1,4 @@
-"""Device names: what they mean, whether the device is there, and its backend.
+"""Device names: their meaning, whether the device exists, and its backend.
 
 "cpu"    the processor          "cuda:0"  an NVIDIA GPU          "sim:0"  a simulated one
 """
@@ -12,13 +12,13 @@ from qcompiler.kernels.cuda.signature import ARCHS, arch_number
 from qcompiler.runtime.backends.base import Backend, Kind
 
 SIM_ARCH = "sm_80"
-"""What the simulated GPU stands in for unless `QC_SIM_ARCH` names another: asynchronous copies and both mma types."""
+"""The architecture of the simulated GPU unless `QC_SIM_ARCH` names another: asynchronous copies and both mma types."""
 
 _KINDS: dict[str, Kind] = {"cpu": "cpu", "cuda": "cuda", "sim": "sim"}
 
 
 def parse(device: str) -> tuple[Kind, int]:
-    """("cuda", 1) of "cuda:1". DeviceUnavailableError for a name that is none."""
+    """("cuda", 1) for "cuda:1". DeviceUnavailableError for an invalid name."""
     word, _, index = device.partition(":")
     kind = _KINDS.get(word)
     if kind is None or not (index.isdecimal() or device == word):
@@ -27,7 +27,7 @@ def parse(device: str) -> tuple[Kind, int]:
 
 
 def is_available(device: str) -> bool:
-    """Whether programs can run there now."""
+    """Whether programs can run on the device now."""
     kind, index = parse(device)
     if kind == "cpu":
         return index == 0
@@ -41,7 +41,7 @@ def is_available(device: str) -> bool:
 
 
 def require(device: str) -> None:
-    """DeviceUnavailableError unless programs can run there now."""
+    """DeviceUnavailableError unless programs can run on the device now."""
     if is_available(device):
         return
     way_out = {"cpu": "there is one cpu", "cuda": 'device="sim:0" is the simulated GPU', "sim": "the last one is sim:7"}
@@ -50,7 +50,7 @@ def require(device: str) -> None:
 
 
 def architecture(device: str) -> str:
-    """The architecture that programs for a GPU are compiled for. DeviceUnavailableError for a GPU that is not there."""
+    """The architecture that programs for a GPU are compiled for. DeviceUnavailableError for an absent GPU."""
     kind, index = parse(device)
     if kind == "sim":
         arch = os.environ.get("QC_SIM_ARCH", SIM_ARCH)
@@ -68,10 +68,10 @@ def architecture(device: str) -> str:
 
 
 def runs(device: str) -> tuple[str, ...]:
-    """Which builds a device runs, plainest first.
+    """The builds that a device runs, plainest first.
 
-    A cubin runs on its own architecture and on later ones of the same major version; one for "sm_90a" on that alone.
-    The simulated GPU runs no build but its own.
+    A cubin runs on its own architecture and on later ones of the same major version; a cubin for "sm_90a" on that one
+    only.  The simulated GPU runs only its own builds.
     """
     kind, _ = parse(device)
     if kind == "cpu":

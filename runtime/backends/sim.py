@@ -37,7 +37,7 @@ from qcompiler.runtime.sim.ranges import Extent, extent_of
 __all__ = ["DEVICES", "SimBackend", "SimKernel", "sim_stream"]
 
 LAUNCHES_KEPT = 256
-"""Values of the symbols for which a kernel remembers its grid and the extents of its operands."""
+"""The number of symbol values for which a kernel caches its grid and the extents of its operands."""
 
 
 class SimKernel(Kernel):
@@ -104,7 +104,7 @@ class SimBackend(Backend):
         return self._device.legacy
 
     def caller_stream(self, given: Any = None) -> Stream:
-        """`sim_stream` sets the current one; a simulated stream is no stream of torch's."""
+        """`sim_stream` sets the current stream; torch has no simulated streams."""
         if given is None:
             return self._device.current()
         if isinstance(given, SimStream):
@@ -198,9 +198,9 @@ class SimBackend(Backend):
         must_write = all(extent.is_exact for extent in extents)
 
         def run(seed: int) -> list[Access]:
-            options = LaunchOptions(early_copies=bool(seed & 1))  # a device may land cp.async at once or late
+            options = LaunchOptions(early_copies=bool(seed & 1))  # a device may complete cp.async at once or late
             report = engine.launch(dataclasses.replace(request, seed=seed, options=options))
-            if not kernel.checked:  # nobody saw what it wrote: what it declared to write counts
+            if not kernel.checked:  # its writes were not observed: its declared writes count
                 for access in (each for each in declared if "w" in each.kind):
                     engine.mark_initialised(access.lo, access.hi - access.lo)
             if report.unwritten and must_write:
@@ -231,7 +231,7 @@ class SimBackend(Backend):
 
 
 def _beyond(observed: Sequence[tuple[int, int, Any]], declared: Sequence[Access]) -> list[Access]:
-    """The observed accesses that the declared ones do not say already."""
+    """The observed accesses that the declared ones do not cover."""
     return [
         Access(lo, hi, kind)
         for lo, hi, kind in observed

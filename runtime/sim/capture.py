@@ -1,10 +1,10 @@
-"""Stream capture with CUDA's rules, and the graphs that come of it.
+"""Stream capture with CUDA's rules, and the captured graphs.
 
 The rules are those of the CUDA C++ Programming Guide ("Creating a Graph Using Stream Capture", "Prohibited and
 Unhandled Operations") and of the driver API's pages on cuStreamBeginCapture, cuStreamEndCapture, cuStreamIsCapturing
 and cuThreadExchangeStreamCaptureMode.  A call that breaks one raises `DeviceError` with CUDA's code and, as CUDA does,
-invalidates the captures it met: from then on their streams refuse work (901) until `end` takes them out of capture.
-Rules of our own raise `CaptureRuleError` and leave the capture as it was.
+invalidates the captures it concerns: from then on their streams refuse work (901) until `end` takes them out of
+capture.  Our own rules raise `CaptureRuleError` and leave the capture unchanged.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SYMBOLS = {
 
 
 def refuse(code: int, message: str) -> DeviceError:
-    """The error CUDA gives under this code."""
+    """CUDA's error with this code."""
     return DeviceError(message, code, SYMBOLS[code])
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a graph: what it does, the stream it was captured on, and the nodes it comes after."""
+    """One node of a graph: its work, the stream it was captured on, and the nodes it depends on."""
 
     work: Work
     stream: str
@@ -51,7 +51,7 @@ class Node:
 
 @dataclass(eq=False)
 class Capture:
-    """A capture sequence: its origin stream, thread and mode, and for each stream in it the nodes it has reached."""
+    """A capture sequence: its origin stream, thread and mode, and for each of its streams the latest nodes."""
 
     origin: Any
     mode: CaptureMode
@@ -65,18 +65,18 @@ class Capture:
         self.reached[self.origin] = frozenset()
 
     def add(self, stream: Any, work: Work) -> None:
-        """A node at the end of what the stream has reached."""
+        """Adds a node behind the stream's latest nodes."""
         chain = list(self.reached).index(stream)
         self.nodes.append(Node(work, stream.place, chain, self.reached[stream]))
         self.reached[stream] = frozenset([len(self.nodes) - 1])
 
     def join(self, stream: Any, nodes: frozenset[int]) -> None:
-        """The stream's next node comes after these nodes too; a stream that is new here becomes part of the capture."""
+        """The stream's next node depends on these nodes, too; a new stream becomes part of the capture."""
         self.reached[stream] = self.reached.get(stream, frozenset()) | nodes
         stream.capture = self
 
     def before(self, nodes: Collection[int]) -> set[int]:
-        """The nodes and everything they come after."""
+        """The nodes and everything they depend on."""
         found: set[int] = set()
         left = list(nodes)
         while left:
@@ -93,12 +93,12 @@ class Capture:
 
 
 class Captures:
-    """All captures that are under way on all devices, and what they forbid."""
+    """All running captures on all devices, and the calls that they forbid."""
 
     def __init__(self) -> None:
         self._active: list[Capture] = []
 
-    # --- what calls must ask ---
+    # --- checks of calls ---
 
     def check_unsafe(self, call: str) -> None:
         """A call that a capture cannot record: refused while this thread captures, or any thread in mode `global`."""
@@ -112,7 +112,7 @@ class Captures:
             raise self._break(met, 900, f"{call} is not permitted while {self._names(met)} captures")
 
     def check_legacy(self, device: int, call: str) -> None:
-        """The legacy stream is tied to all blocking streams of its device: no use of it while one captures."""
+        """The legacy stream is tied to all blocking streams of its device: it cannot be used while one captures."""
         met = self._blocking(device)
         if met:
             raise self._break(
@@ -123,7 +123,7 @@ class Captures:
             )
 
     def check_device(self, device: int, call: str) -> None:
-        """No waiting for a device while one of its streams captures, on whatever thread."""
+        """Refuses to wait for a device while one of its streams captures, on any thread."""
         met = [capture for capture in self._active if any(s.device_index == device for s in capture.reached)]
         if met:
             raise self._break(met, 900, f"{call} is not permitted while {self._names(met)} captures")
@@ -133,12 +133,12 @@ class Captures:
         return any(s.device_index == device for capture in self._active for s in capture.reached)
 
     def check_not_capturing(self, stream: Any, call: str) -> None:
-        """No waiting for a stream that captures: nothing in it runs."""
+        """Refuses to wait for a stream that captures: its work does not run."""
         if stream.capture is not None:
             raise self._break([stream.capture], 900, f"{call} is not permitted: {stream.place} captures")
 
     def is_capturing(self, stream: Any) -> bool:
-        """What cuStreamIsCapturing says; asking about the legacy stream can be refused, but breaks nothing."""
+        """The result of cuStreamIsCapturing; a query of the legacy stream may be refused, but breaks no capture."""
         if stream.kind == "legacy" and self._blocking(stream.device_index):
             raise refuse(906, "the legacy stream encompasses a blocking stream that captures")
         return stream.capture is not None
@@ -161,7 +161,7 @@ class Captures:
     # --- events ---
 
     def check_event(self, event: Any, call: str) -> None:
-        """No waiting for an event that was last recorded in a capture: it stands for no work."""
+        """Refuses to wait for an event that was last recorded in a capture: it stands for no work."""
         if event.captured is not None:
             capture = event.captured[0]
             raise self._break(
@@ -169,7 +169,7 @@ class Captures:
             )
 
     def wait(self, stream: Any, event: Any) -> bool:
-        """A stream's wait for an event where a capture is concerned; False if none is."""
+        """A stream's wait for an event if a capture is concerned; False if none is."""
         capture, captured = self.active(stream), event.captured
         if captured is None:
             if capture is not None:
@@ -202,7 +202,7 @@ class Captures:
     # --- beginning and ending ---
 
     def begin(self, stream: Any, mode: CaptureMode) -> None:
-        """900 on the legacy stream, 401 on a stream that captures already (that capture goes on)."""
+        """900 on the legacy stream, 401 on a stream that already captures (that capture continues)."""
         if stream.kind == "legacy":
             raise refuse(900, "the legacy stream cannot be captured; use a stream of your own")
         if stream.capture is not None:
@@ -213,10 +213,10 @@ class Captures:
         self._active.append(stream.capture)
 
     def end(self, stream: Any) -> Capture:
-        """Takes all streams of a capture out of it; raises what is wrong with the graph afterwards.
+        """Takes all streams of a capture out of it, then raises any error of the graph.
 
         401: nothing to end. 903: the capture began on another stream. 908: it began on another thread. The latter two
-        invalidate it, and it is still to be ended where it began. 901: invalidated. 904: a fork was not joined.
+        invalidate the capture; it must still be ended where it began. 901: invalidated. 904: a fork was not joined.
         """
         capture: Capture | None = stream.capture
         if capture is None:
@@ -245,7 +245,7 @@ class Captures:
             self._close(capture)
 
     def invalid(self, capture: Capture) -> DeviceError:
-        """The refusal of everything but the end."""
+        """The refusal of every call except the end."""
         return refuse(901, f"the capture of {capture.origin.place} was invalidated: {capture.broken}")
 
     def _close(self, capture: Capture) -> None:
@@ -262,7 +262,7 @@ class Captures:
         ]
 
     def _break(self, captures: Iterable[Capture], code: int, message: str) -> DeviceError:
-        """Invalidates captures and returns the error that says so."""
+        """Invalidates captures and returns the error."""
         for capture in captures:
             capture.broken = capture.broken or message
         return refuse(code, message)

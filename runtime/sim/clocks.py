@@ -1,11 +1,11 @@
-"""Vector clocks: which operations are ordered, and which bytes two unordered ones both touch.
+"""Vector clocks: which operations are ordered, and which bytes two unordered operations both touch.
 
-Every operation belongs to an *actor* (a stream, a branch of a graph, the host), is that actor's `tick`-th one, and
-carries a clock: for each actor the latest tick that is known to be over before it begins.  Of two operations a and b,
-a comes before b exactly if b's clock has reached a's tick.  What happens to be executed first does not matter.
+Every operation belongs to an *actor* (a stream, a branch of a graph, the host), is that actor's `tick`-th operation,
+and carries a clock: for each actor the latest tick that is known to be over before the operation begins.  Operation a
+comes before b exactly if b's clock has reached a's tick.  The actual order of execution does not matter.
 
-`AccessMap` keeps, per byte, the last write and the reads since: as in FastTrack (Flanagan and Freund, PLDI 2009) that
-is enough to find, for every new access, a conflicting one that nothing orders.
+`AccessMap` keeps, per byte, the last write and the reads since.  As in FastTrack (Flanagan and Freund, PLDI 2009), that
+is enough to find, for every new access, a conflicting access without an order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Cell(NamedTuple):
 
 
 def join(into: Clock, clock: Clock) -> None:
-    """The later of both, entry by entry."""
+    """The maximum of both clocks, entry by entry."""
     for actor, tick in clock.items():
         if into.get(actor, 0) < tick:
             into[actor] = tick
@@ -80,14 +80,14 @@ class AccessMap:
         return len(self._cells)
 
     def touch(self, op: Stamped, lo: int, hi: int, *, writes: bool) -> list[Conflict]:
-        """Notes an access of an operation that is being executed; returns what it conflicts with.
+        """Records an access of an operation that is being executed; returns its conflicts.
 
-        Operations are noted in an order that their clocks allow, so an earlier entry is before `op` or unordered.
+        Operations are recorded in an order that their clocks allow, so an earlier entry is before `op` or unordered.
         """
         if hi <= lo:
             return []
         first = bisect_right(self._starts, lo) - 1
-        if first >= 0 and self._cells[first][:2] == (lo, hi):  # the same view again, as nearly always
+        if first >= 0 and self._cells[first][:2] == (lo, hi):  # the same view as before, the usual case
             cell = self._cells[first]
             self._cells[first] = _after(cell, op, lo, hi, writes)
             return _conflicts(cell, op, lo, hi, writes)
@@ -114,7 +114,7 @@ class AccessMap:
         return conflicts
 
     def prune(self, is_over: Callable[[Stamped], bool]) -> None:
-        """Forgets operations that are over for everything that may still come."""
+        """Forgets operations that are over for all future operations."""
         kept = []
         for cell in self._cells:
             write = None if cell.write is None or is_over(cell.write) else cell.write
@@ -152,5 +152,5 @@ def _after(cell: _Cell, op: Stamped, lo: int, hi: int, writes: bool) -> _Cell:
         return _Cell(lo, hi, op, ())
     if cell.write is op:
         return _Cell(lo, hi, op, cell.reads)
-    # Reads that are before this one need not be kept: whatever must wait for them must wait for this one.
+    # Reads that are before this one need not be kept: an operation that must wait for them must wait for this one.
     return _Cell(lo, hi, cell.write, (*(read for read in cell.reads if not is_before(read, op)), op))

@@ -1,12 +1,12 @@
 """The simulated GPUs: memory, streams, events and graphs of `sim:0` … `sim:7`.
 
-Nothing runs when it is submitted.  Work runs when somebody waits, in one of the orders that stream order, events and
-the legacy stream's rules allow (`queue`); `capture` holds what CUDA forbids while a stream captures.
+Work does not run when it is submitted.  It runs when the host waits, in one of the orders that stream order, events and
+the legacy stream's rules allow (`queue`); `capture` has the calls that CUDA forbids while a stream captures.
 
     device = sim_device(0)
     stream = device.stream("main")
     device.enqueue(stream, Work("kernel", …))     # executed, or recorded if the stream captures
-    device.synchronize(stream)                    # raises what the kernels and the clocks found
+    device.synchronize(stream)                    # raises the findings of kernels and clocks
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qcompiler.runtime.sim.engine import engine
 from qcompiler.runtime.sim.queue import Allocation, Machine, Op, Work
 
 DEVICES = 8
-"""How many simulated devices there are."""
+"""The number of simulated devices."""
 
 _current = threading.local()
 _handles = itertools.count(0x51_0000_0010, 0x10)
@@ -37,7 +37,7 @@ _handles = itertools.count(0x51_0000_0010, 0x10)
 
 @functools.cache
 def machine() -> Machine:
-    """The one queue of this process. A fork waits until no other thread is inside, so that the child's is whole."""
+    """The one queue of this process. A fork waits until no other thread uses it, so the child's copy is consistent."""
     made = Machine(engine())
     os.register_at_fork(before=made.lock.acquire, after_in_parent=made.lock.release, after_in_child=made.lock.release)
     return made
@@ -50,7 +50,7 @@ def captures() -> Captures:
 
 
 class SimMemory(Memory):
-    """Memory of a simulated device: freed by `close` or with the object, once submitted work is done with it."""
+    """Memory of a simulated device: freed by `close` or with the object, once submitted work has finished with it."""
 
     def __init__(self, allocation: Allocation | None, nbytes: int) -> None:
         self.allocation = allocation
@@ -63,7 +63,7 @@ class SimMemory(Memory):
     def close(self) -> None:
         if self._gone is not None:
             self._gone()
-            with machine().entry():  # frees what is condemned
+            with machine().entry():  # frees condemned memory
                 pass
 
 
@@ -100,7 +100,7 @@ class SimEvent(Event):
 
 
 class SimGraph(Graph):
-    """A graph ready to be launched. Launches of one graph follow each other, on whatever streams."""
+    """An instantiated graph. Launches of one graph follow each other, also on different streams."""
 
     def __init__(self, device: SimDevice, capture: Capture) -> None:
         self._device = device
@@ -112,7 +112,7 @@ class SimGraph(Graph):
         self.shape = GraphShape({kind: kinds.count(kind) for kind in sorted(set(kinds))})
 
     def launch(self, stream: Stream) -> None:
-        """SimulationError (use-after-free) if memory that it holds addresses of is gone."""
+        """SimulationError (use-after-free) if memory whose addresses the graph holds was freed."""
         with machine().entry():
             if self._closed:
                 raise refuse(400, "the graph was closed")
@@ -190,7 +190,7 @@ class SimDevice:
 
             access = Access(target, target + nbytes, "w")
             op = self.submit(queue, Work("upload", name, self.index, (access,), (allocation,), run), [])
-            if machine().is_ready(op):  # one of the orders that may happen, and it spares a copy
+            if machine().is_ready(op):  # one of the allowed orders, and it saves a copy
                 machine().run_now(op)
             else:
                 held = ctypes.string_at(source, nbytes)
@@ -255,7 +255,7 @@ class SimDevice:
             return made
 
     def by_handle(self, handle: int) -> SimStream:
-        """The stream of a handle; 0 and 1 are the legacy one, as in CUDA."""
+        """The stream of a handle; 0 and 1 are the legacy stream, as in CUDA."""
         if handle in (0, 1):
             return self.legacy
         found = self._streams.get(handle)
@@ -293,7 +293,7 @@ class SimDevice:
             self.submit(queue, Work("marker", f"the wait for '{event.name}'", self.index), [event.recorded])
 
     def synchronize(self, stream: Stream | None) -> None:
-        """The stream, or all of the device. Raises SimulationError for what its operations and their clocks showed."""
+        """Waits for the stream, or the whole device. Raises SimulationError for findings of its operations."""
         with machine().entry():
             machine().check_usable(self.index)
             if stream is None:
@@ -304,7 +304,7 @@ class SimDevice:
             machine().wait(self.index, self._work_of(stream, "synchronizing"))
 
     def query(self, what: Stream | Event) -> bool:
-        """Whether it is done; asking makes some progress."""
+        """Whether it is done; the query makes some progress."""
         with machine().entry():
             if isinstance(what, SimEvent):
                 machine().check_usable(self.index)
@@ -337,7 +337,7 @@ class SimDevice:
     # --- submitting ---
 
     def own(self, stream: Stream, call: str, *, legacy: bool = False) -> SimStream:
-        """The stream, if it is this device's and may be used now (`legacy`: the caller judges the legacy one)."""
+        """The stream, if it is this device's and may be used now (`legacy`: the caller checks the legacy stream)."""
         if not isinstance(stream, SimStream) or stream.device_index != self.index:
             raise refuse(400, f"{call} on {self.name} was given a stream of {stream.device}")
         if stream.kind == "legacy" and not legacy:
@@ -347,7 +347,7 @@ class SimDevice:
         return stream
 
     def enqueue(self, stream: SimStream, work: Work) -> None:
-        """Work that a capture records and a stream otherwise takes."""
+        """Work that is recorded if the stream captures, and submitted otherwise."""
         capture = captures().active(stream)
         if capture is not None:
             capture.add(stream, work)
@@ -355,7 +355,7 @@ class SimDevice:
             self.submit(stream, work, [])
 
     def submit(self, stream: SimStream, work: Work, after: list[Op]) -> Op:
-        """The stream's next operation, behind its last one, `after`, and what the legacy stream's rules add."""
+        """The stream's next operation: after its last one, `after`, and what the legacy stream's rules add."""
         before = [*after, *([] if stream.tail is None else [stream.tail])]
         if stream.kind == "legacy":
             before += self._blocking.values()
@@ -386,10 +386,10 @@ def sim_device(index: int) -> SimDevice:
 
 
 def reset(device: str) -> None:
-    """Makes a simulated GPU usable again after a finding: without memory, findings, and work that was under way.
+    """Makes a simulated GPU usable again after a finding: without memory, findings, and pending work.
 
-    Programs, arrays and graphs that lay there are gone: their use is an error. DeviceUnavailableError for another
-    device's name; CaptureRuleError while one of its streams captures.
+    Programs, arrays and graphs on it are lost: using them is an error. DeviceUnavailableError for another device's
+    name; CaptureRuleError while one of its streams captures.
     """
     kind, _, number = device.partition(":")
     if kind != "sim" or not number.isdigit():

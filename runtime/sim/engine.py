@@ -5,7 +5,7 @@
     engine().launch(LaunchRequest(device=0, function=library.function("qk_scale"), name="qk_scale", grid=(4, 1, 1),
                                   block=(256, 1, 1), args=[x, n], ranges=[Range(x, x + 4096, "rw", "x")]))
 
-The C++ side stands in kernels/sim/; docs/simulated-gpu.md says what each check finds.
+The C++ side is in kernels/sim/; docs/simulated-gpu.md describes what each check finds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WRAPPED = ("memcpy", "memmove", "memset")
 
 
 def checks_wanted() -> bool:
-    """False where `QC_SIM_CHECK=0` asks for the build without access checks."""
+    """False if `QC_SIM_CHECK=0` asks for the build without access checks."""
     return os.environ.get("QC_SIM_CHECK", "1") != "0"
 
 
@@ -55,9 +55,10 @@ class Range:
 class LaunchOptions:
     """How a launch is simulated.
 
-    `early_copies`: cp.async lands, at random, when it is issued instead of at its wait (a device may do either).
-    `resident_blocks`: how many blocks may wait for each other at once; more become resident only when those before them
-    poll.  `time_limit` and `spin_limit` are seconds: of the whole launch, and of polling while nothing else happens.
+    `early_copies`: a cp.async may complete when it is issued instead of at its wait, at random (a device may do
+    either).  `resident_blocks`: how many blocks may wait for each other at once; more become resident only when those
+    before them poll.  `time_limit` and `spin_limit` are seconds: of the whole launch, and of polling without any other
+    progress.
     """
 
     early_copies: bool = False
@@ -68,7 +69,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """One launch: `args` are pointers and int64 values in the kernel's order, `ranges` everything it may touch."""
+    """One launch: `args` are pointers and int64 values in the kernel's order, `ranges` all memory it may touch."""
 
     device: int
     function: int
@@ -84,8 +85,8 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """What a launch did: merged byte intervals (lo, hi, "r" | "w") that it touched, bytes of "w" ranges that no thread
-    wrote, how many accesses were checked, and seconds. The build without checks sees no accesses: all are empty."""
+    """The result of a launch: merged byte intervals (lo, hi, "r" | "w") that it touched, bytes of "w" ranges that no
+    thread wrote, the number of checked accesses, and seconds. Without checks, no accesses are seen: all are empty."""
 
     accesses: tuple[tuple[int, int, str], ...]
     unwritten: int
@@ -136,7 +137,7 @@ class _CModule(ctypes.Structure):
 
 @functools.cache
 def _engine_source() -> str:
-    """The engine as one text: its headers before it, without their includes of each other."""
+    """The engine as one text: its headers first, without their includes of each other."""
     folders = {"float_state.h": "cpu"}
     parts = []
     for name in _SOURCES:
@@ -149,8 +150,8 @@ def _engine_source() -> str:
 
 @functools.cache
 def engine_library() -> Path:
-    """The engine's shared library, compiled once per machine. `QC_SIM_FIBERS=ucontext` makes it switch threads by
-    swapcontext, as it does on processors that its own switch was not written for."""
+    """The engine's shared library, compiled once per machine. With `QC_SIM_FIBERS=ucontext` it switches threads by
+    swapcontext, as it does on processors without a switch of our own."""
     if platform.system() != "Linux":
         raise DeviceUnavailableError(f"the simulated GPU runs on Linux; this is {platform.system()}")
     fibers = os.environ.get("QC_SIM_FIBERS", "own")
@@ -167,8 +168,8 @@ def engine_library() -> Path:
 def compile_sim(source: str, *, checked: bool, name: str) -> Path:
     """The library of a translation unit that begins with kernels/sim/shim.h; from the cache if it was compiled before.
 
-    `checked` has the compiler place a hook before each load and store (its thread sanitiser's, without its library).
-    CompileFailedError carries the compiler's output.
+    `checked` makes the compiler place a hook before each load and store (the hooks of its thread sanitizer, without
+    that sanitizer's library).
     """
     engine_path = str(engine_library())
     common = (
@@ -187,7 +188,7 @@ def compile_sim(source: str, *, checked: bool, name: str) -> Path:
         if find_compiler().is_clang
         else ("--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1")
     )
-    # -Og: behind the hooks its code runs as fast as -O1's, and it compiles in little more than half of the time.
+    # -Og: with the hooks its code runs as fast as -O1's, and it compiles in little more than half the time.
     return compile_library(
         source, host_isa(), name=f"{name}-checked",
         extra_flags=("-Og", *common, "-fsanitize=thread", *hooks),
@@ -204,7 +205,7 @@ class SimLibrary:
         self.checked = path.name.rpartition("-")[0].endswith("-checked")
 
     def function(self, kernel: str) -> int:
-        """The address of what runs one thread of the kernel `kernel` ("qk_scale" or "scale")."""
+        """The address of the function that runs one thread of `kernel` ("qk_scale" or "scale")."""
         name = f"qs_call_{kernel.removeprefix('qk_')}"
         try:
             found = getattr(self._library, name)
@@ -216,7 +217,7 @@ class SimLibrary:
 
 
 class Engine:
-    """Device memory and launches of every simulated GPU in this process; `engine()` gives the one there is."""
+    """Device memory and launches of every simulated GPU in this process; `engine()` returns the only one."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(str(engine_library()))
@@ -254,12 +255,12 @@ class Engine:
         return int(address)
 
     def free(self, address: int) -> None:
-        """Gives an allocation back. `address` is what `allocate` returned."""
+        """Frees an allocation. `address` is a result of `allocate`."""
         if not self._library.qs_free(address):
             raise SimulationError(f"free: nothing is allocated at 0x{address:x}", finding="out-of-bounds")
 
     def device_of(self, address: int) -> int | None:
-        """The number of the device whose addresses hold `address`."""
+        """The number of the device that `address` belongs to."""
         device = int(self._library.qs_device_of(address))
         return None if device < 0 else device
 
@@ -271,20 +272,20 @@ class Engine:
         return base.value, nbytes.value, label.value.decode(errors="replace")
 
     def mark_initialised(self, address: int, nbytes: int) -> None:
-        """Says that the bytes have values (after an upload, a copy or a fill by the host)."""
+        """Marks the bytes as written (after an upload, a copy or a fill by the host)."""
         if not self._library.qs_mark_initialised(address, nbytes):
             raise SimulationError(f"{nbytes} bytes at 0x{address:x} lie in no live allocation", finding="out-of-bounds")
 
     def is_initialised(self, address: int, nbytes: int) -> bool:
-        """Whether every byte was ever written, by a kernel or the host."""
+        """Whether a kernel or the host ever wrote every byte."""
         answer = int(self._library.qs_is_initialised(address, nbytes))
         if answer < 0:
             raise SimulationError(f"{nbytes} bytes at 0x{address:x} lie in no live allocation", finding="out-of-bounds")
         return bool(answer)
 
     def check_red_zones(self, device: int) -> None:
-        """SimulationError if bytes next to one of the device's allocations were overwritten (by host code: kernels are
-        caught before they do)."""
+        """SimulationError if bytes next to one of the device's allocations were overwritten (by host code; kernels are
+        stopped before)."""
         if broken := self._library.qs_broken_red_zone(device):
             raise SimulationError(f"the byte at 0x{broken:x}, beside an allocation of sim:{device}, was overwritten",
                                   finding="out-of-bounds")  # fmt: skip
@@ -292,7 +293,7 @@ class Engine:
     # kernels
 
     def load(self, path: Path) -> SimLibrary:
-        """A library that `compile_sim` made."""
+        """Loads a library of `compile_sim`."""
         with self._launching:
             if path not in self._libraries:
                 self._libraries[path] = SimLibrary(path)
@@ -362,7 +363,7 @@ def _explain(request: LaunchRequest, report: _CReport) -> str:
 
 
 def _places(function: int, address: int, line: int) -> Iterator[str]:
-    """`file:line: text` of a site, innermost first; none where neither an address nor a line is known."""
+    """`file:line: text` of a site, innermost first; none if neither an address nor a line is known."""
     if line:
         path, _ = _module_of(function)
         if path is not None:
@@ -381,7 +382,7 @@ def _quoted(source: Path, line: int) -> str:
 
 
 def _source_lines(library: Path, offset: int) -> list[tuple[Path, int]]:
-    """Where the instruction at `offset` comes from, innermost frame first, by addr2line."""
+    """The source lines of the instruction at `offset`, innermost frame first, from addr2line."""
     program = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     if program is None:
         return []

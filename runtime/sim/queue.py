@@ -1,7 +1,7 @@
-"""The work that all simulated devices have been given: executed when somebody waits, in an order that a seed chooses.
+"""The queue of all simulated devices: work runs when the host waits, in an order that a seed chooses.
 
-Any order that streams, events and the legacy stream's rules allow may happen, on all devices together.  Every
-operation is checked against the others by its clock (`clocks`), whatever the order was.
+Any order may happen that streams, events and the legacy stream's rules allow, on all devices together.  Every operation
+is checked against the others by its clock (`clocks`), whatever the order was.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from qcompiler.runtime.sim.clocks import Access, AccessMap, Clock, Conflict, Sta
 from qcompiler.runtime.sim.engine import Engine
 
 HOST = 0
-"""The actor of all host threads: what one of them waited for is over for each of them."""
+"""The actor of all host threads: once one of them has waited for an operation, it is over for all of them."""
 
 Action = Callable[[int], Iterable[Access]]
-"""Does an operation's work, given a seed; returns the accesses it was seen to make."""
+"""Does an operation's work, given a seed; returns its observed accesses."""
 
 _labels = threading.local()
 
@@ -45,8 +45,8 @@ def step_label(text: str) -> Iterator[None]:
 class Allocation:
     """A piece of device memory and the history of its bytes. `alive` until it is freed.
 
-    `planned` holds what operations declared, in the order of their submission, so that a missing wait is known before
-    anything runs; `executed` what they were seen to do as well, in the order of execution.
+    `planned` holds declared accesses, in the order of submission, so that a missing wait is found before anything
+    runs; `executed` holds observed accesses as well, in the order of execution.
     """
 
     base: int
@@ -63,7 +63,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Work:
-    """What an operation does, apart from when: eager work and nodes of a graph alike.
+    """The work of an operation, independent of its time: eager work and nodes of a graph alike.
 
     `kind` is "kernel", "copy" or "zero" ("upload", "download", "marker" are never captured); `name` is for reports;
     `memory` lists the allocations whose addresses it holds.
@@ -80,7 +80,7 @@ class Work:
 
 @dataclass(eq=False)
 class Op:
-    """An operation in the queue: number in the order of submission, clock, and what it waits for."""
+    """An operation in the queue: its number in the order of submission, its clock, and what it waits for."""
 
     number: int
     work: Work
@@ -92,7 +92,7 @@ class Op:
     followers: list[Op] = field(default_factory=list)
     is_done: bool = False
     failure: SimulationError | None = None
-    """What it found, or what an operation that it comes after found: then it is not carried out."""
+    """The finding of this operation, or of one that it depends on; in that case it is not carried out."""
 
     def __str__(self) -> str:
         step = f", {self.work.label}" if self.work.label else ""
@@ -100,7 +100,7 @@ class Op:
 
 
 class _Entry:
-    """A call of the machine from outside."""
+    """A call of the machine from outside, on one thread at a time."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -146,13 +146,13 @@ class Machine:
         self.reseed()
 
     def reseed(self, seed: int | None = None) -> None:
-        """Starts the choice of orders again, from `seed` or else from QC_SIM_SEED (0)."""
+        """Restarts the choice of orders, from `seed` or else from QC_SIM_SEED (0)."""
         self._random = random.Random(int(os.environ.get("QC_SIM_SEED", "0")) if seed is None else seed)
 
     def entry(self) -> _Entry:
-        """Every call from outside: one at a time, after freeing what the garbage collector has let go of.
+        """Encloses every call from outside: one at a time, after freeing memory that the garbage collector released.
 
-        An interrupt is delivered between two operations that are executed, or at the end.
+        An interrupt is raised between two executed operations, or at the end.
         """
         return _Entry(self)
 
@@ -167,7 +167,7 @@ class Machine:
         insort(self._bases, allocation.base)
 
     def allocation_at(self, address: int) -> Allocation | None:
-        """The live allocation that holds the address (its end counts, for operands of no bytes)."""
+        """The live allocation that contains the address (its end counts, for operands of no bytes)."""
         at = bisect_right(self._bases, address) - 1
         if at < 0:
             return None
@@ -175,7 +175,7 @@ class Machine:
         return found if address <= found.base + found.nbytes else None
 
     def resolve(self, address: int, nbytes: int, what: str) -> Allocation:
-        """The allocation that holds the bytes. SimulationError: "use-after-free", "out-of-bounds"."""
+        """The allocation that contains the bytes. SimulationError: "use-after-free", "out-of-bounds"."""
         found = self.allocation_at(address)
         if found is None or (nbytes and address == found.base + found.nbytes):
             for freed in reversed(self._freed):
@@ -191,14 +191,14 @@ class Machine:
         return found
 
     def condemn(self, allocation: Allocation) -> None:
-        """Memory to be freed once what was submitted so far is done with it; what comes later must not use it.
+        """Memory to be freed once all work submitted so far has finished; later work must not use it.
 
-        Called by the garbage collector too, at any moment and on any thread: nothing but a note is made.
+        The garbage collector may call this at any moment and on any thread, so it only makes a note.
         """
         self._condemned.append(allocation)
 
     def _release(self, allocation: Allocation) -> None:
-        if not allocation.alive:  # lost when its device was reset
+        if not allocation.alive:  # lost by a reset of its device
             return
         allocation.alive = False
         self._touched.discard(allocation)
@@ -225,7 +225,7 @@ class Machine:
         return self._actors
 
     def submit(self, work: Work, actor: int, place: str, after: Iterable[Op]) -> Op:
-        """Queues an operation behind others (finished ones order it all the same)."""
+        """Queues an operation behind others (finished ones order it, too)."""
         clock: Clock = {}
         blockers = []
         for op in dict.fromkeys(after):
@@ -248,7 +248,7 @@ class Machine:
         return op
 
     def latest(self, device: int) -> list[Op]:
-        """The last operation of every actor on a device, as far as the host has not waited for it."""
+        """The last operation of every actor on a device, unless the host has waited for it."""
         return list(self._latest.get(device, {}).values())
 
     def host_access(self, lo: int, hi: int, what: str) -> None:
@@ -266,7 +266,7 @@ class Machine:
     # --- executing ---
 
     def run(self, targets: Iterable[Op], limit: int | None = None) -> bool:
-        """Executes until the targets are done, or `limit` operations; whether they are done."""
+        """Executes operations until the targets are done, or at most `limit`; returns whether they are done."""
         targets = [op for op in targets if not op.is_done]
         executed = 0
         while any(not op.is_done for op in targets):
@@ -280,13 +280,13 @@ class Machine:
         return True
 
     def wait(self, device: int, targets: Sequence[Op]) -> None:
-        """Executes the targets; the host then knows that they are over. Raises what the device's operations found."""
+        """Executes the targets; the host then knows that they are over. Raises findings of the device."""
         self.run(targets)
         self.learn(targets)
         self.raise_findings(device)
 
     def poll(self, device: int, targets: Sequence[Op]) -> bool:
-        """Some progress, and whether the targets are done (then as `wait`)."""
+        """Makes some progress; returns whether the targets are done (then as `wait`)."""
         done = self.run(targets, limit=self._random.randint(1, max(1, len(self._pending))))
         if done:
             self.learn(targets)
@@ -302,7 +302,7 @@ class Machine:
         self._execute(op)
 
     def learn(self, targets: Iterable[Op]) -> None:
-        """The host knows that the targets are over; histories shrink to what may still matter."""
+        """The host knows that the targets are over; histories drop what no longer matters."""
         before = dict(self.host)
         for op in targets:
             join(self.host, op.clock)
@@ -346,7 +346,7 @@ class Machine:
         for follower in op.followers:
             follower.blockers -= 1
             if op.failure is not None and follower.failure is None:
-                # What was to follow a failed operation would only fail for its sake, on another device as well.
+                # Operations behind a failed one would only fail because of it, on other devices as well.
                 follower.failure = op.failure
                 if follower.work.device != op.work.device:
                     self._report(op.failure, follower.work.device)
@@ -391,11 +391,11 @@ class Machine:
         self._report(SimulationError(message, "unordered-access"), op.work.device, other.work.device)
 
     def _report(self, finding: SimulationError, *devices: int) -> None:
-        """Keeps a finding until somebody waits for one of the devices."""
+        """Keeps a finding until the host waits for one of the devices."""
         self._findings.append((finding, frozenset(devices)))
 
     def raise_findings(self, device: int) -> None:
-        """Raises the first finding of a device, with the number of further ones. The device is broken from then on."""
+        """Raises the first finding of a device, with the number of others. The device is unusable from then on."""
         found = list(dict.fromkeys(finding for finding, devices in self._findings if device in devices))
         if not found:
             return
@@ -409,20 +409,20 @@ class Machine:
         raise error
 
     def check_usable(self, device: int) -> None:
-        """SimulationError on a device that showed a finding: what its memory holds is nobody's result.
+        """SimulationError on a device with a finding: the contents of its memory are invalid.
 
-        A GPU's context is lost after an illegal access in the same way, with all that was loaded in it.
+        In the same way, a GPU's context is lost after an illegal access, with everything loaded in it.
         """
         first = self._broken.get(device)
         if first is not None:
             raise SimulationError(
-                f"sim:{device} runs nothing any more since a finding, as a GPU's context would not: {first}. Begin "
-                f"anew with qcompiler.runtime.reset_simulated_gpu('sim:{device}'): what was loaded there is gone then",
+                f"sim:{device} cannot be used after a finding, like a GPU's context after a fault: {first}. Restart "
+                f"it with qcompiler.runtime.reset_simulated_gpu('sim:{device}'); programs loaded there are then lost",
                 first.finding,
             )
 
     def reset(self, device: int) -> None:
-        """Forgets the findings of a device and all its memory; what was not executed there never will be."""
+        """Forgets the findings of a device and all its memory; its pending work never runs."""
         self._stop(device, SimulationError(f"sim:{device} was reset", "reset"))
         operations = [op for op in self._pending if op.work.device == device]
         self.run(operations)
@@ -434,13 +434,13 @@ class Machine:
             self._release(allocation)
 
     def _stop(self, device: int, why: SimulationError) -> None:
-        """What is still to run on a device will not be carried out: its addresses may be those of freed host memory."""
+        """Cancels the pending work of a device: its addresses may belong to freed host memory."""
         for op in self._pending:
             if op.work.device == device and op.failure is None:
                 op.failure = why
 
     def drop_all(self) -> None:
-        """Executes what is left and forgets all findings (between tests)."""
+        """Executes the remaining work and forgets all findings (between tests)."""
         with self.lock:
             self.run(list(self._pending))
             self.learn([])

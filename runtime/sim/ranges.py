@@ -1,4 +1,4 @@
-"""Which bytes a kernel's operand covers, exactly, for values of the symbols."""
+"""The exact bytes that a kernel's operand covers, for values of the symbols."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import ITEMSIZE, Operand
 
 MAX_PIECES = 4096
-"""An operand in more pieces than this is described by its hull."""
+"""An operand with more pieces than this is described by its hull."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Byte ranges relative to an operand's address, sorted and apart; the hull alone if there are too many."""
+    """Byte ranges relative to an operand's address, sorted and disjoint; only the hull if there are too many."""
 
     pieces: tuple[tuple[int, int], ...]
     is_exact: bool = True
@@ -30,7 +30,7 @@ class Extent:
 
 
 def extent_of(operand: Operand, symbols: Mapping[str, int]) -> Extent:
-    """The bytes of an operand. FormatError for a packed one that its layout cannot hold."""
+    """The bytes of an operand. FormatError for a packed operand that its layout cannot hold."""
     shape = [_value(size, symbols) for size in operand.shape]
     if min(shape, default=1) <= 0:
         return Extent(())

@@ -67,7 +67,7 @@ def test_every_argument_goes_by_position_and_by_keyword(tmp_path: Path, names: t
 def test_a_parameter_that_was_left_out_keeps_its_place() -> None:
     made = qc.qcompile(Masked(), (torch.from_numpy(IDS),), {"mask": torch.from_numpy(MASK)})
     assert np.array_equal(made(IDS, mask=MASK), IDS * 2 * MASK)
-    with pytest.raises(ArgumentStructureError, match=r"compiled without 'bias', which stands at this position"):
+    with pytest.raises(ArgumentStructureError, match=r"compiled without 'bias', the parameter at this position"):
         made(IDS, MASK)
 
 

@@ -96,7 +96,7 @@ def test_a_device_that_waits_for_a_broken_one_is_broken(sim: Any, other: Any) ->
     other.fill(second, z, 1.0)
     with pytest.raises(SimulationError, match=r"stream 'first' of sim:0.*uninitialised-read"):
         other.backend.synchronize()
-    with pytest.raises(SimulationError, match=r"sim:1 runs nothing any more.*stream 'first' of sim:0"):
+    with pytest.raises(SimulationError, match=r"sim:1 cannot be used after a finding.*stream 'first' of sim:0"):
         other.read(z)
     for device in ("sim:1", "sim:0"):
         reset_simulated_gpu(device)

@@ -121,7 +121,7 @@ def test_a_target_that_is_there_is_replaced_only_when_allowed(
     made = content.read_bytes()
     spoil()
     assert main(convert) == 1
-    assert "is there already" in capsys.readouterr().err and content.read_bytes() == b"old"
+    assert "exists" in capsys.readouterr().err and content.read_bytes() == b"old"
     assert main([*convert, "--force"]) == 0 and content.read_bytes() == made
     for answer, status in (("n", 1), ("", 1), ("y", 0)):
         spoil()
@@ -185,7 +185,7 @@ def _round_vectors(path: Path) -> None:
 def test_what_cannot_be_converted_is_named(q4_0: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    with pytest.raises(ArgumentError, match=r"is there already"):
+    with pytest.raises(ArgumentError, match=r"exists; name another"):
         qc.convert(q4_0, tmp_path / "full", layout="awq")
     with pytest.raises(ArgumentError, match=r"holds no checkpoint, and only checkpoints are replaced"):
         qc.convert(q4_0, tmp_path / "full", layout="awq", force=True)

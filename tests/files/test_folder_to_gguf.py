@@ -476,7 +476,7 @@ def test_a_window_that_llama_cpp_would_not_slide_is_refused(tmp_path: Path) -> N
     _, folder = folder_of("mistral", tmp_path / "folder", sliding_window=16)
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(described | {"sliding_window": 16}))
-    with pytest.raises(WeightsError, match=r"slides a window of 16 positions over a context of 128.*null"):
+    with pytest.raises(WeightsError, match=r"has a sliding window of 16 positions in a context of 128.*null"):
         qc.convert(folder, tmp_path / "out.gguf")
     (folder / "config.json").write_text(json.dumps(described | {"sliding_window": 128}))
     qc.convert(folder, tmp_path / "out.gguf")

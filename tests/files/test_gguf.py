@@ -326,7 +326,7 @@ def test_what_does_not_fit_a_model_is_named(llama: Any, tmp_path: Path) -> None:
     for key, value, message in (
         ("llama.attention.head_count", [8, 4], "models whose layers differ"),
         ("llama.rope.dimension_count", 16, "rope.dimension_count is 16, and heads have 32"),
-        ("llama.rope.scaling.type", "longrope", "there are none, linear and yarn"),
+        ("llama.rope.scaling.type", "longrope", "supported are none, linear and yarn"),
     ):
         keys = {name: file.metadata[name] for name in file.metadata if not name.startswith("tokenizer")}
         qc.write_gguf(path, tensors, {**keys, key: value})

@@ -177,7 +177,7 @@ def test_every_recipe_that_is_a_format_has_something_for_every_k(name: str) -> N
 
 
 def test_an_explicit_format_without_a_chain_is_an_error_that_shows_how_to_write_one() -> None:
-    with pytest.raises(FormatShapeError, match=r"'0.weight' \(16 x 100\).*'q4_K, else int8' says what comes next"):
+    with pytest.raises(FormatShapeError, match=r"'0.weight' \(16 x 100\).*'q4_K, else int8' names an alternative"):
         _formats(QuantConfig("float", linear="q4_K"), 100)
     with pytest.raises(FormatShapeError, match=r"'0.weight'"):
         _formats(QuantConfig("nf4", rules={"0": "q4_K"}), 100)

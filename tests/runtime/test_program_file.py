@@ -170,7 +170,7 @@ def test_a_zip_of_another_kind_is_foreign(tmp_path: Path) -> None:
     path = tmp_path / "x.qca"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("data.pkl", b"\x80\x04N.")
-    with pytest.raises(ForeignFileError, match="a zip, but no qcompiler program"):
+    with pytest.raises(ForeignFileError, match="a zip, but not a qcompiler program"):
         load_image(path)
 
 
@@ -354,7 +354,7 @@ def test_texts_are_small_in_the_file_and_can_be_left_out(small: Any, tmp_path: P
 
 
 @pytest.mark.parametrize(("claimed", "message"), [
-    (1, "has not the 1 bytes"), (10**6, "has not the 1000000 bytes"), (-1, "more than the limit"),
+    (1, "does not have the 1 bytes"), (10**6, "does not have the 1000000 bytes"), (-1, "more than the limit"),
     (1 << 40, "more than the limit"),
 ])  # fmt: skip
 def test_a_text_is_unpacked_to_the_size_that_is_claimed_and_no_further(file: Path, claimed: int, message: str) -> None:

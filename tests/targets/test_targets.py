@@ -157,7 +157,7 @@ def test_a_kernel_that_one_target_cannot_run_is_passed_over_for_all(monkeypatch:
         ("cpu", ["x86-64-v3", "sm_80"], r"mixes GPU architectures and instruction sets.*compile twice"),
         ("sim:0", ["x86-64-v3", "sm_80"], r"mixes GPU architectures and instruction sets.*compile twice"),
         ("cpu", ["sm_80", "sm_90a"], r"'sm_80' is a GPU's; compile for it with device='cuda:0'"),
-        ("sim:0", ["x86-64-v3"], r"'x86-64-v3' is no GPU architecture to compile for; choose from sm_70, "),
+        ("sim:0", ["x86-64-v3"], r"'x86-64-v3' is not a GPU architecture to compile for; choose from sm_70, "),
         ("cpu", ["x86-64-v3", "aarch64"], r"builds for 'aarch64'; choose from generic, x86-64, .* C\+\+ compiler"),
     ],
 )
@@ -328,7 +328,7 @@ def test_without_a_build_that_runs_there_the_message_says_what_the_machine_needs
     assert re.search(
         r"qcompile\(targets=\[…\]\) where there is a compiler: this machine runs generic, x86-64, ", message
     )
-    assert re.search(r"the file brings x86-64-v\d, x86-64-v\d", message)
+    assert re.search(r"the file has x86-64-v\d, x86-64-v\d", message)
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------

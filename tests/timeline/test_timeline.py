@@ -175,7 +175,7 @@ def test_the_command_line_prints_writes_and_lists(saved: Path, tmp_path: Path, c
     assert main([*shown, "--between", "1,3"]) == 0
     with pytest.raises(SystemExit, match="2"):
         main([*shown, "--between", "three"])
-    assert "'three' is no pair of times in microseconds" in capsys.readouterr().err
+    assert "'three' is not a pair of times in microseconds" in capsys.readouterr().err
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -201,5 +201,5 @@ def test_without_overlap_there_is_one_stream(monkeypatch: pytest.MonkeyPatch, in
     assert [stream.name for stream in program.plan.streams] == ["cuda0.compute"]
     assert not any(isinstance(step, Record | Wait) for step in program.plan.entries[0].steps)
     monkeypatch.setenv("QC_COMPUTE_STREAMS", "none")
-    with pytest.raises(ArgumentError, match="QC_COMPUTE_STREAMS='none' is no number from 1 to 16"):
+    with pytest.raises(ArgumentError, match="QC_COMPUTE_STREAMS='none' is not a number from 1 to 16"):
         qc.qcompile(model, inputs(1, 2)[:1], device="sim:0")

@@ -3,7 +3,8 @@
     packed, permutation = gptq.read(arrays, bits=4, group=128)
     arrays = gptq.write(packed, permutation=permutation)
 
-One module per system; each has `read` and `write` for the arrays of one linear layer, named as in the checkpoint behind
-the layer's path.  Codes are moved, never decoded.  What contradicts itself (a shape, a zero point out of range, a table
-of another data type) is an error that names the layer and the array.  NumPy only; files are opened elsewhere.
+One module per system; each has `read` and `write` for the arrays of one linear layer, under their names in the
+checkpoint without the layer's path.  Codes are moved, never decoded.  Contradictory arrays (a shape, a zero point out
+of range, a table of another data type) are an error that names the layer and the array.  NumPy only; other modules open
+the files.
 """

@@ -1,4 +1,4 @@
-"""What readers and writers share: arrays checked by name, codes in 32-bit words, integer codes with their scales."""
+"""Helpers of readers and writers: arrays checked by name, codes in 32-bit words, integer codes with their scales."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _FORMATS: dict[int, type[IntegerFormat]] = {2: Int2, 3: Int3, 4: Int4, 8: Int8}
 
 @dataclass(frozen=True)
 class Arrays:
-    """The arrays of one layer. `layer` is its path, for messages; `system` whose packing it is."""
+    """The arrays of one layer. `layer` is its path and `system` the packing's system, for messages."""
 
     given: Mapping[str, Array]
     layer: str
     system: str
 
     def refuse_unknown(self, known: tuple[str, ...], beside: tuple[str, ...] = ("bias",)) -> None:
-        """FormatError for a name outside `known`; those `beside` belong to the layer and not to its weight."""
+        """FormatError for a name outside `known`; names in `beside` belong to the layer and not to its weight."""
         unknown = sorted(set(self.given) - {*known, *beside})
         if unknown:
             raise self.error(f"does not know {', '.join(unknown)}; it reads {', '.join(known)}")
@@ -47,7 +47,7 @@ class Arrays:
         return name in self.given
 
     def get(self, name: str, dtypes: tuple[Any, ...], dims: int) -> Array:
-        """The array of that name; FormatError where it is missing or has another type or number of dimensions."""
+        """The array of that name; FormatError if it is missing or has another type or number of dimensions."""
         if name not in self.given:
             raise self.error(f"needs {name}, and the layer has {', '.join(sorted(self.given)) or 'no arrays'}")
         array = np.asarray(self.given[name])
@@ -61,7 +61,7 @@ class Arrays:
         return array
 
     def shaped(self, name: str, dtypes: tuple[Any, ...], shape: tuple[int, ...], why: str) -> Array:
-        """As `get`, and FormatShapeError unless it has this shape; `why` says what the shape follows from."""
+        """As `get`, and FormatShapeError unless it has this shape; `why` explains the shape in the message."""
         array = self.get(name, dtypes, len(shape))
         if array.shape != shape:
             raise self.shape_error(f"{name} has the shape {array.shape}; {why} give {shape}")
@@ -88,7 +88,7 @@ class Arrays:
 
 
 def words_for(count: int, bits: int) -> int:
-    """32-bit words that hold so many codes, lowest bits first, across words."""
+    """32-bit words for `count` codes, lowest bits first, across words."""
     return -(-count * bits // 32)
 
 
@@ -119,7 +119,7 @@ def pack_words(codes: Bytes, bits: int) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Integers:
-    """An integer matrix taken apart: `words` int32 (rows, words) of unsigned codes, `scales` and `zeros` per group.
+    """The parts of an integer matrix: `words` int32 (rows, words) of unsigned codes, `scales` and `zeros` per group.
 
     value = (code - zero) * scale.  `scales` (rows, groups) are floats, `zeros` uint16 of that shape.
     """
@@ -144,7 +144,7 @@ class Integers:
 
 
 def group_of(found: Arrays, group: int, cols: int, bits: int) -> Group:
-    """A checkpoint's group size as ours: -1 is the whole row, as is a size that no format has where it is all of K."""
+    """A checkpoint's group size as ours: -1 is the whole row; so is K itself if no format has groups of that size."""
     if group == -1 or (group == cols and group not in GROUPS):
         return "row"
     if group not in GROUPS:
@@ -160,9 +160,9 @@ def groups_in(cols: int, group: Group) -> int:
 
 
 def tensor_of(found: Arrays, parts: Integers, symmetric: bool | None) -> PackedTensor:
-    """The packed tensor with these codes as they are.
+    """The packed tensor with these codes unchanged.
 
-    `symmetric=True` demands that every zero point is in the middle, None looks whether it is, False stores them.
+    `symmetric=True` demands that every zero point is in the middle, None checks whether it is, False stores them.
     """
     middle = bool((parts.zeros == parts.half).all())
     if symmetric and not middle:
@@ -214,7 +214,7 @@ def integers_of(packed: PackedTensor, system: str) -> Integers:
 
 
 def order_of(found: Arrays, name: str, g_idx: Array | None, cols: int, group: Group) -> npt.NDArray[np.intp] | None:
-    """The permutation that sorts columns by group (stable), or None where they stand in order.
+    """The permutation that sorts columns by group (stable), or None if they are in order.
 
     Column j of the packed tensor is column ``order[j]`` of the layer: ``y = x[:, order] @ decode(packed).T``.
     """
@@ -234,7 +234,7 @@ def order_of(found: Arrays, name: str, g_idx: Array | None, cols: int, group: Gr
 
 
 def inverse_of(order: npt.NDArray[np.intp], cols: int) -> npt.NDArray[np.intp]:
-    """The inverse permutation; FormatError where `order` is none."""
+    """The inverse permutation; FormatError if `order` is not a permutation."""
     if order.shape != (cols,) or not np.array_equal(np.sort(order), np.arange(cols)):
         raise FormatError(f"the permutation does not name each of {cols} columns once")
     inverse = np.empty(cols, np.intp)

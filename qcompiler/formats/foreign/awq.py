@@ -6,7 +6,7 @@
 
     w[k, n] = (code[k, n] - zero[k // group, n]) * scales[k // group, n]
 
-Source: AutoAWQ 0.2 `WQLinear_GEMM.from_linear`; compressed-tensors 0.20 `AutoAWQConverter` reads it alike.
+Source: AutoAWQ 0.2 `WQLinear_GEMM.from_linear`; compressed-tensors 0.20 `AutoAWQConverter` reads it in the same way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read(
 ) -> PackedTensor:
     """The weight (N, K) of a layer; `group` (-1: a whole row), `bits` are the config's `q_group_size`, `w_bit`.
 
-    `symmetric` is the opposite of the config's `zero_point`; None looks whether every zero point is 8.  Layers without
+    `symmetric` is the opposite of the config's `zero_point`; None checks whether every zero point is 8.  Layers without
     qzeros are symmetric.  FormatError (and its shape and value kinds) names the layer and the array.
     """
     found = Arrays(arrays, layer, "AWQ")
@@ -70,7 +70,7 @@ def read(
 def write(packed: PackedTensor) -> dict[str, Array]:
     """The arrays of a layer with this weight (int4): the inverse of `read`.
 
-    FormatError for another format, FormatShapeError where N is not a multiple of 8, FormatValueError for a zero point
+    FormatError for another format, FormatShapeError if N is not a multiple of 8, FormatValueError for a zero point
     of 16.
     """
     parts = integers_of(packed, "AWQ")

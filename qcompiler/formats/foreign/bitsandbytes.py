@@ -1,7 +1,7 @@
 """bitsandbytes' state dict.
 
     weight                                       uint8 (N * K / 2, 1), even element in the high nibble
-    weight.absmax                                fp32 (blocks,), or uint8 where statistics are nested
+    weight.absmax                                fp32 (blocks,), or uint8 with nested statistics
     weight.quant_map                             fp32 (16,), the table of the codes
     weight.nested_absmax, weight.nested_quant_map   fp32 (blocks / 256,), fp32 (256,)
     weight.quant_state.bitsandbytes__nf4         uint8: JSON with quant_type, blocksize, dtype, shape and, nested,
@@ -34,10 +34,10 @@ TABLES: dict[str, type[TableFormat]] = {"nf4": NF4, "fp4": FP4}
 DTYPES = ("float16", "bfloat16", "float32")
 
 MAX_STATE = 1 << 16
-"""Bytes of a layer's state, which are some hundred."""
+"""Maximum bytes of a layer's state; usual states have some hundred."""
 
 TOLERANCE = 1e-6
-"""How far a stored table may lie from ours: bitsandbytes' own measure of equal states. Its kernels ignore the table."""
+"""Maximum difference between a stored table and ours: bitsandbytes' own tolerance. Its kernels ignore the table."""
 
 _STATE = "weight.quant_state.bitsandbytes__"
 _PLAIN = ("weight", "weight.absmax", "weight.quant_map")
@@ -61,7 +61,7 @@ def read(arrays: Mapping[str, Array], *, layer: str = "layer") -> tuple[PackedTe
     found.refuse_unknown((*_PLAIN, *(_NESTED if twice else ()), states[0]))
     rows, cols = state["shape"]
     fmt = TABLES[kind](block=state["blocksize"], double_quant=twice)
-    codes = _codes(found, rows, cols)  # before anything of this size is made: the shape is only what a text says
+    codes = _codes(found, rows, cols)  # before anything of this size is allocated: the shape is untrusted
     packed = fmt.allocate(rows, cols)
     _check_table(found, "weight.quant_map", np.array(fmt.table, np.float32), kind)
     packed.section("codes")[:] = codes
@@ -142,8 +142,8 @@ def _read_int8(found: Arrays) -> PackedTensor:
 def write(packed: PackedTensor, *, dtype: str | None = None) -> dict[str, Array]:
     """The arrays of a layer with this weight: the inverse of `read`.
 
-    `dtype` is the type that the 4-bit layer computes in: float16, bfloat16 or float32; int8 has none.  FormatError for
-    other formats and dtypes.
+    `dtype` is the type that the 4-bit layer computes in: float16, bfloat16 or float32; int8 layers have none.
+    FormatError for other formats and dtypes.
     """
     fmt = packed.format
     if isinstance(fmt, LLMInt8):

@@ -14,7 +14,7 @@
     w[n, k] = (code - zero) * scale            in the formats with integers
 
 Source: compressed-tensors 0.20, `compressors/`.  A scale of the whole tensor becomes one scale per row in integer
-formats, which have none; everything else is a bijection.
+formats, which have no scale per tensor; everything else is a bijection.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def read(
     symmetric: bool | None = None,
     layer: str = "layer",
 ) -> tuple[PackedTensor, npt.NDArray[np.intp] | None]:
-    """The weight (N, K) of a layer, and the permutation to apply to its input where columns were sorted by group.
+    """The weight (N, K) of a layer, and the permutation for its input if columns were sorted by group.
 
     `kind`, `bits`, `group` and `symmetric` are the config's `format`, `num_bits`, `strategy` ("channel" is "row", or
-    the `group_size`) and `symmetric`; None for the last two means to look at the arrays, and a value that they
+    the `group_size`) and `symmetric`.  None for the last two takes the value from the arrays; a value that the arrays
     contradict is an error.  With a permutation ``y = x[:, permutation] @ decode(packed).T``.
 
     FormatError (and its shape and value kinds) names the layer and the array.
@@ -128,7 +128,7 @@ def _read_packed(
     ours, scales = _scales(found, rows, cols, bits, group)
     parts = Integers(bits, cols, ours, packed, scales, _packed_zeros(found, bits, scales.shape, symmetric))
     g_idx = found.get("weight_g_idx", (np.int32, np.int64), 1) if found.has("weight_g_idx") else None
-    if g_idx is not None and (g_idx == -1).all():  # as it is created: in order
+    if g_idx is not None and (g_idx == -1).all():  # the initial value: columns in order
         g_idx = None
     order = order_of(found, "weight_g_idx", g_idx, cols, ours)
     sorted_parts = Integers(bits, cols, ours, parts.permuted(order), scales, parts.zeros)
@@ -176,7 +176,7 @@ def _scales(found: Arrays, rows: int, cols: int, bits: int, group: Shared | None
 
 
 def _read_integers(found: Arrays, bits: int, group: Shared | None, symmetric: bool | None) -> PackedTensor:
-    """int8 codes as they are; asymmetric ones, and their zero points, become unsigned by adding 128."""
+    """int8 codes unchanged; asymmetric codes and their zero points become unsigned by adding 128."""
     weight = found.get("weight", (np.int8,), 2)
     half = 1 << (bits - 1)
     if weight.size and not -half <= int(weight.min()) <= int(weight.max()) < half:
@@ -201,7 +201,7 @@ def _read_integers(found: Arrays, bits: int, group: Shared | None, symmetric: bo
 
 
 def kind_of(packed: PackedTensor) -> Kind:
-    """The kind of checkpoint that holds a tensor of this format. FormatError where there is none."""
+    """The kind of checkpoint that holds a tensor of this format. FormatError if there is none."""
     fmt = packed.format
     if isinstance(fmt, IntegerFormat):
         return "int-quantized" if fmt.bits == 8 else "pack-quantized"
@@ -229,8 +229,8 @@ def write(
     """The arrays of a layer with this weight: the inverse of `read`.
 
     `kind` may be "pack-quantized" for int8, too; else it follows from the format (`kind_of`).  `scale_dtype` is for
-    fp8, whose scales must be exact in it.  FormatError for formats that the kind does not hold, FormatValueError for a
-    zero point or a scale that it cannot store.
+    fp8 and must represent the scales exactly.  FormatError for formats that the kind does not hold, FormatValueError
+    for a zero point or a scale that it cannot store.
     """
     kind = kind or kind_of(packed)
     if kind == "pack-quantized":

@@ -4,8 +4,8 @@
     nvfp4   weight uint8 (N, K / 2), even column in the low nibble; scale e4m3 (N, K / 16); global scale fp32 (1,) or ()
     mx      weight uint8 (N, K / 2) or float8 (N, K); scale uint8 or e8m0 (N, K / 32)
 
-DeepSeek's `weight_scale_inv`, compressed-tensors' and ModelOpt's `weight_scale` all multiply.  Of nvfp4's global scales
-ModelOpt's `weight_scale_2` multiplies, and compressed-tensors' `weight_global_scale` divides.
+DeepSeek's `weight_scale_inv` and the `weight_scale` of compressed-tensors and ModelOpt all multiply.  For nvfp4's
+global scale, ModelOpt's `weight_scale_2` multiplies, and compressed-tensors' `weight_global_scale` divides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Per = Literal["tensor", "row", "block"]
 def read_fp8(found: Arrays, weight: str, scale: str, per: Per | None = None) -> PackedTensor:
     """The weight (N, K) of the arrays with these names; scales of 16 bits and powers of two are widened to fp32.
 
-    `per` says what shares a scale, and None looks at the scale's shape, which otherwise must agree.
+    `per` says which elements share a scale; None takes it from the scale's shape. A shape that contradicts it is an
+    error.
     """
     codes = found.get(weight, (E4M3, E5M2), 2)
     if not found.has(scale):
@@ -72,7 +73,7 @@ def _kind_of(found: Arrays, name: str, shape: tuple[int, ...], of: tuple[int, ..
 def write_fp8(packed: PackedTensor, dtype: Any = np.float32) -> tuple[Array, Array]:
     """(weight, scale): the inverse. The scale is (1,), (N, 1) or (N / 128, K / 128), of `dtype`.
 
-    FormatValueError where `dtype` cannot hold a scale exactly.
+    FormatValueError if `dtype` cannot hold a scale exactly.
     """
     if not isinstance(packed.format, (FP8E4M3, FP8E5M2)):
         raise FormatError(f"fp8 checkpoints hold fp8_e4m3 or fp8_e5m2, and the tensor is {packed.format}")
@@ -89,7 +90,7 @@ def write_fp8(packed: PackedTensor, dtype: Any = np.float32) -> tuple[Array, Arr
 
 
 def read_nvfp4(found: Arrays, weight: str, scale: str, of_all: str, *, divisor: bool) -> PackedTensor:
-    """The weight (N, K); `divisor` says that the global scale named `of_all` divides."""
+    """The weight (N, K); `divisor` says whether the global scale named `of_all` divides."""
     codes = found.get(weight, (np.uint8,), 2)
     rows, cols = codes.shape[0], 2 * codes.shape[1]
     packed = _allocate(found, NVFP4(divisor=divisor), rows, cols)
@@ -107,7 +108,7 @@ def read_nvfp4(found: Arrays, weight: str, scale: str, of_all: str, *, divisor: 
 
 
 def write_nvfp4(packed: PackedTensor, *, divisor: bool) -> tuple[Array, Array, Array]:
-    """(weight, scale, global scale of shape (1,)). FormatError where the tensor has the other kind of global scale."""
+    """(weight, scale, global scale of shape (1,)). FormatError if the tensor has the other kind of global scale."""
     if packed.format != NVFP4(divisor=divisor):
         raise FormatError(f"this checkpoint holds {NVFP4(divisor=divisor)}, and the tensor is {packed.format}")
     return packed.section("codes").copy(), packed.section("scales").copy(), packed.section("global_scale").copy()
@@ -119,7 +120,7 @@ def write_nvfp4(packed: PackedTensor, *, divisor: bool) -> tuple[Array, Array, A
 def read_mx(found: Arrays, weight: str, scale: str) -> PackedTensor:
     """The weight (N, K): mxfp4 of bytes, mxfp8 of float8.
 
-    Bytes may also stand as (N, K / 32, 16), as gpt-oss has them.
+    Bytes may also have the shape (N, K / 32, 16), as in gpt-oss.
     """
     array = np.asarray(found.given[weight]) if found.has(weight) else None
     if array is not None and array.dtype == np.uint8 and array.ndim == 3:

@@ -7,8 +7,8 @@
 
     w[k, n] = (code[k, n] - zero[g_idx[k], n]) * scales[g_idx[k], n]
 
-Sources: AutoGPTQ 0.7 `qlinear_cuda.py`, GPTQModel's `format: gptq | gptq_v2`.  They differ where version 1 stores
-2^bits - 1: current kernels read the zero point 2^bits, older ones wrap to 0; see `full_zero`.
+Sources: AutoGPTQ 0.7 `qlinear_cuda.py`, GPTQModel's `format: gptq | gptq_v2`.  They disagree on the stored value
+2^bits - 1 of version 1: current kernels read the zero point 2^bits, older ones wrap to 0; see `full_zero`.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def read(
     full_zero: Literal["refuse", "keep", "wrap"] = "refuse",
     layer: str = "layer",
 ) -> tuple[PackedTensor, npt.NDArray[np.intp] | None]:
-    """The weight (N, K) of a layer, and the permutation to apply to its input where columns were sorted by group.
+    """The weight (N, K) of a layer, and the permutation for its input if columns were sorted by group.
 
     `bits`, `group` (-1: a whole row), `version`, `symmetric` and `act_order` are the config's `bits`, `group_size`,
-    `checkpoint_format`, `sym` and `desc_act`; None for the last two means to look at the arrays, and a value that they
-    contradict is an error.  With a permutation ``y = x[:, permutation] @ decode(packed).T``.
+    `checkpoint_format`, `sym` and `desc_act`.  None for the last two takes the value from the arrays; a value that the
+    arrays contradict is an error.  With a permutation ``y = x[:, permutation] @ decode(packed).T``.
 
-    `full_zero` says what version 1's largest stored zero point means: "keep" 2^bits, "wrap" 0; by default it is an
+    `full_zero` is the meaning of version 1's largest stored zero point: "keep" 2^bits, "wrap" 0; by default it is an
     error.  FormatError (and its shape and value kinds) names the layer and the array.
     """
     found = Arrays(arrays, layer, "GPTQ")
@@ -80,7 +80,7 @@ def read(
         zeros = _plus_one(found, zeros, bits, full_zero)
     order = order_of(found, "g_idx", arrays.get("g_idx"), cols, ours)
     if act_order is False and order is not None:
-        raise found.value_error("the layer is said to have its columns in order (desc_act false), and g_idx has not")
+        raise found.value_error("the columns should be in order (desc_act false), but g_idx reorders them")
     words = np.ascontiguousarray(qweight.T)
     parts = Integers(bits, cols, ours, words, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
     sorted_parts = Integers(bits, cols, ours, parts.permuted(order), parts.scales, parts.zeros)
@@ -114,7 +114,7 @@ def write(
 ) -> dict[str, Array]:
     """The arrays of a layer with this weight: the inverse of `read`.
 
-    FormatError for another format than int2, int3, int4, int8; FormatShapeError where N codes do not fill words;
+    FormatError for another format than int2, int3, int4, int8; FormatShapeError if N codes do not fill words;
     FormatValueError for a zero point that the version cannot store (version 1: 0; version 2: 2^bits).
     """
     parts = integers_of(packed, "GPTQ")

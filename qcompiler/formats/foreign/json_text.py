@@ -1,8 +1,8 @@
-"""JSON that others wrote: config.json, headers of safetensors files, indices of shards, states of layers.
+"""JSON from untrusted files: config.json, headers of safetensors files, indices of shards, states of layers.
 
-`json.loads` takes what no writer means: a key twice (the last one wins), integers of any length, lone surrogates that
-cannot be printed; and it ends in a RecursionError where brackets nest deeply.  All of that is refused here, in one
-place, and named.
+`json.loads` accepts text that no writer intends: a key twice (the last one wins), integers of any length, lone
+surrogates, which cannot be printed.  It raises a RecursionError for deeply nested brackets.  This module refuses all of
+these with an error that names them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from qcompiler.errors import QCompilerError
 
 MAX_FILE = 64 << 20
-"""Bytes of a JSON file. The index of a model with a hundred thousand tensors has 10 MB."""
+"""Maximum bytes of a JSON file. The index of a model with a hundred thousand tensors has 10 MB."""
 MAX_DIGITS = 40
 MAX_SHOWN = 200
 
@@ -30,7 +30,7 @@ def read_json_object(path: Path, error: type[QCompilerError]) -> dict[str, Any]:
 
 
 def read_small_file(path: Path, error: type[QCompilerError], limit: int = MAX_FILE) -> bytes:
-    """A regular file's bytes. `error` for what is missing, no regular file (a pipe, a device), or above the limit."""
+    """A regular file's bytes. `error` for a file that is missing, not regular (a pipe, a device), or too large."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -42,7 +42,7 @@ def read_small_file(path: Path, error: type[QCompilerError], limit: int = MAX_FI
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The file, opened for reading without waiting for a writer. OSError if it is no regular file."""
+    """The file, opened for reading without waiting for a writer. OSError if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -51,7 +51,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def json_object(raw: bytes, where: str, error: type[QCompilerError]) -> dict[str, Any]:
-    """The JSON object that `raw` is; `error`, beginning with `where`, for anything else."""
+    """The JSON object in `raw`; `error`, beginning with `where`, for anything else."""
     try:
         text = raw.decode()
         found = json.loads(text, object_pairs_hook=_unique, parse_int=_integer)
@@ -67,7 +67,7 @@ def json_object(raw: bytes, where: str, error: type[QCompilerError]) -> dict[str
 
 
 def shown(value: object) -> str:
-    """A value for a message: cut off where it is long."""
+    """A value for a message, cut if it is long."""
     if isinstance(value, dict | list | tuple) and len(value) > 16:
         return f"{type(value).__name__} of {len(value)}"
     text = str(value) if isinstance(value, BaseException) else repr(value)
@@ -96,7 +96,7 @@ _ESCAPES = re.compile(
 
 
 def _refuse_lone_surrogates(text: str) -> None:
-    """Half of a pair in an escape is a character that no text holds, and that cannot be printed."""
+    """ValueError for half of a surrogate pair in an escape: no text can hold it, and it cannot be printed."""
     for match in _ESCAPES.finditer(text):
         if match[1]:
             raise ValueError(f"it holds half of a character, {match[1]}")

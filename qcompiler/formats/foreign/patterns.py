@@ -1,8 +1,8 @@
-"""Regular expressions from files: names of layers in the settings of others' checkpoints and adapters.
+"""Regular expressions from files: names of layers in the settings of foreign checkpoints and adapters.
 
-Python's `re` tries every way to divide a name among repetitions: one repetition inside of another takes exponential
-time, n beside one another take the n-th power of the name's length.  So a pattern may have three without an end, none
-inside of another, and names of more than `LONGEST_MATCHED` characters do not match.
+Python's `re` tries every way to divide a name among repetitions: a repetition inside another takes exponential time, n
+repetitions side by side take the n-th power of the name's length.  So a pattern may have at most three unbounded
+repetitions, none inside another, and names of more than `LONGEST_MATCHED` characters do not match.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _OUTSIDE = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
 
 
 class PatternError(ValueError):
-    """What is wrong with a pattern; callers say where it stands."""
+    """A pattern is refused; the caller adds where it was found."""
 
 
 def compiled(text: str, before: str = "", after: str = "") -> re.Pattern[str]:
-    """`before` + text + `after`. PatternError for a pattern that is none, or could take long."""
+    """`before` + text + `after`. PatternError for an invalid pattern, or one that could take long."""
     if len(text) > MAX_PATTERN:
         raise PatternError(f"it has {len(text)} characters; the limit is {MAX_PATTERN}")
     if _NESTED.search(text):

@@ -1,4 +1,4 @@
-"""torchao's tensors as its safetensors files hold them: arrays, and a JSON text for each weight in the files' metadata.
+"""torchao's tensors in its safetensors files: arrays, and a JSON text for each weight in the files' metadata.
 
     Int8Tensor                 qdata int8 (N, K), scale (N, groups), zero_point int8 (N, groups) or none
     IntxUnpackedToInt8Tensor   the same, with codes within the range of `target_dtype` (int1 … int8)
@@ -7,8 +7,8 @@
 
     w[n, k] = (code - zero) * scale            Int4Tensor: code * scale + zero, and zero is a float
 
-An array is called `_weight_qdata` behind the layer's path.  What is stored in another order for one kind of GPU
-(Int4TilePackedTo4dTensor, Int4PlainInt32Tensor) is refused.  An Int4Tensor whose zeros are 0 has the codes of int4; any
+An array is called `_weight_qdata` after the layer's path.  Tensors stored in an order for one kind of GPU
+(Int4TilePackedTo4dTensor, Int4PlainInt32Tensor) are refused.  An Int4Tensor with zeros of 0 has the codes of int4; any
 other has no format here, and `values` decodes it.  Source: torchao 0.18, prototype/safetensors and the classes named;
 the packing of Int4Tensor is FBGEMM's pack_int4 and int4_row_quantize_zp.
 """
@@ -48,9 +48,9 @@ _WAY_OUT = (
 
 
 def read(arrays: Mapping[str, Array], described: Mapping[str, Any], layer: str = "layer") -> PackedTensor:
-    """The weight of a layer. `arrays` by their names behind `_weight_`, `described` the weight's metadata.
+    """The weight of a layer. `arrays` are by name after `_weight_`, `described` is the weight's metadata.
 
-    FormatError names the layer and the array, and what to save instead of a kind that is not read.
+    FormatError names the layer and the array, and what to save instead of an unsupported kind.
     """
     kind, data, found = _opened(arrays, described, layer)
     if kind == "Float8Tensor":
@@ -64,7 +64,7 @@ def read(arrays: Mapping[str, Array], described: Mapping[str, Any], layer: str =
 
 
 def is_decoded(arrays: Mapping[str, Array], described: Mapping[str, Any], layer: str = "layer") -> bool:
-    """Whether a layer has no format here, so that `values` has to be asked for it: an Int4Tensor with float zeros."""
+    """Whether a layer has no format here and needs `values`: an Int4Tensor with float zeros."""
     kind, _, found = _opened(arrays, described, layer)
     return kind == "Int4Tensor" and bool(found.get("zero_point", FLOATS, 2).astype(np.float32).any())
 
@@ -103,7 +103,7 @@ def _block(found: Arrays, data: Mapping[str, Any], shape: tuple[int, int]) -> tu
 
 
 def _target_bits(found: Arrays, data: Mapping[str, Any]) -> int:
-    """The smallest of our widths that holds the codes."""
+    """The smallest of our widths for the codes."""
     target = data.get("target_dtype")
     name = target.get("_data") if isinstance(target, Mapping) else None
     if not isinstance(name, str) or name not in {f"int{bits}" for bits in range(1, 9)}:
@@ -164,7 +164,7 @@ def _read_int4(found: Arrays, data: Mapping[str, Any]) -> PackedTensor:
 
 
 def _squeezed(found: Arrays) -> Arrays:
-    """A scale of the whole tensor as one number: torchao keeps its two dimensions."""
+    """The arrays, with a scale of the whole tensor as one number: torchao keeps its two dimensions."""
     scale = np.asarray(found.given["scale"]) if found.has("scale") else None
     if scale is None or scale.shape != (1, 1) or np.asarray(found.given.get("qdata", scale)).shape[0] == 1:
         return found

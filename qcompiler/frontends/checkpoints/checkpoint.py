@@ -1,4 +1,4 @@
-"""A checkpoint: the model that a file or a folder describes, without values, and where its weights lie.
+"""A checkpoint: the model that a file or a folder describes, without values, and the source of its weights.
 
 checkpoint = qc.from_gguf("model.gguf")
 program = qc.qcompile(checkpoint, (ids,))         # qcompile(checkpoint.module, (ids,), weights=checkpoint.weights)
@@ -29,10 +29,10 @@ Order = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `from_gguf` and `from_checkpoint` give.
+    """The result of `from_gguf` and `from_checkpoint`.
 
     `module` is the transformers model, its parameters without values, in `eval` and without a cache: it returns logits.
-    `weights` is what `qcompile(weights=…)` takes.  `config` is the model's, and `path` where all of it comes from.
+    `weights` is the argument of `qcompile(weights=…)`.  `config` is the model's, and `path` the file or folder.
     """
 
     module: nn.Module
@@ -41,7 +41,7 @@ class Checkpoint:
     path: Path
 
     def formats(self) -> dict[str, int]:
-        """How many tensors have which format: `{"q4_K": 24, "q6_K": 5, "float32": 9}`."""
+        """The number of tensors in each format: `{"q4_K": 24, "q6_K": 5, "float32": 9}`."""
         found: dict[str, int] = {}
         for tensor in self.weights.tensors.values():
             codes = tensor.codes
@@ -50,7 +50,7 @@ class Checkpoint:
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """For what a model has: AttributeError says where the model is."""
+        """AttributeError for attributes of a model; it says where the model is."""
         raise AttributeError(
             f"a Checkpoint has no attribute {name!r}: its model is checkpoint.module. A module around that one "
             "compiles with qcompile(…, weights=checkpoint.weights)"
@@ -62,13 +62,13 @@ class Checkpoint:
 
 
 def transformers() -> Any:
-    """The package; MissingDependencyError says how to get it."""
+    """The package; MissingDependencyError has the command that installs it."""
     try:
         with _quietly("torchao", "torch.utils._pytree"):
             import transformers as package
 
-            # What every class of a model imports: every quantiser that transformers knows, torchao's among them, which
-            # says what of itself does not fit this machine.
+            # Every model class imports this: all quantisers that transformers knows, including torchao, which prints
+            # warnings about parts of itself that do not fit this machine.
             importlib.import_module("transformers.modeling_utils")
     except ImportError as error:
         raise MissingDependencyError(
@@ -79,7 +79,7 @@ def transformers() -> Any:
 
 @contextlib.contextmanager
 def _quietly(*names: str) -> Iterator[None]:
-    """Warnings of these loggers are not shown: of packages that are imported by another's wish than the user's."""
+    """Hides warnings of these loggers: they are from packages that the user did not import."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     try:
@@ -91,7 +91,7 @@ def _quietly(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-# --- what a file has for a parameter ---------------------------------------------------------------------------------
+# --- a file's data for a parameter -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class CodesInFile:
 
 @dataclass(frozen=True)
 class ValuesInFile:
-    """Plain values for a parameter; `make` gives them, of the file where nothing has to be moved."""
+    """Plain values for a parameter; `make` returns them, from the mapped file unless rows must move."""
 
     name: str
     shape: tuple[int, ...]
@@ -149,9 +149,9 @@ def _rows_of(packed: PackedTensor) -> Bytes:
 
 
 def gathered(fmt: Format, cols: int, parts: Sequence[tuple[PackedTensor, Order | None]]) -> PackedTensor:
-    """One matrix of the rows of several: of each part row i goes to row `order[i]` (None: to where it stands).
+    """One matrix of the rows of several: row i of a part goes to row `order[i]` (None: the order is kept).
 
-    Of a format whose rows are blocks of one section, as those of GGUF are.
+    For formats whose rows are blocks of one section, such as GGUF's.
     """
     rows = sum(part.rows for part, _ in parts)
     made = fmt.allocate(rows, cols)

@@ -8,9 +8,9 @@
     fp8                  weight_block_size                   weight, weight_scale_inv
     torchao                                                  _weight_qdata, _weight_scale, …; and the files' metadata
 
-The arrays of one layer become one packed tensor with the codes as they are.  Which layers are quantised is what the
-files say: one that has a plain `weight` stays in floating point.  Activations are floating point here, also where a
-checkpoint was made for quantised ones.
+The arrays of one layer become one packed tensor with unchanged codes.  The files decide which layers are quantised: a
+layer with a plain `weight` stays in floating point.  Activations are in floating point, even if the checkpoint was made
+for quantised ones.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ Layer = tuple[PackedTensor, Order | None]
 Read = Callable[[str, Mapping[str, Array]], Layer]
 
 IGNORED = ("*.rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
-"""Names in files that models once saved and compute today."""
+"""Names of tensors that models once saved and now compute."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MAX_GROUP = 1 << 24
 
 _PROBE = 32
-"""Columns of a layer that say what format all of it is: codes of any width fill words."""
+"""The number of a layer's columns that determines its format: codes of any width fill words."""
 
 
 def from_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoint:
     """The model of a folder with config.json and safetensors, quantised by one of the systems named above.
 
-    Stored codes are kept as they are, one layer in work at a time.  A folder without quantization_config is read, too.
-    Where a file sorted the columns of a layer by group (act-order), the program takes the layer's input in that order.
-    `dtype` is what the model computes in, by default what config.json says.
+    Stored codes are kept unchanged, and one layer is processed at a time.  A folder without quantization_config is
+    read, too.  If a file sorted the columns of a layer by group (act-order), the program takes the layer's input in
+    that order.  `dtype` is the model's compute type, by default that of config.json.
 
     WeightsError for a folder, a method or a setting that is not read; FormatError names the layer and the array.
     """
@@ -71,7 +71,7 @@ def from_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> 
     tensors = read_tensors(folder, codes=bool(method))
     system = _system(folder, method, tensors)
     held = Held.of((tensor.shape, tensor.nbytes) for tensor in tensors.values())
-    # The model is built in floating point; what quantization_config means is in the codes.
+    # The model is built in floating point; the codes carry the quantisation.
     plain = {key: value for key, value in described.items() if key != "quantization_config"}
     weights = FolderWeights(folder, tensors, system)
     config = configuration(kind, plain, where, held)
@@ -80,7 +80,7 @@ def from_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> 
 
 
 def _dtype(stored: Any, where: Path) -> torch.dtype:
-    """What a configuration says that a model computes in; fp32 where it says nothing."""
+    """The compute type in a configuration; fp32 if it has none."""
     found = _DTYPES.get(stored) if isinstance(stored, str) else stored
     if found is None and stored is None:
         return torch.float32
@@ -91,7 +91,7 @@ def _dtype(stored: Any, where: Path) -> torch.dtype:
 
 
 class FolderWeights(FileWeights):
-    """The tensors of a folder's safetensors, those of a quantised layer together under the name of its weight."""
+    """The tensors of a folder's safetensors; those of a quantised layer are joined under the name of its weight."""
 
     def __init__(self, folder: Path, tensors: Mapping[str, FileTensor], system: System | None) -> None:
         super().__init__(folder, _items(tensors, system), ignore=IGNORED)
@@ -104,9 +104,8 @@ class FolderWeights(FileWeights):
 class System:
     """How one system's layers are found and read.
 
-    `marks` are endings of names that only a quantised layer has, `arrays` all that it may have; `read` takes the
-    layer's path and its arrays.  `probe` cuts arrays down to what says the same about the format, or is None where
-    reading does no work.
+    `marks` are name endings that only a quantised layer has, `arrays` all that it may have; `read` takes the layer's
+    path and its arrays.  `probe` cuts arrays down to a part that has the same format, or is None if reading is cheap.
     """
 
     marks: tuple[str, ...]
@@ -114,11 +113,11 @@ class System:
     read: Read
     probe: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
     decode: Callable[[str, Mapping[str, Array]], Array | None] | None = None
-    """The values in fp32 of a layer that has no format here, None for any other."""
+    """The values in fp32 of a layer that has no format here; None for all other layers."""
 
 
 def _refuse_pickles(folder: Path, method: Mapping[str, Any]) -> None:
-    """WeightsError for a folder whose weights are pickles, which are programs: they are not read."""
+    """WeightsError for a folder whose weights are pickles: pickles are programs, and are never read."""
     pickles = sorted(path.name for path in folder.glob("*.bin") if path.name != "training_args.bin")
     if not pickles or any(folder.glob("*.safetensors")):
         return
@@ -132,7 +131,7 @@ def _refuse_pickles(folder: Path, method: Mapping[str, Any]) -> None:
 
 
 def _system(folder: Path, method: Mapping[str, Any], tensors: Mapping[str, FileTensor]) -> System | None:
-    """WeightsError for a method that is not read."""
+    """WeightsError for an unsupported method."""
     if not method:
         return None
     name = method.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in method else "")
@@ -237,7 +236,7 @@ def _awq(settings: _Settings) -> System:
 
 
 def _bitsandbytes(settings: _Settings) -> System:
-    del settings  # each layer says what it is
+    del settings  # each layer describes itself
 
     def read(layer: str, arrays: Mapping[str, Array]) -> Layer:
         return bitsandbytes.read(arrays, layer=layer)[0], None
@@ -259,7 +258,7 @@ def _fp8(settings: _Settings) -> System:
 
 
 def _torchao(settings: _Settings) -> System:
-    """What a weight is, stands in the metadata under its name."""
+    """Reads torchao's layers; the metadata describes each weight under its name."""
 
     def described(layer: str) -> Mapping[str, Any]:
         text = settings.notes.get(f"{layer}.weight")
@@ -288,7 +287,7 @@ _BESIDE = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 
 @dataclass(frozen=True)
 class _Group:
-    """A config_group, checked: which layers it names, and how their weights are stored."""
+    """A checked config_group: the layers it names, and how their weights are stored."""
 
     names: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
@@ -358,7 +357,7 @@ def _group_of(settings: _Settings, layer: str, groups: Sequence[_Group]) -> _Gro
 
 
 def _shared(settings: _Settings, weights: Mapping[str, Any]) -> compressed_tensors.Shared | None:
-    """What shares a scale, in our words."""
+    """The elements that share a scale, in our terms."""
     strategy = settings.text(weights, "strategy")
     if strategy in ("group", "tensor_group"):
         size = weights.get("group_size")
@@ -385,7 +384,7 @@ SYSTEMS: dict[str, Callable[[_Settings], System]] = {
 
 
 def _items(tensors: Mapping[str, FileTensor], system: System | None) -> dict[str, InFile]:
-    """Layers under the names of their weights, and everything else as it is."""
+    """Layers under the names of their weights, and all other tensors unchanged."""
     found: dict[str, InFile] = {}
     taken: set[str] = set()
     for name in tensors if system is not None else ():
@@ -405,7 +404,7 @@ def _items(tensors: Mapping[str, FileTensor], system: System | None) -> dict[str
 
 
 def _layer(layer: str, tensors: Mapping[str, FileTensor], system: System) -> InFile:
-    """The codes of a layer. What format they are is asked of a part of it; FormatError names what does not fit."""
+    """The codes of a layer. A part of the layer determines the format; FormatError names what does not fit."""
 
     def arrays() -> dict[str, Array]:
         return {name: tensor.array() for name, tensor in tensors.items() if name not in _BESIDE}
@@ -447,7 +446,7 @@ def _decoded(
     tensors: Mapping[str, FileTensor],
     release: Callable[[], None],
 ) -> InFile:
-    """A layer as plain values in fp32, decoded each time they are asked for."""
+    """A layer as plain values in fp32, decoded at each request."""
 
     def make() -> torch.Tensor:
         values = decode(layer, arrays())
@@ -466,7 +465,7 @@ def _examined(layer: str, arrays: Mapping[str, Array], system: System) -> tuple[
     if system.probe is None:
         packed, permutation = system.read(layer, arrays)
         return packed.format, packed.rows, packed.cols, permutation
-    packed, permutation = system.read(layer, system.probe(arrays))  # which checks that there are two dimensions
+    packed, permutation = system.read(layer, system.probe(arrays))  # this checks that there are two dimensions
     return packed.format, arrays["scales"].shape[1], packed.cols, permutation
 
 

@@ -1,12 +1,12 @@
-"""`qc convert`: quantised files into other formats and other systems' layouts, one tensor at a time.
+"""`qc convert`: converts quantised files to other formats and other systems' layouts, one tensor at a time.
 
     convert("model.gguf", "out.gguf", to="q8_0")                       a GGUF file, codes in another format
     convert("model.gguf", "folder", layout="gptq", to="int4:group=32")  a folder that GPTQ's loaders read
     convert("awq-folder", "folder", layout="compressed-tensors")        the same codes in another packing
     convert("folder", "out.gguf", quant="q4_K_M")                       a folder with its tokenizer
 
-What can be moved without loss is moved (formats/transcode.py); what cannot has to be allowed.  The result appears under
-its name when all of it is on the disk.
+Conversions without loss move the codes (formats/transcode.py); conversions with loss must be allowed.  The result gets
+its name when it is completely on the disk.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Converted:
-    """One tensor: what it was ("float32" for plain numbers), what it is, and what was lost."""
+    """One tensor: its old format ("float32" for plain values), its new one, and the loss."""
 
     name: str
     before: str
@@ -65,7 +65,7 @@ class Converted:
 
 @dataclass
 class Conversion:
-    """What `convert` did, tensor by tensor."""
+    """The outcome of `convert`, tensor by tensor."""
 
     path: Path
     tensors: list[Converted] = field(default_factory=list)
@@ -90,21 +90,22 @@ def convert(
 ) -> Conversion:  # fmt: skip
     """Converts a GGUF file or a folder with a checkpoint.
 
-    `to` is the format that quantised weights shall have ("q8_0", "int4:group=128"); without it each keeps its own, in
-    the layout's packing.  `layout` is "gguf" (the default where `target` ends in .gguf; the keys of a GGUF file are
-    copied, and made from the configuration and the tokenizer of a folder) or a system's folder: "gptq", "gptq_v2",
-    "awq", "compressed-tensors", "bitsandbytes".  In folders, linears are quantised, and other tensors are written as
-    plain numbers of one dtype: the model's where that holds all of them, else fp32, as where the source has codes.
+    `to` is the format of the result ("q8_0", "int4:group=128"); without it each weight keeps its own, in the layout's
+    packing.  `layout` is "gguf" (the default if `target` ends in .gguf; the keys of a GGUF file are copied, or made
+    from the configuration and the tokenizer of a folder) or a system's folder: "gptq", "gptq_v2", "awq",
+    "compressed-tensors", "bitsandbytes".  In folders, linears are quantised, and other tensors are written as plain
+    values of one dtype: the model's if it holds all of them exactly, else fp32, as for tensors that the source has as
+    codes.
 
     `quant` is for a folder that becomes a GGUF file: a mixture ("q4_K_M"), which chooses a format for each tensor as
-    llama.cpp's quantiser does, or one format for all matrices.  It allows what is lost by that.
+    llama.cpp's quantiser does, or one format for all matrices.  It allows the loss.
 
-    With `to`, matrices that the source has in floating point are encoded, too: all linears.  FormatError for a tensor
-    that would lose something unless `lossy` allows it, saying how much; WeightsError and ArgumentError for what cannot
-    be read or written.  Nothing is left of a conversion that failed.
+    With `to`, all linears that the source has in floating point are encoded, too.  FormatError, saying how much is
+    lost, for a tensor that would lose precision unless `lossy` allows it; WeightsError and ArgumentError if something
+    cannot be read or written.  A failed conversion leaves nothing behind.
 
-    A target that is there is an ArgumentError unless `force` says that it may be replaced; a folder is replaced only
-    where it holds a checkpoint (config.json and safetensors).  The old one stands until the new one is complete.
+    An existing target is an ArgumentError unless `force` allows to replace it; a folder is replaced only if it holds a
+    checkpoint (config.json and safetensors).  The old one stays until the new one is complete.
     """
     source, target = Path(source), Path(target)
     layout = layout or ("gguf" if target.suffix == ".gguf" else None)
@@ -128,7 +129,7 @@ def convert(
 
 
 def _check_target(target: Path, layout: str, force: bool) -> None:
-    """ArgumentError for a target that may not be written: before anything is read."""
+    """ArgumentError for a target that may not be written, before anything is read."""
     if layout == "gguf" and not target.parent.is_dir():
         raise ArgumentError(f"there is no folder '{target.parent}' to write {target.name} to: make it first")
     if not target.exists():
@@ -138,7 +139,7 @@ def _check_target(target: Path, layout: str, force: bool) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if not force:
-        raise ArgumentError(f"{target} is there already; name another target, or say force=True (`--force`)")
+        raise ArgumentError(f"{target} exists; name another target, or pass force=True (`--force`)")
     if target.is_dir() and not ((target / "config.json").is_file() and any(target.glob("*.safetensors"))):
         raise ArgumentError(f"{target} holds no checkpoint, and only checkpoints are replaced; name another target")
 
@@ -176,7 +177,7 @@ def _to_gguf(source: Path, target: Path, to: Format | None, lossy: bool) -> Conv
 
 
 def _converts(tensor: GgufTensor) -> bool:
-    """Codes, and the matrices of linears; tables of floats and routers stay."""
+    """Whether the tensor is converted: codes, and matrices of linears; float tables and routers are not."""
     if tensor.format is not None:
         return True
     return len(tensor.shape) > 1 and tensor.name.endswith(".weight") and not tensor.name.startswith(
@@ -199,7 +200,7 @@ def _gguf_maker(tensor: GgufTensor, to: Format, lossy: bool, done: Conversion) -
 
 
 def _packed(given: PackedTensor | Array, name: str, to: Format, lossy: bool) -> tuple[PackedTensor, Loss]:
-    """Codes or values in the format; FormatError names the tensor where something would be lost."""
+    """Codes or values in the format; FormatError names the tensor if precision would be lost."""
     if isinstance(given, PackedTensor):
         made, loss = transcode(given, to, encode=encode)
         require(loss, name, given, to, allowed=lossy)
@@ -229,9 +230,9 @@ class _Folder:
     to: Format | None
     lossy: bool
     kinds: dict[Any, list[str]] = field(default_factory=dict)
-    """The settings of the layers that were written, and their paths."""
+    """The settings of the written layers, and their paths."""
     dtype: torch.dtype = torch.float32
-    """Of all plain numbers in the folder, and what its layers compute in: a model of two dtypes does not run."""
+    """The dtype of all plain values in the folder, and the compute type of its layers: two dtypes would not run."""
 
     def write(self) -> Conversion:
         done = Conversion(self.target)
@@ -304,7 +305,7 @@ class _Folder:
         return kind == "weight" and layer in linears and (item.codes is not None or self.to is not None)
 
     def _copy_others(self, work: Path) -> None:
-        """Tokenizer and generation settings of a folder."""
+        """Copies the tokenizer and the generation settings of a folder."""
         if self.checkpoint.path.is_dir():
             for path in sorted(self.checkpoint.path.glob("*")):
                 weights = path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json")
@@ -313,7 +314,7 @@ class _Folder:
 
 
 def _native(layout: str, given: Any) -> Format:
-    """The format that codes of GGUF become in a folder; others stay what they are."""
+    """The format that GGUF's codes become in a folder; other formats stay."""
     assert isinstance(given, PackedTensor)
     fmt = given.format
     if layout != "bitsandbytes" and fmt.name == "q4_0":
@@ -324,9 +325,9 @@ def _native(layout: str, given: Any) -> Format:
 
 
 def _one_dtype(checkpoint: Checkpoint, plain: Sequence[InFile]) -> torch.dtype:
-    """The model's dtype if it holds every plain number as it is, else fp32, which holds them all.
+    """The model's dtype if it holds every plain value exactly, else fp32, which holds them all.
 
-    An f16 GGUF has its norms in fp32, and a layer of fp16 does not read what a norm of fp32 gives.
+    The norms of an f16 GGUF are fp32, and an fp16 layer does not accept the result of an fp32 norm.
     """
     wanted: torch.dtype = next(p.dtype for p in checkpoint.module.parameters())
     for item in plain:
@@ -348,18 +349,18 @@ def _arrays_of(layout: str, packed: PackedTensor, order: Order | None, dtype: to
         kind = "pack-quantized" if isinstance(packed.format, IntegerFormat) else None
         return compressed_tensors.write(packed, kind=kind, permutation=order)  # type: ignore[arg-type]
     if order is not None:
-        raise FormatError(f"columns stand in another order (act-order), for which {layout} has no place")
+        raise FormatError(f"columns are in another order (act-order), which {layout} cannot store")
     if layout == "awq":
         return awq.write(packed)
     compute = str(dtype).removeprefix("torch.")
     return bitsandbytes.write(packed, dtype=None if packed.format.name == "llm_int8" else compute)
 
 
-# --- what config.json says about it ----------------------------------------------------------------------------------
+# --- config.json -----------------------------------------------------------------------------------------------------
 
 
 def _setting(layout: str, packed: PackedTensor, order: Order | None) -> tuple[Any, ...]:
-    """What of a layer config.json has to say; layers of one setting share it."""
+    """The part of a layer that config.json describes; layers with the same setting share it."""
     fmt = packed.format
     if layout == "bitsandbytes":
         return (fmt.name, fmt.params.get("double_quant", False))
@@ -369,7 +370,7 @@ def _setting(layout: str, packed: PackedTensor, order: Order | None) -> tuple[An
 
 
 def _described(layout: str, kinds: Mapping[tuple[Any, ...], list[str]], dtype: torch.dtype) -> dict[str, Any]:
-    """quantization_config. FormatError where layers differ and the layout has one setting for all."""
+    """quantization_config. FormatError if layers differ and the layout has one setting for all."""
     if layout == "compressed-tensors":
         groups = {f"group_{i}": _group(setting, layers) for i, (setting, layers) in enumerate(kinds.items())}
         kind = next(iter(groups.values()))["format"] if len({g["format"] for g in groups.values()}) == 1 else "mixed"
@@ -432,7 +433,7 @@ _HEADER_PER_NAME = 512  # bytes; a name, its shape and offsets take a quarter of
 
 
 class _Safetensors:
-    """A safetensors file whose tensors become known one by one: their header goes into room that was left for it."""
+    """A safetensors file whose tensors become known one by one: space for the header is reserved in front."""
 
     def __init__(self, file: BinaryIO, names: int) -> None:
         self._file, self._room = file, -(-_HEADER_PER_NAME * (names + 1) // 8) * 8

@@ -1,12 +1,12 @@
-"""The model that a file describes, built without values, and never larger than the file can fill.
+"""Builds the model that a file describes, without values, and never larger than the file can fill.
 
-A configuration is a few numbers, and each can be 2^62: a list of so many layers ends a machine.  So
+A configuration is a few numbers, and each may be 2^62: building that many layers would kill the machine.  So
 
-* every integer of it is bounded by the largest dimension that the files' tensors have (or a context length's limit),
-* while the model is built, its parameters are counted, and more than the files can hold end it.
+* every integer in it is bounded by the largest dimension of the files' tensors (or a limit for context lengths),
+* while the model is built, its parameters are counted, and the build stops if they exceed what the files can hold.
 
-What transformers makes of other values is its own affair: the errors that its configurations and constructors raise for
-them become WeightsErrors here, in one place.
+transformers may raise any error for other odd values; this module turns the errors of its configurations and
+constructors into WeightsErrors, in one place.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from qcompiler.frontends.checkpoints.checkpoint import transformers
 from qcompiler.frontends.torch.common.empty_weights import Room, empty_weights
 
 PACKING = 32
-"""Most elements that share one stored number: bits of a word of codes, of which none has less than one."""
+"""Maximum elements per stored number: the bits of a word of codes, of which each has at least one bit."""
 LEAST_SIZE = 1 << 16
-"""Integers up to here are fine whatever the file holds: kernels of a convolution, numbers of tokens, flags."""
+"""Integers up to this are allowed whatever the file holds: kernels of a convolution, numbers of tokens, flags."""
 LONGEST_CONTEXT = 1 << 24
-"""Tokens. Llama 4 says 10,485,760."""
+"""Maximum context length in tokens. Llama 4 has 10,485,760."""
 MORE_PARAMETERS = 64
-"""Parameters that a model may have beside those that the files name: tied ones."""
+"""Parameters that a model may have in addition to those in the files: tied ones."""
 MAX_DEPTH = 16
 MAX_VALUES = 100_000
-"""In a configuration: transformers writes and compares it as text. Labels of ImageNet-21k are 44,000."""
+"""Maximum values in a configuration: transformers writes and compares it as text. ImageNet-21k has 44,000 labels."""
 
 _CONTEXTS = re.compile(r"position|context|ctx|length|seq|window|token|_id(s|x)?$|seed")
 
@@ -44,13 +44,13 @@ _ERRORS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
     ImportError, OSError, NameError, MemoryError,
 )  # fmt: skip
-"""What transformers and torch raise for values that make no model: dtypes and shapes that torch refuses, names that no
-table has, packages that a model class would need.  `_errors` adds huggingface_hub's own."""
+"""Errors of transformers and torch for values that make no model: dtypes and shapes that torch refuses, names missing
+in a table, packages that a model class needs.  `_errors` adds huggingface_hub's own."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the tensors of a file are: their number, the largest dimension, and their bytes."""
+    """The tensors of a file: their number, the largest dimension, and their bytes."""
 
     tensors: int
     largest: int
@@ -58,7 +58,7 @@ class Held:
 
     @staticmethod
     def of(tensors: Iterable[tuple[tuple[int, ...], int]]) -> Held:
-        """Of shapes and bytes."""
+        """From shapes and bytes."""
         known = list(tensors)
         largest = max((max(shape, default=1) for shape, _ in known), default=1)
         return Held(len(known), largest, sum(nbytes for _, nbytes in known))
@@ -68,7 +68,7 @@ class Held:
         return max(LEAST_SIZE, PACKING * self.largest)
 
     def room(self, where: Path) -> Room:
-        """What a model of these tensors may have: no code has less than a bit."""
+        """The limits of a model with these tensors: every code has at least one bit."""
         parameters, elements = self.tensors + MORE_PARAMETERS, 8 * self.nbytes + LEAST_SIZE
         return Room(
             parameters,
@@ -87,7 +87,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def check_sizes(described: Mapping[str, Any], where: Path, held: Held) -> None:
-    """WeightsError for an integer that no model of these tensors has, by its name."""
+    """WeightsError, with its name, for an integer that no model with these tensors can have."""
     for count, (name, value) in enumerate(_values(described, "", 0, where)):
         if count > MAX_VALUES:
             raise WeightsError(f"{where} holds more than {MAX_VALUES:,} values; that is no configuration")
@@ -102,7 +102,7 @@ def check_sizes(described: Mapping[str, Any], where: Path, held: Held) -> None:
 
 
 def _values(value: Any, name: str, depth: int, where: Path) -> Iterator[tuple[str, Any]]:
-    """All values with the path of their keys, those of lists and objects behind them."""
+    """All values with the path of their keys; the values of nested lists and objects follow."""
     yield name, value
     if depth > MAX_DEPTH:
         raise WeightsError(f"{where} is nested deeper than {MAX_DEPTH} at {name[:100]}")
@@ -116,7 +116,7 @@ def _values(value: Any, name: str, depth: int, where: Path) -> Iterator[tuple[st
 
 
 def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: Held) -> Any:
-    """An instance of the configuration class `kind`. WeightsError names what it refuses."""
+    """An instance of the configuration class `kind`. WeightsError names what the class refuses."""
     check_sizes(described, where, held)
     try:
         return kind.from_dict(dict(described))
@@ -125,12 +125,12 @@ def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: He
 
 
 def model_class(name: Any, where: Path) -> Any:
-    """The class of transformers with that name. WeightsError for what is none of its models."""
+    """The class of transformers with that name. WeightsError if it is not one of its models."""
     found = None
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", name):
         try:
             found = getattr(transformers(), name, None)
-        except _errors() as error:  # its module needs a package that is not there
+        except _errors() as error:  # its module needs a missing package
             raise _refused(where, f"the model class {name} cannot be imported", error) from error
     if not (isinstance(found, type) and issubclass(found, transformers().PreTrainedModel)):
         raise WeightsError(f"{where} names the architecture {shown(name)}; transformers has to know it as a model")
@@ -140,7 +140,7 @@ def model_class(name: Any, where: Path) -> Any:
 def config_class(name: Any, where: Path) -> Any:
     """The configuration class of a `model_type`. WeightsError for one that transformers does not know.
 
-    Code that a checkpoint brings (`auto_map`) is never looked at.
+    Code in a checkpoint (`auto_map`) is never used.
     """
     known = transformers().CONFIG_MAPPING
     if not isinstance(name, str) or name not in known:
@@ -152,7 +152,7 @@ def config_class(name: Any, where: Path) -> Any:
 
 
 def hollow(model: Any, config: Any, dtype: torch.dtype, where: Path, held: Held) -> nn.Module:
-    """A model of that class without values, ready to be compiled. WeightsError where the configuration gives none."""
+    """A model of that class without values, ready to compile. WeightsError if the configuration describes none."""
     config.use_cache = False  # programs return tensors
     config.dtype = dtype
     try:
@@ -162,10 +162,10 @@ def hollow(model: Any, config: Any, dtype: torch.dtype, where: Path, held: Held)
         module = module.eval().to(dtype)
     except _errors() as error:
         raise _refused(where, f"{model.__name__} cannot be built from the configuration", error) from error
-    for owner, name, buffer in computed:  # frequencies of rotary embeddings keep their precision, as in from_pretrained
+    for owner, name, buffer in computed:  # rotary frequencies keep their precision, as in from_pretrained
         owner._buffers[name] = buffer
     generation = getattr(module, "generation_config", None)
-    if generation is not None:  # a call makes no cache of its own, but a wrapper with a static one may be put around
+    if generation is not None:  # a call makes no cache of its own, but a wrapper with a static cache may
         generation.use_cache = True
     return module
 

@@ -4,8 +4,8 @@
     config.json                                           llama.block_count, llama.attention.head_count, …
     tokenizer.json, tokenizer.model                       tokenizer.ggml.… (gguf_tokenizer.py)
 
-The inverse of gguf_models.py, whose tables of names it reads.  Matrices become codes one at a time, when they are
-written.  Sources: the keys of gguf-py 0.19 (constants.py) and what llama.cpp asks for when it loads a model.
+The inverse of gguf_models.py, whose tables of names it uses.  Matrices become codes one at a time, when they are
+written.  Sources: the keys of gguf-py 0.19 (constants.py) and those that llama.cpp reads when it loads a model.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _MODELS = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
-"""Model classes of transformers that GGUF has an architecture for which is read here."""
+"""Model classes of transformers, by the GGUF architecture that is supported for each."""
 
 FILE_TYPES = {
     "float32": 0, "float16": 1, "bfloat16": 32, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_K_M": 10,
     "q3_K_S": 11, "q3_K_M": 12, "q3_K_L": 13, "q4_K_S": 14, "q4_K_M": 15, "q5_K_S": 16, "q5_K_M": 17, "q6_K": 18,
     "q2_K_S": 21, "iq4_nl": 25, "iq4_xs": 30, "tq1_0": 36, "tq2_0": 37,
 }  # fmt: skip
-"""`general.file_type`: what llama.cpp says that a file is, mostly (LlamaFileType of gguf-py)."""
+"""`general.file_type`: llama.cpp's name of the main format of a file (LlamaFileType of gguf-py)."""
 
 _FLOAT_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 _LOSSLESS = {"int4": "q4_0", "int8": "q8_0"}
-"""What integers in symmetric groups of 32 are in GGUF."""
+"""The GGUF formats of integers in symmetric groups of 32."""
 
 Lost = Callable[[str, str, str, Loss], None]
-"""Told of each tensor: its name, what it was, what it is, what was lost."""
+"""Called for each tensor: its name, its old format, its new format, the loss."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class GgufFolder:
 
 
 def folder_to_gguf(checkpoint: Checkpoint, quant: str | None, *, lossy: bool, told: Lost) -> GgufFolder:
-    """What a folder's checkpoint is in GGUF. `quant` is a mixture or a format of GGUF; without it tensors keep their
-    type, and codes become those of GGUF where that loses nothing (or `lossy` allows it).
+    """A folder's checkpoint as GGUF. `quant` is a mixture or a format of GGUF; without it tensors keep their type, and
+    codes become GGUF's if that loses nothing (or `lossy` allows it).
 
     WeightsError for a model or a tokenizer that GGUF files of this reader do not have, FormatError for a format.
     """
@@ -100,7 +100,7 @@ class _Tensors:
     lossy: bool
     told: Lost
     types: dict[str, int] = field(default_factory=dict)
-    """Elements of matrices by what they are stored as."""
+    """Elements of matrices by storage format."""
 
     def make(self) -> dict[str, NewTensor]:
         config, items = self.checkpoint.config, self.checkpoint.weights.tensors
@@ -117,7 +117,7 @@ class _Tensors:
         return found
 
     def _chosen(self, parameters: list[str]) -> dict[str, str | None]:
-        """The format of each parameter; None where it keeps its type."""
+        """The format of each parameter; None if it keeps its type."""
         shapes = {name: self.checkpoint.weights.tensors[name].shape for name in parameters}
         large = [name for name in parameters if len(shapes[name]) > 1]
         matrices = [matrix_of([name]) for name in large]
@@ -140,7 +140,7 @@ class _Tensors:
 
     @staticmethod
     def _fitting(text: str | None, cols: int) -> str | None:
-        """The format, or the next whose blocks divide the columns, as llama.cpp takes it; None if none does."""
+        """The format, or the next alternative whose blocks divide the columns, as in llama.cpp; None if none does."""
         while text is not None:
             try:
                 resolve_format(text).nbytes(1, cols)
@@ -150,7 +150,7 @@ class _Tensors:
         return None
 
     def _tensor(self, name: str, item: InFile, wanted: str | None, order: Array | None) -> NewTensor:
-        """One tensor of the file; `order` is where in the model its rows stand."""
+        """One tensor of the file; `order` gives the model's row for each row of the file."""
         shape, codes = item.shape, item.codes
         before = codes.format.name if codes is not None else str(item.dtype).removeprefix("torch.")
         if wanted is None and codes is not None and len(shape) == 2:
@@ -177,7 +177,7 @@ class _Tensors:
             self.types[kind] = self.types.get(kind, 0) + math.prod(shape)
 
     def _native(self, name: str, item: InFile) -> str | None:
-        """What a folder's codes are in GGUF. FormatError where GGUF has nothing for them."""
+        """The GGUF format of a folder's codes. FormatError if GGUF has none for them."""
         assert item.codes is not None
         fmt = item.codes.format
         if isinstance(fmt, GgmlFormat):
@@ -185,13 +185,13 @@ class _Tensors:
         found = _LOSSLESS.get(fmt.name)
         if found is None:
             raise FormatError(
-                f"'{name}' is {fmt}, which GGUF files do not hold; name what it shall become with --quant (quant=), "
+                f"'{name}' is {fmt}, which GGUF files do not hold; choose its new format with --quant (quant=), "
                 "such as q4_K_M or q8_0"
             )
         return found
 
     def _plain_type(self, shape: tuple[int, ...], item: InFile) -> int:
-        """llama.cpp wants vectors in fp32; matrices keep their type."""
+        """The type of plain values: fp32 for vectors, as llama.cpp requires; matrices keep their type."""
         if len(shape) == 1 or item.dtype is None:
             return 0
         if item.dtype not in _FLOAT_TYPES:
@@ -224,7 +224,7 @@ class _Tensors:
         return packed, loss
 
     def file_type(self) -> int:
-        """What most of the file is."""
+        """The format of most of the file."""
         if self.quant is not None and self.quant in FILE_TYPES:
             return FILE_TYPES[self.quant]
         most = max(self.types, key=lambda kind: self.types[kind], default="float32")
@@ -232,7 +232,7 @@ class _Tensors:
 
 
 def _in_order(packed: PackedTensor, order: Array) -> Bytes:
-    """The codes with row `order[i]` as row i; rows are blocks of their own in every format of GGUF."""
+    """The codes with row `order[i]` as row i; in every format of GGUF a row consists of whole blocks."""
     rows = packed.section("blocks").reshape(packed.rows, -1)
     return np.ascontiguousarray(rows[order]).reshape(-1)
 
@@ -241,7 +241,7 @@ def _in_order(packed: PackedTensor, order: Array) -> Bytes:
 
 
 def _keys(checkpoint: Checkpoint, architecture: str, file_type: int) -> dict[str, Any]:
-    """The configuration under GGUF's names. WeightsError for a setting that they do not have."""
+    """The configuration under GGUF's names. WeightsError for a setting that GGUF cannot express."""
     config = checkpoint.config
     heads, width = int(config.num_attention_heads), int(config.hidden_size)
     dim = int(getattr(config, "head_dim", None) or width // heads)
@@ -262,9 +262,9 @@ def _keys(checkpoint: Checkpoint, architecture: str, file_type: int) -> dict[str
     window = getattr(config, "sliding_window", None) if architecture == "llama" else None
     if window is not None and int(window) < own["context_length"]:
         raise WeightsError(
-            f"{checkpoint.path} slides a window of {window} positions over a context of {own['context_length']}, and "
-            "llama.cpp slides none for the architecture llama: it would give other answers behind the window. Where "
-            'that is wanted, say "sliding_window": null in config.json'
+            f"{checkpoint.path} has a sliding window of {window} positions in a context of {own['context_length']}, "
+            "but llama.cpp has none for the architecture llama: it would give other answers beyond the window. If that "
+            'is acceptable, set "sliding_window": null in config.json'
         )
     if getattr(config, "hidden_act", "silu") != "silu":
         raise WeightsError(f"{checkpoint.path}: hidden_act is {shown(config.hidden_act)}; GGUF files have silu")
@@ -310,7 +310,7 @@ def _rope_keys(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _rope_factors(checkpoint: Checkpoint) -> Array | None:
-    """What the frequencies are divided by, for Llama 3.1's scaling, which GGUF files hold as a tensor."""
+    """The divisors of the frequencies in Llama 3.1's scaling, which GGUF files hold as a tensor."""
     rope = _rope_parameters(checkpoint)
     if rope.get("rope_type") != "llama3":
         return None

@@ -5,8 +5,8 @@
     each tensor:  string name, u32 dims, u64 sizes (innermost first), u32 type, u64 offset from the data's beginning
     then the data, every tensor at a multiple of `general.alignment` (32)
 
-Versions 2 and 3, little-endian.  Quantised tensors are the canonical bytes of our formats of the same name, so that a
-view of the file is a packed tensor.  Source: ggml's docs/gguf.md; type numbers from gguf-py 0.19, constants.py.
+Versions 2 and 3, little-endian.  Quantised tensors are the canonical bytes of our formats of the same name, so a view
+of the file is a packed tensor.  Source: ggml's docs/gguf.md; type numbers from gguf-py 0.19, constants.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Bytes = npt.NDArray[np.uint8]
 ALIGNMENT = 32
 MAX_DIMS = 4  # ggml's own limit
 MAX_SIZE = 1 << 48
-"""Of a tensor in elements: no file is as large."""
+"""Maximum elements of a tensor: no file is as large."""
 LONGEST_NAME = 1024
 MAX_ALIGNMENT = 1 << 20
 
@@ -47,29 +47,29 @@ FLOATS: dict[int, np.dtype[Any]] = {
     0: np.dtype(np.float32), 1: np.dtype(np.float16), 30: np.dtype(ml_dtypes.bfloat16), 28: np.dtype(np.float64),
     24: np.dtype(np.int8), 25: np.dtype(np.int16), 26: np.dtype(np.int32), 27: np.dtype(np.int64),
 }  # fmt: skip
-"""Types of GGUF that are stored number by number."""
+"""Types of GGUF whose values are stored one by one."""
 
 PACKED: dict[int, Format] = {
     cls.ggml_type: cls() for cls in formats.FORMATS.values() if issubclass(cls, GgmlFormat) and not cls.parameters
 }
-"""Types of GGUF that are formats of ours."""
+"""Types of GGUF that are formats here."""
 
 OTHER_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     29: "IQ1_M", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-"""Types of GGUF that are refused, for the message."""
+"""Refused types of GGUF, for the message."""
 
 _SCALARS: dict[int, str] = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _ARRAYS = {np.dtype(np.int32): 5, np.dtype(np.float32): 6}
-"""Types of arrays that are written as they are, where a reader asks for one."""
+"""Types of arrays that are written with a fixed type, since readers require it."""
 
 
 def type_name(number: int) -> str:
-    """What a type is called: our format's name, a number's, or GGUF's own."""
+    """The name of a type: our format's, a number type's, or GGUF's own."""
     if number in PACKED:
         return PACKED[number].name
     return FLOATS[number].name if number in FLOATS else OTHER_TYPES.get(number, f"number {number}")
@@ -90,7 +90,7 @@ class GgufTensor:
 
     @property
     def format(self) -> Format | None:
-        """The format of its codes; None for plain numbers."""
+        """The format of its codes; None for plain values."""
         return PACKED.get(self.type)
 
     @property
@@ -109,30 +109,30 @@ class GgufTensor:
         )
 
     def bytes(self) -> Bytes:
-        """The stored bytes, where the file is mapped."""
+        """The stored bytes, in the mapped file."""
         return self.file.mapped()[self.start : self.start + self.nbytes]
 
     def packed(self) -> PackedTensor:
-        """The codes as a matrix of all rows, where the file is mapped. FormatError for plain numbers."""
+        """The codes as a matrix of all rows, in the mapped file. FormatError for plain values."""
         fmt = self.format
         if fmt is None:
             raise FormatError(f"'{self.name}' in {self.file.path} is {type_name(self.type)}, not quantised")
         return PackedTensor(fmt, self.rows, self.cols, self.bytes())
 
     def array(self) -> Array:
-        """Plain numbers, where the file is mapped. FormatError for codes."""
+        """Plain values, in the mapped file. FormatError for codes."""
         if self.type not in FLOATS:
             raise FormatError(f"'{self.name}' in {self.file.path} is {type_name(self.type)}, not plain numbers")
         return self.bytes().view(FLOATS[self.type]).reshape(self.shape)
 
     def values(self) -> npt.NDArray[np.float32]:
-        """What the tensor means, decoded."""
+        """The decoded values."""
         fmt = self.format
         found = self.array() if fmt is None else fmt.decode(self.packed()).reshape(self.shape)
         return found.astype(np.float32, copy=False)
 
     def identity(self) -> dict[str, Any]:
-        """What says that the bytes are those of another time."""
+        """Identifies the bytes: equal only if the file is unchanged."""
         status = self.file.status
         return {
             "file": self.file.path.name, "size": status.st_size, "mtime_ns": status.st_mtime_ns, "name": self.name,
@@ -140,13 +140,13 @@ class GgufTensor:
         }  # fmt: skip
 
     def release(self) -> None:
-        """Lets go of the pages that were touched; they are read again when they are touched again."""
+        """Releases the touched pages; they are read again at the next touch."""
         self.file.release(self.start, self.nbytes)
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A value of the metadata: its type, that of its elements and their number (arrays), and the bytes it takes."""
+    """A value of the metadata: its type, its elements' type and number (arrays), and the bytes it takes."""
 
     type: int
     start: int
@@ -154,11 +154,11 @@ class _Value:
 
 
 class GgufFile:
-    """The header of a file, read; its data, mapped when first touched.
+    """The parsed header of a file; its data is mapped at the first touch.
 
-    `metadata` decodes a key when it is asked for it: lists of a hundred thousand tokens cost nothing until then.
-    WeightsError for a file that is no GGUF file, of another version or byte order, that was cut off, or that holds a
-    tensor of a type that no format here reads.
+    `metadata` decodes a key at each request: lists of a hundred thousand tokens cost nothing until then.
+    WeightsError if the file is not GGUF, is truncated, has another version or byte order, or holds a tensor of a type
+    that no format here reads.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -170,7 +170,7 @@ class GgufFile:
                 self.status = os.fstat(file.fileno())
                 if not self.status.st_size:
                     raise WeightsError(f"{path} is empty: no GGUF file")
-                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # views may be written, not it
+                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writes do not reach the file
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise WeightsError(f"cannot read the GGUF file {path}: {error}") from error
         self._data = np.frombuffer(self._mapping, np.uint8)
@@ -236,7 +236,7 @@ class GgufFile:
         if kind in _SCALARS:
             self._take(_SCALARS[kind])
         elif kind == _STRING:
-            size = int(self._take("<Q"))  # which moves `_at`, too
+            size = int(self._take("<Q"))  # this moves `_at`, too
             self._at += size
         elif kind == _ARRAY:
             inner, count = int(self._take("<I")), int(self._take("<Q"))
@@ -245,7 +245,7 @@ class GgufFile:
             elif inner == _ARRAY:
                 raise WeightsError(f"{self.path}: the key {shown(name)} is a list of lists, which is not read")
             elif inner == _STRING:
-                for _ in range(count):  # each takes 8 bytes of the file at least
+                for _ in range(count):  # each takes at least 8 bytes of the file
                     self._skip(inner, name)
             else:
                 raise WeightsError(
@@ -288,7 +288,7 @@ class GgufFile:
     # --- the data ---
 
     def mapped(self) -> Bytes:
-        """The whole file; what is written to it, the file does not see."""
+        """The whole file as a private mapping: writes to it do not reach the file."""
         return self._data
 
     def release(self, start: int, nbytes: int) -> None:
@@ -317,7 +317,7 @@ class Metadata(Mapping[str, Any]):
         return len(self.values_)
 
     def raw(self, name: str) -> tuple[int, bytes]:
-        """The type's number and the stored bytes of a value, to be written again as they are."""
+        """The type's number and the stored bytes of a value, for copying."""
         value = self.values_[name]
         return value.type, self._file.mapped()[value.start : value.end].tobytes()
 
@@ -348,7 +348,7 @@ def _decoded(kind: int, data: memoryview, at: int, path: Path) -> tuple[Any, int
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to be written: `shape` as NumPy has it, and what makes its bytes when it is its turn."""
+    """A tensor to be written: `shape` as in NumPy, and a function that makes its bytes when it is written."""
 
     shape: tuple[int, ...]
     type: int
@@ -363,7 +363,7 @@ class NewTensor:
 
     @classmethod
     def of(cls, name: str, value: PackedTensor | Array) -> NewTensor:
-        """Of a packed matrix of a GGUF format, or of plain numbers. FormatError for what GGUF does not hold."""
+        """From a packed matrix of a GGUF format, or plain values. FormatError for anything that GGUF cannot hold."""
         if isinstance(value, PackedTensor):
             if not isinstance(value.format, GgmlFormat):
                 known = ", ".join(fmt.name for fmt in PACKED.values())
@@ -384,11 +384,11 @@ def write_gguf(
     tensors: Mapping[str, PackedTensor | Array | NewTensor],
     metadata: Mapping[str, Any] | Metadata | None = None,
 ) -> None:
-    """Writes a GGUF file, version 3: packed tensors of our GGUF formats as they are, beside plain numbers.
+    """Writes a GGUF file, version 3: packed tensors of GGUF formats unchanged, and plain values.
 
-    `metadata` are numbers, texts, booleans and lists of one type each ("general.architecture" is the one that loaders
-    ask for first); that of a `GgufFile` is copied byte by byte.  The file appears under its name when all of it is on
-    the disk.  FormatError names what GGUF cannot hold.
+    `metadata` are numbers, texts, booleans and lists of one type each (loaders first read "general.architecture"); the
+    metadata of a `GgufFile` is copied byte by byte.  The file gets its name when it is completely on the disk.
+    FormatError names what GGUF cannot hold.
     """
     new = {name: t if isinstance(t, NewTensor) else NewTensor.of(name, t) for name, t in tensors.items()}
     keys = _keys(metadata or {})
@@ -457,7 +457,7 @@ def _fits(value: int, layout: str) -> bool:
 
 
 def _list(name: str, values: Sequence[Any]) -> bytes:
-    """An array's bytes: all of one type, integers as wide as the widest needs."""
+    """An array's bytes: all of one type, integers as wide as the widest value needs."""
     items = [_encoded(name, value) for value in values]
     kinds = {kind for kind, _ in items}
     if kinds <= {4, 5, 10, 11} and len(kinds) > 1:

@@ -4,9 +4,9 @@
     blk.3.attn_q.weight           (q4_K)                  model.layers.3.self_attn.q_proj.weight
     blk.3.ffn_gate_exps.weight    (experts, rows, cols)   model.layers.3.mlp.experts.gate_up_proj, with ffn_up_exps
 
-llama.cpp turns pairs of neighbours where transformers turns halves, so that its files of arch llama hold the rows of q
-and k in another order: row (head, i, half) there is row (head, half, i) here.  Rows are blocks of their own in every
-format of GGUF, so that codes move and do not change.
+llama.cpp rotates pairs of neighbours where transformers rotates halves.  So its files of arch llama hold the rows of q
+and k in another order: row (head, i, half) there is row (head, half, i) here.  In every format of GGUF a row consists
+of whole blocks, so codes move and do not change.
 
 Sources: the names of gguf-py 0.19 (tensor_mapping.py), the order of rows and the meaning of `rope_freqs` from
 llama.cpp's convert_hf_to_gguf.py.
@@ -40,15 +40,15 @@ from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTen
 from qcompiler.frontends.weights.weight_source import FileWeights, InFile, StoredCodes
 
 _TORCH = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-"""Plain values of weights, by GGUF's number of the type."""
+"""Types of plain values of weights, by GGUF's number of the type."""
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""What the frequencies of the rotary embedding are divided by (Llama 3.1's scaling)."""
+"""The divisors of the rotary embedding's frequencies (Llama 3.1's scaling)."""
 
 
 @dataclass(frozen=True)
 class _Architecture:
-    """The transformers classes of an architecture of GGUF, and what its files do not say."""
+    """The transformers classes of an architecture of GGUF, and facts that its files lack."""
 
     model: str
     config: str
@@ -57,7 +57,7 @@ class _Architecture:
     head_dim: bool = True
     """Whether the configuration has one."""
     bias: bool = False
-    """Whether the configuration says if attention and MLP have biases."""
+    """Whether the configuration has fields for the biases of attention and MLP."""
 
 
 _LLAMA = _Architecture("LlamaForCausalLM", "LlamaConfig", permuted=True, bias=True)
@@ -85,9 +85,9 @@ _EXPERTS = {
 def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoint:
     """The model of a GGUF file: Llama, Mistral and Mixtral (arch llama), Qwen2, Qwen3.
 
-    Quantised tensors keep their codes, byte for byte; they are mapped, and never decoded as a whole.  `dtype` is what
-    the model computes in, and what plain tensors are converted to: by default bf16 or fp16 if most elements of the
-    file's matrices are, else fp32.
+    Quantised tensors keep their codes, byte for byte; they are mapped, and never decoded as a whole.  `dtype` is the
+    model's compute type, to which plain tensors are converted: by default bf16 or fp16 if most elements of the file's
+    matrices have that type, else fp32.
 
     WeightsError for a damaged file (`GgufFile`), an architecture or a key that is not known, and for tensors that are
     missing, unexpected, or of a wrong shape.
@@ -135,7 +135,7 @@ class _Keys:
     architecture: str
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; WeightsError where it is missing without a default, or not one number."""
+        """A finite number; WeightsError if it is missing without a default, or not a single number."""
         full = f"{self.architecture}.{key}"
         value = self.file.metadata.get(full, default) if default is not None else _required(self.file, full)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
@@ -146,7 +146,8 @@ class _Keys:
         return value
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A number of things, at least `least`; WeightsError where it is none. What is too large is `check_sizes`'."""
+        """A count of at least `least`; WeightsError for anything else. `check_sizes` refuses counts that are too
+        large."""
         value = self.number(key, default)
         if not isinstance(value, int) or value < least:
             raise WeightsError(f"{self.file.path}: the key '{self.architecture}.{key}' is {value}, no number of things")
@@ -180,7 +181,7 @@ def _config(file: GgufFile, keys: _Keys, architecture: _Architecture, held: Held
         raise WeightsError(f"{file.path} lacks the tensor 'token_embd.weight'")
     dim = keys.count("attention.key_length", max(width // heads, 1))
     if dim % 2:
-        raise WeightsError(f"{file.path}: heads of {dim}: rotary positions turn pairs")
+        raise WeightsError(f"{file.path}: heads of {dim}: rotary positions need an even size")
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.count(key, dim) != dim:
             raise WeightsError(f"{file.path}: {keys.architecture}.{key} is {keys.number(key)}, and heads have {dim}")
@@ -228,7 +229,7 @@ def _token(file: GgufFile, key: str) -> int | None:
 
 
 def _rope(keys: _Keys) -> dict[str, Any]:
-    """transformers' rope_parameters; WeightsError for a kind of scaling that is not read."""
+    """transformers' rope_parameters; WeightsError for an unsupported kind of scaling."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(keys.number("rope.freq_base", 10000.0))}
     kind = keys.text("rope.scaling.type") or ("linear" if keys.has("rope.scaling.factor") else "none")
     if kind == "linear":
@@ -240,7 +241,7 @@ def _rope(keys: _Keys) -> dict[str, Any]:
             "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
         }
     elif kind != "none":
-        raise WeightsError(f"{keys.file.path}: rope.scaling.type is {shown(kind)}; there are none, linear and yarn")
+        raise WeightsError(f"{keys.file.path}: rope.scaling.type is {shown(kind)}; supported are none, linear and yarn")
     return found
 
 
@@ -276,7 +277,7 @@ def _most(file: GgufFile) -> torch.dtype:
 
 
 def names_in_file(name: str, model: str) -> tuple[str, ...]:
-    """What GGUF files call the parts of a parameter of a model class. WeightsError where they have no name for it."""
+    """GGUF's names for the parts of a parameter of a model class. WeightsError if it has no name for it."""
     module, _, kind = name.rpartition(".")
     if module in _TOP:
         return (f"{_TOP[module]}.{kind}",)
@@ -290,7 +291,7 @@ def names_in_file(name: str, model: str) -> tuple[str, ...]:
 
 
 def rows_in_model(name: str, rows: int, config: Any) -> Order | None:
-    """Of architecture llama: where in the model the rows of the file go; None where they stand."""
+    """For architecture llama: the model's row for each row of the file; None if the order is the same."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     count = heads.get(name.split(".")[-2])
     if count is None:
@@ -301,14 +302,14 @@ def rows_in_model(name: str, rows: int, config: Any) -> Order | None:
 
 @dataclass(frozen=True)
 class _Names:
-    """Which tensors of the file a parameter of the model is, and in which order their rows stand."""
+    """Maps parameters of the model to tensors of the file, with the order of their rows."""
 
     file: GgufFile
     config: Any
     architecture: _Architecture
 
     def tensors(self, module: nn.Module) -> dict[str, InFile]:
-        """By parameter. WeightsError for tensors that no parameter reads, and for parameters that have none."""
+        """By parameter. WeightsError for tensors that no parameter reads, and for parameters without tensors."""
         found: dict[str, InFile] = {}
         used: set[str] = {ROPE_FACTORS}
         for name, parameter in module.named_parameters():  # tied ones once
@@ -339,7 +340,7 @@ class _Names:
         return rows_in_model(name, tensor.shape[0], self.config) if self.architecture.permuted else None
 
     def _expert_orders(self, tensors: list[GgufTensor]) -> list[Order | None]:
-        """Gate and up of each expert stand one behind the other."""
+        """The orders that put gate and up of each expert one after the other."""
         if len(tensors) == 1:
             return [None]
         experts, rows = tensors[0].shape[:2]
@@ -348,7 +349,7 @@ class _Names:
 
 
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> None:
-    """WeightsError unless the parts, one behind the other in the last but one dimension, have the model's shape."""
+    """WeightsError unless the parts, concatenated along the last but one dimension, have the model's shape."""
     first = tensors[0].shape
     fits = all(len(t.shape) == len(shape) and t.shape == first for t in tensors)
     joined = first if len(tensors) == 1 or not fits else (*first[:-2], sum(t.shape[-2] for t in tensors), first[-1])
@@ -398,7 +399,7 @@ def _codes(fmt: Format, rows: int, cols: int, tensors: list[GgufTensor], orders:
 
 
 def _values(number: int, tensors: list[GgufTensor], orders: list[Order | None]) -> Callable[[], torch.Tensor]:
-    """Plain values: a view of the file, or a copy with rows where they belong."""
+    """Plain values: a view of the file, or a copy with rows in the model's order."""
 
     def rows_of(tensor: GgufTensor) -> torch.Tensor:
         bytes_ = torch.from_numpy(tensor.bytes()).view(_TORCH[number])

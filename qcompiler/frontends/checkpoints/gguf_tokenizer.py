@@ -5,11 +5,11 @@
     tokenizer.model (SentencePiece)             the same, with its own scores
 
 llama.cpp splits text for byte-level BPE by a pattern that `tokenizer.ggml.pre` names.  A tokenizer that splits in
-another way has no name here and is refused: its file would be read without a word, and give other tokens.
+another way has no name here and is refused: otherwise the file would load without an error and give other tokens.
 
-A SentencePiece model of llama.cpp joins the two neighbours whose union has the best score.  tokenizer.json has merges
-in order instead, so a token's score is minus the place of its first merge; that says the same where all merges that
-make a token stand together.  Sources: llama.cpp's src/llama-vocab.cpp (patterns, token types) and sentencepiece's
+A SentencePiece model of llama.cpp joins the two neighbours whose union has the best score.  tokenizer.json has ordered
+merges instead, so a token's score is minus the position of its first merge.  That is equivalent if all merges that
+make a token are contiguous.  Sources: llama.cpp's src/llama-vocab.cpp (patterns, token types) and sentencepiece's
 sentencepiece_model.proto.
 """
 
@@ -42,7 +42,7 @@ _MODERN = (
 PATTERNS = {
     _MODERN.replace("NUMBER", "{1,3}"): "llama-bpe", _MODERN.replace("NUMBER", ""): "qwen2", _GPT2: "gpt-2",
 }  # fmt: skip
-"""How a text is split before BPE, and what llama.cpp calls that."""
+"""The pattern that splits a text before BPE, and llama.cpp's name for it."""
 
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "mask")
 _KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
@@ -65,7 +65,7 @@ class _Vocabulary:
 def tokenizer_keys(folder: Path, size: int, config: Any) -> dict[str, Any]:
     """The keys of a folder's tokenizer, padded to the `size` of the model's table.
 
-    WeightsError for a folder without a tokenizer, and for one that llama.cpp would read otherwise.
+    WeightsError for a folder without a tokenizer, and for one that llama.cpp would read differently.
     """
     described = _optional(folder / "tokenizer.json")
     settings = _optional(folder / "tokenizer_config.json") or {}
@@ -121,7 +121,7 @@ def _keys(
 
 
 def _special(kind: str, tokens: Sequence[str], settings: Mapping[str, Any], config: Any) -> int | None:
-    """The number of a special token: what the tokenizer names, else what the model's configuration says."""
+    """The number of a special token: named by the tokenizer, else by the model's configuration."""
     named = settings.get(f"{kind}_token")
     text = named.get("content") if isinstance(named, Mapping) else named
     if isinstance(text, str) and text in tokens:
@@ -134,7 +134,7 @@ def _special(kind: str, tokens: Sequence[str], settings: Mapping[str, Any], conf
 def _added_by_template(
     described: Mapping[str, Any], tokens: Sequence[str], keys: Mapping[str, Any]
 ) -> tuple[bool | None, bool | None]:
-    """Whether the post-processor puts tokens in front of a text and behind it; None where it says nothing."""
+    """Whether the post-processor adds tokens before and after a text; None if it does not say."""
     steps = described.get("post_processor")
     steps = steps.get("processors", [steps]) if isinstance(steps, Mapping) else []
     for step in steps if isinstance(steps, list) else []:
@@ -163,7 +163,7 @@ def _added_by_template(
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The chat template: of tokenizer_config.json, or in a file of its own."""
+    """The chat template: in tokenizer_config.json, or in a file of its own."""
     found = settings.get("chat_template")
     if isinstance(found, list):
         by_name = {str(each.get("name")): each.get("template") for each in found if isinstance(each, Mapping)}
@@ -226,15 +226,15 @@ def _merges(model: Mapping[str, Any], where: Path) -> list[tuple[str, str]]:
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[tuple[str, str]], where: Path) -> list[float]:
-    """Minus the place of each token's first merge. WeightsError where the merges of a token do not stand together."""
+    """Minus the position of each token's first merge. WeightsError if the merges of a token are not contiguous."""
     first: dict[str, int] = {}
     last = ""
     for place, (left, right) in enumerate(merges):
         made = left + right
         if made in first and made != last:
             raise WeightsError(
-                f"{where}: the token {shown(made)} is made by merges that do not stand together, which the scores of a "
-                "SentencePiece model in a GGUF file cannot say; give the folder its tokenizer.model"
+                f"{where}: the token {shown(made)} is made by merges that are not contiguous, which the scores of a "
+                "SentencePiece model in a GGUF file cannot express; add tokenizer.model to the folder"
             )
         first.setdefault(made, place)
         last = made
@@ -242,7 +242,7 @@ def _scores(tokens: Sequence[str], merges: Sequence[tuple[str, str]], where: Pat
 
 
 def _space_prefix(described: Mapping[str, Any], where: Path) -> bool:
-    """Whether a space is put in front of a text. WeightsError for a pre-tokenizer that is not SentencePiece's."""
+    """Whether a space is added before a text. WeightsError for a pre-tokenizer that is not SentencePiece's."""
     steps = [
         *_steps(described.get("normalizer"), "normalizers"),
         *_steps(described.get("pre_tokenizer"), "pretokenizers"),
@@ -267,7 +267,7 @@ def _space_prefix(described: Mapping[str, Any], where: Path) -> bool:
 
 
 def _steps(found: Any, name: str) -> list[Mapping[str, Any]]:
-    """A step, or those of a sequence."""
+    """The steps of a sequence, or a single step."""
     if not isinstance(found, Mapping):
         return []
     inner = found.get(name) if found.get("type") == "Sequence" else [found]
@@ -275,14 +275,14 @@ def _steps(found: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _check_normalizer(found: Any, where: Path) -> None:
-    """llama.cpp takes a text's bytes as they are; NFC changes only text that is not composed."""
+    """Refuses normalizers. llama.cpp takes a text's bytes unchanged; NFC changes only text that is not composed."""
     odd = [step.get("type") for step in _steps(found, "normalizers") if step.get("type") != "NFC"]
     if odd:
         raise WeightsError(f"{where}: the normalizer {shown(odd[0])} has no key in GGUF files")
 
 
 def _pre_tokenizer(found: Any, where: Path) -> str:
-    """llama.cpp's name for how a text is split. WeightsError for a way that has none here."""
+    """llama.cpp's name for the way a text is split. WeightsError for a way without a name here."""
     steps = _steps(found, "pretokenizers")
     kinds = [step.get("type") for step in steps]
     if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True):
@@ -309,7 +309,7 @@ def _pre_tokenizer(found: Any, where: Path) -> str:
 def _add_tokens(
     vocabulary: _Vocabulary, described: Mapping[str, Any], settings: Mapping[str, Any], folder: Path
 ) -> None:
-    """Special tokens and the user's own: their types, and those behind the table."""
+    """Adds special tokens and the user's own: their types, and tokens behind the table."""
     found: dict[int, tuple[str, bool]] = {}
     for each in _listed(described.get("added_tokens")):
         number = each.get("id")
@@ -348,7 +348,7 @@ def _listed(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _sentencepiece(path: Path) -> _Vocabulary:
-    """SentencePiece's ModelProto: field 1 the pieces, 2 what it was trained by, 3 how a text is normalised."""
+    """SentencePiece's ModelProto: field 1 the pieces, 2 the trainer's settings, 3 the normalizer's."""
     data = read_small_file(path, WeightsError, _MAX_MODEL)
     tokens: list[str] = []
     scores: list[float] = []
@@ -375,7 +375,7 @@ def _sentencepiece(path: Path) -> _Vocabulary:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message of protocol buffers: numbers, four bytes, eight bytes, or bytes."""
+    """The fields of a protocol-buffers message: numbers, four bytes, eight bytes, or bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -389,7 +389,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             case 2:
                 size, at = _varint(data, at)
                 if at + size > len(data):
-                    raise ValueError("a field ends behind the file")
+                    raise ValueError("a field ends after the end of the file")
                 yield key >> 3, data[at : at + size]
                 at += size
             case 5:

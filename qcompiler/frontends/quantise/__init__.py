@@ -1,1 +1,1 @@
-"""Weights and activations of a captured graph become quantised: recipes, encoding, calibration, adapters."""
+"""Quantises weights and activations of a captured graph: recipes, encoding, calibration, adapters."""

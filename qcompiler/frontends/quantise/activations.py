@@ -4,15 +4,15 @@
     after    rows = qc.quantize_rows(x, "token", 0.0, None);  values = qc.dequantize_rows(rows, K, f32)
              linear = aten.linear(values, dequantize, bias)
 
-    "int8"            a scale per token, of its largest magnitude: the codes and values of the format int8
-    "int8:static"     one scale per tensor, which an observer reads from what calibration saw
-    "llm_int8[:6.0]"  LLM.int8: as "int8", but columns that hold a magnitude of at least 6.0 stay as they are:
+    "int8"            a scale per token, from its largest magnitude: the codes and values of the format int8
+    "int8:static"     one scale per tensor, which an observer derives from calibration
+    "llm_int8[:6.0]"  LLM.int8: as "int8", but columns that hold a magnitude of at least 6.0 stay in floating point:
                       linear = aten.linear(values, w, bias) + aten.linear(where(columns, x, 0), w), with codes 0 there
 
-With the weight in int8 or int4 that is W8A8 or W4A8: fuse-dequant-matmul makes one product of integers of the linear.
-Weights in formats without such a product (formats/integer_product.py says why) read the same values in floating point,
-by elementwise operators: ``q * s`` with q = clamp(round(x / s)).  Shapes do not depend on data, and nothing is read on
-the host, so that all of it can be captured.
+With weights in int8 or int4 this is W8A8 or W4A8: fuse-dequant-matmul turns the linear into one integer product.
+For weights in formats without such a product (formats/integer_product.py gives the reason) elementwise operators
+compute the same values in floating point: ``q * s`` with q = clamp(round(x / s)).  Shapes do not depend on data, and
+the host reads nothing, so everything can be captured.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ CODE = 127.0
 def quantise_inputs(
     graph: fx.Graph, kind: Activations, clips: Mapping[str, float], path_of: Callable[[fx.Node], str]
 ) -> list[tuple[str, str]]:
-    """Puts codes and back in front of every linear with a decoded weight; (the weight's path, what was done) of each.
+    """Quantises and dequantises the input of every linear with a decoded weight; returns (the weight's path, what was
+    done) for each.
 
-    `clips` are the magnitudes that become 127, by the weights' paths, for static scales.  Linears that read one x the
-    same way share one quantisation.
+    `clips` are the magnitudes that become 127, by the weights' paths, for static scales.  Linears that quantise one x
+    in the same way share the quantisation.
     """
     made: dict[tuple[fx.Node, float, bool], tuple[fx.Node, fx.Node | None]] = {}
     done = []
@@ -62,7 +63,7 @@ def quantise_inputs(
 
 
 def _add_product(graph: fx.Graph, node: fx.Node, outliers: fx.Node) -> None:
-    """`node` plus the product of the same weight with the columns of outliers."""
+    """Adds to `node` the product of the same weight with the columns of outliers."""
     readers = list(node.users)
     with graph.inserting_after(node):
         alone = graph.call_function(aten.linear.default, (outliers, node.args[1]))
@@ -79,7 +80,7 @@ def _is_decoded(weight: Any) -> bool:
 
 
 class _Builder:
-    """Nodes in front of `before`, with the values that tracing them would give."""
+    """Inserts nodes before `before`, with the values that tracing them would give."""
 
     def __init__(self, graph: fx.Graph, before: fx.Node, x: fx.Node) -> None:
         self.graph, self.before, self.x = graph, before, x
@@ -95,14 +96,14 @@ class _Builder:
         return node
 
     def rounded(self, kind: Activations, clip: float) -> fx.Node:
-        """x as its codes decode, in x's dtype; computed in fp32."""
+        """x after quantising and dequantising, in x's dtype; computed in fp32."""
         dtype = self.x.meta["val"].dtype
         x = self.x if dtype == torch.float32 else self.call(aten._to_copy.default, self.x, dtype=torch.float32)
         out = {"token": self._token, "outliers": self._outliers, "tensor": self._tensor}[kind.kind](x, kind, clip)
         return out if dtype == torch.float32 else self.call(aten._to_copy.default, out, dtype=dtype)
 
     def rows(self, kind: Activations, clip: float) -> tuple[fx.Node, fx.Node | None]:
-        """(what the codes stand for, what stays of x: the columns of outliers, or None)."""
+        """(the decoded values of the codes, the columns of outliers of x or None)."""
         x, columns, alone = self.x, None, None
         value = {"token": 0.0, "tensor": clip, "outliers": kind.threshold}[kind.kind]
         dtype = x.meta["val"].dtype
@@ -122,19 +123,19 @@ class _Builder:
         return self.call(aten.clamp.default, self.call(aten.round.default, scaled), -CODE, CODE)
 
     def _token(self, x: fx.Node, _kind: Activations, _clip: float) -> fx.Node:
-        """The format int8 of x's rows: a scale that is 0 is taken as 1."""
+        """The format int8 for x's rows: a scale of 0 is replaced by 1."""
         largest = self.call(aten.amax.default, self.call(aten.abs.default, x), [-1], True)
         exact = self.call(aten.div.Tensor, largest, self._number(x, CODE))
         scale = self.call(aten.where.self, self.call(aten.gt.Scalar, exact, 0.0), exact, self._number(x, 1.0))
         return self.call(aten.mul.Tensor, self._codes(self.call(aten.div.Tensor, x, scale)), scale)
 
     def _tensor(self, x: fx.Node, _kind: Activations, clip: float) -> fx.Node:
-        """One number for all: codes of ``x * fp32(127 / clip)``; inputs that were always 0 become 0."""
+        """One scale for all: codes of ``x * fp32(127 / clip)``; inputs that were always 0 become 0."""
         codes = self._codes(self.call(aten.mul.Tensor, x, CODE / clip if clip else 0.0))
         return self.call(aten.mul.Tensor, codes, clip / CODE)
 
     def _outliers(self, x: fx.Node, kind: Activations, _clip: float) -> fx.Node:
-        """What `formats.llm_int8.quantise_rows` gives, decoded, with the columns of outliers as they were."""
+        """The decoded result of `formats.llm_int8.quantise_rows`, with the original columns of outliers."""
         zero = self._number(x, 0.0)
         outlier = self.call(aten.ge.Scalar, self.call(aten.abs.default, x), kind.threshold)
         columns = self._outlier_columns(outlier)
@@ -149,7 +150,7 @@ class _Builder:
         return self.call(aten.where.self, columns, x, decoded)
 
     def _number(self, x: fx.Node, value: float) -> fx.Node:
-        """A tensor without dims, so that no operator takes a shortcut for Python's numbers (a reciprocal)."""
+        """A tensor without dims: operators take shortcuts for Python numbers (a reciprocal)."""
         return self.call(aten.full.default, [], value, dtype=torch.float32, device=x.meta["val"].device)
 
 

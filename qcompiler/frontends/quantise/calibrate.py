@@ -1,15 +1,15 @@
-"""`qcompile(calibrate=…)`: the float graph is run over inputs, and what its linears read is measured.
+"""`qcompile(calibrate=…)`: runs the float graph over inputs and measures the inputs of its linears.
 
     before   linear = aten.linear(x, p_q_weight)           q.weight: to be stored as q4_K
     run      for each input: x -> squares += (x * x).sum(rows)
     after    encode(q.weight, importance=squares / rows)
 
-The graph is the exported one before anything is quantised, in eager torch, node by node: a value lives until its last
-use, a weight is read when it is used.  One input is in work at a time, and what is kept of all of them is a few vectors
-for each linear (observers.py).
+The graph is the exported graph before quantisation.  It runs in eager torch, node by node: a value lives until its last
+use, and a weight is read when it is used.  One input is processed at a time, and only a few vectors per linear are kept
+(observers.py).
 
-With a working folder, what is known is written there every few inputs: a compile that was killed goes on behind the
-last that was written.  It is believed if graph and weights are the same, and for as many inputs as are the same.
+With a working folder, the statistics are written there every few inputs: after a kill, the next compile continues
+behind the last write.  The file is used if graph and weights are the same, and for as many inputs as are the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from qcompiler.runtime.progress import note
 
 VERSION = 1
 COMMIT = 8
-"""Inputs between two writes of what is known."""
+"""Inputs between two writes of the statistics."""
 
 ROWS = 1 << 12
 """Rows that are measured at a time."""
@@ -52,7 +52,7 @@ ROWS = 1 << 12
 
 @dataclass(frozen=True)
 class Watched:
-    """A weight whose inputs are measured: its path, K, and where it is read: (node, the node's input x)."""
+    """A weight whose inputs are measured: its path, K, and its uses: (node, the node's input x)."""
 
     path: str
     cols: int
@@ -61,7 +61,8 @@ class Watched:
 
 @dataclass
 class Calibration:
-    """What `calibrate=` asks for. `inputs` are model inputs, each a tensor, a tuple of arguments or a dict of keywords;
+    """The request of `calibrate=`. `inputs` are model inputs, each a tensor, a tuple of arguments or a dict of
+    keywords;
     `folder` is where progress is kept, or None.  `ran` and `reused` count inputs."""
 
     inputs: Iterable[Any]
@@ -71,7 +72,7 @@ class Calibration:
 
     @property
     def inputs_seen(self) -> int:
-        """How many inputs there were."""
+        """The number of inputs."""
         return self.ran + self.reused
 
     def measure(
@@ -85,9 +86,9 @@ class Calibration:
     ) -> dict[str, InputStatistics]:
         """Statistics by the paths of `watched`.
 
-        `values` gives the tensor of each placeholder that is no input of the model.  `identity` is JSON that tells
-        these weights from others.  Errors: ArgumentError for inputs that do not fit the model, CalibrationError for
-        none at all or values that are not finite, WorkdirError.
+        `values` gives the tensor of each placeholder that is not an input of the model.  `identity` is JSON that
+        identifies the weights' values.  Errors: ArgumentError for inputs that do not fit the model, CalibrationError
+        for no inputs or values that are not finite, WorkdirError.
         """
         run = _Run(program, watched, values)
         fresh = {each.path: InputStatistics.of(each.cols, magnitudes=magnitudes) for each in watched}
@@ -138,7 +139,7 @@ class Calibration:
 
 
 class _OtherInputsError(Exception):
-    """What the journal knows was measured with other inputs."""
+    """The journal's statistics were measured with other inputs."""
 
 
 # --- running the graph -----------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class _Run:
         return leaves
 
     def feed(self, leaves: Sequence[Any], found: Mapping[str, InputStatistics]) -> None:
-        """Runs the graph once, and adds what is watched to `found`."""
+        """Runs the graph once, and adds the watched inputs to `found`."""
         env: dict[fx.Node, Any] = dict(zip(self.inputs, leaves, strict=True))
 
         def value(node: fx.Node) -> Any:
@@ -241,7 +242,7 @@ class _Journal:
         self.path = folder / f"calibration-{name}.npz"
 
     def read(self, fresh: dict[str, InputStatistics]) -> tuple[list[str], dict[str, InputStatistics]]:
-        """The digests of the inputs that are in, and the statistics; nothing, if there is no such file yet."""
+        """The digests of the inputs so far, and the statistics; both empty if there is no file yet."""
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 digests = [str(each) for each in file["inputs"]]

@@ -1,9 +1,9 @@
-"""Which format each weight of a model is stored in: the recipe's chains and mixtures, applied to shapes.
+"""Chooses the storage format of each weight: the recipe's chains and mixtures, applied to shapes.
 
     "q4_K, else q5_0, else int8"    K = 512: q4_K    K = 288: q5_0    K = 100: int8
     "q4_K_M"                        model.layers.0.mlp.down_proj: q6_K (ffn_down of layer 0)
 
-Each use of a later choice stands in the ledger, in the report, and in the promise.
+The ledger, the report and the promise account for each use of an alternative.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class Described:
 
 
 class FormatChooser:
-    """Chooses for the weights of one model; a mixture looks at all of them first."""
+    """Chooses formats for the weights of one model; a mixture looks at all of them first."""
 
     def __init__(self, recipe: QuantConfig, config: Any, weights: Sequence[Described]) -> None:
         self.recipe = recipe
         self.later: dict[str, str] = {}
-        """Parameters that the first choice cannot store, and what stores them."""
+        """Parameters that the first choice cannot store, and the formats that store them."""
         self.decisions: list[tuple[str, str, str]] = []
         self._mixed = {name: _mix(name, config, weights) for name in recipe.mixtures}
 
     def choose(self, weight: Described) -> tuple[str | None, str]:
-        """The first of the recipe's formats that can store the weight (None: it stays as it is), and why.
+        """The first of the recipe's formats that can store the weight (None: it is not quantised), and the reason.
 
-        A convolution for which the recipe names nothing else takes int8 per row at last.  Where no choice fits it is
-        the first, whose own error names the way out.
+        A convolution without a rule of its own takes int8 per row as the last alternative.  If no choice fits, the
+        result is the first, whose own error names the way out.
         """
         text, why = self.recipe.choose(weight.targets, weight.kind)
         if text is None:
@@ -72,8 +72,8 @@ class FormatChooser:
         return choices(text)[0], why
 
     def promise(self, rows: Sequence[LedgerRow]) -> float | None:
-        """The promised bits per weight. Where the preset makes the promise, it is made for the first choice of each
-        weight, and what a later choice takes beyond it is added; a promise of the user's own stays what it is."""
+        """The promised bits per weight. A preset's promise assumes the first choice for each weight, and the extra bits
+        of alternatives are added; a promise of the user's own does not change."""
         promise = self.recipe.promise_bits
         assert promise is None or isinstance(promise, int | float)
         if promise is None or not self.later or not self.recipe.promises_by_preset:

@@ -1,13 +1,13 @@
-"""How insert-qdq stores the weights of convolutions: as the matrices that their products read, in every format.
+"""How insert-qdq stores the weights of convolutions: as the matrices of their products, in every format.
 
     conv2d, conv1d       (O, C, kh, kw)      stored (O, kh*kw*C)           a column is a tap, then a channel
     g groups             (O, C/g, kh, kw)    stored (g, kh*kw*C/g, O/g)    one matrix for each group
     one channel a group  (O, 1, kh, kw)      stored (kh, kw, 1, O)         a row for each tap
-    transposed           (C, O, kh, kw)      stored (O, kh*kw*C)           the kernel turned around: a plain conv2d's
+    transposed           (C, O, kh, kw)      stored (O, kh*kw*C)           the kernel rotated: that of a plain conv2d
 
-Channels come last because activations lie so: what a window reads along a row of the image is then one run of memory,
-and the values that share a block of a format belong to neighbouring channels of one tap.  The graph sees the weight as
-it was, through a view and a permutation, so it still runs in eager torch.
+Channels come last because activations are stored channels-last: the part of a window along a row of the image is then
+contiguous in memory, and the values that share a block of a format belong to neighbouring channels of one tap.  The
+graph sees the original weight through a view and a permutation, so it still runs in eager torch.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class ConvWeight:
 
     @property
     def quantizes(self) -> bool:
-        """Whether it is stored as one matrix, which any format encodes."""
+        """Whether it is stored as one matrix, which any format can encode."""
         return self.groups == 1
 
     @property
     def columns(self) -> int:
-        """Products summed for one element of the result."""
+        """The number of products summed for one element of the result."""
         return math.prod(self.shape) // self.shape[1 if self.transposed else 0]
 
     @property
     def text(self) -> str:
-        """How the stored tensor differs from the model's, in words."""
+        """A description of how the stored tensor differs from the model's."""
         return f"conv groups={self.groups}" + (" transposed" if self.transposed else "")
 
     @property
@@ -66,11 +66,11 @@ class ConvWeight:
         return (*kernel, 1, out) if depth == 1 else (self.groups, self.columns, out // self.groups)
 
     def stored(self, weight: torch.Tensor) -> torch.Tensor:
-        """The values as they are stored, row-major."""
+        """The values in stored order, row-major."""
         return self.moved(weight).reshape(self.stored_shape).contiguous()
 
     def moved(self, weight: torch.Tensor) -> torch.Tensor:
-        """The values in the order in which they are stored: a view where there is one."""
+        """The values in stored order: a view if possible."""
         rank = weight.ndim
         if self.transposed:
             return weight.flip(tuple(range(2, rank))).permute(1, *range(2, rank), 0)
@@ -82,7 +82,7 @@ class ConvWeight:
         return split.permute(0, *range(3, rank + 1), 2, 1)
 
     def steps(self) -> list[tuple[Any, list[int]]]:
-        """The ATen operators, each with its one argument, that turn what is stored into the weight again."""
+        """The ATen operators, each with its one argument, that restore the weight from the stored tensor."""
         out, depth, *kernel = self.shape
         rank = len(self.shape)
         if self.transposed:
@@ -103,7 +103,7 @@ def _last_to_second(rank: int) -> list[int]:
 
 
 def conv_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ConvWeight | None:
-    """How a tensor with these placeholders is used, if only convolutions of one kind use it, as their weight."""
+    """How a tensor with these placeholders is used, if all its uses are as the weight of one kind of convolution."""
     users = [(node, user) for node in nodes for user in node.users]
     if tensor.ndim not in (3, 4) or not users:
         return None
@@ -123,7 +123,7 @@ def conv_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ConvWeight | 
 
 
 def restore(graph: fx.Graph, weight: ConvWeight, placeholders: Sequence[fx.Node], path: str) -> None:
-    """Puts the steps back to the weight between each placeholder and the convolutions that read it.
+    """Inserts the steps that restore the weight between each placeholder and the convolutions that read it.
 
     The placeholders' own values become those of the stored tensor.
     """

@@ -1,4 +1,4 @@
-"""Batch norms become part of the convolution (or linear) in front of them, before its weight is encoded.
+"""Folds batch norms into the convolution (or linear) in front of them, before its weight is encoded.
 
     before  c = aten.convolution(x, p_conv_weight, None, …)
             n = aten._native_batch_norm_legit_no_training(c, p_bn_weight, p_bn_bias, b_mean, b_var, 0.1, 1e-05)
@@ -6,10 +6,10 @@
     after   y = aten.convolution(x, p_conv_weight, p_conv_bias, …)     weight * s,  (bias - mean) * s + bn_bias
                                                                        with s = bn_weight / sqrt(var + eps)
 
-The first step of insert-qdq.  Values come from the same source as all others, one weight at a time, in the type that
-the model declares; they are computed in fp64 and rounded once to the weight's type.  For a program without values only
-the graph changes.  A batch norm stays where its convolution's result has another reader, where the weight is shared, or
-where its statistics are not constants of the program; import makes it a scale and a shift then.
+This is the first step of insert-qdq.  Values come from the same source as all others, one weight at a time, in the type
+that the model declares; they are computed in fp64 and rounded once to the weight's type.  For a program without values
+only the graph changes.  A batch norm stays if its convolution's result has another reader, if the weight is shared, or
+if its statistics are not constants of the program; import then turns it into a scale and a shift.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 def fold_batch_norms(
     exported: Exported, room: Callable[[int], Bytes], source: WeightSource
 ) -> tuple[Exported, dict[str, str]]:
-    """The program without the batch norms that fold, and for each tensor that became part of another its path.
+    """The program without the folded batch norms, and for each tensor that was folded the path it was folded into.
 
-    The graph is taken over, not copied.  `room` gives bytes for new values.  WeightsError where `source` lacks values.
+    The graph is modified in place.  `room` returns memory for new values.  WeightsError if `source` lacks values.
     """
     folder = _Folder(exported.program, room, source)
     for node in list(exported.program.graph.nodes):
@@ -65,7 +65,7 @@ class _Folder:
         self._products = torch.empty(0, dtype=torch.float64)
 
     def fold(self, norm: fx.Node) -> None:
-        """Folds one batch norm, if everything it needs is constant and nothing else reads what would change."""
+        """Folds one batch norm, if all its operands are constant and nothing else reads the result in front of it."""
         operands: list[Any] = list(norm.args[:5])
         product, given = operands[0], operands[1:]
         if not isinstance(product, fx.Node) or any(n is not None and n not in self.stored for n in given):
@@ -92,7 +92,7 @@ class _Folder:
         self._remove(norm, product, given)
 
     def _tensor(self, node: fx.Node) -> torch.Tensor:
-        """What the program holds for a constant: perhaps without values."""
+        """A constant of the program, perhaps without values."""
         target = self.stored[node]
         found = self.state.get(target, self.program.constants.get(target))
         assert isinstance(found, torch.Tensor)
@@ -104,7 +104,7 @@ class _Folder:
         return self.source.read([self.stored[node]], held) if is_empty(held) else held
 
     def _alone(self, product: fx.Node, norm: fx.Node) -> bool:
-        """A product whose only reader is the norm, with an output channel for each row of a weight of its own."""
+        """Whether the norm is the product's only reader, and the product has one output channel per weight row."""
         if product.target is aten.convolution.default:
             if product.args[6]:
                 return False
@@ -131,7 +131,7 @@ class _Folder:
         given, out = values.reshape(values.shape[0], -1), out.reshape(values.shape[0], -1)
         columns = given.shape[1]
         step = max(1, AT_A_TIME // max(columns, 1))
-        if self._products.numel() < step * columns:  # one for all: what is made anew for each is cut up by the heap
+        if self._products.numel() < step * columns:  # one buffer for all: many allocations would fragment the heap
             self._products = torch.empty(step * columns, dtype=torch.float64)
         for first in range(0, values.shape[0], step):
             rows = slice(first, first + step)
@@ -146,7 +146,7 @@ class _Folder:
         self.state[target] = torch.nn.Parameter(value, requires_grad=False)
 
     def _give_bias(self, product: fx.Node, weight: fx.Node, value: torch.Tensor) -> None:
-        """A bias of its own for a product: the one it has if nothing else reads that, else a new parameter."""
+        """A bias for a product: its present one if nothing else reads that, else a new parameter."""
         bias = _bias(product)
         if bias is not None and len(bias.users) == 1 and not self._tied(bias):
             return self._set(bias, value)
@@ -173,7 +173,7 @@ class _Folder:
         self.folded |= {self.stored[n]: path for n in given if n is not None and not n.users}
 
     def rebuilt(self) -> ExportedProgram:
-        """A program of the graph as it is now."""
+        """The program with the present graph."""
         old = self.program
         self.graph.lint()
         old.graph_module.recompile()
@@ -191,7 +191,7 @@ class _Folder:
 
 
 def _outputs(program: ExportedProgram) -> list[Any]:
-    """The output specs under the names that are returned now."""
+    """The output specs under the names of the present results."""
     returned = program.graph.output_node().args[0]
     assert isinstance(returned, tuple | list)
     specs = []
@@ -209,7 +209,7 @@ def _bias(product: fx.Node) -> fx.Node | None:
 def _affine(
     parts: list[torch.Tensor | None], bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(s, t) of the batch norm as `x * s + t`, a bias of the product in front included, in fp64."""
+    """(s, t) of the batch norm as `x * s + t`, including a bias of the product in front, in fp64."""
     weight, shift, mean, var = (None if v is None else v.double() for v in parts)
     assert mean is not None and var is not None
     factor = 1 / torch.sqrt(var + eps)

@@ -1,16 +1,16 @@
-"""Stage `insert-qdq`: weights are encoded once, and the fx graph decodes them by `torch.ops.qc.dequantize`.
+"""Stage `insert-qdq`: encodes each weight once; the fx graph decodes it by `torch.ops.qc.dequantize`.
 
     before   linear = aten.linear(x, p_q_weight, p_q_bias)                          p_q_weight: f32[384, 384]
     after    dequantize = qc.dequantize(p_q_weight, "nf4:block=64", [384, 384], f32)  p_q_weight: u8[82944]
              linear = aten.linear(x, dequantize, p_q_bias)
 
-A matrix that is used as `x @ W` only (GPT-2's Conv1D: addmm with W as (in, out)) is stored transposed and its uses
-become `aten.linear`, quantised or not: one pattern for everything after.  The weight of a convolution is stored as the
-matrix that its product reads (conv_weights.py), batch norms behind it included (fold_batch_norm.py).  The fused weights
-of experts, (E, N, K), are stored as one matrix (E * N, K) (expert_weights.py).  Tied weights (one storage) are encoded
-once.  What a source holds as codes is stored as it is (stored_codes.py).
+A matrix whose only use is `x @ W` (GPT-2's Conv1D: addmm with W as (in, out)) is stored transposed, and its uses become
+`aten.linear`, quantised or not, so later stages need one pattern only.  The weight of a convolution is stored as the
+matrix that its product reads (conv_weights.py), including batch norms behind it (fold_batch_norm.py).  The fused
+weights of experts, (E, N, K), are stored as one matrix (E * N, K) (expert_weights.py).  Tied weights (one storage) are
+encoded once.  Codes from a source are stored as they are (stored_codes.py).
 
-The rewritten ExportedProgram runs in eager torch and is the accuracy oracle of everything that follows.
+The rewritten ExportedProgram runs in eager torch and is the accuracy oracle for everything that follows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from qcompiler.runtime.progress import Progress, note
 
 aten = torch.ops.aten
 PACKED = "_packed"
-"""A packed weight's buffer is called as its parameter, with this at the end."""
+"""The name of a packed weight's buffer is its parameter's name with this suffix."""
 
 _FLOATS: dict[torch.dtype, DType] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -66,8 +66,8 @@ _FLOATS: dict[torch.dtype, DType] = {torch.float32: "f32", torch.bfloat16: "bf16
 class Quantized:
     """The rewritten program, its packed weights (keyed by their first parameter path), and the ledger.
 
-    `valued` is False for a program whose weights have sizes, but no values.  `files` is where the bytes lie, and where
-    those of the program's image go.
+    `valued` is False for a program whose weights have sizes, but no values.  `files` holds the packed bytes, and will
+    hold those of the program's image.
     """
 
     exported: Exported
@@ -76,11 +76,11 @@ class Quantized:
     valued: bool = True
     files: WeightFiles = field(default_factory=InMemory)
     decisions: tuple[tuple[str, str, str], ...] = ()
-    """(stage, a weight's path, what): whose inputs were measured, and whose are quantised."""
+    """(stage, a weight's path, what): whose inputs were measured or are quantised."""
 
     @property
     def module(self) -> Callable[..., Any]:
-        """The program as a callable of the model's own arguments, in eager torch: the accuracy oracle.
+        """The program as a function of the model's own arguments, in eager torch: the accuracy oracle.
 
         WeightsError without values.
         """
@@ -89,7 +89,7 @@ class Quantized:
         return eager_graph.runnable(self.exported.program)
 
     def text(self) -> str:
-        """What the dump `01-insert-qdq.txt` holds."""
+        """The contents of the dump `01-insert-qdq.txt`."""
         return readable(self.exported.program.graph_module) + f"\n{self.ledger.table()}\n"
 
 
@@ -106,9 +106,9 @@ class _Weight:
     experts: ExpertWeight | None = None
     kinds: set[Kind] = field(default_factory=set)
     format: str | None = None
-    """Text of the storage format; None keeps the values."""
+    """Text of the storage format; None for a weight that is not quantised."""
     codes: StoredCodes | None = None
-    """What the source has instead of values."""
+    """The source's codes, if it has them instead of values."""
 
     @property
     def users(self) -> list[fx.Node]:
@@ -120,7 +120,7 @@ class _Weight:
 
     @property
     def arrangement(self) -> str:
-        """How the stored tensor differs from the model's: "" if not at all."""
+        """How the stored tensor differs from the model's; "" if it does not."""
         if self.experts is not None:
             return self.experts.text
         return "transposed" if self.transposed else self.conv.text if self.conv is not None else ""
@@ -137,14 +137,14 @@ class _Weight:
 
     @property
     def nbytes(self) -> int:
-        """Canonical bytes. FormatShapeError where the format cannot store the shape."""
+        """Canonical bytes. FormatShapeError if the format cannot store the shape."""
         if self.format is None:
             return self.tensor.numel() * self.tensor.element_size()
         rows, cols = self.shape
         return resolve_format(self.format).nbytes(rows, cols)
 
     def arranged(self, values: torch.Tensor) -> torch.Tensor:
-        """A view of the model's values in the order in which they are stored."""
+        """A view of the model's values in stored order."""
         if self.conv is not None:
             return self.conv.moved(values)
         if self.experts is not None:
@@ -164,11 +164,11 @@ def insert_qdq(
     files: WeightFiles | None = None,
     calibration: Calibration | None = None,
 ) -> Quantized:
-    """Rewrites `exported` (taken over, not copied) by the recipe, with values from `source` (default: its own).
+    """Rewrites `exported` in place by the recipe, with values from `source` (default: its own).
 
-    What is stored goes to `files`; by default to memory if it is little, else to files without a name.  One tensor is
-    in work at a time.  With `calibration` the graph is run over its inputs first, and what its linears read decides how
-    their weights are encoded, in formats that take an importance.
+    Packed weights go to `files`; by default to memory if they are small, else to unnamed files.  One tensor is
+    processed at a time.  With `calibration` the graph first runs over its inputs, and the statistics of its linears'
+    inputs weight the errors of their weights, in formats that take an importance.
 
     Errors: RecipeError for a rule that matches nothing and for a calibration that serves nothing, FormatShapeError and
     FormatValueError naming the parameter, WeightsError where the source lacks values, PromiseError if the recipe's
@@ -229,18 +229,18 @@ class _Rewriter:
         chooser = FormatChooser(self.recipe, self.exported.config, [_described(w) for w in eligible_weights])
         for weight in weights:
             self._decide(weight, chooser)
-        chosen = all(weight.codes is None for weight in weights)  # a recipe promises what it decides
+        chosen = all(weight.codes is None for weight in weights)  # a promise covers only the recipe's choices
         self.decisions += chooser.decisions
         promise = chooser.promise(self.rows) if chosen else None
         ledger = Ledger(tuple(self.rows), self.recipe.preset, promise, len(chooser.later))
-        ledger.check_promise()  # before the work, which may take long
+        ledger.check_promise()  # before encoding, which may take long
         self._calibrate(weights)
         stored = [weight for weight in weights if self._is_stored(weight)]
         kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
         self.files.begin([weight.entry() for weight in stored], kept)
         done = 0
         with Progress("packing weights", sum(w.tensor.numel() * w.tensor.element_size() for w in stored)) as progress:
-            self.progress = progress  # which long encodings move from within
+            self.progress = progress  # long encodings report their progress to it
             for weight in weights:
                 self._rewrite(weight)
                 done += weight.tensor.numel() * weight.tensor.element_size() if self._is_stored(weight) else 0
@@ -253,10 +253,10 @@ class _Rewriter:
         ledger = ledger.remarked(self.lost)
         return Quantized(exported, self.weights, ledger, self.source.valued, self.files, tuple(self.decisions))
 
-    # --- what there is ---
+    # --- the tensors of the program ---
 
     def _group(self) -> list[_Weight]:
-        """Parameters, buffers and constants, tied ones together, in the order of the signature."""
+        """Parameters, buffers and constants, tied ones grouped, in the order of the signature."""
         nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
         groups: dict[Any, _Weight] = {}
         for spec in self.specs:
@@ -272,10 +272,10 @@ class _Rewriter:
             weight.nodes.append(nodes[spec.arg.name])
         return list(groups.values())
 
-    # --- what its inputs are ---
+    # --- calibration ---
 
     def _calibrate(self, weights: Sequence[_Weight]) -> None:
-        """Measures the inputs of linears whose formats take an importance, and of all for static scales."""
+        """Measures the inputs of linears whose formats take an importance, and of all linears for static scales."""
         if self.calibration is None:
             if self.activations is not None and self.activations.kind == "tensor":
                 raise RecipeError(
@@ -325,10 +325,10 @@ class _Rewriter:
     def _identities(self, weights: Sequence[_Weight]) -> list[Any]:
         return [self.source.identity(weight.targets, weight.tensor) for weight in weights if weight.is_parameter]
 
-    # --- what becomes of it ---
+    # --- decisions and rewriting ---
 
     def _drop(self, weight: _Weight) -> bool:
-        """Removes what the graph does not read."""
+        """Removes a tensor that the graph does not read."""
         if weight.users:
             return False
         for node, spec in zip(weight.nodes, weight.specs, strict=True):
@@ -344,7 +344,7 @@ class _Rewriter:
         return True
 
     def _decide(self, weight: _Weight, chooser: FormatChooser) -> None:
-        """The format, from the recipe, and the ledger's row."""
+        """Decides the format, by the recipe, and writes the ledger's row."""
         why = _why_kept(weight)
         if weight.codes is not None:
             check_use(weight.codes, weight.targets, weight.shape, weight.kinds, weight.arrangement, self.recipe)
@@ -366,13 +366,13 @@ class _Rewriter:
         self.rows.append(LedgerRow(tuple(weight.targets), shape, dtype, stored, why, before, after, counts))
 
     def _is_stored(self, weight: _Weight) -> bool:
-        """Whether bytes are made: of what is encoded, rearranged or read from files. The rest stays where it is."""
+        """Whether bytes are written: for encoded or rearranged tensors and those from files. Others stay in place."""
         if not self.source.valued or not weight.is_parameter or (weight.codes is not None and weight.codes.mapped):
             return False
         return weight.format is not None or bool(weight.arrangement) or self.source.streams
 
     def _rewrite(self, weight: _Weight) -> None:
-        """The graph reads the stored tensor, and the program's state holds it."""
+        """Makes the graph read the stored tensor, and puts it into the program's state."""
         if weight.transposed:
             self._transpose(weight)
         if weight.conv is not None:
@@ -393,14 +393,14 @@ class _Rewriter:
                 replace_by_linear(self.graph, user, *as_linear(user, node))
 
     def _keep(self, weight: _Weight) -> None:
-        """A parameter keeps its values, or has none."""
+        """Keeps a parameter without quantising it."""
         if self._is_stored(weight):
             tensor = torch.from_numpy(self._stored(weight, self._copy)).view(weight.tensor.dtype).reshape(weight.shape)
         elif self.source.valued:
             tensor = self.source.read(weight.targets, weight.tensor)  # refuses a tensor without values
             if tuple(tensor.shape) == weight.shape:
                 return
-            tensor = tensor.reshape(weight.shape)  # a view: the matrices of experts one below the other
+            tensor = tensor.reshape(weight.shape)  # a view: the stacked matrices of experts
         else:
             with weight.nodes[0].meta["val"].fake_mode:
                 tensor = torch.empty(weight.shape, dtype=weight.tensor.dtype)
@@ -415,7 +415,7 @@ class _Rewriter:
         )
 
     def _identity(self, weight: _Weight) -> dict[str, Any]:
-        """Of the values, and of the importance that they are encoded with."""
+        """Identifies the values, and the importance that they are encoded with."""
         values = self.source.identity(weight.targets, weight.tensor)
         importance = self._importance(weight)
         if importance is None:
@@ -447,7 +447,7 @@ class _Rewriter:
             self._measure_loss(weight, lost_share(fmt, matrix, packed))
 
     def _measure_loss(self, weight: _Weight, share: float) -> None:
-        """Weights that became zero with their scale are said in the ledger, and many of them on stderr."""
+        """Reports weights that became zero with their scale, in the ledger; many of them on stderr, too."""
         if not share:
             return
         key = weight.targets[0]
@@ -459,7 +459,7 @@ class _Rewriter:
             )
 
     def _quantize(self, weight: _Weight) -> None:
-        """Encodes, swaps the placeholder's tensor for the packed bytes, and puts one dequantize behind it."""
+        """Encodes, swaps the placeholder's tensor for the packed bytes, and inserts one dequantize behind it."""
         assert weight.format is not None
         ref, key = parse_format(weight.format), weight.targets[0]
         rows, cols = weight.shape
@@ -516,7 +516,7 @@ class _Rewriter:
         )
 
     def _output_specs(self) -> list[OutputSpec]:
-        """The old ones by the names that now return: a result may have been a product that became a linear."""
+        """The old specs under the present names: a result may have been a product that became a linear."""
         specs = self.program.graph_signature.output_specs
         returned = self.graph.output_node().args[0]
         assert isinstance(returned, tuple | list)
@@ -530,7 +530,7 @@ class _Rewriter:
 
 @contextlib.contextmanager
 def _naming(weight: _Weight) -> Iterator[None]:
-    """A format's errors name the parameter, and the way out."""
+    """Adds the parameter and the way out to a format's errors."""
     key, shape = weight.targets[0], " x ".join(map(str, weight.shape))
     try:
         yield
@@ -538,7 +538,7 @@ def _naming(weight: _Weight) -> Iterator[None]:
         module = key.rpartition(".")[0]
         raise FormatShapeError(
             f"parameter '{key}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, or "
-            f"keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' says what comes next"
+            f"keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' names an alternative"
         ) from error
     except FormatValueError as error:
         raise FormatValueError(f"parameter '{key}' ({shape}): {error}") from error
@@ -553,7 +553,7 @@ def _described(weight: _Weight) -> Described:
 
 
 def _kinds(weight: _Weight) -> set[Kind]:
-    """What the graph uses a float matrix for; sets `transposed` where all uses are `x @ W`, `conv`, `experts`."""
+    """The graph's uses of a float matrix; sets `transposed` if all uses are `x @ W`, `conv`, `experts`."""
     if weight.tensor.dtype not in _FLOATS or weight.specs[0].kind != InputKind.PARAMETER:
         return set()
     weight.conv = conv_weight(weight.tensor, weight.nodes)
@@ -588,7 +588,7 @@ _NO_IMPORTANCE = (
 
 
 def _takes_importance(weight: _Weight) -> bool:
-    """Whether a linear's weight is encoded here, in a format that weighs the errors of columns."""
+    """Whether a linear's weight is encoded here, in a format that weights the errors of columns."""
     if weight.codes is not None or weight.format is None or not _is_quantised_linear(weight):
         return False
     return resolve_format(weight.format).takes_importance

@@ -1,10 +1,10 @@
-"""PEFT's LoRA adapters: adapter_config.json and the tensors beside it, read without torch or peft.
+"""PEFT's LoRA adapters: adapter_config.json and its tensors, read without torch or peft.
 
     delta W = scaling * B @ A        scaling = lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora
-    DoRA:  W' = m * (W + delta W) / ||W + delta W||, the norm of each output's row, m the trained magnitudes
+    DoRA:  W' = m * (W + delta W) / ||W + delta W||, the norm per output row, m the trained magnitudes
 
 Hu et al. 2021 (LoRA), Kalajdzievski 2023 (rsLoRA), Liu et al. 2024 (DoRA); names and files as peft 0.21 writes them.
-What changes a weight in another way, or something else than a weight, is refused by its name.
+Adapters that change a weight in another way, or change anything but weights, are refused by name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REFUSED: dict[str, str] = {
     "modules_to_save": "whole modules are replaced by the adapter's",
 }
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "eva_base", "mica")
-"""Initialisations that change the base weights: what is added belongs to others than the stored ones."""
+"""Initialisations that change the base weights: the update belongs to the changed weights, not to the stored ones."""
 
 
 def _is_number(value: Any) -> bool:
@@ -74,12 +74,12 @@ _FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("alpha_pattern", lambda value: isinstance(value, Mapping) and all(map(_is_number, value.values())), "map to them"),
     ("init_lora_weights", lambda value: isinstance(value, bool | str), "name of an initialisation"),
 )  # fmt: skip
-"""What is read of a config, and what it has to be where it is there."""
+"""Fields of a config that are read, and their required types."""
 
 
 @dataclass(frozen=True)
 class LoraLayer:
-    """What an adapter adds to one module's weight: ``scaling * b @ a``, (out, in), or its transpose.
+    """An adapter's update of one module's weight: ``scaling * b @ a``, (out, in), or its transpose.
 
     `a` is fp32 (r, in), `b` fp32 (out, r); an embedding's weight is (in, out), and so is that of a module with
     `transposed` (peft's fan_in_fan_out).  `magnitude` (out,) makes it DoRA.
@@ -94,12 +94,12 @@ class LoraLayer:
     magnitude: Values | None = None
 
     def shape(self, *, outputs_first: bool) -> tuple[int, int]:
-        """The weight's, as the model has it; with `outputs_first` a linear's is (out, in) whatever the model has."""
+        """The shape of the model's weight; with `outputs_first` a linear's is always (out, in)."""
         full = (self.b.shape[0], self.a.shape[1])
         return full[::-1] if self.is_transposed(outputs_first=outputs_first) else full
 
     def is_transposed(self, *, outputs_first: bool) -> bool:
-        """Whether a row of the weight is an input's."""
+        """Whether a row of the weight belongs to an input."""
         return self.embedding or (self.transposed and not outputs_first)
 
     def delta(self, *, outputs_first: bool) -> Callable[[int, int], npt.NDArray[np.float64]]:
@@ -116,10 +116,10 @@ class LoraLayer:
 
 
 def read_adapter(adapter: str | Path | Mapping[str, Any], config: Mapping[str, Any] | None) -> list[LoraLayer]:
-    """The layers of an adapter: a folder as peft's `save_pretrained` writes it, or its tensors with their `config`.
+    """The layers of an adapter: a folder as written by peft's `save_pretrained`, or its tensors with their `config`.
 
-    Tensors may be NumPy's or torch's.  AdapterError for what is not a LoRA or DoRA, and, listing all of them, for
-    tensors that are missing, of another shape, or none of an adapter's.
+    Tensors may be NumPy's or torch's.  AdapterError if it is not a LoRA or DoRA; one AdapterError lists all tensors
+    that are missing, have another shape, or do not belong to an adapter.
     """
     if isinstance(adapter, Mapping):
         if config is None:
@@ -165,7 +165,9 @@ def _read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
 def _check_config(config: Mapping[str, Any], where: str) -> None:
     kind = str(config.get("peft_type", "LORA")).rpartition(".")[2][:100]
     if kind != "LORA":
-        raise AdapterError(f"{where} is a {kind}; LoRA and DoRA are merged. peft's own merge_and_unload knows others")
+        raise AdapterError(
+            f"{where} is a {kind}; only LoRA and DoRA are merged here; peft's own merge_and_unload merges others"
+        )
     if config.get("lora_alpha") is None:
         raise AdapterError(f"{where} has no lora_alpha in its config, without which its scale is unknown")
     for key, why in _REFUSED.items():
@@ -247,7 +249,7 @@ def _layer(path: str, parts: Mapping[str, Values], config: Mapping[str, Any]) ->
 
 
 def _of_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
-    """The value of the first pattern that is the end of the module's path, by whole names, as peft matches them."""
+    """The value of the first pattern that is a suffix of the module's path, by whole names, as peft matches them."""
     for key, value in (patterns or {}).items():
         try:
             if matches(compiled(key, r"(.*\.)?(", ")$"), path):
@@ -258,7 +260,7 @@ def _of_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> 
 
 
 def _values(tensor: Any) -> Values:
-    """fp32 of an array or a torch tensor."""
+    """The fp32 values of an array or a torch tensor."""
     if callable(getattr(tensor, "detach", None)):
         tensor = tensor.detach().cpu().float().numpy()
     found: Values = np.asarray(tensor).astype(np.float32)
@@ -266,6 +268,6 @@ def _values(tensor: Any) -> Values:
 
 
 def listed(problems: Iterable[str], most: int = 20) -> str:
-    """Some texts, one after another; of very many the first."""
+    """Joins texts; of very many only the first."""
     problems = list(problems)
     return "; ".join(problems[:most]) + (f"; … ({len(problems)} in all)" if len(problems) > most else "")

@@ -1,8 +1,8 @@
-"""How many weights became zero because their block's scale did: values below what fp16 holds as a scale.
+"""Counts weights that became zero because their block's scale did: their values are too small for fp16 scales.
 
-A format that rounds a small weight to zero beside a large one does what it is for.  But where all of a block is small,
-the scale itself is rounded: an fp16 scale below 2^-25 is zero, and with it every weight of the block, without a trace
-in the codes.  Blocks of such weights exist in models (a pruned expert, a layer behind a tiny learned factor).
+A format may round a small weight to zero beside a large one; that is intended.  But if all weights of a block are
+small, the scale itself is rounded: an fp16 scale below 2^-25 becomes zero, and with it every weight of the block,
+invisibly in the codes.  Models do have blocks of such weights (a pruned expert, a layer behind a tiny learned factor).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from qcompiler.formats.base import Format, PackedTensor
 
 TINY = 2.0**-11
-"""A block whose largest value is at least so large keeps its scale in every format: the coarsest is q6_K's fp16 scale
-of its scales, which is the largest value divided by 32 * 127, and so at least 2^-24 from 2^-12 on."""
+"""A block whose largest value is at least this keeps its scale in every format. The coarsest scale is q6_K's fp16 scale
+of scales: the largest value divided by 32 * 127, which is at least 2^-24 for values from 2^-12 on."""
 
 WARN_FROM = 0.01
 """Share of a parameter's non-zero weights that may become zero without a warning."""
@@ -23,9 +23,9 @@ _STEP = 1 << 20
 
 
 def lost_share(fmt: Format, matrix: npt.NDArray[np.generic], packed: PackedTensor) -> float:
-    """The share of the non-zero weights that decode to zero in blocks which hold small values only.
+    """The share of the non-zero weights that decode to zero in blocks with small values only.
 
-    One pass over the values; decodes only where a block is that small.
+    Takes one pass over the values; decodes only if a block is that small.
     """
     flat, cols = matrix.reshape(-1), matrix.shape[1]
     block = min(fmt.declare().block_size(cols), flat.size)
@@ -51,5 +51,5 @@ def lost_share(fmt: Format, matrix: npt.NDArray[np.generic], packed: PackedTenso
 
 
 def describe(share: float) -> str:
-    """For the ledger."""
+    """The ledger's text."""
     return f"{share:.2%} of its non-zero weights became zero: too small for the format's scales"

@@ -2,12 +2,12 @@
 
     rows    W = decode(codes)          M = W + scaling * B @ A          codes' = encode(M)
 
-Rows are decoded, added to (in fp64, rounded once) and encoded a few at a time (formats/made.py), so that no matrix is
-ever whole in floating point; formats with statistics of the whole tensor read their rows twice.  It is NumPy from end
-to end: no device, and no instruction that a machine may lack, takes part.
+Rows are decoded, updated (in fp64, rounded once) and encoded a few at a time (formats/made.py), so no matrix is ever
+complete in floating point.  Formats with statistics of the whole tensor read their rows twice.  All code is NumPy: no
+GPU and no special instruction is needed.
 
-Quantising again rounds again.  The report says what that cost: an update that is small beside the format's step does
-not survive it, and then the adapter is better kept beside the weights or merged before they are quantised.
+Encoding again rounds again, and the report gives the error.  An update that is small beside the format's step is lost;
+such an adapter should be kept apart, or merged before the weights are quantised.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ Matrix = PackedTensor | npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class LayerMerge:
-    """What merging did to one weight.
+    """The result of merging one weight.
 
-    `error` is ||Q - M|| / ||M||, Q what is stored and M the exact sum.  `kept` is ||Q - W|| / ||D|| and `cosine` the
-    angle between Q - W and D, with W what was stored and D = M - W: both are 1 where the update came through whole, and
-    a cosine near 0 says that what changed is rounding and not the update.  A D of zeros keeps 1.
+    `error` is ||Q - M|| / ||M||, with Q the stored result and M the exact sum.  `kept` is ||Q - W|| / ||D|| and
+    `cosine`
+    the cosine of the angle between Q - W and D, with W the old weight and D = M - W.  Both are 1 if the update is fully
+    kept; a cosine near 0 means that the change is rounding and not the update.  If D is zero, `kept` is 1.
     """
 
     path: str
@@ -80,7 +81,7 @@ class MergeReport:
 
 
 class Merged(NamedTuple):
-    """The new weights, in what they came in, and what merging did to them."""
+    """The new weights, in the container of the input, and the report of the merge."""
 
     weights: Any
     report: MergeReport
@@ -95,17 +96,17 @@ def merge_lora(
 ) -> Merged:
     """Merges a LoRA or DoRA adapter of PEFT into weights: ``weights, report = qc.merge_lora(weights, "adapter/")``.
 
-    `weights` is a mapping of module paths (or paths of their weights) to `PackedTensor`s, or to arrays of floats, as
-    the model has them: (out, in), or (in, out) for an embedding and where the adapter's config says `fan_in_fan_out`.
-    The result is a dictionary with all of them, those that the adapter does not name as they were.  Or it is a program,
-    compiled or loaded; then the result is a `LoadedProgram` on its devices with weights of its own, ready to run and to
-    save.  Nothing that was given is changed.
+    `weights` is a mapping of module paths (or paths of their weights) to `PackedTensor`s, or to arrays of floats in the
+    model's shape: (out, in), or (in, out) for an embedding and where the adapter's config says `fan_in_fan_out`.  The
+    result is a dictionary with all of them; those that the adapter does not name are unchanged.  Or `weights` is a
+    program, compiled or loaded; then the result is a `LoadedProgram` on its devices with weights of its own, which can
+    be run and saved.  The inputs are not changed.
 
     `adapter` is a folder with adapter_config.json and adapter_model.safetensors, or the tensors (of NumPy or torch)
     with the config as `config`.  `threshold` is the largest relative error ||Q - M|| / ||M|| that a layer may have.
 
-    Errors: AdapterError for an adapter of another kind, and, listing all of them, for targets that are not there or
-    have other shapes; MergeError, with the report as `report`, listing the layers beyond the threshold.
+    Errors: AdapterError for an adapter of another kind; one AdapterError lists all targets that do not exist or have
+    other shapes; MergeError, with the report as `report`, lists the layers beyond the threshold.
     """
     if threshold is not None and not threshold > 0:
         raise ArgumentError(f"threshold={threshold!r}: the largest relative error of a layer is a number above 0")
@@ -146,7 +147,7 @@ _FLOATS = tuple(NUMPY_DTYPES[name] for name in ("f32", "bf16", "f16", "f64"))
 
 
 def _check_shapes(found: list[tuple[LoraLayer, Matrix]], problems: list[str], *, outputs_first: bool) -> None:
-    """AdapterError listing everything that does not fit."""
+    """AdapterError listing every mismatch."""
     for layer, matrix in found:
         shape, mine = layer.shape(outputs_first=outputs_first), _shape(matrix)
         if shape != mine:
@@ -205,7 +206,7 @@ def _merge(layer: LoraLayer, matrix: Matrix, *, outputs_first: bool) -> tuple[Ma
 
 
 def _reader(matrix: Matrix) -> Callable[[int, int], Values]:
-    """Rows [first, stop) in fp32."""
+    """Reads rows [first, stop) in fp32."""
     if isinstance(matrix, PackedTensor):
         packed = matrix
         return lambda first, stop: packed.format.decode_rows(packed, first, stop)
@@ -243,7 +244,7 @@ def merged_rows(
 
 
 def _float32(total: npt.NDArray[np.float64]) -> Values:
-    """Rounded once; beyond fp32's range it becomes infinite, which encoders refuse with the element's place."""
+    """Rounded once; values beyond fp32's range become infinite, which encoders refuse with the element's position."""
     with np.errstate(over="ignore"):
         return total.astype(np.float32)
 
@@ -258,14 +259,14 @@ def _column_norms(
 
 
 def _norms(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Roots; of an output without weights, whose direction does not exist, infinite, so that it stays 0."""
+    """Square roots; infinite for an output without weights, which has no direction, so that it stays 0."""
     return np.where(squares > 0, np.sqrt(squares), np.inf)
 
 
 def _figures(
     before: Callable[[int, int], Values], made: MadeMatrix, after: Callable[[int, int], Values]
 ) -> tuple[float, float, float]:
-    """(error, kept, cosine) as `LayerMerge` defines them."""
+    """(error, kept, cosine), see `LayerMerge`."""
     missed = norm = delta = change = both = 0.0
     rows, step = made.shape[0], made.piece // made.shape[1]
     for first in range(0, rows, step):
@@ -287,7 +288,7 @@ def _figures(
 
 
 def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], threshold: float | None) -> Merged:
-    """A program's linears are stored (out, in), whatever the model has."""
+    """Merges into a program. Its linears are stored (out, in), whatever the model has."""
     image.require_values()
     by_parameter = {
         parameter: _Place(entry, number)
@@ -325,7 +326,8 @@ def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], t
 
 
 def _path_in(path: str, by_parameter: Mapping[str, Any]) -> str:
-    """A program may be of a module that wraps the adapter's base model, or of a part of it: one prefix more or less."""
+    """The parameter of a path. A program may wrap the adapter's base model or be a part of it: one prefix may
+    differ."""
     if f"{path}.weight" in by_parameter:
         return path
     ends = [p for p in by_parameter if p.endswith(f".{path}.weight")]

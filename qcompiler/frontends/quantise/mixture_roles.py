@@ -1,11 +1,11 @@
-"""What the rules of a mixture (qcompiler/mixtures.py) ask of a model: the role of each weight, and a few facts.
+"""Facts of a model for the rules of a mixture (qcompiler/mixtures.py): the role of each weight, and a few numbers.
 
     model.layers.3.self_attn.v_proj.weight      attn_v of layer 3
     transformer.h.3.attn.c_attn.weight          attn_qkv of layer 3
     model.embed_tokens.weight                   token_embd
 
-Roles go by the names that transformers gives to modules; facts come from the model's `config`, or from the shapes of
-the weights where it has none.  A name that is not known has the role "other", which takes the format of most tensors.
+Roles come from transformers' module names; facts come from the model's `config`, or from the shapes of the weights if
+there is none.  An unknown name has the role "other", which takes the format of most tensors.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _PATTERNS = tuple((role, re.compile(rf"(?:^|\.)(?:{names})$")) for role, names i
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 _FALCON = ("falcon", "RefinedWeb", "RefinedWebModel")
 _80_LAYERS = ("llama", "mistral", "qwen2", "olmo")
-"""Models whose variant of 80 layers has the rules of Llama 70B: those of llama.cpp's architecture llama where k and v
-have fewer heads than q, the other two always."""
+"""Models whose variant of 80 layers has the rules of Llama 70B: llama.cpp's architecture llama if k and v have fewer
+heads than q, the other two always."""
 
 
 def matrix_of(paths: Sequence[str]) -> Matrix:
-    """The role and the layer of a weight with these paths (several for tied weights: a table is a table first)."""
+    """The role and the layer of a weight with these paths (several for tied weights: then the role of a table wins)."""
     found = [_role(path.removesuffix(".weight")) for path in paths]
     role = next((each for each in found if each == "token_embd"), found[0])
     number = _LAYER.search(paths[0])
@@ -54,7 +54,7 @@ def _role(module: str) -> Role:
 
 
 def facts_of(config: Any, weights: Sequence[tuple[Matrix, tuple[int, ...]]]) -> ModelFacts:
-    """Of a model with this `config` (None without one) and these matrices, in the shapes that the model has."""
+    """The facts of a model with this `config` (None without one) and these matrices, in the model's shapes."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     numbers = {matrix.layer for matrix, _ in weights if matrix.layer is not None}
     layers = _number(text, "num_hidden_layers", "n_layer", "num_layers") or len(numbers)
@@ -82,6 +82,6 @@ def _heads_per_kv(config: Any, heads: int) -> int:
 
 
 def _by_rows(weights: Sequence[tuple[Matrix, tuple[int, ...]]]) -> int:
-    """Heads of q per head of k: how many more rows q has. 1 where they are stored together."""
+    """Heads of q per head of k, from the numbers of rows. 1 if they are stored together."""
     rows = {matrix.role: shape[0] for matrix, shape in reversed(weights) if matrix.role in ("attn_q", "attn_k")}
     return max(1, rows["attn_q"] // rows["attn_k"]) if len(rows) == 2 else 1

@@ -1,11 +1,11 @@
-"""What calibration remembers of a linear's inputs, in little memory however many there are.
+"""Calibration statistics of a linear's inputs, in little memory for any number of inputs.
 
-The mean square of each column is the importance that k-quants weigh their errors with (llama.cpp's importance matrix).
-The range of all values is a histogram of magnitudes whose bins double in width when a larger value comes: two bins
-become one, so that nothing already counted moves.  Three observers read a clipping magnitude from it:
+The mean square of each column is the importance by which k-quants weight their errors (llama.cpp's importance matrix).
+The range of all values is a histogram of magnitudes.  When a larger value comes, the bins double in width: two bins
+become one, so no counted value changes its bin.  Three observers derive a clipping magnitude from it:
 
     minmax              the largest magnitude
-    percentile[:99.9]   the magnitude that so many per cent of the values do not exceed (default 99.99)
+    percentile[:99.9]   the magnitude that this percentage of the values does not exceed (default 99.99)
     mse                 that of 128 candidates whose int8 codes have the least squared error
 """
 
@@ -45,7 +45,7 @@ class Magnitudes:
         self.counts += np.bincount(places, minlength=BINS)
 
     def _grow(self, largest: float) -> None:
-        limit = 2.0 ** (np.floor(np.log2(max(largest, 1e-30))) + 1)  # above `largest`, also where it is a power of two
+        limit = 2.0 ** (np.floor(np.log2(max(largest, 1e-30))) + 1)  # strictly above `largest`
         if self.limit:
             merged = round(limit / self.limit)
             bins = np.zeros(BINS, np.int64)
@@ -78,7 +78,7 @@ class Magnitudes:
 
 @dataclass
 class InputStatistics:
-    """Of the inputs of one linear: `squares` (K,) summed over `rows` rows, and their magnitudes if they are wanted."""
+    """Statistics of the inputs of one linear: `squares` (K,) summed over `rows` rows, and magnitudes if requested."""
 
     squares: Float64
     rows: int = 0
@@ -86,11 +86,11 @@ class InputStatistics:
 
     @staticmethod
     def of(cols: int, *, magnitudes: bool) -> InputStatistics:
-        """Nothing seen yet."""
+        """Empty statistics."""
         return InputStatistics(np.zeros(cols), 0, Magnitudes() if magnitudes else None)
 
     def add(self, path: str, x: npt.NDArray[np.float32]) -> None:
-        """More rows (n, K). CalibrationError naming the module where one is not finite."""
+        """Adds rows (n, K). CalibrationError naming the module if a value is not finite."""
         squares = np.einsum("ij,ij->j", x, x, dtype=np.float64)
         if not np.isfinite(squares).all():
             raise CalibrationError(

@@ -1,11 +1,11 @@
-"""Weights that come quantised: what of a graph can read their codes, and inputs whose columns stand in another order.
+"""Weights that are quantised in the file: which uses can read their codes, and reordered inputs for sorted columns.
 
     before   linear = aten.linear(x, dequantize, p_q_bias)
-    after    index_select = aten.index_select(x, -1, b_q_weight_columns)          where a file sorted W's columns
+    after    index_select = aten.index_select(x, -1, b_q_weight_columns)          if the file sorted W's columns
              linear = aten.linear(index_select, dequantize, p_q_bias)
 
 The product is the same: column j of the stored codes is column `permutation[j]` of the layer, and a sum over columns
-does not ask for their order (in floating point, the sum's order is the stored one).
+does not depend on their order (except for rounding: the order of the sum is the stored one).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AS_STORED = "as stored"
 """The ledger's reason for a weight whose codes are the file's."""
 
 COLUMNS = "_columns"
-"""A permutation's buffer is called as its parameter, with this at the end."""
+"""The name of a permutation's buffer is its parameter's name with this suffix."""
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -46,7 +46,7 @@ def check_use(
     arrangement: str,
     recipe: QuantConfig,
 ) -> None:
-    """WeightsError where the graph cannot read the codes as they stand, RecipeError where a rule wants others."""
+    """WeightsError if the graph cannot read the codes as they are, RecipeError if a rule asks for another format."""
     held = f"'{targets[0]}' is {codes.format} in {codes.where}"
     if not kinds or arrangement:
         raise WeightsError(
@@ -75,7 +75,7 @@ def add_permutation(
     target: str,
     permutation: npt.NDArray[np.intp],
 ) -> None:
-    """Puts an index_select in front of every linear that reads one of `nodes`, and its index into the program."""
+    """Inserts an index_select in front of every linear that reads one of `nodes`, and adds its index to the program."""
     first, name = nodes[0], target + COLUMNS
     index = torch.from_numpy(permutation.astype(np.int64))
     with graph.inserting_before(first):

@@ -36,8 +36,8 @@ def import_torch(
 ) -> ImportResult:
     """Runs the three stages; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
 
-    `quant=None` keeps floats; `weights` is where values come from (default: the model's own tensors), `files`
-    where packed ones go, `calibration` what the graph is run over before weights are encoded.
+    `quant=None` keeps floats; `weights` is the source of values (default: the model's own tensors), `files` the storage
+    of packed weights, `calibration` the inputs that the graph runs over before weights are encoded.
     See `export_model` for dynamic_shapes, `insert_qdq` and `import_program` for errors.
     """
     stage("export")
@@ -64,13 +64,13 @@ def import_torch(
 
 
 def _raise_cause(exported: Exported, error: PromiseError, fallback: FallbackChoice) -> None:
-    """Raises the error of an operator without a lowering, if the model has one: why its weights were left as they are.
+    """Raises the error of an operator without a lowering, if the model has one: it explains why weights were kept.
 
-    Whoever reads of a promise first would look for another format, and meet that error with the next one.
+    With only the promise's error, a user would look for another format and then meet that other error.
     """
     try:
         import_program(insert_qdq(exported, None, NoValues()), fallback=fallback)
     except UnsupportedOperatorError as cause:
         raise cause from error
-    except (QCompilerError, KeyError):  # KeyError: a placeholder that the first attempt took out of the graph
-        return  # what is wrong with half a rewritten graph says nothing
+    except (QCompilerError, KeyError):  # KeyError: a placeholder that the first attempt removed from the graph
+        return  # errors of a half-rewritten graph mean nothing

@@ -49,7 +49,7 @@ FallbackChoice = Literal["torch"] | None
 
 __all__ = ["BUILDERS", "IGNORED", "ImportResult", "Importer", "TensorSpec", "import_program"]
 
-# Assertions about what torch has checked while tracing; sizes are checked again by the program's signature.
+# Assertions that torch checked while tracing; the program's signature checks sizes again.
 IGNORED = {
     torch.ops.aten._assert_tensor_metadata.default,
     torch.ops.aten._assert_scalar.default,
@@ -71,7 +71,7 @@ class TensorSpec:
 
 @dataclass
 class ImportResult:
-    """The imported module and all that a program needs beside it.
+    """The imported module, and everything else that a program needs.
 
     `symbols` are the ranges of the dimensions; `states` the initial values of buffers that the model writes (keyed as
     `qc.state`); `torch_parts` the regions that torch runs (with `fallback="torch"`).  `texts` are the dumps
@@ -116,7 +116,7 @@ def import_program(quantized: Quantized, *, fallback: FallbackChoice = None) -> 
 
 
 class Importer:
-    """Walks a rewritten program and builds `func.func @main` from its nodes, one builder for each."""
+    """Walks a rewritten program and builds `func.func @main` from its nodes, with one builder for each."""
 
     def __init__(self, quantized: Quantized, fallback: FallbackChoice) -> None:
         self.quantized = quantized
@@ -155,7 +155,7 @@ class Importer:
             tuple(self.fallback.parts) if self.fallback is not None else (),
         )
 
-    # --- what comes in ---
+    # --- inputs ---
 
     def _placeholders(self) -> None:
         nodes = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
@@ -164,7 +164,7 @@ class Importer:
             node = nodes[spec.arg.name]
             if spec.kind == InputKind.USER_INPUT:
                 self._argument(node, spec.arg)
-            elif is_read(node):  # a buffer that is written and never read is no state
+            elif is_read(node):  # a buffer that is written and never read is not a state
                 self._constant(node, str(spec.target), state=spec.target in mutated)
 
     def _argument(self, node: fx.Node, argument: Any) -> None:
@@ -216,7 +216,7 @@ class Importer:
             self.scope.values[node] = op.result
 
     def _dequantize(self, node: fx.Node) -> SSAValue:
-        """The packed weight as one value, and its decoding; both at the parameter's path."""
+        """The packed weight as one value, and its decoding; both have the parameter's path."""
         packed, text, shape, torch_dtype = node.args
         assert isinstance(packed, fx.Node) and isinstance(text, str)
         ref, dtype = parse_format(text), dtype_name(torch_dtype)  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ class Importer:
         return decoded.result
 
     def _grouped_linear(self, scope: Scope, node: fx.Node) -> SSAValue:
-        """Products with chosen experts; insert-qdq has brought them into this form."""
+        """Products with chosen experts, in the form that insert-qdq makes."""
         experts, repeat = node.args[3:]
         assert isinstance(experts, int) and isinstance(repeat, int)
         type_ = types.tensor(scope.shape(node), scope.dtype(node))
@@ -246,12 +246,12 @@ class Importer:
             raise FrontendError(f"{placeholder.name} is dequantised, but it is an argument and not a weight")
         return self._targets[placeholder.name]
 
-    # --- what happens ---
+    # --- operators ---
 
     def _call(self, node: fx.Node) -> None:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool):
-            return  # sizes are read from the trace where they are used
+            return  # sizes are read from the trace at their uses
         if node.target is torch.ops.qc.dequantize.default:
             self.scope.values[node] = self._dequantize(node)
             return
@@ -291,7 +291,7 @@ class Importer:
         if builder is None:
             raise UnsupportedOperatorError(
                 f"the operator {node.target} has no lowering{describe(node)}. Rewrite that line with supported "
-                'operators, let torch run it at its place (fallback="torch"), or compute it outside of the compiled '
+                'operators, let torch run it (fallback="torch"), or compute it outside of the compiled '
                 "model and pass the result in"
             )
         result = builder(scope, node, bind(node))
@@ -310,7 +310,7 @@ class Importer:
         )
 
     def _check(self, node: fx.Node, result: Result) -> None:
-        """What was built has the type that the trace says."""
+        """Checks that the built value has the type of the trace."""
         value = node.meta.get("val")
         metas = list(value) if isinstance(value, list | tuple) else [value]
         for built, meta in zip(result if isinstance(result, tuple) else (result,), metas, strict=True):
@@ -322,7 +322,7 @@ class Importer:
                     f"import of {node.target} gave {built.type}, the trace says {wanted}{describe(node)}"
                 )
 
-    # --- what goes out ---
+    # --- results ---
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
         nodes = {n.name: n for n in self.program.graph.nodes}

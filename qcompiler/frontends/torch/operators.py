@@ -1,7 +1,7 @@
 """Writes docs/operators.md from the table of builders: `make docs`.
 
-What a builder makes is read from its code: the `qc` ops it names, whether it builds loops, and the cases that it
-refuses.  So the page cannot promise what the code does not do.
+The page's contents are read from the builders' code: the `qc` ops that a builder names, whether it builds loops, and
+the cases that it refuses.  So the page cannot promise more than the code does.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _HEADER = """\
 # Operators
 
 Generated from the importer's own tables by `make docs`. Do not edit: a test compares this page with the tables, and
-another one demands a test case of every operator on it.
+another one demands a test case for every operator on it.
 
-`qc doctor --model` tells which operators of a model would not lower. An operator that is not listed is decomposed by
-torch's core ATen table first (losses, `var`, `std`, `einsum`, recurrent cells and several hundred more); what remains
-and is not listed is an `UnsupportedOperatorError` that names it and its place in the model.
+`qc doctor --model` lists the operators of a model that do not lower. An operator that is not listed here is first
+decomposed by torch's core ATen table (losses, `var`, `std`, `einsum`, recurrent cells and several hundred more). What
+remains and is not listed is an `UnsupportedOperatorError` that names it and its module path.
 
 * *Lowers to*: `loops` are loop nests (`linalg.generic`), which fuse; `qc.…` are ops with kernels of their own, possibly
-  one of several; `view` moves nothing.
-* *Types*: `all` are f64, f32, bf16, f16, i64, i32, i16, i8, ui8 and bool, as far as torch takes them. `floats` are f32,
+  one of several; `view` moves no data.
+* *Types*: `all` are f64, f32, bf16, f16, i64, i32, i16, i8, ui8 and bool, if torch accepts them. `floats` are f32,
   bf16 and f16: the kernels accumulate in fp32.
 * Dimensions may be dynamic unless a limit says otherwise. Sizes that depend on values (`nonzero`, `masked_select`,
-  `unique`, `x[mask]`) have no program: use a mask, `torch.where` or a fixed maximum. Random numbers are passed in.
+  `unique`, `x[mask]`) cannot be compiled: use a mask, `torch.where` or a fixed maximum. Pass random numbers in.
 * Operators run on the CPU and on CUDA alike, except where a limit names a device.
 """
 
@@ -87,7 +87,7 @@ def _packet(overload: Any) -> str:
 
 
 def _reachable(builder: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """A builder and the functions of the frontend's operator modules that it can call, each once."""
+    """A builder and all functions of the frontend's operator modules that it can call, each once."""
     seen: set[int] = set()
     stack: list[Any] = [builder]
     while stack:
@@ -104,7 +104,7 @@ def _reachable(builder: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def _names(code: pytypes.CodeType) -> list[str]:
-    """Global names and attributes that a function uses, those of its inner functions included."""
+    """Global names and attributes that a function uses, including its inner functions."""
     found = list(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, pytypes.CodeType):
@@ -125,7 +125,7 @@ def _lowers(functions: tuple[Callable[..., Any], ...]) -> tuple[str, ...]:
 def _parsed(function: Callable[..., Any]) -> ast.AST | None:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (SyntaxError, OSError):  # a lambda in the middle of a table has no text of its own
+    except (SyntaxError, OSError):  # a lambda inside a table has no source text of its own
         return None
 
 
@@ -138,7 +138,7 @@ def _limits(function: Callable[..., Any]) -> Iterator[str]:
 
 
 def _text(node: ast.expr) -> str:
-    """A string or an f-string, values as `…`."""
+    """The text of a string or an f-string, with `…` for values."""
     if isinstance(node, ast.JoinedStr):
         return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
     if isinstance(node, ast.BinOp):
@@ -153,7 +153,7 @@ def _notes(builder: Callable[..., Any]) -> str:
 
 
 def _dtypes(lowers: tuple[str, ...]) -> str:
-    """Matrix products of other types are loops; the other ops of fp32 kernels have no second form."""
+    """The types. Matrix products of other types are loops; the other ops of fp32 kernels have no second form."""
     heavy = {each.name for each in FLOAT_ONLY} - {qc.LinearOp.name, qc.BatchMatmulOp.name}
     return "floats" if heavy & set(lowers) else "all"
 
@@ -179,18 +179,18 @@ def markdown() -> str:
         parts.append("")
     parts += _recurrent()
     also = ", ".join(f"`{name.removesuffix('.default')}`" for name in ALSO)
-    parts += [f"Taken apart by torch although its core table keeps them whole: {also}.", ""]
+    parts += [f"Decomposed by torch, although its core table keeps them: {also}.", ""]
     parts.append(f"Kernels for {', '.join(FLOATS)}: " + ", ".join(f"`{each.name}`" for each in FLOAT_ONLY) + ".")
     return "\n".join(parts) + "\n"
 
 
 def _recurrent() -> list[str]:
-    """The section of what becomes `qc.recurrent`, which is decomposed before import."""
+    """The section of layers that become `qc.recurrent`, which are decomposed before import."""
     title = (inspect.getdoc(recurrent) or "").split(":")[0]
     lines = [f"## {title}", "", "| operator | lowers to | types | notes and limits |", "|---|---|---|---|"]
     note = (
-        "Any number of layers, both directions, an LSTM's projections, batch first or not, states given or not; "
-        "a dynamic length. A kernel goes over all steps of a layer"
+        "Any number of layers, both directions, an LSTM's projections, batch first or not, with or without states; "
+        "a dynamic length. A kernel loops over all steps of a layer"
     )
     taken = sorted(_packet(op) for op, made in recurrent.DECOMPOSITIONS.items() if made is not recurrent.refuse_packed)
     limits = ("a packed sequence", "dropout in training mode")

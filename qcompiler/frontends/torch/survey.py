@@ -1,8 +1,8 @@
-"""What of a model would not lower, all of it at once: the examination behind `qc doctor --model`.
+"""All operators of a model that do not lower, at once: the examination behind `qc doctor --model`.
 
-The model is exported as `qcompile` exports it, without a look at the values of its weights.  Every node then goes to
-its builder; one that has none, or is refused, is noted, and a stand-in of its type takes its place, so that what comes
-behind it is judged, too.  Nodes that only follow from a size that nothing can know are not reported again.
+The model is exported as `qcompile` does it, without reading the values of its weights.  Every node then goes to its
+builder.  If it has none, or the builder refuses, the problem is recorded, and a stand-in of the node's type takes its
+place, so that later nodes are examined, too.  Nodes that fail only because of an unknown size are not reported again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from qcompiler.passes.lowering.kinds import FLOAT_ONLY, TEMPLATES
 from qcompiler.plan.torch_regions import TorchOp, TorchRegion
 
 PLACES = 8
-"""Places that a finding lists; the rest is a count."""
+"""Maximum number of places listed in a finding; for the rest there is a count."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One operator that would not lower, for one reason: how often, where, and the way out (`why`)."""
+    """One operator that does not lower, for one reason: how often, where, and the way out (`why`)."""
 
     operator: str
     why: str
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All operators of the exported graph with their number of uses, and what would not lower."""
+    """All operators of the exported graph with their number of uses, and those that do not lower."""
 
     operators: Mapping[str, int]
     findings: tuple[Finding, ...]
@@ -88,10 +88,10 @@ def doctor(
     dynamic_shapes: Any = None,
     device: str = "cpu",
 ) -> Diagnosis:
-    """What of a model `qcompile` would refuse, before it is compiled; compiles and runs nothing on `device`.
+    """Lists everything in a model that `qcompile` would refuse; compiles nothing, and runs nothing on `device`.
 
-    Arguments are those of `qcompile`.  The model may be built under `qc.empty_weights()`.  What stops torch.export
-    itself is the one finding "torch.export".  ArgumentError for a device that does not exist.
+    Arguments are those of `qcompile`.  The model may be built under `qc.empty_weights()`.  If torch.export itself
+    fails, that is the one finding "torch.export".  ArgumentError for a device that does not exist.
     """
     kind = {"cpu": "cpu", "cuda": "cuda", "sim": "cuda"}.get(device.partition(":")[0])
     if kind is None:
@@ -102,7 +102,7 @@ def doctor(
         exported = export_model(model, args, kwargs, dynamic_shapes, refused=refused)
         refusals = {node for node, _ in refused}
         for node, error in refused:
-            if not refusals & set(node.all_input_nodes):  # else a mere consequence of another one
+            if not refusals & set(node.all_input_nodes):  # else a consequence of another one
                 notes.add(str(node.target), error, node)
         importer = _Examiner(insert_qdq(exported, None, NoValues()), notes, refusals)
         importer.examine()
@@ -133,7 +133,7 @@ class _Notes:
 
 
 class _Examiner(Importer):
-    """Imports what can be imported and notes the rest."""
+    """Imports everything that can be imported and records the rest."""
 
     def __init__(self, quantized: Quantized, notes: _Notes, refused: set[fx.Node]) -> None:
         super().__init__(quantized, None)
@@ -179,7 +179,7 @@ class _Examiner(Importer):
             self._stand_in(node)
 
     def _stand_in(self, node: fx.Node) -> None:
-        """A value of the node's type, or the note that nothing behind it can be judged."""
+        """A value of the node's type, or a note that nothing behind it can be examined."""
         try:
             self.scope.values[node] = self._of_its_type(self.scope.at(node), node)
         except (QCompilerError, KeyError, AttributeError):
@@ -203,7 +203,7 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def _judge_kernel(op: Operation, kind: str, notes: _Notes) -> None:
-    """Whether the device has a kernel for an imported op, and for its types."""
+    """Records whether the device lacks a kernel for an imported op, or for its types."""
     place = f"'{path_of(op)}'" if path_of(op) else ""
     template = TEMPLATES.get(type(op))
     if template is not None and template not in templates(kind):

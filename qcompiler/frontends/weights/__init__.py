@@ -1,1 +1,1 @@
-"""Where the values of weights come from, how a graph reads them, and where packed ones are put."""
+"""The sources of weights' values, the graph's uses of weights, and the storage of packed weights."""

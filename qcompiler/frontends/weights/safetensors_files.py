@@ -1,6 +1,6 @@
 """Tensors of safetensors files, mapped: a folder of shards, with or without an index, or one file.
 
-Nothing is read but headers until a tensor's bytes are touched, and then they are pages of the file, not of the heap.
+Only headers are read until a tensor's bytes are touched; those are then pages of the file, not of the heap.
 
     8 bytes  n, little-endian      n bytes  JSON: {"name": {"dtype": "BF16", "shape": […], "data_offsets": [a, b]}, …}
     then the data; offsets count from their beginning    (https://huggingface.co/docs/safetensors)
@@ -34,13 +34,13 @@ DTYPES: dict[str, torch.dtype] = {
 CODES: dict[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
-"""Dtypes that mean something only together with a scale in another tensor."""
+"""Dtypes that have a meaning only together with a scale in another tensor."""
 MAX_HEADER = 100 << 20  # the format's own limit
 MAX_DIMS = 16
 LONGEST_NAME = 1024
 MAX_NAME = 255  # bytes of a file's name, on the systems there are
 MAX_SIZE = 1 << 48
-"""Of a dimension, of a tensor in elements, of an offset: no file is as large."""
+"""Maximum of a dimension, of a tensor's elements, of an offset: no file is as large."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -60,14 +60,14 @@ class FileTensor:
 
     @property
     def codes(self) -> None:
-        """A tensor of a safetensors file is what it is; checkpoints whose tensors together are codes read several."""
+        """None: a tensor of a safetensors file holds values. Checkpoints combine several tensors into codes."""
 
     def view(self) -> torch.Tensor:
-        """The values where the file is mapped; a private mapping, so that writing would not change the file."""
+        """The values in the mapped file; the mapping is private, so writes do not reach the file."""
         return self.file.view(self)
 
     def array(self) -> npt.NDArray[Any]:
-        """The values as NumPy has them, bf16 and fp8 by ml_dtypes."""
+        """The values as a NumPy array, bf16 and fp8 by ml_dtypes."""
         name = str(self.dtype).removeprefix("torch.")
         small = getattr(ml_dtypes, name, None)
         if small is None:
@@ -76,7 +76,7 @@ class FileTensor:
         return self.view().view(torch.uint8 if self.dtype.itemsize == 1 else torch.int16).numpy().view(small)
 
     def identity(self) -> dict[str, Any]:
-        """What says that the bytes are those of another time: the file's name, size and change, and the place in it."""
+        """Identifies the bytes: the file's name, size and modification time, and the position in it."""
         status = self.file.status
         return {
             "file": self.file.path.name,
@@ -89,18 +89,18 @@ class FileTensor:
         }
 
     def release(self) -> None:
-        """Lets go of the pages that a view has touched; they are read again when they are touched again."""
+        """Releases the pages that a view has touched; they are read again at the next touch."""
         self.file.release(self)
 
 
 class ShardFile:
-    """One file, mapped when first read. WeightsError if it is no safetensors file or ends before its data."""
+    """One file, mapped at the first read. WeightsError if it is not a safetensors file or is truncated."""
 
     def __init__(self, path: Path, *, codes: bool = False) -> None:
         self.path = path
         self._dtypes = {**DTYPES, **CODES} if codes else DTYPES
         self.notes: dict[str, Any] = {}
-        """What the header says beside the tensors (`__metadata__`); not judged here."""
+        """The header's data besides the tensors (`__metadata__`); not checked here."""
         try:
             with open_regular(path) as file:
                 self.status = os.fstat(file.fileno())
@@ -123,7 +123,7 @@ class ShardFile:
         return tensors
 
     def _tensor(self, name: str, facts: Any, data: int) -> FileTensor:
-        """The only place that reads what a header says of a tensor: all numbers are bounded by the file's size."""
+        """The only place that reads a tensor's entry in a header: all numbers are bounded by the file's size."""
         kind, shape, (start, end) = self._facts(name, facts)
         if kind not in self._dtypes:
             raise WeightsError(
@@ -147,7 +147,7 @@ class ShardFile:
         return FileTensor(self, name, dtype, shape, data + start)
 
     def _facts(self, name: str, facts: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:
-        """(dtype, shape, offsets) as types say, sizes below 2^48, which is more than any file has bytes."""
+        """(dtype, shape, offsets) with checked types, sizes below 2^48, which is larger than any file."""
         if len(name) > LONGEST_NAME:
             raise WeightsError(f"{self.path} names a tensor by {len(name)} characters: {shown(name)}")
         if not isinstance(facts, dict) or set(facts) != {"dtype", "shape", "data_offsets"}:
@@ -192,16 +192,16 @@ class ShardFile:
 
 
 def _are_sizes(values: Any) -> bool:
-    """Whether a JSON value is a list of integers from 0 to `MAX_SIZE`; a boolean is no integer."""
+    """Whether a JSON value is a list of integers from 0 to `MAX_SIZE`; booleans do not count."""
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_SIZE for value in values)
 
 
 def read_tensors(path: Path, *, codes: bool = False) -> dict[str, FileTensor]:
-    """All tensors of a file or folder by name; fp8 only where `codes` says that the caller knows its scales.
+    """All tensors of a file or folder by name; fp8 only if the caller handles its scales (`codes`).
 
-    In a folder the index (`model.safetensors.index.json`, or the only other `*.index.json`) says which file holds
-    what; without one, all `*.safetensors` count.  WeightsError if there are none, if a file is missing or damaged, or
-    if two hold one name.
+    In a folder the index (`model.safetensors.index.json`, or the only other `*.index.json`) names the file of each
+    tensor; without one, all `*.safetensors` count.  WeightsError if there are none, if a file is missing or damaged, or
+    if two files hold the same name.
     """
     if not path.is_dir():
         if not path.exists():
@@ -251,7 +251,7 @@ def _indexed(folder: Path, index: Path, codes: bool) -> dict[str, FileTensor]:
 
 
 def _is_beside(folder: Path, name: str) -> bool:
-    """Whether a name is that of a file in the folder itself; another folder's files are none of its business."""
+    """Whether a name is that of a file directly in the folder: an index must not reach other folders."""
     if Path(name).name != name or "\0" in name or len(name.encode()) > MAX_NAME:
         return False
     return (folder / name).is_file()

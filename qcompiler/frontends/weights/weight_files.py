@@ -1,7 +1,7 @@
-"""Where packed weights are put: anonymous memory, files without a name, or the files of a working folder.
+"""Storage of packed weights: anonymous memory, unnamed files, or the files of a working folder.
 
-One tensor at a time: `store` gives room for a tensor's bytes and has them filled in.  In a file, they are pages of that
-file from then on, and no part of the process's own memory.
+One tensor at a time: `store` provides memory for a tensor's bytes and has it filled.  If it is in a file, the bytes are
+pages of that file from then on, and not memory of the process.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from qcompiler.plan.weights import Bytes
 from qcompiler.runtime.memory import Block, align_up, file_bytes
 
 IN_MEMORY = 16 << 20
-"""Bytes of packed weights, and of the image that is made of them, that are not worth a file."""
+"""Bytes of packed weights, and of the image made of them, below which no file is used."""
 
 IN_WORK = 2 << 20
-"""Bytes that encoders and layouts take beside what they write: a few tiles for each thread."""
+"""Bytes that encoders and layouts need in addition to their output: a few tiles for each thread."""
 
 FILE_BYTES = 64 << 20
-"""The least size of a file without a name: small tensors share one."""
+"""Minimum size of an unnamed file: small tensors share one."""
 
 ALIGNMENT = 256
 
@@ -35,7 +35,7 @@ Fill = Callable[[Bytes], None]
 class Entry:
     """One stored tensor: its first parameter path, its format's text ("" for plain values) and what it decodes to.
 
-    `arrangement` says how the model's tensor was rearranged before ("" if not), `nbytes` are the canonical bytes.
+    `arrangement` says how the model's tensor was rearranged ("" if not), `nbytes` are the canonical bytes.
     """
 
     key: str
@@ -47,25 +47,26 @@ class Entry:
 
 
 class WeightFiles(Protocol):
-    """Room for what a compilation stores."""
+    """Storage for the results of a compilation."""
 
     def begin(self, entries: Sequence[Entry], kept: int) -> None:
-        """All that will be stored, in order, and the bytes of what stays where it is until the image is made."""
+        """Announces everything that will be stored, in order, and the bytes that stay in place until the image is
+        made."""
 
     def store(self, entry: Entry, identity: Callable[[], dict[str, Any]], fill: Fill) -> Bytes:
-        """The entry's bytes: `fill` writes them into zeroed room, unless they are there from an earlier run.
+        """The entry's bytes: `fill` writes them into zeroed memory, unless they exist from an earlier run.
 
-        `identity` tells the values that they are made from.
+        `identity` identifies the values that they are made from.
         """
 
     def room(self, nbytes: int) -> Bytes:
-        """Zeroed bytes that last as long as something refers to them."""
+        """Zeroed bytes that last as long as a reference to them."""
 
     def finish(self) -> None:
-        """All is stored."""
+        """Everything is stored."""
 
     def abandon(self) -> None:
-        """The compilation failed; what is stored stays."""
+        """The compilation failed; stored weights stay."""
 
 
 class InMemory:
@@ -88,14 +89,14 @@ class InMemory:
 
 
 class Unnamed:
-    """Files without a name, in `directory` or where temporary files lie; gone when nothing refers to them."""
+    """Unnamed files, in `directory` or the folder of temporary files; freed with the last reference."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
         self._free: Bytes = np.zeros(0, np.uint8)
 
     def begin(self, entries: Sequence[Entry], kept: int) -> None:
-        """One file for all: a mapping keeps a descriptor open, and processes have few."""
+        """Uses one file for all: a mapping keeps a descriptor open, and processes have few."""
         del kept
         total = sum(align_up(entry.nbytes, ALIGNMENT) for entry in entries)
         if total > self._free.nbytes:
@@ -120,8 +121,8 @@ class Unnamed:
 
 
 class ByNeed:
-    """Memory for small programs; files without a name where packed weights and image would take more than twice the
-    model's largest tensor (`largest` bytes), which is what a compile may take beside the model."""
+    """Memory for small programs; unnamed files if packed weights and image would take more than twice the model's
+    largest tensor (`largest` bytes), which is what a compile may take in addition to the model."""
 
     def __init__(self, largest: int) -> None:
         self._limit, self._given = max(2 * largest - IN_WORK, IN_MEMORY), 0
@@ -135,14 +136,14 @@ class ByNeed:
     def begin(self, entries: Sequence[Entry], kept: int) -> None:
         stored = sum(entry.nbytes for entry in entries)
         self._begun = True
-        self._need(stored + stored + kept, self._limit)  # the image holds everything once more
+        self._need(stored + stored + kept, self._limit)  # the image holds everything a second time
         self._files.begin(entries, kept)
 
     def store(self, entry: Entry, identity: Callable[[], dict[str, Any]], fill: Fill) -> Bytes:
         return self._files.store(entry, identity, fill)
 
     def room(self, nbytes: int) -> Bytes:
-        if not self._begun:  # folded weights, which come on top of all that is stored
+        if not self._begun:  # folded weights, in addition to everything stored
             self._need(nbytes, IN_MEMORY // 4)
         self._given += nbytes
         return self._files.room(nbytes)

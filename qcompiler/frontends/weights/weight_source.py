@@ -1,7 +1,7 @@
-"""Where the values of a model's parameters come from: the module itself, files, or nowhere.
+"""The source of a model's parameter values: the module itself, files, or none.
 
-`insert-qdq` asks a source for one tensor at a time and lets go of it before it asks for the next.  A source whose files
-hold a matrix as codes hands those over (`packed`), and they are stored as they are.
+`insert-qdq` asks a source for one tensor at a time and releases it before it asks for the next.  A source whose files
+hold a matrix as codes returns the codes (`packed`), which are stored unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qcompiler.frontends.weights.safetensors_files import read_tensors
 from qcompiler.frontends.weights.weight_uses import storage_key
 
 Identity = dict[str, Any]
-"""JSON that is equal only where values are: of a file's tensor its place and the file's change, else a digest."""
+"""JSON that is equal only if values are equal: a file's tensor by its place and the file's change, else a digest."""
 
 
 class WeightSource(Protocol):
@@ -36,33 +36,33 @@ class WeightSource(Protocol):
     valued: bool
     """False if there are no values at all: weights are sizes, and nothing is encoded."""
     streams: bool
-    """True if values come from files: then what is made of them goes to files, too."""
+    """True if values come from files: then packed weights go to files, too."""
 
     def bind(self, program: ExportedProgram) -> Mapping[str, torch.Tensor]:
-        """What to put in place of tensors of the program's state before anything reads values."""
+        """Replacements for tensors of the program's state, before any values are read."""
 
     def read(self, targets: Sequence[str], tensor: torch.Tensor) -> torch.Tensor:
-        """The values of a stored tensor on the CPU, in the shape and dtype of `tensor`, which the model declares.
+        """The values of a stored tensor on the CPU, in the shape and dtype that the model declares (`tensor`).
 
         `targets` are all of its paths (several if tied).  WeightsError if there are no values.
         """
 
     def identity(self, targets: Sequence[str], tensor: torch.Tensor) -> Identity:
-        """What tells these values from others."""
+        """Identifies these values."""
 
     def packed(self, targets: Sequence[str], tensor: torch.Tensor) -> StoredCodes | None:
-        """The codes that stand for a stored tensor, if it is quantised already; None for values."""
+        """The codes of a stored tensor, if it is already quantised; None for values."""
 
     def release(self, targets: Sequence[str]) -> None:
-        """The values are not needed any more."""
+        """The values are no longer needed."""
 
 
 @dataclass(frozen=True)
 class StoredCodes:
     """A matrix that a file holds as codes of one of our formats.
 
-    `read` gives its canonical bytes; they are pages of the file where `mapped`, and else made anew each time.  With a
-    `permutation` the codes belong to columns in another order: ``y = x[..., permutation] @ W.T``.
+    `read` returns its canonical bytes; if `mapped` they are pages of the file, else they are made anew each time.  With
+    a `permutation` the codes belong to columns in another order: ``y = x[..., permutation] @ W.T``.
     """
 
     where: str
@@ -75,7 +75,7 @@ class StoredCodes:
 
 
 class ModuleWeights:
-    """The values that the module's own tensors hold."""
+    """The values of the module's own tensors."""
 
     valued = True
     streams = False
@@ -142,24 +142,24 @@ def content_identity(values: torch.Tensor) -> Identity:
 
 
 class InFile(Protocol):
-    """A tensor of a file: plain values, or codes that stand for them."""
+    """A tensor of a file: plain values, or codes."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the model has."""
+        """The model's shape."""
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of values; None for codes."""
+        """The dtype of values; None for codes."""
 
     @property
     def codes(self) -> StoredCodes | None: ...
 
     def view(self) -> torch.Tensor:
-        """The values: where the file is mapped, if they stand there; decoded, if they are codes."""
+        """The values: in the mapped file if possible; decoded, if they are codes."""
 
     def identity(self) -> Identity: ...
 
@@ -167,16 +167,16 @@ class InFile(Protocol):
 
 
 class FileWeights:
-    """Values and codes of files, mapped and read one tensor at a time; what `Shards` and checkpoints have in common.
+    """Values and codes of files, mapped and read one tensor at a time; the common part of `Shards` and checkpoints.
 
-    `tensors` are by the names of the file, which are the model's after `rename`, or but for one prefix.  `ignore` are
-    globs of names that the model does not have.
+    `tensors` are by the names of the file, which are the model's after `rename`, or except for one prefix.  `ignore`
+    are globs of names that the model does not have.
     """
 
     valued = True
     streams = True
     hint = ""
-    """How names that do not fit are mapped: the end of the message."""
+    """The end of the message about names that do not fit: how to map them."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class FileWeights:
         self._views: dict[str, torch.Tensor] = {}
 
     def bind(self, program: ExportedProgram) -> Mapping[str, torch.Tensor]:
-        """Mapped values where dtypes agree; elsewhere tensors without values, which `read` converts one at a time."""
+        """Mapped values if dtypes agree; else tensors without values, which `read` converts one at a time."""
         groups, optional, known = _stored_groups(program)
         self._found = self._match(groups, optional, known)
         mode = next(n.meta["val"] for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)).fake_mode
@@ -220,13 +220,13 @@ class FileWeights:
         return row_major(self._found[targets[0]].view(), tensor.dtype) if is_empty(tensor) else tensor.detach()
 
     def identity(self, targets: Sequence[str], tensor: torch.Tensor) -> Identity:
-        """The file's own, for what is still as the file has it; what was computed since goes by its content."""
+        """The file's own identity if the tensor is unchanged from the file; else a digest of its content."""
         if tensor is self._views.get(targets[0]):
             return self._found[targets[0]].identity()
         return content_identity(tensor)
 
     def packed(self, targets: Sequence[str], tensor: torch.Tensor) -> StoredCodes | None:
-        """Of a tensor that is still as the file has it."""
+        """The codes of a tensor that is unchanged from the file."""
         found = self._found.get(targets[0])
         return found.codes if found is not None and tensor is self._views.get(targets[0]) else None
 
@@ -276,14 +276,14 @@ class FileWeights:
 class Shards(FileWeights):
     """The values of a safetensors file, or of a folder of shards, mapped and read one at a time.
 
-    Names are the model's, or the model's after one prefix is taken away from all of either ("model.", for a module that
-    wraps the checkpoint's, or is a part of it).  `rename` maps a parameter's path to its name in the file where that is
-    not enough; `ignore` are globs of names in the file that the model does not have.  Of tied parameters any one may be
-    in the file.  Values are converted to the dtype that the model declares.
+    Names are the model's, or differ by one prefix on all names of either side ("model.", for a module that wraps the
+    checkpoint's model, or is a part of it).  `rename` maps a parameter's path to its name in the file if that is not
+    enough; `ignore` are globs of names in the file that the model does not have.  Of tied parameters any one may be in
+    the file.  Values are converted to the dtype that the model declares.
 
-    Everything has to fit: a parameter, or a persistent buffer, that the file lacks, a name in the file that the model
+    Names and shapes must match: a parameter or persistent buffer that the file lacks, a name in the file that the model
     lacks, and another shape are WeightsErrors that list the names.  A buffer that the model writes (its state) may be
-    missing: it begins as the model made it.
+    missing: it then starts with the model's own values.
     """
 
     hint = (
@@ -298,7 +298,7 @@ class Shards(FileWeights):
 
 
 def _stored_groups(program: ExportedProgram) -> tuple[list[tuple[list[str], torch.Tensor]], set[str], set[str]]:
-    """Tied names with what the model declares; those that a file may lack; and all names it may hold.
+    """Groups of tied names with the declared tensor; names that a file may lack; and all names it may hold.
 
     A parameter or buffer that the graph does not read may be missing; so may a buffer that it writes.
     """
@@ -324,7 +324,7 @@ def _stored_groups(program: ExportedProgram) -> tuple[list[tuple[list[str], torc
 
 
 def _best_renaming(groups: Sequence[Sequence[str]], tensors: Mapping[str, Any]) -> Callable[[str], str]:
-    """The identity, or one prefix taken from the model's names or from the file's: what finds most parameters."""
+    """The identity, or one prefix removed from the model's names or the file's: whichever finds most parameters."""
     candidates: list[Callable[[str], str]] = [lambda name: name]
     for prefix in _prefixes(name for names in groups for name in names):
         candidates.append(lambda name, prefix=prefix: name.removeprefix(prefix))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""How a graph uses a weight: the forms of a linear, and what makes one of them of all."""
+"""A graph's uses of a weight: the forms of a linear, and their normalisation to one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
 def storage_key(tensor: torch.Tensor) -> Any:
-    """Equal for tensors that are one: tied parameters."""
+    """Equal for tensors that share storage: tied parameters."""
     storage = tensor.untyped_storage()
     place = storage._cdata if is_empty(tensor) else storage.data_ptr()  # a fake's storage has no address
     return (place, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def reads(nodes: Sequence[fx.Node]) -> tuple[tuple[fx.Node, fx.Node], ...]:
-    """(linear, its input) for each linear that these nodes are the weight of."""
+    """(linear, its input) for each linear whose weight is one of these nodes."""
     found: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         for user in node.users:
@@ -46,7 +46,7 @@ def as_linear(user: fx.Node, weight: fx.Node) -> tuple[Any, ...]:
 
 
 def join_transposes(graph: fx.Graph, tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> None:
-    """`x @ W.t()` to `linear(x, W)`, for programs whose linears were decomposed before they came here."""
+    """Turns `x @ W.t()` into `linear(x, W)`, for programs whose linears were decomposed before."""
     if tensor.ndim != 2:
         return
     for node in nodes:

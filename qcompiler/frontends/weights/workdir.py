@@ -1,15 +1,15 @@
-"""A working folder: packed weights that outlive the process that made them, so that a killed compile goes on.
+"""A working folder: packed weights that outlive their process, so that a killed compile can continue.
 
     workdir/
       3f1c9a5e0b7d2c44/          one for each list of weights (names, shapes, formats) and version of the encoders
         lock                     held by the process that compiles; it holds that process's id
-        journal.jsonl            a line for each weight that is finished
+        journal.jsonl            a line for each finished weight
         weights-1.bin            their bytes, each from a page boundary; each run that encodes begins a new file
 
-A line is written when the bytes it speaks of are on the disk (fsync), so what a line claims is there.  A line that a
-kill tore is no JSON or lacks its end; it and what follows it is ignored.  A line is believed if its entry is the one
-that is wanted, made from values of the same identity, and if its digest is that of the bytes.  Files are only ever
-appended to, and are removed when no line refers to them: a program that still maps one loses nothing.
+A line is written when its bytes are on the disk (fsync), so its claim is true.  A line that a kill tore is not JSON or
+lacks its end; it and everything after it is ignored.  A line is used if its entry is the wanted one, made from values
+of the same identity, and if its digest matches the bytes.  Files are only ever appended to, and are removed when no
+line refers to them: a program that still maps one loses nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from qcompiler.runtime.progress import note
 JOURNAL_VERSION = 1
 CHUNK = 16 << 20
 COMMIT_BYTES = 1 << 20
-"""Bytes that may be encoded and not yet be safe: an fsync for each bias would take longer than encoding it."""
+"""Bytes that may be encoded before they are synced: an fsync for each bias would take longer than encoding it."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -57,14 +57,14 @@ class Line(msgspec.Struct, frozen=True):
     sha256: str
 
     def serves(self, entry: Entry) -> bool:
-        """Whether it is what `entry` asks for, its values aside."""
+        """Whether it fits `entry`, apart from its values."""
         mine = (self.key, self.format, self.dtype, self.shape, self.arrangement, self.nbytes, self.layout)
         theirs = (entry.key, entry.format, entry.dtype, entry.shape, entry.arrangement, entry.nbytes, "canonical")
         return mine == theirs
 
 
 class WorkFolder:
-    """Weight files in a folder of the user's. WorkdirError if another process compiles the same weights there."""
+    """Weight files in a user's folder. WorkdirError if another process compiles the same weights there."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -114,7 +114,7 @@ class WorkFolder:
         return self._unnamed.room(nbytes)
 
     def finish(self) -> None:
-        """The journal is written anew with what this program holds; files without a line are removed."""
+        """Rewrites the journal with this program's weights; files without a line are removed."""
         self._commit()
         if self._current != self._lines or self.encoded:
             self._rewrite_journal()
@@ -127,7 +127,7 @@ class WorkFolder:
         self.abandon()
 
     def abandon(self) -> None:
-        self._commit()  # of a compile that failed, too, what is finished is
+        self._commit()  # finished weights count even if the compile failed
         for file in (self._data, self._journal, self._lock):  # the lock goes last
             if file is not None:
                 file.close()
@@ -153,10 +153,10 @@ class WorkFolder:
         self._lock.write(str(os.getpid()).encode())
         self._lock.flush()
 
-    # --- what earlier runs left ---
+    # --- earlier runs ---
 
     def _read_journal(self) -> int:
-        """Reads the lines; the number of bytes up to the end of the last whole one."""
+        """Reads the lines; returns the number of bytes up to the end of the last whole one."""
         try:
             text = (self._folder / "journal.jsonl").read_bytes()
         except FileNotFoundError:
@@ -174,7 +174,7 @@ class WorkFolder:
         return kept
 
     def _verified(self, line: Line) -> Bytes | None:
-        """The bytes of a line if they are what it says."""
+        """The bytes of a line if they match it."""
         try:
             data = self._mapped(line.file)
         except (OSError, ValueError) as error:
@@ -187,7 +187,7 @@ class WorkFolder:
         return found
 
     def _mapped(self, name: str) -> Bytes:
-        """A file of earlier bytes as memory: what is written to it, the file does not see."""
+        """A file of earlier bytes as a private mapping: writes to it do not reach the file."""
         if Path(name).name != name:
             raise ValueError("no name of a file here")
         if name not in self._maps:
@@ -215,7 +215,7 @@ class WorkFolder:
         return self._mapped(line.file)[offset : offset + entry.nbytes]
 
     def _new_file(self) -> _DataFile:
-        # A name that some line has, even of a file that is lost, is not given again.
+        # The name of any line's file, even a lost one, is not used again.
         names = {p.name for p in self._folder.glob("weights-*.bin")} | {line.file for line in self._lines.values()}
         numbers = [int(digits) for name in names if (digits := name[8:-4]).isdigit()]
         made = _DataFile(self._folder / f"weights-{max(numbers, default=0) + 1}.bin", self._room)
@@ -223,7 +223,7 @@ class WorkFolder:
         return made
 
     def _commit(self) -> None:
-        """Data first, then the lines that speak of them."""
+        """Writes data first, then the lines that refer to it."""
         if not self._pending or self._data is None or self._journal is None:
             return
         self._data.sync()
@@ -246,10 +246,10 @@ class WorkFolder:
 
 
 class _DataFile:
-    """A new file of packed weights, as large as all may become, mapped once and filled from its beginning.
+    """A new file of packed weights, with the maximum size, mapped once and filled from its beginning.
 
-    A mapping keeps a descriptor open, so there is one for all weights.  The file has holes until it is closed, at its
-    true size.
+    A mapping keeps a descriptor open, so there is one file for all weights.  The file has holes until it is closed,
+    when it gets its true size.
     """
 
     def __init__(self, path: Path, capacity: int) -> None:
@@ -259,7 +259,7 @@ class _DataFile:
         self._bytes = np.frombuffer(mmap.mmap(self._file.fileno(), capacity), np.uint8)
 
     def writable(self, nbytes: int, where: Path) -> Bytes:
-        """The next bytes; room for them on the disk is taken first, since a write to a mapping cannot fail politely."""
+        """The next bytes; their space on the disk is reserved first, since a write to a mapping cannot raise."""
         first = self.end
         if nbytes:
             reserve(self._file, first, nbytes, where)
@@ -267,17 +267,17 @@ class _DataFile:
         return self._bytes[first : first + nbytes]
 
     def sync(self) -> None:
-        """On Linux fsync writes out what was written through mappings, too."""
+        """Writes the file to the disk; on Linux fsync also writes what was written through mappings."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Nobody reads behind the end: mappings of the cut part are never touched."""
+        """Cuts the file to its true size; mappings of the cut part are never touched."""
         self._file.truncate(max(self.end, 1))
         self._file.close()
 
 
 def _sync_folder(path: Path) -> None:
-    """A file's name is safe when its folder is."""
+    """Syncs a folder: a file's name is safe only then."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -286,14 +286,14 @@ def _sync_folder(path: Path) -> None:
 
 
 def _folder_name(entries: Sequence[Entry]) -> str:
-    """Sixteen hexadecimal digits of a digest of what is stored, and of the code that encodes it."""
+    """Sixteen hexadecimal digits of a digest of the stored weights' descriptions and of the encoders' code."""
     facts = [JOURNAL_VERSION, _encoders(), [asdict(entry) for entry in entries]]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def _encoders() -> str:
-    """A digest of the formats' source: another version may encode otherwise."""
+    """A digest of the formats' source: another version may encode differently."""
     folder = Path(next(iter(qcompiler.formats.__path__)))
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
@@ -302,7 +302,7 @@ def _encoders() -> str:
 
 
 def _digest(data: Bytes) -> str:
-    """sha256; what has been read is given back a chunk at a time."""
+    """sha256; read pages are released chunk by chunk."""
     digest = hashlib.sha256()
     for start in range(0, data.nbytes, CHUNK):
         digest.update(data[start : start + CHUNK].data)

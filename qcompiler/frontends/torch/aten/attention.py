@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` as `qc.attention`: which dims are batch and heads, and what broadcasts."""
+"""`scaled_dot_product_attention` as `qc.attention`: which dims are batch and heads, and which operands broadcast."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _operands(s: Scope, node: fx.Node, a: Args) -> tuple[SSAValue, SSAValue, SSA
     """q, k, v and the mask as (batch, heads, length, size).
 
     Without grouped heads, rank 3 is a batch of single heads; dims beyond rank 4 fold into the batch.  Leading dims
-    broadcast; one key head that all query heads share (multi-query attention) stays one.
+    broadcast; a single key head that all query heads share (multi-query attention) stays one.
     """
     values = [s.value(a[name]) for name in ("query", "key", "value")]
     mask = s.value(a["attn_mask"]) if a.get("attn_mask") is not None else None
@@ -53,7 +53,7 @@ def _operands(s: Scope, node: fx.Node, a: Args) -> tuple[SSAValue, SSAValue, SSA
 
 
 def _heads(s: Scope, node: fx.Node, values: list[SSAValue], grouped: bool) -> tuple[int, int, int]:
-    """How many heads q, k and v get."""
+    """The numbers of heads of q, k and v."""
     found = [shape_of(each.type)[-3] for each in values]
     counts = [size for size in found if isinstance(size, int)]
     if len(counts) != 3:
@@ -68,7 +68,7 @@ def _heads(s: Scope, node: fx.Node, values: list[SSAValue], grouped: bool) -> tu
 
 
 def _mask(s: Scope, mask: SSAValue, leading: Shape, q: SSAValue) -> SSAValue:
-    """Rank 4, broadcastable; float masks in the query's type."""
+    """The mask with rank 4, broadcastable; float masks in the query's type."""
     if len(leading) > 1 and len(shape_of(mask.type)) > 3:
         mask = _folded(s, s.broadcast(mask, (*leading, *shape_of(mask.type)[-3:])))
     else:
@@ -77,7 +77,7 @@ def _mask(s: Scope, mask: SSAValue, leading: Shape, q: SSAValue) -> SSAValue:
 
 
 def _of_rank(s: Scope, value: SSAValue, rank: int) -> SSAValue:
-    """Ones in front until the rank is reached."""
+    """Adds leading dims of 1 until the rank is reached."""
     shape = shape_of(value.type)
     return s.reshape(value, (*([1] * (rank - len(shape))), *shape))
 

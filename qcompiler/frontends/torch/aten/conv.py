@@ -2,11 +2,11 @@
 
     aten.convolution on (b, c, h, w)     qc.conv2d
     aten.convolution on (b, c, length)   qc.conv2d of height 1, between views
-    batch_norm                           x * scale + shift, both made from constants and so at load time
-    transposed convolution               zeros between the pixels, then qc.conv2d with the kernel turned around
+    batch_norm                           x * scale + shift, both computed from constants, so at load time
+    transposed convolution               zeros between the pixels, then qc.conv2d with the kernel rotated
 
-What stands in the graph has been prepared by insert-qdq: batch norms behind a convolution are part of its weight, and
-weights are stored as their products read them (conv_weights.py).
+insert-qdq has prepared the graph: batch norms behind a convolution are part of its weight, and weights are stored as
+their products read them (conv_weights.py).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _convolution(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _transposed(s: Scope, node: fx.Node, a: Args) -> Result:
-    """The convolution of an image with zeros between its pixels, by the kernel turned around, over a wider border."""
+    """The convolution of an image with zeros between its pixels, with the rotated kernel and a wider border."""
     if int(a["groups"]) != 1:
         raise s.unsupported(node, f"a transposed convolution of {a['groups']} groups")
-    if a["weight"].target is not aten.flip.default:  # as insert-qdq stores it: turned around already
+    if a["weight"].target is not aten.flip.default:  # as insert-qdq stores it: already rotated
         raise s.unsupported(node, "a transposed convolution whose weight is not a parameter of its own")
     w = s.value(a["weight"].args[0])
     count = _dimensions(s, node, w)
@@ -90,7 +90,7 @@ def _spread(s: Scope, x: V, strides: Sequence[int]) -> V:
 
 
 def _cut(s: Scope, x: V, before: Sequence[int], after: Sequence[int]) -> V:
-    """A border of negative width: that much less of the last two dims."""
+    """A border of negative width: removes that much of the last two dims."""
     for axis, (first, last) in enumerate(zip(before, after, strict=True), 2):
         if first < 0 or last < 0:
             size = dim(shape_of(x.type)[axis]) + (min(first, 0) + min(last, 0))
@@ -99,7 +99,7 @@ def _cut(s: Scope, x: V, before: Sequence[int], after: Sequence[int]) -> V:
 
 
 def _dimensions(s: Scope, node: fx.Node, w: V) -> int:
-    """Over how many dims a convolution goes: 1 or 2."""
+    """The number of dims of a convolution: 1 or 2."""
     shape = shape_of(w.type)
     if len(shape) not in (3, 4):
         raise s.unsupported(node, f"a convolution over {len(shape) - 2} dimensions; there are kernels for one and two")
@@ -115,7 +115,7 @@ def _image_type(s: Scope, node: fx.Node, count: int) -> Attribute:
 
 
 def _from_image(s: Scope, result: V, out: Sequence[Dim]) -> V:
-    """(b, c, 1, length) as (b, c, length), where that is the shape asked for."""
+    """(b, c, 1, length) as (b, c, length), if that is the result's shape."""
     if len(out) == 4:
         return result
     last = s.reshape(s.transpose(result, [0, 2, 3, 1]), [out[0], out[2], out[1]])
@@ -123,13 +123,13 @@ def _from_image(s: Scope, result: V, out: Sequence[Dim]) -> V:
 
 
 def _two(numbers: Sequence[int], count: int, missing: int) -> list[int]:
-    """torch's list of one number for all dims, or one for each, as two; `missing` for the height of a conv1d."""
+    """torch's single number or list as two numbers; `missing` is the height's for a conv1d."""
     full = [int(n) for n in numbers] * (count if len(numbers) == 1 else 1)
     return [missing] * (2 - count) + full
 
 
 def _image(s: Scope, value: V, count: int) -> V:
-    """(b, c, length) as (b, c, 1, length), by way of (b, 1, length, c): the order in which all of them are stored."""
+    """(b, c, length) as (b, c, 1, length), via (b, 1, length, c), the order in which all of them are stored."""
     if count == 2:
         return value
     b, c, length = shape_of(value.type)
@@ -141,7 +141,7 @@ def _image(s: Scope, value: V, count: int) -> V:
 def _batch_norm(s: Scope, node: fx.Node, a: Args) -> Result:
     """x * scale + shift over channels (dim 1), in fp32 and rounded once.
 
-    scale = weight / sqrt(var + eps) and shift = bias - mean * scale, as torch's CPU kernel does it.
+    scale = weight / sqrt(var + eps) and shift = bias - mean * scale, as in torch's CPU kernel.
     """
     x = s.value(a["input"])
     shape, dtype, eps = shape_of(x.type), tensor_dtype(x.type), float(a["eps"])

@@ -1,8 +1,8 @@
 """Picking by index, and index_copy: embedding, gather, index, take.
 
 `x[i, j]` with index tensors becomes one gather over linear indices.  Masks of transformers index by ranges that were
-unsqueezed to broadcast (`mask[arange(b)[:, None, None, None], arange(s)]`); such an index is no gather at all but a
-view, and import sees through it.
+unsqueezed to broadcast (`mask[arange(b)[:, None, None, None], arange(s)]`); import recognises such an index and makes a
+view instead of a gather.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _index_select(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def at_least_1d(s: Scope, x: V) -> V:
-    """A tensor of rank 0 as a list of one: torch takes dimension 0 of it."""
+    """A tensor of rank 0 as a vector with one element: torch treats it so for dimension 0."""
     return x if shape_of(x.type) else s.reshape(x, [1])
 
 
@@ -63,7 +63,7 @@ def _take(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.gather.default)
 def _gather(s: Scope, node: fx.Node, a: Args) -> Result:
-    """torch.gather; its index may be smaller than x in the other dims, which cuts x first."""
+    """torch.gather; its index may be smaller than x in the other dims, so x is cut first."""
     if 0 in s.shape(node):  # an index without elements may have any rank
         return s.full(0, s.shape(node), s.dtype(node))
     x, index = (at_least_1d(s, s.value(a[name])) for name in ("self", "index"))
@@ -81,7 +81,7 @@ def _gather(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @dataclass(frozen=True)
 class _Range:
-    """A tensor whose values are `start + position` along one axis of a given rank, and whose other axes have size 1."""
+    """A tensor whose values are `start + position` along one axis of a given rank; its other axes have size 1."""
 
     axis: int
     rank: int
@@ -90,7 +90,7 @@ class _Range:
 
 
 def _as_range(s: Scope, node: Any) -> _Range | None:
-    """Sees through arange, + constant, unsqueeze, casts and copies."""
+    """Recognises a range through arange, + constant, unsqueeze, casts and copies."""
     if not is_tensor(node) or node.op != "call_function":
         return None
     args = node.args
@@ -148,7 +148,7 @@ def _index_by_ranges(s: Scope, x: V, indices: Sequence[Any]) -> V | None:
 
 
 def _index_by_gather(s: Scope, x: V, indices: Sequence[Any]) -> V:
-    """Indexed dims to the front, folded into one; one gather over linear indices; the result back in its place."""
+    """Moves indexed dims to the front and folds them into one; gathers by linear indices; moves the result back."""
     shape = shape_of(x.type)
     used = [i for i, index in enumerate(indices) if index is not None]
     values = [s.value(indices[i]) for i in used]
@@ -161,14 +161,14 @@ def _index_by_gather(s: Scope, x: V, indices: Sequence[Any]) -> V:
     )
     out = take(s, folded, linear, 0)
     if used != list(range(used[0], used[-1] + 1)):
-        return out  # torch puts the indexed dims first when they are not neighbours
+        return out  # torch puts the indexed dims first if they are not neighbours
     rank, before = len(shape_of(linear.type)), used[0]
     order = [*range(rank, rank + before), *range(rank), *range(rank + before, len(shape_of(out.type)))]
     return s.transpose(out, order)
 
 
 def linear_index(s: Scope, indices: Sequence[V], sizes: Sequence[Dim]) -> V:
-    """((i0 * n1) + i1) * n2 + …, each index first counted from the start if negative."""
+    """((i0 * n1) + i1) * n2 + …, after negative indices were made positive."""
     numbers: list[V | int] = [size if isinstance(size, int) else s.symbolic(size) for size in sizes]
 
     def body(m: Scalars, *elements: V) -> V:

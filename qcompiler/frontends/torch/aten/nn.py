@@ -1,4 +1,4 @@
-"""Matmuls, attention, norms, softmax, reductions and scans of ATen as `qc` ops and reducing loops."""
+"""Matmuls, attention, norms, softmax, reductions and scans of ATen as `qc` ops and reduction loops."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def _matmul(s: Scope, x: V, y: V) -> V:
 
 
 FLOATS_OF_MATMUL: tuple[DType, ...] = ("f32", "bf16", "f16")
-"""What kernels of matrix products take."""
+"""The types that kernels of matrix products support."""
 
 
 def _plain_product(s: Scope, x: V, y: V, batch: Shape) -> V:
-    """Matrix products of integers and of f64 as a reducing loop."""
+    """Matrix products of integers and of f64 as a reduction loop."""
     left, right, dtype = shape_of(x.type), shape_of(y.type), tensor_dtype(x.type)
     rank = len(right)
     columns = s.transpose(y, [*range(rank - 2), rank - 1, rank - 2])
@@ -143,7 +143,7 @@ def _addbmm(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten._trilinear.default)
 def _trilinear(s: Scope, node: fx.Node, a: Args) -> Result:
-    """The product of three tensors with unit dims put in, summed over `sumdim`: bilinear layers."""
+    """The product of three tensors with inserted unit dims, summed over `sumdim`: bilinear layers."""
     rank = len(shape_of(s.value(a["i1"]).type)) + len(a["expand1"])
     spread = []
     for name, expand in (("i1", a["expand1"]), ("i2", a["expand2"]), ("i3", a["expand3"])):
@@ -197,7 +197,7 @@ def _rms_norm(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _norm_operands(s: Scope, a: Args) -> tuple[V, V | None, V | None, Shape]:
-    """x with the normalised dims as one last dim, weight and bias likewise flat, and x's own shape."""
+    """x with the normalised dims as one last dim, weight and bias flattened likewise, and x's own shape."""
     x = s.value(a["input"])
     shape, count = shape_of(x.type), len(a["normalized_shape"])
     inner = product(shape[len(shape) - count :]).to_dim()
@@ -221,7 +221,7 @@ def _group_norm(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten._native_batch_norm_legit.no_stats, aten.native_batch_norm.default)
 def _instance_norm(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Batch norm with the statistics of its input: what torch makes of an instance norm, over (1, n * c, …)."""
+    """Batch norm with the statistics of its input: torch's form of an instance norm, over (1, n * c, …)."""
     if a.get("running_mean") is not None:
         if a["training"]:
             raise s.unsupported(node, "the model is in training mode; call model.eval() before compiling it")
@@ -252,7 +252,7 @@ def _standardised(s: Scope, x: V, axes: tuple[int, ...], eps: float, compute: DT
 
 
 def _affine_per_channel(s: Scope, x: V, a: Args, compute: DType) -> V:
-    """x * weight + bias, whichever are given, with one entry for each channel (dim 1)."""
+    """x * weight + bias, if given, with one entry for each channel (dim 1)."""
     shape = shape_of(x.type)
     spread = [1, shape[1], *([1] * (len(shape) - 2))]
     for name in [n for n in ("weight", "bias") if a.get(n) is not None]:
@@ -271,7 +271,7 @@ def _softmax(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _along_last(s: Scope, x: V, axis: int, build: Any) -> V:
-    """Applies `build` to x with `axis` last, and puts the axis back."""
+    """Applies `build` to x with `axis` last, and moves the axis back."""
     rank = len(shape_of(x.type))
     if rank == 0:
         return s.reshape(build(s.reshape(x, [1])), [])
@@ -305,7 +305,7 @@ def _axes(s: Scope, a: Args) -> tuple[V, Shape, tuple[int, ...]]:
 
 
 def _finish(s: Scope, node: fx.Node, value: V) -> V:
-    """keepdim and the result's type."""
+    """Applies keepdim and the result's type."""
     return s.cast(s.reshape(value, s.shape(node)), s.dtype(node))
 
 
@@ -378,7 +378,7 @@ def _vector_norm(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _norm_term(m: Scalars, v: V, order: float) -> V:
-    """What a p-norm adds up (or takes the largest of, for inf)."""
+    """The term that a p-norm sums (or maximises, for inf)."""
     if order == 0:
         return m.select(m.compare("ne", v, m.const(0)), m.const(1), m.const(0))
     if order in (1, 2) or pymath.isinf(order):
@@ -415,7 +415,7 @@ def _argmax(s: Scope, node: fx.Node, a: Args) -> Result:
 def _index_of_extreme(s: Scope, x: V, axis: int | None, kind: Reduction) -> V:
     """The first position of the largest (smallest) value along `axis`, which is dropped; NaN counts as extreme.
 
-    Two loops that any target has: the extreme, then the smallest index among those that equal it.
+    Two loops that any target has: the extreme, then the smallest index among the values that equal it.
     """
     dtype = tensor_dtype(x.type)
     if axis is None:

@@ -47,7 +47,7 @@ def _argsort(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.topk.default)
 def _topk(s: Scope, node: fx.Node, a: Args) -> Result:
-    """The k largest, best first, also with sorted=False. The k smallest are the beginning of the sorted row."""
+    """The k largest, best first, also with sorted=False. The k smallest are the start of the sorted row."""
     x, k = s.value(a["self"]), s.dim(a["k"])
     shape = shape_of(x.type)
     if not shape:
@@ -108,7 +108,7 @@ def _median_along(s: Scope, x: V, axis: int, ignore: bool) -> tuple[V, V]:
     missing = s.keep_axes(missing, shape, (axis,))
 
     def place(m: Scalars, nans: V, end: V) -> V:
-        """The middle of what counts; if NaN counts, the first NaN, which stand at the end of the sorted row."""
+        """The middle of the values that count; if NaN counts, the first NaN (NaNs are at the end of the sorted row)."""
         if ignore:
             return m.maximum(m.div(m.sub(end, nans), m.const(2)), m.const(0))
         first_nan = m.add(m.sub(end, nans), m.const(1))
@@ -140,9 +140,9 @@ def _searchsorted(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _search(s: Scope, node: fx.Node, values: Any, edges: V, right: bool) -> V:
-    """How many edges lie before each value: those that are not >= it (not > it, from the right), as a binary search.
+    """The number of edges before each value: those that are not >= it (not > it, from the right), as a binary search.
 
-    Counts the whole row: no search branches on data, and rows of edges are short.
+    The whole row is counted: no search branches on data, and rows of edges are short.
     """
     x = s.value(values) if isinstance(values, fx.Node) else s.full(values, [], tensor_dtype(edges.type))
     common = opmath(_promoted(tensor_dtype(x.type), tensor_dtype(edges.type)))
@@ -173,7 +173,7 @@ def _promoted(x: DType, y: DType) -> DType:
 
 @lowers(aten.histc.default)
 def _histc(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Counts in equal bins of [min, max]; every bin looks at every value. torch rounds each step to x's type."""
+    """Counts in equal bins of [min, max]; every bin reads every value. torch rounds each step to x's type."""
     low, high, bins = float(a["min"]), float(a["max"]), int(a["bins"])
     if low == high:
         raise s.unsupported(node, "bins over the range of the data; give min and max")
@@ -196,7 +196,7 @@ def _histc(s: Scope, node: fx.Node, a: Args) -> Result:
         hit = m.bitwise("and", inside, m.compare("eq", last, m.index(0)))
         return m.select(hit, m.const(1), m.const(0))
 
-    sized = s.full(0, [bins, 1], "i1")  # gives the loop over bins its size
+    sized = s.full(0, [bins, 1], "i1")  # determines the size of the loop over bins
     shape = [bins, shape_of(flat.type)[1]]
     counted = s.fold([flat, sized], shape, (1,), "add", compute=compute, term=lambda m, v, _: term(m, v))
     return s.cast(counted, s.dtype(node))

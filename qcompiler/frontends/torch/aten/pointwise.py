@@ -1,6 +1,6 @@
 """Pointwise ATen operators as loops: arithmetic, comparisons, logic, activations, casts.
 
-Every operator computes in fp32 where torch's CPU kernels do and rounds once; tables give one line to one operator.
+Operators compute in fp32 where torch's CPU kernels do, and round once; in the tables, one line is one operator.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _silu(m: S, x: V) -> V:
 
 
 def _sign_bit(m: S, x: V) -> V:
-    """Also of -0 and of NaN."""
+    """The sign bit, also of -0 and of NaN."""
     probe = m.call("copysign", m.const(1), x) if m.floating else x
     return m.compare("lt", probe, m.const(0)) if m.dtype != "i1" else m.const(False)
 
@@ -247,7 +247,7 @@ def _parametric_builder(body: Callable[..., V], names: tuple[str, ...]) -> Build
 
 
 def _floor_div(m: S, x: V, y: V) -> V:
-    """floor(x / y) as Python's //: towards minus infinity, and of the exact quotient."""
+    """floor(x / y) of the exact quotient, like Python's //."""
     if m.floating:
         return _floor_div_of_floats(m, x, y)
     quotient, remainder = m.div(x, y), m.rem(x, y)
@@ -256,9 +256,9 @@ def _floor_div(m: S, x: V, y: V) -> V:
 
 
 def _floor_div_of_floats(m: S, x: V, y: V, narrow: Callable[[V], V] = lambda value: value) -> V:
-    """As CPython and torch define it: x less its remainder divides nearly evenly, so the nearest integer is meant.
+    """As CPython and torch define it: (x - remainder) / y is almost an integer, and is rounded to the nearest one.
 
-    A quotient of 0 has the sign of x / y, and a division by 0 is that of IEEE 754.  `narrow` rounds what is computed.
+    A quotient of 0 has the sign of x / y, and a division by 0 follows IEEE 754.  `narrow` rounds intermediate results.
     """
     plain, remainder = narrow(m.div(x, y)), m.rem(x, y)
     even = narrow(m.div(narrow(m.sub(x, remainder)), y))
@@ -292,7 +292,7 @@ def _trunc_div(m: S, x: V, y: V) -> V:
 
 
 def _whole_division_of_narrow_floats(mode: str, dtype: DType) -> Callable[[S, V, V], V]:
-    """torch's kernels of two tensors of 16-bit floats round each step: 17.98 is 18 in bf16 before it is cut."""
+    """torch's kernels for two tensors of 16-bit floats round each step: 17.98 is 18 in bf16 before truncation."""
 
     def body(m: S, x: V, y: V) -> V:
         def narrow(value: V) -> V:
@@ -390,7 +390,7 @@ def _div(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def _pow(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Fixed exponents as torch's CPU kernels take them: 0.5 is sqrt, -0.5 rsqrt, integers are products."""
+    """Fixed exponents as in torch's CPU kernels: 0.5 is sqrt, -0.5 rsqrt, integers are products."""
     exponent, dtype = a["exponent"], s.dtype(node)
     if isinstance(exponent, fx.Node):
         return binary(s, node, a["self"], exponent, lambda m, x, y: m.call("powf" if m.floating else "ipowi", x, y))
@@ -406,7 +406,7 @@ def _pow(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _integer_power(m: S, x: V, exponent: int, dtype: DType) -> V:
-    """x**3 and x**-2 of 16-bit floats round after their first product, as torch's vectors do."""
+    """x**3 and x**-2 of 16-bit floats round after their first product, as torch's vector code does."""
     if exponent in (3, -2):
         square = cast(m.builder, cast(m.builder, m.mul(x, x), dtype), m.dtype)
         return m.mul(square, x) if exponent == 3 else m.div(m.const(1), square)
@@ -433,7 +433,7 @@ def _round_decimals(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.hypot.default)
 def _hypot(s: Scope, node: fx.Node, a: Args) -> Result:
-    """In f64, whose range cannot overflow on squares of f32. Infinite if either is, also beside NaN."""
+    """In f64, in which squares of f32 cannot overflow. Infinite if either operand is, also beside NaN."""
     result = s.dtype(node)
     inputs = [s.value(a["self"]), s.value(a["other"])]
 
@@ -502,7 +502,7 @@ def _masked_fill(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _select(s: Scope, node: fx.Node, condition: Any, x: V | Number, y: V | Number, result: DType) -> V:
-    """Picks without arithmetic, so in the result's own type (numbers are rounded to it)."""
+    """Selects without arithmetic, so in the result's own type (numbers are rounded to it)."""
     mask = s.value(condition)
     compute = opmath(result) if any(not isinstance(v, SSAValue) for v in (x, y)) else result
     shapes = [shape_of(v.type) for v in (mask, x, y) if isinstance(v, SSAValue)]
@@ -553,7 +553,7 @@ def _prelu(s: Scope, node: fx.Node, a: Args) -> Result:
         aten.detach.default, aten.lift_fresh_copy.default, aten.contiguous.default,
         aten.copy.default, aten.type_as.default)  # fmt: skip
 def _copy(s: Scope, node: fx.Node, a: Args) -> Result:
-    """A value is not a place: copies and layouts vanish, and only a change of type or a broadcast stays."""
+    """Copies and layouts vanish, since values have no memory; only a change of type or a broadcast stays."""
     source = a["src"] if node.target is aten.copy.default else a["self"]
     return s.cast(s.broadcast(s.value(source), s.shape(node)), s.dtype(node))
 
@@ -568,7 +568,7 @@ def _dropout(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.rrelu_with_noise_functional.default, aten.rrelu_with_noise.default)
 def _rrelu(s: Scope, node: fx.Node, a: Args) -> Result:
-    """In evaluation the slope is the middle of its range."""
+    """In evaluation mode the slope is the middle of its range."""
     if a["training"]:
         raise s.unsupported(node, "the model is in training mode; call model.eval() before compiling it")
     slope = (a["lower"] + a["upper"]) / 2
@@ -580,7 +580,7 @@ def _rrelu(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 OVERLOADS = ("Tensor", "Scalar", "default", "Tensor_Scalar", "Scalar_Tensor")
-"""How ATen calls the forms of an operator of two operands."""
+"""ATen's names for the forms of an operator with two operands."""
 
 
 def _register() -> None:
@@ -591,7 +591,9 @@ def _register() -> None:
     for name, combine in _BINARY.items():
         packet = getattr(aten, name)
         forms = [o for o in OVERLOADS if o in packet.overloads()]
-        found = [getattr(packet, o) for o in forms if o != "default" or "Tensor" not in forms]  # else of two numbers
+        found = [
+            getattr(packet, o) for o in forms if o != "default" or "Tensor" not in forms
+        ]  # else the form with two numbers
         lowers(*(op for op in found if op not in BUILDERS))(
             _binary_builder(combine, 1 if name in ("mul", "floor_divide") else None)
         )

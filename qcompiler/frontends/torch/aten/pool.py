@@ -1,9 +1,9 @@
-"""Pooling of ATen: windows as one reducing loop, adaptive windows as a gather and a masked reduction.
+"""Pooling of ATen: windows as one reduction loop, adaptive windows as a gather and a masked reduction.
 
     max_pool2d(x, 3, stride=2)      out[n, c, h, w] = max over (i, j) of x[n, c, 2*h + i, 2*w + j]
 
-The loops over the window need an operand that gives their size: a small constant tensor of the window's shape, which
-no iteration reads (the convention of MLIR's own pooling ops).
+The loops over the window need an operand that determines their size: a small constant tensor of the window's shape,
+which no iteration reads (the convention of MLIR's own pooling ops).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ V = SSAValue
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows over the last `len(kernel)` dims of `x`, which has been padded: window w starts at `w * stride`."""
+    """Windows over the last `len(kernel)` dims of the padded `x`: window w starts at `w * stride`."""
 
     x: V
     lead: Shape
@@ -47,12 +47,12 @@ class Windows:
 
     @property
     def rank(self) -> int:
-        """Parallel loops: the leading dims and one for each dim of the windows."""
+        """The number of parallel loops: the leading dims and one for each dim of the windows."""
         return len(self.lead) + len(self.out)
 
 
 def numbers(value: Any, count: int, default: Sequence[int] = ()) -> tuple[int, ...]:
-    """torch's way to give one number for each dim, one for all, or none for the default."""
+    """torch's argument (one number per dim, one for all, or none for the default) as one number per dim."""
     if isinstance(value, int):
         return (value,) * count
     given = tuple(int(v) for v in value or ())
@@ -60,7 +60,7 @@ def numbers(value: Any, count: int, default: Sequence[int] = ()) -> tuple[int, .
 
 
 def pad(s: Scope, x: V, before: Sequence[int], after: Sequence[int], value: Number) -> V:
-    """Pads the last dims of `x` with a constant; amounts are not negative."""
+    """Pads the last dims of `x` with a constant; amounts must not be negative."""
     if not any(before) and not any(after):
         return x
     shape = list(shape_of(x.type))
@@ -71,7 +71,7 @@ def pad(s: Scope, x: V, before: Sequence[int], after: Sequence[int], value: Numb
 
 
 def windows(s: Scope, x: V, out: Sequence[Dim], a: Args, fill: Number, dilation: Any = 1) -> Windows:
-    """The windows that `kernel_size`, `stride`, `padding` and `ceil_mode` describe; outside of x lies `fill`."""
+    """The windows of `kernel_size`, `stride`, `padding` and `ceil_mode`; the value outside x is `fill`."""
     count = len(a["kernel_size"]) if not isinstance(a["kernel_size"], int) else len(out) - 1
     kernel = numbers(a["kernel_size"], count)
     count = len(kernel)
@@ -81,7 +81,7 @@ def windows(s: Scope, x: V, out: Sequence[Dim], a: Args, fill: Number, dilation:
     padded = pad(s, x, padding, [p + e for p, e in zip(padding, extra, strict=True)], fill)
     spatial = tuple(out[len(out) - count :])
     shape = shape_of(padded.type)
-    for i in range(count):  # cut to what the windows reach, so that no access needs a proof about the division
+    for i in range(count):  # cut to the part that windows read, so no access needs a proof about the division
         reach = (dim(spatial[i]) - 1) * stride[i] + ((kernel[i] - 1) * steps[i] + 1)
         axis = len(shape) - count + i
         if reach != dim(shape[axis]):
@@ -94,8 +94,8 @@ def reduce_windows(
 ) -> V:
     """One value for each window, in `compute`.
 
-    `term(scalars, element, *extra)` is what is reduced (default: the element); the `extra` inputs are numbers, or
-    tensors of the result's shape or of rank 0.
+    `term(scalars, element, *extra)` is the value that is reduced (default: the element); the `extra` inputs are
+    numbers, or tensors of the result's shape or of rank 0.
     """
     tensors = [v for v in extra if isinstance(v, SSAValue)]
     lead, count = len(w.lead), len(w.out)
@@ -133,7 +133,7 @@ def reduce_windows(
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default,
         aten.max_pool2d.default, aten.max_pool3d.default, aten.max_pool1d.default)  # fmt: skip
 def _max_pool(s: Scope, node: fx.Node, a: Args) -> Result:
-    """The largest value of each window, and where it stands (only if that is used)."""
+    """The largest value of each window, and its position (only if that is used)."""
     x = s.value(a["self"])
     both = overload(node).endswith("with_indices.default")
     dtype = tensor_dtype(x.type)
@@ -147,7 +147,7 @@ def _max_pool(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _positions(s: Scope, w: Windows, best: V, shape: Shape) -> V:
-    """Where each window's maximum lies in the unpadded, flattened dims: the first one, or the last NaN."""
+    """The position of each window's maximum in the unpadded, flattened dims: the first one, or the last NaN."""
     lead, count, dtype = len(w.lead), len(w.out), tensor_dtype(w.x.type)
 
     def term(m: Scalars, element: V, top: V, *extents: V) -> V:
@@ -160,7 +160,7 @@ def _positions(s: Scope, w: Windows, best: V, shape: Shape) -> V:
         place = m.select(values.compare("eq", element, top), flat, m.const(2**63 - 1))
         if dtype not in FLOATS:
             return place
-        return m.select(values.is_nan(element), m.sub(m.const(-1), flat), place)  # the smallest is the last NaN
+        return m.select(values.is_nan(element), m.sub(m.const(-1), flat), place)  # so the minimum is the last NaN
 
     key = reduce_windows(s, w, "min", "i64", [best, *map(s.extent, shape[lead:])], term)
     if dtype not in FLOATS:
@@ -177,7 +177,7 @@ def _positions(s: Scope, w: Windows, best: V, shape: Shape) -> V:
 
 @lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 def _avg_pool(s: Scope, node: fx.Node, a: Args) -> Result:
-    """The sum of each window over the number of its elements inside of x, or inside of x and its padding."""
+    """The sum of each window divided by the number of its elements inside x, or inside x and its padding."""
     x, dtype = s.value(a["self"]), s.dtype(node)
     compute = opmath(dtype)
     w = windows(s, x, s.shape(node), a, 0)
@@ -205,7 +205,7 @@ def _divide(s: Scope, total: V, counts: Sequence[V | Number], dtype: DType) -> V
 
 
 def _count(s: Scope, w: Windows, i: int, size: Dim, with_padding: bool, compute: DType) -> V:
-    """How many elements of dim i each window counts, shaped to broadcast against the result."""
+    """The number of elements of dim i that each window counts, shaped to broadcast against the result."""
     padding, kernel, stride = w.padding[i], w.kernel[i], w.stride[i]
 
     def body(m: Scalars, extent: V) -> V:
@@ -255,7 +255,7 @@ def _adaptive_max_pool(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _blocks(sizes: Shape, out: Shape) -> list[Dim] | None:
-    """The size of equal blocks along each dim, or None where they differ."""
+    """The size of equal blocks along each dim, or None if they differ."""
     found: list[Dim] = []
     for size, count in zip(sizes, out, strict=True):
         if count == 1:
@@ -268,7 +268,7 @@ def _blocks(sizes: Shape, out: Shape) -> list[Dim] | None:
 
 
 def _reduce_blocks(s: Scope, x: V, lead: int, out: Shape, blocks: Sequence[Dim], kind: Reduction, compute: DType) -> V:
-    """(h, w) seen as (h', h / h', w', w / w'), the blocks reduced."""
+    """(h, w) viewed as (h', h / h', w', w / w'), with the blocks reduced."""
     shape = shape_of(x.type)
     split = [*shape[:lead], *(size for pair in zip(out, blocks, strict=True) for size in pair)]
     axes = tuple(range(lead + 1, len(split), 2))
@@ -296,7 +296,7 @@ def _in_span(m: Scalars, size: V, out: V) -> V:
 
 
 def _reduce_spans(s: Scope, x: V, axis: int, out: Dim, kind: Reduction, compute: DType) -> V:
-    """Spans of different sizes along one axis: gathered at the largest size, reduced up to their own."""
+    """Spans of different sizes along one axis: gathered at the largest size, reduced up to their own size."""
     shape = shape_of(x.type)
     size, dtype = shape[axis], tensor_dtype(x.type)
     longest = ((dim(size) + (dim(out) - 1)) // dim(out) + 1).to_dim()

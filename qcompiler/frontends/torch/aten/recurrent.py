@@ -4,11 +4,11 @@
     after    gates = aten.linear(x, w_ih, b_ih)                                   all steps at once
              out, cell = qc.recurrent(gates, w_hh, h0[0], None, b_hh, c0[0], "lstm", False)
 
-The weight of the input is the weight of an ordinary linear, whatever its format, and the graph has the same size for
-any number of steps.  torch's own decomposition has a linear for every step, or calls an operator of oneDNN.
+The weight of the input is the weight of an ordinary linear, in any format, and the size of the graph does not depend on
+the number of steps.  torch's own decomposition has a linear for every step, or calls an operator of oneDNN.
 
-A model is traced in this form (`whole_layers`): torch's own operators run step by step even where only shapes are asked
-for, so that the number of steps would become a constant.  A graph that was exported elsewhere is decomposed to it.
+A model is traced in this form (`whole_layers`): torch's own operators run step by step even when only shapes are
+needed, so the number of steps would become a constant.  A graph that was exported elsewhere is decomposed to this form.
 
 `qc.recurrent` in plain torch is the eager oracle; ir/qc_recurrent.py has the equations.
 """
@@ -48,7 +48,7 @@ def recurrent(
     kind: str,
     reverse: bool,
 ) -> list[Tensor]:
-    """The state after each step, (T, B, R); an LSTM's last cell state; with a projection what it was last made of."""
+    """The state after each step, (T, B, R); an LSTM's last cell state; with a projection its last input."""
     state, cell, hidden = start, cell_start, None
     states: list[Tensor] = []
     for step in reversed(x.unbind(0)) if reverse else x.unbind(0):
@@ -99,11 +99,11 @@ def _(
 
 OPERATOR = torch.ops.qc.recurrent.default
 WEIGHTS = (1, 3)
-"""Arguments of the operator that are weights: of the state, and of the projection."""
+"""Arguments of the operator that are weights: the state's and the projection's."""
 
 
 def is_weight_of(user: fx.Node, node: fx.Node) -> bool:
-    """Whether `node` is a weight of a recurrent layer in `user`, and nothing else there."""
+    """Whether `node` is used in `user` as a weight of a recurrent layer, and only so."""
     used = [number for number, argument in enumerate(user.args) if argument is node]
     return user.target is OPERATOR and bool(used) and all(number in WEIGHTS for number in used)
 
@@ -191,13 +191,13 @@ def refuse_packed(*_args: Any, **_kwargs: Any) -> Any:
     line, _ = line_of_frame(sys._getframe(1))
     raise UnsupportedOperatorError(
         "a packed sequence has sizes that depend on the values of its lengths" + (f" ({line})" if line else "") + ". "
-        "Give the recurrent layer the padded tensor, and take what lies at the end of each sequence from its output "
-        "(torch.gather); a reversed direction begins in the padding, so turn each sequence round before it"
+        "Give the recurrent layer the padded tensor, and take the end of each sequence from its output "
+        "(torch.gather); a reversed direction begins in the padding, so reverse each sequence before it"
     )
 
 
 class _WholeLayers(TorchFunctionMode):
-    """Recurrent layers as `_layers` makes them, while a model is traced."""
+    """Recurrent layers in the form of `_layers`, while a model is traced."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _PACKING:
@@ -210,14 +210,14 @@ class _WholeLayers(TorchFunctionMode):
 
 
 def whole_layers() -> TorchFunctionMode:
-    """While a model is traced: a context."""
+    """A context for tracing a model."""
     return _WholeLayers()
 
 
 _FUNCTIONS: dict[Any, Any] = {
     torch.lstm: aten.lstm, torch.gru: aten.gru, torch.rnn_tanh: aten.rnn_tanh, torch.rnn_relu: aten.rnn_relu,
 }  # fmt: skip
-"""What torch's modules call."""
+"""The functions that torch's modules call."""
 
 _PACKING = frozenset((torch._pack_padded_sequence, torch._pad_packed_sequence))
 

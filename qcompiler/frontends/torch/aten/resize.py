@@ -1,8 +1,8 @@
-"""Resizing and padding of ATen: rows picked by an index that loops compute, and weighted sums of such rows.
+"""Resizing and padding of ATen: rows selected by a computed index, and weighted sums of such rows.
 
     upsample_nearest2d(x, scale 2)   a broadcast: (h, w) -> (h, 2, w, 2) -> (2h, 2w)
     upsample_bilinear2d(x)           per axis: (1 - t) * x[i] + t * x[i + 1], the last axis first
-    reflection_pad2d(x, p)           per axis: x[|i - p|] and likewise at the other end
+    reflection_pad2d(x, p)           per axis: x[|i - p|], and the same at the other end
 
 Positions are computed in fp32, as torch's CPU kernels do (in f64 for f64).
 """
@@ -29,14 +29,14 @@ V = SSAValue
 
 
 def take(s: Scope, x: V, index: V, axis: int) -> V:
-    """Entries of one axis, picked by a rank-1 index."""
+    """Entries of one axis, selected by a rank-1 index."""
     shape = shape_of(x.type)
     out = (*shape[:axis], *shape_of(index.type), *shape[axis + 1 :])
     return s.insert(qc.GatherOp(x, index, types.tensor(out, tensor_dtype(x.type)), axis=axis))
 
 
 def _image(a: Args) -> Any:
-    """What is resized: `self`, in the forms with scale factors `input`."""
+    """The resized tensor: `self`, or `input` in the forms with scale factors."""
     return a["self"] if "self" in a else a["input"]
 
 
@@ -44,7 +44,7 @@ def _image(a: Args) -> Any:
 
 
 def _factors(a: Args, count: int) -> list[float | None]:
-    """The scale factor of each axis as the caller gave it; None where the sizes decide."""
+    """The scale factor of each axis as given by the caller; None if the sizes decide."""
     if "scale_factors" in a:
         given = a["scale_factors"]
         return list(given) if given else [None] * count
@@ -53,7 +53,7 @@ def _factors(a: Args, count: int) -> list[float | None]:
 
 
 def _scale(s: Scope, size: Dim, out: Dim, factor: float | None, align: bool, compute: DType) -> V | Number:
-    """How far one step of the result moves in x, rounded to the type that positions are computed in."""
+    """The step in x for one step of the result, rounded to the type in which positions are computed."""
     if align:
         if isinstance(size, int) and isinstance(out, int):
             return _round((size - 1) / (out - 1), compute) if out > 1 else 0.0
@@ -93,7 +93,7 @@ _NEAREST = {
 
 @lowers(*_NEAREST)
 def _nearest(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Whole factors repeat each element; any other scale picks floor(i * scale), or floor((i + 1/2) * scale)."""
+    """Integer factors repeat each element; any other scale selects floor(i * scale), or floor((i + 1/2) * scale)."""
     count, exact = _NEAREST[node.target]
     x, out = s.value(_image(a)), s.shape(node)
     lead = len(out) - count
@@ -114,7 +114,7 @@ def _nearest(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _whole_factor(s: Scope, size: Dim, out: Dim, factor: float | None, exact: bool) -> int | None:
-    """k where the result repeats each of the `size` entries k times, as fp32 positions give it; else None."""
+    """k if the result repeats each of the `size` entries k times at fp32 positions; else None."""
     if size == out and factor in (None, 1.0):
         return 1
     low = max(s.low(size), 1)
@@ -157,7 +157,7 @@ def _cubic(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _weighted(s: Scope, node: fx.Node, a: Args, count: int, taps: int) -> V:
-    """Per axis, the last one first: the sum of `taps` picked entries times their weights."""
+    """Per axis, the last one first: the sum of `taps` selected entries times their weights."""
     x, out, dtype = s.value(_image(a)), s.shape(node), s.dtype(node)
     lead, compute = len(out) - count, _positions_type(s.dtype(node))
     factors = _factors(a, count)
@@ -175,7 +175,7 @@ def _weighted_axis(s: Scope, x: V, axis: int, out: Dim, step: V | Number, align:
     size = s.extent(shape[axis])
 
     def source(m: Scalars, scale: V) -> V:
-        """Where result i lies in x."""
+        """The position in x of result i."""
         i = m.index(0)
         if align:
             return m.mul(i, scale)
@@ -236,13 +236,13 @@ def _cubic_weights(m: Scalars, t: V) -> list[V]:
     return [outer(m.add(t, one)), inner(t), inner(rest), outer(m.add(rest, one))]
 
 
-# --- antialiased: every entry that the filter covers ------------------------------------------------------------------
+# --- antialiased: a filter over all covered entries ------------------------------------------------------------------
 
 
 @lowers(aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa.vec,
         aten._upsample_bicubic2d_aa.default, aten._upsample_bicubic2d_aa.vec)  # fmt: skip
 def _antialiased(s: Scope, node: fx.Node, a: Args) -> Result:
-    """A filter as wide as the step between results, per axis, the last one first; sizes are fixed."""
+    """A filter as wide as the step between results, per axis, the last one first; sizes must be fixed."""
     x, out, dtype = s.value(_image(a)), s.shape(node), s.dtype(node)
     compute, cubic = _positions_type(dtype), "bicubic" in overload(node)
     factors = _factors(a, 2)
@@ -266,7 +266,7 @@ def _filter_axis(s: Scope, x: V, axis: int, out: int, step: float, cubic: bool, 
     taps = int(np.ceil(support)) * 2 + 1
 
     def first(m: Scalars, axis_of_result: int) -> tuple[V, V, V]:
-        """The centre of result i, its first entry, and the one behind its last."""
+        """The centre of result i, its first entry, and the entry after its last."""
         centre = m.mul(m.const(step), m.add(m.index(axis_of_result), m.const(0.5)))
         begin = m.call("trunc", m.add(m.sub(centre, m.const(support)), m.const(0.5)))
         end = m.call("trunc", m.add(m.add(centre, m.const(support)), m.const(0.5)))
@@ -314,7 +314,7 @@ _PADS = {
 
 @lowers(*_PADS)
 def _pad_by_index(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Per axis: the index mirrored at both ends, or held at them."""
+    """Per axis: the index is mirrored, or clamped, at both ends."""
     x, out = s.value(a["self"]), s.shape(node)
     pads = [int(p) for p in a["padding"]]
     mirror = _PADS[node.target] == "reflection"

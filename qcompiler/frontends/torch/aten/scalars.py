@@ -1,7 +1,7 @@
 """A small vocabulary for scalar bodies: torch's arithmetic on one element, as arith and math ops.
 
-Each method takes and returns scalars of one type.  `cast` converts as torch does; floats of 16 bits are never computed
-in: bodies widen to fp32 (`opmath`), compute, and round once on the way out, which is what torch's CPU kernels do.
+Each method takes and returns scalars of one type.  `cast` converts as torch does.  Nothing is computed in 16-bit
+floats: bodies widen to fp32 (`opmath`), compute, and round once at the end, like torch's CPU kernels.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Scalars:
         return self._pick(a, b, arith.DivfOp, arith.DivSIOp)
 
     def rem(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        """C's remainder: the sign of `a`; of floats to the bit, and `a` itself where `b` is infinite."""
+        """C's remainder, with the sign of `a`; exact for floats, and `a` itself if `b` is infinite."""
         return self._pick(a, b, RemFOp, arith.RemSIOp)
 
     def maximum(self, a: SSAValue, b: SSAValue) -> SSAValue:
@@ -83,7 +83,7 @@ class Scalars:
         return self._pick(a, b, arith.MinimumfOp, integer)
 
     def number_maximum(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        """The other operand where one is NaN (C's fmax)."""
+        """The other operand if one is NaN (C's fmax)."""
         return self.insert(arith.MaxnumfOp(a, b)) if self.floating else self.maximum(a, b)
 
     def number_minimum(self, a: SSAValue, b: SSAValue) -> SSAValue:
@@ -114,7 +114,7 @@ class Scalars:
         return self.insert(arith.CmpfOp(a, a, "uno"))
 
     def nonzero(self, a: SSAValue) -> SSAValue:
-        """Whether `a` is not 0; of a truth value that was widened, the truth value."""
+        """Whether `a` is not 0; for a widened truth value, that truth value."""
         owner = a.owner
         if isinstance(owner, arith.UIToFPOp | arith.ExtUIOp) and owner.operands[0].type == ELEMENT_TYPES["i1"]:
             return owner.operands[0]
@@ -157,7 +157,7 @@ _FUNCTIONS: dict[str, Callable[..., Operation]] = {
 
 
 def cast(builder: Builder, value: SSAValue, target: DType) -> SSAValue:
-    """Converts a scalar as torch's `.to(dtype)` does: floats truncate to integers, anything nonzero is True."""
+    """Converts a scalar like torch's `.to(dtype)`: floats truncate to integers, anything nonzero is True."""
     if isinstance(value.type, IndexType):
         value = builder.insert(arith.IndexCastOp(value, ELEMENT_TYPES["i64"])).results[0]
     source = dtype_of(value.type)

@@ -1,7 +1,7 @@
 """Writing by index in ATen: scatter and its reductions, index_put, masked_scatter, put, index_reduce, embedding_bag.
 
-All become `qc.scatter` (entries meet in the order of the index, so equal indices are deterministic) or, for one list of
-positions along one axis, `qc.index_update`.
+All become `qc.scatter` (entries are applied in the order of the index, so equal indices are deterministic) or, for one
+list of positions along one axis, `qc.index_update`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REDUCE = {
 
 
 def scatter(s: Scope, x: V, index: V, src: V, axis: int, reduce: str = "none") -> V:
-    """`qc.scatter`; where the index covers a part of x only, that part is cut out and put back."""
+    """`qc.scatter`; if the index covers only a part of x, that part is cut out and written back."""
     shape, count = shape_of(x.type), shape_of(index.type)
     if not shape:  # rank 0: one entry
         x, index, src = (s.reshape(v, [1]) for v in (x, index, src))
@@ -84,7 +84,7 @@ def _repeated(s: Scope, index: V, axis: int, src: V) -> V:
 
 
 def _reduced(s: Scope, x: V, index: V, src: V, axis: int, reduce: str, include_self: bool) -> V:
-    """torch.scatter_reduce: without `include_self`, what is written to forgets its old value first."""
+    """torch.scatter_reduce: without `include_self`, written elements first drop their old value."""
     dtype, shape = tensor_dtype(x.type), shape_of(index.type)
     fold = "add" if reduce == "mean" else _REDUCE[reduce]
     start = x
@@ -101,7 +101,7 @@ def _reduced(s: Scope, x: V, index: V, src: V, axis: int, reduce: str, include_s
         entries = m.maximum(count, m.const(1))
         if m.floating:
             return m.div(value, entries)
-        quotient, remainder = m.div(value, entries), m.rem(value, entries)  # towards minus infinity, as torch
+        quotient, remainder = m.div(value, entries), m.rem(value, entries)  # floor, as in torch
         return m.select(m.compare("lt", remainder, m.const(0)), m.sub(quotient, m.const(1)), quotient)
 
     return s.pointwise([total, counts], mean, compute=opmath(dtype), result=dtype)
@@ -109,7 +109,7 @@ def _reduced(s: Scope, x: V, index: V, src: V, axis: int, reduce: str, include_s
 
 @lowers(aten.diagonal_scatter.default)
 def _diagonal_scatter(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Row i of the rows that the diagonal meets is written at column i + offset."""
+    """For each row that the diagonal crosses, writes row i at column i + offset."""
     x, src, offset = s.value(a["self"]), s.value(a["src"]), int(a["offset"])
     rank, count = len(shape_of(x.type)), shape_of(src.type)[-1]
     first, second = a["dim1"] % rank, a["dim2"] % rank
@@ -130,7 +130,7 @@ def _diagonal_scatter(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def _index_put(s: Scope, node: fx.Node, a: Args) -> Result:
-    """`x[i, j] = v` (or `+=`): the indexed dims in front and folded into one, then one write along it."""
+    """`x[i, j] = v` (or `+=`): the indexed dims are moved to the front and folded into one, then written along it."""
     x, indices = s.value(a["self"]), list(a["indices"])
     used = [i for i, index in enumerate(indices) if index is not None]
     masks = [i for i in used if s.dtype(indices[i]) in ("i1", "ui8")]
@@ -147,7 +147,7 @@ def _put(s: Scope, x: V, indices: Sequence[V], used: Sequence[int], values: V, a
     rest = [i for i in range(len(shape)) if i not in used]
     picked = broadcast_shapes([shape_of(i.type) for i in indices])
     neighbours = list(used) == list(range(used[0], used[-1] + 1))
-    before = used[0] if neighbours else 0  # torch puts the indexed dims first when they are not neighbours
+    before = used[0] if neighbours else 0  # torch puts the indexed dims first if they are not neighbours
     lead = [shape[i] for i in rest]
     src = s.broadcast(values, [*lead[:before], *picked, *lead[before:]])
     if len(used) == 1 and len(picked) == 1 and not accumulate:
@@ -171,7 +171,7 @@ def _put(s: Scope, x: V, indices: Sequence[V], used: Sequence[int], values: V, a
 
 
 def _put_mask(s: Scope, node: fx.Node, x: V, mask: V, first: int, values: V) -> V:
-    """`x[mask] = v`: a choice where v is one value for all, else the values in order, as masked_scatter."""
+    """`x[mask] = v`: a select if v is one value for all, else the values in order, as in masked_scatter."""
     shape, covered = shape_of(x.type), len(shape_of(mask.type))
     rest = list(shape[first + covered :])
     wide = s.broadcast(s.reshape(mask, [*([1] * first), *shape_of(mask.type), *([1] * len(rest))]), shape)
@@ -180,7 +180,7 @@ def _put_mask(s: Scope, node: fx.Node, x: V, mask: V, first: int, values: V) -> 
         one = s.reshape(values, given[1:]) if len(given) > len(rest) else values
         return _choose(s, wide, one, x)
     if first:
-        raise s.unsupported(node, "a mask behind a full slice, with a value for each place; use torch.where")
+        raise s.unsupported(node, "a mask behind a full slice, with a value for each element; use torch.where")
     places = product(shape_of(mask.type)).to_dim()
     rows = _in_order(s, s.reshape(mask, [places]), s.broadcast(values, [given[0], *rest]))
     return _choose(s, wide, s.reshape(rows, shape), x)
@@ -196,7 +196,7 @@ def _choose(s: Scope, mask: V, x: V, y: V) -> V:
 
 
 def _in_order(s: Scope, mask: V, rows: V) -> V:
-    """For each entry of a flat mask the row that belongs there: rows are taken in order by the true entries."""
+    """For each entry of a flat mask its row: the true entries take the rows in order."""
     count = shape_of(mask.type)[0]
     seen = s.insert(qc.CumsumOp(s.cast(mask, "i64"), s.cast(mask, "i64").type, axis=0))
     last = s.extent(shape_of(rows.type)[0])
@@ -210,7 +210,7 @@ def _in_order(s: Scope, mask: V, rows: V) -> V:
 
 @lowers(aten.masked_scatter.default)
 def _masked_scatter(s: Scope, node: fx.Node, a: Args) -> Result:
-    """The values of `source` in order, where the mask is true; too few of them are no error here: the last repeats."""
+    """Writes the values of `source` in order where the mask is true; if there are too few, the last one repeats."""
     x, source = s.value(a["self"]), s.value(a["source"])
     out = s.shape(node)
     mask = s.broadcast(s.value(a["mask"]), out)
@@ -266,7 +266,7 @@ def _embedding_bag(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _bag_of(s: Scope, count: Dim, offsets: V) -> V:
-    """The bag of each of `count` rows: how many bags have begun, less one."""
+    """The bag of each of `count` rows: the number of bags that have begun, minus one."""
     bags = shape_of(offsets.type)[0]
     rows = s.iota(count, lambda m, i: i)
     inputs = [s.reshape(rows, [count, 1]), s.reshape(offsets, [1, bags])]

@@ -1,7 +1,7 @@
-"""What a builder of one ATen operator works with: values by fx node, types from the trace, the common shapes of IR.
+"""The interface for builders of ATen operators: values by fx node, types from the trace, common forms of IR.
 
 A builder is a function `(scope, node, a) -> result`, registered for its overloads by `@lowers(aten.add.Tensor, …)`; `a`
-are the call's arguments by schema name, defaults filled in.  It returns one SSA value, or a tuple for several results.
+holds the call's arguments by schema name, with defaults.  It returns one SSA value, or a tuple for several results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Shape = tuple[Dim, ...]
 Number = int | float | bool
 
 BUILDERS: dict[Any, BuildFn] = {}
-"""Every ATen overload that import knows. What is not here is decomposed by torch, or an error."""
+"""Every ATen overload with a builder. All others are decomposed by torch, or are an error."""
 
 
 def lowers(*overloads: Any) -> Callable[[BuildFn], BuildFn]:
@@ -51,7 +51,7 @@ def lowers(*overloads: Any) -> Callable[[BuildFn], BuildFn]:
 
 @dataclass
 class Scope:
-    """The function under construction. `at(node)` gives a scope whose ops carry the node's module path."""
+    """The function under construction. `at(node)` gives a scope whose ops have the node's module path."""
 
     block: Block
     symbols: Symbols
@@ -75,7 +75,7 @@ class Scope:
     # --- types of the trace ---
 
     def shape(self, value: Any) -> Shape:
-        """The shape of a node's (only) tensor, or of an SSA value."""
+        """The shape of a node's only tensor, or of an SSA value."""
         if isinstance(value, SSAValue):
             return shape_of(value.type)
         return self.symbols.shape(value.meta["val"].shape)
@@ -86,11 +86,11 @@ class Scope:
         return dtype_name(value.meta["val"].dtype)
 
     def dim(self, value: Any) -> Dim:
-        """An argument that is a size: an int or a node that computes one from input shapes."""
+        """An argument that is a size: an int, or a node that computes one from input shapes."""
         return self.symbols.dim(value.meta["val"] if isinstance(value, fx.Node) else value)
 
     def low(self, size: Dim) -> int:
-        """The smallest value that a size takes."""
+        """The smallest value of a size."""
         return dim(size).bounds(self.ranges)[0]
 
     # --- values ---
@@ -107,7 +107,7 @@ class Scope:
         raise UnsupportedOperatorError(f"the argument {argument} is no tensor that import knows{_of(argument)}")
 
     def symbolic(self, size: Dim) -> SSAValue:
-        """A size as a rank-0 i64 tensor: the last entry of a count from 1, which needs loop indices only."""
+        """A size as a rank-0 i64 tensor: the last entry of a count from 1, which needs only loop indices."""
         expr, low = dim(size), self.low(size)
         shift = max(1 - low, 0)
         extent = (expr + shift).to_dim()
@@ -116,12 +116,12 @@ class Scope:
         return build.reshape(self.builder, last, [])
 
     def extent(self, size: Dim) -> SSAValue | int:
-        """A size to compute with: the number, or a rank-0 i64 tensor if it is symbolic."""
+        """A size for arithmetic: the number, or a rank-0 i64 tensor if it is symbolic."""
         expr = dim(size)
         return expr.value if expr.is_static else self.symbolic(size)
 
     def iota(self, size: Dim, body: Callable[[Scalars, SSAValue], SSAValue], dtype: DType = "i64") -> SSAValue:
-        """A rank-1 tensor of `body(index)`; `dtype` is what the body computes and yields."""
+        """A rank-1 tensor of `body(index)`; `dtype` is the type that the body computes and yields."""
 
         def build_body(inner: Builder, _arguments: Sequence[SSAValue]) -> SSAValue:
             math = Scalars(inner, dtype)
@@ -133,7 +133,7 @@ class Scope:
         return build.fill(self.builder, value, shape, dtype)
 
     def cast(self, value: SSAValue, dtype: DType) -> SSAValue:
-        """`.to(dtype)`; nothing if it is that already."""
+        """`.to(dtype)`; the value itself if it has that type."""
         if tensor_dtype(value.type) == dtype:
             return value
         return build.pointwise(
@@ -154,8 +154,8 @@ class Scope:
         """Loops over the broadcast of all inputs.
 
         Elements and Python numbers are first rounded to `common` (torch's promoted type; default: none), converted to
-        `compute`, handed to `body(scalars, *elements)`, and what it returns is converted to `result`.  The input number
-        `exact` skips the rounding to `common` if it is a number or has rank 0: torch's multiplication and division keep
+        `compute`, and passed to `body(scalars, *elements)`; its result is converted to `result`.  The input number
+        `exact` is not rounded to `common` if it is a number or has rank 0: torch's multiplication and division keep
         such a second operand in fp32, its addition does not.
         """
         tensors = [x for x in inputs if isinstance(x, SSAValue)]
@@ -179,7 +179,7 @@ class Scope:
         return build.pointwise(self.builder, tensors, out_shape, result, build_body)
 
     def unary(self, node: fx.Node, x: Any, body: Callable[[Scalars, SSAValue], SSAValue]) -> SSAValue:
-        """A function of one tensor whose result type the trace knows; computed in that type's opmath."""
+        """A function of one tensor with the trace's result type; computed in that type's opmath."""
         result = self.dtype(node)
         return self.pointwise([self.value(x)], body, compute=opmath(result), result=result, common=result)
 
@@ -208,11 +208,11 @@ class Scope:
     ) -> SSAValue:
         """Reduces `axes` (dropped) of `term(scalars, *elements)` over `shape`, to which the inputs broadcast.
 
-        Terms and the result have the type `compute`, and so have the elements that `term` is given, unless `elements`
-        names another one.
+        Terms and the result have the type `compute`, and so have the elements passed to `term`, unless `elements` names
+        another type.
         """
         given_as = elements or compute
-        if not axes:  # each element is a sum of one
+        if not axes:  # each element is a sum with one term
             return self._terms(inputs, shape, compute, given_as, term)
         tensors = [x for x in inputs if isinstance(x, SSAValue)]
         kept = [a for a in range(len(shape)) if a not in axes]
@@ -258,7 +258,7 @@ class Scope:
         return build.pointwise(self.builder, tensors, shape, compute, body)
 
     def keep_axes(self, value: SSAValue, shape: Sequence[Dim], axes: Sequence[int]) -> SSAValue:
-        """A reduced value with the reduced axes of `shape` put back as 1."""
+        """A reduced value with the reduced axes of `shape` restored as 1."""
         return build.reshape(self.builder, value, [1 if i in axes else size for i, size in enumerate(shape)])
 
     # --- views ---
@@ -319,7 +319,7 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
 
 
 def bind(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call by schema name, defaults filled in."""
+    """The arguments of a call by schema name, with defaults."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     bound.update(zip((a.name for a in schema), node.args, strict=False))
@@ -337,14 +337,14 @@ def is_tensor(value: Any) -> bool:
 
 
 def normalize_axes(axes: Any, rank: int) -> tuple[int, ...]:
-    """Axes of a reduction as non-negative, ascending; None or empty means all."""
+    """Axes of a reduction, non-negative and ascending; None or empty means all."""
     if axes is None or (isinstance(axes, list | tuple) and not axes):
         return tuple(range(rank))
     return listed_axes(axes, rank)
 
 
 def listed_axes(axes: Any, rank: int) -> tuple[int, ...]:
-    """Axes of an operator for which none listed are none (`flip`, `squeeze`), as non-negative, ascending."""
+    """Axes, non-negative and ascending, of an operator for which an empty list means no axes (`flip`, `squeeze`)."""
     listed = axes if isinstance(axes, list | tuple) else [axes]
     return tuple(sorted(axis % max(rank, 1) for axis in listed if rank))
 

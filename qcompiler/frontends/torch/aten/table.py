@@ -1,4 +1,4 @@
-"""The table of builders, complete: the module of each family of operators enters its own when it is imported."""
+"""The complete table of builders: importing the module of each family of operators registers its builders."""
 
 from __future__ import annotations
 

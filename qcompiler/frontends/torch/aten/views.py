@@ -36,7 +36,7 @@ def _reshape(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(s: Scope, node: fx.Node, a: Args) -> Result:
-    """torch decides by the size at run time; that is a graph only where the size cannot be 1 and something else."""
+    """torch decides by the size at run time; a graph can do so only if the size cannot be both 1 and something else."""
     shape = s.shape(a["self"])
     asked = listed_axes(a["dim"] if "dim" in a else list(range(len(shape))), len(shape))
     for axis in asked:
@@ -95,7 +95,7 @@ def _slice(s: Scope, node: fx.Node, a: Args) -> Result:
 
 
 def _from_start(s: Scope, start: Any, size: Dim) -> Dim:
-    """A start as torch reads it: None is 0, negative counts from the end, and both ends clamp."""
+    """A start as torch reads it: None is 0, negative counts from the end, and both ends are clamped."""
     begin = dim(s.dim(start)) if start is not None else dim(0)
     low, high = begin.bounds(s.ranges)
     if high < 0:
@@ -144,7 +144,7 @@ def _getitem(s: Scope, node: fx.Node, a: Args) -> Result:
     return part
 
 
-# --- parts that overlap, or lie askew: loops that read at sums of their indices ---------------------------------------
+# --- overlapping or diagonal parts: loops that read at sums of their indices ------------------------------------------
 
 
 def _read_at(s: Scope, value: SSAValue, places: Sequence[AffineExpr], out: Shape) -> SSAValue:
@@ -186,7 +186,7 @@ def _diagonal(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.as_strided.default)
 def _as_strided(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Of a tensor that owns its memory, all sizes fixed: an element at offset + sum of index * stride."""
+    """For a tensor that owns its memory, with fixed sizes: an element at offset + sum of index * stride."""
     meta, out = a["self"].meta["val"], s.shape(node)
     value, numbers = s.value(a["self"]), [*a["size"], *a["stride"], a.get("storage_offset") or 0]
     whole = isinstance(meta.numel(), int) and meta.is_contiguous() and meta.storage_offset() == 0
@@ -224,7 +224,7 @@ def _cat(s: Scope, node: fx.Node, a: Args) -> Result:
     rank, dtype = len(s.shape(node)), s.dtype(node)
     given = [t for t in a["tensors"] if s.shape(t) != (0,) or rank == 1]  # torch skips empty 1-D tensors
     values = [s.cast(s.value(t), dtype) for t in given if 0 not in s.shape(t)]
-    if not values:  # nothing joined with nothing
+    if not values:  # all inputs are empty
         return s.full(0, s.shape(node), dtype)
     return build.concat(s.builder, values, a["dim"] % rank)
 
@@ -286,7 +286,7 @@ def _flip(s: Scope, node: fx.Node, a: Args) -> Result:
     return value
 
 
-# --- from nothing ----------------------------------------------------------------------------------------------------
+# --- new values ------------------------------------------------------------------------------------------------------
 
 
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
@@ -329,5 +329,5 @@ def _ones(s: Scope, node: fx.Node, a: Args) -> Result:
 
 @lowers(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
 def _empty(s: Scope, node: fx.Node, a: Args) -> Result:
-    """Uninitialised memory has no value; zero is as good as any, and the same every time."""
+    """Uninitialised memory has no defined value; zero is valid, and the same every time."""
     return s.full(0, s.shape(node), s.dtype(node))

@@ -1,1 +1,1 @@
-"""From a model to one functional ATen graph: sizes, state, what the graph means beside the model."""
+"""From a model to one functional ATen graph: sizes, state, and checks of the graph's meaning."""

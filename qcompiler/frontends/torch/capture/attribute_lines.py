@@ -1,8 +1,8 @@
-"""Which line of a model assigns an attribute, appends to a list, or looks at a number that it counts.
+"""Finds the line of a model that assigns an attribute, appends to a list, or reads a number that it counts.
 
-`Assignments` follows the model's own lines with `sys.settrace` during one traced call, and looks after each of them
-whether a place holds something else.  `WatchedInt` and its like stand in for counted numbers and growing lists, and
-note the line that looks at them: such a look (`if self.step > 3:`) leaves nothing in the graph.
+`Assignments` follows the model's own lines with `sys.settrace` during one traced call, and checks after each line
+whether a place holds another value.  `WatchedInt` and the like replace counted numbers and growing lists, and record
+the line that reads them: such a read (`if self.step > 3:`) leaves nothing in the graph.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 @functools.cache
 def _is_model_file(path: str) -> bool:
-    """Neither torch nor this frontend, nor Python's own library, which torch calls at every step."""
+    """Whether a file is not part of torch, this frontend, or Python's library (which torch calls at every step)."""
     return is_user_file(path) and (not path.startswith(_LIBRARY) or "site-packages" in path)
 
 
 class Assignments:
-    """The line at which each path was changed first.  `places` are those to look at for a path, with its containers."""
+    """The line at which each path first changed.  `places` are the places to check for a path, with its containers."""
 
     def __init__(self, places: Mapping[str, Sequence[Place]]) -> None:
         self.lines: dict[str, str] = {}
@@ -38,13 +38,13 @@ class Assignments:
         self._outer: Callable[..., Any] | None = None
 
     def begin(self) -> None:
-        """Functions called from here on are followed."""
+        """Follows functions called from here on."""
         self._now = {path: _look(places) for path, places in self._places.items()}
         self._outer = sys.gettrace()
         sys.settrace(self._call)
 
     def end(self) -> None:
-        """Stops following; what changed in the last line is noted."""
+        """Stops following; records changes of the last line."""
         sys.settrace(self._outer)
         self._compare()
 
@@ -80,13 +80,13 @@ def _line(frame: FrameType) -> tuple[str, int, str]:
 
 
 def _look(places: Sequence[Place]) -> list[Any]:
-    """What tells whether a place has changed: the object itself, for numbers the value."""
+    """Evidence of a change of a place: the object itself, or the value of a number."""
     values = [place.get() for place in places]
     return [value if type(value) in (bool, int, float, str) else _Same(value) for value in values]
 
 
 class _Same:
-    """Equal if it is the same object, and as long as it was."""
+    """Equal to the same object with the same length."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -99,16 +99,16 @@ class _Same:
         return id(self._value)
 
 
-# --- who looks at a number or a list ---------------------------------------------------------------------------------
+# --- reads of a number or a list -------------------------------------------------------------------------------------
 
 
 class Looks:
-    """The first line that looked at each watched value, by path."""
+    """The first line that read each watched value, by path."""
 
     def __init__(self) -> None:
         self.lines: dict[str, str] = {}
         self.open = False
-        """Only what the model does counts, not what this frontend does around its call."""
+        """Reads count only inside the model's call, not in this frontend's code around it."""
 
     def note(self, path: str) -> None:
         """Called by a watched value when something depends on it."""
@@ -117,7 +117,7 @@ class Looks:
 
 
 class WatchedInt(int):
-    """An int that may be counted on, and notes when it is compared, used as a size, an index or a condition."""
+    """An int that may be counted up, and records when it is compared, used as a size, an index or a condition."""
 
     looks: Looks
     path: str
@@ -131,14 +131,14 @@ class WatchedFloat(float):
 
 
 class WatchedList(list[Any]):
-    """A list that may be appended to, and notes when it is read."""
+    """A list that may be appended to, and records when it is read."""
 
     looks: Looks
     path: str
 
 
 def watched(value: Any, looks: Looks, path: str) -> Any:
-    """A stand-in for a plain int, float or list that notes looks at it; other values as they are."""
+    """A stand-in for a plain int, float or list that records reads of it; other values unchanged."""
     kinds: dict[type, type] = {int: WatchedInt, float: WatchedFloat, list: WatchedList}
     kind = kinds.get(type(value))
     if kind is None:
@@ -149,7 +149,7 @@ def watched(value: Any, looks: Looks, path: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """What a stand-in stands for; for a symbolic number the traced example's; other values as they are."""
+    """The value behind a stand-in; for a symbolic number the traced example's; other values unchanged."""
     for kind, of in ((WatchedInt, int), (WatchedFloat, float)):
         if isinstance(value, kind):
             return of(value)
@@ -158,7 +158,7 @@ def plain(value: Any) -> Any:
 
 
 def _counts(kind: type, name: str) -> None:
-    """Arithmetic on a watched number gives a watched number."""
+    """Makes arithmetic on a watched number return a watched number."""
     original = getattr(kind.__mro__[1], name)
 
     def method(self: Any, *args: Any) -> Any:

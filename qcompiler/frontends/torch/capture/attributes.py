@@ -1,8 +1,8 @@
-"""What a model holds in attributes, lists, dicts, tuples and plain objects: every place, and putting all of it back.
+"""All places in which a model holds values (attributes, lists, dicts, tuples, plain objects), and their restoration.
 
-A *place* is where a value can be found again: a key of a dictionary (the attributes of a module are one), an index of a
-list, an item of a tuple.  `walk` finds every place that a model reaches.  `Contents` is what all of them held at one
-time: it puts them back, whatever a call of the model has assigned, appended or removed meanwhile.
+A *place* identifies where a value is held: a key of a dictionary (a module's attributes are one), an index of a list,
+an item of a tuple.  `walk` finds every place that a model reaches.  `Contents` records what all places hold at one
+time, and restores it, whatever a call of the model has assigned, appended or removed in between.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LEAVES = (
     torch.Tensor,
 )
 _MOST = 50_000
-"""Objects to look at: a configuration of transformers has some hundred."""
+"""Maximum number of objects to visit: a configuration of transformers has some hundred."""
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""The attributes that nn.Module itself keeps, such as its hooks."""
+"""The attributes of nn.Module itself, such as its hooks."""
 _MISSING = object()
 
 
 class _Slots:
-    """The attributes of an object whose class has `__slots__`, or of a class, as a dictionary that can be written."""
+    """The attributes of a class, or of an object whose class has `__slots__`, as a writable dictionary."""
 
     def __init__(self, owner: object) -> None:
         self.of = owner
@@ -58,9 +58,10 @@ class _Slots:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value is held.  `owner` is the container, or the place of a tuple, which is replaced to change an item.
+    """Where a value is held.  `owner` is the container; for an item of a tuple, the place of the tuple, which is
+    replaced to change the item.
 
-    `registered` is true for the buffers and parameters of a module, which torch knows about.
+    `registered` is true for the buffers and parameters of a module, which torch knows.
     """
 
     path: str
@@ -69,14 +70,14 @@ class Place:
     registered: bool = False
 
     def get(self) -> Any:
-        """The value that is there now, or `missing`."""
+        """The present value, or `missing`."""
         try:
             return (self.owner.get() if isinstance(self.owner, Place) else self.owner)[self.key]
         except (KeyError, IndexError, TypeError):
             return _MISSING
 
     def set(self, value: Any) -> None:
-        """Puts a value there. A tuple is replaced by an equal one with another item."""
+        """Stores a value. A tuple is replaced by a copy with another item."""
         if not isinstance(self.owner, Place):
             self.owner[self.key] = value
             return
@@ -91,12 +92,12 @@ def is_missing(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """A Python number, also a symbolic one."""
+    """Whether the value is a Python number, possibly symbolic."""
     return isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def walk(model: nn.Module) -> Iterator[tuple[Place, Any]]:
-    """Every place that a model reaches, with its value; containers before what they contain, each container once."""
+    """Every place that a model reaches, with its value; containers before their contents, each container once."""
     pending: list[Place] = []
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -119,9 +120,9 @@ def walk(model: nn.Module) -> Iterator[tuple[Place, Any]]:
 
 
 def mirrors(model: nn.Module) -> tuple[str, ...]:
-    """Where torch itself keeps parameters a second time, and replaces them as they change: lists of recurrent layers.
+    """Lists in which torch itself keeps a second reference to parameters, and replaces them (recurrent layers).
 
-    What is assigned there is nothing that the model's own code remembers.
+    Assignments there are not made by the model's own code.
     """
     return tuple(
         f"{name}.{key}" if name else key
@@ -142,7 +143,7 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Place]:
 
 
 def _of_classes(model: nn.Module) -> Iterator[Place]:
-    """Attributes of the model's classes that a call may change, of which all instances see the change."""
+    """Attributes of the model's classes that a call may change; all instances see such a change."""
     classes = {cls for module in model.modules() for cls in type(module).__mro__}
     for cls in sorted(classes, key=lambda cls: (cls.__module__, cls.__qualname__)):
         if cls.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc"):
@@ -153,9 +154,9 @@ def _of_classes(model: nn.Module) -> Iterator[Place]:
 
 
 def _inside(place: Place, value: Any) -> Iterator[Place]:
-    """The places in a container or an object. What has no places that could be found again, such as a set, has none."""
+    """The places in a container or an object; none for a container such as a set, whose items cannot be addressed."""
     path = place.path
-    if isinstance(value, nn.Module):  # in a list, or behind an object: torch does not count it as a part of the model
+    if isinstance(value, nn.Module):  # in a list or an object: torch does not see it as a submodule
         yield from _of_module(path, value)
         for name, child in value._modules.items():
             if child is not None:
@@ -177,7 +178,7 @@ def _inside(place: Place, value: Any) -> Iterator[Place]:
 
 
 class Contents:
-    """What every place of a model holds now.  `put_back` makes it so again; tensors keep what was written into them."""
+    """What every place of a model holds now.  `put_back` restores it; values written into tensors stay."""
 
     def __init__(self, model: nn.Module) -> None:
         self._owners: dict[int, tuple[Any, Any]] = {}
@@ -191,7 +192,7 @@ class Contents:
                 self._slots.append((place, value))
             elif not isinstance(place.owner, Place):
                 self._keep(place.owner)
-            if isinstance(value, list | dict | deque):  # also an empty one, which has no places
+            if isinstance(value, list | dict | deque):  # including an empty one, which has no places
                 self._keep(value)
             elif not isinstance(value, _LEAVES) and not callable(value) and hasattr(value, "__dict__"):
                 self._keep(vars(value))
@@ -201,7 +202,7 @@ class Contents:
             self._owners[id(owner)] = (owner, dict(owner) if isinstance(owner, dict) else list(owner))
 
     def put_back(self, *, registered: bool = True) -> None:
-        """Every container as it was. What is the same already is not touched; nor, if so asked, what is registered."""
+        """Restores every container. Unchanged places are not touched, nor registered ones if `registered` is False."""
         for owner, before in self._owners.values():
             if not registered and id(owner) in self._registered:
                 continue
@@ -216,7 +217,7 @@ class Contents:
 
 
 def _put_back_keys(owner: dict[Any, Any], before: dict[Any, Any]) -> None:
-    """Of a module's own bookkeeping nothing is touched: hooks come and go by themselves."""
+    """Restores keys. A module's own bookkeeping is not touched: its hooks manage themselves."""
     for key in [key for key in owner if key not in before and key not in _OF_EVERY_MODULE]:
         del owner[key]
     for key, value in before.items():
@@ -226,7 +227,7 @@ def _put_back_keys(owner: dict[Any, Any], before: dict[Any, Any]) -> None:
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever happens to the model inside is undone: what places hold, and what was written into tensors there."""
+    """Undoes all changes inside: what places hold, and values written into their tensors."""
     contents = Contents(model)
     held = {id(v): v for _, v in walk(model) if isinstance(v, torch.Tensor) and not isinstance(v, nn.Parameter)}
     tensors = [(v, v.detach().clone()) for v in held.values() if not v.is_meta and not _is_fake(v)]

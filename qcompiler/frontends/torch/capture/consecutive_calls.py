@@ -1,7 +1,7 @@
-"""Do consecutive calls of a model and of its graph agree? Asked where a call assigns something that is kept.
+"""Checks that consecutive calls of a model and of its graph agree, if a call assigns something that is kept.
 
-Each call has other numbers, and the sizes change between the calls where they may, since a table that grows with the
-longest call so far shows only then.
+Each call has other values, and sizes change between the calls if they may: a table that grows with the longest call so
+far shows only then.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 def check(model: nn.Module, program: ExportedProgram, calls: Sequence[Call], doubts: Mapping[str, ExportError]) -> None:
     """Raises the first of the doubts if model and graph differ in a sequence of calls; nothing without doubts.
 
-    `calls` are the arguments at the traced sizes and at others.  A model without values cannot be run, and
-    only tensors that keep their shape are doubted there: nothing is checked.
+    `calls` are the arguments at the traced sizes and at others.  A model without values cannot be run, and then only
+    tensors that keep their shape are in doubt: nothing is checked.
     """
     if not doubts or empty_weights.has_empty_parameters(model):
         return
@@ -43,7 +43,7 @@ def check(model: nn.Module, program: ExportedProgram, calls: Sequence[Call], dou
 
 
 def _run(module: nn.Module, sequence: Sequence[Call]) -> list[Any]:
-    """The leaves of all results. The module is as before then: model and graph share the memory of some tensors."""
+    """The leaves of all results. The module is restored: model and graph share the memory of some tensors."""
     results = []
     with torch.no_grad(), attributes.unchanged(module):
         for args, kwargs in sequence:
@@ -57,7 +57,7 @@ def _run(module: nn.Module, sequence: Sequence[Call]) -> list[Any]:
 
 
 def _other_numbers(call: Call, number: int) -> Call:
-    """The same call with other values: floats are scaled and moved, integers change places, the rest stays."""
+    """The same call with other values: floats are scaled and shifted, integers are permuted, the rest stays."""
     random = torch.Generator().manual_seed(number)
 
     def other(leaf: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Decomposing a graph: what import has no builder for becomes what it has builders for.
+"""Decomposes operators for which import has no builder.
 
-torch's own `run_decompositions` traces the whole graph once more, through functionalisation, to decompose a few nodes
-of it: for a language model of 32 layers that takes longer than all that follows.  Most graphs write nothing in place.
-In these, `decompose` replaces just the nodes that need it, each by a trace of its own decomposition; nodes that agree
-in operator, arguments and types, as those of equal layers do, share one trace.  The other graphs (in-place operators,
-control flow, automatic mixed precision) take torch's way.
+torch's own `run_decompositions` traces the whole graph again, through functionalisation, to decompose a few nodes: for
+a language model of 32 layers that takes longer than everything after it.  Most graphs write nothing in place.  In
+these, `decompose` replaces only the nodes that need it, each by a trace of its own decomposition.  Nodes with equal
+operator, arguments and types, as in equal layers, share one trace.  The other graphs (in-place operators, control flow,
+automatic mixed precision) use torch's way.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 """A part of the graph that was traced under `torch.no_grad()`: (enabled, graph, *arguments)."""
 
 _PLACE = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "from_node", "custom")
-"""What a node's meta says of its place in the model; the nodes of its decomposition inherit it."""
+"""The fields of a node's meta about its place in the model; the nodes of its decomposition inherit them."""
 
 
 def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
-    """The program with every operator outside of `keep` decomposed by torch's core ATen table, and nothing in place."""
+    """The program with every operator outside `keep` decomposed by torch's core ATen table, and nothing in place."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if _is_functional(program):
@@ -52,7 +52,7 @@ def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
 
 
 def _cannot(module: fx.GraphModule, error: Exception) -> str:
-    """Why torch cannot take a graph apart: what is written in place, which is what it does so for."""
+    """Why torch cannot decompose a graph: its in-place operators, which are the reason for this path."""
     targets = (node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
     written = sorted({str(target) for target in targets if target._schema.is_mutable})
     what = f" its operators in place ({', '.join(written)}) by functional ones" if written else " the model"
@@ -65,7 +65,7 @@ def _cannot(module: fx.GraphModule, error: Exception) -> str:
 
 ALSO = ("addmv.default", "dist.default", "grid_sampler_2d.default", "ldexp.Tensor",
          "tril_indices.default", "triu_indices.default")  # fmt: skip
-"""Operators that torch can take apart, but leaves whole by default."""
+"""Operators that torch can decompose, but keeps by default."""
 
 
 def _table(keep: KeepOps) -> Any:
@@ -83,14 +83,14 @@ def _table(keep: KeepOps) -> Any:
 
 
 class _NotLocalError(Exception):
-    """A decomposition that cannot stand in for its node: it has effects, or brings a tensor of its own."""
+    """A decomposition that cannot replace its node: it has effects, or brings a tensor of its own."""
 
 
-# --- which graphs ----------------------------------------------------------------------------------------------------
+# --- functional graphs -----------------------------------------------------------------------------------------------
 
 
 def _is_functional(program: ExportedProgram) -> bool:
-    """Whether nothing is written in place and no graph is called but for `torch.no_grad()`."""
+    """Whether nothing is written in place, and no subgraph is called except for `torch.no_grad()`."""
     if program.graph_signature.backward_signature is not None:
         return False
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
@@ -115,11 +115,11 @@ def _only_functional(module: fx.GraphModule) -> bool:
 
 
 _CHECKS = ("aten::_assert", "aten::sym_constrain_range")
-"""Operators without results that state what torch has checked while tracing."""
+"""Operators without results that assert what torch checked while tracing."""
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Whether an operator writes an argument, or is there for something else than its results (to raise an error)."""
+    """Whether an operator writes an argument, or exists for an effect (to raise an error) instead of its results."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     schema = node.target._schema
@@ -131,7 +131,7 @@ def _has_effect(node: fx.Node) -> bool:
 
 @dataclass
 class _Decomposer:
-    """Copies a graph node by node, with the decomposition of a node in place of it."""
+    """Copies a graph node by node, and replaces nodes by their decompositions."""
 
     program: ExportedProgram
     table: Any
@@ -148,13 +148,13 @@ class _Decomposer:
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
-        """Operators that are kept although torch could take them apart are left whole inside of traces, too."""
+        """Inside, traces also keep the operators that torch could decompose but that are kept."""
         composite, self.table = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(self.table))
         with exported_program._override_composite_implicit_decomp(composite), torch.no_grad():
             yield
 
     def _copy(self, module: fx.GraphModule, new: dict[fx.Node, Any]) -> Any:
-        """Appends the nodes of a graph; `new` holds what stands for its placeholders already. The graph's result."""
+        """Appends the nodes of a graph and returns its result; `new` already maps its placeholders."""
         for node in module.graph.nodes:
             if node in new:
                 continue
@@ -170,17 +170,17 @@ class _Decomposer:
                 given = {p: new[a] for p, a in zip(parameters, node.args[2:], strict=True)}
                 new[node] = self._copy(inner, given)
             elif node.args and isinstance(new.get(source := node.args[0]), tuple | list):
-                new[node] = new[source][node.args[1]]  # getitem of what became several nodes
+                new[node] = new[source][node.args[1]]  # getitem of a node that became several
             elif self._is_taken_apart(node.target):
                 new[node] = self._expand(node, new)
             else:
                 new[node] = self.graph.node_copy(node, lambda n: new[n])
                 if node.op == "placeholder":
-                    new[node].name = node.name  # the signature names it so; fx gives no node the name of a builtin
+                    new[node].name = node.name  # the signature's name; fx would avoid names of builtins
         return None
 
     def _is_taken_apart(self, target: Any) -> bool:
-        """In torch's table, or made of other operators by torch itself; unless import builds it as it is."""
+        """Whether torch decomposes it, by its table or as a composite operator, and import has no builder for it."""
         if target in self.keep or not isinstance(target, torch._ops.OpOverload):
             return False
         if target in self.table:
@@ -207,7 +207,7 @@ class _Decomposer:
         raise AssertionError("a graph without an output")
 
     def _trace(self, target: Any, leaves: Sequence[Any], spec: Any) -> fx.GraphModule:
-        """The decomposition of one operator at arguments of these types. _NotLocalError."""
+        """The decomposition of one operator at arguments of these types; or _NotLocalError."""
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
         values = [leaves[i].meta["val"] for i in places]
 
@@ -257,7 +257,7 @@ class _Decomposer:
 
 
 def _leaf_key(leaf: Any) -> Hashable:
-    """An argument as far as its type decides what a decomposition does."""
+    """An argument, reduced to what decides its decomposition."""
     if not isinstance(leaf, fx.Node):
         return type(leaf), repr(leaf)
     value = leaf.meta["val"]
@@ -267,7 +267,7 @@ def _leaf_key(leaf: Any) -> Hashable:
 
 
 def _same_nodes(nodes: Sequence[fx.Node]) -> tuple[int, ...]:
-    """Which arguments are one node: a trace of f(x, x) is none of f(x, y)."""
+    """Which arguments are the same node: a trace of f(x, x) does not fit f(x, y)."""
     first: dict[fx.Node, int] = {}
     return tuple(first.setdefault(node, i) for i, node in enumerate(nodes))
 

@@ -1,4 +1,4 @@
-"""Dynamic dimensions: from what the user writes to what `torch.export` takes, and example inputs that trace well.
+"""Dynamic dimensions: from the user's specification to `torch.export`'s, and example inputs for a good trace.
 
 Accepted for one dimension of one tensor argument:
 
@@ -7,8 +7,8 @@ Accepted for one dimension of one tensor argument:
     None, an int, Dim.STATIC             static
 
 torch.export specialises a dimension of size 1, and one whose size happens to equal another.  So every dynamic dimension
-is traced with an odd size >= 3 that no parameter, no static dimension and no other symbol has; example tensors are
-resized by tiling when theirs does not qualify.
+is traced with an odd size >= 3 that no parameter, no static dimension and no other symbol has.  Example tensors of
+other sizes are tiled or cut.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Tree = Any
 
 @dataclass
 class TraceInputs:
-    """What to hand to torch.export: re-sized example inputs, its dynamic_shapes, and what was asked for by name."""
+    """Arguments for torch.export: resized example inputs, its dynamic_shapes, and the requested ranges by name."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -75,8 +75,8 @@ def prepare(
 ) -> TraceInputs:
     """Resolves `dynamic_shapes` against a call `model(*args, **kwargs)`; `sizes` overrides the traced sizes.
 
-    Errors: UnboundedDimError for a dimension without a maximum, ArgumentStructureError where the tree of specs does not
-    fit the arguments, ArgumentShapeError where an example contradicts its spec.
+    Errors: UnboundedDimError for a dimension without a maximum, ArgumentStructureError if the tree of specs does not
+    fit the arguments, ArgumentShapeError if an example contradicts its spec.
     """
     if not dynamic_shapes:
         return TraceInputs(tuple(args), dict(kwargs), None)
@@ -110,9 +110,9 @@ def prepare(
 
 @contextlib.contextmanager
 def named_keywords(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Makes keywords that a call passes through `**kwargs` visible as parameters of `model.forward` meanwhile.
+    """Inside, keywords that a call passes through `**kwargs` are visible as parameters of `model.forward`.
 
-    torch.export 2.13 loses count of dynamic_shapes for arguments inside `**kwargs`.
+    torch.export 2.13 assigns dynamic_shapes wrongly for arguments inside `**kwargs`.
     """
     forward = model.forward
     old = inspect.signature(forward)
@@ -138,7 +138,7 @@ def named_keywords(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 def _call(
     bound: inspect.BoundArguments, values: Mapping[str, Any], positional: int, kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`values` by parameter name as the positional and keyword arguments they were passed as."""
+    """Turns `values` by parameter name back into the positional and keyword arguments of the call."""
     flat: list[Any] = []
     keywords: dict[str, Any] = {}
     for name, value in values.items():
@@ -156,7 +156,7 @@ def _call(
 
 
 def _match(arguments: Mapping[str, Any], dynamic_shapes: Any) -> dict[str, Tree]:
-    """Specs by parameter name. A name inside `**kwargs` may stand at the top."""
+    """Specs by parameter name. A name inside `**kwargs` may be given at the top level."""
     if isinstance(dynamic_shapes, list | tuple):
         if len(dynamic_shapes) > len(arguments):
             count, names = len(arguments), ", ".join(arguments)
@@ -180,7 +180,7 @@ def _match(arguments: Mapping[str, Any], dynamic_shapes: Any) -> dict[str, Tree]
 
 
 class _Collector:
-    """Walks arguments and specs side by side and gathers what is asked of each symbol."""
+    """Walks arguments and specs side by side and collects the request for each symbol."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, tuple[Range, str]] = {}
@@ -284,7 +284,7 @@ def _parse_dim(entry: Any, where: str, default_name: str) -> _Requested | int | 
 
 
 def _bounded(name: str, low: Any, high: Any, where: str) -> _Requested:
-    """Sizes start at 1: torch's default minimum of 0 means "not stated" here."""
+    """A dimension with a range. Sizes start at 1: torch's default minimum of 0 means "not stated" here."""
     if not name.isidentifier():
         raise ArgumentError(f"{where}: {name!r} is not a name (letters, digits and '_')")
     if high is None or not isinstance(high, int):
@@ -303,14 +303,14 @@ def _identifier(path: str) -> str:
 
 
 def _choose_sizes(ranges: Mapping[str, Range], examples: Mapping[str, int], fixed: set[int]) -> dict[str, int]:
-    """One size per symbol: odd, >= 3, unlike every other size in sight, the example's own where that qualifies."""
+    """One size per symbol: odd, >= 3, different from every other size; the example's own if that qualifies."""
     sizes: dict[str, int] = {}
     for name, (low, high) in ranges.items():
         taken = fixed | set(sizes.values())
         start = max(low, 3) | 1
         ideal = (n for n in (examples.get(name, 0), *range(start, high + 1, 2)) if n % 2 and n not in taken)
         good = next((n for n in ideal if max(low, 3) <= n <= high), None)
-        if good is None:  # a narrow range: take what is free in it, from the top (2 rather than 1)
+        if good is None:  # a narrow range: take a free size in it, from the top (2 rather than 1)
             good = next((n for n in range(high, low - 1, -1) if n not in sizes.values()), high)
         sizes[name] = good
     return sizes

@@ -1,9 +1,10 @@
-"""An exported graph as a callable in eager torch.
+"""Makes an exported graph callable in eager torch.
 
-A graph was traced with tensors that have no memory, and those are laid out as torch's rules for fake tensors say.  In
-eager torch an operator may lay out its result otherwise: a convolution of a transposed image gives channels last.  What
-a model does about that (`x if x.is_contiguous() else x.contiguous()` in a group norm) was decided while tracing, and a
-later operator of the graph would refuse such a tensor.  So results that were contiguous in the trace are made so here.
+A graph is traced with fake tensors, whose layout follows torch's rules for fake tensors.  In eager torch an operator
+may lay out its result differently: a convolution of a transposed image gives channels-last.  The model's decisions
+about layout (`x if x.is_contiguous() else x.contiguous()` in a group norm) were made while tracing, and a later
+operator of the graph would refuse such a tensor.  So results that were contiguous in the trace are made contiguous
+here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.export import ExportedProgram
 
 
 def runnable(program: ExportedProgram) -> fx.GraphModule:
-    """`program.module()` whose operators give results laid out as they were in the trace."""
+    """`program.module()`, whose operators give results with the layout of the trace."""
     module: fx.GraphModule = program.module(check_guards=False)
     for node in list(module.graph.nodes):
         if node.op == "call_function" and _lays_out(node):
@@ -30,7 +31,7 @@ def runnable(program: ExportedProgram) -> fx.GraphModule:
 
 
 def _lays_out(node: fx.Node) -> bool:
-    """Whether a node makes a tensor of its own, that is contiguous in the trace and that another node reads."""
+    """Whether a node makes a new tensor that is contiguous in the trace and that another node reads."""
     value = node.meta.get("val")
     schema = getattr(node.target, "_schema", None)
     if not isinstance(value, torch.Tensor) or schema is None or not node.users:

@@ -1,19 +1,19 @@
-"""The fused weights of a mixture of experts: what their uses mean, and how they are stored.
+"""The fused weights of a mixture of experts: the meaning of their uses, and how they are stored.
 
-A parameter (E, N, K) holds the matrices of E experts; some models keep (E, K, N).  Which of them a row meets is data.
-Three forms of the product are known, each with the number of an expert for every pair of a row and an expert:
+A parameter (E, N, K) holds the matrices of E experts; some models keep (E, K, N).  Which expert a row uses is data.
+Three forms of the product are recognised, each with an expert's number for every pair of a row and an expert:
 
     bmm(W[index], x.unsqueeze(-1)).squeeze(-1)              "batched_mm" of transformers; (E, N, K)
     bmm(x.unsqueeze(1), W[index]).squeeze(1)                the same for (E, K, N)
-    grouped_mm(x, W.transpose(1, 2), ends)                  "grouped_mm": rows sorted by expert, where each ends
+    grouped_mm(x, W.transpose(1, 2), ends)                  "grouped_mm": rows sorted by expert, with the end of each
 
-All become one operator, `qc.grouped_linear(x, W, index, experts, repeat)`, whose W is the matrix (E * N, K): so a
+All become one operator, `qc.grouped_linear(x, W, index, experts, repeat)`, whose W is the matrix (E * N, K).  So a
 format stores it like the weight of a linear, blocks run along K, and no kernel gathers weights by row.  Rows of x that
-were copied for the experts of one token (`repeat_interleave`) are read where they lie.
+were copied for the experts of one token (`repeat_interleave`) are read from the original.
 
-transformers computes experts by one of several functions that mean the same.  Its default sorts rows by expert, which
-`qc.grouped_linear` does not need; its "eager" loops over the experts that were hit, which depends on data.  While a
-model is exported, `as_pairs` lets its experts be "batched_mm": that is the first form.
+transformers computes experts by one of several equivalent functions.  Its default sorts rows by expert, which
+`qc.grouped_linear` does not need; its "eager" loops over the experts that occur, which depends on data.  While a model
+is exported, `as_pairs` makes its experts use "batched_mm", which is the first form.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _INTEGERS = (torch.int64, torch.int32)
 
 
 PAIRS = "batched_mm"
-"""transformers' name of the function that computes each pair of a row and an expert by itself."""
+"""transformers' name of the function that computes each pair of a row and an expert separately."""
 
 _SAME_MEANING = (None, "eager", "grouped_mm", "deepgemm", "sonicmoe")
-"""Its other functions. What a caller registered under a name of their own is exported as it is."""
+"""Its other functions. A function that a caller registered under another name is exported as it is."""
 
 
 @contextlib.contextmanager
 def as_pairs(model: nn.Module) -> Iterator[None]:
-    """Lets the experts of a model of transformers be computed pair by pair; puts the model's choice back at the end."""
-    name = "_experts_implementation_internal"  # what the property `_experts_implementation` of one config stands for
+    """Inside, a transformers model computes its experts pair by pair; its own function is restored afterwards."""
+    name = "_experts_implementation_internal"  # the field behind a config's property `_experts_implementation`
     held = (getattr(each, "config", None) for each in model.modules() if hasattr(type(each), "_apply_gate"))
     configs = {id(config): config for config in held if hasattr(config, name)}
     chosen = [(config, getattr(config, name)) for config in configs.values()]
@@ -81,7 +81,7 @@ class ExpertWeight:
         return "experts transposed" if self.transposed else ""
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
-        """A view of the model's values in the order in which they are stored."""
+        """A view of the model's values in stored order."""
         return values.transpose(1, 2) if self.transposed else values
 
 
@@ -92,15 +92,15 @@ class _Product:
     node: fx.Node
     x: fx.Node
     index: fx.Node | None
-    """None: `ends` says where each expert's rows end."""
+    """The node with the end of each expert's rows, or None."""
     ends: fx.Node | None
     transposed: bool
     axis: int | None
-    """The unit dim that x and the result have beside (rows, columns); None if they are matrices."""
+    """The unit dim of x and the result beside (rows, columns); None if they are matrices."""
 
 
 def expert_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ExpertWeight | None:
-    """How a tensor with these placeholders is stored, if products with chosen experts are all that it is used for."""
+    """How a tensor with these placeholders is stored, if all its uses are products with chosen experts."""
     if tensor.ndim != 3 or not any(node.users for node in nodes):
         return None
     products = [_products(node) for node in nodes]
@@ -114,7 +114,7 @@ def expert_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ExpertWeigh
 
 
 def group(graph: fx.Graph, weight: ExpertWeight, placeholders: Sequence[fx.Node]) -> None:
-    """Every product with the weight becomes one `qc.grouped_linear`; the placeholders hold the matrix (E * N, K)."""
+    """Turns every product with the weight into one `qc.grouped_linear`; placeholders hold the matrix (E * N, K)."""
     for placeholder in placeholders:
         products = _products(placeholder)
         assert products is not None
@@ -126,14 +126,14 @@ def group(graph: fx.Graph, weight: ExpertWeight, placeholders: Sequence[fx.Node]
         _erase_unused(graph, list(placeholder.users))
 
 
-# --- what a use means ------------------------------------------------------------------------------------------------
+# --- recognising uses ------------------------------------------------------------------------------------------------
 
 
 def _products(placeholder: fx.Node) -> list[_Product] | None:
-    """The products that read a weight; None if something else does, too."""
+    """The products that read a weight; None if it has any other use."""
     found: list[_Product] = []
     for user in placeholder.users:
-        if _is_grouped(user, placeholder):  # (E, K, N), as the operator takes it
+        if _is_grouped(user, placeholder):  # (E, K, N), as the operator expects
             products: list[_Product | None] = [_grouped(user, transposed=True)]
         elif _turns(user):
             products = [_grouped(u, transposed=False) if _is_grouped(u, user) else None for u in user.users]
@@ -191,7 +191,7 @@ def _grouped(node: fx.Node, *, transposed: bool) -> _Product:
 
 
 def _sorted_index(ends: fx.Node) -> fx.Node | None:
-    """The sorted experts of the rows, where their counts were summed up: `cumsum(histc(experts, 0 … E - 1))`."""
+    """The sorted experts of the rows, if their counts were summed up: `cumsum(histc(experts, 0 … E - 1))`."""
     counts = ends.args[0] if ends.target is aten.cumsum.default else None
     while isinstance(counts, fx.Node) and counts.target in _COPIES:
         counts = counts.args[0]
@@ -214,7 +214,7 @@ def _sorted_index(ends: fx.Node) -> fx.Node | None:
 
 
 def _replace(graph: fx.Graph, weight: ExpertWeight, placeholder: fx.Node, product: _Product) -> None:
-    """Puts the operator where the product is."""
+    """Replaces the product by the operator."""
     node, axis = product.node, product.axis
     with graph.inserting_before(node):
         x = product.x if axis is None else _call(graph, node, aten.squeeze.dim, product.x, axis)
@@ -228,7 +228,7 @@ def _replace(graph: fx.Graph, weight: ExpertWeight, placeholder: fx.Node, produc
 
 
 def _call(graph: fx.Graph, place: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A node at the place of another in the model, with its value."""
+    """A node with another node's place in the model, and its value."""
     node = graph.call_function(target, args)
     node.meta = {key: value for key, value in place.meta.items() if key not in ("val", "tensor_meta")}
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
@@ -239,7 +239,7 @@ def _call(graph: fx.Graph, place: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def _before_copies(wide: fx.Node, rows: fx.Node, axis: int) -> tuple[fx.Node, int]:
-    """What rows of x were copied from, and how often: `x[:, None].expand(M, repeat, K).reshape(M * repeat, K)`."""
+    """The original of copied rows of x, and the number of copies: `x[:, None].expand(M, repeat, K).reshape(…)`."""
     node = wide.args[0] if wide.target is aten.unsqueeze.default and wide.args[1] in (axis, axis - 3) else None
     if not isinstance(node, fx.Node) or node.target not in _RESHAPES:
         return rows, 1
@@ -274,7 +274,7 @@ def _index_of_rows(graph: fx.Graph, place: fx.Node, x: fx.Node, ends: fx.Node | 
 
 
 def _erase_unused(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Erases nodes that nothing reads any more, and what only they read."""
+    """Erases nodes that nothing reads any more, and those that only they read."""
     for node in nodes:
         if node.op == "call_function" and not node.users:
             above = list(_inputs(node))

@@ -1,7 +1,8 @@
-"""Stage `export`: nn.Module, ExportedProgram or fx.GraphModule to one functional ATen graph with named dimensions.
+"""Stage `export`: turns an nn.Module, ExportedProgram or fx.GraphModule into one functional ATen graph with named
+sizes.
 
-What the importer has a builder for is kept (linear, attention, norms, activations, …); everything else is decomposed
-by torch's own core ATen table.  The kept set is the importer's table itself, so the two cannot disagree.
+Operators that the importer has a builder for are kept (linear, attention, norms, activations, …); everything else is
+decomposed by torch's own core ATen table.  The kept set is the importer's table itself, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from qcompiler.plan.dims import Range
 
 @dataclass
 class Exported:
-    """A decomposed program, the user's name of each torch symbol, each symbol's range, and what to report of it."""
+    """A decomposed program, the user's name of each torch symbol, each symbol's range, and notes for the report."""
 
     program: ExportedProgram
     symbols: Symbols
@@ -61,7 +62,7 @@ class Exported:
         return graph
 
     def text(self) -> str:
-        """What the dump `00-export.txt` holds."""
+        """The contents of the dump `00-export.txt`."""
         return readable(self.program.graph_module) + f"\n# ranges: {self.ranges}\n{self.program.graph_signature}\n"
 
 
@@ -76,9 +77,9 @@ def export_model(
 ) -> Exported:
     """Exports a model.
 
-    `dynamic_shapes` names dimensions as `frontends.dynamic` describes, or as torch.export takes them; an
-    ExportedProgram brings its own.  `keep` are the operators not to decompose (default: all that the importer knows).
-    With `refused`, operators that no program can hold are put on that list instead of raising the first of them.
+    `dynamic_shapes` names dimensions as in dynamic.py, or as in torch.export; an ExportedProgram has its own.  `keep`
+    are the operators not to decompose (default: all that the importer knows).
+    With `refused`, operators that no program can hold are appended to that list instead of raising the first of them.
 
     Errors, all naming the user's line where there is one: ExportError, DataDependentShapeError, UnboundedDimError,
     NarrowedDimError, ArgumentError.
@@ -135,7 +136,7 @@ def _export_module(
     exported.symbols = Symbols(_names(exported.program, inputs))
     exported.ranges = dict(inputs.ranges)
     if refused:
-        return exported  # such a graph cannot be run at other sizes
+        return exported  # a refused graph cannot be run at other sizes
     narrowing.check_ranges(exported.program, exported.symbols.names, inputs.ranges, inputs.derived, why)
     missing = set(inputs.ranges) - set(exported.symbols.names.values())
     if missing:
@@ -153,7 +154,7 @@ def _export_module(
 
 
 def _names(program: ExportedProgram, inputs: TraceInputs) -> dict[str, str]:
-    """torch's symbols by the user's names: a symbol's hint is its traced size, and those are all different."""
+    """The user's names of torch's symbols: a symbol's hint is its traced size, and those are all different."""
     by_size = {size: name for name, size in inputs.sizes.items()}
     names: dict[str, str] = {}
     for node in program.graph.nodes:
@@ -219,11 +220,11 @@ def _decompose(program: ExportedProgram, keep: KeepOps | None) -> Exported:
 
 
 Refusal = tuple[fx.Node, QCompilerError]
-"""A node that no program can hold, and the error that says why."""
+"""A node that no program can hold, and the error with the reason."""
 
 
 def _refuse(exported: Exported, refused: list[Refusal] | None) -> None:
-    """Before the model is run at other sizes: what is refused anyway shall not be reported as a narrowed range."""
+    """Raises refusals before the model is run at other sizes, where they would look like a narrowed range."""
     for node, error in (*_side_effects(exported.program), *_data_dependence(exported)):
         if refused is None:
             raise error
@@ -236,9 +237,9 @@ def _side_effects(program: ExportedProgram) -> Iterator[Refusal]:
         if node.target is not torch.ops.higher_order.with_effects:
             continue
         _, op, *arguments = node.args
-        checks = op is torch.ops.aten._linalg_check_errors.default  # raises where a matrix is singular
+        checks = op is torch.ops.aten._linalg_check_errors.default  # raises if a matrix is singular
         name = f"torch.{arguments[1]}" if checks else op
-        way = ', let torch run it at its place (fallback="torch")' if checks else ""
+        way = ', let torch run it (fallback="torch")' if checks else ""
         yield (
             node,
             UnsupportedOperatorError(

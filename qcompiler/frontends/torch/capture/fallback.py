@@ -4,8 +4,9 @@
     %b = aten._fft_r2c(%a, …)      no lowering            %c = qc.torch_call "aten._fft_r2c, aten.abs" %a
     %c = aten.abs(%b)              reads complex values
 
-A region grows while nobody outside of it needs a value of it: then it is emitted, before the node that does.  Between
-regions a complex value is a real tensor with the two parts along a last axis; nothing else of a program knows it.
+A region grows as long as nothing outside it needs one of its values; then it is emitted, before the node that does.
+Between regions a complex value is a real tensor with the two parts along a last axis; nothing else in a program sees
+it.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ KEPT_WHOLE = frozenset({
     _ATEN.cholesky.default, _ATEN.inverse.default, _ATEN.det.default, _ATEN.logdet.default, _ATEN.slogdet.default,
     _ATEN.matrix_exp.default, _ATEN.svd.default, _ATEN.qr.default,
 })  # fmt: skip
-"""Operators that torch runs whole: taken apart they are many small ones, or ones that raise for what values they meet,
-which a program cannot hold."""
+"""Operators that torch runs as a whole. Decomposed, they become many small operators, or operators that may raise for
+some values, which a program cannot hold."""
 
 _ROW_MAJOR = {
     "aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default",
 }  # fmt: skip
-"""Eager torch may lay out a tensor otherwise than the trace says, and then refuses to view it."""
+"""Eager torch may lay out a tensor differently from the trace, and then refuses to view it."""
 
 _UNSAID = ("device", "layout", "pin_memory", "memory_format")
-"""Arguments about where a tensor lies, which is where the step runs."""
+"""Arguments about a tensor's device and layout; the step decides these."""
 
 _PAIR = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 @dataclass(frozen=True)
 class TorchPart:
-    """One region of the program: where, which operators, and why torch runs it."""
+    """One region of the program: its module path, its operators, and the reason."""
 
     path: str
     operators: tuple[str, ...]
@@ -105,7 +106,7 @@ class Fallback:
         mine = list({id(home): home for each in node.all_input_nodes if (home := self._home.get(each))}.values())
         if mine:
             first, *others = mine
-            for other in others:  # neither reads the other: they are one region from here on
+            for other in others:  # neither reads the other: join them to one region
                 first.nodes += other.nodes
                 self._open.remove(other)
                 self._home.update(dict.fromkeys(other.nodes, first))
@@ -116,7 +117,7 @@ class Fallback:
         self._home[node] = first
 
     def require_kernels(self, before: Operation | None, block: Block) -> None:
-        """UnsupportedOperatorError if the ops behind `before`, a node's lowering, have no kernels for their type."""
+        """UnsupportedOperatorError if the ops of a node's lowering, after `before`, have no kernels for their type."""
         made = block.first_op if before is None else before.next_op
         while made is not None:
             if isinstance(made, FLOAT_ONLY) and tensor_dtype(made.results[0].type) not in FLOATS:
@@ -124,7 +125,7 @@ class Fallback:
             made = made.next_op
 
     def settle(self, needed: Iterable[fx.Node]) -> None:
-        """Emits the regions that these nodes are in."""
+        """Emits the regions of these nodes."""
         for node in needed:
             if node in self._home:
                 self._emit(self._home[node])
@@ -176,7 +177,7 @@ class _Builder:
         self.sizes: list[Dim] = []
 
     def build(self, nodes: Sequence[fx.Node]) -> _Built | None:
-        """The region with its operands, sizes, and the nodes whose values are its results; None without results."""
+        """The region with its operands, its sizes, and the nodes of its results; None without results."""
         inside = set(nodes)
         needed = dict.fromkeys(
             each for node in nodes for each in node.all_input_nodes if each not in inside and _tensors(each)
@@ -206,7 +207,7 @@ class _Builder:
         return region, inputs, self.sizes, results
 
     def size(self, value: Any, node: fx.Node) -> dict[str, int]:
-        """The reference to a size. UnsupportedOperatorError for one that sizes of a program cannot express."""
+        """The reference to a size. UnsupportedOperatorError for a size that a program cannot express."""
         try:
             size = dim(self.scope.symbols.dim(value)).to_dim()
         except DimError as error:
@@ -233,7 +234,7 @@ class _Ops:
         results: int = 1,
         branches: Sequence[TorchRegion] = (),
     ) -> list[int]:
-        """Appends an operator; the numbers of its results."""
+        """Appends an operator; returns the numbers of its results."""
         self.ops.append(
             TorchOp(
                 target=target, args=tuple(args), kwargs=dict(kwargs or {}), results=results, branches=tuple(branches)
@@ -262,7 +263,7 @@ class _Ops:
         kwargs = {name: self.encode(given, node) for name, given in node.kwargs.items() if name not in _UNSAID}
         if node.kwargs.get("layout") not in (None, torch.strided):
             raise UnsupportedOperatorError(f"{node.target} makes a {node.kwargs['layout']} tensor{describe(node)}")
-        if target == "aten.view_as_complex.default":  # torch wants the two parts next to each other
+        if target == "aten.view_as_complex.default":  # torch needs the two parts to be contiguous
             args = [{"v": self.add("aten.contiguous.default", args)[0]}]
         self.numbers[node] = self.add(_ROW_MAJOR.get(target, target), args, kwargs, results)
 
@@ -295,7 +296,7 @@ class _Ops:
         return TorchRegion(inputs=inputs, ops=tuple(inner.ops), outputs=tuple(outputs))
 
     def encode(self, argument: Any, node: fx.Node) -> Any:
-        """An argument as regions hold it. UnsupportedOperatorError for a kind that they do not know."""
+        """An argument in a region's encoding. UnsupportedOperatorError for a kind that regions do not have."""
         match argument:
             case fx.Node():
                 if isinstance(argument.meta.get("val"), torch.SymInt):
@@ -319,7 +320,7 @@ class _Ops:
 
 
 def _results_of(node: fx.Node, numbers: Sequence[int], inside: set[fx.Node]) -> list[tuple[fx.Node, int, Any]]:
-    """What of a node is read outside of its region: the node that stands for it there, its number and its value."""
+    """The values of a node that are read outside its region: (the node there, the number, the value)."""
     value = node.meta["val"]
     outside = [user for user in node.users if user not in inside]
     if not isinstance(value, tuple | list):
@@ -348,7 +349,7 @@ def _require_harmless(node: fx.Node) -> None:
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    """The tensors that a node stands for."""
+    """The tensors that a node gives."""
     value = node.meta.get("val")
     return [each for each in (value if isinstance(value, tuple | list) else [value]) if isinstance(each, torch.Tensor)]
 
@@ -363,7 +364,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _plain_type(scope: Scope, node: fx.Node, value: torch.Tensor) -> Any:
-    """The type of a result outside of its region: of a complex one, that of its two parts."""
+    """The type of a result outside its region; for a complex one, the type of its two parts."""
     shape = scope.symbols.shape(value.shape)
     if not _is_foreign(value):
         return types.tensor(shape, dtype_name(value.dtype))

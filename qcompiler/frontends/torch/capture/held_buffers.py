@@ -1,9 +1,9 @@
-"""Buffers that stand for the tensors a model holds without registering them, while it is traced.
+"""Buffers that replace, during a trace, the tensors that a model holds without registering them.
 
-torch.export sees such a tensor as a constant, and really writes it where no argument takes part (`length.add_(1)`): the
-graph would not hold that write.  While a model is traced here, every call finds buffers in those places instead.  A
-place that a call assigns (`self.h = …`) finds a copy of its buffer, and the last thing in the call is to copy what the
-place holds then into the buffer.
+torch.export sees such a tensor as a constant, and really writes it if no argument takes part (`length.add_(1)`): the
+graph would not contain that write.  While a model is traced here, every call finds buffers in those places instead.  A
+place that a call assigns (`self.h = …`) finds a copy of its buffer; at the end of the call, the value of the place is
+copied into the buffer.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from qcompiler.frontends.torch.capture.attributes import Place
 class _Bound:
     place: Place
     value: torch.Tensor
-    """What the place holds outside of a call."""
+    """The value of the place outside a call."""
     buffer: str
-    """The name of the registered buffer that stands for it."""
+    """The name of the registered buffer that replaces it."""
 
 
 class Held:
     """The buffers for one trace.
 
-    `states` are the paths that a call assigns; `ends` are, by path, what the first call left there: two places are one
-    state if they are one tensor before and behind it.  With `states=None`, only tensors of plain objects are held, and
-    what a module itself has as an attribute is left to torch.export.
+    `states` are the paths that a call assigns; `ends` are, by path, the values after the first call: two places are one
+    state if they are one tensor before and after it.  With `states=None`, only tensors of plain objects are held, and
+    torch.export handles a module's own attributes.
     """
 
     def __init__(self, model: nn.Module, states: Set[str] | None, ends: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Held:
                 delattr(self.model, name)
 
     def bind(self) -> None:
-        """The places hold the buffers. Called when a call of the model begins."""
+        """Puts the buffers into the places. Called at the beginning of a call of the model."""
         copies: dict[str, torch.Tensor] = {}
         for bound in self._bound:
             buffer = self.model.get_buffer(bound.buffer)
@@ -88,25 +88,25 @@ class Held:
             bound.place.set(buffer)
 
     def write_states(self, now: Mapping[str, Any]) -> None:
-        """What the states' places hold at the end of the call is copied into their buffers."""
+        """Copies the values of the states' places at the end of the call into their buffers."""
         news = {b.buffer: now.get(b.place.path) for b in self._bound if b.place.path in self.states}
         values = {name: value.clone() for name, value in news.items() if isinstance(value, torch.Tensor)}
         for name, value in values.items():
             self.model.get_buffer(name).copy_(value)
 
     def release(self) -> None:
-        """The places hold what they held before."""
+        """Restores the previous values of the places."""
         for bound in self._bound:
             bound.place.set(bound.value)
 
     def overlaps(self) -> list[tuple[str, str]]:
-        """Pairs of a state's path and another one whose tensors share memory before a call, and are not one state."""
+        """Pairs of a state's path and another path whose tensors share memory before a call, but are not one state."""
         values = {place.path: value for place, value in attributes.walk(self.model)}
         return sharing(values, self.states, self.buffers)
 
     @property
     def buffers(self) -> dict[str, str]:
-        """The names of buffers by the paths of the places that they stand for."""
+        """The names of buffers by the paths of the places that they replace."""
         return {bound.place.path: bound.buffer for bound in self._bound}
 
 
@@ -121,7 +121,7 @@ def _is_registered(model: nn.Module, place: Place) -> bool:
 
 
 def sharing(values: Mapping[str, Any], states: Set[str], one: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs of a state's path and another one, whose tensors lie in one memory, unless `one` says they are one."""
+    """Pairs of a state's path and another path whose tensors share memory, unless `one` says they are one."""
     memories: dict[int, list[str]] = {}
     for path, value in values.items():
         if isinstance(value, torch.Tensor) and value.numel() != 0:

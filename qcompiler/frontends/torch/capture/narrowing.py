@@ -1,9 +1,9 @@
-"""Does the exported graph mean the model over the whole requested range? If not, which line narrowed it?
+"""Checks that the exported graph equals the model over the whole requested range; if not, finds the line that narrows.
 
-torch.export traces one example.  It assumes sizes of at least 2, so that `if x.shape[1] > 1:` becomes its true branch
-without any guard, even where the range includes 1.  Two checks close this gap: `check_ranges` compares what torch says
-with what was asked, and `probe` runs model and graph at each symbol's minimum and compares the numbers.  `blame` traces
-once more with torch's guard evaluation observed, and returns the lines whose conditions change inside the range.
+torch.export traces one example.  It assumes sizes of at least 2, so `if x.shape[1] > 1:` becomes its true branch
+without a guard, even if the range includes 1.  Two checks close this gap: `check_ranges` compares torch's ranges with
+the requested ones, and `probe` runs model and graph at each symbol's minimum and compares the numbers.  `blame` traces
+once more while it records torch's guard evaluation, and returns the lines whose conditions change inside the range.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def check_ranges(
     derived: Set[str],
     why: Why,
 ) -> None:
-    """NarrowedDimError if torch's own range of a symbol does not include the one that was asked for.
+    """NarrowedDimError if torch's own range of a symbol does not include the requested one.
 
-    torch states a minimum of 2 for a symbol that occurs in derived sizes only (`2 * Dim`); there `probe` decides.
+    torch gives a minimum of 2 to a symbol that occurs only in derived sizes (`2 * Dim`); for those, `probe` decides.
     """
     for symbol, bounds in program.range_constraints.items():
         name = names.get(str(symbol))
@@ -51,7 +51,7 @@ def check_ranges(
 
 
 Why = Callable[[Sequence[str]], str]
-"""Turns the names of symbols into text that says which lines narrowed them."""
+"""Turns the names of symbols into text that names the lines that narrowed them."""
 
 
 # --- numbers at the minimum ------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ Why = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Note:
-    """Something about the export that a user should know, and why: it goes into the program's report."""
+    """A note about the export for the program's report, with its reason."""
 
     what: str
     why: str
@@ -67,7 +67,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Probe:
-    """One call at sizes unlike the traced ones: what differs, all sizes by symbol, and the arguments."""
+    """One call at sizes other than the traced ones: the symbols that differ, all sizes by symbol, and the arguments."""
 
     sizes: dict[str, int]
     bindings: dict[str, int]
@@ -82,10 +82,10 @@ def probe(
     probes: Sequence[Probe],
     why: Why,
 ) -> tuple[Note, ...]:
-    """Runs the model and its graph on each probe; NarrowedDimError where they differ in value, or in shape from what
-    the graph's symbolic shapes say.  Returns what could not be checked.
+    """Runs the model and its graph on each probe. NarrowedDimError if they differ in value, or in shape from the
+    graph's symbolic shapes.  Returns notes on what could not be checked.
 
-    What a run changes in the model is put back. A model without values is run for its shapes only.
+    Changes of the model by a run are undone. A model without values is run for its shapes only.
     """
     mutated = len(program.graph_signature.buffers_to_mutate)
     results = [leaf for leaf in program.graph.output_node().args[0][mutated:] if leaf is not None]
@@ -113,7 +113,7 @@ def probe(
 
 
 def _probe_shapes(model: nn.Module, results: Sequence[Any], symbols: Symbols, each: Probe, why: Why) -> Note:
-    """The same for a model without values, whose graph could be of another path with results of the same shapes."""
+    """The same for a model without values. Only shapes are compared, so another path with equal shapes goes unseen."""
     what = f"at {_text(each.sizes)} the model's values were not compared with those of its graph"
     found = empty_weights.result_shapes(model, each.args, each.kwargs)
     if isinstance(found, str):
@@ -140,7 +140,7 @@ def _stated_shape(leaf: Any, symbols: Symbols, bindings: Mapping[str, int]) -> t
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """Copies of the results: a result that is a buffer changes when buffers are put back."""
+    """Copies of the results: a result that is a buffer would change when buffers are restored."""
     leaves = [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
@@ -151,7 +151,7 @@ def _close(a: Any, b: Any) -> bool:
 
 def same_values(a: Any, b: Any, relative: float, absolute: float) -> bool:
     """Whether two results are equal: integers exactly, floats within `relative` of each value or `absolute` of the
-    largest finite one of `a`. Infinities and NaN stand in the same places."""
+    largest finite one of `a`. Infinities and NaN must be in the same places."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return bool(a == b)
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -164,7 +164,7 @@ def same_values(a: Any, b: Any, relative: float, absolute: float) -> bool:
     return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
 
 
-# --- whose line ------------------------------------------------------------------------------------------------------
+# --- the narrowing line ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _observed(conditions: list[_Condition]) -> Iterator[None]:
 def _narrows(
     condition: _Condition, names: Sequence[str], sizes: Mapping[str, int], ranges: Mapping[str, Range]
 ) -> bool:
-    """Does the condition's value change when a symbol of `names` moves through its range?"""
+    """Whether the condition's value changes when a symbol of `names` moves through its range."""
     by_size = {size: name for name, size in sizes.items()}
     for symbol, hint in condition.hints.items():
         name = by_size.get(hint)

@@ -1,18 +1,18 @@
 """Pooling of dynamic sizes under torch.export: output sizes that follow the input's, without a guard on the size.
 
-With `ceil_mode` torch leaves out a last window that would begin in the padding behind the input.  Whether one does
-depends on the size, so that torch decides it for the traced size and guards the decision, which narrows the dimension.
-But no window begins there at any size where
+With `ceil_mode` torch drops a last window that would begin in the padding behind the input.  Whether there is one
+depends on the size, so torch decides it for the traced size and guards the decision, which narrows the dimension.  But
+no window begins there at any size if
 
     stride <= dilation * (kernel - 1) + 1 - padding
 
 since the last of floor((size + 2 padding - dilation (kernel - 1) - 1 + stride - 1) / stride) + 1 windows begins at most
 at size + 2 padding - dilation (kernel - 1) + stride - 2, which is then less than size + padding.  That holds for all
-usual poolings (kernel 3, stride 2, padding 0 or 1; kernel 2, stride 2).  For the others torch's guard stays, and the
-error names the line.
+usual poolings (kernel 3, stride 2, padding 0 or 1; kernel 2, stride 2).  For others torch's guard stays, and the error
+names the line.
 
-torch's `max_pool1d` reads its size as a number, so that every dynamic size becomes a constant; the form of it that also
-gives indices does not, and takes its place.
+torch's `max_pool1d` reads its size as a number, so every dynamic size becomes a constant.  The variant that also
+returns indices does not, and replaces it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 @contextlib.contextmanager
 def sizes_that_follow() -> Iterator[None]:
-    """While a model is traced."""
+    """Active while a model is traced."""
     with mock.patch.object(meta, "pooling_output_shape_pad_lr", _size), _WithIndices():
         yield
 
@@ -46,7 +46,7 @@ def _size(size: Any, kernel: int, before: int, after: int, stride: int, dilation
 
 
 class _WithIndices(TorchFunctionMode):
-    """max_pool1d as the first result of max_pool1d_with_indices, where a size is dynamic."""
+    """max_pool1d as the first result of max_pool1d_with_indices, if a size is dynamic."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

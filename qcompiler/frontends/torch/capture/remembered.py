@@ -1,18 +1,18 @@
-"""What a call of a model assigns to attributes, and what a later call sees of it: declared states, or an error.
+"""Finds what a call of a model assigns to attributes, and what a later call sees of it: states, or an error.
 
     self.h = self.h * 0.5 + x            a tensor that keeps shape and type: a state
     self.hidden = (h, c)                 items of tuples, lists, dicts and objects as well
     self.frames.append(x)                a list that grows: an error if a later call reads it, else a line of the report
     self.step += 1                       a Python number: the same
 
-torch.export puts attributes back behind a trace and only warns, so the graph would begin each call with the first
-one's values.  Here every reachable place (`frontends.attributes`) is compared before and behind a traced call.  Where
-something was assigned, the model is traced again: its tensors are buffers then, what it assigned is copied into them at
-the end, and they become states like buffers that are written in place.  Where something else than such tensors was
-assigned (a tensor of another shape, one where None was, a number), the *second* call is traced, too, beginning with
-what the first one left: if it is the same graph, no later call sees the difference, and the report says so.  If it is
-another graph, the model may still mean the same, as with a table that is computed once: that is accepted only if what
-was kept depends on no argument, and if consecutive calls of model and graph agree.
+torch.export restores attributes after a trace and only warns, so the graph would begin each call with the first one's
+values.  Here every reachable place (attributes.py) is compared before and after a traced call.  If something was
+assigned, the model is traced again: its tensors are then buffers, the assigned values are copied into them at the end,
+and they become states like buffers that are written in place.  If anything but such tensors was assigned (a tensor of
+another shape, a tensor in place of None, a number), the *second* call is traced, too, starting from the first one's
+result.  If it has the same graph, no later call sees the difference, and the report says so.  If it has another graph,
+the model may still have the same meaning, as with a table that is computed once.  That is accepted only if the kept
+value depends on no argument, and if consecutive calls of model and graph agree.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _text(value: Any) -> str:
 
 @dataclass
 class _Call:
-    """One traced call: every place before and behind it, and of new tensors whether they depend on an argument."""
+    """One traced call: every place before and after it, and for new tensors whether they depend on an argument."""
 
     before: _Values = field(default_factory=dict)
     after: _Values = field(default_factory=dict)
@@ -61,7 +61,7 @@ class _Call:
     """Pairs of paths whose new tensors share memory without being one tensor."""
 
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """What each path held before and behind the call, where that is another tensor, number or nothing."""
+        """The values of each path before and after the call, if they differ."""
         missing = attributes._MISSING
         pairs = {p: (self.before.get(p, missing), self.after.get(p, missing)) for p in {**self.before, **self.after}}
         return {path: (b, a) for path, (b, a) in pairs.items() if _differs(b, a)}
@@ -75,7 +75,7 @@ def _differs(before: Any, after: Any) -> bool:
     values = [plain(v) for v in (before, after)]
     if all(_is_plain(v) for v in values):
         return bool(values[0] is not values[1] and (type(values[0]) is not type(values[1]) or values[0] != values[1]))
-    return False  # containers and objects: what is in them has paths of its own
+    return False  # containers and objects: their contents have paths of their own
 
 
 def _is_plain(value: Any) -> bool:
@@ -83,7 +83,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _fits(before: Any, after: Any) -> bool:
-    """Whether one memory can hold both: the size depends on no argument, and shape and type stay."""
+    """Whether one piece of memory can hold both: the size depends on no argument, and shape and type stay."""
     both = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)
     return (
         both
@@ -95,15 +95,15 @@ def _fits(before: Any, after: Any) -> bool:
 
 
 def _misfits(changed: dict[str, tuple[Any, Any]]) -> list[str]:
-    """The paths of tensors that became ones of another shape or type."""
+    """The paths of tensors whose shape or type changed."""
     return sorted(p for p, (b, a) in changed.items() if isinstance(b, torch.Tensor) and not _fits(b, a))
 
 
 class Remembered:
-    """Traces a model so that what its calls assign to attributes is kept, or refused.
+    """Traces a model so that values that its calls assign to attributes are kept, or refused.
 
-    `trace` is torch.export over the model as it is.  After `run`: `notes` are for the report, `names` are the paths of
-    the buffers that stand for attributes, `doubts` are the changes that only consecutive calls can acquit.
+    `trace` is torch.export of the unmodified model.  After `run`: `notes` are for the report, `names` are the paths of
+    the buffers that replace attributes, `doubts` are changes that only consecutive calls can clear.
     """
 
     def __init__(self, model: nn.Module, trace: Callable[[], ExportedProgram]) -> None:
@@ -116,7 +116,7 @@ class Remembered:
         self._left: Contents
 
     def run(self) -> ExportedProgram:
-        """The program. ExportError for what a later call would see and no state can hold."""
+        """The program. ExportError for a value that a later call would see and no state can hold."""
         with attributes.unchanged(self.model):
             first = _Call()
             begin = {place.path: value for place, value in attributes.walk(self.model)}
@@ -167,7 +167,7 @@ class Remembered:
         )
 
     def _targets(self, states: set[str]) -> set[str]:
-        """The names that the states' buffers have in a traced graph."""
+        """The names of the states' buffers in a traced graph."""
         return {self._buffers[path] for path in states if path in self._buffers}
 
     def _paths(self, targets: set[str]) -> set[str]:
@@ -183,7 +183,7 @@ class Remembered:
         states: set[str],
         others: set[str],
     ) -> None:
-        """Begins where the first call ended. Notes what makes no difference, and refuses what does."""
+        """Starts from the end of the first call. Notes changes without effect, and refuses changes with an effect."""
         begin = {path: changed[path][0] for path in states}
         left = {path: changed[path][1] for path in others}
         looks, again = Looks(), _Call()
@@ -205,7 +205,7 @@ class Remembered:
             goes_on = sorted(p for p in others if attributes.is_number(changed[p][0]) and self._goes_on(p, again))
             guilty = sorted(tensors & call.from_arguments)
             guilty = guilty or [p for p in sorted(others) if p in counted or p.rpartition(".")[0] in counted]
-            if not guilty and goes_on:  # does the third call look like the second, although they were counted on?
+            if not guilty and goes_on:  # is the third call like the second, although numbers were counted up?
                 self._left = last
                 self._behind(begin, {path: again.after.get(path) for path in others}, Looks())
                 third = self._traced_again(_Call(), states, Looks())
@@ -223,7 +223,7 @@ class Remembered:
             self.notes.append(Note(f"'{path}' is computed in every call", why))
 
     def _traced_again(self, call: _Call, states: set[str], looks: Looks) -> ExportedProgram | None:
-        """None where a later call does not even trace: it is another one."""
+        """None if a later call cannot even be traced: then it differs."""
         try:
             return self._traced(call, states, None, looks)
         except Exception:
@@ -231,13 +231,13 @@ class Remembered:
 
     @staticmethod
     def _goes_on(path: str, again: _Call) -> bool:
-        """Whether the second call changes a number or a list once more."""
+        """Whether the second call changes a number or a list again."""
         inside = f"{path}."
-        changed = again.changed() if again.after else {}  # nothing is known of a call that did not end
+        changed = again.changed() if again.after else {}  # nothing is known about a call that did not end
         return any(p == path or p.startswith(inside) for p in changed)
 
     def _behind(self, begin: _Values, others: _Values, looks: Looks) -> None:
-        """The model as the traced call left it, with tensors of the traced sizes where that left fakes."""
+        """The model as the traced call left it, with real tensors of the traced sizes in place of fake ones."""
         self._left.put_back(registered=False)
         made: dict[int, torch.Tensor] = {}
         for place, value in list(attributes.walk(self.model)):
@@ -258,7 +258,7 @@ class Remembered:
     # --- one traced call ---
 
     def _own(self) -> Iterator[tuple[Place, Any]]:
-        """Every place but those where torch keeps parameters a second time."""
+        """Every place except those where torch keeps a second reference to parameters."""
         mirrors = attributes.mirrors(self.model)
         inside = tuple(f"{path}." for path in mirrors)
         for place, value in attributes.walk(self.model):
@@ -272,7 +272,7 @@ class Remembered:
         watch: Assignments | None = None,
         looks: Looks | None = None,
     ) -> ExportedProgram:
-        """Traces once. With `states`, all tensors are buffers, and those are written at the end of the call."""
+        """Traces once. With `states`, all tensors are buffers, and the states are written at the end of the call."""
         held = Held(self.model, states, self._ends)
         if states is not None:
             call.shared = held.overlaps()
@@ -336,12 +336,12 @@ class Remembered:
     def _doubt(self, path: str) -> ExportError:
         return ExportError(
             f"forward assigns '{path}'{self._at(path)}, and consecutive calls of the model do not give what its graph "
-            "gives: something else that changes between calls takes part. Keep it in a registered buffer that is "
+            "gives: they depend on something else that changes between calls. Keep it in a registered buffer that is "
             "changed in place, or pass it in and return it"
         )
 
     def _refuse_shared(self, program: ExportedProgram, call: _Call, states: set[str]) -> None:
-        """A state that is written in place must be alone in its memory, from the second call on as well."""
+        """Refuses a state that is written in place and shares memory, now or from the second call on."""
         written = self._paths(same_graph.written(program, self._targets(states)))
         for one, other in call.shared:
             if one in written or other in written:
@@ -362,17 +362,17 @@ class Remembered:
             )
             looked = f", and looks at it in {counted[path]}" if counted.get(path) else ""
             return ExportError(
-                f"the model counts in Python numbers what it does from call to call: {names}{self._at(path)}{looked}. "
-                "A program would begin every call with the first. Keep the number in a registered tensor buffer and "
+                f"the model changes Python numbers from call to call: {names}{self._at(path)}{looked}. In a program "
+                "every call would begin with the first number. Keep the number in a registered tensor buffer and "
                 "change it in place (for transformers: a cache of StaticLayers instead of sliding-window ones, "
                 "docs/state.md)"
             )
         if not isinstance(after, torch.Tensor) or _fits(before, after):
             return ExportError(
-                f"forward leaves {', '.join(map(repr, paths[:3]))} in another state than it found it, {_text(before)} "
-                f"before the first call and {_text(after)} behind it{self._at(path)}, and the second call is another "
-                "graph: a program has one. Begin with what the first call leaves (call the model once before "
-                "compiling), or pass it in and return it"
+                f"forward changes {', '.join(map(repr, paths[:3]))}, {_text(before)} before the first call and "
+                f"{_text(after)} after it{self._at(path)}, and the second call has another graph, but a program has "
+                "only one. Begin with the values after the first call (call the model once before compiling), or pass "
+                "them in and return them"
             )
         sizes = ", ".join(map(str, _hints(after.shape))) + ("," if after.dim() == 1 else "")
         moving = any(isinstance(size, torch.SymInt) for size in after.shape)
@@ -385,10 +385,10 @@ class Remembered:
         )
         grows = isinstance(self._container(path), list | deque)
         if grows and attributes.is_missing(before):
-            way = "a list that grows has no fixed memory: keep a tensor of the most entries, and write by position"
+            way = "a list that grows has no fixed memory: keep a tensor of the maximum size, and write by position"
         return ExportError(
             f"the attribute '{path}' carries a tensor from call to call that a program cannot hold: it is "
-            f"{_text(before)} before the first call and {_text(after)} behind it{self._at(path)}; {way} (docs/state.md)"
+            f"{_text(before)} before the first call and {_text(after)} after it{self._at(path)}; {way} (docs/state.md)"
         )
 
     def _container(self, path: str) -> Any:
@@ -397,14 +397,14 @@ class Remembered:
 
 
 def _watched_places(path: str, call: _Call) -> list[Place]:
-    """The place of a path and those of the containers it is in, as they were before the call and as they were left."""
+    """The place of a path and those of its containers, both before the call and after it."""
     parts = path.split(".")
     prefixes = [".".join(parts[: count + 1]) for count in range(len(parts))]
     return [place for prefix in prefixes for place in call.places.get(prefix, [])]
 
 
 def _from_arguments(call: _Call, arguments: Sequence[torch.Tensor]) -> set[str]:
-    """The paths of new tensors that are computed from an argument, as the graph that is being traced knows."""
+    """The paths of new tensors that are computed from an argument, according to the graph under trace."""
     mode = get_proxy_mode()
     if mode is None:
         return set()

@@ -1,4 +1,4 @@
-"""Questions about exported graphs that are not functional yet: are two the same, and what do they write in place?"""
+"""Comparisons of exported graphs that are not functional yet: whether two are equal, and what they write in place."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from qcompiler.frontends.torch.capture.writes import is_written
 
 
 def equal(one: ExportedProgram, other: ExportedProgram) -> bool:
-    """Whether two programs do the same: nodes in order, with equal constants. Inputs that nothing reads do not count.
+    """Whether two programs are equal: nodes in order, with equal constants. Inputs that nothing reads do not count.
 
-    A constant that was made from a Python number (`torch.tensor(self.step)`) has the same name in both graphs, so
-    values are compared, too.
+    A constant made from a Python number (`torch.tensor(self.step)`) has the same name in both graphs, so values are
+    compared, too.
     """
     return _nodes(one.graph_module, one) == _nodes(other.graph_module, other)
 
 
 def _nodes(module: fx.GraphModule, program: ExportedProgram) -> list[Any]:
-    """Each node as a tuple of plain values: operands are numbers of nodes, a constant is its values."""
+    """Each node as a tuple of plain values: an operand is the number of a node, a constant is its values."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     numbers: dict[fx.Node, int] = {}
     listed: list[Any] = []
@@ -79,12 +79,12 @@ def _copies(node: fx.Node) -> list[fx.Node]:
 
 
 def read(program: ExportedProgram) -> set[str]:
-    """Targets of the buffers that any node has as an operand."""
+    """Targets of the buffers that any node reads as an operand."""
     return {target for target, node in _buffers(program).items() if node.users}
 
 
 def written(program: ExportedProgram, states: Set[str]) -> set[str]:
-    """Targets of the buffers that an operator writes in place; of `states` it is the copies that places hold."""
+    """Targets of the buffers that an operator writes in place; for `states` this means the copies in their places."""
     found = set()
     for target, node in _buffers(program).items():
         held = _copies(node) if target in states else [node]
@@ -94,6 +94,6 @@ def written(program: ExportedProgram, states: Set[str]) -> set[str]:
 
 
 def unread(program: ExportedProgram, states: Set[str]) -> set[str]:
-    """The states that are written at the end of each call and read by none."""
+    """The states that are written at the end of each call and read by no call."""
     nodes = _buffers(program)
     return {s for s in states if s in nodes and not any(copy.users for copy in _copies(nodes[s]))}

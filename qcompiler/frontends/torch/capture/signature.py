@@ -6,8 +6,8 @@
     {"kind": "namedtuple" | "modeloutput", "class": "module:Name", "keys": […], "items": […]}
     {"kind": "none"}    {"kind": "constant", "value": …}
 
-The inputs' root is `{"args": <tuple node>, "kwargs": <dict node>, "names": [str, …]}`; `names` are those of the model's
-positional parameters, as far as the program was compiled with one.
+The inputs' root is `{"args": <tuple node>, "kwargs": <dict node>, "names": [str, …]}`; `names` are the model's
+positional parameters, up to the last one that the program was compiled with.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def parameter_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def names_in(program: ExportedProgram) -> tuple[str, ...]:
-    """The names that an exported program keeps of the parameters that its example passed by position."""
+    """The names that an exported program has for the parameters that its example passed by position."""
     call = program.module_call_graph[0].signature
     names = list(call.forward_arg_names or ()) if call is not None else []
     args, _ = program.call_spec.in_spec.children()
@@ -90,7 +90,7 @@ def _node(spec: TreeSpec, leaves: Iterator[Node]) -> Node:
         cls = spec.context
         path = f"{cls.__module__}:{cls.__qualname__}"
         return {"kind": "namedtuple", "class": path, "keys": list(cls._fields), "items": items}
-    if kind.__module__ == "torch.return_types":  # what x.max(1) returns: a tuple with named fields
+    if kind.__module__ == "torch.return_types":  # the result of x.max(1): a tuple with named fields
         return {"kind": "namedtuple", "class": name, "keys": list(kind.__match_args__), "items": items}
     if issubclass(kind, dict) and isinstance(spec.context, list) and all(isinstance(k, str) for k in spec.context):
         return {"kind": "modeloutput", "class": name, "keys": list(spec.context), "items": items}

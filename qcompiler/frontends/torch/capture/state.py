@@ -1,9 +1,9 @@
-"""What a model remembers between calls, as declared state: buffers, and tensors that it holds without registering them.
+"""A model's memory between calls as declared states: buffers, and tensors that it holds without registering them.
 
-torch.export lifts a tensor twice when a model reaches it by two roads: as a registered buffer, and through a plain
-object such as a cache of transformers, where it becomes a constant with the same memory.  What a graph writes to the
-one would be lost to the other.  `declare_states` makes them one buffer again, and makes buffers of all constants that
-the graph writes.  What a call *assigns* to attributes is found by `frontends.remembered` before.
+torch.export lifts a tensor twice if a model reaches it by two paths: as a registered buffer, and through a plain object
+such as a cache of transformers, where it becomes a constant with the same memory.  A write to one would be lost to the
+other.  `declare_states` makes them one buffer again, and makes buffers of all constants that the graph writes.  Values
+that a call *assigns* to attributes are found before (remembered.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIFTED = (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def memory_of(tensor: torch.Tensor) -> Any:
-    """What two tensors have in common that are one: storage and place in it. A fake tensor is only itself."""
+    """Equal for tensors that are the same memory: storage and position in it. A fake tensor equals only itself."""
     if tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor) or not tensor.numel():
         return id(tensor)
     return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -34,9 +34,9 @@ def declare_states(
 ) -> ExportedProgram:
     """The program (not yet decomposed) with one buffer for each tensor that it may write; names come from `model`.
 
-    `attributes_of` gives the path of the attribute that a buffer made for the trace stands for.
+    `attributes_of` maps a buffer made for the trace to the path of its attribute.
 
-    ExportError where a written tensor overlaps another one that is not the same.
+    ExportError if a written tensor overlaps another one.
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     specs = list(program.graph_signature.input_specs)
@@ -83,7 +83,7 @@ def declare_states(
 def _rename(
     made: str, path: str, graph: fx.Graph, specs: list[InputSpec], constants: dict[str, Any], state_dict: dict[str, Any]
 ) -> None:
-    """The buffer `made` takes the name of its attribute; a registered buffer of that name is not used any more."""
+    """Gives the buffer `made` the name of its attribute; a registered buffer of that name is no longer used."""
     spec = next((s for s in specs if s.kind == InputKind.BUFFER and s.target == made), None)
     if spec is None:
         return
@@ -109,7 +109,8 @@ def _held_tensors(model: nn.Module) -> dict[int, str]:
 
 
 def _spell_out_copies(module: fx.GraphModule) -> None:
-    """`x.copy_(y)` converts and broadcasts y; torch.export 2.13 forgets both where it makes the copy functional."""
+    """Makes the conversion and broadcast of `x.copy_(y)` explicit, which torch.export 2.13 drops when it makes the copy
+    functional."""
     for node in list(module.graph.nodes):
         if node.op == "get_attr" and isinstance(inner := getattr(module, str(node.target), None), fx.GraphModule):
             _spell_out_copies(inner)
@@ -135,7 +136,7 @@ def _is_constant(spec: InputSpec) -> bool:
 
 
 def _free_name(wanted: str, program: ExportedProgram) -> str:
-    """`wanted`, or with a number behind it if a parameter or buffer is called that."""
+    """`wanted`, with a number if a parameter or buffer has that name."""
     taken = {str(s.target) for s in program.graph_signature.input_specs if s.kind != InputKind.CONSTANT_TENSOR}
     name, count = wanted, 1
     while name in taken:

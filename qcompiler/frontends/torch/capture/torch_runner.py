@@ -1,7 +1,7 @@
 """Runs regions of torch operators (plan/torch_regions.py) for a program's steps and for the interpreter.
 
-Nothing of what runs programs imports this module, which imports torch: `torch_regions.runner()` does, by name, when a
-plan has such a step.  Inputs are read where they lie; results are checked against the plan and copied to their places.
+The runtime does not import this module, which imports torch: `torch_regions.runner()` does, by name, if a plan has such
+a step.  Inputs are read in place; results are checked against the plan and copied to their places.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ARGUMENTS = {
     "Optional[bool]", "List[bool]", "number", "Optional[number]", "List[number]", "str", "Optional[str]",
     "Optional[Device]", "Optional[Layout]", "Optional[MemoryFormat]",
 }  # fmt: skip
-"""Types of schema arguments. A generator, a storage, a stream or an object is none of them."""
+"""Types of schema arguments that regions support. A generator, a storage, a stream or an object is not among them."""
 
 _RESULTS = {"Tensor", "List[Tensor]"}
 
@@ -50,7 +50,7 @@ class TorchRunner:
 
 @dataclass
 class _Call:
-    """One operator with its arguments as they are given at each run; `last` are values that nothing reads after it."""
+    """One operator with its arguments for each run; `last` are values that nothing reads after it."""
 
     name: str
     run: Callable[[list[Any], Sequence[int], torch.device], list[Any]]
@@ -59,7 +59,7 @@ class _Call:
 
 
 class ReadyRegion:
-    """A region whose operators were looked up and whose calls fit their schemas."""
+    """A region whose operators were found and whose calls fit their schemas."""
 
     def __init__(self, region: TorchRegion) -> None:
         self.region = region
@@ -67,7 +67,7 @@ class ReadyRegion:
         self._find_last_uses()
 
     def _find_last_uses(self) -> None:
-        """Intermediate values go when nothing reads them any more."""
+        """Finds where intermediate values can be dropped."""
         number, kept = self.region.inputs, set(self.region.outputs)
         last: dict[int, int] = {}
         for place, op in enumerate(self.region.ops):
@@ -103,7 +103,7 @@ class ReadyRegion:
         return [known[number] for number in self.region.outputs]
 
     def on_host(self, sizes: Sequence[int], inputs: Sequence[Place], outputs: Sequence[Place]) -> None:
-        """Runs it on memory of the host."""
+        """Runs the region on host memory."""
         with _plain():
             found = self.evaluate([_host_tensor(place) for place in inputs], sizes, torch.device("cpu"))
             self._write(found, outputs, _host_tensor)
@@ -111,7 +111,7 @@ class ReadyRegion:
     def on_cuda(
         self, sizes: Sequence[int], inputs: Sequence[Place], outputs: Sequence[Place], device: str, stream: int
     ) -> None:
-        """Runs it on a GPU's memory, in the order of a stream."""
+        """Runs the region on a GPU's memory, in the order of a stream."""
         at = torch.device(device)
 
         def tensor(place: Place) -> torch.Tensor:
@@ -131,13 +131,13 @@ class ReadyRegion:
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """Nothing that the caller has switched on for its own torch code changes what a region computes."""
+    """Inside, no setting of the caller's own torch code changes what a region computes."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
 
 
 def _truths(value: torch.Tensor) -> torch.Tensor:
-    """Truth values as bytes of 0 and 1, which kernels rely on: bytes that are viewed as such may be any."""
+    """Truth values as bytes of 0 and 1, on which kernels rely: a bool view may have any bytes."""
     return value.view(torch.uint8) != 0
 
 
@@ -266,7 +266,7 @@ def _check_schema(op: TorchOp, schema: Any) -> None:
 
 
 def _check_type(op: TorchOp, name: str, type_: str, value: Any) -> None:
-    """Numbers and words where the schema has them; torch's own parser judges the rest when it is called."""
+    """Checks numbers and strings against the schema; torch's own parser checks the rest at the call."""
     inner = type_
     if type_.startswith("Optional["):
         if value is None:
@@ -274,7 +274,7 @@ def _check_type(op: TorchOp, name: str, type_: str, value: Any) -> None:
         inner = type_[len("Optional[") : -1]
     items, element = (value, inner[5:-1]) if inner.startswith("List[") else ([value], inner)
     if inner.startswith("List[") and not isinstance(items, list | tuple):
-        items = [value] if element in ("int", "SymInt", "float") else [None]  # torch takes a number for a list of them
+        items = [value] if element in ("int", "SymInt", "float") else [None]  # torch accepts a number as a list
     for item in items:
         if not _fits(element, item):
             raise PlanError(f"the torch operator {op.target} takes {type_} for '{name}', the region gives {value!r}")
@@ -283,7 +283,7 @@ def _check_type(op: TorchOp, name: str, type_: str, value: Any) -> None:
 def _fits(type_: str, value: Any) -> bool:
     reference = value.keys() if isinstance(value, dict) else set()
     match type_.removeprefix("Optional[").removesuffix("]"):
-        case "Tensor":  # torch takes numbers there, too
+        case "Tensor":  # torch accepts numbers there, too
             if value is None:
                 return type_.startswith("Optional[")
             return isinstance(value, bool | int | float) or bool(reference & {"v", "size", "float", "complex"})
@@ -300,13 +300,13 @@ def _fits(type_: str, value: Any) -> bool:
 
 
 def _makes_its_tensor(schema: Any) -> bool:
-    """Whether an operator takes no tensor and so must be told the device."""
+    """Whether an operator takes no tensor, so that it needs the device as an argument."""
     names = {argument.name for argument in schema.arguments}
     return "device" in names and not any("Tensor" in str(argument.type) for argument in schema.arguments)
 
 
 def _argument(argument: Any) -> Evaluate:
-    """What gives an argument's value at each run."""
+    """A function that returns an argument's value at each run."""
     if isinstance(argument, list | tuple):
         parts = [_argument(item) for item in argument]
         return lambda values, sizes, device: [part(values, sizes, device) for part in parts]

@@ -1,4 +1,4 @@
-"""What an exported graph writes in place, and refusals of what a program cannot write."""
+"""Tensors that an exported graph writes in place, and refusals of writes that a program cannot make."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def is_written(node: fx.Node) -> bool:
 
 
 def is_read(node: fx.Node) -> bool:
-    """Whether a functional graph uses the values of a tensor, and not just its shape to copy something else into."""
+    """Whether a functional graph uses the values of a tensor, and not only its shape, to copy something else into
+    it."""
     shape_only = (torch.ops.aten.copy.default, torch.ops.aten.expand_as.default)
 
     def reads(user: fx.Node) -> bool:
@@ -55,7 +56,7 @@ def is_read(node: fx.Node) -> bool:
 
 
 def _writes_inside(user: fx.Node) -> bool:
-    """Whether a function that the graph calls on a part of itself (`with torch.no_grad():`) writes anything."""
+    """Whether a subgraph that the graph calls (`with torch.no_grad():`) writes anything."""
     parts = [a for a in user.args if isinstance(a, fx.Node) and a.op == "get_attr"]
     graphs = [user.graph.owning_module.get_submodule(str(part.target)) for part in parts if user.graph.owning_module]
     return any(
@@ -69,7 +70,7 @@ def _writes_inside(user: fx.Node) -> bool:
 def refuse_overlaps(
     written: Sequence[InputSpec], specs: Sequence[InputSpec], tensors: dict[str, torch.Tensor], program: ExportedProgram
 ) -> None:
-    """Each tensor of the graph is a memory of its own: what is written to a part of one must not be seen in another."""
+    """Refuses overlaps: each tensor of the graph has its own memory, so a write to one must not be seen in another."""
     spans = {s.arg.name: span for s in specs if s.arg.name in tensors and (span := _span(tensors[s.arg.name]))}
     for spec in specs:
         if spec.kind == InputKind.PARAMETER:

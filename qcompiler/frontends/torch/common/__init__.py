@@ -1,1 +1,1 @@
-"""What every part of this frontend needs: places in the user's program, symbolic sizes, names of dtypes."""
+"""Shared by all parts of this frontend: places in the user's program, symbolic sizes, names of dtypes."""

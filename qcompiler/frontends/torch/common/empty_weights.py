@@ -1,15 +1,15 @@
-"""Models whose parameters hold no values: how they are built, exported, and run for their shapes.
+"""Models whose parameters have no values: how they are built, exported, and run for their shapes.
 
     with qc.empty_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
-Parameters become fake tensors (shape, dtype, device) the moment they are registered: an initialisation then works on
-fakes, which takes neither memory nor time.  Buffers, such as the frequencies of a rotary embedding, are computed as
-ever: a program stores them.
+Parameters become fake tensors (shape, dtype, device) when they are registered, so their initialisation takes neither
+memory nor time.  Buffers, such as the frequencies of a rotary embedding, are computed as usual, since a program stores
+them.
 
-The meta device would be the obvious other way, but torch.export then writes device='meta' into the graph wherever a
-model asks a parameter for its device.  Models that come on it are exported all the same: their parameters are replaced,
-too, by fakes on the CPU.
+The meta device is not used, because torch.export then writes device='meta' into the graph wherever a model reads a
+parameter's device.  Models on the meta device are exported all the same: their parameters, too, are replaced by fakes
+on the CPU.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from torch.utils import _pytree as pytree
 from qcompiler.errors import WeightsError
 
 _building = threading.local()
-"""`modes`: the fake modes, and `rooms`: the limits, of the `empty_weights()` blocks that a thread is in.
-`applied`: what `_apply` made."""
+"""`modes`: the fake modes, and `rooms`: the limits, of this thread's current `empty_weights()` blocks.
+`applied`: the results of `_apply`."""
 
 _ours: weakref.WeakSet[FakeTensorMode] = weakref.WeakSet()
-"""The modes of parameters that were made here."""
+"""The fake modes of parameters that were made here."""
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
@@ -52,7 +52,7 @@ def is_empty(tensor: torch.Tensor) -> bool:
 
 @dataclass
 class Room:
-    """How many parameters and elements the modules of a block may have; `message` is the WeightsError for more."""
+    """The maximum of parameters and elements in the modules of a block; `message` is the WeightsError for more."""
 
     parameters: int
     elements: int
@@ -67,12 +67,12 @@ class Room:
 
 @contextlib.contextmanager
 def empty_weights(room: Room | None = None) -> Iterator[None]:
-    """Modules that this thread builds inside get parameters without values, in no time and no memory.
+    """Modules that this thread builds inside get parameters without values, which take no time and no memory.
 
     The model can be cast (`model.to(torch.bfloat16)`), switched (`eval()`) and compiled, but not run.  Compile it with
-    `weights=<folder of safetensors>`, or with `weights="none"` for plan, sizes and report only.  What a constructor
-    computes and registers as a buffer holds its values; a tensor that it computes *before* it becomes a parameter is
-    computed, and then dropped.  With `room`, WeightsError ends what grows larger.
+    `weights=<folder of safetensors>`, or with `weights="none"` for plan, sizes and report only.  Buffers that a
+    constructor registers keep their values.  A tensor that is computed *before* it becomes a parameter is computed,
+    and then dropped.  With `room`, a larger model is a WeightsError.
     """
     _install()
     modes: list[FakeTensorMode] = _building.__dict__.setdefault("modes", [])
@@ -89,7 +89,7 @@ def empty_weights(room: Room | None = None) -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """Once and for all: outside of a block, and in other threads, the function does what it did before."""
+    """Patches torch once; outside of a block, and in other threads, the functions behave as before."""
     register, apply = nn.Module.register_parameter, nn.Module._apply
 
     @functools.wraps(register)
@@ -119,9 +119,9 @@ def _install() -> None:
 
 
 def _apply_to_empty(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], rest: Callable[[], Any]) -> Any:
-    """What `Module.to` and its like do, for parameters without values: torch itself refuses to swap fake tensors.
+    """`Module.to` and the like for parameters without values: torch itself refuses to swap fake tensors.
 
-    The others are `rest`'s business.  A tied parameter stays one.
+    `rest` handles all other parameters.  A tied parameter stays tied.
     """
     applied: dict[int, tuple[nn.Parameter, nn.Parameter]] = _building.applied
     parameters = {name: p for name, p in module._parameters.items() if p is not None}
@@ -132,13 +132,13 @@ def _apply_to_empty(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor
         return rest()
     finally:
         for name, old in empty.items():
-            if id(old) not in applied:  # the old one is kept, so that its id stays its own
+            if id(old) not in applied:  # keeps the old one, so that its id is not reused
                 applied[id(old)] = (old, nn.Parameter(fn(old), requires_grad=old.requires_grad))
             module._parameters[name] = applied[id(old)][1]
 
 
 def _fake(like: torch.Tensor, mode: FakeTensorMode) -> nn.Parameter:
-    """A parameter of the mode with the shape, strides and dtype of another; on the CPU if that is on no device."""
+    """A parameter of the mode with the shape, strides and dtype of another; on the CPU if that is on meta."""
     device = "cpu" if like.is_meta else like.device
     with mode:
         made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
@@ -149,7 +149,7 @@ def _fake(like: torch.Tensor, mode: FakeTensorMode) -> nn.Parameter:
 
 
 def has_empty_parameters(model: nn.Module) -> bool:
-    """Whether some parameter of the model holds no values."""
+    """Whether some parameter of the model has no values."""
     return any(is_empty(p) for p in model.parameters())
 
 
@@ -158,8 +158,8 @@ def export(
 ) -> ExportedProgram:
     """torch.export, non-strict, for models with and without values.
 
-    Fake tensors of two modes do not mix, and torch.export makes a mode for each trace: parameters without values are
-    replaced meanwhile by fakes of the trace's own.  WeightsError for a buffer without values.
+    Fake tensors of two modes do not mix, and torch.export makes a mode for each trace: during the trace, parameters
+    without values are replaced by fakes of its mode.  WeightsError for a buffer without values.
     """
     if not has_empty_parameters(model):
         return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
@@ -182,7 +182,7 @@ def _refuse_empty_buffers(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Meanwhile all parameters without values are fakes of `mode`; tied ones stay one."""
+    """Inside, all parameters without values are fakes of `mode`; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
     for module in model.modules():
@@ -203,7 +203,7 @@ def _stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
 
 
 def result_shapes(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | str:
-    """The leaves of a call's result as fakes; or why there are none: the model asks for the values of a tensor."""
+    """The leaves of a call's result as fakes; or why there are none: the model reads the values of a tensor."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with _stand_ins(model, mode), mode, torch.no_grad():
         fakes = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (tuple(args), dict(kwargs)))

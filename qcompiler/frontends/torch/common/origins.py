@@ -1,4 +1,4 @@
-"""Where in the user's program something came from: module paths and source lines of fx nodes and of exceptions."""
+"""Origins in the user's program: module paths and source lines of fx nodes and of exceptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<functio
 
 
 def is_user_file(path: str) -> bool:
-    """Neither torch nor this frontend nor generated code."""
+    """Whether a file is not torch's, not this frontend's, and not generated code."""
     return not path.startswith((_TORCH, _HERE, "<")) and "/sympy/" not in path
 
 
@@ -33,7 +33,7 @@ def module_path(node: fx.Node) -> str:
 
 
 def place(node: fx.Node) -> str:
-    """What `qc.path` says: the module path, or `model.py:84` for what the outermost module does itself."""
+    """The text of `qc.path`: the module path, or `model.py:84` for an op of the outermost module."""
     path = module_path(node)
     if path:
         return path
@@ -60,7 +60,7 @@ def describe(node: fx.Node) -> str:
 
 
 def line_of_exception(error: BaseException) -> str:
-    """The innermost line outside torch that the exception passed through, or of one it was raised from."""
+    """The innermost line outside torch in the traceback of the exception or of one of its causes."""
     current: BaseException | None = error
     while current is not None:
         found = _line_of_traceback(current.__traceback__)
@@ -87,7 +87,7 @@ _WITHIN_A_TRACE = ("narrowing.py", "pooling.py", "recurrent.py")
 def line_of_frame(frame: FrameType | None) -> tuple[str, bool]:
     """The innermost line outside torch at or above `frame` and below this frontend's call of torch.export.
 
-    The flag says that the line itself is the condition (`if x.shape[1] > 1`), not an operator it called.
+    The flag says whether the line itself is the condition (`if x.shape[1] > 1`), not an operator that it called.
     """
     direct = True
     while frame is not None:

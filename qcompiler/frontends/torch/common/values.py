@@ -23,13 +23,13 @@ DTYPES: dict[torch.dtype, DType] = {
 def dtype_name(dtype: torch.dtype) -> DType:
     """The plan's name; FrontendError for a dtype that programs cannot hold."""
     if dtype not in DTYPES:
-        way = '. Between operators that torch runs (fallback="torch") there may be complex values' * dtype.is_complex
+        way = '. Between operators that torch runs (fallback="torch") complex values are allowed' * dtype.is_complex
         raise FrontendError(f"tensors of {dtype} are not supported; there are: {', '.join(map(str, DTYPES))}{way}")
     return DTYPES[dtype]
 
 
 def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The values on the CPU in row-major order, without a copy where the memory allows; bf16 as ml_dtypes."""
+    """The values on the CPU in row-major order, without a copy if the memory allows; bf16 as ml_dtypes."""
     dtype_name(tensor.dtype)
     if tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor):
         raise FrontendError("a parameter is a meta or fake tensor, which has no values to compile")
@@ -41,10 +41,10 @@ def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def row_major(values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The values row-major in `dtype`: themselves, or a copy in pages of its own.
+    """The values row-major in `dtype`: the same tensor, or a copy in pages of its own.
 
-    Those go back to the system with the copy.  The allocator's would not: the next small block cuts into what a large
-    one leaves, the next large one does not fit there, and a model's weights add up one by one.
+    These pages return to the system with the copy.  The allocator's pages would not: the next small block would split
+    the free space of a large one, the next large one would not fit there, and a model's weights would accumulate.
     """
     dtype = dtype if dtype is not None else values.dtype
     if values.is_contiguous() and values.dtype == dtype:
@@ -57,7 +57,7 @@ _TORCH: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPES.items(
 
 
 def round_number(value: float | int | bool, dtype: DType) -> float | int | bool:
-    """A Python number as a tensor of `dtype` would hold it: -1 is 255 in ui8. Other integers and fp64 are exact."""
+    """A Python number as a tensor of `dtype` holds it: -1 is 255 in ui8. Other integers and fp64 are exact."""
     if dtype == "ui8":
         return int(value) % 256
     if dtype not in ("f32", "f16", "bf16"):

@@ -1,8 +1,8 @@
-"""Canonical bytes of any declared format decoded in plain torch, for programs that run in eager torch.
+"""Decodes canonical bytes of any declared format in plain torch, for programs that run in eager torch.
 
-The bytes are read as the declaration says (fields, their packing, what an entry covers) and the decode equation is
-evaluated with torch tensors in fp32, one rounding per operation: the bits of `Format.decode`, on any torch device, by
-code that shares only the declaration with it.
+The bytes are read as declared (fields, their packing, the elements of an entry), and the decode equation is evaluated
+with torch tensors in fp32, one rounding per operation.  The result has the bits of `Format.decode`, on any torch
+device, and this code shares only the declaration with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def decode(packed: Tensor, text: str, rows: int, cols: int) -> Tensor:
-    """The fp32 values (rows, cols) of canonical bytes (uint8, 1-D) of the format that `text` names.
+    """The fp32 values (rows, cols) of canonical bytes (uint8, 1-D) of the format named by `text`.
 
     UnknownFormatError for a name or parameter that does not exist.
     """
@@ -57,7 +57,7 @@ def _evaluate(node: ast.expr, entries: Mapping[str, Tensor], tables: Mapping[str
 
 
 def _of_elements(fmt: Format, f: Field, packed: Tensor, rows: int, cols: int) -> Tensor:
-    """A field's entry for each element: (rows * cols,) where blocks run across rows, else (rows, cols); or (1,)."""
+    """A field's entry for each element: (rows * cols,) if blocks run across rows, else (rows, cols); or (1,)."""
     entries = _unpack(f, _stored(fmt, f, packed, rows, cols))
     if f.covers == "tensor":
         return entries

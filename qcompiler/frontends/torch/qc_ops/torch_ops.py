@@ -1,9 +1,9 @@
 """`torch.ops.qc.dequantize` and `torch.ops.qc.quantize`: the storage formats as torch operators; and `grouped_linear`.
 
 Their CPU code is plain torch: a rewritten program that runs in eager torch is an oracle of the emitted kernels.  nf4,
-int8 and int4 with the parameters below are written against the documented bytes and share nothing with
-`qcompiler.formats` either; every other format is decoded from its declaration (torch_formats.py), and only these three
-are encoded.
+int8 and int4 with the parameters below are written from the documented bytes and share nothing with
+`qcompiler.formats`.  Every other format is decoded from its declaration (torch_formats.py).  Only these three are
+encoded.
 
     dequantize(packed_u8, "nf4:block=64", [rows, cols], torch.bfloat16) -> Tensor    decode in fp32, round once
     quantize(x, "int8") -> Tensor                                                    bytes of x.reshape(-1, K)
@@ -39,7 +39,7 @@ _NF4 = [
 
 @dataclass(frozen=True)
 class _Text:
-    """A format text such as `int4:group=32,symmetric=False`, split."""
+    """The parts of a format text such as `int4:group=32,symmetric=False`."""
 
     name: str
     params: dict[str, str]
@@ -52,7 +52,7 @@ class _Text:
 
     @property
     def plain(self) -> bool:
-        """True for the formats and parameters that this file is written for."""
+        """True for the formats and parameters that this file implements."""
         return self.name in _PLAIN and self.params.keys() <= _PLAIN[self.name] and self.params.get("group") != "row"
 
     def number(self, key: str, default: int) -> int:
@@ -80,7 +80,7 @@ def _(packed: Tensor, format: str, shape: Sequence[int], dtype: torch.dtype) -> 
 
 @torch.library.custom_op("qc::quantize", mutates_args=())
 def quantize(x: Tensor, format: str) -> Tensor:
-    """Encodes x, seen as a matrix (rows, K) over its last dimension, to canonical bytes (uint8, 1-D)."""
+    """Encodes x, viewed as a matrix (rows, K) over its last dimension, to canonical bytes (uint8, 1-D)."""
     text = _encoded(format)
     sections = _ENCODERS[text.name](x.detach().reshape(-1, x.shape[-1]).to(torch.float32), text)
     out = x.new_zeros(_nbytes(text, x.numel() // x.shape[-1], x.shape[-1]), dtype=torch.uint8)
@@ -112,7 +112,7 @@ def _encoded(format: str) -> _Text:
 def grouped_linear(x: Tensor, w: Tensor, index: Tensor, experts: int, repeat: int) -> Tensor:
     """`out[p] = x[p // repeat] @ w_e.T`, e = index[p]: x (M, K), w (experts * N, K), index (M * repeat), out (…, N).
 
-    One product per expert that some pair names.  IndexError for an expert that does not exist.
+    One product per expert that occurs in `index`.  IndexError for an expert that does not exist.
     """
     matrices = w.reshape(experts, -1, w.shape[1])
     out = x.new_empty(index.shape[0], matrices.shape[1])

@@ -3,8 +3,8 @@
     quantize_rows(x, "token", 0.0, None) -> Tensor         int8 (…, row_bytes(K)) of x (…, K)
     dequantize_rows(rows, K, torch.bfloat16) -> Tensor     code * scale in fp32, rounded once
 
-The bytes and the rules are those of formats/int8_rows.py, of which nothing but the sizes of a row is used here.  The
-imported ops are `qc.quantize_rows` and `qc.dequantize_rows`.
+The bytes and the rules are those of formats/int8_rows.py; only the sizes of a row are imported from it.  The imported
+ops are `qc.quantize_rows` and `qc.dequantize_rows`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qcompiler.ir import qc, types
 
 Tensor = torch.Tensor
 TINY = 3.8e-37
-"""LLM.int8 takes rows of smaller magnitudes as zeros: 127 / magnitude would be infinite."""
+"""LLM.int8 treats rows of smaller magnitudes as zeros: 127 / magnitude would be infinite."""
 
 
 @torch.library.custom_op("qc::quantize_rows", mutates_args=())
@@ -27,7 +27,7 @@ def quantize_rows(x: Tensor, kind: str, value: float, columns: Tensor | None) ->
     """Rows of int8 of x (…, K). `kind` is "token", "tensor" (`value` is the clip) or "outliers" (the threshold;
     `columns` are bools that broadcast against x: where codes are 0)."""
     x = x.detach().to(torch.float32)
-    one = torch.ones((), dtype=torch.float32, device=x.device)  # numbers as tensors: no operator takes a shortcut
+    one = torch.ones((), dtype=torch.float32, device=x.device)  # a tensor: operators take shortcuts for Python numbers
     if kind == "outliers":
         x = torch.where(x.abs() >= torch.tensor(value, dtype=torch.float32), 0 * one, x)
     largest = x.abs().amax(-1, keepdim=True)
@@ -63,7 +63,7 @@ def _(x: Tensor, kind: str, value: float, columns: Tensor | None) -> Tensor:
 
 @torch.library.custom_op("qc::dequantize_rows", mutates_args=())
 def dequantize_rows(rows: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
-    """What rows of int8 stand for, (…, cols)."""
+    """The values of rows of int8, (…, cols)."""
     end = padded(cols)
     scale = rows[..., end : end + 4].contiguous().view(torch.float32)
     return (rows[..., :cols].to(torch.float32) * scale).to(dtype)
@@ -91,6 +91,6 @@ IMPORTS = {
     torch.ops.qc.quantize_rows.default: import_quantize_rows,
     torch.ops.qc.dequantize_rows.default: import_dequantize_rows,
 }
-"""What insert-qdq puts into graphs, and no model has: these are no part of docs/operators.md."""
+"""Operators that only insert-qdq puts into graphs: these are not in docs/operators.md."""
 
 __all__ = ["IMPORTS", "dequantize_rows", "quantize_rows"]
