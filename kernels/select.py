@@ -123,7 +123,7 @@ INT8: dict[str, tuple[Candidate, ...]] = {
 
 def engines(query: LinearQuery) -> list[tuple[str, str]]:
     """The ways of multiplying codes that were passed over on the query's targets, with the reason, best first."""
-    passed_over = (linear_int8_cpu if query.kind == "cpu" else linear_int8_cuda).passed_over
+    passed_over = linear_int8_cpu.passed_over if query.kind == "cpu" else linear_int8_cuda.passed_over
     found: dict[str, list[str]] = {}
     for isa in query.isas:
         for name, reason in passed_over(isa):
