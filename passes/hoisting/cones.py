@@ -19,6 +19,7 @@ from xdsl.ir.affine import AffineExpr
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
+from qcompiler.ir.effects import is_pure
 from qcompiler.ir.module import path_of, set_path
 from qcompiler.ir.scalar_ops import ARITH_OPS
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -32,15 +33,19 @@ from qcompiler.plan.dims import Dim, Range, dim
 FREE = (qc.ConstOp, qc.DimOp, arith.ConstantOp, tensor.EmptyOp)
 """Ops that compute nothing at run time."""
 
-_DECODES = (qc.DequantizeOp, qc.QuantizeOp)  # decoding at load would undo the quantisation
-_IMPURE = (qc.StateOp, qc.StateUpdateOp, qc.TorchCallOp)  # torch runs in calls only
+_IN_CALLS = (qc.DequantizeOp, qc.QuantizeOp, qc.TorchCallOp)
+"""Pure, but not for load time: decoding there would undo the quantisation, and torch runs in calls only."""
+
+
+def _may_run_at_load(op: Operation) -> bool:
+    return is_pure(op) and not isinstance(op, _IN_CALLS)
 
 
 def input_independent(block: Block) -> set[Operation]:
     """The ops of a function's block that depend on no argument, no state and no decoded weight."""
     found: set[Operation] = set()
     for op in block.ops:
-        if isinstance(op, (*_DECODES, *_IMPURE)) or not op.results:
+        if not op.results or not _may_run_at_load(op):
             continue
         reads = [op.ids] if isinstance(op, qc.EmbeddingOp) and packed_table(op) is not None else op.operands
         producers = (v.owner if isinstance(v, OpResult) else None for v in reads)
@@ -326,7 +331,7 @@ class ConeBuilder:
         """Copies an op that has no rule of its own, only if every shape is static."""
         types = [v.type for v in (*op.operands, *op.results)]
         static = all(isinstance(d, int) for t in types if hasattr(t, "get_shape") for d in shape_of(t))
-        return self._copy(op) if static and not isinstance(op, (*_DECODES, *_IMPURE)) else None
+        return self._copy(op) if static and _may_run_at_load(op) else None
 
     def _copy(self, op: Operation) -> Built | None:
         """The op on full-size operands, with its types at the maximum."""
