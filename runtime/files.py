@@ -38,7 +38,7 @@ def replacing(path: str | Path, *, private: bool = False) -> Iterator[BinaryIO]:
     path = Path(path)
     temporary: Path | None = None
     try:
-        with _told(path):
+        with _as_write_errors(path):
             sweep(path.parent, path.name)
             with _new_file(path, 0o600 if private else 0o666) as file:
                 temporary = Path(file.name)
@@ -64,7 +64,7 @@ def replacing_folder(path: str | Path, *, over: bool = False) -> Iterator[Path]:
     path = Path(path)
     work: Path | None = None
     try:
-        with _told(path):
+        with _as_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             sweep(path.parent, path.name)
             work = path.parent / _temporary_name(path.name)
@@ -218,7 +218,7 @@ def _stem(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_write_errors(path: Path) -> Iterator[None]:
     """OSErrors of writing `path` become FileWriteErrors; those of other files, which the block reads, stay."""
     try:
         yield

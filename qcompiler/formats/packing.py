@@ -142,26 +142,26 @@ class Pieces(Packing):
     def _gathers(self) -> list[tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp] | None]]:
         """Steps of `unpack` for all other pieces: one for the first piece of each entry, one for the second…"""
         alone = [row for run in self._in_runs if len(run) < LONG_RUN for row in run]
-        return [_columns(step, self.entries) for step in _in_turns(alone, key=0)]
+        return [_columns(step, self.entries) for step in _unrepeated(alone, key=0)]
 
     @functools.cached_property
     def _scatters(self) -> list[tuple[npt.NDArray[np.intp], Bytes, Bytes, Bytes, npt.NDArray[np.intp]]]:
         """Steps of `pack`; in each step every byte occurs at most once."""
-        steps = (np.array(step) for step in _in_turns(self._rows, key=1))
+        steps = (np.array(step) for step in _unrepeated(self._rows, key=1))
         return [(s[:, 1], _u8(s[:, 2]), _u8(s[:, 3]), _u8(s[:, 4]), s[:, 0]) for s in steps]
 
 
-def _in_turns(rows: list[tuple[int, int, int, int, int]], key: int) -> list[list[tuple[int, int, int, int, int]]]:
-    """Rows dealt into lists such that no value of column `key` occurs twice in one list."""
+def _unrepeated(rows: list[tuple[int, int, int, int, int]], key: int) -> list[list[tuple[int, int, int, int, int]]]:
+    """The rows split into lists; no list holds a value of column `key` twice."""
     seen: dict[int, int] = {}
-    turns: list[list[tuple[int, int, int, int, int]]] = []
+    lists: list[list[tuple[int, int, int, int, int]]] = []
     for row in rows:
-        turn = seen.get(row[key], 0)
-        seen[row[key]] = turn + 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(row)
-    return turns
+        number = seen.get(row[key], 0)
+        seen[row[key]] = number + 1
+        if number == len(lists):
+            lists.append([])
+        lists[number].append(row)
+    return lists
 
 
 def _columns(

@@ -407,13 +407,13 @@ def list_that_grows(s: Any, x: torch.Tensor) -> Any:
     return torch.stack(s.frames).sum(0)
 
 
-@refused("'h' .*shape \\(1\\) before .* shape \\(4\\) behind", "s.h = s.h", h=zeros(1))
+@refused("'h' .*shape \\(1\\) before .* shape \\(4\\) after", "s.h = s.h", h=zeros(1))
 def shape_changes(s: Any, x: torch.Tensor) -> Any:
     s.h = s.h * 0.5 + x
     return s.h
 
 
-@refused("'buffer_h' .*shape \\(1, 4\\) before .* shape \\(2, 4\\) behind", "s.buffer_h = ", buffer_h=zeros(1, 4))
+@refused("'buffer_h' .*shape \\(1, 4\\) before .* shape \\(2, 4\\) after", "s.buffer_h = ", buffer_h=zeros(1, 4))
 def buffer_that_grows(s: Any, x: torch.Tensor) -> Any:
     s.buffer_h = torch.cat([s.buffer_h, x[None]])
     return s.buffer_h.sum(0)

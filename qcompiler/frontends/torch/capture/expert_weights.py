@@ -135,9 +135,9 @@ def _products(placeholder: fx.Node) -> list[_Product] | None:
     for user in placeholder.users:
         if _is_grouped(user, placeholder):  # (E, K, N), as the operator expects
             products: list[_Product | None] = [_grouped(user, transposed=True)]
-        elif _turns(user):
+        elif _is_transpose(user):
             products = [_grouped(u, transposed=False) if _is_grouped(u, user) else None for u in user.users]
-        elif _gathers(user, placeholder):
+        elif _is_gather(user, placeholder):
             products = [_batched(u, user) for u in user.users]
         else:
             return None
@@ -155,14 +155,14 @@ def _is_grouped(node: fx.Node, weight: fx.Node) -> bool:
     return plain and isinstance(node.args[0], fx.Node) and node.args[0].meta["val"].ndim == 2
 
 
-def _turns(node: fx.Node) -> bool:
+def _is_transpose(node: fx.Node) -> bool:
     """Whether a node is a weight with its last two dims exchanged."""
     if node.target is aten.transpose.int:
         return {int(d) % 3 for d in node.args[1:]} == {1, 2}  # type: ignore[arg-type]
     return node.target is aten.permute.default and [int(d) % 3 for d in node.args[1]] == [0, 2, 1]  # type: ignore[union-attr,arg-type]
 
 
-def _gathers(node: fx.Node, weight: fx.Node) -> bool:
+def _is_gather(node: fx.Node, weight: fx.Node) -> bool:
     """Whether a node is `weight[index]` with one vector of integers."""
     if node.target is not aten.index.Tensor or node.args[0] is not weight:
         return False

@@ -189,10 +189,10 @@ class Remembered:
         looks, again = Looks(), _Call()
         contents = Contents(self.model)
         try:
-            self._behind(begin, left, looks)
+            self._after_first_call(begin, left, looks)
             second = self._traced_again(again, states, looks)
             buffers, last = dict(self._buffers), self._left
-            counted = {path: line for path, line in looks.lines.items() if self._goes_on(path, again)}
+            counted = {path: line for path, line in looks.lines.items() if self._changes_again(path, again)}
             if second is not None and same_graph.equal(program, second) and not counted:
                 for path in sorted(others):
                     if isinstance(changed[path][1], torch.Tensor) or attributes.is_number(changed[path][0]):
@@ -202,12 +202,12 @@ class Remembered:
             if second is not None:
                 read = same_graph.read(second)
                 tensors = {path for path in tensors if buffers.get(path, path) in read}
-            goes_on = sorted(p for p in others if attributes.is_number(changed[p][0]) and self._goes_on(p, again))
+            goes_on = sorted(p for p in others if attributes.is_number(changed[p][0]) and self._changes_again(p, again))
             guilty = sorted(tensors & call.from_arguments)
             guilty = guilty or [p for p in sorted(others) if p in counted or p.rpartition(".")[0] in counted]
             if not guilty and goes_on:  # is the third call like the second, although numbers were counted up?
                 self._left = last
-                self._behind(begin, {path: again.after.get(path) for path in others}, Looks())
+                self._after_first_call(begin, {path: again.after.get(path) for path in others}, Looks())
                 third = self._traced_again(_Call(), states, Looks())
                 guilty = goes_on if second is None or third is None or not same_graph.equal(second, third) else []
         finally:
@@ -230,13 +230,13 @@ class Remembered:
             return None
 
     @staticmethod
-    def _goes_on(path: str, again: _Call) -> bool:
+    def _changes_again(path: str, again: _Call) -> bool:
         """Whether the second call changes a number or a list again."""
         inside = f"{path}."
         changed = again.changed() if again.after else {}  # nothing is known about a call that did not end
         return any(p == path or p.startswith(inside) for p in changed)
 
-    def _behind(self, begin: _Values, others: _Values, looks: Looks) -> None:
+    def _after_first_call(self, begin: _Values, others: _Values, looks: Looks) -> None:
         """The model as the traced call left it, with real tensors of the traced sizes in place of fake ones."""
         self._left.put_back(registered=False)
         made: dict[int, torch.Tensor] = {}
@@ -257,7 +257,7 @@ class Remembered:
 
     # --- one traced call ---
 
-    def _own(self) -> Iterator[tuple[Place, Any]]:
+    def _values(self) -> Iterator[tuple[Place, Any]]:
         """Every place except those where torch keeps a second reference to parameters."""
         mirrors = attributes.mirrors(self.model)
         inside = tuple(f"{path}." for path in mirrors)
@@ -279,8 +279,8 @@ class Remembered:
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
             held.bind()
-            call.before = {place.path: value for place, value in self._own()}
-            call.places = {place.path: [place] for place, _ in self._own()}
+            call.before = {place.path: value for place, value in self._values()}
+            call.places = {place.path: [place] for place, _ in self._values()}
             self._arguments = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if looks is not None:
                 looks.open = True
@@ -292,7 +292,7 @@ class Remembered:
                 watch.end()
             if looks is not None:
                 looks.open = False
-            for place, value in self._own():
+            for place, value in self._values():
                 call.after[place.path] = value
                 call.places.setdefault(place.path, []).append(place)
             call.from_arguments = _from_arguments(call, self._arguments)
