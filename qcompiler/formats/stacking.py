@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from qcompiler.formats.base import Bytes, Format
 
 
@@ -43,8 +45,7 @@ def stack(fmt: Format, parts: Sequence[tuple[int, Bytes]], cols: int, out: Bytes
 
 def take(fmt: Format, rows: Sequence[int], cols: int, number: int, whole: Bytes) -> Bytes:
     """The canonical bytes of part `number` of a stacked matrix: a new array."""
-    made = whole[:0].copy()
-    made.resize(fmt.nbytes(rows[number], cols))
+    made = np.empty(fmt.nbytes(rows[number], cols), np.uint8)
     for source, part in list(_places(fmt, rows, cols))[number]:
         made[part] = whole[source]
     return made

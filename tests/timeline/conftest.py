@@ -41,7 +41,8 @@ def compiled(device: str) -> qc.Program:
     model = Branches().eval()
     b, s = ("b", 1, 4), ("s", 1, 32)
     return qc.qcompile(
-        model, arguments(2, 7), quant="nf4", dynamic_shapes=({0: b, 1: s}, {0: b}), device=device,
+        model, arguments(2, 7), quant=qc.QuantConfig("nf4", separate=("*",)),  # merged, there is one branch
+        dynamic_shapes=({0: b, 1: s}, {0: b}), device=device,
         buckets=[("decode", {"s": (1, 1)}), ("prefill", {"s": (1, 32)})],
     )  # fmt: skip
 
