@@ -23,7 +23,8 @@ from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.pipeline import run_pipeline, upto
-from qcompiler.plan.kernel import LinearKernel, QuantizeRowsKernel
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.plan.plan import Launch, Select
 
 APART = ("*",)
