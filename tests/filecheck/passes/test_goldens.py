@@ -20,7 +20,7 @@ from qcompiler.passes.pipeline import STAGES
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*.mlir"))
 RUN = re.compile(r"// RUN: qc opt (?:-p (\S+) )+%s")
-MIDDLE = [s.name for s in STAGES[3:11]]
+MIDDLE = [s.name for s in STAGES[3:12]]
 
 
 def split(text: str) -> tuple[str, str, list[str]]:
