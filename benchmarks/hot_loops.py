@@ -23,6 +23,7 @@ from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.runtime import nvrtc, sass
+from qcompiler.runtime.emitter import emitter_version
 
 FORMATS: dict[str, FormatRef] = {
     "nf4": FormatRef(name="nf4", params={"block": 64}),
@@ -88,7 +89,7 @@ def measure(weights: Iterable[str], rows: Sequence[int], arch: str) -> list[Figu
     """A figure for each weight and number of rows; all kernels in one module."""
     chosen = [(weight, m, spec(weight, m)) for weight in weights for m in rows]
     text = emit.emit_module([each for _, _, each in chosen], arch)
-    cubin = nvrtc.compile_cubin(text, arch, name="hot-loops", emitter_version=nvrtc.emitter_version())
+    cubin = nvrtc.compile_cubin(text, arch, name="hot-loops", emitter_version=emitter_version("cuda"))
     functions = sass.disassemble(cubin.path)
     return [figure(weight, m, each, arch, cubin, functions) for weight, m, each in chosen]
 

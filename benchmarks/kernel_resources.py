@@ -27,6 +27,7 @@ from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.runtime import nvrtc
+from qcompiler.runtime.emitter import emitter_version
 
 BF16_ONLY = ("q4_K", "q6_K", "fp8_e4m3", "nvfp4")
 """Formats that the table has only in the type of their models."""
@@ -188,7 +189,7 @@ def archs() -> tuple[str, ...]:
 def measure(kernels: Sequence[KernelSpec], arch: str) -> dict[str, dict[str, Any]]:
     """Resources by kernel, with the dynamic shared memory and the engine of the emitted kernel; one module."""
     cubin = nvrtc.compile_cubin(
-        emit.emit_module(kernels, arch), arch, name="resources", emitter_version=nvrtc.emitter_version()
+        emit.emit_module(kernels, arch), arch, name="resources", emitter_version=emitter_version("cuda")
     )
     rows = {}
     for spec in kernels:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import json
 import platform
-from importlib import resources
 
 import msgspec
 
@@ -20,6 +18,7 @@ from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.code import Code, load, read_record, remember
 from qcompiler.runtime.compiler import compile_code, cpu_flags, find_compiler, recorded
+from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.memory import align_up
 from qcompiler.runtime.support import Context
@@ -28,25 +27,11 @@ QC_INDEX_OUT_OF_RANGE = 1
 """A kernel's values for the context's error code (kernels/cpu/abi.h)."""
 
 
-@functools.cache
-def emitter_version() -> str:
-    """The emitter's version and a digest of its own text, shared parts included: a changed template never uses an old
-    library."""
-    from qcompiler.kernels.cpu import emit
-
-    state = hashlib.sha256()
-    for package in ("qcompiler.kernels", "qcompiler.kernels.layouts", "qcompiler.kernels.cpu"):
-        for file in sorted(resources.files(package).iterdir(), key=lambda file: file.name):
-            if file.name.endswith((".py", ".h", ".cpp")):
-                state.update(file.name.encode() + b"\0" + file.read_bytes())
-    return f"{emit.EMITTER_VERSION}+{state.hexdigest()[:16]}"
-
-
 def plan_key(plan: Plan, isa: str) -> str:
     """Identity of a plan's native form: the plan without its weights' names and digests, emitter, flags, target."""
     bare = msgspec.structs.replace(plan, weights=())
     state = hashlib.sha256(to_json(bare))
-    state.update(json.dumps([emitter_version(), cpu_flags(isa), isa, platform.machine()]).encode())
+    state.update(json.dumps([emitter_version("cpu"), cpu_flags(isa), isa, platform.machine()]).encode())
     return state.hexdigest()
 
 
@@ -55,18 +40,18 @@ def build_native(plan: Plan, isa: str) -> NativeLibrary:
     record = cache_dir("plans") / f"{plan_key(plan, isa)}.json"
     if (known := recorded(record, "program")) is not None:
         return NativeLibrary(
-            isa, known.path, emitter_version(), str(read_record(record).get("compiler", "")), code=known
+            isa, known.path, emitter_version("cpu"), str(read_record(record).get("compiler", "")), code=known
         )
     from qcompiler.kernels.cpu import emit
 
     source = emit.emit_program(plan, isa)
     compiler = find_compiler()
     code = compile_code(
-        source, isa, emitter_version=emitter_version(), extra_flags=sanitize.flags(),
+        source, isa, emitter_version=emitter_version("cpu"), extra_flags=sanitize.flags(),
         announce=f"compiled {len(plan.kernels)} kernels for {isa}",
     )  # fmt: skip
     remember(record, code, compiler=compiler.version)
-    return NativeLibrary(isa, code.path, emitter_version(), compiler.version, code=code)
+    return NativeLibrary(isa, code.path, emitter_version("cpu"), compiler.version, code=code)
 
 
 def scratch_stride(plan: Plan, isa: str) -> int:

@@ -19,10 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from qcompiler.plan.plan import Plan
 from qcompiler.runtime.cache import cache_dir, has_private_dir, keep, private_dir
 from qcompiler.runtime.code import Code, read_code, read_record
 from qcompiler.runtime.compiler import LOG_LIMIT
+from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.files import locked, write_private
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.progress import note, note_once
@@ -137,25 +136,6 @@ def compiler_version(arch: str) -> str:
     return f"NVRTC {major}.{minor}"
 
 
-@functools.cache
-def emitter_version() -> str:
-    """The emitter's version and a digest of its own text: a changed template never uses an old cubin."""
-    from qcompiler.kernels.cuda import emit
-
-    state = hashlib.sha256()
-    for name, data in sorted(_emitter_texts(resources.files("qcompiler.kernels"), "")):
-        state.update(name.encode() + b"\0" + data)
-    return f"{emit.EMITTER_VERSION}+{state.hexdigest()[:16]}"
-
-
-def _emitter_texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for file in folder.iterdir():
-        if file.is_dir() and file.name not in ("cpu", "sim", "__pycache__"):
-            yield from _emitter_texts(file, f"{prefix}{file.name}/")
-        elif file.name.endswith((".py", ".cuh")):
-            yield prefix + file.name, file.read_bytes()
-
-
 # --- a plan's kernels ------------------------------------------------------------------------------------------------
 
 
@@ -173,16 +153,16 @@ def build_module(plan: Plan, arch: str) -> NativeLibrary:
 
     source = emit.emit_program(plan, arch)
     announce = f"compiled {len(plan.kernels)} kernels for {arch}"
-    cubin = compile_cubin(source, arch, emitter_version=emitter_version(), announce=announce)
+    cubin = compile_cubin(source, arch, emitter_version=emitter_version("cuda"), announce=announce)
     facts = {"cubin": cubin.path.name, "sha256": cubin.code.sha256, "compiler": cubin.compiler_version}
     keep(record, json.dumps(facts).encode())
-    return NativeLibrary(arch, cubin.path, emitter_version(), cubin.compiler_version, code=cubin.code)
+    return NativeLibrary(arch, cubin.path, emitter_version("cuda"), cubin.compiler_version, code=cubin.code)
 
 
 def _plan_key(plan: Plan, arch: str) -> str:
     """Identity of a plan's cubin: its kernels, the emitter, the options, the architecture."""
     kernels = msgspec.json.encode(plan.kernels, order="deterministic")
-    return _digest(kernels.decode(), emitter_version(), json.dumps(options(arch)), arch)
+    return _digest(kernels.decode(), emitter_version("cuda"), json.dumps(options(arch)), arch)
 
 
 def _read_plan(record: Path, arch: str) -> NativeLibrary | None:
@@ -193,7 +173,7 @@ def _read_plan(record: Path, arch: str) -> NativeLibrary | None:
     code = _find(name, facts.get("sha256"))
     if code is None:
         return None
-    return NativeLibrary(arch, code.path, emitter_version(), str(facts.get("compiler", "")), code=code)
+    return NativeLibrary(arch, code.path, emitter_version("cuda"), str(facts.get("compiler", "")), code=code)
 
 
 def _find(name: str, sha256: object) -> Code | None:

@@ -40,6 +40,7 @@ from qcompiler.runtime.backends import registry
 from qcompiler.runtime.builds import Build, Trust, member_name, pack_build, runnable, trusted_build, unpack_build
 from qcompiler.runtime.cache import cache_dir, keep
 from qcompiler.runtime.code import read_record
+from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.files import replacing
 from qcompiler.runtime.image import (
     CHUNK,
@@ -54,7 +55,6 @@ from qcompiler.runtime.image import (
     with_digests,
 )
 from qcompiler.runtime.memory import Block, Bytes
-from qcompiler.runtime.native import emitter_version
 from qcompiler.runtime.placement import choose_devices
 from qcompiler.runtime.progress import note
 from qcompiler.runtime.repack import canonical_directory, to_canonical, to_target
@@ -174,11 +174,7 @@ def save_image(
 
 def emitter_of(kind: str) -> str:
     """The version of this installation's emitter for a target."""
-    if kind == "cpu":
-        return emitter_version()
-    from qcompiler.runtime import nvrtc
-
-    return nvrtc.emitter_version()
+    return emitter_version("cpu" if kind == "cpu" else "cuda")
 
 
 def _write(path: Path, program: bytes, weights: Bytes, others: dict[str, bytes]) -> None:

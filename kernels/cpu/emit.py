@@ -19,9 +19,6 @@ from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds import modules_of
 from qcompiler.plan.plan import Plan
 
-EMITTER_VERSION = 3
-"""Part of the cache key of compiled programs. Increase it whenever the emitted text of an unchanged spec changes."""
-
 NATIVE_ABI = 1
 """The version of the interface between the runtime and compiled programs: abi.h, and the names and argument order of
 exported functions. A later version of qcompiler runs the builds in program files only if this number is the same.
@@ -104,7 +101,7 @@ def emit_program(plan: Plan, isa: str) -> str:
     """The whole program of `plan` as one translation unit. Its identifiers are numbers: see kernels/numbered.py."""
     functions = [entry.emit_entry(plan, point) for point in entry.entry_points(plan)]
     title = [
-        f"// A program of {len(plan.kernels)} kernels for {isa}, emitted by qcompiler (emitter {EMITTER_VERSION}).",
+        f"// A program of {len(plan.kernels)} kernels for {isa}, emitted by qcompiler.",
         "// Compile: g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fPIC -shared"
         + ("" if isa == "generic" else f" -march={isa}"),
         *(f"//   {line}" for line in entry.summary(plan)),

@@ -47,7 +47,7 @@ def function_name(plan: Plan, point: EntryPoint) -> str:
     for number, each in enumerate(plan.entries):
         if each is point:
             return f"qe_{number}"
-    raise PlanError(f"the entry point '{point.name}' is none of the plan's")
+    raise PlanError(f"the entry point '{point.name}' is not in the plan")
 
 
 def kernel_name(number: int) -> str:

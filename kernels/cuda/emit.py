@@ -28,9 +28,6 @@ from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds import modules_of
 from qcompiler.plan.plan import Plan
 
-EMITTER_VERSION = 5
-"""Part of the cache key of compiled modules. Increase it whenever the emitted text of an unchanged spec changes."""
-
 HEADERS = (
     "device.cuh", "scalar.cuh", "decode.cuh", "lookup.cuh", "rows.cuh", "loop.cuh", "scan.cuh", "tile.cuh",
     "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "window.cuh", "linear_mma_rows.cuh",
@@ -114,7 +111,7 @@ def emit_module(specs: Sequence[KernelSpec], arch: str) -> str:
 
 
 def _module(specs: Sequence[KernelSpec], texts: Sequence[str], arch: str) -> str:
-    title = f"// {len(specs)} kernels for {arch}, emitted by qcompiler (emitter {EMITTER_VERSION})."
+    title = f"// {len(specs)} kernels for {arch}, emitted by qcompiler."
     return "\n".join([title, *prelude(texts), *texts])
 
 
@@ -124,7 +121,7 @@ def emit_sim_module(specs: Sequence[KernelSpec], arch: str) -> str:
 
 
 def _sim_module(specs: Sequence[KernelSpec], texts: Sequence[str], arch: str) -> str:
-    title = f"// {len(specs)} kernels for {arch}, for the simulated GPU (emitter {EMITTER_VERSION})."
+    title = f"// {len(specs)} kernels for {arch}, for the simulated GPU."
     defines = f"#define QC_SIM 1\n#define __CUDA_ARCH__ {10 * arch_number(arch)}"
     shim = header("shim.h", "qcompiler.kernels.sim")
     return "\n".join([title, defines, shim, *prelude([shim, *texts]), *texts, *(_call(spec) for spec in specs)])

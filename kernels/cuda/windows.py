@@ -17,7 +17,7 @@ def check(spec: KernelSpec, window: Window) -> None:
     """KernelSelectionError for windows whose numbers do not fit 32 bits."""
     numbers = (*window.kernel, *window.strides, *window.padding, *window.dilation, window.image[3])
     if max(numbers) > MOST or min(window.padding) < 0:
-        raise KernelSelectionError(f"kernel '{spec.name}': windows of {numbers} are not counted in 32 bits")
+        raise KernelSelectionError(f"kernel '{spec.name}': the windows of {numbers} need more than 32 bits to count")
 
 
 def declaration(image: Operand, window: Window) -> str:

@@ -122,7 +122,7 @@ class StoredEntries:
             place = free[f.offset : f.offset + f.nbytes(d.entries_per_block(f, self.cols))]
             place &= np.uint8(0) if f.others is None else f.others
         if free.any() and (self.sections["blocks"] & free).any():
-            raise LayoutError(f"a record of {self.fmt} holds other bits than zero where no field stands")
+            raise LayoutError(f"a record of {self.fmt} has nonzero bits outside its fields")
 
     def _part(self, field: Field, first: int, last: int) -> Bytes:
         """A view of the bytes that hold the entries of rows [first, last)."""

@@ -59,5 +59,5 @@ class TorchCallOp(QCOp):
             raise VerifyException(str(error)) from error
         for value in (*self.inputs, *self.outputs):
             self.expect(
-                isinstance(value.type, TensorType), f"{value.type} is no tensor, which torch would take or give"
+                isinstance(value.type, TensorType), f"{value.type} is not a tensor: torch takes and gives tensors only"
             )

@@ -26,6 +26,7 @@ from qcompiler.runtime.backends.base import (
     StreamKind,
 )
 from qcompiler.runtime.compiler import find_compiler
+from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.sim.capture import refuse
 from qcompiler.runtime.sim.clocks import Access
@@ -142,7 +143,7 @@ class SimBackend(Backend):
     def build(self, plan: Plan) -> NativeLibrary:
         source = emit.emit_sim_program(plan, self.isa)
         path = compile_sim(source, checked=checks_wanted(), name="sim")
-        return NativeLibrary(self.isa, path, str(emit.EMITTER_VERSION), find_compiler().version)
+        return NativeLibrary(self.isa, path, emitter_version("cuda"), find_compiler().version)
 
     def load(self, plan: Plan, native: NativeLibrary) -> dict[str, Kernel]:
         with machine().entry():

@@ -56,6 +56,15 @@ ARGMAX = spec(
     tensor("x", "f32", "r", O, L, I),
     tensor("out", "i64", "w", O, I),
 )
+ROWS = [
+    spec(
+        f"argmax_rows_{dtype}_{length}",
+        ArgmaxKernel(outer=3, length=length, inner=1),
+        tensor("x", dtype, "r", 3, length, 1),
+        tensor("out", "i64", "w", 3, 1),
+    )
+    for dtype, length in (("f32", 255), ("f32", 256), ("f32", 257), ("f32", 32_000), ("bf16", 1009), ("i64", 1024))
+]
 SCATTERS = [
     *(scatter(f"scatter_{fold}_f32", "f32", fold) for fold in ("none", "add", "mul", "max", "min")),
     scatter("scatter_add_bf16", "bf16", "add"), scatter("scatter_add_i1", "i1", "add"),
@@ -69,7 +78,7 @@ SCANS = [
 
 @pytest.fixture(scope="module")
 def kernels(sim_module: Callable[..., Any]) -> Any:
-    return sim_module([*ORDERS, ARGMAX, *SCATTERS, *SCANS])
+    return sim_module([*ORDERS, ARGMAX, *ROWS, *SCATTERS, *SCANS])
 
 
 def data(dtype: str, *shape: int, seed: int = 9) -> np.ndarray:
@@ -108,6 +117,18 @@ def test_argmax_is_the_first_maximum_and_the_first_nan(kernels: Any) -> None:
     x = data("f32", O, L, I)
     (out,) = kernels.run("argmax", [x, np.zeros((O, I), np.int64)], ())
     assert np.array_equal(out, np.argmax(x, axis=1))
+
+
+@pytest.mark.parametrize("each", ROWS, ids=lambda each: each.name)
+def test_argmax_of_long_rows_is_one_answer_of_the_whole_block(each: KernelSpec, kernels: Any) -> None:
+    """Few different values, so that many threads hold the maximum; a row of one value; one without NaN."""
+    dtype, length = each.operands[0].dtype, int(each.operands[0].shape[1])
+    x = data(dtype, 3, length, 1)
+    x[1] = x[1, 0]
+    x[2] = np.where(x[2] == x[2], x[2], 0)
+    (out,) = kernels.run(each.name, [x, np.zeros((3, 1), np.int64)], ())
+    assert np.array_equal(out, np.argmax(x.astype(np.float64), axis=1))
+    assert ("a block of" in emit_kernel(each, "sm_90a").text) == (length >= 256)
 
 
 _STEP: dict[str, Callable[[Any, Any], Any]] = {

@@ -42,9 +42,10 @@ for name in sys.argv[1:]:
 
 NVRTC = """
 from qcompiler.runtime import nvrtc
+from qcompiler.runtime.emitter import emitter_version
 version = nvrtc.compiler_version("sm_90a")
 library = next((line.split()[-1] for line in open("/proc/self/maps") if "libnvrtc.so" in line), "?")
-print(f"{version}, emitter {nvrtc.emitter_version()}, {library}")
+print(f"{version}, emitter {emitter_version("cuda")}, {library}")
 """
 
 

@@ -43,6 +43,7 @@ from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Backend, Kernel
 from qcompiler.runtime.backends.sim import SimBackend
 from qcompiler.runtime.cache import cache_dir
+from qcompiler.runtime.emitter import emitter_version
 
 matrix = load("tests/gpu/matrix.py")
 
@@ -166,7 +167,7 @@ class References:
     def key(self, case: Any) -> str:
         """Covers the kernel's text and its inputs: another NumPy, or another emitter, must not meet old outputs."""
         inputs = zlib.crc32(b"".join(np.ascontiguousarray(each).tobytes() for each in case.operands(REFERENCE_SEED)))
-        return f"{case.name}-{self.arch}-{nvrtc.emitter_version().rpartition('+')[2]}-{inputs:08x}"
+        return f"{case.name}-{self.arch}-{emitter_version('cuda')}-{inputs:08x}"
 
     def of(self, case: Any, chunk: Sequence[Any]) -> list[Any] | None:
         """The case's outputs; None where there is neither a file nor a compiler. `how` and `missing` say which."""
