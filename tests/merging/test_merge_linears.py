@@ -328,7 +328,9 @@ def test_the_interpreter_agrees_after_every_pass() -> None:
     assert sum("3 linears are one" in text for text in decisions(program).values()) == static.LAYERS
 
 
-@pytest.mark.parametrize("quant", ["nf4", "int8", pytest.param("q4_K, else q4_0, else int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "quant", ["nf4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("int8", "q4_K, else q4_0, else int8"))]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_a_llama_with_a_cache_gives_the_same_bits_in_fewer_launches(quant: str, dtype: torch.dtype) -> None:
     static = load("tests/models/test_static_cache.py")

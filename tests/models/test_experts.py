@@ -18,7 +18,7 @@ oracles = load("tests/models/oracles.py")
 zoo = oracles.zoo
 
 QUANTS = (None, "nf4", "int8", "q4_0", "q8_0")
-QUICK = {("qwen3-moe", "nf4"), ("mixtral", "q4_0")}
+QUICK = {("mixtral", "q4_0")}
 """The other formats of test_decoders.py are here as well: this is the list of those that experts are tested with."""
 
 

@@ -187,7 +187,7 @@ def test_fp32_equals_the_eager_oracle(name, quant):
     assert np.abs(ours - theirs).max() <= 1e-4 * np.sqrt((theirs**2).mean())
 
 
-@pytest.mark.parametrize(("name", "quant"), grid({("resnet18", "nf4")}))
+@pytest.mark.parametrize(("name", "quant"), grid(set()))
 def test_bf16_is_as_close_to_float64_as_torch(name, quant):
     case, program = compiled(name, quant, torch.bfloat16)
     inputs = converted(case.inputs, torch.bfloat16)
