@@ -10,6 +10,7 @@ import pytest
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.emit import emit_kernel
+from qcompiler.plan.dims import Dim, contiguous_strides, dim
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.argmax import ArgmaxKernel
 from qcompiler.plan.kinds.order import OrderKernel
@@ -20,8 +21,8 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 O, L, C, I = 2, 13, 7, 5  # outer, length, count, inner  # noqa: E741
 
 
-def tensor(name: str, dtype: DType, access: str, *shape: int) -> Operand:
-    strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+def tensor(name: str, dtype: DType, access: str, *shape: Dim) -> Operand:
+    strides = tuple(contiguous_strides(shape))
     return Operand(name=name, dtype=dtype, access=access, shape=shape, strides=strides)  # type: ignore[arg-type]
 
 
@@ -65,6 +66,35 @@ ROWS = [
     )
     for dtype, length in (("f32", 255), ("f32", 256), ("f32", 257), ("f32", 32_000), ("bf16", 1009), ("i64", 1024))
 ]
+
+
+def long_order(dtype: DType, length: int, count: int, *, descending: bool, inner: int = 1) -> KernelSpec:
+    body = OrderKernel(outer=2, length=length, count=count, inner=inner, descending=descending)
+    outputs = (tensor(name, kind, "w", 2, count, inner) for name, kind in (("values", dtype), ("indices", "i64")))
+    name = f"order_{dtype}_{length}_{count}_{inner}_{descending}"
+    return spec(name, body, tensor("x", dtype, "r", 2, length, inner), *outputs)
+
+
+LONG_ORDERS = [
+    long_order("f32", 128, 128, descending=False), long_order("f32", 129, 129, descending=True),
+    long_order("bf16", 1000, 1000, descending=False, inner=2), long_order("i64", 2048, 2048, descending=True),
+    long_order("f32", 2048, 1, descending=True), long_order("f32", 2049, 50, descending=True),
+    long_order("i32", 5000, 129, descending=False), long_order("f32", 4097, 1024, descending=True),
+    long_order("f32", 2049, 2049, descending=False), long_order("bf16", 20_000, 8, descending=True, inner=3),
+]  # fmt: skip
+N = dim("n").to_dim()
+DYNAMIC = [
+    KernelSpec(
+        name=f"order_dynamic_{count}",
+        symbols=("n",),
+        operands=(
+            tensor("x", "f32", "r", 1, N, 1), tensor("values", "f32", "w", 1, count, 1),
+            tensor("indices", "i64", "w", 1, count, 1),
+        ),
+        body=OrderKernel(outer=1, length=N, count=count, inner=1, descending=True),
+    )
+    for count in (5, N)
+]  # fmt: skip
 SCATTERS = [
     *(scatter(f"scatter_{fold}_f32", "f32", fold) for fold in ("none", "add", "mul", "max", "min")),
     scatter("scatter_add_bf16", "bf16", "add"), scatter("scatter_add_i1", "i1", "add"),
@@ -78,7 +108,7 @@ SCANS = [
 
 @pytest.fixture(scope="module")
 def kernels(sim_module: Callable[..., Any]) -> Any:
-    return sim_module([*ORDERS, ARGMAX, *ROWS, *SCATTERS, *SCANS])
+    return sim_module([*ORDERS, ARGMAX, *ROWS, *LONG_ORDERS, *DYNAMIC, *SCATTERS, *SCANS])
 
 
 def data(dtype: str, *shape: int, seed: int = 9) -> np.ndarray:
@@ -109,6 +139,36 @@ def test_orders_are_stable_with_nan_the_largest(each: KernelSpec, kernels: Any) 
     x, shape = data(each.operands[0].dtype, O, L, I), each.operands[1].shape
     values, indices = kernels.run(each.name, [x, np.zeros(shape, x.dtype), np.zeros(shape, np.int64)], ())
     wanted = wanted_order(x, descending=each.body.descending)[:, : int(each.body.count)]
+    assert np.array_equal(indices, wanted)
+    assert values.tobytes() == np.take_along_axis(x, wanted, 1).tobytes()
+
+
+@pytest.mark.parametrize("each", LONG_ORDERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("seed", [9, None])
+def test_orders_of_long_rows_are_those_of_short_ones(each: KernelSpec, kernels: Any, seed: int | None) -> None:
+    """Few different values, or values that come the worst first, so that no part of the row is skipped."""
+    assert isinstance(each.body, OrderKernel)
+    (dtype, x_shape), shape = (each.operands[0].dtype, each.operands[0].shape), each.operands[1].shape
+    x = data(dtype, *map(int, x_shape), seed=seed or 0)
+    if seed is None:
+        x = np.sort(x, axis=1) if each.body.descending else np.sort(x, axis=1)[:, ::-1].copy()
+    values, indices = kernels.run(each.name, [x, np.zeros(shape, x.dtype), np.zeros(shape, np.int64)], ())
+    wanted = wanted_order(x, descending=each.body.descending)[:, : int(each.body.count)]
+    assert np.array_equal(indices, wanted)
+    assert values.tobytes() == np.take_along_axis(x, wanted, 1).tobytes()
+    length, count = int(each.body.length), int(each.body.count)
+    assert ("a block of" in emit_kernel(each, "sm_90a").text) == (length > 128 and (length <= 2048 or count <= 1024))
+
+
+@pytest.mark.parametrize("each", DYNAMIC, ids=lambda each: each.name)
+@pytest.mark.parametrize("length", [5, 128, 1000, 3001])
+def test_orders_of_rows_of_a_dynamic_length(each: KernelSpec, kernels: Any, length: int) -> None:
+    x = data("f32", 1, length, 1)
+    count = 5 if each.name.endswith("5") else length
+    values, indices = kernels.run(
+        each.name, [x, np.zeros((1, count, 1), np.float32), np.zeros((1, count, 1), np.int64)], {"n": length}
+    )
+    wanted = wanted_order(x, descending=True)[:, :count]
     assert np.array_equal(indices, wanted)
     assert values.tobytes() == np.take_along_axis(x, wanted, 1).tobytes()
 
