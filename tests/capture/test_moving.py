@@ -69,6 +69,7 @@ def calls(result: Any) -> float:
 
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_whatever_fails_on_the_way_nothing_has_moved_and_nothing_stays_behind(
     small: Any, counter: Counter, stride: int
 ) -> None:

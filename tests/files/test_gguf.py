@@ -94,6 +94,7 @@ def decode(step: Any, ids: torch.Tensor) -> list[torch.Tensor]:
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, True), (None, False), ("int8", False))),
     ],
 )
+@pytest.mark.slow
 def test_the_recipe_of_a_static_cache_takes_the_model_of_a_file(
     llama: Any, ids: torch.Tensor, activations: str | None, buckets: bool
 ) -> None:

@@ -96,6 +96,7 @@ def families() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("texts", [
     pytest.param(texts, id=texts[0], marks=() if n == 0 else pytest.mark.slow) for n, texts in enumerate(families())
 ])  # fmt: skip
+@pytest.mark.slow
 def test_every_format_and_row_class_gives_the_same_bits(texts: tuple[str, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     names = {f"b{n}": text for n, text in enumerate(texts)}
@@ -276,6 +277,7 @@ class Adapters(nn.Module):
         return q.cumsum(-1), v.softmax(-1)
 
 
+@pytest.mark.slow
 def test_adapters_beside_linears_are_merged_too() -> None:
     torch.manual_seed(7)
     rules = {"down.*": None, "up.*": None}
@@ -318,6 +320,7 @@ def test_what_lies_on_several_devices_stays_apart() -> None:
     assert devices == {"cpu"}
 
 
+@pytest.mark.slow
 def test_the_interpreter_agrees_after_every_pass() -> None:
     static = load("tests/models/test_static_cache.py")
     from transformers.integrations.executorch import TorchExportableModuleWithStaticCache

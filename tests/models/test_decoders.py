@@ -28,6 +28,7 @@ def test_fp32_equals_the_eager_oracle(name, quant, masked):
 
 
 @pytest.mark.parametrize(("name", "quant", "masked"), oracles.bf16_cases(zoo.DECODERS, QUICK_BF16))
+@pytest.mark.slow
 def test_bf16_is_as_close_to_float64_as_torch(name, quant, masked):
     case, program = oracles.compiled(name, quant, torch.bfloat16, masked=masked)
     oracles.assert_as_close_to_float64_as_torch(case, program, case.inputs)

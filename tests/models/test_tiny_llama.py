@@ -77,6 +77,7 @@ SLOW_FORMATS = [pytest.param(each, marks=pytest.mark.slow) for each in (None, "i
 
 
 @pytest.mark.parametrize("text", ["nf4", *SLOW_FORMATS])
+@pytest.mark.slow
 def test_a_quantised_program_predicts_held_out_text_as_the_page_says(text, page):
     """On a part of the text: compared with the eager fp32 model on the same part, so that the page's excess holds."""
     windows = tiny.held_out(64 * 1024)[::4]

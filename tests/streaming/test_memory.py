@@ -41,6 +41,7 @@ def check(kind: str, facts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("source", [pytest.param("shards", marks=pytest.mark.slow), "module"])
+@pytest.mark.slow
 def test_a_compile_takes_two_of_the_largest_tensor_beside_the_model(tmp_path: Path, source: str) -> None:
     """About 30 MB of weights in sixteen matrices: one that is kept twice breaks the bound."""
     facts = measured(tmp_path, "turned", source, 16, 700, str(tmp_path / "work"))

@@ -68,6 +68,7 @@ def compiled(folder: Path, die_in: object, source: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("source", [pytest.param("module", marks=pytest.mark.slow), "shards"])
+@pytest.mark.slow
 def test_a_killed_compile_ends_in_the_same_file(tmp_path: Path, source: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
