@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -41,7 +42,7 @@ NO_STREAM = ""
 
 
 def name_of(ref: SymbolRefAttr | None) -> str:
-    """The name a reference holds; NO_STREAM for none."""
+    """The name in a reference; NO_STREAM for None."""
     return NO_STREAM if ref is None else ref.root_reference.data
 
 
@@ -50,7 +51,7 @@ def _ref(name: str | None) -> SymbolRefAttr | None:
 
 
 class StepOp(IRDLOperation):
-    """Base of the steps. `stream_name` is None until assign-streams has run."""
+    """Base class of steps. `stream_name` is None until assign-streams has run."""
 
     stream = opt_prop_def(FlatSymbolRefAttrConstr)
 
@@ -74,7 +75,7 @@ class StepOp(IRDLOperation):
 
 @irdl_op_definition
 class LaunchOp(StepOp):
-    """Run a kernel with one view for each of its operands: plan.Launch."""
+    """Runs a kernel with one view for each of its operands: plan.Launch."""
 
     name = "rt.launch"
     kernel = prop_def(FlatSymbolRefAttrConstr)
@@ -141,7 +142,7 @@ class SelectOp(StepOp):
 
 @irdl_op_definition
 class CopyOp(StepOp):
-    """Byte copy of a contiguous view, the only step that may cross devices: plan.Copy."""
+    """Copies the bytes of a contiguous view: plan.Copy. The only step that may cross devices."""
 
     name = "rt.copy"
     source = prop_def(ViewAttr)
@@ -168,46 +169,40 @@ class CopyOp(StepOp):
         return self.source.record, self.target.record
 
 
+class EventStepOp(StepOp):
+    """Base class of steps that name an event, and have a record of (stream, event)."""
+
+    event = prop_def(FlatSymbolRefAttrConstr)
+    assembly_format = "$event (`on` $stream^)? attr-dict"
+    irdl_options = (ParsePropInAttrDict(),)
+    STEP: ClassVar[type[Record] | type[Wait]]
+
+    def __init__(self, event: str, stream: str | None = None) -> None:
+        super().__init__(properties={"event": SymbolRefAttr(event), "stream": _ref(stream)})
+
+    @classmethod
+    def of(cls, record: Record | Wait) -> Self:
+        return cls(record.event, record.stream)
+
+    @property
+    def record(self) -> Record | Wait:
+        return self.STEP(stream=name_of(self.stream), event=name_of(self.event))
+
+
 @irdl_op_definition
-class RecordOp(StepOp):
-    """The event stands for everything its stream has been given so far: plan.Record."""
+class RecordOp(EventStepOp):
+    """Records an event after everything enqueued on its stream so far: plan.Record."""
 
     name = "rt.record"
-    event = prop_def(FlatSymbolRefAttrConstr)
-    assembly_format = "$event (`on` $stream^)? attr-dict"
-    irdl_options = (ParsePropInAttrDict(),)
-
-    def __init__(self, event: str, stream: str | None = None) -> None:
-        super().__init__(properties={"event": SymbolRefAttr(event), "stream": _ref(stream)})
-
-    @staticmethod
-    def of(record: Record) -> RecordOp:
-        return RecordOp(record.event, record.stream)
-
-    @property
-    def record(self) -> Record:
-        return Record(stream=name_of(self.stream), event=name_of(self.event))
+    STEP: ClassVar = Record
 
 
 @irdl_op_definition
-class WaitOp(StepOp):
-    """What follows on the stream begins after the event's record: plan.Wait."""
+class WaitOp(EventStepOp):
+    """Later work on the stream starts after the event's record: plan.Wait."""
 
     name = "rt.wait"
-    event = prop_def(FlatSymbolRefAttrConstr)
-    assembly_format = "$event (`on` $stream^)? attr-dict"
-    irdl_options = (ParsePropInAttrDict(),)
-
-    def __init__(self, event: str, stream: str | None = None) -> None:
-        super().__init__(properties={"event": SymbolRefAttr(event), "stream": _ref(stream)})
-
-    @staticmethod
-    def of(record: Wait) -> WaitOp:
-        return WaitOp(record.event, record.stream)
-
-    @property
-    def record(self) -> Wait:
-        return Wait(stream=name_of(self.stream), event=name_of(self.event))
+    STEP: ClassVar = Wait
 
 
 @irdl_op_definition

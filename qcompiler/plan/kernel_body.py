@@ -97,6 +97,13 @@ def once(operand: Operand, stored: int) -> int:
     return stored * (2 if operand.access == "rw" else 1)
 
 
+def replaced(operand: Operand, stored: int, extents: Sequence[Dim], symbols: Symbols) -> int:
+    """The bytes that a kernel moves which writes only `extents` elements of its "rw" operand, and reads those first."""
+    if operand.access == "rw":
+        return once(operand, volume(extents, symbols) * ITEMSIZE[operand.dtype])
+    return once(operand, stored)
+
+
 def same_dims(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Equal as expressions."""
     return len(a) == len(b) and all(x == y or dim(x) == dim(y) for x, y in zip(a, b, strict=True))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, once, volume
-from qcompiler.plan.operands import ITEMSIZE, Operand
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, replaced
+from qcompiler.plan.operands import Operand
 
 
 class IndexUpdateKernel(KernelBody, frozen=True, tag="index_update"):
@@ -36,7 +36,5 @@ class IndexUpdateKernel(KernelBody, frozen=True, tag="index_update"):
         return 0
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
-        """Of x what is replaced."""
-        if operand.access == "rw":
-            return once(operand, volume([self.outer, self.count, self.inner], symbols) * ITEMSIZE[operand.dtype])
-        return once(operand, stored)
+        """Of x only the elements that are replaced."""
+        return replaced(operand, stored, (self.outer, self.count, self.inner), symbols)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, once, volume
-from qcompiler.plan.operands import ITEMSIZE, Operand
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, replaced
+from qcompiler.plan.operands import Operand
 
 
 class ScatterKernel(KernelBody, frozen=True, tag="scatter"):
@@ -39,7 +39,5 @@ class ScatterKernel(KernelBody, frozen=True, tag="scatter"):
         return 0
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
-        """Of out what is replaced."""
-        if operand.access == "rw":
-            return once(operand, volume([self.outer, self.count, self.inner], symbols) * ITEMSIZE[operand.dtype])
-        return once(operand, stored)
+        """Of out only the elements that are replaced."""
+        return replaced(operand, stored, (self.outer, self.count, self.inner), symbols)
