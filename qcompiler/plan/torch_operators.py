@@ -4,8 +4,8 @@ Each computes new tensors (or views of its arguments) from its arguments, and do
 no file and no state, and draws no random numbers.  Its kernels check indices and sizes, or
 `frontends/torch/capture/torch_guards.py` does it for them; `tests/fallback/operatorfuzz/sweep.py` tries to prove the
 opposite.  What is not here on purpose: operators whose names begin with `_unsafe`, `as_strided` and `empty` (memory
-that nobody wrote), `from_file`, random numbers, storage, device and sparse internals, and operators that only torch
-itself calls and that trust it (`unfold_backward`, `lu_unpack`).
+that nobody wrote), `from_file`, random numbers, storage, device and sparse internals, and operators that trust their
+indices or pivots (`unfold_backward`, `lu_unpack`, `linalg_ldl_solve`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LINEAR_ALGEBRA = """
 addbmm addmm addmv addr baddbmm bmm cholesky cholesky_inverse cholesky_solve cov corrcoef cross det dot ger
 inverse kron linalg_cholesky linalg_cholesky_ex linalg_cond linalg_cross linalg_det _linalg_det linalg_diagonal
 linalg_eig linalg_eigh _linalg_eigh linalg_eigvals _linalg_eigvals linalg_eigvalsh linalg_householder_product
-linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu
+linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_lstsq linalg_lu
 linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_matrix_norm linalg_matrix_power
 linalg_matrix_rank linalg_multi_dot linalg_norm linalg_pinv linalg_qr linalg_slogdet _linalg_slogdet linalg_solve
 linalg_solve_ex _linalg_solve_ex linalg_solve_triangular linalg_svd _linalg_svd linalg_svdvals linalg_tensorinv

@@ -97,14 +97,18 @@ CONDITIONS: Mapping[str, Condition] = {
 """By operator and overload: whether a call may be made, from its arguments."""
 
 
-def is_sound(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch's kernel of `overload` stays in its memory with these arguments; True if no condition is known."""
+def condition_of(overload: Any) -> Callable[[Sequence[Any], Mapping[str, Any]], bool] | None:
+    """What the arguments of a call of torch's `overload` have to meet; None if torch's kernel checks them itself."""
     condition = CONDITIONS.get(str(overload))
     if condition is None:
-        return True
+        return None
     arguments = overload._schema.arguments
-    given = dict(zip((a.name for a in arguments), args, strict=False)) | dict(kwargs)
-    try:
-        return condition(*(given.get(a.name, a.default_value) for a in arguments))
-    except (TypeError, AttributeError):  # an argument of another kind
-        return False
+
+    def is_met(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        given = dict(zip((a.name for a in arguments), args, strict=False)) | dict(kwargs)
+        try:
+            return condition(*(given.get(a.name, a.default_value) for a in arguments))
+        except (TypeError, AttributeError):  # an argument of another kind
+            return False
+
+    return is_met

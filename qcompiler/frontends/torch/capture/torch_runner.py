@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from qcompiler.errors import PlanError, RuntimeFailure
-from qcompiler.frontends.torch.capture.torch_guards import is_sound
+from qcompiler.frontends.torch.capture.torch_guards import condition_of
 from qcompiler.plan.torch_regions import COND, Place, TorchOp, TorchRegion
 
 _DTYPES = {
@@ -193,12 +193,12 @@ def _prepared(op: TorchOp) -> _Call:
     _check_schema(op, schema)
     args = [_argument(argument) for argument in op.args]
     kwargs = {name: _argument(argument) for name, argument in op.kwargs.items()}
-    makes = _makes_its_tensor(schema)
+    makes, condition = _makes_its_tensor(schema), condition_of(overload)
 
     def run(values: list[Any], sizes: Sequence[int], device: torch.device) -> list[Any]:
         given = {name: argument(values, sizes, device) for name, argument in kwargs.items()}
         positional = [argument(values, sizes, device) for argument in args]
-        if not is_sound(overload, positional, given):
+        if condition is not None and not condition(positional, given):
             raise RuntimeFailure(
                 f"the torch operator {op.target} was refused: torch does not check these arguments, and would read or "
                 "write memory that is not theirs; see docs/fallback.md"
