@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
+from kernel_cases import Array, stored_weight
 
 from qcompiler.config import parse_format, resolve_format
 from qcompiler.errors import KernelSelectionError
@@ -21,9 +20,8 @@ from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.kernels.cuda.weights import LAYOUT
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.weights import NUMPY_DTYPES
 
-Array = npt.NDArray[Any]
-DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 BOUNDS = {"f32": 2e-6, "bf16": 4e-3, "f16": 6e-4}
 """Relative L2 error of a row: fp32 sums, and half an ulp of the result's type."""
 
@@ -53,20 +51,9 @@ def make_case(
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     total = experts * n
     w = (rng.standard_normal((total, k)) / np.sqrt(k)).astype(np.float32)
-    operand = Operand(name="w", dtype=dtype, access="r", shape=(total, k), layout=LAYOUT)
-    plain = w.astype(DTYPES[dtype])
-    data, values = plain, plain.astype(np.float64)
-    if weight == "tiles":
-        data = layouts.get(LAYOUT).pack(None, dtype, total, k, plain.view(np.uint8).reshape(-1)).view(plain.dtype)
-    elif weight == "rows":
-        operand = Operand(name="w", dtype=dtype, access="r", shape=(total, k), strides=(k, 1))
-    else:
-        fmt = resolve_format(weight)
-        packed = fmt.encode(w)
-        values = fmt.decode(packed).astype(DTYPES[dtype]).astype(np.float64)
-        data = layouts.get(LAYOUT).pack(fmt, dtype, total, k, packed.data)
-        ref = parse_format(weight)
-        operand = Operand(name="w", dtype=dtype, access="r", shape=(total, k), format=ref, layout=LAYOUT)
+    how = {"tiles": "layout", "rows": "rows"}.get(weight) or parse_format(weight)
+    operand, data, values = stored_weight(w, how, dtype, LAYOUT)
+    data = data.view(values.dtype) if weight == "tiles" else data
     pairs: int | str = rows * repeat if isinstance(rows, int) else f"{repeat}*{rows}" if repeat > 1 else rows
     operands = (
         Operand(name="x", dtype=dtype, access="r", shape=(rows, k), strides=(k + pad, 1)),
@@ -77,13 +64,13 @@ def make_case(
     body = GroupedLinearKernel(rows=rows, repeat=repeat, experts=experts, n=n, k=k)
     symbols = (rows,) if isinstance(rows, str) else ()
     spec = KernelSpec(name=name, symbols=symbols, operands=operands, body=body)
-    return Case(spec, data, values.reshape(experts, n, k))
+    return Case(spec, data, values.astype(np.float64).reshape(experts, n, k))
 
 
 def run(module: Any, case: Case, chosen: Sequence[int], **options: Any) -> tuple[Array, Array]:
     """The result, and what float64 says of the pairs whose expert exists."""
     body, (x_operand, _, index_operand, _) = case.body, case.spec.operands
-    dtype, count = DTYPES[x_operand.dtype], len(chosen)
+    dtype, count = NUMPY_DTYPES[x_operand.dtype], len(chosen)
     rng = np.random.default_rng(count)
     x = rng.standard_normal((count // body.repeat, int(x_operand.strides[0]))).astype(dtype)[:, : body.k]
     index = np.full((count, 3), -(2**30), np.int64 if index_operand.dtype == "i64" else np.int32)[:, 0]

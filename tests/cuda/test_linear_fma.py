@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from kernel_cases import gelu, gelu_program, residual_program, stored_weight
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import linear, linear_fma
 from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
-from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = npt.NDArray[Any]
-DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 BOUNDS = {"f32": 2e-6, "bf16": 3e-3, "f16": 4e-4}
 """Relative L2 error: fp32 sums, and half an ulp of the result's type."""
 
@@ -52,41 +51,6 @@ SHAPES = {  # (N, K). "deep": several warps, several chunks of x where there are
 DECODED = ("nf4", "nf4_flat", "nf4_flat128", "int8", "int4", "int4_zeros", "int4_zeros32")
 
 
-def gelu(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-    return y
-
-
-def constant(name: str, value: float) -> ScalarOp:
-    return ScalarOp(result=name, op="arith.constant", dtype="f32", value=value.hex())
-
-
-def op(result: str, name: str, *args: str, dtype: Any = "f32") -> ScalarOp:
-    return ScalarOp(result=result, op=name, dtype=dtype, args=args)
-
-
-def program(inputs: Sequence[tuple[str, Any]], ops: Iterable[ScalarOp], out: str) -> ScalarProgram:
-    ends = [] if out == "f32" else [op("z", "arith.truncf", "y", dtype=out)]
-    return ScalarProgram(inputs=tuple(inputs), ops=(*ops, *ends), yields=("y" if out == "f32" else "z",))
-
-
-def gelu_program(out: str) -> ScalarProgram:
-    ops = [
-        constant("c", math.sqrt(0.5)), op("a", "arith.mulf", "acc", "c"), op("e", "math.erf", "a"),
-        constant("one", 1.0), op("p", "arith.addf", "e", "one"), constant("half", 0.5),
-        op("h", "arith.mulf", "acc", "half"), op("y", "arith.mulf", "h", "p"),
-    ]  # fmt: skip
-    return program([("acc", "f32")], ops, out)
-
-
-def residual_program(out: str) -> ScalarProgram:
-    """acc + r * s, where r is a full matrix and s broadcasts along a dim."""
-    wide = [] if out == "f32" else [op("rf", "arith.extf", "r"), op("sf", "arith.extf", "s")]
-    r, s = ("r", "s") if out == "f32" else ("rf", "sf")
-    ops = [*wide, op("p", "arith.mulf", r, s), op("y", "arith.addf", "acc", "p")]
-    return program([("acc", "f32"), ("r", out), ("s", out)], ops, out)
-
-
 @dataclass
 class Case:
     """One kernel: its spec, the weight's bytes, and the weight as float64."""
@@ -106,26 +70,10 @@ def weight_operand(kind: str, dtype: Any) -> tuple[Operand, Array, Array]:
     n, k = SHAPES[kind]
     rng = np.random.default_rng(zlib.crc32(f"{kind} {dtype}".encode()))
     w = rng.standard_normal((n, k)).astype(np.float32) / np.float32(math.sqrt(k))
-    if kind in FORMATS:
-        name, params = FORMATS[kind]
-        fmt = formats.get(name, **params)
-        packed = fmt.encode(w)
-        data = layouts.get(linear.LAYOUT).pack(fmt, dtype, n, k, packed.data)
-        ref = FormatRef(name=name, params=params)
-        operand = Operand(name="w", dtype=dtype, access="r", shape=(n, k), format=ref, layout=linear.LAYOUT)
-        return operand, data, fmt.decode(packed).astype(DTYPES[dtype]).astype(np.float64)
-    plain = w.astype(DTYPES[dtype])
-    operand = Operand(name="w", dtype=dtype, access="r", shape=(n, k))
-    if kind == "tiles":
-        data = layouts.get(linear.LAYOUT).pack(None, dtype, n, k, plain.view(np.uint8).reshape(-1))
-        data = data.view(plain.dtype)
-        return msgspec.structs.replace(operand, layout=linear.LAYOUT), data, plain.astype(np.float64)
-    if kind == "rows":
-        wide = np.zeros((n, k + 3), plain.dtype)
-        wide[:, :k] = plain
-        return msgspec.structs.replace(operand, strides=(k + 3, 1)), wide[:, :k], plain.astype(np.float64)
-    columns = np.ascontiguousarray(plain.T)
-    return msgspec.structs.replace(operand, strides=(1, n)), columns.T, plain.astype(np.float64)
+    how = {"tiles": "layout", "rows": "wide", "columns": "columns"}.get(kind) or FormatRef(*FORMATS[kind])
+    operand, data, values = stored_weight(w, how, dtype, linear.LAYOUT)
+    given = {"tiles": lambda: data.view(values.dtype), "rows": lambda: data[:, :k], "columns": lambda: data.T}
+    return operand, given.get(kind, lambda: data)(), values.astype(np.float64)
 
 
 def make_case(
@@ -153,7 +101,7 @@ def make_case(
 def arguments(case: Case, m: int) -> tuple[list[Array], Array]:
     """(operands for M = m, the result in float64)."""
     x_operand = case.spec.operands[0]
-    dtype, n, k = DTYPES[x_operand.dtype], case.body.n, case.body.k
+    dtype, n, k = NUMPY_DTYPES[x_operand.dtype], case.body.n, case.body.k
     rng = np.random.default_rng(m)
     x = rng.standard_normal((m, k + 5)).astype(dtype)[:, :k]
     bias, r = rng.standard_normal(n).astype(dtype), rng.standard_normal((m, n)).astype(dtype)
@@ -285,7 +233,7 @@ def test_decoded_weights_equal_the_format_to_the_bit(sim_module: Callable[..., A
     module = sim_module([case.spec for case in made], "sm_80", checked=False)
     for case in made:
         n, k = case.values.shape
-        dtype = DTYPES[case.spec.operands[0].dtype]
+        dtype = NUMPY_DTYPES[case.spec.operands[0].dtype]
         x = np.zeros((k, k + 5), dtype)
         x[:, :k] = np.eye(k)
         (out,) = module.run(

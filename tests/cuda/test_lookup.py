@@ -7,66 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import ROWS, TABLES, C, I, L, O, embedding, gather, row_major, table
 
-from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels import layouts
 from qcompiler.kernels.cuda import signature
 from qcompiler.kernels.cuda.emit import emit_kernel
-from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
-from qcompiler.plan.kinds.embedding import EmbeddingKernel
-from qcompiler.plan.kinds.gather import GatherKernel
+from qcompiler.plan.kernel import DType, KernelSpec
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = np.ndarray
-ROWS = 37
-O, L, C, I = 3, 11, 7, 29  # outer, length, count, inner  # noqa: E741
-TABLES: dict[str, tuple[str | None, dict[str, Any], int]] = {
-    "plain": (None, {}, 53),
-    "nf4": ("nf4", {"block": 64}, 128),
-    "nf4_flat": ("nf4", {"block": 64}, 83),
-    "int8": ("int8", {}, 45),
-    "int4": ("int4", {"group": 32}, 96),
-    "int4_zeros": ("int4", {"group": 32, "symmetric": False}, 64),
-}
 DTYPES: tuple[DType, ...] = ("f32", "bf16", "f16")
 
 
 # --- embedding --------------------------------------------------------------------------------------------------------
 
 
-def make_table(kind: str, dtype: DType, layout: str) -> tuple[Operand, Array, Array]:
-    """(operand, its bytes or values, values of `dtype`)."""
-    name, params, cols = TABLES[kind]
-    w = np.random.default_rng(3).standard_normal((ROWS, cols)).astype(np.float32)
-    if name is None:
-        plain = w.astype(NUMPY_DTYPES[dtype])
-        data = layouts.get(layout).pack(None, dtype, ROWS, cols, plain.view(np.uint8).reshape(-1))
-        strides = (cols, 1) if layout == "canonical" else ()
-        operand = Operand(name="table", dtype=dtype, access="r", shape=(ROWS, cols), strides=strides, layout=layout)
-        return operand, data, plain
-    fmt = formats.get(name, **params)
-    packed = fmt.encode(w)
-    data = layouts.get(layout).pack(fmt, dtype, ROWS, cols, packed.data)
-    ref = FormatRef(name=name, params=params)
-    operand = Operand(name="table", dtype=dtype, access="r", shape=(ROWS, cols), format=ref, layout=layout)
-    return operand, data, fmt.decode(packed).astype(NUMPY_DTYPES[dtype])
-
-
-def embedding(name: str, table: Operand, ids: DType = "i64") -> KernelSpec:
-    rows, cols = (int(d) for d in table.shape)
-    operands = (
-        Operand(name="ids", dtype=ids, access="r", shape=("b*s",), strides=(1,)),
-        table,
-        Operand(name="out", dtype=table.dtype, access="w", shape=("b*s", cols), strides=(cols + 1, 1)),
-    )
-    body = EmbeddingKernel(count="b*s", rows=rows, cols=cols)
-    return KernelSpec(name=name, symbols=("b", "s"), operands=operands, body=body)
-
-
 MADE = {
-    f"{kind}_{dtype}_{layout}": make_table(kind, dtype, layout)
+    f"{kind}_{dtype}_{layout}": table(kind, dtype, layout)
     for kind in TABLES
     for dtype in DTYPES
     for layout in ("canonical", "cuda_t16_v1")
@@ -102,38 +60,25 @@ def test_float_ids_and_layouts_of_other_targets_are_refused() -> None:
     with pytest.raises(KernelSelectionError, match="'ids' is f32"):
         emit_kernel(embedding("floats", MADE["nf4_f32_canonical"][0], "f32"), "sm_80")
     with pytest.raises(KernelSelectionError, match="layout 'cpu_p16_v1'"):
-        emit_kernel(embedding("foreign", make_table("nf4", "f32", "cpu_p16_v1")[0]), "sm_80")
+        emit_kernel(embedding("foreign", table("nf4", "f32", "cpu_p16_v1")[0]), "sm_80")
 
 
 # --- gather and index_update -------
-
-
-def tensor(name: str, dtype: DType, access: str, *shape: Any, strides: tuple[Any, ...] | None = None) -> Operand:
-    if strides is None:
-        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
-    return Operand(name=name, dtype=dtype, access=access, shape=shape, strides=strides)  # type: ignore[arg-type]
-
-
-def gather(name: str, mode: str, dtype: DType, index_dtype: DType = "i64") -> KernelSpec:
-    index = tensor("index", index_dtype, "r", C) if mode == "take" else tensor("index", index_dtype, "r", O, C, I)
-    operands = (tensor("x", dtype, "r", O, L, I), index, tensor("out", dtype, "w", O, C, I))
-    body = GatherKernel(mode=mode, outer=O, length=L, count=C, inner=I)  # type: ignore[arg-type]
-    return KernelSpec(name=name, symbols=(), operands=operands, body=body)
 
 
 def update(name: str, src_strides: tuple[int, ...] | None = None) -> KernelSpec:
     """Sizes are symbols where rows are contiguous."""
     if src_strides is None:
         outer, length, count, inner = "o", "l", "c", "n"
-        x = tensor("x", "f32", "rw", outer, length, inner, strides=("l*n", "n", 1))
-        src = tensor("src", "f32", "r", outer, count, inner, strides=("c*n", "n", 1))
+        x = row_major("x", "f32", "rw", outer, length, inner, strides=("l*n", "n", 1))
+        src = row_major("src", "f32", "r", outer, count, inner, strides=("c*n", "n", 1))
     else:
         outer, length, count, inner = O, L, C, I  # type: ignore[assignment]
-        x, src = tensor("x", "f32", "rw", O, L, I), tensor("src", "f32", "r", O, C, I, strides=src_strides)
+        x, src = row_major("x", "f32", "rw", O, L, I), row_major("src", "f32", "r", O, C, I, strides=src_strides)
     body = IndexUpdateKernel(outer=outer, length=length, count=count, inner=inner)
     symbols = ("c", "l", "n", "o") if src_strides is None else ()
     return KernelSpec(
-        name=name, symbols=symbols, operands=(x, tensor("index", "i64", "r", count, strides=(1,)), src), body=body
+        name=name, symbols=symbols, operands=(x, row_major("index", "i64", "r", count, strides=(1,)), src), body=body
     )
 
 

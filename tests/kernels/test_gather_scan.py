@@ -7,46 +7,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import C, I, L, O, gather, row_major
 
-from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kernel import DType, KernelSpec
 from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.kinds.scan import ScanKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
-O, L, C, I = 3, 11, 7, 29  # outer, length, count, inner  # noqa: E741
-
-
-def tensor(name: str, dtype: DType, access: str, *shape: int, strides: tuple[int, ...] | None = None) -> Operand:
-    if strides is None:
-        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
-    return Operand(name=name, dtype=dtype, access=access, shape=shape, strides=strides)  # type: ignore[arg-type]
-
-
-def gather(name: str, mode: str, dtype: DType, index_dtype: DType = "i64") -> KernelSpec:
-    index = tensor("index", index_dtype, "r", C) if mode == "take" else tensor("index", index_dtype, "r", O, C, I)
-    operands = (tensor("x", dtype, "r", O, L, I), index, tensor("out", dtype, "w", O, C, I))
-    body = GatherKernel(mode=mode, outer=O, length=L, count=C, inner=I)  # type: ignore[arg-type]
-    return KernelSpec(name=name, symbols=(), operands=operands, body=body)
-
 
 def repeated(name: str, length: int = L) -> KernelSpec:
     """Rows of a matrix (C, I) of indices, the same for each of O: read where it lies, written with count fastest."""
-    index = tensor("index", "i64", "r", O, C, I, strides=(0, 1, C + 2))
-    x = tensor("x", "f32", "r", O, length, I, strides=(I * length, 1, length))
-    out = tensor("out", "f32", "w", O, C, I, strides=(C * I, 1, C))
+    index = row_major("index", "i64", "r", O, C, I, strides=(0, 1, C + 2))
+    x = row_major("x", "f32", "r", O, length, I, strides=(I * length, 1, length))
+    out = row_major("out", "f32", "w", O, C, I, strides=(C * I, 1, C))
     body = GatherKernel(mode="along", outer=O, length=length, count=C, inner=I)
     return KernelSpec(name=name, symbols=(), operands=(x, index, out), body=body)
 
 
 def scan(name: str, dtype: DType, out: DType) -> KernelSpec:
-    operands = (tensor("x", dtype, "r", O, 101, 70), tensor("out", out, "w", O, 101, 70))
+    operands = (row_major("x", dtype, "r", O, 101, 70), row_major("out", out, "w", O, 101, 70))
     return KernelSpec(name=name, symbols=(), operands=operands, body=ScanKernel(outer=O, length=101, inner=70))
 
 
 def update(name: str, src_strides: tuple[int, ...] | None = None) -> KernelSpec:
-    src = tensor("src", "f32", "r", O, C, I, strides=src_strides)
-    operands = (tensor("x", "f32", "rw", O, L, I), tensor("index", "i64", "r", C), src)
+    src = row_major("src", "f32", "r", O, C, I, strides=src_strides)
+    operands = (row_major("x", "f32", "rw", O, L, I), row_major("index", "i64", "r", C), src)
     body = IndexUpdateKernel(outer=O, length=L, count=C, inner=I)
     return KernelSpec(name=name, symbols=(), operands=operands, body=body)
 

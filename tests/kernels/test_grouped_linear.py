@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
+from kernel_cases import Array, aligned, stored_weight
 
 from qcompiler.config import parse_format, resolve_format
 from qcompiler.errors import KernelSelectionError
@@ -21,9 +20,8 @@ from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.weights import NUMPY_DTYPES
 
-Array = npt.NDArray[Any]
-DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
 PANELS = "cpu_p16_v1"
 
@@ -50,23 +48,8 @@ def make_case(
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     rows = experts * n
     w = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
-    if weight in ("panels", "rows", "columns"):
-        plain = w.astype(DTYPES[dtype])
-        values, data = plain.astype(np.float64), plain
-        operand = Operand(name="w", dtype=dtype, access="r", shape=(rows, k), strides=(k, 1))
-        if weight == "panels":
-            data = layouts.get(PANELS).pack(None, dtype, rows, k, plain.view(np.uint8).reshape(-1))
-            operand = Operand(name="w", dtype=dtype, access="r", shape=(rows, k), layout=PANELS)
-        elif weight == "columns":
-            data = np.ascontiguousarray(plain.T)
-            operand = Operand(name="w", dtype=dtype, access="r", shape=(rows, k), strides=(1, rows))
-    else:
-        fmt = resolve_format(weight)
-        packed = fmt.encode(w)
-        values = fmt.decode(packed).astype(DTYPES[dtype]).astype(np.float64)
-        data = layouts.get(PANELS).pack(fmt, dtype, rows, k, packed.data)
-        ref = parse_format(weight)
-        operand = Operand(name="w", dtype=dtype, access="r", shape=(rows, k), format=ref, layout=PANELS)
+    how = {"panels": "layout", "rows": "rows", "columns": "columns"}.get(weight) or parse_format(weight)
+    operand, data, values = stored_weight(w, how, dtype, PANELS)
     pairs = f"{repeat}*t" if repeat > 1 else "t"
     operands = (
         Operand(name="x", dtype=dtype, access="r", shape=("t", k), strides=(k + 5, 1)),
@@ -78,17 +61,8 @@ def make_case(
     return Case(
         KernelSpec(name=name, symbols=("t",), operands=operands, body=body),
         aligned(data),
-        values.reshape(experts, n, k),
+        values.astype(np.float64).reshape(experts, n, k),
     )
-
-
-def aligned(data: Array) -> Array:
-    """A copy that starts at a multiple of 64 bytes, as weights do in an arena."""
-    raw = data.reshape(-1).view(np.uint8)
-    buffer = np.zeros(raw.size + 64, np.uint8)
-    start = -buffer.ctypes.data % 64
-    buffer[start : start + raw.size] = raw
-    return buffer[start : start + raw.size]
 
 
 def routings(case: Case) -> dict[str, list[int]]:
@@ -109,7 +83,7 @@ def routings(case: Case) -> dict[str, list[int]]:
 
 def check(kernels: Any, case: Case, chosen: Sequence[int]) -> None:
     body, (x_operand, _, index_operand, _) = case.body, case.spec.operands
-    dtype = DTYPES[x_operand.dtype]
+    dtype = NUMPY_DTYPES[x_operand.dtype]
     rng = np.random.default_rng(len(chosen))
     x = rng.standard_normal((len(chosen) // body.repeat, body.k + 5)).astype(dtype)
     step = int(index_operand.strides[0])

@@ -8,22 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from kernel_cases import aligned, gelu, gelu_program, op, residual_program, stored_weight
 
-from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.kernels.cpu.linear import scratch_bytes
-from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarProgram
 from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = npt.NDArray[Any]
-DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
 """Relative L2 error: fp32 sums, and half an ulp of the result's type."""
 
@@ -42,44 +40,6 @@ SHAPES = {  # (N, K); the formats with blocks along K need multiples of them
 }  # fmt: skip
 
 
-def gelu(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-    return y
-
-
-def constant(name: str, value: float) -> ScalarOp:
-    return ScalarOp(result=name, op="arith.constant", dtype="f32", value=value.hex())
-
-
-def op(result: str, name: str, *args: str, dtype: Any = "f32") -> ScalarOp:
-    return ScalarOp(result=result, op=name, dtype=dtype, args=args)
-
-
-def gelu_program(out: str) -> ScalarProgram:
-    ops = [
-        constant("c", math.sqrt(0.5)), op("a", "arith.mulf", "acc", "c"), op("e", "math.erf", "a"),
-        constant("one", 1.0), op("p", "arith.addf", "e", "one"), constant("half", 0.5),
-        op("h", "arith.mulf", "acc", "half"), op("y", "arith.mulf", "h", "p"),
-    ]  # fmt: skip
-    if out == "f32":
-        return ScalarProgram(inputs=(("acc", "f32"),), ops=tuple(ops), yields=("y",))
-    ops.append(op("z", "arith.truncf", "y", dtype=out))
-    return ScalarProgram(inputs=(("acc", "f32"),), ops=tuple(ops), yields=("z",))
-
-
-def residual_program(out: Any) -> ScalarProgram:
-    """acc + r * s, where r is a full matrix and s broadcasts along a dim."""
-    inputs: tuple[tuple[str, Any], ...] = (("acc", "f32"), ("r", out), ("s", out))
-    if out == "f32":
-        ops = [op("p", "arith.mulf", "r", "s"), op("y", "arith.addf", "acc", "p")]
-        return ScalarProgram(inputs=inputs, ops=tuple(ops), yields=("y",))
-    ops = [
-        op("rf", "arith.extf", "r"), op("sf", "arith.extf", "s"), op("p", "arith.mulf", "rf", "sf"),
-        op("y", "arith.addf", "acc", "p"), op("z", "arith.truncf", "y", dtype=out),
-    ]  # fmt: skip
-    return ScalarProgram(inputs=inputs, ops=tuple(ops), yields=("z",))
-
-
 @dataclass
 class Case:
     """One kernel: its spec, the weight's bytes, and the weight as float64."""
@@ -95,37 +55,19 @@ class Case:
         return self.spec.operands[0].dtype
 
 
-def weight_operand(kind: str, dtype: Any, rng: np.random.Generator) -> tuple[Operand, Array, Array]:
+def weight_operand(kind: str, dtype: Any) -> tuple[Operand, Array, Array]:
     """(operand, bytes, values that the kernel must multiply with, float64)."""
     n, k = SHAPES[kind]
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {dtype}".encode()))
     w = rng.standard_normal((n, k)).astype(np.float32) / np.float32(math.sqrt(k))
-    if kind in FORMATS:
-        name, params = FORMATS[kind]
-        fmt = formats.get(name, **params)
-        packed = fmt.encode(w)
-        data = layouts.get("cpu_p16_v1").pack(fmt, dtype, n, k, packed.data)
-        operand = Operand(
-            name="w", dtype=dtype, access="r", shape=(n, k), format=FormatRef(name=name, params=params),
-            layout="cpu_p16_v1",
-        )  # fmt: skip
-        return operand, data, fmt.decode(packed).astype(DTYPES[dtype]).astype(np.float64)
-    plain = w.astype(DTYPES[dtype])
-    values = plain.astype(np.float64)
-    if kind in ("panels", "deep"):
-        data = layouts.get("cpu_p16_v1").pack(None, dtype, n, k, plain.view(np.uint8).reshape(-1))
-        return Operand(name="w", dtype=dtype, access="r", shape=(n, k), layout="cpu_p16_v1"), data, values
-    if kind == "rows":
-        wide = np.zeros((n, k + 3), plain.dtype)
-        wide[:, :k] = plain
-        return Operand(name="w", dtype=dtype, access="r", shape=(n, k), strides=(k + 3, 1)), wide, values
-    columns = np.ascontiguousarray(plain.T)
-    return Operand(name="w", dtype=dtype, access="r", shape=(n, k), strides=(1, n)), columns, values
+    plain = {"panels": "layout", "deep": "layout", "rows": "wide", "rows_kn": "columns"}
+    operand, data, values = stored_weight(w, plain.get(kind) or FormatRef(*FORMATS[kind]), dtype, "cpu_p16_v1")
+    return operand, data, values.astype(np.float64)
 
 
 def make_case(name: str, kind: str, m_class: Any, dtype: Any, epilogue: str, *, has_bias: bool) -> Case:
-    rng = np.random.default_rng(zlib.crc32(f"{kind} {dtype}".encode()))
     n, k = SHAPES[kind]
-    w, data, values = weight_operand(kind, dtype, rng)
+    w, data, values = weight_operand(kind, dtype)
     operands = [Operand(name="x", dtype=dtype, access="r", shape=("b*s", k), strides=(k + 5, 1)), w]
     if has_bias:
         operands.append(Operand(name="bias", dtype=dtype, access="r", shape=(n,), strides=(1,)))
@@ -155,17 +97,8 @@ def cases(dtypes: Sequence[str], kinds: Sequence[str]) -> Iterator[Case]:
                 number += 1
 
 
-def aligned(data: Array) -> Array:
-    """A copy that starts at a multiple of 64 bytes, as weights do in an arena."""
-    raw = data.reshape(-1).view(np.uint8)
-    buffer = np.zeros(raw.size + 64, np.uint8)
-    start = -buffer.ctypes.data % 64
-    buffer[start : start + raw.size] = raw
-    return buffer[start : start + raw.size]
-
-
 def check(kernels: Any, case: Case, m: int) -> None:
-    body, dtype = case.spec.body, DTYPES[case.dtype]
+    body, dtype = case.spec.body, NUMPY_DTYPES[case.dtype]
     assert isinstance(body, LinearKernel)
     n, k = body.n, body.k
     rng = np.random.default_rng(m)
@@ -271,7 +204,7 @@ def test_decoded_weights_equal_the_format_to_the_bit(build: Callable[..., Any], 
     kernels = build([case.spec for case in made], isa)
     for case in made:
         n, k = case.values.shape
-        dtype = DTYPES[case.dtype]
+        dtype = NUMPY_DTYPES[case.dtype]
         x = np.zeros((k, k + 5), dtype)
         x[:, :k] = np.eye(k)
         out = np.zeros((k, n + 1), dtype)
