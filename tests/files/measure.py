@@ -11,38 +11,14 @@ from __future__ import annotations
 import gc
 import json
 import sys
-import threading
-import time
 from pathlib import Path
 
 import torch
+from anonymous_memory import Peak, anonymous
 
 import qcompiler as qc
 
 DIMS = {"input_ids": {0: ("b", 1, 4), 1: ("s", 1, 32)}}
-
-
-def anonymous() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-
-
-class Peak(threading.Thread):
-    """The largest RssAnon between `start` and `stop`."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak, self._running = 0, True
-
-    def run(self) -> None:
-        while self._running:
-            self.peak = max(self.peak, anonymous())
-            time.sleep(0.002)
-
-    def stop(self) -> int:
-        self._running = False
-        self.join()
-        return self.peak
 
 
 def compiled(path: Path) -> qc.Program:

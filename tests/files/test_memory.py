@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_path import load
+from by_path import environment, load
 from gguf import GGMLQuantizationType as Type
 
 import qcompiler as qc
@@ -26,7 +26,7 @@ def measured(small: Path, large: Path) -> dict[str, Any]:
     script = Path(__file__).with_name("measure.py")
     done = subprocess.run(
         [sys.executable, "-P", str(script), str(small), str(large)],
-        capture_output=True, text=True, check=False, timeout=1200,
+        capture_output=True, text=True, check=False, timeout=1200, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -104,7 +104,7 @@ def assert_as_close_to_float64_as_torch(case: Any, program: qc.Program, inputs: 
     """
     wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
     with torch.no_grad():
-        exact, eager = leaves(float64_model(case, program)(**wide)), leaves(program.oracle(**inputs))
+        exact, eager = leaves(float64_model(case.model, program)(**wide)), leaves(program.oracle(**inputs))
     for results in zip(leaves(program(**inputs)), eager, exact, strict=True):
         rows = [each.reshape(-1, each.shape[-1]) for each in results]
         known = ~np.isnan(rows[2]).any(1)
@@ -123,9 +123,9 @@ def assert_as_close_to_float64_as_torch(case: Any, program: qc.Program, inputs: 
             assert worst <= max(4 * np.sqrt(squares.mean()), 1.5 * allowed), f"one {name} is far worse than the rest"
 
 
-def float64_model(case: Any, program: qc.Program) -> torch.nn.Module:
+def float64_model(model: torch.nn.Module, program: qc.Program) -> torch.nn.Module:
     """The model in float64 with the weights that the program decodes to (each rounded to the model's dtype)."""
-    model = copy.deepcopy(case.model)
+    model = copy.deepcopy(model)
     for entry in program.plan.weights:
         if entry.format is None:
             continue

@@ -7,20 +7,17 @@ stands in for and the order in which it runs.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from by_path import load
-from stored_rows import parameter_rows
 
 import qcompiler as qc
-from qcompiler import formats
-from qcompiler.kernels import layouts
 from qcompiler.runtime.backends import registry
 
+oracles = load("tests/models/oracles.py")
 random_models = load("tests/models/random_models.py")
 
 DEVICES = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
@@ -34,23 +31,6 @@ SIZES = [(1, 1), (2, 4), (1, 17), (3, 43)]
 """b x s: 1, 8, 17 and 129 rows, on both sides of the borders between row classes."""
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 """What a program may be off by beside its oracle's own error: about eight roundings of the dtype at unit size."""
-
-
-def exact_model(case: Any, program: qc.Program) -> torch.nn.Module:
-    """The model in float64 with the weights that the program decodes to (each rounded to the model's dtype)."""
-    model = copy.deepcopy(case.model)
-    for entry in program.plan.weights:
-        if entry.format is None:
-            continue
-        fmt = formats.get(entry.format.name, **entry.format.params)
-        stored = program.image.weights[entry.offset : entry.offset + entry.nbytes]
-        canonical = layouts.get(entry.layout).unpack(fmt, entry.dtype, *entry.shape, stored)
-        values = torch.from_numpy(fmt.decode(formats.from_bytes(fmt, *entry.shape, canonical)))
-        for parameter, rows in parameter_rows(entry):
-            with torch.no_grad():
-                target = model.get_parameter(parameter)
-                target.copy_(values[rows].to(target.dtype))
-    return model.double()
 
 
 def assert_close(what: str, ours: torch.Tensor, oracle: torch.Tensor, exact: torch.Tensor) -> None:
@@ -89,7 +69,7 @@ def check(case: Any, devices: list[str], sizes: list[tuple[int, int]], file: Pat
     exact = None
     for device in devices:
         program = qc.qcompile(case.model, example, quant=case.quant, dynamic_shapes=case.dynamic_shapes, device=device)
-        exact = exact or exact_model(case, program)
+        exact = exact or oracles.float64_model(case.model, program)
         for b, s in case.sizes(sizes):
             args = case.inputs(b, s, 1)
             with torch.no_grad():

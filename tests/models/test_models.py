@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
@@ -10,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 from by_path import load
-from stored_rows import parameter_rows
 
 import qcompiler as qc
-from qcompiler import formats
 from qcompiler.errors import ArgumentError, KernelSelectionError, UnsupportedOperatorError
 from qcompiler.inspect.checks import recomputed_per_call
-from qcompiler.kernels import layouts
 
-zoo = load("tests/models/zoo.py")
+oracles = load("tests/models/oracles.py")
+zoo = oracles.zoo
 
 QUICK = [("minilm", "nf4"), ("gpt2", "nf4"), ("mlp", "int8")]
 SLOW = [(m, q) for m in ("minilm", "bert", "gpt2", "mlp") for q in (None, "nf4", "int8", "int4") if (m, q) not in QUICK]
@@ -34,42 +31,14 @@ def compiled(name: str, quant: str | None, dtype: torch.dtype) -> tuple[Any, Any
     return case, qc.qcompile(model, kwargs=example, quant=quant, dynamic_shapes=case.dynamic_shapes)
 
 
-def leaves(result: Any) -> list[np.ndarray]:
-    """Every tensor of a result as float64."""
-    if isinstance(result, torch.Tensor):
-        return [result.detach().double().numpy()]
-    values = result.values() if isinstance(result, dict) else result
-    return [leaf for value in values if value is not None for leaf in leaves(value)]
-
-
-def float64_model(case: Any, program: qc.Program) -> torch.nn.Module:
-    """The model in float64 with the weights that the program decodes to (each rounded to the model's dtype)."""
-    model = copy.deepcopy(case.model)
-    for entry in program.plan.weights:
-        if entry.format is None:
-            continue
-        fmt = formats.get(entry.format.name, **entry.format.params)
-        stored = program.image.weights[entry.offset : entry.offset + entry.nbytes]
-        canonical = layouts.get(entry.layout).unpack(fmt, entry.dtype, *entry.shape, stored)
-        decoded = fmt.decode(formats.from_bytes(fmt, *entry.shape, canonical))
-        for parameter, rows in parameter_rows(entry):
-            target = model.get_parameter(parameter)
-            values = torch.from_numpy(decoded[rows])
-            if type(model.get_submodule(parameter.rpartition(".")[0])).__name__ == "Conv1D":
-                values = values.T  # stored (in, out), and the shape does not tell where it is square
-            with torch.no_grad():
-                target.copy_(values.to(target.dtype))
-    return model.double()
-
-
 @pytest.mark.parametrize(("name", "quant"), CASES)
 def test_fp32_equals_the_eager_oracle(name, quant):
     case, program = compiled(name, quant, torch.float32)
     with torch.no_grad():
-        expected = leaves(program.oracle(**case.inputs))
+        expected = oracles.leaves(program.oracle(**case.inputs))
     assert not program.image.torch_calls
     assert expected[0].std() >= (1.0 if name != "minilm" else 0.05), "outputs too small to show errors"
-    for ours, theirs in zip(leaves(program(**case.inputs)), expected, strict=True):
+    for ours, theirs in zip(oracles.leaves(program(**case.inputs)), expected, strict=True):
         rms = np.sqrt((theirs**2).mean())
         assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
         assert np.abs(ours - theirs).max() <= 1e-4 * rms
@@ -83,11 +52,13 @@ def test_bf16_is_as_close_to_float64_as_torch(name, quant):
     case, program = compiled(name, quant, torch.bfloat16)
     inputs = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in case.inputs.items()}
     with torch.no_grad():
-        exact = leaves(
-            float64_model(case, program)(**{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
+        exact = oracles.leaves(
+            oracles.float64_model(case.model, program)(
+                **{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+            )
         )
-        eager = leaves(program.oracle(**inputs))
-    for ours, theirs, truth in zip(leaves(program(**inputs)), eager, exact, strict=True):
+        eager = oracles.leaves(program.oracle(**inputs))
+    for ours, theirs, truth in zip(oracles.leaves(program(**inputs)), eager, exact, strict=True):
         error = np.linalg.norm(ours - truth)
         assert error <= 1.5 * np.linalg.norm(theirs - truth)
         squares = ((ours - truth) ** 2).reshape(-1, truth.shape[-1])
@@ -121,8 +92,8 @@ def test_extreme_sizes_of_the_declared_range(batch, length):
     _, program = compiled("gpt2", "nf4", torch.float32)
     ids = torch.randint(0, 199, (batch, length))
     with torch.no_grad():
-        expected = leaves(program.oracle(input_ids=ids))
-    for ours, theirs in zip(leaves(program(input_ids=ids)), expected, strict=True):
+        expected = oracles.leaves(program.oracle(input_ids=ids))
+    for ours, theirs in zip(oracles.leaves(program(input_ids=ids)), expected, strict=True):
         assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
 
 

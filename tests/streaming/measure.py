@@ -11,11 +11,10 @@ from __future__ import annotations
 import gc
 import json
 import sys
-import threading
-import time
 from pathlib import Path
 
 import torch
+from anonymous_memory import Peak, anonymous
 from safetensors.torch import save_file
 from torch import nn
 
@@ -43,29 +42,6 @@ class Net(nn.Module):
         for layer in self.layers:
             x = torch.relu(x @ layer) if self.kind == "turned" else torch.relu(layer(x))
         return x
-
-
-def anonymous() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-
-
-class Peak(threading.Thread):
-    """The largest RssAnon between `start` and `stop`."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak, self._running = 0, True
-
-    def run(self) -> None:
-        while self._running:
-            self.peak = max(self.peak, anonymous())
-            time.sleep(0.002)
-
-    def stop(self) -> int:
-        self._running = False
-        self.join()
-        return self.peak
 
 
 def filled(kind: str, layers: int, width: int) -> Net:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_path import load
+from by_path import environment, load
 
 SLACK = {"linear": 6 << 20, "turned": 6 << 20, "conv": 14 << 20}
 """Bytes for the trace, the IR and the tiles of the encoders, whatever the weights: measured 2 to 5 MiB, and 8 to 11 for
@@ -22,7 +22,7 @@ measure = load("tests/streaming/measure.py")
 def run(tmp_path: Path, *arguments: object) -> str:
     done = subprocess.run(
         [sys.executable, "-P", str(measure.__file__), str(tmp_path), *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=1200,
+        capture_output=True, text=True, check=False, timeout=1200, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -11,6 +11,7 @@ Tests are no packages (pytest runs with `--import-mode=importlib`), so that they
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -31,3 +32,9 @@ def load(path: str) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def environment() -> dict[str, str]:
+    """This process's, for one that imports files of tests/support, too."""
+    path = [str(ROOT / "tests" / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

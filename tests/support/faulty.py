@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from by_path import environment as with_support
+
 SOURCE = r"""
 #include <cerrno>
 #include <csignal>
@@ -153,7 +155,7 @@ def start(code: str, folder: Path, *arguments: object, **environment: str) -> di
     subprocess.run(command, check=True)
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False,
-        env=os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parent), **environment},
+        env={**with_support(), "LD_PRELOAD": str(library), **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
