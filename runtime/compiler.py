@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qcompiler.errors import CompileFailedError, CompilerMissingError
+from qcompiler.errors import ArgumentError, CompileFailedError, CompilerMissingError
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir, has_private_dir, private_dir
 from qcompiler.runtime.code import Code, read_code, read_record
@@ -88,13 +88,21 @@ def _version(command: tuple[str, ...]) -> str:
     return done.stdout.splitlines()[0]
 
 
+def optimisation() -> str:
+    """The compiler's level: `-O3`, or the one in `QC_OPTIMISE`. With the flags below no result depends on it."""
+    level = os.environ.get("QC_OPTIMISE", "3")
+    if level not in ("1", "2", "3"):
+        raise ArgumentError(f"QC_OPTIMISE is '{level}'; it is 1 (compiles fastest), 2 or 3 (runs fastest)")
+    return f"-O{level}"
+
+
 def flags_for(isa: str) -> tuple[str, ...]:
     """Flags that decide the bits of kernels: no contraction of a*b+c (fused only where the source says so)."""
     # A compiler's default may be above the baseline (in some distributions it is), so generic code names the baseline.
     baseline = ("-march=x86-64",) if platform.machine() in ("x86_64", "AMD64") else ()
     march = baseline if isa == "generic" else (f"-march={isa}",)
     wide = ("-mprefer-vector-width=512",) if isa == "x86-64-v4" else ()
-    return ("-std=c++17", "-O3", *march, *wide, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+    return ("-std=c++17", optimisation(), *march, *wide, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 
 
 def cpu_flags(isa: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from qcompiler.errors import (
     CompilerMissingError,
     TargetMismatchError,
 )
-from qcompiler.runtime import cache, compiler, isa, threads
+from qcompiler.runtime import LoadedProgram, cache, compiler, isa, threads
 from qcompiler.runtime.support import support
 
 PLAIN = isa.supported_isas()[0]
@@ -72,6 +73,21 @@ def test_the_second_compile_comes_from_the_cache(cache_path: Path, monkeypatch: 
 def test_whatever_changes_code_changes_the_key(cache_path: Path, change: dict[str, object]) -> None:
     base: dict[str, object] = {"source": "int f;", "isa": PLAIN, "emitter_version": "1"}
     assert compiler.compile_library(**base) != compiler.compile_library(**(base | change))  # type: ignore[arg-type]
+
+
+def test_the_level_is_chosen_by_the_environment_and_changes_no_result(
+    small: Any, cache_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for level in ("1", "2", "3"):
+        monkeypatch.setenv("QC_OPTIMISE", level)
+        assert f"-O{level}" in compiler.flags_for("generic")
+        found[level] = LoadedProgram.from_image(small.image)(small.x(33))["y"].tobytes()
+    assert found["1"] == found["2"] == found["3"]
+    assert len(list(cache_path.glob("native/program-*.so"))) == 3
+    monkeypatch.setenv("QC_OPTIMISE", "fast")
+    with pytest.raises(ArgumentError, match="QC_OPTIMISE is 'fast'"):
+        compiler.flags_for("generic")
 
 
 def test_processes_that_compile_the_same_at_once_all_get_it(cache_path: Path) -> None:

@@ -401,11 +401,11 @@ def held_state(held: Mapping[str, Any], key: str, like: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def quick_compiler(level: str) -> Iterator[None]:
-    """The host's compiler with other flags for -O3; libraries of each level have keys of their own."""
+    """The host's compiler with other flags for its level; libraries of each level have keys of their own."""
     plain = compiler.flags_for
 
     def flags(isa: str) -> tuple[str, ...]:
-        return tuple(each for flag in plain(isa) for each in (level.split() if flag == "-O3" else (flag,)))
+        return tuple(each for flag in plain(isa) for each in (level.split() if flag.startswith("-O") else (flag,)))
 
     compiler.flags_for = flags  # type: ignore[assignment]
     try:
