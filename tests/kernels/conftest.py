@@ -140,7 +140,13 @@ def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.fixture(scope="session", params=ISAS)
+def _choices() -> list[Any]:
+    """The narrowest vectors wait for the full run where the machine has wider ones: a library is compiled for each."""
+    narrow = [pytest.mark.slow] if "x86-64-v3" in ISAS and runnable("x86-64-v3") else []
+    return [pytest.param(name, marks=narrow if name == "x86-64" else []) for name in ISAS]
+
+
+@pytest.fixture(scope="session", params=_choices())
 def isa(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if not runnable(name):
