@@ -20,18 +20,24 @@ from qcompiler.errors import DimError, FormatError, PlanError
 from qcompiler.plan.dims import Dim, Expr, dim, never_negative, product
 from qcompiler.plan.geometry import is_packed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec, Operand
-from qcompiler.plan.kernel_body import Contract, Role, same_dims
+from qcompiler.plan.kernel_body import Contract, Role, RoleKernel, same_dims
 from qcompiler.plan.sizes import MOST_WORK, Ranges, check_extent, check_view_sizes, magnitude
 
 
+def role_body(spec: KernelSpec) -> RoleKernel:
+    """The body of a spec whose operands have roles: of any kind but `loop`."""
+    assert isinstance(spec.body, RoleKernel)
+    return spec.body
+
+
 def contract_of(spec: KernelSpec) -> Contract:
-    """What a kernel that is no loop takes. PlanError for a record that no kernel has."""
-    return spec.body.contract(len(spec.operands))
+    """What a kernel requires of its operands. PlanError for a record that describes no kernel."""
+    return role_body(spec).contract(len(spec.operands))
 
 
 def check_spec(spec: KernelSpec) -> Contract:
     """PlanError unless the spec's operands are what its contract says, whatever the sizes are."""
-    where = f"kernel '{spec.name}' ({spec.template})"
+    body, where = role_body(spec), f"kernel '{spec.name}' ({spec.template})"
     try:
         contract = contract_of(spec)
     except PlanError as error:
@@ -48,7 +54,7 @@ def check_spec(spec: KernelSpec) -> Contract:
                 "they must be one type"
             )
     try:
-        spec.body.check_operands(spec.operands)
+        body.check_operands(spec.operands)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
     return contract

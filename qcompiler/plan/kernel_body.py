@@ -1,11 +1,12 @@
-"""What every kind of kernel declares of itself: `KernelBody`, and the terms that declarations are written in.
+"""The base classes of kernel kinds, and the terms in which a kind states its contract.
 
 A kind is one module of `qcompiler/plan/kinds`: a record with its equation, the contract that the verifier proves, and
-what a launch costs.  The record is data (strict JSON); it says what is computed and nothing about how.
+the cost of a launch. The record is data (strict JSON). It says what a kernel computes, and nothing about how.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -63,33 +64,36 @@ class Contract:
 
 
 class KernelBody(Strict, frozen=True):
-    """Base of the records: one subclass for each kind, whose tag is the kind's name.
+    """Base class of the records: each kind has one subclass, and the subclass's tag is the kind's name.
 
-    `contract` and `operations` belong to every kind; `moved` and `check_operands` have an answer that fits most.
+    A kind derives from `RoleKernel`, apart from `loop`: the operands of a loop have no roles, and
+    plan/loop_contract.py derives its contract from its loops and accesses. Every kind defines the abstract methods;
+    `plan/kinds` refuses one that does not.
     """
 
     lacks: ClassVar[Mapping[str, str]] = {}
     """Targets ("cpu", "cuda") that have no template of this kind, each with the reason. It is part of the error that a
     model with such a kernel gets."""
 
-    def contract(self, operands: int) -> Contract:
-        """What a kernel with so many operands takes. PlanError for a record that no kernel has."""
-        raise NotImplementedError
-
+    @abstractmethod
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        """Arithmetic of one launch: a multiply-add counts two, other ops one for each element; moved rows count 0."""
-        raise NotImplementedError
+        """Arithmetic operations of one launch: a multiply-add counts two, any other op one per element. Moving rows
+        counts nothing."""
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
-        """Bytes of one operand that a launch reads and writes. As it lies in memory the operand has `stored` bytes."""
+        """Bytes of one operand that a launch reads and writes. The operand occupies `stored` bytes in memory."""
         return once(operand, stored)
 
+
+class RoleKernel(KernelBody, frozen=True):
+    """A kind whose contract gives each operand a role."""
+
+    @abstractmethod
+    def contract(self, operands: int) -> Contract:
+        """What a kernel with this number of operands requires. PlanError for a record that describes no kernel."""
+
     def check_operands(self, operands: Sequence[Operand]) -> None:
-        """PlanError for operands that fit their roles and do not fit this record."""
-
-
-DECLARED = ("contract", "operations")
-"""The methods that each kind has of its own."""
+        """PlanError for operands that fit their roles but not this record."""
 
 
 def once(operand: Operand, stored: int) -> int:

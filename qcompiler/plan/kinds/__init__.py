@@ -13,11 +13,11 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from qcompiler.plan.kernel_body import DECLARED, KernelBody
+from qcompiler.plan.kernel_body import KernelBody
 
 
 def declared(module: ModuleType) -> type[KernelBody]:
-    """The record that a module declares. NotImplementedError names what it misses."""
+    """The record that a module declares. NotImplementedError names what it lacks: the record, its tag, a method."""
     name, where = module.__name__.rpartition(".")[2], module.__name__
     bodies = [
         each
@@ -30,7 +30,7 @@ def declared(module: ModuleType) -> type[KernelBody]:
     tag = body.__struct_config__.tag
     if tag != name:
         raise NotImplementedError(f"{where}: the tag of {body.__name__} is {tag!r}; it must be the module's name")
-    missing = [part for part in DECLARED if part not in vars(body)]
+    missing = [part for part in dir(body) if getattr(getattr(body, part), "__isabstractmethod__", False)]
     if missing:
         raise NotImplementedError(f"{where}: {body.__name__} has no {' and no '.join(missing)}")
     return body

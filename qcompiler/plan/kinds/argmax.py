@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, FEW, INDICES, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import ANY, FEW, INDICES, Contract, Role, RoleKernel, Symbols, elements
 from qcompiler.plan.operands import Operand
 
 
-class ArgmaxKernel(KernelBody, frozen=True, tag="argmax"):
+class ArgmaxKernel(RoleKernel, frozen=True, tag="argmax"):
     """The position of the first maximum along the middle dim; operands x (outer, length, inner), out (outer, inner).
 
     The first NaN counts as the maximum.

@@ -8,11 +8,11 @@ from typing import Literal
 
 from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, FLOATS, INDICES, Contract, KernelBody, Role, Symbols, volume
+from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, FLOATS, INDICES, Contract, Role, RoleKernel, Symbols, volume
 from qcompiler.plan.operands import Operand
 
 
-class AttentionKernel(KernelBody, frozen=True, tag="attention"):
+class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     """``softmax(q kᵀ * scale + mask) v`` per head; operands q, k, v, [mask], [last], out.
 
     All but `last` have the dims (batch, heads, length, dim).  k and v may have fewer heads (heads % kv_heads == 0:

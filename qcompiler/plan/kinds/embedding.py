@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import INDICES, Contract, KernelBody, Role, Symbols, once, value_of
+from qcompiler.plan.kernel_body import INDICES, Contract, Role, RoleKernel, Symbols, once, value_of
 from qcompiler.plan.operands import Operand
 
 
-class EmbeddingKernel(KernelBody, frozen=True, tag="embedding"):
+class EmbeddingKernel(RoleKernel, frozen=True, tag="embedding"):
     """``out[i, :] = decode(table)[ids[i], :]``; operands ids (count), table (rows, cols) plain or packed, out.
 
     An id outside [0, rows) is an error that the kernel reports through the context; on CUDA it gives a row of NaN.

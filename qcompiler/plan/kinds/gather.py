@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, Role, RoleKernel, Symbols
 from qcompiler.plan.operands import Operand
 
 
-class GatherKernel(KernelBody, frozen=True, tag="gather"):
+class GatherKernel(RoleKernel, frozen=True, tag="gather"):
     """`take`: ``out[o, i, n] = x[o, index[i], n]``; `along`: ``out[o, i, n] = x[o, index[o, i, n], n]``.
 
     Operands x (outer, length, inner), index, out. Negative indices count from the end; those out of range are reported

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, INDICES, Contract, KernelBody, Role, Symbols, once, value_of
+from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, INDICES, Contract, Role, RoleKernel, Symbols, once, value_of
 from qcompiler.plan.operands import Operand
 
 
-class GroupedLinearKernel(KernelBody, frozen=True, tag="grouped_linear"):
+class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
     """``out[p, j] = sum_k x[p // repeat, k] * decode(w)[index[p] * n + j, k]``, fp32 accumulation, rounded once.
 
     Operands: x (rows, k), w (experts * n, k) plain or packed, index (rows * repeat; i64 or i32), out (rows * repeat,

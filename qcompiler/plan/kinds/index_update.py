@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, replaced
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, Role, RoleKernel, Symbols, replaced
 from qcompiler.plan.operands import Operand
 
 
-class IndexUpdateKernel(KernelBody, frozen=True, tag="index_update"):
+class IndexUpdateKernel(RoleKernel, frozen=True, tag="index_update"):
     """In place ``x[o, index[i], n] = src[o, i, n]``; operands x (rw; outer, length, inner), index (count), src.
 
     Indices are in [0, length): others, negative ones included, are reported (on CUDA: they write nothing).

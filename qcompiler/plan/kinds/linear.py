@@ -15,8 +15,8 @@ from qcompiler.plan.kernel_body import (
     FLOATS,
     ROW_ALIGNMENT,
     Contract,
-    KernelBody,
     Role,
+    RoleKernel,
     Symbols,
     same_dims,
     value_of,
@@ -41,7 +41,7 @@ class Window(Strict, frozen=True):
     dilation: tuple[int, int]
 
 
-class LinearKernel(KernelBody, frozen=True, tag="linear"):
+class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, fp32 accumulation.
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0

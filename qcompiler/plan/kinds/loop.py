@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import Contract, KernelBody, Symbols, volume
+from qcompiler.plan.kernel_body import KernelBody, Symbols, volume
 from qcompiler.plan.operands import Operand, ScalarProgram, Strict
 
 
@@ -32,9 +31,6 @@ class LoopKernel(KernelBody, frozen=True, tag="loop"):
     accesses: tuple[AffineAccess, ...]
     body: ScalarProgram
     init: tuple[str, ...] = ()
-
-    def contract(self, operands: int) -> Contract:
-        raise PlanError("the operands of a loop lie at affine offsets: loop_contract.py proves them, not roles")
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
         return volume(self.extents, symbols) * max(len(self.body.ops), 1)

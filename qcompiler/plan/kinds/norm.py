@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import FEW, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import FEW, Contract, Role, RoleKernel, Symbols, elements
 from qcompiler.plan.operands import Operand
 
 
-class NormKernel(KernelBody, frozen=True, tag="norm"):
+class NormKernel(RoleKernel, frozen=True, tag="norm"):
     """Layer or RMS norm over the last dim; operands x (rows, cols), [weight (cols)], [bias (cols)], out (rows, cols).
 
     Statistics in fp32 over two passes; ``(x - mean) / sqrt(var + eps)`` with the biased variance, or

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, FEW, Contract, KernelBody, Role, Symbols, elements, same_dims, value_of
+from qcompiler.plan.kernel_body import ANY, FEW, Contract, Role, RoleKernel, Symbols, elements, same_dims, value_of
 from qcompiler.plan.operands import Operand
 
 
-class OrderKernel(KernelBody, frozen=True, tag="order"):
+class OrderKernel(RoleKernel, frozen=True, tag="order"):
     """The first `count` entries along the middle dim in sorted order: sort (count = length) and top-k.
 
     Operands x (outer, length, inner), values and indices (i64), both (outer, count, inner).  NaN counts as the largest

@@ -9,11 +9,11 @@ from typing import Literal
 from qcompiler.errors import PlanError
 from qcompiler.formats import int8_rows
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ROW_ALIGNMENT, Contract, KernelBody, Role, Symbols
+from qcompiler.plan.kernel_body import ROW_ALIGNMENT, Contract, Role, RoleKernel, Symbols
 from qcompiler.plan.operands import Operand
 
 
-class QuantizeRowsKernel(KernelBody, frozen=True, tag="quantize_rows"):
+class QuantizeRowsKernel(RoleKernel, frozen=True, tag="quantize_rows"):
     """Rows of int8 (qcompiler/formats/int8_rows.py) of x; operands x (rows, cols), [columns (cols), i1], out (rows,
     row_bytes(cols)), i8.
 

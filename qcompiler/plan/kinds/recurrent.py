@@ -7,14 +7,14 @@ from typing import Literal
 
 from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, Contract, KernelBody, Role, Symbols, once, value_of, volume
+from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, Contract, Role, RoleKernel, Symbols, once, value_of, volume
 from qcompiler.plan.operands import Operand
 
 GATES: dict[str, int] = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 """Gates of each kind of recurrent layer, in torch's order: input, forget, cell, output; reset, update, new."""
 
 
-class RecurrentKernel(KernelBody, frozen=True, tag="recurrent"):
+class RecurrentKernel(RoleKernel, frozen=True, tag="recurrent"):
     """One direction of one recurrent layer over all its steps: `qc.recurrent` (ir/qc_recurrent.py has the equations).
 
     Operands: x (steps, batch, gates * hidden), w (gates * hidden, width) plain or packed, [projection (width, hidden)

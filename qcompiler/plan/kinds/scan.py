@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, FEW, FLOATS, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import ANY, FEW, FLOATS, Contract, Role, RoleKernel, Symbols, elements
 from qcompiler.plan.operands import Operand
 
 
-class ScanKernel(KernelBody, frozen=True, tag="scan"):
+class ScanKernel(RoleKernel, frozen=True, tag="scan"):
     """Running sum (or another fold) along the middle dim of (outer, length, inner); operands x, out."""
 
     outer: Dim

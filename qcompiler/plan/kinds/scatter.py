@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, replaced
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, Role, RoleKernel, Symbols, replaced
 from qcompiler.plan.operands import Operand
 
 
-class ScatterKernel(KernelBody, frozen=True, tag="scatter"):
+class ScatterKernel(RoleKernel, frozen=True, tag="scatter"):
     """In place ``out[o, index[o, i, n], n] = src[o, i, n]``, or folded into what stands there, i in ascending order.
 
     Operands index (outer, count, inner), src (outer, count, inner), out (rw; outer, length, inner).  Negative indices

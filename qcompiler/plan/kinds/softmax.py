@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import FEW, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import FEW, Contract, Role, RoleKernel, Symbols, elements
 from qcompiler.plan.operands import Operand
 
 
-class SoftmaxKernel(KernelBody, frozen=True, tag="softmax"):
+class SoftmaxKernel(RoleKernel, frozen=True, tag="softmax"):
     """Softmax over the last dim, operands x (rows, cols), out (rows, cols), fp32 inside, rounded once."""
 
     rows: Dim

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import FEW, FLOATS, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import FEW, FLOATS, Contract, Role, RoleKernel, Symbols, elements
 from qcompiler.plan.operands import Operand
 
 WEIGHT_BITS = 39
@@ -23,7 +23,7 @@ ONE = 1 << SHARE_BITS
 MOST_COLUMNS = 2**22
 
 
-class TopPKernel(KernelBody, frozen=True, tag="top_p"):
+class TopPKernel(RoleKernel, frozen=True, tag="top_p"):
     """What `qc.top_p` draws (ir/qc_index.py); operands x (rows, cols), top (rows), draw (rows), out (rows), i64.
 
     An entry is kept if its weight is at least `last`: the largest weight of the row for which the sum of all weights
