@@ -20,10 +20,11 @@ ANY = tuple(ITEMSIZE)
 
 COUNTED_IN_32_BITS = 2**31 - 1
 ROW_ALIGNMENT = 16
-"""Bytes: of rows of int8, whose codes, scale and sums are read as vectors and words."""
+"""The alignment, in bytes, of rows of int8. Kernels read their codes, scales and sums as vectors and words."""
 
-FEW = 8
-"""Operations for each element of a norm, a softmax, a scan, and for each comparison of a sort: they hardly count."""
+OPERATIONS_PER_ELEMENT = 8
+"""An estimate for each element of a norm, a softmax or a scan, and for each comparison of a sort. Moving the bytes
+takes longer, so a rough number is enough."""
 
 Symbols = Mapping[str, int]
 """Values of the program's symbols."""
@@ -31,11 +32,11 @@ Symbols = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Role:
-    """One operand.
+    """What a kernel requires of one operand.
 
-    `unit`: the elements of its last dim lie side by side.  `align`: its first element, and every row of its last dim,
-    begin at multiples of so many bytes of the buffer.  `packed`: it may have a format or a layout.  `like` names a role
-    whose type it shares.  What is written ("w", "rw") never overlaps itself.
+    `unit`: the last dim has unit stride. `align`: the first element and every row of the last dim begin at multiples of
+    this many bytes of the buffer. `packed`: the operand may have a format or a layout. `like` names a role with the
+    same element type. A written operand ("w", "rw") never overlaps itself.
     """
 
     name: str
@@ -50,10 +51,10 @@ class Role:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a kernel takes.
+    """What a kernel requires: a role for each operand, and limits of sizes.
 
-    `extents` are at least 0; `positive` at least 1; of each pair in `at_most` the first is no larger than the second.
-    `work` are the extents whose product, or a part of it, the kernel's text may form.
+    `extents` must be at least 0 and `positive` at least 1. In each pair of `at_most` the first must be no larger than
+    the second. The kernel's text may multiply the extents in `work`, all or some of them.
     """
 
     roles: tuple[Role, ...]
@@ -72,8 +73,8 @@ class KernelBody(Strict, frozen=True):
     """
 
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Targets ("cpu", "cuda") that have no template of this kind, each with the reason. It is part of the error that a
-    model with such a kernel gets."""
+    """The targets ("cpu", "cuda") without a template for this kind, each with the reason. The error for a model that
+    needs the kernel states this reason."""
 
     @abstractmethod
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
@@ -97,12 +98,13 @@ class RoleKernel(KernelBody, frozen=True):
 
 
 def once(operand: Operand, stored: int) -> int:
-    """The bytes of an operand that is read once, or written once, or both."""
+    """The bytes moved for an operand that is read once, written once, or both ("rw")."""
     return stored * (2 if operand.access == "rw" else 1)
 
 
 def replaced(operand: Operand, stored: int, extents: Sequence[Dim], symbols: Symbols) -> int:
-    """The bytes that a kernel moves which writes only `extents` elements of its "rw" operand, and reads those first."""
+    """The bytes moved for an operand of a kernel that reads and replaces only `extents` elements of its "rw"
+    operand."""
     if operand.access == "rw":
         return once(operand, volume(extents, symbols) * ITEMSIZE[operand.dtype])
     return once(operand, stored)

@@ -22,7 +22,7 @@ class Program:
     buffers: Mapping[str, Buffer]
     kernels: Mapping[str, KernelSpec]
     weights: Mapping[int, WeightEntry]
-    """By offset in the weight file."""
+    """The weights by their offset in the weight file."""
     named_weights: Mapping[str, WeightEntry]
 
     @staticmethod
@@ -50,7 +50,7 @@ class Program:
         )
 
     def weight_of(self, buffer: Buffer) -> WeightEntry | None:
-        """The weight that a buffer of a constants arena holds: the one it names, else the one at its offset."""
+        """The weight in a buffer of a constants arena: the one that the buffer names, or else the one at its offset."""
         return self.weights.get(buffer.offset) if buffer.weight is None else self.named_weights.get(buffer.weight)
 
 

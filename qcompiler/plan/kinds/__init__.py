@@ -1,8 +1,8 @@
-"""The kinds of kernel, one module each: its record, its contract and what it costs (`plan/kernel_body.py`).
+"""The kinds of kernel. Each has one module with its record, its contract and its cost (`plan/kernel_body.py`).
 
-This package is the list.  A kind's name is its module's and its record's tag.  Everything else that belongs to a kind
-is in a module of the same name: `passes/lowering/kinds/<kind>.py`, `kernels/cpu/<kind>.py`, `kernels/cuda/<kind>.py`.
-Tables of kinds are made by `modules_of`, for which a missing part is an error.
+The modules of this package are the list of kinds. A kind's name is the name of its module and the tag of its record.
+The other parts of a kind are in modules of the same name: `passes/lowering/kinds/<kind>.py`, `kernels/cpu/<kind>.py`,
+`kernels/cuda/<kind>.py`. `modules_of` makes tables of kinds; a missing part is an error.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def declared(module: ModuleType) -> type[KernelBody]:
 def modules_of(package: str, parts: Sequence[str], target: str = "") -> dict[str, ModuleType]:
     """The module of each kind in a package, by the kind's name; each has all `parts`.
 
-    A kind that `lacks` the target is left out.  NotImplementedError for any other kind without a module, and for a
-    module without one of the parts.
+    A kind that `lacks` the target is left out. NotImplementedError if another kind has no module, or if a module lacks
+    one of the parts.
     """
     found: dict[str, ModuleType] = {}
     for kind, body in KINDS.items():

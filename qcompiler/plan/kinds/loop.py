@@ -20,10 +20,9 @@ class AffineAccess(Strict, frozen=True):
 class LoopKernel(KernelBody, frozen=True, tag="loop"):
     """A `linalg.generic`: pointwise or reducing loops over operands at affine offsets.
 
-    Operands are the inputs, then the outputs; `accesses` match them one to one.  `body.inputs` are one scalar per
-    operand (an output's argument is its accumulator, meaningful for reductions only).  With reduction iterators each
-    output starts from `init` (one constant per output, `float.hex()` text): a loop never reads an output's old bytes.
-    Parallel iterators come first.
+    Operands are the inputs, then the outputs. Each has one entry in `accesses` and one scalar in `body.inputs`; an
+    output's scalar is its accumulator, which only reductions use. In a reduction each output starts from its entry of
+    `init` (`float.hex()` text). A loop never reads an output's old bytes. Parallel iterators come first.
     """
 
     extents: tuple[Dim, ...]
