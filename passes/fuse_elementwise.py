@@ -29,7 +29,7 @@ from qcompiler.passes.checks.numerics import Numerics, Ulps
 from qcompiler.passes.loops.fusion import absorb_producers, worth_fusing
 from qcompiler.passes.loops.rope_loops import rope_to_loops
 from qcompiler.passes.rewriting import rewrite
-from qcompiler.passes.views.windows import windows_to_loops
+from qcompiler.passes.views.im2col import windows_to_loops
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.rewriting import pattern, rewrite
 from qcompiler.passes.views.channels_last import channels_last, keep_channels_last, to_first
-from qcompiler.passes.views.windows import copy_nest, padded, reads
+from qcompiler.passes.views.im2col import copy_nest, padded, reads
 from qcompiler.plan.dims import Dim, product
 
 

@@ -7,7 +7,7 @@
             rt.launch @linear_0 [x: @main.in.0, w: @w.fc, out: @main.tmp.0]
             rt.launch @layer_norm_0 [x: @main.tmp.0, …, out: @main.out.0]
 
-View ops cost nothing: a value's *place* is a strided view of a buffer (lowering/places.py).  A result that is
+View ops cost nothing: a value's *place* is a strided view of a buffer (lowering/placer.py).  A result that is
 returned is computed in the caller's memory.  A declared state is updated in place (lowering/states.py); where its old
 value is read afterwards, or its new one cannot be computed there, the copy is counted and the report names the op that
 is the reason (lowering/state_writes.py).  Equal kernels are shared.  Streams and offsets come later (assign-streams,
@@ -33,13 +33,13 @@ from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.checks.numerics import Reordered
 from qcompiler.passes.lowering.drafts import copy_draft
 from qcompiler.passes.lowering.kinds import draft
-from qcompiler.passes.lowering.places import Placer, root_of
+from qcompiler.passes.lowering.placer import Placer, root_of
 from qcompiler.passes.lowering.program import EntryMemory, Program
 from qcompiler.passes.lowering.state_writes import StateWrites
 from qcompiler.passes.lowering.steps import Steps
 from qcompiler.passes.lowering.views import contiguous, is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
-from qcompiler.passes.views.windows import feeds_linear
+from qcompiler.passes.views.im2col import feeds_linear
 from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.plan import Symbol, TensorSig, View
 

@@ -19,7 +19,7 @@ import msgspec
 from qcompiler.errors import PlanError
 from qcompiler.kernels.cpu.entry import segments
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.geometry import begin_of, nbytes_of
+from qcompiler.plan.view_regions import begin_of, nbytes_of
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import (
     Copy,

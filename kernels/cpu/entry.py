@@ -21,7 +21,7 @@ from functools import cached_property
 
 from qcompiler.errors import PlanError
 from qcompiler.kernels.text import c_dim, comment, indent, needed
-from qcompiler.plan.geometry import begin_of, nbytes_of
+from qcompiler.plan.view_regions import begin_of, nbytes_of
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import (
     Buffer,

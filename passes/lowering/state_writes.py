@@ -20,7 +20,7 @@ from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of
 from qcompiler.passes.lowering import states
 from qcompiler.passes.lowering.drafts import copy_draft
-from qcompiler.passes.lowering.places import Placer
+from qcompiler.passes.lowering.placer import Placer
 from qcompiler.passes.lowering.steps import Steps
 from qcompiler.passes.lowering.views import is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped

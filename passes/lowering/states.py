@@ -25,7 +25,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of
-from qcompiler.passes.lowering.places import root_of
+from qcompiler.passes.lowering.placer import root_of
 from qcompiler.passes.views.views import readers, unreshaped
 
 DeviceOf = Callable[[Operation], str]

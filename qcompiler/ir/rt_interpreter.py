@@ -37,7 +37,7 @@ from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.plan.dims import dim
 from qcompiler.plan.equations import solve
-from qcompiler.plan.geometry import is_packed
+from qcompiler.plan.view_regions import is_packed
 from qcompiler.plan.plan import TensorSig, TorchCall, View, taken
 from qcompiler.plan.torch_regions import Place, runner
 from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from qcompiler.errors import DimError
 from qcompiler.plan.dims import Expr, dim
-from qcompiler.plan.geometry import Ranges, Region, proven_at_most
+from qcompiler.plan.view_regions import Ranges, Region, proven_at_most
 
 MAX_WORK = 100_000
 """The most pieces that one question may be cut into, which takes about half a second. Plans of real models need

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.coverage import Coverage
-from qcompiler.plan.geometry import Ranges, Region, disjoint
+from qcompiler.plan.view_regions import Ranges, Region, disjoint
 
 
 class Clocks:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, dim, product
 from qcompiler.plan.equations import plan_equations
-from qcompiler.plan.geometry import is_packed
+from qcompiler.plan.view_regions import is_packed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.lookup import Program, unique
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, Plan, Symbol, initial_weight

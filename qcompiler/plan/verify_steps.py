@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from qcompiler.errors import DimError, PlanError, ScheduleError
 from qcompiler.plan.dims import Range, dim, product
-from qcompiler.plan.geometry import (
+from qcompiler.plan.view_regions import (
     Region,
     disjoint,
     is_contiguous,

@@ -12,7 +12,7 @@ from typing import NoReturn
 from qcompiler import formats
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, Range, dim, never_negative, product
-from qcompiler.plan.geometry import Region, is_packed, proven_at_most, region_of, whole
+from qcompiler.plan.view_regions import Region, is_packed, proven_at_most, region_of, whole
 from qcompiler.plan.kernel import ITEMSIZE, Operand
 from qcompiler.plan.lookup import Program
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, View, WeightEntry

@@ -13,7 +13,7 @@ from torch import nn
 
 import qcompiler as qc
 from qcompiler.formats import FORMATS
-from qcompiler.mixtures import MIXTURES
+from qcompiler.format_mixtures import MIXTURES
 
 transformers = pytest.importorskip("transformers")
 

@@ -22,7 +22,7 @@ from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, unit_last
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
 from qcompiler.passes.lowering.scalar_body import program_of
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
-from qcompiler.passes.views.windows import windows_of
+from qcompiler.passes.views.im2col import windows_of
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import Operand
 from qcompiler.plan.kinds.linear import LinearKernel, Window

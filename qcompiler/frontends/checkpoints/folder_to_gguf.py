@@ -33,7 +33,7 @@ from qcompiler.frontends.checkpoints.gguf_tokenizer import tokenizer_keys
 from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.weights.weight_source import InFile
-from qcompiler.mixtures import MIXTURES, NEXT, choose
+from qcompiler.format_mixtures import MIXTURES, NEXT, choose
 from qcompiler.plan.weights import Bytes
 from qcompiler.runtime.encoder import encode
 

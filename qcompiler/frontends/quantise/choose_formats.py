@@ -17,8 +17,8 @@ from qcompiler.config import QuantConfig, choices, format_text, parse_format, re
 from qcompiler.errors import FormatShapeError
 from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
 from qcompiler.ledger import LedgerRow
-from qcompiler.mixtures import MIXTURES, NEXT
-from qcompiler.mixtures import choose as choose_mixture
+from qcompiler.format_mixtures import MIXTURES, NEXT
+from qcompiler.format_mixtures import choose as choose_mixture
 
 Kind = Literal["linear", "embedding", "conv"]
 
