@@ -97,7 +97,7 @@ class Streams:
     used: set[str] = field(default_factory=set)
     events: int = 0
 
-    def lanes(self, step: StepOp) -> tuple[str, tuple[str, ...]]:
+    def candidates(self, step: StepOp) -> tuple[str, tuple[str, ...]]:
         """The device a step belongs to, and the streams it may run on, the first by default.
 
         DeviceAssignmentError if a step other than a copy touches two devices.
@@ -145,11 +145,11 @@ def _assign(entry: EntryOp, streams: Streams, costs: StepCosts, limit: int) -> s
     if any(isinstance(step, RecordOp | WaitOp) for step in steps):
         raise PassError(f"entry '{entry.sym}' has events but no streams; assign-streams makes both", stage=STAGE)
     earlier = dependences(streams.schedule, steps)
-    homes = [streams.lanes(step) for step in steps]
+    homes = [streams.candidates(step) for step in steps]
     sizes = {name: high for name, (_, high) in entry.ranges.items()}
     tasks = [
-        Task(device, lanes, before, costs.of(step, device, sizes), costs.device(device).event)
-        for step, (device, lanes), before in zip(steps, homes, earlier, strict=True)
+        Task(device, candidates, before, costs.of(step, device, sizes), costs.device(device).event)
+        for step, (device, candidates), before in zip(steps, homes, earlier, strict=True)
     ]
     chosen, why = overlap(tasks, limit, ActivationMemory(streams.schedule, steps, earlier))
     if all(streams.on_cpu(device) for device, _ in homes):

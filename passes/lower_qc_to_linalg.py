@@ -29,7 +29,7 @@ from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.effects import erase_dead
 from qcompiler.ir.linalg_formats import sections_of
-from qcompiler.ir.linalg_lowering import CONSTANTS, Lowering, lower
+from qcompiler.ir.linalg_lowering import CONSTANTS, LinalgLowering, lower
 from qcompiler.ir.module import arg_names, functions, path_of, set_arg_names, update_function_type
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
@@ -62,7 +62,7 @@ def _lower_function(function: func.FuncOp) -> None:
             continue
         if isinstance(op, qc.DimOp):
             continue  # the rules make more of them; all are lowered below
-        results = lower(op, Lowering(builder, dict(sections), decoded))
+        results = lower(op, LinalgLowering(builder, dict(sections), decoded))
         _replace(op, list(results))
     for op in [op for op in block.walk() if isinstance(op, qc.DimOp)]:
         expression = ast.parse(op.expr.data, mode="eval").body

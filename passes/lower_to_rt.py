@@ -34,7 +34,7 @@ from qcompiler.passes.checks.numerics import Reordered
 from qcompiler.passes.lowering.drafts import copy_draft
 from qcompiler.passes.lowering.kinds import draft
 from qcompiler.passes.lowering.placer import Placer, root_of
-from qcompiler.passes.lowering.program import EntryMemory, Program
+from qcompiler.passes.lowering.rt_module import EntryMemory, RtModule
 from qcompiler.passes.lowering.state_writes import StateWrites
 from qcompiler.passes.lowering.steps import Steps
 from qcompiler.passes.lowering.views import contiguous, is_contiguous
@@ -55,7 +55,7 @@ class LowerToRtPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
-        program = Program(context)
+        program = RtModule(context)
         functions = [f for f in op.body.block.ops if isinstance(f, FuncOp)]
         for function in sorted(functions, key=lambda f: f.sym_name.data != INIT):
             program.entries.append(EntryLowering(program, function).run())
@@ -65,9 +65,9 @@ class LowerToRtPass(ModulePass):
 
 
 class EntryLowering:
-    """Lowers one function: walks its ops in order, keeping the place of every value. Implements `drafts.Places`."""
+    """Lowers one function: walks its ops in order, keeping every value's place. Implements `drafts.ValueMemory`."""
 
-    def __init__(self, program: Program, function: FuncOp) -> None:
+    def __init__(self, program: RtModule, function: FuncOp) -> None:
         self.function = function
         self.memory = EntryMemory(program, function)
         self.steps = Steps(self.memory)
@@ -116,7 +116,7 @@ class EntryLowering:
     def _signature(self, name: str, view: View) -> TensorSig:
         return TensorSig(name=name, arena=self.memory.arena_of(view), dtype=view.dtype, shape=view.shape)
 
-    # --- places (drafts.Places) ---
+    # --- places (drafts.ValueMemory) ---
 
     def view(self, value: SSAValue) -> View:
         return self.placer.view(value)

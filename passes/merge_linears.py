@@ -45,7 +45,7 @@ from qcompiler.plan.weights import StoredTensor
 
 Group = list[qc.LinearOp]
 
-MOST = 8
+MOST_MERGED = 8
 """Linears in one: all of its result is kept until the last part of it is read."""
 
 _BORDERS = (qc.AttentionOp, qc.BatchMatmulOp, qc.GroupedLinearOp, qc.RecurrentOp)
@@ -263,7 +263,7 @@ def _siblings(function: FuncOp) -> list[Group]:
             border += 1
         if isinstance(op, qc.LinearOp):
             found.setdefault((unreshaped(op.x), shape_of(op.x.type)[-1], border), []).append(op)
-    return [group[at : at + MOST] for group in found.values() for at in range(0, len(group) - 1, MOST)]
+    return [group[at : at + MOST_MERGED] for group in found.values() for at in range(0, len(group) - 1, MOST_MERGED)]
 
 
 def _rows(op: qc.LinearOp) -> int:

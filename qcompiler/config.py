@@ -26,8 +26,8 @@ from typing import Literal
 
 from qcompiler import formats
 from qcompiler.errors import RecipeError, UnknownFormatError
+from qcompiler.format_mixtures import ALTERNATIVE_FORMAT, MIXTURES
 from qcompiler.formats import Format
-from qcompiler.format_mixtures import MIXTURES, NEXT
 from qcompiler.plan.kernel import FormatRef
 
 
@@ -74,8 +74,8 @@ def with_next(text: str) -> str:
     if fmt.declaration.tail == "short":
         return text
     chain = [text]
-    if fmt.name in NEXT:
-        chain.append(NEXT[fmt.name])
+    if fmt.name in ALTERNATIVE_FORMAT:
+        chain.append(ALTERNATIVE_FORMAT[fmt.name])
     group = fmt.params.get("group")
     while isinstance(group, int) and group > 32:
         group //= 2

@@ -39,7 +39,7 @@ def facts_of(x: DType, weight: Weight, m_class: str, *, windows: bool) -> engine
     return engines.linear_facts(x, weight, m_class, windows=windows, groups=groups, shared=shared)
 
 
-def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
+def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
     """The engine of a linear on `arch`, and why not the others."""
     body, (x, w) = linear_body(spec), spec.operands[:2]
     facts = facts_of(x.dtype, weight_of(spec.name, w), body.m_class, windows=body.window is not None)

@@ -1,7 +1,8 @@
 """One compute op as a kernel draft: normalised operands, the op rebuilt on block arguments, the views to launch it on.
 
-The lowering of each kind (`kinds/`) takes an op whose inputs already have places (strided views), asks the `Places` for
-whatever the kernel requires (a matrix, a contiguous copy), allocates the result, and returns a `Draft`.
+The lowering of each kind (`kinds/`) takes an op whose inputs already have places (strided views), asks the
+`ValueMemory` for whatever the kernel requires (a matrix, a contiguous copy), allocates the result, and returns a
+`Draft`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from qcompiler.plan.kernel import Access, Operand
 from qcompiler.plan.plan import View
 
 
-class Places(Protocol):
+class ValueMemory(Protocol):
     """What a rule may ask of the lowering: where values are, copies, and room for results."""
 
     def view(self, value: SSAValue) -> View: ...
@@ -70,31 +71,31 @@ def operand_type(operand: Operand) -> Attribute:
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def matrix_of(value: SSAValue, op: Operation, places: Places) -> View:
+def matrix_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
     """The value as (rows, cols), copied if its strides do not allow that."""
-    view = places.view(value)
+    view = memory.view(value)
     matrix = views.as_matrix(view)
     if matrix is None:
-        matrix = views.as_matrix(places.contiguous_copy(view, op))
+        matrix = views.as_matrix(memory.contiguous_copy(view, op))
     assert matrix is not None
     return matrix
 
 
-def vector_of(value: SSAValue, op: Operation, places: Places) -> View:
-    view = places.view(value)
-    vector = views.as_vector(view) or views.as_vector(places.contiguous_copy(view, op))
+def vector_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
+    view = memory.view(value)
+    vector = views.as_vector(view) or views.as_vector(memory.contiguous_copy(view, op))
     assert vector is not None
     return vector
 
 
-def unit_last(value: SSAValue, op: Operation, places: Places) -> View:
+def unit_last(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
     """The value with unit stride along its last dim, copied if need be."""
-    view = places.view(value)
-    return view if view.strides[-1] == 1 or view.shape[-1] == 1 else places.contiguous_copy(view, op)
+    view = memory.view(value)
+    return view if view.strides[-1] == 1 or view.shape[-1] == 1 else memory.contiguous_copy(view, op)
 
 
-def collapsed(view: View, groups: Sequence[Sequence[int]], op: Operation, places: Places) -> View:
-    result = views.collapse(view, groups) or views.collapse(places.contiguous_copy(view, op), groups)
+def collapsed(view: View, groups: Sequence[Sequence[int]], op: Operation, memory: ValueMemory) -> View:
+    result = views.collapse(view, groups) or views.collapse(memory.contiguous_copy(view, op), groups)
     assert result is not None
     return result
 

@@ -10,14 +10,14 @@ from xdsl.ir import Operation, SSAValue
 
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.qc import ConstOp
-from qcompiler.passes.lowering.drafts import Draft, Places
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import KernelBody, Operand
 
 Operands = Sequence[Operand]
 Ranges = dict[str, Range]
 
-Rule = Callable[[Any, Places], Draft]
+Rule = Callable[[Any, ValueMemory], Draft]
 Body = Callable[[Any, Operands, str], KernelBody]
 Select = Callable[[Any, Ranges, QCContext], None]
 

@@ -14,7 +14,7 @@ from qcompiler.ir import qc, rt
 from qcompiler.ir.module import path_of
 from qcompiler.passes.lowering.drafts import Draft, copy_draft
 from qcompiler.passes.lowering.kinds.linear import cases_of, with_m_class
-from qcompiler.passes.lowering.program import EntryMemory
+from qcompiler.passes.lowering.rt_module import EntryMemory
 from qcompiler.passes.lowering.views import is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
 from qcompiler.plan.plan import SelectCase, View

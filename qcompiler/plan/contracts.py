@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from qcompiler import formats
 from qcompiler.errors import DimError, FormatError, PlanError
 from qcompiler.plan.dims import Dim, Expr, dim, never_negative, product
-from qcompiler.plan.view_regions import is_packed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec, Operand
 from qcompiler.plan.kernel_body import Contract, Role, RoleKernel, same_dims
 from qcompiler.plan.sizes import MOST_WORK, Ranges, check_extent, check_view_sizes, magnitude
+from qcompiler.plan.view_regions import is_packed
 
 
 def role_body(spec: KernelSpec) -> RoleKernel:

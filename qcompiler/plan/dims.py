@@ -42,7 +42,7 @@ MAX_DEGREE = 16
 
 
 @dataclass(frozen=True, order=True)
-class Call:
+class CallAtom:
     """An atom that is not a plain symbol: `lhs // rhs`, `lhs % rhs`, `max(lhs, rhs)` or `min(lhs, rhs)`."""
 
     kind: CallKind
@@ -55,7 +55,7 @@ class Call:
         return f"({_wrap(self.lhs)} {self.kind} {_wrap(self.rhs)})"
 
 
-_Atom = str | Call
+_Atom = str | CallAtom
 _Monomial = tuple[_Atom, ...]  # sorted by text, repeated for powers
 
 
@@ -342,7 +342,7 @@ def _expr(value: Expr | int) -> Expr:
 
 
 def _call(kind: CallKind, lhs: Expr, rhs: Expr) -> Expr:
-    return Expr({(Call(kind, str(lhs), str(rhs)),): 1})
+    return Expr({(CallAtom(kind, str(lhs), str(rhs)),): 1})
 
 
 def _apply(kind: CallKind, lhs: Expr, rhs: Expr) -> Expr:
@@ -408,7 +408,7 @@ def never_negative(expr: Expr, ranges: Mapping[str, Range], splits: int = _MAX_S
     """
     if (expr.value if expr.is_static else expr.tight_bounds(ranges)[0]) >= 0:
         return True
-    atoms = dict.fromkeys(atom for monomial in expr.terms for atom in monomial if isinstance(atom, Call))
+    atoms = dict.fromkeys(atom for monomial in expr.terms for atom in monomial if isinstance(atom, CallAtom))
     for atom in atoms if splits else ():
         if any(monomial.count(atom) > 1 for monomial in expr._terms):
             continue
@@ -423,7 +423,7 @@ def never_negative(expr: Expr, ranges: Mapping[str, Range], splits: int = _MAX_S
     return False
 
 
-def _replaced(expr: Expr, atom: Call, by: Expr, times: int) -> Expr:
+def _replaced(expr: Expr, atom: CallAtom, by: Expr, times: int) -> Expr:
     """`times * expr`, with `times * atom` replaced by `by`. No term has the atom twice."""
     total = Expr({})
     for monomial, coefficient in expr._terms.items():
@@ -436,7 +436,7 @@ def _replaced(expr: Expr, atom: Call, by: Expr, times: int) -> Expr:
     return total
 
 
-def _at_least(expr: Expr, atom: Call, ranges: Mapping[str, Range]) -> bool:
+def _at_least(expr: Expr, atom: CallAtom, ranges: Mapping[str, Range]) -> bool:
     """Whether replacing the atom by either of its sides can only make the expression smaller. Then a proof for one side
     is enough."""
     for monomial, coefficient in expr._terms.items():

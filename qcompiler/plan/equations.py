@@ -41,7 +41,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Equation:
+class SizeEquation:
     """``expr == shapes[argument][axis]``; `solves` is the symbol that it determines, if any."""
 
     argument: int
@@ -50,19 +50,19 @@ class Equation:
     solves: Linear | None
 
 
-def plan_equations(shapes: Sequence[Sequence[Dim]]) -> tuple[list[Equation], frozenset[str]]:
+def plan_equations(shapes: Sequence[Sequence[Dim]]) -> tuple[list[SizeEquation], frozenset[str]]:
     """Returns the equations in solving order, and the set of symbols that they determine.
 
     Each equation determines one symbol from the symbols before it, or only checks a size. An equation with a symbol
     that nothing determines is left out.
     """
     waiting = [
-        Equation(number, axis, dim(extent), None)
+        SizeEquation(number, axis, dim(extent), None)
         for number, shape in enumerate(shapes)
         for axis, extent in enumerate(shape)
     ]
     known: set[str] = set()
-    planned: list[Equation] = []
+    planned: list[SizeEquation] = []
     progress = True
     while progress:
         progress = False

@@ -128,7 +128,7 @@ class Arenas:
         return list(displaced.values())
 
 
-class Memory:
+class AccessChecker:
     """Checks every access of an entry. Step numbers appear in messages; `ranges` are those of the entry's symbols."""
 
     def __init__(self, clocks: Clocks, ranges: Ranges) -> None:

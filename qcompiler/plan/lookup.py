@@ -11,7 +11,7 @@ from qcompiler.plan.plan import Arena, Buffer, DeviceSlot, Plan, Stream, WeightE
 
 
 @dataclass(frozen=True)
-class Program:
+class PlanIndex:
     """A plan's declarations by name."""
 
     plan: Plan
@@ -26,7 +26,7 @@ class Program:
     named_weights: Mapping[str, WeightEntry]
 
     @staticmethod
-    def of(plan: Plan) -> Program:
+    def of(plan: Plan) -> PlanIndex:
         """ScheduleError (duplicate-name) if two things of one kind share a name."""
         entries = (*plan.entries, *((plan.init,) if plan.init is not None else ()))
         unique("entry point", (entry.name for entry in entries))
@@ -37,7 +37,7 @@ class Program:
             ("kernel", plan.kernels),
         ):  # fmt: skip
             unique(kind, (record.name for record in records))
-        return Program(
+        return PlanIndex(
             plan,
             {device.name: device for device in plan.devices},
             {stream.name: stream for stream in plan.streams},

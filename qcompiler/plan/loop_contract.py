@@ -12,11 +12,11 @@ from qcompiler.errors import DimError, PlanError
 from qcompiler.plan.contracts import check_operand_sizes, check_work, injective
 from qcompiler.plan.coverage import Coverage
 from qcompiler.plan.dims import Dim, Expr, dim, never_negative
-from qcompiler.plan.view_regions import is_packed, region_of
 from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.scalar_types import FLOATS, check_program, is_float
 from qcompiler.plan.sizes import Ranges, check_extent, check_view_sizes
+from qcompiler.plan.view_regions import is_packed, region_of
 
 MAX_OPERANDS = 256
 MAX_LOOPS = 64

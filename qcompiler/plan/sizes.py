@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from qcompiler.errors import DimError
-from qcompiler.plan.dims import Call, Dim, Expr, Range, atom_bounds, dim, never_negative, parse
+from qcompiler.plan.dims import CallAtom, Dim, Expr, Range, atom_bounds, dim, never_negative, parse
 from qcompiler.plan.kernel import ITEMSIZE
 
 LARGEST_SIZE = 1 << 53
@@ -49,8 +49,8 @@ def magnitude(value: Dim | Expr, ranges: Ranges) -> int:
     return _limited(max(total, 1), expr)
 
 
-def _atom(atom: Call | str, ranges: Ranges) -> int:
-    if isinstance(atom, Call):
+def _atom(atom: CallAtom | str, ranges: Ranges) -> int:
+    if isinstance(atom, CallAtom):
         magnitude(parse(atom.lhs), ranges)
         magnitude(parse(atom.rhs), ranges)
     low, high = atom_bounds(atom, ranges)

@@ -215,7 +215,7 @@ def check_trusted(names: Iterable[str], trusted: Collection[str]) -> None:
 # --- running a region ------------------------------------------------------------------------------------------------
 
 
-class Place(Strict, frozen=True):
+class TensorMemory(Strict, frozen=True):
     """The memory of a contiguous tensor: an input or, if `written`, an output of a region."""
 
     address: int
@@ -231,12 +231,17 @@ class Place(Strict, frozen=True):
 class Ready(Protocol):
     """A region that is ready to run: torch has its operators, and the calls fit their schemas."""
 
-    def on_host(self, sizes: Sequence[int], inputs: Sequence[Place], outputs: Sequence[Place]) -> None:
+    def on_host(self, sizes: Sequence[int], inputs: Sequence[TensorMemory], outputs: Sequence[TensorMemory]) -> None:
         """Runs the region on host memory. RuntimeFailure names the operator that failed, or an output whose shape or
         type differs from the declared one; in both cases nothing is written."""
 
     def on_cuda(
-        self, sizes: Sequence[int], inputs: Sequence[Place], outputs: Sequence[Place], device: str, stream: int
+        self,
+        sizes: Sequence[int],
+        inputs: Sequence[TensorMemory],
+        outputs: Sequence[TensorMemory],
+        device: str,
+        stream: int,
     ) -> None:
         """Runs the region on GPU memory, on the stream with this handle."""
 

@@ -17,12 +17,12 @@ from collections.abc import Collection, Mapping
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, dim, product
 from qcompiler.plan.equations import plan_equations
-from qcompiler.plan.view_regions import is_packed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
-from qcompiler.plan.lookup import Program, unique
+from qcompiler.plan.lookup import PlanIndex, unique
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, Plan, Symbol, initial_weight
 from qcompiler.plan.sizes import LARGEST_SIZE
 from qcompiler.plan.verify_steps import EntryVerifier, InitWritten
+from qcompiler.plan.view_regions import is_packed
 
 BUFFER_ALIGNMENT = 64
 """In bytes: one cache line, and the widest vector load."""
@@ -44,7 +44,7 @@ def verify_plan(plan: Plan, captured: Collection[str] = ()) -> None:
 
     `captured` names the entries that will be recorded as CUDA graphs.
     """
-    program = Program.of(plan)
+    program = PlanIndex.of(plan)
     _check_declarations(program)
     _check_weights(program)
     for spec in plan.kernels:
@@ -68,7 +68,7 @@ def verify_plan(plan: Plan, captured: Collection[str] = ()) -> None:
 # --- devices, arenas, buffers ----------------------------------------------------------------------------------------
 
 
-def _check_declarations(program: Program) -> None:
+def _check_declarations(program: PlanIndex) -> None:
     plan = program.plan
     entries = {entry.name for entry in plan.entries} | ({plan.init.name} if plan.init is not None else set())
     slots: dict[tuple[str, int], str] = {}
@@ -100,7 +100,7 @@ def _check_declarations(program: Program) -> None:
             _check_apart(program.arenas[name], buffers)
 
 
-def _check_arena(program: Program, arena: Arena, entries: Collection[str]) -> None:
+def _check_arena(program: PlanIndex, arena: Arena, entries: Collection[str]) -> None:
     if arena.device not in program.devices:
         raise ScheduleError(
             f"arena '{arena.name}' lies on device '{arena.device}', which the plan does not declare",
@@ -121,7 +121,7 @@ def _check_arena(program: Program, arena: Arena, entries: Collection[str]) -> No
         )
 
 
-def _check_buffer(program: Program, buffer: Buffer) -> None:
+def _check_buffer(program: PlanIndex, buffer: Buffer) -> None:
     if buffer.arena not in program.arenas:
         raise ScheduleError(
             f"buffer '{buffer.name}' lies in arena '{buffer.arena}', which the plan does not declare",
@@ -148,7 +148,7 @@ def _check_buffer(program: Program, buffer: Buffer) -> None:
         )
 
 
-def _check_named_weight(program: Program, buffer: Buffer, arena: Arena) -> None:
+def _check_named_weight(program: PlanIndex, buffer: Buffer, arena: Arena) -> None:
     """ScheduleError unless a buffer that names a weight lies in a constants arena, holds the weight and is aligned."""
     weight = program.weight_of(buffer)
     if arena.kind != "constants" or weight is None or weight.nbytes > buffer.nbytes:
@@ -178,7 +178,7 @@ def _check_apart(arena: Arena, buffers: list[Buffer]) -> None:
             )
 
 
-def _check_weights(program: Program) -> None:
+def _check_weights(program: PlanIndex) -> None:
     _check_constants(program)
     gathered = {buffer.weight for buffer in program.plan.buffers}
     constants = [arena for arena in program.plan.arenas if arena.kind == "constants"]
@@ -221,7 +221,7 @@ def _check_weights(program: Program) -> None:
                 )
 
 
-def _check_constants(program: Program) -> None:
+def _check_constants(program: PlanIndex) -> None:
     """ScheduleError unless a constants arena has a weight named by each of its buffers, or mirrors the weight file."""
     naming = {buffer.arena for buffer in program.plan.buffers if buffer.weight is not None}
     for buffer in program.plan.buffers:
@@ -291,7 +291,7 @@ def _check_init(init: EntryPoint) -> None:
         )
 
 
-def _check_initial_states(program: Program, truths: Mapping[str, bool]) -> None:
+def _check_initial_states(program: PlanIndex, truths: Mapping[str, bool]) -> None:
     """ScheduleError unless a state of truth values has truth values as its initial weight, and no other state has."""
     for buffer in program.plan.buffers:
         weight = program.named_weights.get(initial_weight(buffer.arena))

@@ -8,19 +8,10 @@ from typing import NoReturn
 
 from qcompiler.errors import DimError, PlanError, ScheduleError
 from qcompiler.plan.dims import Range, dim, product
-from qcompiler.plan.view_regions import (
-    Region,
-    disjoint,
-    is_contiguous,
-    is_packed,
-    moved,
-    nbytes_of,
-    region_of,
-)
-from qcompiler.plan.hazards import BufferState, Clocks, Memory, at_shapes
+from qcompiler.plan.hazards import AccessChecker, BufferState, Clocks, at_shapes
 from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, Operand
 from qcompiler.plan.kinds.loop import LoopKernel
-from qcompiler.plan.lookup import Program
+from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import (
     Arena,
     Buffer,
@@ -38,6 +29,15 @@ from qcompiler.plan.plan import (
 from qcompiler.plan.sizes import LARGEST_SIZE, check_extent, check_size
 from qcompiler.plan.torch_regions import check_region
 from qcompiler.plan.verify_views import EntryViews, same_dims, same_storage, storage
+from qcompiler.plan.view_regions import (
+    Region,
+    disjoint,
+    is_contiguous,
+    is_packed,
+    moved,
+    nbytes_of,
+    region_of,
+)
 
 InitWritten = dict[str, list[Region]]
 _READ_ONLY = {"constants": "write-constant", "input": "write-input", "init": "write-init"}
@@ -48,7 +48,7 @@ class EntryVerifier:
 
     def __init__(
         self,
-        program: Program,
+        program: PlanIndex,
         entry: EntryPoint,
         *,
         is_init: bool,
@@ -65,7 +65,7 @@ class EntryVerifier:
         self.views = EntryViews(program, entry, self.ranges, is_init, truths)
         used = dict.fromkeys(step.stream for step in entry.steps if step.stream in program.streams)
         self.clocks = Clocks(tuple(used))
-        self.memory = Memory(self.clocks, self.ranges)
+        self.memory = AccessChecker(self.clocks, self.ranges)
         self.states: dict[str, BufferState] = {}
 
     def run(self) -> InitWritten:

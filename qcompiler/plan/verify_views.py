@@ -12,11 +12,11 @@ from typing import NoReturn
 from qcompiler import formats
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, Range, dim, never_negative, product
-from qcompiler.plan.view_regions import Region, is_packed, proven_at_most, region_of, whole
 from qcompiler.plan.kernel import ITEMSIZE, Operand
-from qcompiler.plan.lookup import Program
+from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, View, WeightEntry
 from qcompiler.plan.sizes import check_view_sizes
+from qcompiler.plan.view_regions import Region, is_packed, proven_at_most, region_of, whole
 
 _NOT_AT_INIT = ("state", "input", "output")
 
@@ -25,7 +25,7 @@ _NOT_AT_INIT = ("state", "input", "output")
 class EntryViews:
     """The views of one entry point. `truths` says of each buffer that any entry views whether it holds truth values."""
 
-    program: Program
+    program: PlanIndex
     entry: EntryPoint
     ranges: Mapping[str, Range]
     is_init: bool

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import qcompiler as qc
-from qcompiler.formats import FORMATS
 from qcompiler.format_mixtures import MIXTURES
+from qcompiler.formats import FORMATS
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,7 +11,7 @@ from xdsl.ir import Block, Operation
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir.module import path_of
-from qcompiler.passes.lowering.drafts import Draft, Places
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory
 from qcompiler.passes.lowering.rule import Body, Lowering, Operands, Rule
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds import KINDS, modules_of
@@ -47,12 +47,12 @@ FLOAT_ONLY = tuple(op for op, each in BY_OP.items() if each.only_floats)
 """Ops whose kernels accumulate in fp32."""
 
 
-def draft(op: Operation, places: Places) -> Draft:
+def draft(op: Operation, memory: ValueMemory) -> Draft:
     """The kernel draft of one compute op; KernelSelectionError names an op without a rule."""
     rule = DRAFTS.get(type(op))
     if rule is None:
         raise KernelSelectionError(f"lower-to-rt has no rule for {op.name} at '{path_of(op)}'")
-    return rule(op, places)
+    return rule(op, memory)
 
 
 def spec_of(name: str, symbols: tuple[str, ...], operands: Operands, block: Block, serves: str) -> KernelSpec:

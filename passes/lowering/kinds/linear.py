@@ -18,7 +18,7 @@ from qcompiler.kernels.select import Case, LinearQuery, choose_linear
 from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.devices.extents import check_counted
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, unit_last, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, unit_last, vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
 from qcompiler.passes.lowering.scalar_body import program_of
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
@@ -81,28 +81,28 @@ def cases_of(op: qc.LinearOp) -> list[tuple[int | None, str]]:
     return cases
 
 
-def draft(op: qc.LinearOp, places: Places) -> Draft:
-    weight = places.view(op.w)
+def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
+    weight = memory.view(op.w)
     kind = "int_linear" if op.multiplies_codes else "linear"
     stem = f"{kind}_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
     windows = windows_of(op.x)
     if windows is None:
-        x = out_draft.add("x", "r", matrix_of(op.x, op, places))
+        x = out_draft.add("x", "r", matrix_of(op.x, op, memory))
     else:
-        x = out_draft.add("x", "r", unit_last(windows.x, op, places))
-    w = out_draft.add("w", "r", weight if weight.layout else unit_last(op.w, op, places))
-    bias = out_draft.add("bias", "r", vector_of(op.bias, op, places)) if op.bias is not None else None
+        x = out_draft.add("x", "r", unit_last(windows.x, op, memory))
+    w = out_draft.add("w", "r", weight if weight.layout else unit_last(op.w, op, memory))
+    bias = out_draft.add("bias", "r", vector_of(op.bias, op, memory)) if op.bias is not None else None
     extras = []
     for index, extra in enumerate(op.extras):
-        view = places.view(extra)
+        view = memory.view(extra)
         matrix = views.broadcast_as_matrix(view, out_shape)
         if matrix is None:
-            matrix = views.broadcast_as_matrix(places.contiguous_copy(views.spread(view, out_shape), op), out_shape)
+            matrix = views.broadcast_as_matrix(memory.contiguous_copy(views.spread(view, out_shape), op), out_shape)
         assert matrix is not None
         extras.append(out_draft.add(f"extra{index}", "r", matrix))
-    out = views.as_matrix(places.result(op.result, out_shape))
+    out = views.as_matrix(memory.result(op.result, out_shape))
     assert out is not None
     out_draft.add("out", "w", out)
     epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()

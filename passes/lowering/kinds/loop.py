@@ -15,7 +15,7 @@ from xdsl.ir.affine import AffineBinaryOpExpr, AffineBinaryOpKind, AffineConstan
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of
-from qcompiler.passes.lowering.drafts import Draft, Places, parallel
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, parallel
 from qcompiler.passes.lowering.rule import Lowering, Operands
 from qcompiler.passes.lowering.scalar_body import constant_text, program_of
 from qcompiler.plan.dims import Dim, Expr, dim
@@ -23,13 +23,13 @@ from qcompiler.plan.kernel import Operand, ScalarProgram
 from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 
 
-def draft(op: GenericOp, places: Places) -> Draft:
+def draft(op: GenericOp, memory: ValueMemory) -> Draft:
     reduces = any(kind.data == IteratorType.REDUCTION for kind in op.iterator_types)
     result = Draft("reduce" if reduces else "loop", path_of(op))
-    inputs = [result.add(f"in{i}", "r", places.view(value)) for i, value in enumerate(op.inputs)]
+    inputs = [result.add(f"in{i}", "r", memory.view(value)) for i, value in enumerate(op.inputs)]
     outputs: list[SSAValue] = []
     for index, (value, initial) in enumerate(zip(op.results, op.outputs, strict=True)):
-        argument = result.add(f"out{index}", "w", places.result(value, shape_of(value.type)))
+        argument = result.add(f"out{index}", "w", memory.result(value, shape_of(value.type)))
         fill = initial.owner
         if isinstance(fill, FillOp):
             constant = fill.inputs[0].owner
@@ -49,11 +49,11 @@ def draft(op: GenericOp, places: Places) -> Draft:
     return result
 
 
-def fill(op: FillOp, places: Places) -> Draft:
+def fill(op: FillOp, memory: ValueMemory) -> Draft:
     """A constant tensor that some op reads as a value."""
     result = Draft("fill", path_of(op))
     value = op.results[0]
-    out = result.add("out0", "w", places.result(value, shape_of(value.type)))
+    out = result.add("out0", "w", memory.result(value, shape_of(value.type)))
     constant = op.inputs[0].owner
     assert isinstance(constant, Operation)
     type_ = value.type

@@ -19,7 +19,7 @@ from qcompiler.plan.operands import Operand
 
 WEIGHT_BITS = 39
 SHARE_BITS = 30
-ONE = 1 << SHARE_BITS
+SHARE_OF_ALL = 1 << SHARE_BITS
 MOST_COLUMNS = 2**22
 
 

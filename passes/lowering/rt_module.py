@@ -1,4 +1,4 @@
-"""What the entry points of a module share (`Program`), and the memory of one of them (`EntryMemory`).
+"""What the entry points of a module share (`RtModule`), and the memory of one of them (`EntryMemory`).
 
     rt.arena @constants.cpu {kind = constants}               rt.buffer @w.layer.weight in @constants.cpu
     rt.arena @activations.main.cpu {kind = activations}      rt.buffer @main.tmp.0 in @activations.main.cpu
@@ -28,7 +28,7 @@ from qcompiler.plan.plan import ArenaKind, View, initial_weight
 
 
 @dataclass
-class Program:
+class RtModule:
     """Devices, arenas, buffers, kernels, and the entry points so far."""
 
     context: QCContext
@@ -66,7 +66,7 @@ def _kind_and_index(device: str) -> tuple[str, int]:
 class EntryMemory:
     """The buffers of one function: arguments, results, constants, states and activations."""
 
-    def __init__(self, program: Program, function: FuncOp) -> None:
+    def __init__(self, program: RtModule, function: FuncOp) -> None:
         self.program = program
         self.entry = function.sym_name.data
         self.is_init = self.entry == INIT
