@@ -1,4 +1,4 @@
-"""lower-to-rt: functions on tensors become entry points of launches on buffers (destination passing).
+"""lower-to-rt: turns functions on tensors into entry points that launch kernels on buffers (destination passing).
 
     before  %h = qc.linear %x, %w : tensor<?x1536xf32, #qc.dims<["s", 1536]>>
             %y = qc.layer_norm %h, %g, %b
@@ -7,11 +7,11 @@
             rt.launch @linear_0 [x: @main.in.0, w: @w.fc, out: @main.tmp.0]
             rt.launch @layer_norm_0 [x: @main.tmp.0, …, out: @main.out.0]
 
-View ops cost nothing: a value's *place* is a strided view of a buffer (lowering/placer.py).  A result that is
-returned is computed in the caller's memory.  A declared state is updated in place (lowering/states.py); where its old
-value is read afterwards, or its new one cannot be computed there, the copy is counted and the report names the op that
-is the reason (lowering/state_writes.py).  Equal kernels are shared.  Streams and offsets come later (assign-streams,
-plan-memory).
+A value's *place* is a strided view of a buffer (lowering/placer.py), so view ops cost nothing. A returned result is
+computed in the caller's memory. A declared state is updated in place (lowering/states.py). If its old value is read
+later, or its new value cannot be computed in place, the state is copied; the report counts the copies and names the op
+that causes each (lowering/state_writes.py). Equal kernels are shared. assign-streams and plan-memory add streams and
+offsets later.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class EntryLowering:
         return self._signature(name, view)
 
     def _results(self) -> list[tuple[SSAValue, View]]:
-        """Each returned value and its memory; one that is computed by one op is computed right there."""
+        """Each returned value and its memory. A value that one op computes is computed directly in that memory."""
         found: list[tuple[SSAValue, View]] = []
         keys = result_keys(self.function)
         for index, value in enumerate(return_op(self.function).operands):
@@ -128,7 +128,7 @@ class EntryLowering:
         return self.states.updated(op, base)
 
     def result(self, value: SSAValue, shape: Sequence[Dim]) -> View:
-        """Room for a result: the caller's memory where it is returned, else a fresh activation buffer."""
+        """Memory for a result: the caller's if the value is returned, else a new activation buffer."""
         order = self.placer.layout_hint(value)
         destination = self.destinations.get(value)
         if destination is not None and order is None:
@@ -152,7 +152,7 @@ class EntryLowering:
             self.placer.define(op.result, nowhere)
         elif isinstance(op, qc.CopyOp):
             source = self.placer.view(op.input)
-            if not is_contiguous(source):  # put in order where it is: only the copy itself may cross
+            if not is_contiguous(source):  # made contiguous on its own device, since only a byte copy may cross
                 source = self.steps.contiguous_copy(source, op, op.source.data)
             self.steps.copy_across(source, self.result(op.result, shape_of(op.result.type)))
         elif isinstance(op, InsertSliceOp) and op in self.states.in_place.absorbed:
@@ -170,8 +170,8 @@ class EntryLowering:
             self.steps.launch(draft(op, self), op)
 
     def _torch_call(self, op: qc.TorchCallOp) -> None:
-        """Torch reads whole tensors in row-major order, and writes them when it has read all of its inputs; a result
-        may not share a buffer with an input all the same, since the plan forbids it to every step."""
+        """Lowers a torch call. torch reads and writes whole tensors in row-major order. A result never shares a buffer
+        with an input, since the plan forbids that for every step."""
         inputs = [self.placer.view(value) for value in op.inputs]
         inputs = [view if is_contiguous(view) else self.steps.contiguous_copy(view, op) for view in inputs]
         results = [self.result(value, shape_of(value.type)) for value in op.outputs]
