@@ -5,7 +5,7 @@
     %3 = tensor.expand_shape %2 [[0, 1], [2]]
 
 - A chain of reshapes, transposes or slices becomes one op or none.
-- A reshape of the leading dims of a linear's input moves behind the linear, where it may cancel another one.
+- A reshape of the leading dims of a linear's result moves in front of the linear, where it may cancel another reshape.
 - Transposes, broadcasts and unit dims become indexing maps of the `linalg.generic` that reads them.
 - Attention reads a mask with its unit dims, and reads repeated heads of keys and values without the repetition.
 

@@ -26,7 +26,7 @@ _WATCHED, _OTHER = "watched", "other"
 
 
 class _Trial(Placer):
-    """Places for one value and its views; all others have memory of their own. Implements `drafts.Places`."""
+    """Places for one value and its views; all others have memory of their own. Implements `drafts.ValueMemory`."""
 
     def __init__(self) -> None:
         super().__init__(self._default, self._default, self.contiguous_copy)

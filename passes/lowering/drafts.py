@@ -1,8 +1,7 @@
-"""One compute op as a kernel draft: normalised operands, the op rebuilt on block arguments, the views to launch it on.
+"""The draft of a kernel for one compute op: its operands, the op rebuilt on block arguments, and the views of a launch.
 
-The lowering of each kind (`kinds/`) takes an op whose inputs already have places (strided views), asks the
-`ValueMemory` for whatever the kernel requires (a matrix, a contiguous copy), allocates the result, and returns a
-`Draft`.
+The inputs of the op already have places (strided views). The lowering of a kind (`kinds/`) asks the `ValueMemory` for
+what the kernel requires, such as a matrix or a contiguous copy, allocates the result, and returns a `Draft`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from qcompiler.plan.plan import View
 
 
 class ValueMemory(Protocol):
-    """What a rule may ask of the lowering: where values are, copies, and room for results."""
+    """The services that a rule may use: the view of a value, copies, and memory for results."""
 
     def view(self, value: SSAValue) -> View: ...
     def contiguous_copy(self, view: View, op: Operation) -> View: ...
@@ -35,7 +34,7 @@ class ValueMemory(Protocol):
 
 @dataclass
 class Draft:
-    """A kernel before it has a name: `body` holds the one op on block arguments that match `operands`."""
+    """A kernel without a name. `body` has the one op; its block arguments match `operands`."""
 
     stem: str
     path: str
@@ -44,7 +43,7 @@ class Draft:
     body: Block = field(default_factory=Block)
 
     def add(self, name: str, access: Access, view: View) -> SSAValue:
-        """One more operand; returns the block argument that stands for it."""
+        """Adds an operand; returns its block argument."""
         self.operands.append(
             Operand(
                 name=name,
@@ -72,7 +71,7 @@ def operand_type(operand: Operand) -> Attribute:
 
 
 def matrix_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
-    """The value as (rows, cols), copied if its strides do not allow that."""
+    """The value as a (rows, cols) matrix, copied if its strides require it."""
     view = memory.view(value)
     matrix = views.as_matrix(view)
     if matrix is None:
@@ -89,7 +88,7 @@ def vector_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
 
 
 def unit_last(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
-    """The value with unit stride along its last dim, copied if need be."""
+    """The value with unit stride along its last dim, copied if needed."""
     view = memory.view(value)
     return view if view.strides[-1] == 1 or view.shape[-1] == 1 else memory.contiguous_copy(view, op)
 
@@ -101,13 +100,16 @@ def collapsed(view: View, groups: Sequence[Sequence[int]], op: Operation, memory
 
 
 def axis_groups(rank: int, axis: int) -> list[Sequence[int]]:
-    """(outer, axis, inner) as groups of dims."""
+    """The dims in three groups: (outer, axis, inner)."""
     return [tuple(range(axis)), (axis,), tuple(range(axis + 1, rank))]
 
 
 def along_groups(x: View, index: View, axis: int) -> list[Sequence[int]]:
-    """Groups that need no copy if there are such: each element is picked for itself, so the dims beside the axis may
-    be put in front of it or behind it as both operands lie. An index that repeats over heads is read where it is."""
+    """Three groups of dims for a gather along `axis`, so that x and index need no copy if possible.
+
+    Each element is picked on its own, so the other dims may go before or after the axis. The order is chosen by the
+    strides of both operands. An index that repeats over heads then needs no copy.
+    """
     others = [n for n in range(len(x.shape)) if n != axis]
     usual = axis_groups(len(x.shape), axis)
     candidates: list[list[Sequence[int]]] = [usual]
@@ -119,7 +121,7 @@ def along_groups(x: View, index: View, axis: int) -> list[Sequence[int]]:
 
 
 def copy_draft(source: View, target: View, path: str) -> Draft:
-    """An elementwise copy between views of one shape."""
+    """An elementwise copy between two views of the same shape."""
     result = Draft("copy", path)
     read = result.add("in0", "r", source)
     write = result.add("out0", "w", target)

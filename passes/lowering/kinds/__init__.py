@@ -1,6 +1,6 @@
-"""From ops to kernels: one module for each kind, and the tables that follow from them.
+"""The lowering of ops to kernels: one module for each kind, and tables made from these modules.
 
-A module has the kind's name (`qcompiler/plan/kinds`) and a `LOWERING`.  A kind without a module is an error here.
+A module has the name of the kind (`qcompiler/plan/kinds`) and a `LOWERING`. A kind without a module is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _lowerings() -> Mapping[str, Lowering]:
 
 
 LOWERINGS = _lowerings()
-"""By kind."""
+"""The lowering of each kind."""
 
 BY_OP: dict[type[Operation], Lowering] = {op: each for each in LOWERINGS.values() for op in each.ops}
 
@@ -41,7 +41,7 @@ BODIES: dict[type[Operation], Body] = {op: each.body for op, each in BY_OP.items
 TEMPLATES: dict[type[Operation], str] = {
     op: kind for kind, each in LOWERINGS.items() for op in each.ops if op.name.startswith("qc.")
 }
-"""The kind that serves each `qc` op. linalg.generic has loops; views and sizes need no kernel."""
+"""The kind that serves each `qc` op. Views and sizes need no kernel."""
 
 FLOAT_ONLY = tuple(op for op, each in BY_OP.items() if each.only_floats)
 """Ops whose kernels accumulate in fp32."""

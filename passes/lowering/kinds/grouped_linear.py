@@ -19,7 +19,7 @@ from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
 
 def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
-    """One kernel serves any number of pairs; constant weights lie as linears want theirs."""
+    """One kernel serves any number of pairs. A constant weight gets the layout of linears."""
     n, k = shape_of(op.w.type)
     if is_stored(op.w, context):
         op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])

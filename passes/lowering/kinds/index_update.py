@@ -1,4 +1,4 @@
-"""qc.index_update: in the memory of the operand that it replaces."""
+"""qc.index_update: writes the memory of the operand that it updates."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ M_CLASS = "qc.m_class"
 
 
 def select(op: qc.LinearOp, ranges: Ranges, context: QCContext) -> None:
-    """The cases that together cover the range of M, and the layout of a constant weight, as attributes."""
+    """Sets, as attributes, the cases that cover the range of M, and the layout of a constant weight."""
     check_counted(op, op.w, ("rows", "columns"), context)
     n, k = shape_of(op.w.type)
     query = LinearQuery(
@@ -69,7 +69,7 @@ def _case_text(case: Case) -> str:
 
 
 def cases_of(op: qc.LinearOp) -> list[tuple[int | None, str]]:
-    """The cases that select-kernels wrote on a linear: (largest M, row class), ascending, the last without a limit."""
+    """The cases set by select-kernels: (largest M, row class), in ascending order. The last one has no largest M."""
     attribute = op.attributes.get(CASES)
     if not isinstance(attribute, ArrayAttr):
         raise KernelSelectionError(f"qc.linear at '{path_of(op)}' has no kernel; run select-kernels before lower-to-rt")
@@ -113,7 +113,7 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
 
 
 def _rows_of_windows(out_draft: Draft, windows: qc.WindowsOp, image: SSAValue) -> SSAValue:
-    """The windows of the kernel's operand as the (M, K) matrix that its linear reads: no copy, the kernel makes it."""
+    """The windows of the operand `image` as the (M, K) matrix that the linear reads. The kernel reads them in place."""
     builder = Builder(InsertPoint.at_end(out_draft.body))
     made = windows.clone()
     made.operands[0] = image
@@ -139,7 +139,7 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
 
 
 def _window(op: qc.LinearOp, x: Operand) -> Window | None:
-    """How the operand x is read, where it is an image whose windows are the rows."""
+    """The `Window` of a linear that reads its rows from an image; None for any other linear."""
     windows = windows_of(op.x)
     if windows is None:
         return None
@@ -157,7 +157,7 @@ def _window(op: qc.LinearOp, x: Operand) -> Window | None:
 
 
 def with_m_class(original: Draft, m_class: str) -> Draft:
-    """The same linear for one row class; its stem and its op say which."""
+    """The draft for one row class, which its stem and its op name."""
     copy = Draft(f"{original.stem}_m{m_class.replace('-', '_')}", original.path)
     copy.operands, copy.views = original.operands, original.views
     copy.body = Block(arg_types=[argument.type for argument in original.body.args])

@@ -1,4 +1,4 @@
-"""linalg.generic, after fusion, and linalg.fill where an op reads its result as a value."""
+"""linalg.generic after fusion, and a linalg.fill whose result an op reads as a value."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fill(op: FillOp, memory: ValueMemory) -> Draft:
 def body(op: GenericOp, operands: Operands, serves: str) -> LoopKernel:
     kinds = [kind.data for kind in op.iterator_types]
     maps = [attribute.data for attribute in op.indexing_maps]
-    # Parallel iterators first, so that a template meets one order only.
+    # Parallel iterators first, so that templates have to deal with one order only.
     order = sorted(range(len(kinds)), key=lambda i: kinds[i] != IteratorType.PARALLEL)
     accesses = [_access(m.results, operand, order) for m, operand in zip(maps, operands, strict=True)]
     extents = _extents([m.results for m in maps], operands, len(kinds), serves)
@@ -129,7 +129,7 @@ def _linear_form(expression: AffineExpr) -> tuple[int, dict[int, int]]:
 
 
 def _extents(maps: Sequence[Sequence[AffineExpr]], operands: Operands, rank: int, serves: str) -> list[Dim]:
-    """The extent of each loop, from an operand that it indexes alone; output operands are asked first."""
+    """The extent of each loop: the size of a dim that is indexed by this loop alone, preferably of an output."""
     found: dict[int, Dim] = {}
     for results, operand in reversed(list(zip(maps, operands, strict=True))):
         for expression, size in zip(results, operand.shape, strict=True):

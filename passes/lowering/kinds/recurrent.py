@@ -1,4 +1,4 @@
-"""qc.recurrent: one kernel goes over all steps."""
+"""qc.recurrent: one kernel processes all steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qcompiler.plan.kinds.recurrent import RecurrentKernel
 
 
 def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
-    """One kernel goes over all steps; constant weights lie as linears want theirs."""
+    """One kernel processes all steps. Constant weights get the layout of linears."""
     if any(is_stored(op.operands[number], context) for number in op.weights):
         op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
     steps, batch, _ = shape_of(op.x.type)
@@ -26,7 +26,7 @@ def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
 
 
 def draft(op: qc.RecurrentOp, memory: ValueMemory) -> Draft:
-    """All operands are read in place where rows lie side by side, so that batch-first layers need no copy."""
+    """Operands with unit stride in their last dim are read in place, so batch-first layers need no copy."""
     weight = memory.view(op.w)
     kind = weight.format.name if weight.format else weight.dtype
     result = Draft(f"{op.kind.data}_{kind}_{weight.shape[0]}x{weight.shape[1]}", path_of(op))

@@ -1,4 +1,4 @@
-"""qc.scatter: in x's memory where that is a state, else in a copy."""
+"""qc.scatter: writes x's memory if x is a state, else a copy of x."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qcompiler.plan.kinds.scatter import ScatterKernel
 
 
 def draft(op: qc.ScatterOp, memory: ValueMemory) -> Draft:
-    """The result begins as x, in x's memory where that is a state, else as a copy, and the kernel writes into it."""
+    """The kernel updates a buffer that contains x: x's own memory if x is a state, else a copy."""
     result = Draft("scatter", path_of(op))
     shape, axis = shape_of(op.x.type), op.axis.value.data
     count = shape_of(op.index.type)[axis]

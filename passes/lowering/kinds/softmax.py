@@ -1,4 +1,4 @@
-"""qc.softmax: over any axis; the kernel's is the last one."""
+"""qc.softmax over any axis. The kernel's axis is the last dim."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def draft(op: qc.SoftmaxOp, memory: ValueMemory) -> Draft:
     matrix = views.as_matrix(source) or views.as_matrix(memory.contiguous_copy(source, op))
     assert matrix is not None
     x = result.add("x", "r", matrix)
-    # The result lies in memory with its axis last, so that its rows are contiguous; the value is a view of that.
+    # The result is stored with its axis last, so that its rows are contiguous. The value is a view of that memory.
     out = views.as_matrix(views.transpose(memory.result(op.result, shape_of(op.result.type)), last))
     assert out is not None
     result.add("out", "w", out)
