@@ -36,7 +36,7 @@ class DeviceCost:
     """Operations of its tensor cores, on 16-bit values with fp32 sums."""
     link: float
     """Bytes to or from another device, one way."""
-    lanes: int
+    threads_to_fill: int
     """Threads needed to keep its arithmetic units busy."""
     latency: float
     """One round trip to memory."""
@@ -48,21 +48,21 @@ class DeviceCost:
     """An empty copy to another device."""
 
 
-ATTAINED = 0.75
+ATTAINED_FRACTION = 0.75
 """The fraction of a published rate that a kernel is assumed to reach. It is the design target of the 4-bit kernels."""
 
-TRIPS = 4
+ROUND_TRIPS = 4
 """Dependent trips to memory in the shortest kernel: the first bytes of its operands, what those lead to (a scale, an
 index, the next tile), the block reduction, the result."""
 
-IN_FLIGHT = 16
+BYTES_IN_FLIGHT_PER_THREAD = 16
 """Bytes that a thread has in flight: the kernels load 16 bytes at a time."""
 
 
 def _gpu(name: str, bandwidth: float, fp32: float, tensor: float, link: float, multiprocessors: int) -> DeviceCost:
     """A GPU from published figures (GB/s, TFLOP/s, TFLOP/s, GB/s), and figures assumed the same for all GPUs:
 
-    - lanes: one warp for each of a multiprocessor's four schedulers (and tensor cores).
+    - threads_to_fill: one warp for each of a multiprocessor's four schedulers (and tensor cores).
     - latency: 400 cycles to global memory on V100, A100 and H100 (doi 10.1016/j.ultsonch.2023.106546, table 3), which
       is 0.23 to 0.28 us at 1.4 to 1.75 GHz.
     - launch: 0.5 us between kernels of a graph on a V100 (NVIDIA, "Getting Started with CUDA Graphs", 2019: 3.4 us for
@@ -74,7 +74,7 @@ def _gpu(name: str, bandwidth: float, fp32: float, tensor: float, link: float, m
       small copies.
     """
     return DeviceCost(
-        name, bandwidth * 1e3, fp32 * 1e6, tensor * 1e6, link * 1e3, lanes=4 * 32 * multiprocessors,
+        name, bandwidth * 1e3, fp32 * 1e6, tensor * 1e6, link * 1e3, threads_to_fill=4 * 32 * multiprocessors,
         latency=0.25, launch=0.6, event=2.0, link_latency=5.0,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ GPUS: dict[str, DeviceCost] = {
 """One device of each architecture, from NVIDIA's data sheets (dense rates; the link is PCIe x16, 3.0 to 5.0)."""
 
 CPU = DeviceCost(
-    "8 cores at 3 GHz", bandwidth=51.2e3, fp32=0.768e6, tensor=0.768e6, link=51.2e3, lanes=8,
+    "8 cores at 3 GHz", bandwidth=51.2e3, fp32=0.768e6, tensor=0.768e6, link=51.2e3, threads_to_fill=8,
     latency=0.1, launch=0.25, event=0.0, link_latency=0.25,
 )  # fmt: skip
 """Eight cores with AVX2: two channels of DDR4-3200, 2 x 8 fp32 multiply-adds per core and cycle, 100 ns to memory.
@@ -118,7 +118,7 @@ class Cost:
     operations: int = 0
 
 
-NOTHING = Cost(0.0, 0.0)
+NO_COST = Cost(0.0, 0.0)
 
 
 # --- launches and copies ---------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def launch_cost(spec: KernelSpec, symbols: Symbols, device: DeviceCost, isa: str
     engine, geometry = engine_and_geometry(spec, isa)
     x, y, z = geometry.at({name: symbols[name] for name in spec.symbols})
     if not x * y * z:
-        return NOTHING
+        return NO_COST
     rate = device.tensor if engine == "mma" else device.fp32
     return _cost(device, nbytes, operations, rate, x * y * z * geometry.threads)
 
@@ -148,22 +148,22 @@ def copy_cost(nbytes: int, device: DeviceCost, *, crossing: bool) -> Cost:
     """The cost of copying `nbytes` within a device, or between two devices (`crossing`). A copy between devices is
     assumed to use none of the memory bandwidth."""
     if not nbytes:
-        return NOTHING
+        return NO_COST
     if crossing:
-        return Cost(device.link_latency + nbytes / (ATTAINED * device.link), 0.0, nbytes)
+        return Cost(device.link_latency + nbytes / (ATTAINED_FRACTION * device.link), 0.0, nbytes)
     return _cost(device, 2 * nbytes, 0, device.fp32)
 
 
 def _cost(device: DeviceCost, nbytes: int, operations: int, rate: float, threads: int | None = None) -> Cost:
     """The cost of a launch with this many threads (None: enough to fill the device). Bandwidth is limited by bytes in
-    flight divided by latency (Little's law). Arithmetic is limited by the fraction of `device.lanes` that the threads
-    fill."""
-    moving, computing = nbytes / (ATTAINED * device.bandwidth), operations / (ATTAINED * rate)
+    flight divided by latency (Little's law). Arithmetic is limited by the fraction of `device.threads_to_fill` that the
+    threads fill."""
+    moving, computing = nbytes / (ATTAINED_FRACTION * device.bandwidth), operations / (ATTAINED_FRACTION * rate)
     busy = wide = 1.0
     if threads is not None:
-        busy = min(1.0, threads * IN_FLIGHT / (device.bandwidth * device.latency))
-        wide = min(1.0, threads / device.lanes)
-    span = device.launch + TRIPS * device.latency + max(moving / busy, computing / wide)
+        busy = min(1.0, threads * BYTES_IN_FLIGHT_PER_THREAD / (device.bandwidth * device.latency))
+        wide = min(1.0, threads / device.threads_to_fill)
+    span = device.launch + ROUND_TRIPS * device.latency + max(moving / busy, computing / wide)
     return Cost(span, max(moving, computing) / span, nbytes, operations)
 
 

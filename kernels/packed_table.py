@@ -83,7 +83,7 @@ class PackedTable:
 
 
 @dataclass(frozen=True)
-class Places:
+class BitPositions:
     """The bit positions of a block's entries, one C++ literal per entry. `most` is the largest number of pieces of an
     entry; 0 means base-3 digits."""
 
@@ -101,14 +101,14 @@ class Places:
         return ",\n".join("    " + ", ".join(self.literals[i : i + 4]) for i in range(0, len(self.literals), 4))
 
 
-def places_of(packing: Packing, reader: str) -> Places:
+def bit_positions(packing: Packing, reader: str) -> BitPositions:
     """The bit positions of a packing's entries. KernelSelectionError, naming the `reader`, for an unknown packing."""
     if isinstance(packing, Trits):
         found, first = [], 0
         for count, digits in packing.runs:
             found += [f"{{{first + byte}, {3**n}}}" for n in range(digits) for byte in range(count)]
             first += count
-        return Places(0, tuple(found))
+        return BitPositions(0, tuple(found))
     if not isinstance(packing, Pieces):
         raise KernelSelectionError(
             f"{reader} reads entries packed as {packing.describe()} in canonical bytes; tables in the target's own "
@@ -122,4 +122,4 @@ def places_of(packing: Packing, reader: str) -> Places:
             place += width
         pieces += ["{0, 0, 0, 0}"] * (most - len(pieces))
         found.append(f"{{{{{', '.join(pieces)}}}}}")
-    return Places(most, tuple(found))
+    return BitPositions(most, tuple(found))

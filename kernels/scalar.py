@@ -5,7 +5,7 @@
 Every C++ target uses this text. The helpers it calls (qc_add, qc_ftoi, qc_exp, …) have the same meaning in
 kernels/cpu/scalar.h, kernels/cpu/vmath.h and kernels/cuda/scalar.cuh. All dtypes are covered; bf16 and f16 values are
 floats that are rounded after each op of the narrow type. An op without a table entry raises a KernelSelectionError that
-names it. A target may add its own `Form`: kernels/cpu/vector.py writes 16 SIMD lanes at once.
+names it. A target may add its own `BodyStyle`: kernels/cpu/vector.py writes 16 SIMD lanes at once.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ _EXACT = frozenset({
 
 
 @dataclass(frozen=True)
-class Form:
+class BodyStyle:
     """One way to write a body: its table of ops, its C++ types, and its function that rounds to a narrow float."""
 
     table: dict[str, Rule]
@@ -304,11 +304,11 @@ class Form:
     rounding: str
 
 
-_SCALAR_FORM = Form(SCALAR_TABLE, VALUE_TYPES, "qc_round")
+_SCALAR_FORM = BodyStyle(SCALAR_TABLE, VALUE_TYPES, "qc_round")
 
 
 def write_statements(
-    program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str], prefix: str, form: Form
+    program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str], prefix: str, form: BodyStyle
 ) -> Statements:
     """Writes a body in one form, op by op. KernelSelectionError for an op that the form cannot write."""
     if len(inputs) != len(program.inputs):

@@ -63,7 +63,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """The cases in ascending order of `max`, the weight's layout, and why other candidates were refused."""
 
     cases: tuple[Case, ...]
@@ -131,7 +131,7 @@ def engines(query: LinearQuery) -> list[tuple[str, str]]:
     return [(name, "; ".join(reasons)) for name, reasons in found.items()]
 
 
-def choose_linear(query: LinearQuery) -> Choice:
+def choose_linear(query: LinearQuery) -> KernelChoice:
     """The kernels that together cover the query's range of M. KernelSelectionError with every reason if none do.
 
     All instruction sets of the query share the plan, so a kernel that one of them cannot run is refused for all.
@@ -160,7 +160,7 @@ def choose_linear(query: LinearQuery) -> Choice:
         raise KernelSelectionError(f"no linear kernel covers M in [{low}, {high}] ({reasons})")
     layout = weight_layout if query.constant_weight else None
     rejected += engines(query) if query.codes else []
-    return Choice(tuple(cases), layout, tuple(rejected))
+    return KernelChoice(tuple(cases), layout, tuple(rejected))
 
 
 def _refusal(candidate: Candidate, query: LinearQuery) -> str | None:

@@ -1,6 +1,6 @@
 """Reduces headers to the definitions that a text uses, so that a module with one small kernel does not carry a library.
 
-    headers = [Header.parse(text) for text in (…)]     in the order in which they build on each other
+    headers = [CppHeader.parse(text) for text in (…)]     in the order in which they build on each other
     used(headers, kernel_text)                         their texts, without what nothing in `kernel_text` reaches
 
 A compiler parses everything in a translation unit: NVRTC spent most of its time for a norm on headers for linear
@@ -47,14 +47,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Header:
+class CppHeader:
     """A header: its title (the comment at its start) and its pieces in order."""
 
     title: str
     pieces: tuple[Piece, ...]
 
     @staticmethod
-    def parse(text: str) -> Header:
+    def parse(text: str) -> CppHeader:
         """ValueError if braces or directives are not closed, or a piece defines nothing."""
         return _Parser(text).header()
 
@@ -68,7 +68,7 @@ class _Parser:
         self.inside: list[Conditional] = []
         self.conditionals = 0
 
-    def header(self) -> Header:
+    def header(self) -> CppHeader:
         pieces: list[Piece] = []
         title = self._comment() if self.lines and self.lines[0].startswith("//") else []
         comment: list[str] = []
@@ -86,7 +86,7 @@ class _Parser:
                 comment = []
         if self.inside:
             raise ValueError(f"'{self.inside[-1].directives[0]}' has no #endif")
-        return Header("\n".join(title), tuple(pieces))
+        return CppHeader("\n".join(title), tuple(pieces))
 
     def _comment(self) -> list[str]:
         begin = self.at
@@ -182,7 +182,7 @@ def _defined(text: str) -> frozenset[str]:
     return frozenset(_IDENTIFIER.findall(head.partition("[")[0])[-1:])
 
 
-def used(headers: Sequence[Header], text: str) -> list[str]:
+def used(headers: Sequence[CppHeader], text: str) -> list[str]:
     """The headers that `text` uses, each reduced to the pieces that it reaches."""
     by_name: dict[str, list[Piece]] = {}
     for header in headers:

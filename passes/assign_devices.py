@@ -1,4 +1,4 @@
-"""assign-devices: every op gets a device; a value that crosses gets an explicit copy.
+"""assign-devices: gives every op a device, and inserts a copy where a value crosses devices.
 
     before  %h = qc.linear %x, %w0 {qc.path = "layers.0"}
             %y = qc.linear %h, %w1 {qc.path = "layers.1"}
@@ -6,10 +6,10 @@
             %c = qc.copy %h from "cuda:0" to "cuda:1"
             %y = qc.linear %c, %w1 {qc.device = "cuda:1"}
 
-The device map gives module-path prefixes; the longest prefix wins, the first device of the context is the default.
-Arguments and results are on the default device.  Constants are placed where they are used, once for each device that
-uses them, and views of them with them; a view of a computed value stays with the value.  A state lives where it is
-first used.  What `@init` computes on the default device it copies, once, to the others that read it.  No other pass
+The device map gives a device for module-path prefixes; the longest matching prefix wins. The default is the context's
+first device, which also has the arguments and results. A constant is placed on each device that uses it, together with
+the views of it. A view of a computed value stays on the value's device. A state is on the device of its first use.
+`@init` computes on the default device, and copies its results once to the other devices that read them. No other pass
 chooses a device.
 """
 
@@ -32,7 +32,7 @@ from qcompiler.passes.devices.states_on_devices import state_devices
 
 @dataclass(frozen=True)
 class AssignDevicesPass(ModulePass):
-    """Sets `qc.device` on every op of every function and inserts `qc.copy` where a value crosses."""
+    """Sets `qc.device` on every op of every function, and inserts `qc.copy` where a value crosses devices."""
 
     name = "assign-devices"
 
@@ -65,7 +65,7 @@ class AssignDevicesPass(ModulePass):
 
 
 def check_devices(function: FuncOp, default: str) -> None:
-    """DeviceAssignmentError unless every operand lives on its op's device; only a copy crosses."""
+    """DeviceAssignmentError unless every operand is on its op's device. Only a copy may read another device."""
     for op in function.body.block.ops:
         device = op.attributes.get(DEVICE)
         if isinstance(op, DimOp | CopyOp) or not isinstance(device, StringAttr):

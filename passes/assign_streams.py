@@ -1,4 +1,4 @@
-"""assign-streams: gives every step a stream and orders what depends on each other across streams by events.
+"""assign-streams: gives every step a stream, and orders dependent steps on different streams by events.
 
     before  rt.launch @norm [… #rt.view<@h, …>]
             rt.launch @linear_q [#rt.view<@h, …>, …]
@@ -9,15 +9,15 @@
             rt.wait @e0 on @cuda0.compute1
             rt.launch @linear_k on @cuda0.compute1 [#rt.view<@h, …>, …]
 
-A CPU has one in-order stream.  Any other device has one for copies that cross to or from it, and up to four for work:
-what does not depend on what runs already gets a stream of its own where estimated times (kernels/cost.py, for the
-largest sizes of the entry point) say that it pays (schedule/stream_choice.py), in entry points that end earlier by it
-and hardly need more memory (schedule/overlap.py).  `assign-streams{compute-streams=2}` is another limit; 1
-puts all kernels on one stream.  `@init` runs once and has one.
+A CPU has one in-order stream. Any other device has one stream for copies to or from other devices, and up to four
+streams for kernels. A step moves to another stream if the estimated times say that it then ends earlier
+(schedule/stream_choice.py). An entry point uses several streams only if it ends earlier and needs little more memory
+(schedule/overlap.py). The estimates (kernels/cost.py) are for the largest sizes of the entry point.
+`assign-streams{compute-streams=2}` sets another limit; 1 puts all kernels on one stream. `@init` always has one.
 
-A step depends on the last steps that wrote what it touches and, where it writes, on those that have read it since; that
-is judged by whole buffers.  An event is recorded right behind a step and waited for right before its first user on
-another stream; what older events already order gets none.  An entry whose steps all name a stream is left as it is.
+A step depends on the last writer of each buffer that it touches and, for a buffer that it writes, on all readers since
+then. An event is recorded right after a step, and waited for right before the first step on another stream that needs
+it. A pair that older events already order gets no event. An entry whose steps all name a stream is not changed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from qcompiler.passes.schedule.stream_memory import ActivationMemory
 STAGE = "assign-streams"
 
 DEFAULT_STREAMS = 4
-"""More branches than three beside each other do not occur in the blocks of known models, and each stream is forked and
-joined at both ends of every call."""
+"""The blocks of known models have at most three parallel branches, and every stream costs a fork and a join per
+call."""
 
 MOST_STREAMS = 16
-"""The largest number that the option takes."""
+"""The largest value of the option `compute-streams`."""
 
 
 @dataclass(frozen=True)
 class AssignStreamsPass(ModulePass):
-    """Every step of every entry on a stream, cross-stream dependences on events.
+    """Gives every step a stream, and every dependence between streams an event.
 
-    `compute_streams` is how many streams for kernels a device has at most.
+    `compute_streams` is the most streams for kernels that a device may have.
     """
 
     name = STAGE
@@ -91,14 +91,14 @@ def _report(context: QCContext, entry: EntryOp, why: str) -> None:
 
 @dataclass
 class Streams:
-    """The streams that each device may have, those that were used, and the events."""
+    """The streams of each device, the ones in use, and the number of events."""
 
     schedule: Schedule
     used: set[str] = field(default_factory=set)
     events: int = 0
 
-    def lanes(self, step: StepOp) -> tuple[str, tuple[str, ...]]:
-        """The device a step belongs to, and the streams it may run on, the first by default.
+    def candidates(self, step: StepOp) -> tuple[str, tuple[str, ...]]:
+        """The device of a step, and the streams that it may run on. The first stream is the default.
 
         DeviceAssignmentError if a step other than a copy touches two devices.
         """
@@ -117,11 +117,12 @@ class Streams:
         return self.schedule.devices[device].record.kind == "cpu"
 
     def _crossing(self, source: str, target: str) -> str:
-        """On the target's copy engine; to a CPU, on the source's. Between CPUs the target's one stream does it."""
+        """The device whose stream runs a copy between devices: the target, or the source if only the target is a
+        CPU."""
         return source if self.on_cpu(target) and not self.on_cpu(source) else target
 
     def declare(self, module: ModuleOp) -> None:
-        """Puts the declarations behind the devices'. The first of a device's streams is where its calls begin."""
+        """Inserts the declarations of streams and events after the devices. Calls begin on a device's first stream."""
         names = [(name, device) for device in self.schedule.devices for name in (*_compute(device), f"{device}.copy")]
         new = [StreamOp(n, d) for n, d in names if n in self.used and n not in self.schedule.streams]
         events = [name for name in map(event_name, range(self.events)) if name not in self.schedule.events]
@@ -135,21 +136,21 @@ def _compute(device: str) -> tuple[str, ...]:
 
 
 def event_name(number: int) -> str:
-    """Events are shared by the entries, which never run at once in one session."""
+    """The name of an event. Entries share events, since one session never runs two entries at once."""
     return f"e{number}"
 
 
 def _assign(entry: EntryOp, streams: Streams, costs: StepCosts, limit: int) -> str:
-    """Sets the streams of one entry and inserts its events; what that is expected to save."""
+    """Sets the streams of one entry and inserts its events. Returns the reason, for the report."""
     steps = list(entry.steps)
     if any(isinstance(step, RecordOp | WaitOp) for step in steps):
         raise PassError(f"entry '{entry.sym}' has events but no streams; assign-streams makes both", stage=STAGE)
     earlier = dependences(streams.schedule, steps)
-    homes = [streams.lanes(step) for step in steps]
+    homes = [streams.candidates(step) for step in steps]
     sizes = {name: high for name, (_, high) in entry.ranges.items()}
     tasks = [
-        Task(device, lanes, before, costs.of(step, device, sizes), costs.device(device).event)
-        for step, (device, lanes), before in zip(steps, homes, earlier, strict=True)
+        Task(device, candidates, before, costs.of(step, device, sizes), costs.device(device).event)
+        for step, (device, candidates), before in zip(steps, homes, earlier, strict=True)
     ]
     chosen, why = overlap(tasks, limit, ActivationMemory(streams.schedule, steps, earlier))
     if all(streams.on_cpu(device) for device, _ in homes):

@@ -1,4 +1,4 @@
-"""canonicalize: one spelling for what can be spelled in several ways, without changing a bit of any result.
+"""canonicalize: rewrites equivalent forms to a single one, without changing a bit of any result.
 
     %1 = linalg.transpose %0 [1, 0]                    %2 = %0
     %2 = linalg.transpose %1 [1, 0]
@@ -6,7 +6,7 @@
     %6 = arith.truncf (arith.extf %5 : bf16 to f32)                %5
     %9 = arith.mulf %7, %8 (two constants)                         arith.constant
 
-A `linalg.generic` loses inputs that its body does not read, and one that only copies is replaced by its input.
+A `linalg.generic` loses the inputs that its body does not read. A nest that only copies is replaced by its input.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ class CanonicalizePass(ModulePass):
 
 
 def canonicalize_block(block: Block) -> None:
-    """Bodies first, then the ops that hold them."""
+    """Canonicalises a block: the bodies of its ops first, then the ops."""
     rewrite(block, PATTERNS)

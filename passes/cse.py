@@ -1,12 +1,12 @@
-"""cse: equal computations are done once.
+"""cse: common subexpression elimination. Equal ops are computed once.
 
     %0 = qc.dim "b*s" : index                  %0 = qc.dim "b*s" : index
     %1 = qc.dim "b*s" : index           ->     %2 = tensor.empty(%0)
     %2 = tensor.empty(%0)                      %3 = tensor.empty(%0)  … %2 again
     %3 = tensor.empty(%1)
 
-Two ops are equal if they have the same name, operands, attributes (but for `qc.path`), result types and bodies.  The
-first one stays, with its path.
+Two ops are equal if they have the same name, operands, attributes (except `qc.path`), result types and bodies. The
+first one stays and keeps its path.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CsePass(ModulePass):
 
 
 def share_equal(block: Block) -> int:
-    """Shares equal pure ops of a block, and within each body inside it; returns how many went."""
+    """Shares equal pure ops of a block and, separately, of each body in it. Returns the number of removed ops."""
     known: dict[Hashable, Operation] = {}
     removed = 0
     for op in list(block.ops):
@@ -58,7 +58,7 @@ def share_equal(block: Block) -> int:
 
 
 def _key(op: Operation, local: dict[SSAValue, int]) -> Hashable:
-    """What makes an op the same as another; values defined inside of its body count by position."""
+    """A key that equal ops share. `local` numbers the values that are defined inside a body."""
     attributes = op.attributes
     if attributes:
         attributes = {name: value for name, value in attributes.items() if name != PATH}

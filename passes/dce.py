@@ -1,9 +1,9 @@
-"""dce: what nobody reads is removed.
+"""dce: dead code elimination. Ops without readers are removed.
 
     %0 = linalg.transpose ins(%x) outs(%e) permutation = [1, 0]
     func.return %x                                                   ->   func.return %x
 
-Functions and states that are updated stay. Code is straight-line, so one backward walk is enough.
+Ops with effects, such as updates of a state, stay. Code is straight-line, so one backward walk is enough.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""emit-kernels: every `rt.kernel` becomes a KernelSpec, the schedule a Plan, and both together C++ text.
+"""emit-kernels: makes a KernelSpec of every `rt.kernel`, a Plan of the schedule, and C++ text of both.
 
     before  rt.kernel @linear_nf4_0 {operands = […]} ({ %y = qc.linear %x, %w … rt.yield %y })
     after   KernelSpec(name="linear_nf4_0", body=LinearKernel(m="b*s", n=1536, k=384, m_class="large", …))
             extern "C" void qk_0(qc_ctx* ctx, void* const* op, const int64_t* sym) { … }
 
-For a CUDA target the text is CUDA C++, the same for a GPU and for the simulated one, and how each kernel is launched
-goes into the report.  The spec, not the text, is what a program file runs from: another machine emits and compiles it
-again.  The module itself stays as it is; the result is left in the context as `emitted`.
+For a CUDA target the text is CUDA C++, the same for a GPU and for the simulated GPU, and the report has the launch
+geometry of each kernel. A program file runs from the specs, not from the text: another machine emits and compiles the
+text again. The pass does not change the module. Its result is `emitted` in the context.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class EmitKernelsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
         plan = plan_from_rt(op, kernel_specs(op), context.weights)
-        verify_plan(plan)  # again, now that in-place loops can be judged by their true bodies
+        verify_plan(plan)  # again: only now do in-place loops have their real bodies
         check_kernels(plan)
         context.emitted = Emitted(plan, _source(plan, context))
 
 
 def _source(plan: Plan, context: QCContext) -> str:
-    """The program's kernels as text for the target; KernelSelectionError for a kind of target without an emitter.
+    """The text of the program's kernels for the target. KernelSelectionError for a kind of target without an emitter.
 
-    They are emitted for its other instruction sets, too, so that one which cannot have them is named now and not when
-    the program is saved.
+    The kernels are emitted for the other instruction sets of the target, too. So an instruction set that cannot have
+    them is an error now, and not when the program is saved.
     """
     kind, isa = context.target.kind, context.target.isa
     if kind == "cpu":

@@ -1,12 +1,15 @@
-"""fold-views: views cancel each other and disappear into the ops that read them.
+"""fold-views: removes views that cancel each other, and folds the others into the ops that read them.
 
     %1 = tensor.collapse_shape %x [[0, 1], [2]]           %3 = qc.linear %x, %w
     %2 = qc.linear %1, %w                            ->
     %3 = tensor.expand_shape %2 [[0, 1], [2]]
 
-Chains of reshapes, transposes and slices become one op or none; a reshape of a linear's leading dims moves in front of
-it; transposes, broadcasts and unit dims become indexing maps of the `linalg.generic` that reads them; attention reads a
-mask at its unit dims and repeated key/value heads once.  Nothing is computed differently.
+- A chain of reshapes, transposes or slices becomes one op or none.
+- A reshape of the leading dims of a linear's result moves in front of the linear, where it may cancel another reshape.
+- Transposes, broadcasts and unit dims become indexing maps of the `linalg.generic` that reads them.
+- Attention reads a mask with its unit dims, and reads repeated heads of keys and values without the repetition.
+
+No value is computed differently.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class FoldViewsPass(ModulePass):
     """Cancels views and folds them into their readers."""
 
     name = "fold-views"
-    # a linear over (b, s, K) may sum in another order than over (b*s, K)
+    # a linear over (b, s, K) may sum in a different order than one over (b*s, K)
     numerics: ClassVar[Numerics] = Reordered(1e-5)
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -1,15 +1,16 @@
-"""fuse-dequant-matmul: matmuls read quantised weights in their packed form.
+"""fuse-dequant-matmul: makes matmuls read quantised weights in their packed form.
 
     %w = qc.dequantize %q                                 %y = qc.linear %x, %q
     %t = linalg.transpose %w [1, 0]                  ->
     %y = qc.batch_matmul %x, %t
 
-First normalise: a matmul whose right side is a weight becomes `qc.linear` (which takes `(N, K)`), plain weights are
-transposed at compile time, and two transposes cancel.  Then there is one pattern, `linear(dequantize(w)) -> linear(w)`,
-and the same for the table of an embedding and the weights of experts.  Where x is what rows of int8 stand for, too,
-and the weight's format has an integer product, the linear reads the rows: it multiplies codes,
-`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`.  A weight that something else reads in full is looked up
-row by row, and reported.
+The pass first normalises. A matmul whose right side is a weight becomes `qc.linear`, which takes `(N, K)`; plain
+weights are transposed at compile time, and two transposes cancel. Then one pattern is enough, `linear(dequantize(w)) ->
+linear(w)`, and the same for the table of an embedding and for the weights of experts.
+
+If x is dequantised int8 rows and the weight's format has an integer product, the linear multiplies codes:
+`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. A weight that another op reads in full is decoded by an
+embedding of all its rows, and the report says so.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class FuseDequantMatmulPass(ModulePass):
     """Linears and embeddings read packed weights."""
 
     name = "fuse-dequant-matmul"
-    # a (M, K) x (K, N) product and the linear it becomes may sum over K in another order
+    # a (M, K) x (K, N) product and its linear may sum over K in different orders
     numerics: ClassVar[Numerics] = Reordered(1e-5)
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -73,7 +74,7 @@ class FuseDequantMatmulPass(ModulePass):
 def read_packed(
     op: qc.LinearOp | qc.EmbeddingOp | qc.GroupedLinearOp | qc.RecurrentOp, rewriter: PatternRewriter
 ) -> SSAValue | None:
-    """A weight made by `qc.dequantize` is read as what that decodes."""
+    """Makes an op read the packed weight instead of the result of `qc.dequantize`."""
     sources = [(n, producer(op.operands[n])) for n in (op.weights if isinstance(op, qc.RecurrentOp) else (1,))]
     decoded = [(n, source) for n, source in sources if isinstance(source, qc.DequantizeOp)]
     for operand, source in decoded:
@@ -84,7 +85,8 @@ def read_packed(
 
 @pattern
 def read_rows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
-    """The same for x, where the codes of both sides are integers; a view of x as other rows is one of the codes."""
+    """Makes a linear read int8 rows instead of the result of `qc.dequantize_rows`, if both sides have integer codes. A
+    reshape of x becomes a reshape of its codes."""
     shape, weight = shape_of(op.x.type), op.w.type
     source, view = producer(views.unreshaped(op.x)), producer(op.x)
     if not isinstance(source, qc.DequantizeRowsOp) or not isinstance(weight, QTensorType) or view is None:
@@ -108,7 +110,7 @@ def _report(op: qc.DequantizeOp, context: QCContext) -> None:
 
 @pattern
 def decode_all_rows(op: qc.DequantizeOp, rewriter: PatternRewriter) -> SSAValue | None:
-    """A weight that something reads in full becomes a lookup of all its rows, for which there is a kernel."""
+    """Decodes a weight that an op reads in full by an embedding of all its rows, since that has a kernel."""
     if not op.result.uses:
         return None
 
@@ -134,7 +136,7 @@ def matmul_to_linear(op: qc.BatchMatmulOp, rewriter: PatternRewriter) -> SSAValu
 
 
 def _weight_matrix(value: SSAValue) -> SSAValue | None:
-    """The rank-2 weight under `value` (through broadcasts over leading batch dims), or None."""
+    """The rank-2 weight that `value` is, through broadcasts over leading batch dims, or None."""
     rank = views.rank_of(value)
     while rank > 2:
         op = producer(value)
@@ -145,12 +147,12 @@ def _weight_matrix(value: SSAValue) -> SSAValue | None:
         else:
             return None
         rank = views.rank_of(value)
-    fixed = all(isinstance(size, int) for size in shape_of(value.type))  # what @init computes may be cut to a symbol
+    fixed = all(isinstance(size, int) for size in shape_of(value.type))  # a result of @init may be cut to a symbol
     return value if rank == 2 and fixed and _is_weight(value) else None
 
 
 def _is_weight(value: SSAValue) -> bool:
-    """A constant, or a decoded one, perhaps transposed."""
+    """Whether a value is a constant or a decoded constant, with or without a transpose."""
     op = producer(views.base_of(value))
     if isinstance(op, qc.DequantizeOp):
         op = producer(op.input)
@@ -158,7 +160,7 @@ def _is_weight(value: SSAValue) -> bool:
 
 
 def _transpose_at_compile_time(op: qc.LinearOp, context: QCContext) -> None:
-    """`linear(x, transpose(const))` reads a constant that is stored transposed: the bytes are rearranged here, once."""
+    """Makes `linear(x, transpose(const))` read a transposed constant, whose bytes are rearranged once."""
     view = producer(op.w)
     if not isinstance(view, ops.TransposeOp):
         return

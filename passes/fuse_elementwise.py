@@ -1,16 +1,16 @@
-"""fuse-elementwise: pointwise producers go into the loop nests that read them.
+"""fuse-elementwise: moves pointwise loop nests into the loop nests that read them.
 
     %1 = linalg.generic ins(%x) { math.exp }              %2 = linalg.generic ins(%x, %y) {
     %2 = linalg.generic ins(%1, %y) { arith.addf }   ->     math.exp; arith.addf }
 
-A producer moves into its only reader, pointwise or reducing.  One with several readers, or whose elements would be
-computed again for every step of a loop they do not depend on, is copied only where that is trivial: no operand and a
-little index arithmetic, or one operand and at most two cheap operations.  A pair `truncf` -> `extf` that meets inside a
-fused body is deleted; nothing else changes the numbers.
+A producer moves into its only reader, which may be pointwise or a reduction. If it has several readers, or if the
+reader's loops would compute its elements repeatedly, the producer is copied only if it is trivial: no operand and a
+little index arithmetic, or one operand and at most two cheap operations. A pair `truncf` -> `extf` that becomes
+adjacent inside a fused body is deleted; nothing else changes the numbers.
 
-`qc.rope` becomes a loop nest first, so that it fuses, too.  So does `qc.windows`, unless a linear is all that reads it:
-its kernel reads the image itself.  The walk goes from the last op to the first, so each body moves once: linear in the
-number of ops.
+`qc.rope` becomes a loop nest first, so that it can fuse. So does `qc.windows`, unless a linear is its only reader,
+because the linear's kernel reads the image directly. The pass walks from the last op to the first, so each body moves
+once, and the time is linear in the number of ops.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qcompiler.passes.checks.numerics import Numerics, Ulps
 from qcompiler.passes.loops.fusion import absorb_producers, worth_fusing
 from qcompiler.passes.loops.rope_loops import rope_to_loops
 from qcompiler.passes.rewriting import rewrite
-from qcompiler.passes.views.windows import windows_to_loops
+from qcompiler.passes.views.im2col import windows_to_loops
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@
     %2 = linalg.generic ins(%1, %res) {              ->   ^bb0(%acc: f32, %r: f32):
       arith.addf }                                          arith.addf; qc.yield }
 
-An activation that is written as several nests is joined first.  The consumer must be the only reader of the linear, of
-the same shape, and read it element by element; its other inputs become extras (as views with the result's rank, unit
-dims where they repeat).  Where a consumer reads two linears, the one defined later takes it.  A constant row added to a
-linear without a bias becomes its bias.  The only numeric change is that a `truncf` -> `extf` pair between accumulator
+An activation that consists of several nests is joined first. The consumer must be the only reader of the linear, have
+the same shape, and read the linear element by element. Its other inputs become extras: views with the result's rank and
+unit dims where they repeat. If a consumer reads two linears, the later one takes it. A constant row that is added to a
+linear without a bias becomes its bias. The only numeric change is that a `truncf` -> `extf` pair between accumulator
 and consumer is deleted.
 """
 
@@ -37,7 +37,7 @@ from qcompiler.passes.loops.loops import Index
 from qcompiler.passes.views import views
 from qcompiler.passes.views.view_rules import fold_views
 
-MAX_EXTRAS = 8  # pointers that stay in registers beside x, w and out
+MAX_EXTRAS = 8  # so many pointers fit in registers beside those of x, w and out
 Accesses = Sequence[tuple[SSAValue, Index]]
 _STORED = ("f32", "bf16", "f16")
 
@@ -55,7 +55,7 @@ class FuseEpiloguesPass(ModulePass):
             for each in reversed(list(function.body.block.ops)):
                 if isinstance(each, ops.GenericOp) and each.parent is not None:
                     pairs += absorb_producers(each, in_step)
-            # Later linears first: of two that meet in one consumer, the later one takes it.
+            # Later linears first: if a consumer reads two linears, the later one takes it.
             for each in reversed(list(function.body.block.ops)):
                 linear = each if isinstance(each, qc.LinearOp) else None
                 while linear is not None:
@@ -69,7 +69,8 @@ class FuseEpiloguesPass(ModulePass):
 
 
 def _take_consumer(linear: qc.LinearOp) -> tuple[qc.LinearOp | None, int]:
-    """Fuses the reader of `linear`; returns the fused linear (None if nothing fits) and the rounding pairs deleted."""
+    """Fuses the reader of `linear`. Returns the fused linear (None if none fits) and the number of deleted rounding
+    pairs."""
     consumer = _only_reader(linear)
     if consumer is None:
         return None, 0
@@ -88,7 +89,8 @@ def _take_consumer(linear: qc.LinearOp) -> tuple[qc.LinearOp | None, int]:
 
 
 def _before_reshape(linear: qc.LinearOp) -> qc.LinearOp | None:
-    """Lets a linear take what stands behind a reshape of its leading dims: the reshape moves in front; else None."""
+    """Moves a reshape of the result's leading dims in front of the linear, so that the consumer behind it can fuse.
+    None if there is no such reshape."""
     reshape = linear.result.get_user_of_unique_use()
     if not isinstance(reshape, views.Reshape):
         return None
@@ -120,7 +122,7 @@ def _only_reader(linear: qc.LinearOp) -> ops.GenericOp | None:
 
 
 def _accesses(linear: qc.LinearOp, consumer: ops.GenericOp) -> list[tuple[SSAValue, Index]] | None:
-    """The consumer's inputs, indexed by the dims of its result; None if one of them cannot be an extra."""
+    """The consumer's inputs, each with its index over the dims of the result. None if an input cannot be an extra."""
     inverse = loops.inverse_permutation(loops.output_index(consumer))
     assert inverse is not None
     accesses = [(v, loops.compose(i, inverse)) for v, i in loops.inputs_of(consumer)]
@@ -138,7 +140,7 @@ def _accesses(linear: qc.LinearOp, consumer: ops.GenericOp) -> list[tuple[SSAVal
 def _as_bias(
     linear: qc.LinearOp, consumer: ops.GenericOp, accesses: Sequence[tuple[SSAValue, Index]]
 ) -> SSAValue | None:
-    """The row that the consumer does nothing but add, where `linear` has neither bias nor epilogue."""
+    """The row that the consumer adds, if it does nothing else and `linear` has neither bias nor epilogue."""
     if linear.bias is not None or linear.epilogue.blocks or len(accesses) != 2:
         return None
     wide = [each for each in consumer.body.block.ops if not isinstance(each, arith.ExtFOp | arith.TruncFOp)]

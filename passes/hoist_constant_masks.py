@@ -1,4 +1,4 @@
-"""hoist-constant-masks: moves everything that depends on no input to `@init`, which runs once at load.
+"""hoist-constant-masks: moves computation that depends on no input to `@init`, which runs once at load.
 
     %m = linalg.generic {                                 func.func @init() -> (tensor<512x512xi1>)
       linalg.index; arith.cmpi } : tensor<?x?xi1>    ->   %t = qc.const @init.0 : tensor<512x512xi1>
@@ -6,12 +6,12 @@
                                                           qc.attention … mask %m
 
 Masks, rope tables and position grids of symbolic size are built at the symbols' maximum and read through a view. Dims
-along which they repeat have size 1. What would differ at a smaller size (a reversed range) stays and is reported. An
-iota that a loop nest can compute for itself stays for fuse-elementwise.
+along which they repeat have size 1. A value whose elements would differ at a smaller size (a reversed range) stays and
+is reported. An iota that a loop nest can compute itself stays for fuse-elementwise.
 
-The pass also removes what cannot change the result: an attention mask that keeps everything, and `causal` for one token
-that sees one key. A comparison with the same outcome at all sizes of the entry point becomes a constant:
-`max(iota(s)) + 1 > 128` is false for s <= 128, so what it selects no longer depends on a size.
+The pass also removes masks without effect: an attention mask that keeps everything, and `causal` for one token that
+sees one key. A comparison with the same outcome at all sizes of the entry point becomes a constant. For example,
+`max(iota(s)) + 1 > 128` is false for s <= 128, so a value selected by it no longer depends on a size.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _hoist_from(function: func.FuncOp, init: InitBuilder, context: QCContext) ->
     scratch = Block()
     cones = ConeBuilder(scratch, ranges_of(function))
     work = [op for op in independent_work(function, independent) if not _loops_can_compute(op, independent)]
-    # Build all before replacing any: a cone that contains another one's table would read @init from inside @init.
+    # Build all cones before any replacement. A cone that contains a replaced value would read @init inside @init.
     for op, built in [(op, cones.build(op.results[0])) for op in work]:
         too_large = built is not None and table_bytes(built) > MAX_TABLE_BYTES
         if built is None or too_large:
@@ -128,19 +128,21 @@ def _is_scalar(op: Operation) -> bool:
 
 
 def _is_empty(op: Operation) -> bool:
-    """Whether a result has no elements, so that there is nothing to compute."""
+    """Whether a result has no elements."""
     return any(0 in shape_of(result.type) for result in op.results)
 
 
 def _reads_table(op: Operation, reader: Operation, independent: set[Operation]) -> bool:
-    """Whether `reader` needs `op` in memory. A loop nest takes a constant fill into its body or starts from it."""
+    """Whether `reader` needs the result of `op` in memory. A loop nest does not need a constant fill: its body contains
+    the constant, or its reduction starts from it."""
     if reader in independent:
         return False
     return not (isinstance(op, ops.FillOp) and isinstance(reader, ops.GenericOp))
 
 
 def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
-    """Whether every reader can do this little index arithmetic itself. Not through a slice, which is read strided."""
+    """Whether the op is a little index arithmetic that every reader can do itself. A slice cannot, since it is read
+    with strides."""
     if not isinstance(op, ops.GenericOp) or op.inputs or not loops.is_pointwise(op) or not is_trivial(op):
         return False
     if any(isinstance(use.operation, tensor.ExtractSliceOp) for use in op.res[0].uses):
@@ -149,7 +151,7 @@ def _loops_can_compute(op: Operation, independent: set[Operation]) -> bool:
 
 
 def _read_table(op: Operation, built: Built, key: str) -> None:
-    """Replaces a value by a view of the table: a slice for symbolic sizes, a broadcast if it repeats."""
+    """Replaces a value by a view of its table: a slice for symbolic sizes, a broadcast where the value repeats."""
     value = op.results[0]
     builder = build.with_path(InsertPoint.before(op), path_of(op))
     table = qc.ConstOp(key, built.value.type)
@@ -164,6 +166,6 @@ def _read_table(op: Operation, built: Built, key: str) -> None:
 
 
 def _starts_reduction(use: Use) -> bool:
-    """Whether a value is the initial value of a loop nest's result, which has to stay a fill."""
+    """Whether this use is the initial value of a loop nest's result, which must stay a fill."""
     reader = use.operation
     return isinstance(reader, ops.GenericOp) and use.index >= len(reader.inputs)

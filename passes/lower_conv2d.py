@@ -1,14 +1,14 @@
-"""lower-conv2d: convolutions become matrix products over the windows of an image whose channels come last.
+"""lower-conv2d: turns convolutions into linears over im2col windows of an image with its channels last.
 
     %y = qc.conv2d %x, %w, %b                             %t = linalg.transpose %x [0, 2, 3, 1]
                                                      ->   %c = qc.windows %t                 (b, h, w, kh*kw*c)
                                                           %l = qc.linear %c, %w', %b         (b, h, w, out)
                                                           %y = linalg.transpose %l [0, 3, 1, 2]
 
-Everything that linears have is there for convolutions: packed weights in every format, epilogues, kernels for few and
-many rows.  Windows of one element are a slice, windows that tile the image a view.  Groups become one
-`qc.batch_matmul`; where each group is one channel, a loop over the taps.  Results stay channels last as far as their
-readers allow (views/channels_last.py), so that one convolution feeds the next without a copy.
+So convolutions have everything that linears have: packed weights in every format, epilogues, and kernels for few and
+for many rows. Windows of one element are a slice, and windows that tile the image are a view. A convolution with groups
+becomes one `qc.batch_matmul`, or a loop over the taps if each group is one channel. Results keep their channels last
+wherever their readers allow it (views/channels_last.py), so one convolution feeds the next without a copy.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.rewriting import pattern, rewrite
 from qcompiler.passes.views.channels_last import channels_last, keep_channels_last, to_first
-from qcompiler.passes.views.windows import copy_nest, padded, reads
+from qcompiler.passes.views.im2col import copy_nest, padded, reads
 from qcompiler.plan.dims import Dim, product
 
 
 @dataclass(frozen=True)
 class LowerConv2dPass(ModulePass):
-    """Convolutions as linears over windows."""
+    """Replaces every `qc.conv2d`."""
 
     name = "lower-conv2d"
     # taps are summed before channels
@@ -53,12 +53,12 @@ class LowerConv2dPass(ModulePass):
 
 @pattern
 def lower_conv2d(op: qc.Conv2dOp, rewriter: PatternRewriter) -> SSAValue | None:
-    """A convolution becomes a linear over windows, a product per group, or a sum over taps."""
+    """Replaces a convolution by a linear over windows, a product for each group, or a sum over taps."""
     return _Conv(op, rewriter).lower()
 
 
 class _Conv:
-    """One convolution, and the ops that replace it, made in front of it."""
+    """One convolution. Its methods insert the ops that replace it, in front of it."""
 
     def __init__(self, op: qc.Conv2dOp, builder: Builder) -> None:
         self.op = op
@@ -86,7 +86,7 @@ class _Conv:
         return self.builder.insert(qc.LinearOp(self._rows(), w, self.op.bias, type_)).result
 
     def _rows(self) -> SSAValue:
-        """(b, h, w, kh*kw*c): what each window sees."""
+        """(b, h, w, kh*kw*c): the elements of each window."""
         (kh, kw), b, op = self.kernel, self.builder, self.op
         strides, dilation, padding = numbers(op.strides), numbers(op.dilation), numbers(op.padding)
         shape = [self.batch, *self.size, self.columns]
@@ -104,7 +104,7 @@ class _Conv:
     # --- groups ---
 
     def _grouped(self) -> SSAValue:
-        """(g, M, K) @ (g, K, N), and back to (b, h, w, g*N)."""
+        """The product (g, M, K) @ (g, K, N), reshaped to (b, h, w, g*N)."""
         b, groups = self.builder, self.groups
         wide = int(self.channels) // groups
         x = padded(b, self.x, self.op, self.size, self.kernel)
@@ -120,7 +120,7 @@ class _Conv:
         return build.reshape(b, out, [self.batch, *self.size, self.channels])
 
     def _depthwise(self) -> SSAValue:
-        """Sums over the taps in fp32; channel c makes the results c*n … c*n + n - 1."""
+        """A sum over the taps in fp32. Channel c gives the results c*n … c*n + n - 1."""
         b, many = self.builder, int(self.channels) // self.groups
         x = padded(b, self.x, self.op, self.size, self.kernel)
         w = build.transpose(b, self.op.w, (2, 3, 1, 0))
@@ -142,7 +142,7 @@ class _Conv:
         return build.reshape(b, total, [self.batch, *self.size, self.channels])
 
     def _biased(self, out: SSAValue) -> SSAValue:
-        """The bias added in fp32, and one rounding."""
+        """Adds the bias in fp32 and rounds once."""
         bias = self.op.bias
         if bias is None and tensor_dtype(out.type) == self.dtype:
             return out

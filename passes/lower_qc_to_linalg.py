@@ -1,13 +1,13 @@
-"""lower-qc-to-linalg: `qc` ops become plain linalg, so that any MLIR can compile the program.
+"""lower-qc-to-linalg: lowers `qc` ops to plain linalg, so that any MLIR can compile the program.
 
     func.func @main(%x) {                         func.func @main(%x, %w_codes, %w_scales) attributes
       %w = qc.const @w : !qc.qtensor<…>               {qc.constants = ["w:codes", "w:scales"]} {
       %y = qc.linear %x, %w                 ->      %w = linalg.generic ins(%w_codes, %w_scales)   // decode
     }                                               %y = linalg.generic ins(%x, %w)                // multiply-add
 
-Constants become arguments behind the function's own, in the order of `qc.constants`: `key` for a plain tensor,
-`key:section` for each section of a packed one.  `qc.dim` becomes `tensor.dim` of an argument and arithmetic.  Not a
-stage of the pipeline: `qcompiler.ir.mlir_oracle` compiles what it makes with upstream MLIR and compares.
+Constants become arguments after the function's own, in the order of `qc.constants`: `key` for a plain tensor and
+`key:section` for each section of a packed one. `qc.dim` becomes `tensor.dim` of an argument and arithmetic. The pass is
+not a stage of the pipeline. `qcompiler.ir.mlir_oracle` compiles its output with upstream MLIR and compares the results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.effects import erase_dead
 from qcompiler.ir.linalg_formats import sections_of
-from qcompiler.ir.linalg_lowering import CONSTANTS, Lowering, lower
+from qcompiler.ir.linalg_lowering import CONSTANTS, LinalgLowering, lower
 from qcompiler.ir.module import arg_names, functions, path_of, set_arg_names, update_function_type
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
@@ -61,8 +61,8 @@ def _lower_function(function: func.FuncOp) -> None:
             keys += _argument_for(op, block, sections)
             continue
         if isinstance(op, qc.DimOp):
-            continue  # the rules make more of them; all are lowered below
-        results = lower(op, Lowering(builder, dict(sections), decoded))
+            continue  # the rules insert more of them; all are lowered below
+        results = lower(op, LinalgLowering(builder, dict(sections), decoded))
         _replace(op, list(results))
     for op in [op for op in block.walk() if isinstance(op, qc.DimOp)]:
         expression = ast.parse(op.expr.data, mode="eval").body
@@ -83,7 +83,7 @@ def _replace(op: Operation, values: list[SSAValue]) -> None:
 
 
 def _argument_for(op: qc.ConstOp, block: Block, sections: dict[SSAValue, dict[str, SSAValue]]) -> list[str]:
-    """Arguments for a constant; returns their keys. A packed one is known by its sections."""
+    """Adds arguments for a constant, one for each section of a packed one. Returns their keys."""
     if not isinstance(op.result.type, QTensorType):
         op.result.replace_all_uses_with(block.insert_arg(op.result.type, len(block.args)))
         return [op.key]

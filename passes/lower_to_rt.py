@@ -1,4 +1,4 @@
-"""lower-to-rt: functions on tensors become entry points of launches on buffers (destination passing).
+"""lower-to-rt: turns functions on tensors into entry points that launch kernels on buffers (destination passing).
 
     before  %h = qc.linear %x, %w : tensor<?x1536xf32, #qc.dims<["s", 1536]>>
             %y = qc.layer_norm %h, %g, %b
@@ -7,11 +7,11 @@
             rt.launch @linear_0 [x: @main.in.0, w: @w.fc, out: @main.tmp.0]
             rt.launch @layer_norm_0 [x: @main.tmp.0, …, out: @main.out.0]
 
-View ops cost nothing: a value's *place* is a strided view of a buffer (lowering/places.py).  A result that is
-returned is computed in the caller's memory.  A declared state is updated in place (lowering/states.py); where its old
-value is read afterwards, or its new one cannot be computed there, the copy is counted and the report names the op that
-is the reason (lowering/state_writes.py).  Equal kernels are shared.  Streams and offsets come later (assign-streams,
-plan-memory).
+A value's *place* is a strided view of a buffer (lowering/placer.py), so view ops cost nothing. A returned result is
+computed in the caller's memory. A declared state is updated in place (lowering/states.py). If its old value is read
+later, or its new value cannot be computed in place, the state is copied; the report counts the copies and names the op
+that causes each (lowering/state_writes.py). Equal kernels are shared. assign-streams and plan-memory add streams and
+offsets later.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.checks.numerics import Reordered
 from qcompiler.passes.lowering.drafts import copy_draft
 from qcompiler.passes.lowering.kinds import draft
-from qcompiler.passes.lowering.places import Placer, root_of
-from qcompiler.passes.lowering.program import EntryMemory, Program
+from qcompiler.passes.lowering.placer import Placer, root_of
+from qcompiler.passes.lowering.rt_module import EntryMemory, RtModule
 from qcompiler.passes.lowering.state_writes import StateWrites
 from qcompiler.passes.lowering.steps import Steps
 from qcompiler.passes.lowering.views import contiguous, is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
-from qcompiler.passes.views.windows import feeds_linear
+from qcompiler.passes.views.im2col import feeds_linear
 from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.plan import Symbol, TensorSig, View
 
@@ -55,7 +55,7 @@ class LowerToRtPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
-        program = Program(context)
+        program = RtModule(context)
         functions = [f for f in op.body.block.ops if isinstance(f, FuncOp)]
         for function in sorted(functions, key=lambda f: f.sym_name.data != INIT):
             program.entries.append(EntryLowering(program, function).run())
@@ -65,9 +65,9 @@ class LowerToRtPass(ModulePass):
 
 
 class EntryLowering:
-    """Lowers one function: walks its ops in order, keeping the place of every value. Implements `drafts.Places`."""
+    """Lowers one function: walks its ops in order, keeping every value's place. Implements `drafts.ValueMemory`."""
 
-    def __init__(self, program: Program, function: FuncOp) -> None:
+    def __init__(self, program: RtModule, function: FuncOp) -> None:
         self.function = function
         self.memory = EntryMemory(program, function)
         self.steps = Steps(self.memory)
@@ -102,7 +102,7 @@ class EntryLowering:
         return self._signature(name, view)
 
     def _results(self) -> list[tuple[SSAValue, View]]:
-        """Each returned value and its memory; one that is computed by one op is computed right there."""
+        """Each returned value and its memory. A value that one op computes is computed directly in that memory."""
         found: list[tuple[SSAValue, View]] = []
         keys = result_keys(self.function)
         for index, value in enumerate(return_op(self.function).operands):
@@ -116,7 +116,7 @@ class EntryLowering:
     def _signature(self, name: str, view: View) -> TensorSig:
         return TensorSig(name=name, arena=self.memory.arena_of(view), dtype=view.dtype, shape=view.shape)
 
-    # --- places (drafts.Places) ---
+    # --- places (drafts.ValueMemory) ---
 
     def view(self, value: SSAValue) -> View:
         return self.placer.view(value)
@@ -128,7 +128,7 @@ class EntryLowering:
         return self.states.updated(op, base)
 
     def result(self, value: SSAValue, shape: Sequence[Dim]) -> View:
-        """Room for a result: the caller's memory where it is returned, else a fresh activation buffer."""
+        """Memory for a result: the caller's if the value is returned, else a new activation buffer."""
         order = self.placer.layout_hint(value)
         destination = self.destinations.get(value)
         if destination is not None and order is None:
@@ -152,7 +152,7 @@ class EntryLowering:
             self.placer.define(op.result, nowhere)
         elif isinstance(op, qc.CopyOp):
             source = self.placer.view(op.input)
-            if not is_contiguous(source):  # put in order where it is: only the copy itself may cross
+            if not is_contiguous(source):  # made contiguous on its own device, since only a byte copy may cross
                 source = self.steps.contiguous_copy(source, op, op.source.data)
             self.steps.copy_across(source, self.result(op.result, shape_of(op.result.type)))
         elif isinstance(op, InsertSliceOp) and op in self.states.in_place.absorbed:
@@ -170,8 +170,8 @@ class EntryLowering:
             self.steps.launch(draft(op, self), op)
 
     def _torch_call(self, op: qc.TorchCallOp) -> None:
-        """Torch reads whole tensors in row-major order, and writes them when it has read all of its inputs; a result
-        may not share a buffer with an input all the same, since the plan forbids it to every step."""
+        """Lowers a torch call. torch reads and writes whole tensors in row-major order. A result never shares a buffer
+        with an input, since the plan forbids that for every step."""
         inputs = [self.placer.view(value) for value in op.inputs]
         inputs = [view if is_contiguous(view) else self.steps.contiguous_copy(view, op) for view in inputs]
         results = [self.result(value, shape_of(value.type)) for value in op.outputs]

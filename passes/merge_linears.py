@@ -1,17 +1,20 @@
-"""merge-linears: linears that read the same rows become one, whose result they are columns of.
+"""merge-linears: merges linears that read the same rows into one wider linear, and slices its result.
 
     %q = qc.linear %x, %wq      (64 rows)       %all = qc.linear %x, %wqkv      (128 rows)
     %k = qc.linear %x, %wk      (32 rows)  ->   %q = tensor.extract_slice %all[…, 0]  [64]
     %v = qc.linear %x, %wv      (32 rows)       %k = tensor.extract_slice %all[…, 64] [32]
                                                 %v = tensor.extract_slice %all[…, 96] [32]
 
-The rows of their weights are put one below the other, as they are stored (formats/stacking.py), and so are biases.  A
-row's sum does not depend on the rows beside it: results are the same to the bit.  Merged are linears whose weights
-agree in format, layout and element type, and that do the same with a sum.  One that reads another's result in its
-epilogue stays what it is: merged, that epilogue would be a launch again.  So does one whose result something would have
-to copy first, and one whose weight is read anywhere else in another company.
+The rows of their weights are stacked as they are stored (formats/stacking.py), and so are their biases. The sum of a
+row does not depend on other rows, so results are equal to the bit. Linears are merged if their weights have the same
+format, layout and element type, and if their epilogues are equal.
 
-`separate` are patterns of module paths whose linears stay apart; `*` is all of them.
+A linear stays separate if
+- its epilogue reads another tensor, since the epilogue would then need a launch of its own;
+- a reader of its result would need a copy of the slice;
+- its weight or bias is also read outside the group, or in different groups in different functions.
+
+`separate` has patterns of module paths whose linears stay separate; `*` stands for all of them.
 """
 
 from __future__ import annotations
@@ -45,21 +48,21 @@ from qcompiler.plan.weights import StoredTensor
 
 Group = list[qc.LinearOp]
 
-MOST = 8
-"""Linears in one: all of its result is kept until the last part of it is read."""
+MOST_MERGED = 8
+"""The most linears in one. The whole result stays in memory until its last part is read."""
 
 _BORDERS = (qc.AttentionOp, qc.BatchMatmulOp, qc.GroupedLinearOp, qc.RecurrentOp)
-"""Linears on both sides of such an op are not merged, for the same reason.  The keys and values that every layer of a
-decoder makes from the encoder's rows are an example."""
+"""Linears on different sides of such an op are not merged, because the result would stay in memory too long. An example
+are the keys and values that every layer of a decoder computes from the encoder's rows."""
 
 
 @dataclass(frozen=True)
 class MergeLinearsPass(ModulePass):
-    """Puts together the linears of each function that read the same rows."""
+    """Merges the linears of each function that read the same rows."""
 
     name = "merge-linears"
     separate: tuple[str, ...] = ()
-    numerics: ClassVar[Numerics] = Reordered(1e-5)  # the interpreter's matmul may sum a wider matrix in another order
+    numerics: ClassVar[Numerics] = Reordered(1e-5)  # the interpreter's matmul may sum a wider matrix differently
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         _Merging(op, qc_context(ctx), self.separate).run()
@@ -67,7 +70,7 @@ class MergeLinearsPass(ModulePass):
 
 @dataclass
 class _Merging:
-    """One module. `apart`: why the weight of a key stays apart, in every function."""
+    """The merging of one module. `apart` says for the key of a weight why its linears stay separate."""
 
     module: ModuleOp
     context: QCContext
@@ -88,7 +91,7 @@ class _Merging:
     # --- what may be merged ---
 
     def _look_at(self, siblings: Group) -> None:
-        """Fills `apart` with what can be said of each linear alone."""
+        """Adds to `apart` the linears that cannot be merged with any other."""
         wider = sum(_rows(op) for op in siblings)
         for op in siblings:
             why = self._obstacle(op, wider)
@@ -122,7 +125,7 @@ class _Merging:
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.separate)
 
     def _agreeing(self, siblings: Group) -> Iterator[Group]:
-        """Those of them that agree, if there are several."""
+        """The groups of two or more siblings that can be merged with each other."""
         classes: list[Group] = []
         for op in siblings:
             if not isinstance(op.w.owner, qc.ConstOp) or op.w.owner.key in self.apart:
@@ -135,7 +138,7 @@ class _Merging:
         yield from (group for group in classes if len(group) > 1)
 
     def _disagreement(self, group: Group) -> str | None:
-        """Why the last of a group cannot be put below the others, or None."""
+        """Why the last linear of a group cannot be merged with the others, or None."""
         first, last = group[0], group[-1]
         if first.attributes.get(DEVICE) != last.attributes.get(DEVICE):
             return "they are on different devices"
@@ -157,7 +160,7 @@ class _Merging:
         return None if fmt is None else stacking.obstacle(fmt, [_rows(op) for op in group], ours.shape[1])
 
     def _in_one_company(self, groups: list[Group]) -> list[Group]:
-        """Groups whose constants nothing else reads: in every function the same ones are together."""
+        """The groups whose constants are read by the same group in every function and by nothing else."""
         company: dict[str, set[tuple[str, ...]]] = {}
         for group in groups:
             for key in _constants(group):
@@ -238,7 +241,8 @@ class _Merging:
     def _stack(
         self, group: Group, values: Sequence[SSAValue | None], made: dict[tuple[str, ...], StoredTensor]
     ) -> StoredTensor:
-        """The constants `values` as one in the weight store, where every function finds it; None adds nothing."""
+        """Replaces the constants `values` by one stacked tensor in the weight store. A missing bias (None) adds
+        zero."""
         keys = [value.owner.key for value in values if value is not None and isinstance(value.owner, qc.ConstOp)]
         if tuple(keys) in made:
             return made[tuple(keys)]
@@ -255,7 +259,7 @@ class _Merging:
 
 
 def _siblings(function: FuncOp) -> list[Group]:
-    """Linears of a function that read the same rows, directly or through reshapes, where there are several."""
+    """The groups of two or more linears that read the same rows, directly or through reshapes."""
     found: dict[tuple[SSAValue, object, int], Group] = {}
     border = 0
     for op in function.body.block.ops:
@@ -263,7 +267,7 @@ def _siblings(function: FuncOp) -> list[Group]:
             border += 1
         if isinstance(op, qc.LinearOp):
             found.setdefault((unreshaped(op.x), shape_of(op.x.type)[-1], border), []).append(op)
-    return [group[at : at + MOST] for group in found.values() for at in range(0, len(group) - 1, MOST)]
+    return [group[at : at + MOST_MERGED] for group in found.values() for at in range(0, len(group) - 1, MOST_MERGED)]
 
 
 def _rows(op: qc.LinearOp) -> int:
@@ -271,7 +275,7 @@ def _rows(op: qc.LinearOp) -> int:
 
 
 def _constants(group: Group) -> list[str]:
-    """Keys of the weights and biases of a group."""
+    """The keys of a group's weights and biases."""
     values = [value for op in group for value in (op.w, *([op.bias] if op.bias is not None else []))]
     return [value.owner.key for value in values if isinstance(value.owner, qc.ConstOp)]
 
@@ -286,7 +290,7 @@ def _stored(tensor_: StoredTensor) -> str:
 
 
 def _constant(stored: StoredTensor, like: SSAValue) -> qc.ConstOp:
-    """The constant of a stacked tensor, of the type that its parts have."""
+    """A constant for a stacked tensor. Its type is like that of its parts."""
     if isinstance(like.type, QTensorType):
         assert stored.format is not None
         rows, cols = stored.shape
@@ -296,7 +300,7 @@ def _constant(stored: StoredTensor, like: SSAValue) -> qc.ConstOp:
 
 
 def _finish(begun: Operation, end: Operation, path: str) -> None:
-    """Gives the new ops before `end` the device of what they replace."""
+    """Gives the new ops before `end` the device of the ops that they replace."""
     device = end.attributes.get(DEVICE)
     each: Operation | None = end.prev_op
     while each is not None and DEVICE not in each.attributes and device is not None:

@@ -1,15 +1,15 @@
-"""pack-weights: stored weights take the layout their kernels chose. The only pass that changes a layout.
+"""pack-weights: gives stored weights the layout that their kernels need. No other pass changes a layout.
 
     before  %w = qc.const @l.w : !qc.qtensor<1536x384xf32, nf4, #qc.layout<"canonical">>
             %y = qc.linear %x, %w {qc.layout = "cpu_p16_v1"}
     after   %w = qc.const @l.w : !qc.qtensor<1536x384xf32, nf4, #qc.layout<"cpu_p16_v1">>
             %y = qc.linear %x, %w
 
-One layout per weight and target: all row classes and the embedding gather of a tied weight read the same bytes.  A
-plain (float) matrix is packed too; its tensor type says nothing of that, the weight store and the plan do.
+A weight has one layout per target: the kernels of all row classes, and the embedding of a tied weight, read the same
+bytes. A plain (float) matrix is packed, too; the weight store and the plan record this, the tensor type does not.
 
-The pass decides and counts bytes; they are rearranged when they are read, which is once, into their place in the
-program's image.  So no second copy of a model's weights exists in between.
+The pass itself moves no bytes. They are rearranged once, when they are read into the program's image, so there is never
+a second copy of a model's weights.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class PackWeightsPass(ModulePass):
 
 
 def _wanted(key: str, ops: list[ConstOp]) -> str | None:
-    """The one layout that the users of a constant ask for; LayoutError if two of them disagree.
+    """The layout that the users of a constant ask for. LayoutError if two of them ask for different ones.
 
-    A plain matrix that some op other than a linear (grouped or not) or an embedding reads stays row-major: only those
-    know layouts.
+    A plain matrix stays row-major if an op reads it that knows no layouts. Only linears (grouped or not), recurrent
+    layers and embeddings know them.
     """
     wanted: dict[str, str] = {}
     for const in ops:
@@ -83,7 +83,7 @@ def _wanted(key: str, ops: list[ConstOp]) -> str | None:
 
 
 def _reads_weight(use: Use) -> bool:
-    """Whether a use is the weight of a linear, of experts or of steps, or the table of an embedding."""
+    """Whether a use is the weight of a linear, of experts or of a recurrent layer, or the table of an embedding."""
     if isinstance(use.operation, RecurrentOp):
         return use.index in use.operation.weights
     return isinstance(use.operation, LinearOp | GroupedLinearOp | EmbeddingOp) and use.index == 1
@@ -91,7 +91,7 @@ def _reads_weight(use: Use) -> bool:
 
 @dataclass(frozen=True)
 class Repacked:
-    """The bytes of a weight in another layout, made anew from the canonical ones each time."""
+    """The bytes of a weight in another layout. Each read computes them from the canonical bytes."""
 
     tensor: StoredTensor
     layout: str
@@ -117,7 +117,8 @@ def pack(tensor: StoredTensor, layout: str) -> StoredTensor:
 
 
 def unpack(ref: FormatRef | None, layout: str, dtype: DType, shape: tuple[int, ...], data: Bytes) -> Bytes:
-    """Canonical bytes of a (rows, cols) matrix stored in `layout`; what the interpreters take as their `unpack`."""
+    """The canonical bytes of a (rows, cols) matrix in `layout`. The interpreters take this function as their
+    `unpack`."""
     if layout == "canonical":
         return data
     rows, cols = shape

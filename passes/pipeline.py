@@ -5,8 +5,8 @@
     run_pipeline(module, ctx, stages=with_options(STAGES, {"assign-streams": {"compute_streams": 1}}))
     run_pipeline(module, ctx, on_stage=write_dump, verify_each="numerics", sample_inputs=[x])
 
-After each stage the module is verified.  A failing stage raises `PassError` with a reproducer: a file that holds the IR
-before it and the command that repeats it.
+The module is verified after each stage. A failing stage raises `PassError` with a reproducer: a file with the IR before
+that stage and the command that runs the stage again.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ STAGES: tuple[Stage, ...] = (
 )
 
 PASS_NAMES: tuple[str, ...] = (*(stage.name for stage in STAGES), "lower-qc-to-linalg")
-"""The stages' passes in order, then those that are run only by name."""
+"""The passes of the stages in order, then the passes that run only by name."""
 
 ALL_PASSES: dict[str, Callable[[], type[ModulePass]]] = {name: partial(load_pass, name) for name in PASS_NAMES}
-"""Every pass by name, imported when asked for: what `qc opt` and `xdsl-opt` offer."""
+"""Every pass by name, for `qc opt` and `xdsl-opt`. A pass is imported on first use."""
 
 
 def upto(last: str) -> tuple[Stage, ...]:
@@ -107,7 +107,7 @@ def upto(last: str) -> tuple[Stage, ...]:
 
 
 def with_options(stages: Sequence[Stage], options: Mapping[str, Mapping[str, object]]) -> tuple[Stage, ...]:
-    """The same stages, with other values for the fields of some passes: `{stage: {field: value}}`."""
+    """The stages with other options for some passes: `{stage: {field: value}}`."""
 
     def make(stage: Stage) -> ModulePass:
         return replace(stage.make(), **options[stage.name])
@@ -116,7 +116,8 @@ def with_options(stages: Sequence[Stage], options: Mapping[str, Mapping[str, obj
 
 
 def parse_passes(text: str) -> list[ModulePass]:
-    """The passes of a text such as `canonicalize,assign-streams{compute-streams=4}`. ArgumentError if it has others."""
+    """The passes of a text such as `canonicalize,assign-streams{compute-streams=4}`. ArgumentError for an unknown
+    one."""
     try:
         specs = list(parse_pipeline(text))
     except ArgSpecParseError as error:
@@ -134,7 +135,7 @@ def parse_passes(text: str) -> list[ModulePass]:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Wall time of one stage, its verification not included."""
+    """The wall time of one stage, without verification."""
 
     name: str
     seconds: float
@@ -150,12 +151,12 @@ def run_pipeline(
     sample_inputs: Arrays | None = None,
     sample_states: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> list[StageTime]:
-    """Runs the stages on `module` in place; `on_stage(name, module, seconds)` follows each.
+    """Runs the stages on `module`, in place, and calls `on_stage(name, module, seconds)` after each.
 
-    The IR is verified after each stage in any case.  `verify_each="numerics"` also runs the program before and after
-    each stage on `sample_inputs` (and `sample_states`, zeros by default) and raises NumericsError naming the first pass
-    that changed the answer by more than it declares.  PassError for a failing pass; QCompilerErrors with a better
-    class of their own pass through unchanged, with a note that names the reproducer.
+    The IR is always verified after each stage. `verify_each="numerics"` also runs the program before and after each
+    stage on `sample_inputs` (and `sample_states`, zeros by default). NumericsError names the first pass that changed
+    the results by more than it declares. PassError for a failing pass. A QCompilerError of another class is raised
+    unchanged, with a note that names the reproducer.
     """
     if verify_each == "numerics" and sample_inputs is None:
         raise QCompilerError('verify_each="numerics" needs sample inputs to run the program on')
@@ -194,7 +195,7 @@ def run_pipeline(
 
 
 class _NumericsCheck:
-    """The program's answers so far, and whether a pass kept them."""
+    """Compares the program's results before and after each pass."""
 
     def __init__(
         self,
@@ -212,7 +213,8 @@ class _NumericsCheck:
         self._epsilon = coarsest_epsilon(module)
 
     def after(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> str | None:
-        """What is wrong with the answers after a pass, or None. Entry points that a pass adds must agree, too."""
+        """Describes how the results after a pass are wrong; None if they are right. New entry points are checked,
+        too."""
         now = answers(module, ctx, self._inputs, self._states)
         roundings, widenings = count_roundings(module), count_widenings(module)
         deleted = max(0, self._roundings - roundings, self._widenings - widenings)
@@ -228,7 +230,7 @@ class _NumericsCheck:
 
 
 def _reproduce(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: ModulePass) -> str:
-    """Runs the stages before the failing one again (passes are deterministic) and writes what they leave."""
+    """Runs the stages before the failing one again, and writes their result. Passes are deterministic."""
 
     def repeat() -> tuple[ModuleOp, QCContext]:
         module = start.clone()

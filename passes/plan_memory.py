@@ -1,4 +1,4 @@
-"""plan-memory: gives every buffer its offset. Activations share memory where the one is dead before the other begins.
+"""plan-memory: gives every buffer its offset. Two activations share memory if one is dead before the other begins.
 
     before  rt.arena @activations {nbytes = 0}
             rt.buffer @main.0 {arena = @activations, nbytes = 6144}
@@ -7,11 +7,11 @@
             rt.buffer @main.0 {arena = @activations, offset = 0, nbytes = 6144}
             rt.buffer @main.1 {arena = @activations, offset = 0, nbytes = 1536}    (main.0 is dead when it begins)
 
-"Before" means ordered by streams and events, not by the order of the list.  Offsets are those of the bucket's maximum.
-Placement is greedy: buffers from large to small, each into the smallest gap that fits between the buffers that it
-conflicts with.  Constants keep the weight store's order, or lie one behind the other where a program for several
-devices gathers on each what is used there; states, init results, inputs and outputs lie one behind the
-other.  A buffer that has an offset keeps it.
+"Before" means ordered by streams and events, not by the order of the list. Offsets are computed for the bucket's
+largest sizes. Placement is greedy: the largest buffer first, each in the smallest sufficient gap between the buffers
+that it conflicts with. States, init results, inputs and outputs are placed one after the other. Constants have the
+offsets of the weight file, except in a program for several devices: there each device's constants arena holds only the
+weights used on it, one after the other. A buffer that already has an offset keeps it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from qcompiler.plan.weights import file_offsets
 STAGE = "plan-memory"
 
 ALIGNMENT = 64
-"""Bytes: one cache line, and the widest vector load."""
+"""In bytes: one cache line, and the widest vector load."""
 
 LONG_LIVED_ALIGNMENT = 256
-"""Bytes, for constants and init results: what CUDA's allocators guarantee."""
+"""The alignment, in bytes, of constants and init results: what CUDA's allocators guarantee."""
 
 
 @dataclass(frozen=True)
 class PlanMemoryPass(ModulePass):
-    """An offset for every buffer and a size for every arena; what sharing saved is reported."""
+    """Sets the offset of every buffer and the size of every arena, and reports the memory that sharing saved."""
 
     name = STAGE
 
@@ -129,10 +129,10 @@ def _place_activations(arena: ArenaOp, buffers: Sequence[BufferOp], lifetimes: L
 
 
 def place(sizes: Sequence[int], uses: Sequence[Sequence[Use]], fixed: dict[int, int]) -> list[int]:
-    """Offsets (multiples of 64) at which no two buffers that conflict overlap; `fixed` ones are taken as given.
+    """Offsets (multiples of 64) at which no two conflicting buffers overlap. Offsets in `fixed` are kept.
 
-    Greedy by size as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020), with the
-    best-fitting gap.  `uses[i]` holds the lifetime of buffer i in each entry that uses it.
+    The algorithm is greedy by size with the best-fitting gap, as in Pisarchyk and Lee, "Efficient Memory Management for
+    Deep Neural Net Inference" (2020). `uses[i]` has the lifetime of buffer i in each entry that uses it.
     """
     order = [*fixed, *sorted((i for i in range(len(sizes)) if i not in fixed), key=lambda i: (-sizes[i], i))]
     conflict = _conflicts(uses)
@@ -149,7 +149,7 @@ def place(sizes: Sequence[int], uses: Sequence[Sequence[Use]], fixed: dict[int, 
 
 
 def _best_gap(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], size: int) -> int:
-    """The start of the smallest gap of at least `size` bytes between the ranges; behind them all if there is none."""
+    """The start of the smallest gap of at least `size` bytes between the ranges, or the end of all ranges."""
     best, best_gap, at = -1, -1, 0
     for k in np.argsort(starts, kind="stable"):
         gap = int(starts[k]) - at
@@ -160,7 +160,7 @@ def _best_gap(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], size: 
 
 
 def _conflicts(uses: Sequence[Sequence[Use]]) -> npt.NDArray[np.bool_]:
-    """`[i, j]`: in some entry, neither buffer's last use comes before the other's first. (n, n) booleans."""
+    """An (n, n) array of booleans. `[i, j]` is true if in some entry neither buffer is dead before the other begins."""
     count = len(uses)
     conflict = np.zeros((count, count), dtype=np.bool_)
     entries = sorted({use.entry for each in uses for use in each})

@@ -1,12 +1,12 @@
-"""pull-slices: rows are picked before they are computed with, and not after.
+"""pull-slices: moves slices and gathers of rows in front of the ops that compute each row by itself.
 
     %y = qc.linear %x, %w : tensor<?x?x32000xf32, ["b", "s", 32000]>      %l = tensor.extract_slice %x[0, s - 1, 0]
     %l = tensor.extract_slice %y[0, s - 1, 0] [b, 1, 32000]           ->  %y = qc.linear %l, %w : tensor<?x1x32000xf32>
 
-A causal model that is asked for the last position so computes its head for that one alone.  Picks are slices, and
-gathers along one axis, that keep the last dim whole.  They move in front of linears, norms, rows of int8, and pointwise
-loops over one tensor, if nothing else reads these.  A slice moves only where the rows that it leaves are read in place,
-a gather only where it picks no more rows than there are.
+So a causal model whose caller needs only the last position computes its head for that position only. A *pick* is a
+slice, or a gather along one axis, that keeps the last dim whole. Picks move in front of linears, norms, quantisation to
+int8 rows, and pointwise loops over one tensor, if nothing else reads the results of these. A slice moves only if the
+next op can read the remaining rows in place. A gather moves only if it picks no more rows than there are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Maker = qc.LinearOp | qc.LayerNormOp | qc.RmsNormOp | qc.QuantizeRowsOp | ops.Ge
 
 @dataclass(frozen=True)
 class PullSlicesPass(ModulePass):
-    """Moves picks of rows in front of what computes each row by itself."""
+    """Moves picks of rows in front of the ops that compute each row by itself."""
 
     name = "pull-slices"
     # another number of rows may take a kernel that sums in another order
@@ -63,7 +63,7 @@ class PullSlicesPass(ModulePass):
 
 
 def _maker(pick: Pick) -> Maker | None:
-    """The op, behind reshapes of its leading dims, whose rows are picked and read by nothing else."""
+    """The op whose rows are picked, through reshapes of leading dims, if nothing else reads its result."""
     value, cols = pick.operands[0], shape_of(pick.operands[0].type)[-1]
     while value.has_one_use():
         op = producer(value)
@@ -90,7 +90,7 @@ def _is_by_rows(op: Maker) -> bool:
 
 
 def _is_of_rows(pick: Pick) -> bool:
-    """Whether whole rows are picked, fewer than there are, and the next op can read them where they lie."""
+    """Whether the pick takes whole rows, and fewer than there are, and the next op can read them in place."""
     shape = shape_of(pick.operands[0].type)
     if isinstance(pick, qc.GatherOp):
         axis = pick.axis.value.data
@@ -112,7 +112,7 @@ def _at_most(size: Dim, limit: Dim) -> bool:
 
 
 def _move(pick: Pick, maker: Maker) -> Pick:
-    """Makes the op anew, of the picked rows; returns the pick that it reads."""
+    """Replaces the op by the same op on the picked rows. Returns the pick that the new op reads."""
     builder = build.with_path(InsertPoint.before(pick), path_of(pick))
     rows = shape_of(pick.operands[0].type)[:-1]
     picked = shape_of(pick.results[0].type)[:-1]
@@ -128,7 +128,7 @@ def _move(pick: Pick, maker: Maker) -> Pick:
 
 
 def _input(maker: Maker) -> SSAValue:
-    """The tensor whose rows are the result's."""
+    """The tensor whose row n gives row n of the result."""
     if isinstance(maker, ops.GenericOp):
         rank = len(shape_of(maker.res[0].type))
         return next(value for value, index in loops.inputs_of(maker) if index == loops.identity(rank))
@@ -136,7 +136,7 @@ def _input(maker: Maker) -> SSAValue:
 
 
 def _picked(builder: Builder, pick: Pick, value: SSAValue, cols: Dim) -> Pick:
-    """The same rows of another tensor."""
+    """Picks the same rows of another tensor."""
     if isinstance(pick, qc.GatherOp):
         type_ = tensor((*shape_of(pick.result.type)[:-1], cols), tensor_dtype(value.type))
         return builder.insert(qc.GatherOp(value, pick.index, type_, axis=pick.axis.value.data))
@@ -149,7 +149,7 @@ def _picked(builder: Builder, pick: Pick, value: SSAValue, cols: Dim) -> Pick:
 
 
 def _remade(builder: Builder, maker: Maker, x: SSAValue, shape: tuple[Dim, ...]) -> SSAValue:
-    """The op of other rows."""
+    """The same op on the rows of `x`."""
     type_ = tensor(shape, tensor_dtype(maker.results[0].type))
     if isinstance(maker, ops.GenericOp):
         return _loop(builder, maker, x, shape, type_)
@@ -161,7 +161,7 @@ def _remade(builder: Builder, maker: Maker, x: SSAValue, shape: tuple[Dim, ...])
 
 
 def _loop(builder: Builder, maker: ops.GenericOp, x: SSAValue, shape: tuple[Dim, ...], type_: TensorType) -> SSAValue:
-    """A pointwise nest over other rows, of another rank where the picked tensor is seen in another shape."""
+    """The same pointwise nest on the rows of `x`. Its rank changes if `x` has another rank."""
     old, rank = len(shape_of(maker.res[0].type)), len(shape)
     inputs = [x if index == loops.identity(old) else value for value, index in loops.inputs_of(maker)]
     maps = [

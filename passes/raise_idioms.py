@@ -1,14 +1,15 @@
-"""raise-idioms: decomposed norms, softmax, rope and attention become one op each; masks become flags.
+"""raise-idioms: replaces decomposed norms, softmax, rope and attention by one op each, and masks by flags.
 
     %s = linalg.generic { x * x } reduced by arith.addf
     %r = linalg.generic { math.rsqrt(s / N + eps) }       ->   %n = qc.rms_norm %x weight(%w) {eps = 1e-6}
     %n = linalg.generic { x * r * w }
 
-Matching reads what one element is computed from (views/trace.py), so it does not matter how the form was split into
-loop nests, nor where casts and unit dims stand.  An attention mask that is provably (j <= i) becomes the flag `causal`,
-one that keeps everything is dropped, also as part of a conjunction.  SwiGLU has no op of its own: fuse-epilogues makes
-`silu(x Wg) * (x Wu)` two linears whose epilogues hold the silu and the product.  A matmul that is no part of an
-attention, over heads that were joined with the batch (`view(-1, s, d)`), has them as two dims again: joining copies.
+The matcher looks at the expression that computes one element (views/trace.py). So it does not matter how the form is
+split into loop nests, or where casts and unit dims are. An attention mask that is proven to be (j <= i) becomes the
+flag `causal`. A mask that keeps everything is dropped, also as a part of a conjunction. SwiGLU has no op:
+fuse-epilogues turns `silu(x Wg) * (x Wu)` into two linears with the silu and the product in their epilogues. If a
+matmul outside of attention has heads and batch joined (`view(-1, s, d)`), the pass separates them again, since joining
+them needs a copy.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _POINTWISE_FORMS: tuple[tuple[str, Callable[[SSAValue, Tracer], Raised | None]],
     ("arith.divf", softmax.match),
     ("arith.addf", rope.match),
 )
-"""By the last operator of the form (casts aside)."""
+"""The matchers, by the last operator of the form, without casts."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,17 @@ class RaiseIdiomsPass(ModulePass):
         for function in functions(op):
             raised = _raise_pointwise_forms(function, context) + _raise_attention(function, context)
             report_idioms(function, context, self.name)
-            # products left over joined batch dims read their operands as they lie
+            # the remaining products over joined batch dims read their operands without a copy
             if raised + rewrite(list(function.body.block.ops), [split_batch], again=False):
                 fold_views(list(function.body.block.ops))
             reader = MaskReader(function, context)
             for each in list(function.body.block.ops):
                 while isinstance(each, qc.AttentionOp) and simplify_mask(each, reader, context, self.name):
-                    pass  # a conjunction loses one part at a time
+                    pass  # each step drops one part of a conjunction
 
 
 def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> int:
-    """Norms, softmax and rope; returns how many."""
+    """Raises norms, softmax and rope; returns their number."""
     tracer = Tracer(context)
 
     @pattern
@@ -87,12 +88,12 @@ def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> int:
         context.report.add(RaiseIdiomsPass.name, path_of(made.op), what, "it was written out in parts")
         return made.result
 
-    # The last op first: the largest form contains the smaller ones.
+    # From the last op to the first, since a larger form contains smaller ones.
     return rewrite(list(function.body.block.ops), [raise_form], again=False, backward=True)
 
 
 def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
-    """Attention between two matmuls; returns how often."""
+    """Raises attention between two matmuls; returns how often."""
     tracer, masks = Tracer(context), Masks(MaskReader(function, context))
 
     @pattern

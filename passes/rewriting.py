@@ -1,4 +1,4 @@
-"""Rewrite patterns and the one driver that applies them.
+"""Rewrite patterns, and the driver that applies them.
 
     @pattern
     def drop_whole_slice(op: tensor.ExtractSliceOp, rewriter: PatternRewriter) -> SSAValue | None:
@@ -6,15 +6,15 @@
 
     rewrite(function.body.block, [drop_whole_slice])
 
-A pattern is an xDSL `RewritePattern`.  Its function gets an op of the type in its signature, and a rewriter that
-inserts in front of that op and gives what it inserts the op's `qc.path`.  It returns
+A pattern is an xDSL `RewritePattern`. Its function gets an op of the type in its signature, and a rewriter. The
+rewriter inserts new ops in front of that op and gives them its `qc.path`. The function returns
 
     None                the pattern does not apply, and nothing was changed
-    a value             replaces the op's only result; what nobody reads any more is erased
+    a value             replaces the op's only result; ops without readers are erased
     the op's own result the op was changed in place
 
-xDSL's walker is not used: it turns the errors that users see into its own, and it does not notice two patterns that
-undo each other.
+The driver is not xDSL's walker. That one replaces the errors that users see by its own, and does not notice two
+patterns that undo each other.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import path_of
 
 OpT = TypeVar("OpT", bound=Operation)
-_VISITS_PER_OP = 50  # an op is rewritten a few times at most; more means that two patterns undo each other
+_VISITS_PER_OP = 50  # an op is rewritten a few times; more visits mean that two patterns undo each other
 
 
 class Pattern(RewritePattern):
-    """A function as a pattern; `kinds` are the ops it may apply to."""
+    """A pattern that calls a function. `kinds` are the types of ops that it may apply to."""
 
     def __init__(
         self, rule: Callable[[Any, PatternRewriter], SSAValue | None], kinds: Iterable[type[Operation]]
@@ -60,7 +60,7 @@ class Pattern(RewritePattern):
 
 
 def pattern(rule: Callable[[OpT, PatternRewriter], SSAValue | None]) -> Pattern:
-    """The pattern of a function, for the ops in its signature; see the module's docstring."""
+    """Makes a pattern of a function, for the op types in its signature. See the module's docstring."""
     first = next(iter(inspect.signature(rule, eval_str=True).parameters.values())).annotation
     return Pattern(rule, typing.get_args(first) or (first,))
 
@@ -68,11 +68,11 @@ def pattern(rule: Callable[[OpT, PatternRewriter], SSAValue | None]) -> Pattern:
 def rewrite(
     ops: Block | Iterable[Operation], patterns: Sequence[Pattern], *, again: bool = True, backward: bool = False
 ) -> int:
-    """Applies patterns to ops, the first that applies to each, in order; returns how often one did.
+    """Applies to each op the first pattern that fits. Returns the number of rewrites.
 
-    A block stands for its ops, those of bodies in front of the op that holds them; otherwise ops are as listed.  With
-    `again`, ops that a pattern inserts or changes, and the readers of what it replaces, are visited, too, until no
-    pattern applies.  `backward` visits the last op first.
+    For a block, all its ops are visited in order, and the ops of a body before the op that has it. With `again`, the
+    ops that a pattern inserts or changes, and the readers of a replaced value, are visited again until no pattern
+    applies. `backward` visits the last op first.
     """
     listed = list(ops.walk(region_first=True) if isinstance(ops, Block) else ops)
     stack = listed if backward else listed[::-1]
@@ -86,7 +86,7 @@ def rewrite(
         kind = type(op)
         if kind not in by_kind:
             by_kind[kind] = [each for each in patterns if issubclass(kind, each.kinds)]
-        if not by_kind[kind] or op.parent is None:  # erased since it was listed
+        if not by_kind[kind] or op.parent is None:  # no parent: the op was erased
             continue
         budget -= 1
         if budget < 0:
@@ -104,7 +104,7 @@ def rewrite(
 
 
 def _apply_first(op: Operation, patterns: Sequence[Pattern]) -> list[Operation] | None:
-    """Applies the first pattern that fits; the ops it inserted and changed, in order, or None if none fits."""
+    """Applies the first pattern that fits. Returns the inserted and changed ops in order, or None if none fits."""
     inserted: list[Operation] = []
     changed: list[Operation] = []
     rewriter = PatternRewriter(InsertPoint.before(op))

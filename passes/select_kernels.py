@@ -1,10 +1,10 @@
-"""select-kernels: each op gets its kernel, with the reason for every candidate that was passed over.
+"""select-kernels: chooses the kernels of each op, and reports why other candidates were rejected.
 
     before  %y = qc.linear %x, %w                       M = b*s in [1, 32768]
     after   %y = qc.linear %x, %w {qc.cases = ["8:2-8", ":large"], qc.layout = "cpu_p16_v1"}
 
-Ops with a single kernel need no attribute: their template is their name.  An op without any kernel on the target is an
-error that names it and its place in the model.
+An op with a single kernel needs no attribute: its name is the template's name. An op without a kernel on the target is
+an error that names the op and its module path.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from qcompiler.kernels.select import FLOATS, templates
 from qcompiler.passes.lowering.kinds import BY_OP, FLOAT_ONLY, TEMPLATES
 
 _NO_KERNEL = (ConstOp, DimOp, StateOp, StateUpdateOp, CopyOp, WindowsOp, TorchCallOp)
-"""Values, what a linear's kernel reads in place, and what torch runs."""
+"""Ops without a kernel: they give values, a linear's kernel reads them in place, or torch runs them."""
 
 
 @dataclass(frozen=True)
 class SelectKernelsPass(ModulePass):
-    """Annotates linears with their cases and their weight's layout; refuses ops that no kernel serves."""
+    """Adds to linears their cases and the layout of their weight, and refuses ops without a kernel."""
 
     name = "select-kernels"
 

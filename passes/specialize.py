@@ -1,11 +1,11 @@
-"""specialize: one function for each bucket of sizes; these become the program's entry points.
+"""specialize: makes one function for each bucket of sizes. These functions become the program's entry points.
 
     func.func @main(%x: tensor<?x384xf32, ["s", 384]>)    func.func @"decode[s=1]"(%x: tensor<1x384xf32>)
         attributes {qc.ranges = {s = [1, 512]}}      ->   func.func @"prefill[s<=512]"(%x: tensor<?x384xf32, …>)
 
-Buckets are the pass's option, `specialize{buckets="decode: s=1..1","prefill: s=1..512 b=1..4"}`.  Without them a model
-without state keeps its one entry point `main`; one with state (a cache) whose token dimension may be 1 gets a `decode`
-entry for that size beside `prefill`.  A symbol with one possible value becomes that integer everywhere.
+The buckets are an option of the pass, `specialize{buckets="decode: s=1..1","prefill: s=1..512 b=1..4"}`. Without it, a
+model without state keeps its one entry point `main`. A model with state (a cache) whose token dimension may be 1 gets
+two: `decode` for that size, and `prefill`. A symbol with one possible value becomes that integer everywhere.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from qcompiler.passes.loops.substitute import substitute_symbols
 from qcompiler.plan.dims import Range
 
 Bucket = tuple[str, Mapping[str, Range]]
-"""The name of an entry point, and the ranges of sizes that it takes."""
+"""The name of an entry point, and the range of each symbol."""
 
 _SIZE = re.compile(r"([A-Za-z_]\w*)=(\d{1,19})\.\.(\d{1,19})")
 
 
 @dataclass(frozen=True)
 class SpecializePass(ModulePass):
-    """Clones `@main` once per bucket; `buckets` are texts that `bucket_text` makes."""
+    """Clones `@main` for each bucket. `buckets` are texts made by `bucket_text`."""
 
     name = "specialize"
     buckets: tuple[str, ...] | None = None
@@ -45,7 +45,7 @@ class SpecializePass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         main = find_func(op, "main")
         if main is None:
-            return  # specialised already, or a module of hand-written entry points
+            return  # already specialised, or entry points written by hand
         given = None if self.buckets is None else [parse_bucket(text) for text in self.buckets]
         buckets = default_buckets(main) if given is None else checked_buckets(main, given)
         made = [_specialised(main, name, ranges) for name, ranges in buckets]
@@ -68,9 +68,10 @@ def _specialised(main: func.FuncOp, name: str, ranges: Mapping[str, Range]) -> f
 
 
 def default_buckets(main: func.FuncOp) -> list[Bucket]:
-    """`main` alone, or `prefill` and `decode` for a model with state and a size that may be 1.
+    """`main`, or `prefill` and `decode` for a model with state whose token dimension may be 1.
 
-    The token dimension is the one symbol with 1 in its range, or among several the one named like a sequence.
+    The token dimension is the only symbol with 1 in its range. If there are several, it is the one named like a
+    sequence.
     """
     ranges = ranges_of(main)
     has_state = any(isinstance(op, qc.StateOp) for op in main.body.block.ops)
@@ -89,14 +90,14 @@ def _token_symbol(candidates: Sequence[str]) -> str | None:
 
 
 def bucket_text(name: str, ranges: Mapping[str, Range]) -> str:
-    """A bucket as the pass's option has it, "decode: s=1..1". PassError for a name that such a text cannot hold."""
+    """The text of a bucket in the pass's option: "decode: s=1..1". PassError for a name that this text cannot hold."""
     if re.search(r'["\\\x00-\x1f]', name) or not name:
         raise PassError(f"{name!r} cannot be the name of a bucket: quotes and backslashes cannot", stage="specialize")
     return " ".join([f"{name}:", *(f"{symbol}={low}..{high}" for symbol, (low, high) in ranges.items())])
 
 
 def parse_bucket(text: str) -> Bucket:
-    """What `bucket_text` wrote. PassError for anything else."""
+    """Reads a text of `bucket_text`. PassError for any other text."""
     name, colon, sizes = text.rpartition(":")
     found = [_SIZE.fullmatch(each) for each in sizes.split()]
     if not colon or not name or None in found:
@@ -105,7 +106,7 @@ def parse_bucket(text: str) -> Bucket:
 
 
 def checked_buckets(main: func.FuncOp, given: Sequence[Bucket]) -> list[Bucket]:
-    """The buckets after checking; PassError names the one that does not fit the model's ranges."""
+    """The buckets, checked. PassError names a bucket that does not fit the model's ranges."""
     ranges = ranges_of(main)
     buckets: list[Bucket] = []
     if not given:

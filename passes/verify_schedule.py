@@ -1,10 +1,10 @@
-"""verify-schedule: refuses a schedule that is not safe to run. Changes nothing.
+"""verify-schedule: refuses a schedule that is not safe to run. It changes nothing.
 
     rt.launch @linear_0 [#rt.view<@b0, …>]          refused (no-stream): it names no stream
     rt.launch @linear_0 on @s1 [#rt.view<@b0, …>]   refused (unordered-read): … record an event … and wait for it here
 
-The rules are those of qcompiler/plan/verify.py, the same verifier that checks a program file at load; docs/schedule.md
-lists them.
+The rules are those of qcompiler/plan/verify.py, which also checks every program file at load. docs/schedule.md lists
+them.
 """
 
 from __future__ import annotations

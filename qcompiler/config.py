@@ -4,7 +4,7 @@
     QuantConfig("int4:group=64", rules={"*.query": "int8", "lm_head": None})
     QuantConfig("nf4", embedding="nf4", promise_bits=4.6)
     QuantConfig("q4_K, else q5_0, else int8")              alternatives where blocks of 256 do not divide K
-    QuantConfig("q4_K_M")                                  llama.cpp's mixture: a format per tensor (mixtures.py)
+    QuantConfig("q4_K_M")                                  llama.cpp's mixture: a format per tensor (format_mixtures.py)
 
 A text may name several formats with `else` between them; the first that can store a matrix is taken.  A recipe of one
 format has a built-in chain of alternatives, which ends in int8 per row and is visible in `linear`; rules have none.
@@ -26,8 +26,8 @@ from typing import Literal
 
 from qcompiler import formats
 from qcompiler.errors import RecipeError, UnknownFormatError
+from qcompiler.format_mixtures import ALTERNATIVE_FORMAT, MIXTURES
 from qcompiler.formats import Format
-from qcompiler.mixtures import MIXTURES, NEXT
 from qcompiler.plan.kernel import FormatRef
 
 
@@ -74,8 +74,8 @@ def with_next(text: str) -> str:
     if fmt.declaration.tail == "short":
         return text
     chain = [text]
-    if fmt.name in NEXT:
-        chain.append(NEXT[fmt.name])
+    if fmt.name in ALTERNATIVE_FORMAT:
+        chain.append(ALTERNATIVE_FORMAT[fmt.name])
     group = fmt.params.get("group")
     while isinstance(group, int) and group > 32:
         group //= 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qcompiler.errors import ArgumentShapeError, DimError, PlanError
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.equations import Equation, plan_equations
+from qcompiler.plan.equations import SizeEquation, plan_equations
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import EntryPoint, Plan, TensorSig
 
@@ -39,7 +39,7 @@ class EntryBinder:
         self.equations = self._plan_equations()
         self.outputs = [[dim(extent) for extent in sig.shape] for sig in entry.outputs]
 
-    def _plan_equations(self) -> list[Equation]:
+    def _plan_equations(self) -> list[SizeEquation]:
         planned, known = plan_equations([sig.shape for sig in self.entry.inputs])
         used = {name for sig in self.entry.inputs for extent in sig.shape for name in dim(extent).symbols()}
         if missing := (set(self.order) | used) - known:
@@ -71,7 +71,9 @@ class EntryBinder:
             _nbytes(self.entry.inputs, shapes), _nbytes(self.entry.outputs, outputs),
         )  # fmt: skip
 
-    def _solve(self, equation: Equation, extent: int, symbols: dict[str, int], sig: TensorSig, shape: Shape) -> None:
+    def _solve(
+        self, equation: SizeEquation, extent: int, symbols: dict[str, int], sig: TensorSig, shape: Shape
+    ) -> None:
         assert equation.solves is not None
         name = equation.solves.name
         low, high = self.ranges[name]

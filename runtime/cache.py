@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from qcompiler.errors import RuntimeFailure
-from qcompiler.runtime.files import SUFFIX, Held, held, sweep, write_private
+from qcompiler.runtime.files import SUFFIX, LockedPath, held, sweep, write_private
 from qcompiler.runtime.progress import note_once
 
 _WAY_OUT = "set QC_CACHE_DIR to a folder that only you can write to"
@@ -122,7 +122,7 @@ def has_private_dir() -> bool:
     return os.getpid() in _private_of
 
 
-def _private(process: int) -> tuple[Path, Held]:
+def _private(process: int) -> tuple[Path, LockedPath]:
     if process in _private_of:
         return _private_of[process]
     parent = Path(tempfile.gettempdir())
@@ -140,7 +140,7 @@ def _private(process: int) -> tuple[Path, Held]:
     return folder, lock
 
 
-_private_of: dict[int, tuple[Path, Held]] = {}
+_private_of: dict[int, tuple[Path, LockedPath]] = {}
 
 
 def _remove(folder: Path, process: int) -> None:

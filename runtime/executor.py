@@ -19,7 +19,6 @@ import msgspec
 from qcompiler.errors import PlanError
 from qcompiler.kernels.cpu.entry import segments
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.geometry import begin_of, nbytes_of
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import (
     Copy,
@@ -35,7 +34,8 @@ from qcompiler.plan.plan import (
     calls_torch,
     taken,
 )
-from qcompiler.plan.torch_regions import Place, Ready, runner
+from qcompiler.plan.torch_regions import Ready, TensorMemory, runner
+from qcompiler.plan.view_regions import begin_of, nbytes_of
 from qcompiler.runtime.backends.base import Backend, Kernel, Stream
 from qcompiler.runtime.binding import Binding
 from qcompiler.runtime.memory import Block
@@ -235,8 +235,8 @@ class _TorchCall:
     queue: Queue
     ready: Ready
     sizes: tuple[int, ...]
-    inputs: list[tuple[_Address, Place]]
-    outputs: list[tuple[_Address, Place]]
+    inputs: list[tuple[_Address, TensorMemory]]
+    outputs: list[tuple[_Address, TensorMemory]]
 
     def issue(self, context: Any, arenas: ArenaArray) -> None:
         inputs, outputs = (
@@ -251,7 +251,7 @@ class _TorchCall:
         else:
             self._on_copies(inputs, outputs)
 
-    def _on_copies(self, inputs: Sequence[Place], outputs: Sequence[Place]) -> None:
+    def _on_copies(self, inputs: Sequence[TensorMemory], outputs: Sequence[TensorMemory]) -> None:
         backend, stream = self.queue.backend, self.queue.stream
         read, written = ([Block(place.nbytes) for place in group] for group in (inputs, outputs))
         for place, block in zip(inputs, read, strict=True):
@@ -264,7 +264,7 @@ class _TorchCall:
                 backend.upload(stream, place.address, block.address, place.nbytes)
 
 
-def _moved(places: Sequence[Place], blocks: Sequence[Block]) -> list[Place]:
+def _moved(places: Sequence[TensorMemory], blocks: Sequence[Block]) -> list[TensorMemory]:
     return [msgspec.structs.replace(place, address=block.address) for place, block in zip(places, blocks, strict=True)]
 
 
@@ -442,9 +442,11 @@ def has_blocks(backend: Backend, spec: KernelSpec, symbols: Mapping[str, int]) -
     return 0 not in geometry(spec, backend.isa).at({name: symbols[name] for name in spec.symbols})
 
 
-def _place(view: View, symbols: dict[str, int], written: bool) -> Place:
+def _place(view: View, symbols: dict[str, int], written: bool) -> TensorMemory:
     """A torch call's operand; the call sets its address."""
-    return Place(address=0, dtype=view.dtype, shape=tuple(_value(d, symbols) for d in view.shape), written=written)
+    return TensorMemory(
+        address=0, dtype=view.dtype, shape=tuple(_value(d, symbols) for d in view.shape), written=written
+    )
 
 
 def chosen_kernel(step: Select, symbols: dict[str, int]) -> str:

@@ -104,7 +104,7 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-class Held:
+class LockedPath:
     """An open file or folder with a lock on it, which ends when this is closed or dropped, or with the process."""
 
     def __init__(self, path: Path) -> None:
@@ -118,7 +118,7 @@ class Held:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> LockedPath:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,12 +129,12 @@ class Held:
             self.close()
 
 
-def held(path: Path) -> Held:
+def held(path: Path) -> LockedPath:
     """Locks a file or folder. BlockingIOError if another process has it.
 
     On a file system without locks the result is open and holds nothing; `sweep` finds nothing to remove there.
     """
-    handle = Held(path)
+    handle = LockedPath(path)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -182,7 +182,7 @@ def sync(path: Path) -> None:
 
 
 def _sweep_one(path: Path) -> None:
-    with contextlib.suppress(OSError), Held(path) as handle:  # locked by its maker, or already removed
+    with contextlib.suppress(OSError), LockedPath(path) as handle:  # locked by its maker, or already removed
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle.fileno()).st_uid != os.geteuid():
             return

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from qcompiler.errors import ArgumentError
-from qcompiler.kernels.cost import NOTHING, Cost, DeviceCost, Occupancy, copy_cost, device_cost, launch_cost
+from qcompiler.kernels.cost import NO_COST, Cost, DeviceCost, Occupancy, copy_cost, device_cost, launch_cost
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
-from qcompiler.plan.lookup import Program
+from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.paths import joined_paths
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Record, Select, Step, TorchCall, View, Wait
 from qcompiler.runtime.executor import chosen_kernel, launched
@@ -236,7 +236,7 @@ class _Walk:
     edges: list[Edge] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.known = Program.of(self.plan)
+        self.known = PlanIndex.of(self.plan)
         self.slot_of = {stream.name: stream.device for stream in self.plan.streams}
         self.homes: dict[str, str] = {}
         for stream in self.plan.streams:
@@ -298,7 +298,7 @@ class _Walk:
     def _work(self, number: int, step: Step, clock: _Clock) -> None:
         slot = self.slot_of[step.stream]
         kernel, cost = self._cost(step)
-        if cost == NOTHING:
+        if cost == NO_COST:
             return  # an empty grid is not launched
         if number in self.measured:
             alone = self.measured[number]

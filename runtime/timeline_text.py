@@ -11,17 +11,17 @@ from qcompiler.errors import ArgumentError
 if TYPE_CHECKING:
     from qcompiler.runtime.timeline import Slice, Timeline
 
-LEAST = 80
+LEAST_COLUMNS = 80
 """Minimum columns: with fewer, rows of long stream names have no room for bars."""
 
-LISTED = 6
+MOST_LISTED = 6
 """Maximum number of kernels listed below the chart."""
 
 
 def chart(shown: Timeline, width: int, begin: float, end: float) -> str:
     """The chart between two times. ArgumentError for an empty interval, or fewer than 80 columns."""
-    if width < LEAST:
-        raise ArgumentError(f"a timeline of {width} columns is too narrow; give it {LEAST} or more")
+    if width < LEAST_COLUMNS:
+        raise ArgumentError(f"a timeline of {width} columns is too narrow; give it {LEAST_COLUMNS} or more")
     if not 0 <= begin < max(end, 1e-9):
         raise ArgumentError(f"from {begin:g} to {end:g} us is no part of a timeline of {shown.span:.1f} us")
     margin = max((len(stream) for stream in shown.streams), default=0) + 1
@@ -102,12 +102,12 @@ def _longest(shown: Timeline, width: int) -> list[str]:
         name = each.kernel or each.template
         total[name] = total.get(name, 0.0) + each.alone
         count[name] += 1
-    most = sorted(total.items(), key=lambda item: -item[1])[:LISTED]
+    most = sorted(total.items(), key=lambda item: -item[1])[:MOST_LISTED]
     lines = ["[..] on the critical path   (..) beside it   | and : the same, short   # several   . nothing"]
     names = max((len(name) for name, _ in most), default=0)
     for name, time in most:
         share = 100 * time / max(shown.serial, 1e-9)
         lines.append(f"  {name:{names}}  {count[name]:4} x  {time:10.1f} us  {share:3.0f} %")
-    if len(total) > LISTED:
-        lines.append(f"  and {len(total) - LISTED} more")
+    if len(total) > MOST_LISTED:
+        lines.append(f"  and {len(total) - MOST_LISTED} more")
     return [line[:width] for line in lines]

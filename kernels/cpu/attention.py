@@ -31,7 +31,7 @@ LANES = 16
 
 
 @dataclass(frozen=True)
-class Tile:
+class RegisterTile:
     """Register tile: `rows` queries by `panels` vectors of 16 floats.
 
     Accumulators, operands and one broadcast fit the registers: 8 x 2 zmm of 32, 6 x 1 pairs of ymm (12 of 16), 2 x 1
@@ -46,15 +46,20 @@ class Tile:
         return self.panels * LANES
 
 
-_TILES = {"x86-64-v4": Tile(8, 2), "x86-64-v3": Tile(6, 1), "x86-64": Tile(2, 1), "generic": Tile(4, 1)}
+_TILES = {
+    "x86-64-v4": RegisterTile(8, 2),
+    "x86-64-v3": RegisterTile(6, 1),
+    "x86-64": RegisterTile(2, 1),
+    "generic": RegisterTile(4, 1),
+}
 
 
 @dataclass(frozen=True)
-class Geometry:
+class ScratchSizes:
     """Sizes, in floats, of a task's sections in scratch. Each section starts at a multiple of 16 floats."""
 
     body: AttentionKernel
-    tile: Tile
+    tile: RegisterTile
     packs_values: bool
 
     @property
@@ -84,10 +89,10 @@ class Geometry:
         }
 
 
-def _geometry(spec: KernelSpec, isa: str) -> Geometry:
+def _geometry(spec: KernelSpec, isa: str) -> ScratchSizes:
     assert isinstance(spec.body, AttentionKernel)
     value = spec.operands[2]
-    return Geometry(spec.body, _TILES[isa], value.dtype != "f32" or spec.body.value_dim % LANES != 0)
+    return ScratchSizes(spec.body, _TILES[isa], value.dtype != "f32" or spec.body.value_dim % LANES != 0)
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
@@ -133,7 +138,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
 # --- register tiles --------------------------------------------------------------------------------------------------
 
 
-def _scores_function(spec: KernelSpec, geometry: Geometry) -> str:
+def _scores_function(spec: KernelSpec, geometry: ScratchSizes) -> str:
     """``scores[r][j] = sum_d queries[r][d] keys[d][j]`` for one tile."""
     rows, panels, depth = geometry.tile.rows, geometry.tile.panels, geometry.body.head_dim
     lines = _zero_tile(rows, panels)
@@ -149,7 +154,7 @@ def _scores_function(spec: KernelSpec, geometry: Geometry) -> str:
     return "\n".join([f"static inline void {signature} {{", *indent(lines), "}", ""])
 
 
-def _values_function(spec: KernelSpec, geometry: Geometry) -> str:
+def _values_function(spec: KernelSpec, geometry: ScratchSizes) -> str:
     """``sums[r][c] += sum_j weights[r][j] values[j][c]`` for one tile of columns."""
     rows, panels, columns = geometry.tile.rows, geometry.tile.panels, geometry.value_columns
 
@@ -178,7 +183,7 @@ def _zero_tile(rows: int, panels: int) -> list[str]:
 # --- one task --------------------------------------------------------------------------------------------------------
 
 
-def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
+def _task(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> list[str]:
     body = geometry.body
     names = operand_names(spec)
     sections, offset = [], 0
@@ -205,7 +210,7 @@ def _task(spec: KernelSpec, geometry: Geometry, blocks: str) -> list[str]:
     ]
 
 
-def _key_block(spec: KernelSpec, geometry: Geometry) -> list[str]:
+def _key_block(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
     tile, body = geometry.tile, geometry.body
     stride_k, stride_v, stride_q = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v", "q"))
     lines = [
@@ -230,7 +235,7 @@ def _key_block(spec: KernelSpec, geometry: Geometry) -> list[str]:
     return [*lines, f"for (int64_t i = 0; i < q_count; i += {tile.rows}) {{", *indent(tile_lines), "}"]
 
 
-def _visible(spec: KernelSpec, geometry: Geometry) -> list[str]:
+def _visible(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
     """How many keys of this block, counted from its first key, some query of the tile sees."""
     if geometry.body.last:
         return [
@@ -247,7 +252,7 @@ def _visible(spec: KernelSpec, geometry: Geometry) -> list[str]:
     ]
 
 
-def _softmax_row(spec: KernelSpec, geometry: Geometry) -> list[str]:
+def _softmax_row(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
     """Turns the scores of row `r` into weights, updates its running maximum and sum, and rescales its earlier sums."""
     columns = geometry.value_columns
     bounded = geometry.body.causal or geometry.body.last
@@ -287,7 +292,7 @@ def _softmax_row(spec: KernelSpec, geometry: Geometry) -> list[str]:
     return lines
 
 
-def _weigh_values(spec: KernelSpec, geometry: Geometry, values: str, stride: str) -> list[str]:
+def _weigh_values(spec: KernelSpec, geometry: ScratchSizes, values: str, stride: str) -> list[str]:
     width, columns = geometry.tile.width, geometry.value_columns
     full = columns // width * width
     lines = []
@@ -304,7 +309,7 @@ def _weigh_values(spec: KernelSpec, geometry: Geometry, values: str, stride: str
     return lines
 
 
-def _finish(spec: KernelSpec, geometry: Geometry) -> list[str]:
+def _finish(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
     columns = geometry.value_columns
     return [
         "for (int64_t i = 0; i < q_count; i++) {",

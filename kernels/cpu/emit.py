@@ -37,13 +37,19 @@ class Template(Protocol):
         """Bytes of memory for intermediate values that one thread needs."""
 
     def headers(self, spec: KernelSpec) -> tuple[str, ...]:
-        """Headers of this folder that the text needs beside the common ones."""
+        """Headers (of `HEADERS`) that the text needs beside the common ones."""
 
 
 _TEMPLATES = cast(dict[str, Template], modules_of("qcompiler.kernels.cpu", ("emit", "scratch_bytes", "headers"), "cpu"))
 TEMPLATES = tuple(_TEMPLATES)
 
 _COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h")
+
+HEADERS = (
+    *_COMMON, "attention.h", "decode.h", "gemm.h", "int8.h", "lookup.h", "grouped.h", "order.h", "recurrent.h",
+    "im2col.h",
+)  # fmt: skip
+"""The headers that templates may ask for, in dependency order. Every program has the first six."""
 
 
 def _template(spec: KernelSpec, isa: str) -> Template:
@@ -78,9 +84,9 @@ def header(name: str) -> str:
 
 
 def prelude(specs: tuple[KernelSpec, ...]) -> str:
-    """The headers that `specs` need, each once, in the order in which they build on each other."""
-    extra = sorted({name for spec in specs for name in _TEMPLATES[spec.template].headers(spec)})
-    return "\n".join(header(name) for name in (*_COMMON, *extra))
+    """The headers that `specs` need, each once, in dependency order."""
+    needed = {*_COMMON, *(name for spec in specs for name in _TEMPLATES[spec.template].headers(spec))}
+    return "\n".join(header(name) for name in sorted(needed, key=HEADERS.index))
 
 
 def emit_numbered(spec: KernelSpec, number: int, isa: str) -> str:

@@ -21,7 +21,6 @@ from functools import cached_property
 
 from qcompiler.errors import PlanError
 from qcompiler.kernels.text import c_dim, comment, indent, needed
-from qcompiler.plan.geometry import begin_of, nbytes_of
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import (
     Buffer,
@@ -38,6 +37,7 @@ from qcompiler.plan.plan import (
     Wait,
 )
 from qcompiler.plan.torch_regions import operators
+from qcompiler.plan.view_regions import begin_of, nbytes_of
 
 
 def function_name(plan: Plan, point: EntryPoint) -> str:

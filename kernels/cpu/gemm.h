@@ -65,7 +65,7 @@ struct qg_job {
     int64_t m, n, k;
     const char* x;
     int64_t x_row, x_col;  // strides of x in elements; x_col is 1 unless `load_x` handles another
-    const struct qg_window* window;  // x is an image: how `load_x` reads its windows (window.h)
+    const struct qg_window* window;  // x is an image: how `load_x` reads its windows (im2col.h)
     qg_load_x load_x;      // null: fp32 with unit column stride, read in place
     const char* codes;     // plain values in panels, or the row-major matrix
     qg_packed packed;      // a packed weight

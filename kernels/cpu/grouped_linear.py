@@ -1,7 +1,7 @@
-"""The `grouped_linear` template: products with the weights of the chosen MoE experts (mixture.h).
+"""The `grouped_linear` template: products with the weights of the chosen MoE experts (grouped.h).
 
 One kernel serves any number of (row, expert) pairs. The number of rows per expert is known only at run time, so
-mixture.h decides for each expert whether to decode its codes in registers (few rows) or to panels (more rows). Weights
+grouped.h decides for each expert whether to decode its codes in registers (few rows) or to panels (more rows). Weights
 are read like those of linears (linear.py), packed or plain.
 """
 
@@ -16,19 +16,20 @@ from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
-FEW = 4
-"""mixture.h's QM_FEW, if the ISA's tile allows as many."""
+MOST_ROWS_FROM_CODES = 4
+"""The most rows of an expert that are multiplied straight from codes, if the ISA's tile allows as many: QM_FEW of
+grouped.h."""
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
-    return ("decode.h", "gemm.h", "lookup.h", "mixture.h")
+    return ("decode.h", "gemm.h", "lookup.h", "grouped.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch bytes per thread: the maximum over the two ways, few rows and many rows."""
     body = _body(spec)
     tile, block = tile_of(isa), block_of(body.k)
-    few = 4 * min(tile.few, FEW) * (16 * tile.panels + -(-body.k // 16) * 16)
+    few = 4 * min(tile.few, MOST_ROWS_FROM_CODES) * (16 * tile.panels + -(-body.k // 16) * 16)
     return max(few, product_scratch(isa, block, whole=block >= body.k, converts=True))
 
 

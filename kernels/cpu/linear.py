@@ -95,7 +95,7 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     body = spec.body
     assert isinstance(body, LinearKernel)
-    return ("decode.h", "gemm.h", *["window.h"] * (body.window is not None), *["int8.h"] * body.codes)
+    return ("decode.h", "gemm.h", *["im2col.h"] * (body.window is not None), *["int8.h"] * body.codes)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

@@ -18,7 +18,7 @@ from qcompiler.kernels.cpu.loop_form import (
     LANES,
     SCALAR_COST,
     Columns,
-    Form,
+    LoopForm,
     bases,
     chunked,
     live_operands,
@@ -81,7 +81,7 @@ def _vector_body(nest: Nest, inner: Loop, rows: dict[int, str], tiled: dict[int,
     return lines
 
 
-def _vector(nest: Nest) -> Form:
+def _vector(nest: Nest) -> LoopForm:
     inner, outer = nest.parallel[-1], nest.parallel[:-1]
     declarations, rows = bases(nest, outer, live_operands(nest))
     chunks, span = chunked(inner, CHUNK)
@@ -96,7 +96,7 @@ def _vector(nest: Nest) -> Form:
         "if (j < last) step(j, (int)(last - j));",
     ]
     cost = f"{nest.cost()} * qc_min({CHUNK}, {inner.limit})"
-    return Form(f"16 lanes along {inner.name}", (*outer, *chunks), cost, tuple(lines))
+    return LoopForm(f"16 lanes along {inner.name}", (*outer, *chunks), cost, tuple(lines))
 
 
 # --- tile ------------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def _transposed_loop(nest: Nest) -> int | None:
     return None
 
 
-def _tile(nest: Nest, position: int) -> Form:
+def _tile(nest: Nest, position: int) -> LoopForm:
     """Blocks of 16 iterations of the partner loop by 16 of the last. Transposed inputs pass through `<name>_tile`."""
     partner, inner = nest.parallel[position], nest.parallel[-1]
     rest = (*nest.parallel[:position], *nest.parallel[position + 1 : -1])
@@ -145,7 +145,7 @@ def _tile(nest: Nest, position: int) -> Form:
     ]
     cost = f"{nest.cost() * TILE} * {inner.limit}"
     note = f"16 x 16 tiles of {partner.name} and {inner.name}"
-    return Form(note, (*rest, tiles), cost, tuple(lines))
+    return LoopForm(note, (*rest, tiles), cost, tuple(lines))
 
 
 def _fill_tile(nest: Nest, i: int, rest: Sequence[Loop], partner: Loop, inner: Loop) -> list[str]:
@@ -169,7 +169,7 @@ def _fill_tile(nest: Nest, i: int, rest: Sequence[Loop], partner: Loop, inner: L
 # --- scalar ----------------------------------------------------------------------------------------------------------
 
 
-def _scalar(nest: Nest, note: str) -> Form:
+def _scalar(nest: Nest, note: str) -> LoopForm:
     """One element at a time. The last loop is split into chunks as in the vector form."""
     inner, outer = (nest.parallel[-1], nest.parallel[:-1]) if nest.parallel else (None, ())
     statements_in = [f"qc_load({nest.address(i, nest.parallel)})" if nest.used(i) else "?" for i in range(nest.inputs)]
@@ -180,8 +180,8 @@ def _scalar(nest: Nest, note: str) -> Form:
     for i, result in enumerate(statements.results):
         body.append(f"qc_store({nest.address(nest.inputs + i, nest.parallel)}, {result});")
     if inner is None:
-        return Form(note, (), str(nest.cost()), tuple(body))
+        return LoopForm(note, (), str(nest.cost()), tuple(body))
     chunks, span = chunked(inner, CHUNK)
     lines = [*span, f"for (int64_t {inner.name} = first; {inner.name} < last; {inner.name}++) {{", *indent(body), "}"]
     cost = f"{nest.cost() * SCALAR_COST} * qc_min({CHUNK}, {inner.limit})"
-    return Form(note, (*outer, *chunks), cost, tuple(lines))
+    return LoopForm(note, (*outer, *chunks), cost, tuple(lines))

@@ -20,7 +20,7 @@ LANES = 16
 
 
 @dataclass(frozen=True)
-class Form:
+class LoopForm:
     """What a kernel does with one item. `outer` loops enumerate the items; `cost` is the number of operations per
     item."""
 
@@ -30,7 +30,7 @@ class Form:
     lines: tuple[str, ...]
 
 
-def write(nest: Nest, form: Form) -> str:
+def write(nest: Nest, form: LoopForm) -> str:
     """The task function that walks its share of the items, and the function that launches it."""
     spec = nest.spec
     limits = [*nest.limits(), *_chunk_limits(nest, form)]
@@ -59,7 +59,7 @@ def _pointers(nest: Nest) -> list[str]:
     return [pointer(nest.spec.operands[i], i, nest.names[i], "call->op") for i in live_operands(nest)]
 
 
-def _chunk_limits(nest: Nest, form: Form) -> list[str]:
+def _chunk_limits(nest: Nest, form: LoopForm) -> list[str]:
     """Extents of the loops that a form adds: over chunks or tiles of one of the nest's loops."""
     own = {loop.name for loop in nest.loops}
     return [f"const int64_t {loop.limit} = {c_dim(loop.extent)};" for loop in form.outer if loop.name not in own]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qcompiler.kernels.cpu.loop_form import CHUNK, LANES, SCALAR_COST, Columns, Form, bases, chunked, load, store
+from qcompiler.kernels.cpu.loop_form import CHUNK, LANES, SCALAR_COST, Columns, LoopForm, bases, chunked, load, store
 from qcompiler.kernels.cpu.text import VECTOR_TYPES
 from qcompiler.kernels.cpu.vector import vector_obstacle, vector_statements
 from qcompiler.kernels.loop_fold import Fold, find_folds, initial
@@ -21,7 +21,7 @@ from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, indent
 _INTEGERS = ("i32", "i1")  # integer types whose folds have a vector form
 
 
-def choose(nest: Nest, obstacle: str | None) -> Form:
+def choose(nest: Nest, obstacle: str | None) -> LoopForm:
     """The form of a reduction. `obstacle` says why its body has no vector form; None if it has one."""
     folds = find_folds(nest, _INTEGERS)
     if obstacle is not None or folds is None or not nest.reduction:
@@ -92,7 +92,7 @@ def _items_cost(nest: Nest, inner: str, factor: int = 1) -> str:
 # --- across: SIMD lanes along a reduction loop -----------------------------------------------------------------------
 
 
-def _across(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
+def _across(nest: Nest, folds: list[Fold], inner: Loop) -> LoopForm:
     rest = [loop for loop in nest.reduction if loop is not inner]
     parts = 4 if len(folds) == 1 else 1  # independent accumulators hide the latency of the fold
     names = [[f"p{i}_{k}" for k in range(parts)] for i in range(len(folds))]
@@ -119,7 +119,7 @@ def _across(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
     for i, (fold, mine) in enumerate(zip(folds, names, strict=True)):
         lines += _fold_lanes(nest, i, fold, mine)
     note = f"16 partial results along {inner.name}, folded in one order"
-    return Form(note, nest.parallel, _items_cost(nest, ""), tuple(lines))
+    return LoopForm(note, nest.parallel, _items_cost(nest, ""), tuple(lines))
 
 
 def _splat(literal: str, dtype: str) -> str:
@@ -155,7 +155,7 @@ def _fold_lanes(nest: Nest, i: int, fold: Fold, parts: Sequence[str]) -> list[st
 # --- beside: SIMD lanes along a parallel loop ------------------------------------------------------------------------
 
 
-def _beside(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
+def _beside(nest: Nest, folds: list[Fold], inner: Loop) -> LoopForm:
     outer = tuple(loop for loop in nest.parallel if loop is not inner)
     chunks, span = chunked(inner, CHUNK // LANES)
     outputs = range(nest.inputs, nest.inputs + len(folds))
@@ -171,7 +171,7 @@ def _beside(nest: Nest, folds: list[Fold], inner: Loop) -> Form:
         "}",
     ]
     cost = _items_cost(nest, f"qc_min({CHUNK // LANES}, {inner.limit})")
-    return Form(f"16 outputs at once along {inner.name}", (*outer, *chunks), cost, tuple(lines))
+    return LoopForm(f"16 outputs at once along {inner.name}", (*outer, *chunks), cost, tuple(lines))
 
 
 def _columns(
@@ -203,7 +203,7 @@ def _column(k: int) -> str:
 # --- in order --------------------------------------------------------------------------------------------------------
 
 
-def _in_order(nest: Nest, note: str) -> Form:
+def _in_order(nest: Nest, note: str) -> LoopForm:
     """Computes one output element at a time, with the body in the order of the loops."""
     lines = []
     for i, operand in enumerate(nest.outputs):
@@ -220,7 +220,7 @@ def _in_order(nest: Nest, note: str) -> Form:
     lines += _nested(nest.reduction, body)
     for i in range(len(nest.outputs)):
         lines.append(f"qc_store({nest.address(nest.inputs + i, nest.parallel)}, a{i});")
-    return Form(note, nest.parallel, _items_cost(nest, "", SCALAR_COST), tuple(lines))
+    return LoopForm(note, nest.parallel, _items_cost(nest, "", SCALAR_COST), tuple(lines))
 
 
 def _assign(results: Sequence[str], values: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from qcompiler.formats import Field, Section
 from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, c_table, code_values, entry_type
 from qcompiler.kernels.decoding import shared_columns
 from qcompiler.kernels.layouts.panels import LANES, per_row, place_of, plane_name, planes
-from qcompiler.kernels.packed_table import PackedTable, places_of
+from qcompiler.kernels.packed_table import PackedTable, bit_positions
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent
 from qcompiler.plan.kernel import DType
 
@@ -142,7 +142,7 @@ def _in_block(table: PackedTable, field: Field, index: str) -> str:
 def _places_table(table: PackedTable, field: Field) -> str:
     """The C++ table with the bit positions of a block's entries."""
     assert field.packing is not None
-    places = places_of(field.packing, f"kernel '{table.name}': no CPU kernel")
+    places = bit_positions(field.packing, f"kernel '{table.name}': no CPU kernel")
     name = table.places_name(field)
     return (
         f"// {field.name}: {field.packing.describe()}\nstatic const qg_{places.type} {name}[] = {{\n{places.rows}}};\n"

@@ -10,7 +10,7 @@ from qcompiler.kernels.cpu.gather import offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.kernel import KernelSpec
-from qcompiler.plan.kinds.top_p import ONE, SHARE_BITS, WEIGHT_BITS, TopPKernel
+from qcompiler.plan.kinds.top_p import SHARE_BITS, SHARE_OF_ALL, WEIGHT_BITS, TopPKernel
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "    kept = above + sums[digit];",
         "}",
         f"const uint64_t place = share(draw[{offset(draw, ['row'])}]);",
-        f"const uint64_t beyond = part(kept, place < {ONE} ? place : {ONE - 1});",
+        f"const uint64_t beyond = part(kept, place < {SHARE_OF_ALL} ? place : {SHARE_OF_ALL - 1});",
         "uint64_t sum = 0;",
         "for (int64_t j = 0; j < cols; j++) {",
         "    const uint64_t w = weight(j);",
@@ -72,10 +72,10 @@ def emit(spec: KernelSpec, isa: str) -> str:
         pointer(out, 3, "out", "call->op"),
         "uint64_t* const sums = (uint64_t*)scratch;",
         "const auto share = [](float s) {",
-        f"    return (uint64_t)((s > 0.0f ? s < 1.0f ? s : 1.0f : 0.0f) * {ONE}.0f);",
+        f"    return (uint64_t)((s > 0.0f ? s < 1.0f ? s : 1.0f : 0.0f) * {SHARE_OF_ALL}.0f);",
         "};",
         "const auto part = [](uint64_t sum, uint64_t of) {",
-        f"    return (sum >> {SHARE_BITS}) * of + ((sum & {ONE - 1}) * of >> {SHARE_BITS});",
+        f"    return (sum >> {SHARE_BITS}) * of + ((sum & {SHARE_OF_ALL - 1}) * of >> {SHARE_BITS});",
         "};",
         f"const int64_t rows = {rows}, cols = {cols}, tasks = qc_tasks(rows, 16 * cols);",
         "for (int64_t row = qc_share(rows, task, tasks); row < qc_share(rows, task + 1, tasks); row++) {",

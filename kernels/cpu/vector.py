@@ -15,7 +15,7 @@ from qcompiler.kernels.cpu.text import VECTOR_TYPES
 from qcompiler.kernels.scalar import (
     LIBM_UNARY,
     POWERS,
-    Form,
+    BodyStyle,
     OpContext,
     Rule,
     Statements,
@@ -162,7 +162,7 @@ VECTOR_TABLE: dict[str, Rule] = {
     **{f"math.{n}": f"vlift({{0}}, [](float a) {{{{ return {n}f(a); }}}})" for n in LIBM_UNARY},
 }  # fmt: skip
 
-_VECTOR_FORM = Form(VECTOR_TABLE, VECTOR_TYPES, "vround")
+_VECTOR_FORM = BodyStyle(VECTOR_TABLE, VECTOR_TYPES, "vround")
 
 
 def vector_statements(program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_") -> Statements:

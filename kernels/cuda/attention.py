@@ -54,7 +54,7 @@ _LANES = 16
 
 
 @dataclass(frozen=True)
-class Tile:
+class AttentionTile:
     """A block's tile and its shared memory; sizes in fp32 elements."""
 
     body: AttentionKernel
@@ -96,15 +96,15 @@ class Tile:
         return memory
 
     @staticmethod
-    def of(body: AttentionKernel, number: int) -> Tile:
+    def of(body: AttentionKernel, number: int) -> AttentionTile:
         """The first of `_TILES` that leaves part of the SM's shared memory to L1 or a second block and is not mostly
         empty."""
         wanted = body.q_len if isinstance(body.q_len, int) else _TILES[0][0]
         for queries, keys in _TILES:
-            tile = Tile(body, queries, keys)
+            tile = AttentionTile(body, queries, keys)
             if tile.shared().nbytes <= SHARED_LIMIT[number] * 3 // 5 and (queries < 2 * wanted or queries == 16):
                 return tile
-        return Tile(body, *_TILES[-1])  # at most 26 KiB
+        return AttentionTile(body, *_TILES[-1])  # at most 26 KiB
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -117,7 +117,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     return _emit(spec, arch_number(arch), dict(decision.rejected)["tensor cores"])
 
 
-def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
+def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
     """The engine of an attention on `arch`, and why not the others."""
     body = body_of(spec)
     types = (operand(spec, "q").dtype, operand(spec, "k").dtype, operand(spec, "v").dtype)
@@ -127,7 +127,7 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
 
 def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:
     body = body_of(spec)
-    tile = Tile.of(body, number)
+    tile = AttentionTile.of(body, number)
     memory = tile.shared()
     blocks = (dim(body.q_len) + (tile.queries - 1)) // tile.queries * body.heads * dim(body.batch) * tile.value_blocks
     geometry = Geometry((blocks.to_dim(), 1, 1), (tile.threads, 1, 1), memory.nbytes)
@@ -148,7 +148,7 @@ def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:
     return CudaKernel(text, geometry, "fma", notes)
 
 
-def _place(spec: KernelSpec, tile: Tile) -> list[str]:
+def _place(spec: KernelSpec, tile: AttentionTile) -> list[str]:
     """Declares the queries and the head of this block and thread. Causal blocks with the most keys go first."""
     body = body_of(spec)
     return [
@@ -182,7 +182,7 @@ def _columns(total: int, start: str, most: int, *, one: bool) -> str:
     return str(total) if one else f"(int)qc_min({most}, {total} - {start})"
 
 
-def _stage_queries(spec: KernelSpec, tile: Tile, *, when: bool) -> list[str]:
+def _stage_queries(spec: KernelSpec, tile: AttentionTile, *, when: bool) -> list[str]:
     if not when:
         return []
     one = tile.pieces == 1
@@ -193,7 +193,7 @@ def _stage_queries(spec: KernelSpec, tile: Tile, *, when: bool) -> list[str]:
     ]
 
 
-def _keys(spec: KernelSpec, tile: Tile) -> list[str]:
+def _keys(spec: KernelSpec, tile: AttentionTile) -> list[str]:
     """One tile of keys: scores, softmax, values."""
     body, one = tile.body, tile.pieces == 1
     step_k, step_v = stride(spec, "k"), stride(spec, "v")
@@ -228,7 +228,7 @@ def _keys(spec: KernelSpec, tile: Tile) -> list[str]:
     ]
 
 
-def _softmax(spec: KernelSpec, tile: Tile) -> list[str]:
+def _softmax(spec: KernelSpec, tile: AttentionTile) -> list[str]:
     """Turns the scores of query `r` into weights, and rescales its earlier sums to the new maximum."""
     body, columns = tile.body, tile.keys // _LANES
     rule = masked(spec, "qc_min(i, q_len - 1)", "j")
@@ -267,7 +267,7 @@ def _softmax(spec: KernelSpec, tile: Tile) -> list[str]:
     ]  # fmt: skip
 
 
-def _finish(spec: KernelSpec, tile: Tile) -> list[str]:
+def _finish(spec: KernelSpec, tile: AttentionTile) -> list[str]:
     body = tile.body
     c0 = "" if tile.value_blocks == 1 else "c0 + "
     return [

@@ -36,7 +36,7 @@ _LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class Tile:
+class MmaAttentionTile:
     """`warps` of 16 queries each against 64 keys."""
 
     body: AttentionKernel
@@ -80,7 +80,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     del arch
     body = body_of(spec)
     few = isinstance(body.q_len, int) and body.q_len <= 32
-    tile = Tile(body, -(-int(body.q_len) // 16) if few else 4)
+    tile = MmaAttentionTile(body, -(-int(body.q_len) // 16) if few else 4)
     memory = tile.shared(STORAGE_TYPES[operand(spec, "q").dtype])
     blocks = (dim(body.q_len) + (tile.queries - 1)) // tile.queries * body.heads * dim(body.batch)
     notes = (
@@ -101,7 +101,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     return CudaKernel(text, Geometry((blocks.to_dim(), 1, 1), (tile.threads, 1, 1), memory.nbytes), "mma", notes)
 
 
-def _stage(spec: KernelSpec, tile: Tile, role: str, start: str) -> list[str]:
+def _stage(spec: KernelSpec, tile: MmaAttentionTile, role: str, start: str) -> list[str]:
     """Starts the copy of the keys or values from key `start` on."""
     size, row = (tile.body.head_dim, tile.k_row) if role == "k" else (tile.body.value_dim, tile.v_row)
     step = stride(spec, role)
@@ -112,7 +112,7 @@ def _stage(spec: KernelSpec, tile: Tile, role: str, start: str) -> list[str]:
     ]
 
 
-def _place(spec: KernelSpec, tile: Tile) -> list[str]:
+def _place(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
     body = tile.body
     steps = body.head_dim // 16
     count = f"qc_min({tile.queries}, q_len - q0)" if body.last else str(tile.queries)
@@ -138,7 +138,7 @@ def _place(spec: KernelSpec, tile: Tile) -> list[str]:
     ]
 
 
-def _keys(spec: KernelSpec, tile: Tile) -> list[str]:
+def _keys(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
     body = tile.body
     return [
         f"float score[{_KEYS // 8}][4] = {{}};",
@@ -165,7 +165,7 @@ def _in_log2(spec: KernelSpec) -> bool:
     return body_of(spec).mask != "float"
 
 
-def _scale(spec: KernelSpec, tile: Tile) -> list[str]:
+def _scale(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
     """Scales the scores, and sets -inf where a query does not see a key. Whole tiles without masks need no test."""
     body = tile.body
     scaled = _scaled(spec)
@@ -259,7 +259,7 @@ def _softmax(spec: KernelSpec) -> list[str]:
     ]
 
 
-def _finish(spec: KernelSpec, tile: Tile) -> list[str]:
+def _finish(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
     return [
         "#pragma unroll",
         "for (int half = 0; half < 2; half++) {",

@@ -22,7 +22,7 @@ from qcompiler.kernels.cuda.weights import (
 from qcompiler.kernels.decoding import first_of_integers
 from qcompiler.kernels.layouts.cuda import tile_columns
 from qcompiler.kernels.layouts.panels import packed_name, plane_name, planes
-from qcompiler.kernels.packed_table import PackedTable, places_of
+from qcompiler.kernels.packed_table import PackedTable, bit_positions
 from qcompiler.kernels.text import identifier, indent
 
 _ROUND = {"f32": "{}", "bf16": "qc_f32_of_bf16(qc_bf16_of_f32({}))", "f16": "qc_f32_of_f16(qc_f16_of_f32({}))"}
@@ -115,7 +115,7 @@ def _in_block(table: PackedTable, field: Field, index: str) -> str:
 def _places_table(table: PackedTable, field: Field) -> str:
     """The C++ table with the bit positions of a block's entries."""
     assert field.packing is not None
-    places = places_of(field.packing, f"kernel '{table.name}': no CUDA kernel")
+    places = bit_positions(field.packing, f"kernel '{table.name}': no CUDA kernel")
     name, count = table.places_name(field), len(places.literals)
     return (
         f"// {field.name}: {field.packing.describe()}\n"

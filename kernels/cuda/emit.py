@@ -23,14 +23,14 @@ from qcompiler.kernels.cuda.engines import Engine
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.cuda.signature import arch_number, parameters
 from qcompiler.kernels.numbered import numbered
-from qcompiler.kernels.used_definitions import Header, used
+from qcompiler.kernels.used_definitions import CppHeader, used
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds import modules_of
 from qcompiler.plan.plan import Plan
 
 HEADERS = (
     "device.cuh", "scalar.cuh", "decode.cuh", "lookup.cuh", "rows.cuh", "loop.cuh", "scan.cuh", "tile.cuh",
-    "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "window.cuh", "linear_mma_rows.cuh",
+    "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "im2col.cuh", "linear_mma_rows.cuh",
     "grouped.cuh", "int8.cuh", "recurrent.cuh",
 )  # fmt: skip
 """The headers that kernels may use, in dependency order. A module contains only the definitions that its kernels
@@ -96,8 +96,8 @@ def header(name: str, package: str = "qcompiler.kernels.cuda") -> str:
 
 
 @functools.cache
-def _parsed_headers() -> tuple[Header, ...]:
-    return tuple(Header.parse(header(name)) for name in HEADERS)
+def _parsed_headers() -> tuple[CppHeader, ...]:
+    return tuple(CppHeader.parse(header(name)) for name in HEADERS)
 
 
 def prelude(kernels: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Engines: which of a template's kernels serves an op on an architecture, and why the others do not.
 
     choose(linear.ENGINES, linear_facts(…), 75)
-        -> Decision(engine "fma", (("tensor cores", "bf16 mma needs sm_80 (f16: sm_75)"), …))
+        -> EngineChoice(engine "fma", (("tensor cores", "bf16 mma needs sm_80 (f16: sm_75)"), …))
 
 An engine states its requirements as data, over facts of an op: element types, the M class, how the weight is stored,
 sizes. `select-kernels` reports the decision and `emit_kernel` follows the same decision, so the report is always true.
@@ -148,7 +148,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Decision:
+class EngineChoice:
     """The chosen engine, and (name, reason) of all others: a requirement that is not met, or "not preferred"."""
 
     engine: Engine
@@ -164,14 +164,14 @@ class Decision:
         return "; ".join(f"{name}: {reason}" for name, reason in self.rejected)
 
 
-def choose(engines: tuple[Engine, ...], facts: Facts, number: int) -> Decision:
+def choose(engines: tuple[Engine, ...], facts: Facts, number: int) -> EngineChoice:
     """The first engine, in order of preference, whose requirements are met on sm_`number`."""
     rejected: list[tuple[str, str]] = []
     for place, engine in enumerate(engines):
         reason = engine.refuses(facts, number)
         if reason is None:
             later = [(e.name, e.refuses(facts, number) or "not preferred") for e in engines[place + 1 :]]
-            return Decision(engine, (*rejected, *later))
+            return EngineChoice(engine, (*rejected, *later))
         rejected.append((engine.name, reason))
     raise AssertionError("the last engine of a template requires nothing")
 

@@ -43,7 +43,7 @@ def facts_of(x: DType, weight: Weight, body: GroupedLinearKernel) -> engines.Fac
     return engines.grouped_facts(x, weight, pairs, groups=groups, shared=shared)
 
 
-def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
+def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
     """The engine of a grouped linear on `arch`, and why not the others."""
     facts = facts_of(spec.operands[0].dtype, weight_of(spec.name, spec.operands[1]), grouped_body(spec))
     return engines.choose(ENGINES, facts, arch_number(arch))

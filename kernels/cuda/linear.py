@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from qcompiler.kernels.cuda import engines, linear_fma, linear_int8, linear_mma, windows
+from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_mma
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, OneOf, Shared
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.linear_finish import linear_body
@@ -39,7 +39,7 @@ def facts_of(x: DType, weight: Weight, m_class: str, *, windows: bool) -> engine
     return engines.linear_facts(x, weight, m_class, windows=windows, groups=groups, shared=shared)
 
 
-def decision_of(spec: KernelSpec, arch: str) -> engines.Decision:
+def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
     """The engine of a linear on `arch`, and why not the others."""
     body, (x, w) = linear_body(spec), spec.operands[:2]
     facts = facts_of(x.dtype, weight_of(spec.name, w), body.m_class, windows=body.window is not None)
@@ -71,4 +71,4 @@ def check(spec: KernelSpec) -> None:
     check_extent(spec, spec.operands[1], 0)
     check_extent(spec, spec.operands[1], 1)
     if body.window is not None:
-        windows.check(spec, body.window)
+        im2col.check(spec, body.window)

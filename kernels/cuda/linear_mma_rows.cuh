@@ -1,7 +1,7 @@
 // Products on tensor cores whose rows of x do not follow one another: those that pairs list, and windows of an image.
 #pragma once
 #include "linear_mma.cuh"
-#include "window.cuh"
+#include "im2col.cuh"
 
 // Copies into the ring as those of qm_x, of rows that stand anywhere: `Rows` says where. rows.at(token, k, offset) is
 // whether column k of that row has an element, and which one of `x`; eight of them from a multiple of 8 on lie together

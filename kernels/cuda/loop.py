@@ -41,7 +41,7 @@ ENGINES = CUDA_CORES
 
 TILE = 32
 _ROWS = THREADS // TILE  # rows of a tile that a block covers at once
-_WORTH = 16  # a transposed loop shorter than this gains nothing from tiles
+_SHORTEST_TILED = 16  # a transposed loop shorter than this gains nothing from tiles
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -126,7 +126,7 @@ def _transposed_loop(nest: Nest) -> int | None:
 
 
 def _short(loop: Loop) -> bool:
-    return loop.extent.is_static and loop.extent.value < _WORTH
+    return loop.extent.is_static and loop.extent.value < _SHORTEST_TILED
 
 
 def _tile(nest: Nest, position: int) -> CudaKernel:

@@ -38,10 +38,10 @@ from qcompiler.plan.dims import product
 
 _WARP = 32
 _WARPS = THREADS // _WARP
-_LONG = 1024  # reductions of this many elements are shared by a block, shorter ones by a warp
-_FEW = 128  # with one warp for each of so few outputs, most of a GPU is idle
-_SHORT = 8  # one thread folds so few elements faster than a warp
-_NARROW = 8  # too few columns for the columns form
+_LONG_REDUCTION = 1024  # reductions of this many elements are shared by a block, shorter ones by a warp
+_FEW_OUTPUTS = 128  # with one warp for each of so few outputs, most of a GPU is idle
+_SHORT_REDUCTION = 8  # one thread folds so few elements faster than a warp
+_FEW_COLUMNS = 8  # too few columns for the columns form
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def emit(nest: Nest) -> CudaKernel:
     if folds is None or not nest.reduction:
         return _in_order(nest, "not a plain fold" if folds is None else "nothing to reduce")
     if _is_short(nest):
-        return _in_order(nest, f"at most {_SHORT} elements each")
+        return _in_order(nest, f"at most {_SHORT_REDUCTION} elements each")
     column = _columns_loop(nest)
     if column is not None:
         return _columns(nest, folds, column)
@@ -91,7 +91,7 @@ def _columns_loop(nest: Nest) -> Loop | None:
     """A parallel loop along which the main input is contiguous, so that a warp reads one line."""
     main = _main_input(nest)
     for loop in nest.parallel:
-        narrow = loop.extent.is_static and loop.extent.value < _NARROW
+        narrow = loop.extent.is_static and loop.extent.value < _FEW_COLUMNS
         if main is not None and loop.steps[main] == 1 and not narrow:
             return loop
     return None
@@ -108,14 +108,14 @@ def _spread_loop(nest: Nest) -> Loop:
 
 def _is_short(nest: Nest) -> bool:
     reduced = product(loop.extent for loop in nest.reduction)
-    return reduced.is_static and reduced.value <= _SHORT
+    return reduced.is_static and reduced.value <= _SHORT_REDUCTION
 
 
 def _is_long(nest: Nest) -> bool:
     reduced, outputs = (product(loop.extent for loop in loops) for loops in (nest.reduction, nest.parallel))
     if reduced.is_static:
-        return reduced.value > _LONG
-    return outputs.is_static and outputs.value <= _FEW
+        return reduced.value > _LONG_REDUCTION
+    return outputs.is_static and outputs.value <= _FEW_OUTPUTS
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.places import THREADS, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.offsets import THREADS, element_geometry, offset, unravel
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import product

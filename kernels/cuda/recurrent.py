@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory, check_extent
-from qcompiler.kernels.cuda.places import blocks_of, offset
+from qcompiler.kernels.cuda.offsets import blocks_of, offset
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
@@ -22,10 +22,10 @@ from qcompiler.plan.kinds.recurrent import RecurrentKernel
 
 ENGINES = CUDA_CORES
 
-ALONE = 64
+MOST_ROWS_WITH_OWN_BLOCK = 64
 """Up to this many rows of the batch, each row has its own block: all of them fit on a GPU at once."""
 
-TOGETHER = 4
+ROWS_PER_BLOCK = 4
 """Rows per block for larger batches, so that each weight read serves four rows. Fewer if their sums do not fit."""
 
 MOST_WARPS = 16
@@ -100,7 +100,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         check_extent(spec, named[name], 1)
     warps = _warps(max(weight.panels for weight in weights.values()))
     limit = SHARED_LIMIT[arch_number(arch)]
-    rows = 1 if isinstance(body.batch, int) and body.batch <= ALONE else TOGETHER
+    rows = 1 if isinstance(body.batch, int) and body.batch <= MOST_ROWS_WITH_OWN_BLOCK else ROWS_PER_BLOCK
     made, shared = _products(named, weights, rows, warps)
     while shared.nbytes > limit:
         if rows == 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.places import THREADS, blocks_of, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.offsets import THREADS, blocks_of, element_geometry, offset, unravel
 from qcompiler.kernels.cuda.scatter import store
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import fold_text

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import MAX_THREADS, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.places import offset
+from qcompiler.kernels.cuda.offsets import offset
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
 from qcompiler.plan.kernel import KernelSpec
-from qcompiler.plan.kinds.top_p import ONE, SHARE_BITS, WEIGHT_BITS, TopPKernel
+from qcompiler.plan.kinds.top_p import SHARE_BITS, SHARE_OF_ALL, WEIGHT_BITS, TopPKernel
 
 ENGINES = CUDA_CORES
 
@@ -62,10 +62,10 @@ def _definitions(spec: KernelSpec, body: TopPKernel, threads: int) -> list[str]:
         f"    return p > 0.0f ? (uint64_t)(fminf(p, 1.0f) * {2**WEIGHT_BITS}.0f) : 0;",
         "};",
         "const auto share = [](float s) QC_INLINED -> uint64_t {",
-        f"    return (uint64_t)(s > 0.0f ? fminf(s, 1.0f) * {ONE}.0f : 0.0f);",
+        f"    return (uint64_t)(s > 0.0f ? fminf(s, 1.0f) * {SHARE_OF_ALL}.0f : 0.0f);",
         "};",
         "const auto part = [](uint64_t sum, uint64_t of) QC_INLINED -> uint64_t {",
-        f"    return (sum >> {SHARE_BITS}) * of + ((sum & {ONE - 1}) * of >> {SHARE_BITS});",
+        f"    return (sum >> {SHARE_BITS}) * of + ((sum & {SHARE_OF_ALL - 1}) * of >> {SHARE_BITS});",
         "};",
         "// The sum of the values of this thread and those before it; `all` becomes that of the block.",
         "const auto up_to = [&](uint64_t value, uint64_t& all) QC_INLINED -> uint64_t {",
@@ -136,7 +136,7 @@ def _draw(spec: KernelSpec, threads: int) -> list[str]:
     """The first index at which the running sum of what is kept goes beyond the draw."""
     return [
         f"const uint64_t place = share({_at(spec, 2)});",
-        f"const uint64_t beyond = part(kept, place < {ONE} ? place : {ONE - 1});",
+        f"const uint64_t beyond = part(kept, place < {SHARE_OF_ALL} ? place : {SHARE_OF_ALL - 1});",
         "uint64_t carry = 0;  // the sum of all entries before `first`",
         "#pragma unroll 1",
         f"for (int64_t first = 0; first < cols && carry <= beyond; first += {threads}) {{",

@@ -1,9 +1,9 @@
-"""Attention from `softmax(q kᵀ * scale + mask) v`, written as two batched matmuls around a softmax.
+"""Recognises attention: `softmax(q kᵀ * scale + mask) v`, written as two batched matmuls around a softmax.
 
-Batch and heads may be joined, parted and joined again on the way (idioms/leading.py), the scale a product or a
-quotient (of the scores, of q or of k), the scaled scores soft-capped (`c * tanh(x / c)`).  Casts around the softmax are
-dropped, since `qc.attention` keeps scores in fp32.  What is then added to the scores, or replaces them where a mask is
-false, is the mask: idioms/terms.py.
+Reshapes may join and split batch and heads anywhere (idioms/leading.py). The scale may be a product or a quotient, of
+the scores, of q or of k. The scaled scores may be soft-capped (`c * tanh(x / c)`). Casts around the softmax are
+dropped, since `qc.attention` keeps scores in fp32. The mask is what is added to the scores, or what replaces them where
+a condition is false (idioms/terms.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Shape = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class _Product:
-    """`matmul * scale`, soft-capped, then the terms in order."""
+    """The scores: `matmul * scale`, soft-capped, then the terms in order."""
 
     matmul: qc.BatchMatmulOp
     scale: float = 1.0
@@ -44,13 +44,14 @@ class _Product:
 
 @dataclass(frozen=True)
 class NotRaised:
-    """Why softmax between two matmuls did not become an attention."""
+    """Why a softmax between two matmuls did not become an attention."""
 
     why: str
 
 
 def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAValue | NotRaised | None:
-    """The attention that computes a matmul's result, inserted before it; None if there is no softmax between two."""
+    """The attention that computes a matmul's result, inserted before the matmul. None if there is no softmax between
+    two matmuls."""
     softmax = loops.producer(_under_casts_and_reshapes(op.a))
     if not isinstance(softmax, qc.SoftmaxOp):
         return None
@@ -67,7 +68,8 @@ def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAVa
 
 
 def lookalike(op: qc.BatchMatmulOp, tracer: Tracer) -> str | None:
-    """Why a matmul that reads a softmax is no attention, where `raise_attention` finds none. None if it reads none."""
+    """Why a matmul that reads a softmax is no attention, if `raise_attention` finds none. None if it reads no
+    softmax."""
     softmax = loops.producer(_under_casts_and_reshapes(op.a))
     if not isinstance(softmax, qc.SoftmaxOp):
         return None
@@ -109,9 +111,10 @@ def _build(op: qc.BatchMatmulOp, found: _Product, shape: Shape, tracer: Tracer, 
 
 
 def _factors(leads: Sequence[Lead], operand: Lead) -> tuple[Lead, int] | None:
-    """The factors of all leading dims, and how many of them the model itself has in front of its heads.
+    """The factors of all leading dims, and how many of them come before the heads in the model.
 
-    `operand`: the dims in front of q before they were joined, which say it where the scores have joined ones only.
+    `operand` has the leading dims of q before a reshape joined them. They answer the second question if the scores have
+    only joined dims.
     """
     for known in ([*leads, operand], leads):
         factors = common_factors(known)
@@ -122,13 +125,13 @@ def _factors(leads: Sequence[Lead], operand: Lead) -> tuple[Lead, int] | None:
 
 
 def _unjoined(value: SSAValue) -> Lead:
-    """The dims in front of the last two, as they were before a view joined them."""
+    """All dims but the last two, as they were before a view joined them."""
     shape, source = shape_of(value.type), shape_of(views.unreshaped(value).type)
     return source[:-2] if source[-2:] == shape[-2:] else shape[:-2]
 
 
 def _unscaled(builder: Builder, value: SSAValue, tracer: Tracer) -> tuple[SSAValue, float]:
-    """(x, factor) where value is x * factor and x is at hand, seen with the value's dims."""
+    """(x, factor) if the value is x * factor and x is available, as a view with the value's dims."""
     element = tracer.head(tracer.element(value))
     if element.op not in ("arith.mulf", "arith.divf"):
         return value, 1.0
@@ -146,7 +149,7 @@ def _unscaled(builder: Builder, value: SSAValue, tracer: Tracer) -> tuple[SSAVal
 
 
 def _under_casts_and_reshapes(value: SSAValue) -> SSAValue:
-    """The value behind float casts and reshapes of the batch dims."""
+    """The value under float casts and reshapes of the batch dims."""
     while True:
         op = loops.producer(value)
         if isinstance(op, views.Reshape):
@@ -168,7 +171,7 @@ def _is_cast(op: ops.GenericOp) -> bool:
 
 
 def _product(node: Node, shape: Shape, tracer: Tracer) -> _Product | None:
-    """Reads scale, cap and terms off the scores, outermost first; `shape`: of the scores at this point."""
+    """Reads scale, cap and terms from the scores, outermost first. `shape` is the shape of the scores at this point."""
     for tensor_, index in tracer.aliases(node):
         if not _is_whole(tensor_, index, shape):
             continue
@@ -195,13 +198,13 @@ def _product(node: Node, shape: Shape, tracer: Tracer) -> _Product | None:
 
 
 def _is_whole(value: SSAValue, index: Index, shape: Shape) -> bool:
-    """Whether the elements read are all of a tensor, in its own order; sizes of 1 may stand anywhere."""
+    """Whether the index reads all elements of a tensor in their order. Dims of size 1 do not matter."""
     read = [(e, size) for e, size in zip(index, shape_of(value.type), strict=True) if size != 1]
     return read == [(loops.dim_expr(n), size) for n, size in enumerate(shape) if size != 1]
 
 
 def _selected(keep: Node | None, kept: Node, dropped: Node, shape: Shape, tracer: Tracer) -> _Product | None:
-    """The scores where `keep` is true, else a number."""
+    """Matches the scores where `keep` is true, and a number elsewhere."""
     value, mask = tracer.constant(dropped), next(tracer.aliases(keep), None) if keep is not None else None
     scores = _product(kept, shape, tracer) if value is not None and mask is not None else None
     if scores is None or value is None or mask is None:
@@ -210,7 +213,7 @@ def _selected(keep: Node | None, kept: Node, dropped: Node, shape: Shape, tracer
 
 
 def _negated(node: Node, tracer: Tracer) -> Node | None:
-    """a, where node is `not a`."""
+    """a, if the node is `not a`."""
     for inner, other in tracer.either(node, "arith.xori"):
         if tracer.constant(other):
             return inner
@@ -218,13 +221,13 @@ def _negated(node: Node, tracer: Tracer) -> Node | None:
 
 
 def _capped(found: Node, shape: Shape, tracer: Tracer) -> _Product | None:
-    """`c * tanh(scores / c)`."""
+    """Matches `c * tanh(scores / c)`."""
     for inner, other in tracer.either(found, "arith.mulf"):
         cap, tanh = tracer.constant(other), tracer.head(inner)
         if cap is None or cap <= 0 or tanh.op != "math.tanh":
             continue
         scores = _product(tanh.args[0], shape, tracer)
-        # the quotient was read as a part of the scale
+        # the quotient was already read as a part of the scale
         if scores is not None and not scores.terms and scores.softcap is None:
             return replace(scores, scale=scores.scale * cap, softcap=cap)
     return None

@@ -1,9 +1,9 @@
-"""The dims in front of the last two of scores, which models join and part: the factors that all of them are made of.
+"""The leading dims of scores (all but the last two), as factors. Models join and split these dims by reshapes.
 
     heads joined with the batch      (b*4, s, t), with a mask added to (b, 4, s, t)             factors (b, 4)
     windows joined with the batch    (b*16, 2, s, t), with a mask added to (b, 16, 2, s, t)     factors (b, 16, 2)
 
-Every shape here is the same elements in the same order, so a dim of one shape is the product of a run of factors.
+All shapes have the same elements in the same order, so each dim of a shape is the product of consecutive factors.
 Factors of 1 are left out.
 """
 
@@ -17,7 +17,7 @@ Lead = tuple[Dim, ...]
 
 
 def common_factors(leads: Sequence[Lead]) -> Lead | None:
-    """The fewest factors that every shape is made of; None where there are none, such as for (4, 3) and (6, 2)."""
+    """The fewest factors whose products give every shape. None if there are none, as for (4, 3) and (6, 2)."""
     found, *others = (tuple(size for size in lead if size != 1) for lead in leads)
     for lead in others:
         if lead == found:
@@ -47,13 +47,13 @@ def _refined(left: list[Expr], right: list[Expr]) -> Lead | None:
 
 
 def _quotient(value: Expr, divisor: Expr) -> Expr | None:
-    """value / divisor, where that is one of the sizes that dims have."""
+    """value / divisor, if that is a valid size of a dim."""
     quotient = value // divisor
     return quotient if quotient * divisor == value else None
 
 
 def runs(lead: Lead, factors: Lead) -> list[range]:
-    """The factors that each dim of a shape is the product of."""
+    """For each dim of a shape, the range of factors whose product it is."""
     found, start = [], 0
     for size in lead:
         stop = start

@@ -1,4 +1,4 @@
-"""The ledger of idioms: what stands in the program where, and what looks like an idiom and is none, with the reason."""
+"""The ledger of idioms: every idiom of the program, and every form that looks like one but is none, with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDIOMS: tuple[type[Operation], ...] = (
 
 
 def report_idioms(function: func.FuncOp, context: QCContext, stage: str) -> None:
-    """Adds what was found, and what was not, to the report. After the forms were raised."""
+    """Adds the idioms of a function, and the forms that only look like one, to the report. Runs after raising."""
     known = {(d.path, d.what) for d in context.report.of(stage)}
     tracer = Tracer(context)
     for op in function.body.block.ops:

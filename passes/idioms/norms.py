@@ -1,10 +1,10 @@
-"""RMS norm and layer norm from their decomposed forms.
+"""Recognises RMS norm and layer norm in their decomposed forms.
 
     rms    x * rsqrt(mean(x * x) + eps) [* weight]
     layer  (x - mean(x)) * rsqrt(mean((x - mean(x))²) + eps) [* weight [+ bias]]
 
-Division by a square root, a power of two and casts around the statistics are accepted in either place.  A norm of a
-transposed tensor (heads before their norm) becomes the norm of the tensor itself, transposed behind it.
+A division by the square root, a power of two instead of the product, and casts around the statistics are accepted. A
+norm of a transposed tensor (heads are transposed before their norm) becomes the norm of the tensor, then a transpose.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from qcompiler.passes.loops.loops import Index
 from qcompiler.passes.views.trace import Node, Tracer
 
 _Place = tuple[SSAValue, tuple[int, ...]]
-"""A tensor, and for each of its dims the dim of the result."""
+"""A tensor, and for each of its dims the corresponding dim of the result."""
 
 
 @dataclass(frozen=True)
 class _Norm:
-    """`x` holds the normalised elements; its dim n is dim `order[n]` of the result."""
+    """`x` has the elements before normalisation. Its dim n is dim `order[n]` of the result."""
 
     kind: str
     x: SSAValue
@@ -54,7 +54,8 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
 
 
 def lookalike(value: SSAValue, tracer: Tracer) -> str | None:
-    """Why a tensor over the root of a sum is no norm: the first condition that fails. None if it looks like no norm."""
+    """Why a tensor divided by the root of a sum is no norm: the first condition that fails. None if the value has
+    another form."""
     if not shape_of(value.type):
         return None
     for scaled, _ in _with_row(tracer.element(value), "arith.addf", value, tracer):
@@ -67,7 +68,7 @@ def lookalike(value: SSAValue, tracer: Tracer) -> str | None:
 
 
 def _first_failure(centred: Node, variance: Node, value: SSAValue, tracer: Tracer) -> str | None:
-    """The conditions of `_match_normed`, in its order."""
+    """The first condition of `_match_normed` that fails."""
     shifted = next((a for a, b in tracer.either(variance, "arith.addf") if tracer.constant(b) is not None), None)
     if not _has_sum(variance if shifted is None else shifted, tracer):
         return None
@@ -85,7 +86,7 @@ def _first_failure(centred: Node, variance: Node, value: SSAValue, tracer: Trace
 
 
 def _has_sum(node: Node, tracer: Tracer, depth: int = 3) -> bool:
-    """Whether a sum stands behind a few products, quotients and sums: of one dim, or of several."""
+    """Whether the node is a reduction by addition, under at most `depth` products, quotients and sums."""
     found = tracer.head(node)
     if found.op == "sum" or (found.tensor is not None and loops.is_reduction(found.tensor)):
         return True
@@ -94,7 +95,7 @@ def _has_sum(node: Node, tracer: Tracer, depth: int = 3) -> bool:
 
 
 def _with_row(node: Node, op: str, value: SSAValue, tracer: Tracer) -> Iterator[tuple[Node, SSAValue | None]]:
-    """`(rest, row)` for `rest op row` where the row depends on the last dim alone; then `(node, None)`."""
+    """`(rest, row)` if the node is `rest op row` and the row depends on the last dim only; then also `(node, None)`."""
     last = len(shape_of(value.type)) - 1
     for rest, other in tracer.either(node, op):
         for tensor, index in tracer.aliases(other):
@@ -118,7 +119,7 @@ def _match_normed(node: Node, value: SSAValue, tracer: Tracer) -> _Norm | None:
             base = _square_root_of(element, tracer)
             if base is None:
                 continue
-            # first: x - mean(x) is a tensor, too, of which a layer norm is the RMS norm
+            # a layer norm first: it is also the RMS norm of the tensor x - mean(x)
             x = _centred(centred, base, axis, value, tracer)
             if x is not None:
                 return _Norm("layer", *x, eps)
@@ -129,7 +130,7 @@ def _match_normed(node: Node, value: SSAValue, tracer: Tracer) -> _Norm | None:
 
 
 def _over_root(node: Node, tracer: Tracer) -> Iterator[tuple[Node, Node]]:
-    """`(a, v)` for a * rsqrt(v), a * (1 / sqrt(v)), a / sqrt(v)."""
+    """`(a, v)` if the node is a * rsqrt(v), a * (1 / sqrt(v)) or a / sqrt(v)."""
     for a, b in tracer.either(node, "arith.mulf"):
         inner = tracer.head(b)
         if inner.op == "math.rsqrt" or (inner.op == "math.powf" and tracer.constant(inner.args[1]) == -0.5):
@@ -146,7 +147,7 @@ def _over_root(node: Node, tracer: Tracer) -> Iterator[tuple[Node, Node]]:
 
 
 def _mean(node: Node, value: SSAValue, tracer: Tracer) -> tuple[Node, int] | None:
-    """(element, loop dim) where node is the mean of the elements over the last dim."""
+    """(element, loop dim) if the node is the mean of the elements over the last dim."""
     size = shape_of(value.type)[-1]
     if not isinstance(size, int):
         return None
@@ -166,7 +167,7 @@ def _mean(node: Node, value: SSAValue, tracer: Tracer) -> tuple[Node, int] | Non
 
 
 def _square_root_of(node: Node, tracer: Tracer) -> Node | None:
-    """a, where node is a * a or a ** 2."""
+    """a, if the node is a * a or a ** 2."""
     found = tracer.head(node)
     if found.op == "arith.mulf" and tracer.head(found.args[0]) is tracer.head(found.args[1]):
         return found.args[0]
@@ -176,12 +177,13 @@ def _square_root_of(node: Node, tracer: Tracer) -> Node | None:
 
 
 def _moved(index: Index, axis: int, last: int) -> Index:
-    """The index with the reduction's dim put back as the last dim."""
+    """The index with the reduction's dim in the place of the last dim."""
     return tuple(loops.dim_expr(last) if isinstance(e, AffineDimExpr) and e.position == axis else e for e in index)
 
 
 def _same_tensor(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Tracer) -> _Place | None:
-    """The tensor of the result's elements and type that holds `outer`, and holds `inner` along the reduced dim."""
+    """The tensor, of the result's shape and type, that has `outer` as its element, and `inner` along the reduced
+    dim."""
     shape = shape_of(value.type)
     inside = {(t, _moved(i, axis, len(shape) - 1)) for t, i in tracer.aliases(inner)}
     for tensor, index in tracer.aliases(outer):
@@ -194,7 +196,7 @@ def _same_tensor(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: T
 
 
 def _centred(outer: Node, inner: Node, axis: int, value: SSAValue, tracer: Tracer) -> _Place | None:
-    """x, where outer is x - mean(x), and inner the same along the reduced dim."""
+    """x, if outer is x - mean(x), and inner is the same along the reduced dim."""
     outside, inside = tracer.operands(outer, "arith.subf"), tracer.operands(inner, "arith.subf")
     if outside is None or inside is None:
         return None

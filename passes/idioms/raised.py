@@ -1,4 +1,4 @@
-"""What a match leaves behind."""
+"""The result of a match."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qcompiler.passes.loops import loops
 
 @dataclass(frozen=True)
 class Raised:
-    """A form that was recognised: the op that stands for it, inserted, and the value that replaces it."""
+    """A recognised form: the inserted op, and the value that replaces the form."""
 
     op: Operation
     result: SSAValue
 
 
 def insert(value: SSAValue, op: Operation, order: tuple[int, ...] | None = None) -> Raised:
-    """Puts `op` where `value` is computed. `order`: dim n of the op's result is dim order[n] of the value."""
+    """Inserts `op` before the op that computes `value`. Dim n of the new op's result is dim order[n] of the value."""
     before = loops.producer(value)
     assert before is not None
     builder = build.with_path(InsertPoint.before(before), path_of(before))

@@ -1,9 +1,9 @@
-"""Rotary embedding from `x * cos + rotate(x) * sin`, of heads (B, H, S, D) or rows (B, S, H, D).
+"""Recognises rotary embeddings: `x * cos + rotate(x) * sin`, of heads (B, H, S, D) or rows (B, S, H, D).
 
     rotate halves   concat(-x[D/2:], x[:D/2])
-    rotate pairs    stack(-x[1::2], x[0::2]), flattened; the pairs seen as (D/2, 2) or as every second element
+    rotate pairs    stack(-x[1::2], x[0::2]), flattened; the pairs are a reshape to (D/2, 2) or every second element
 
-x may itself be a part of each head (partial rotary): what counts is that the parts lie side by side in one tensor.
+x may be a part of each head (partial rotary). Its two parts must lie side by side in one tensor.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from qcompiler.passes.views.trace import Node, Tracer
 from qcompiler.plan.dims import Dim
 
 _HEADS, _ROWS = (0, 1, 2, 3), (0, 2, 1, 3)
-"""Where batch, heads, sequence and depth stand in the value."""
+"""The positions of batch, heads, sequence and depth among the value's dims."""
 
 _SPLIT = ((0,), (1,), (2,), (3, 4))
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """A tensor, and where in it a part begins; without offsets, the part is all of it in another shape."""
+    """A tensor, and the offsets at which a part of it begins. Without offsets the part is the whole tensor,
+    reshaped."""
 
     root: SSAValue
     offsets: tuple[int, ...]
@@ -42,7 +43,7 @@ class _Origin:
 
 @dataclass(frozen=True)
 class _Part:
-    """A slice: the tensor that it cuts, and the slice's own data."""
+    """A slice: its source, offsets, sizes and steps."""
 
     source: SSAValue
     offsets: tuple[int, ...]
@@ -104,7 +105,7 @@ def _build(value: SSAValue, x: SSAValue, cosine: Node, sine: Node, interleaved: 
 
 
 def _rotations(node: Node, shape: tuple[Dim, ...], tracer: Tracer) -> Iterator[tuple[_Origin, bool]]:
-    """Where x begins, and whether its pairs are turned (else its halves), for each way to read `node` as rotate(x)."""
+    """The origin of x, and whether pairs (not halves) are rotated, for each way to read `node` as rotate(x)."""
     for source, index in tracer.aliases(node):
         if index != loops.own_index(shape_of(source.type)):
             continue
@@ -123,7 +124,7 @@ def _rotations(node: Node, shape: tuple[Dim, ...], tracer: Tracer) -> Iterator[t
 
 
 def _parts(joined: tensor.ConcatOp, axis: int, tracer: Tracer) -> tuple[_Part, _Part] | None:
-    """(a, b) for concat(-a, b) along `axis`."""
+    """(a, b) if the op is concat(-a, b) along `axis`."""
     if joined.dim.value.data != axis or len(joined.inputs) != 2:
         return None
     negated = tracer.head(tracer.element(joined.inputs[0]))
@@ -134,7 +135,7 @@ def _parts(joined: tensor.ConcatOp, axis: int, tracer: Tracer) -> tuple[_Part, _
 
 
 def _part(node: Node, tracer: Tracer) -> _Part | None:
-    """The slice whose element `node` is, seen through unit dims."""
+    """The slice that has `node` as its element, ignoring unit dims."""
     for source, index in tracer.aliases(node):
         cut = loops.producer(source)
         if not isinstance(cut, tensor.ExtractSliceOp) or index != loops.own_index(shape_of(source.type)):
@@ -148,7 +149,7 @@ def _part(node: Node, tracer: Tracer) -> _Part | None:
 
 
 def _halves(upper: _Part, lower: _Part, shape: tuple[Dim, ...]) -> _Origin | None:
-    """x, where the parts are its last and its first half."""
+    """x, if the parts are its last and its first half."""
     half = _half(shape)
     shifted = (*lower.offsets[:-1], lower.offsets[-1] + half)
     same = upper.source is lower.source and upper.offsets == shifted and {*upper.steps, *lower.steps} == {1}
@@ -158,8 +159,8 @@ def _halves(upper: _Part, lower: _Part, shape: tuple[Dim, ...]) -> _Origin | Non
 
 
 def _pairs(odd: _Part, even: _Part, shape: tuple[Dim, ...]) -> _Origin | None:
-    """x, where the parts are its odd and its even elements."""
-    step = 1 if len(even.offsets) == 5 else 2  # of x seen as (…, D/2, 2), or of x itself
+    """x, if the parts are its odd and its even elements."""
+    step = 1 if len(even.offsets) == 5 else 2  # 5 dims: slices of x reshaped to (…, D/2, 2)
     shifted = (*even.offsets[:-1], even.offsets[-1] + 1)
     same = (
         odd.source is even.source
@@ -181,7 +182,7 @@ def _half(shape: tuple[Dim, ...]) -> int:
 
 
 def _origin(value: SSAValue, offsets: tuple[int, ...]) -> _Origin:
-    """The same place in the tensor under any number of slices without steps."""
+    """The same origin in the source of all slices without steps."""
     cut = loops.producer(value)
     while isinstance(cut, tensor.ExtractSliceOp):
         found = views.slice_of(cut)
@@ -197,7 +198,7 @@ def _origin(value: SSAValue, offsets: tuple[int, ...]) -> _Origin:
 
 
 def _at(origin: _Origin, direct: Node, value: SSAValue, tracer: Tracer) -> SSAValue | None:
-    """x: the tensor of the value's shape and type that begins at `origin` and has `direct` as its element."""
+    """x: the tensor, of the value's shape and type, that begins at `origin` and has `direct` as its element."""
     shape, seen = shape_of(value.type), list(tracer.aliases(direct))
     for each in (origin.root, *(source for source, _ in seen)):
         if shape_of(each.type) != shape or tensor_dtype(each.type) != tensor_dtype(value.type):
@@ -210,7 +211,7 @@ def _at(origin: _Origin, direct: Node, value: SSAValue, tracer: Tracer) -> SSAVa
 
 
 def _table(node: Node, value: SSAValue, order: tuple[int, ...], before: Operation, tracer: Tracer) -> SSAValue | None:
-    """The cosine or sine table as a view with the value's dims, the one of heads a unit dim."""
+    """The cosine or sine table as a view with the value's dims. The dim of heads has size 1."""
     rows, depth = order[2:]
     for source, index in tracer.aliases(node):
         if can_be_extra(source, index) and tensor_dtype(source.type) in (tensor_dtype(value.type), "f32"):

@@ -1,4 +1,4 @@
-"""Softmax from its decomposed form, `e / sum(e)` with `e = exp(x - max(x))` along one dim."""
+"""Recognises softmax in its decomposed form, `e / sum(e)` with `e = exp(x - max(x))` along one dim."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
 
 
 def lookalike(value: SSAValue, tracer: Tracer) -> str | None:
-    """Why exponentials over a sum are no softmax: the first condition that fails. None if they look like none."""
+    """Why exponentials divided by a sum are no softmax: the first condition that fails. None for another form."""
     pair = tracer.operands(tracer.element(value), "arith.divf")
     if pair is None or tracer.head(pair[0]).op != "math.exp":
         return None
@@ -60,7 +60,7 @@ def lookalike(value: SSAValue, tracer: Tracer) -> str | None:
 
 
 def _shifted_exp(node: Node, tracer: Tracer) -> tuple[Node, Node] | None:
-    """(x, the max node) for exp(x - max(...))."""
+    """(x, the max node) if the node is exp(x - max(...))."""
     found = tracer.head(node)
     if found.op != "math.exp":
         return None
@@ -72,7 +72,7 @@ def _shifted_exp(node: Node, tracer: Tracer) -> tuple[Node, Node] | None:
 
 
 def _axis_of(tensor: SSAValue, node: Node, loop: int, tracer: Tracer) -> int | None:
-    """The dim of `tensor` that loop dim `loop` runs along where node is an element of it; None if it is none."""
+    """The dim of `tensor` that the loop dim `loop` indexes, if the node is an element of the tensor; else None."""
     for other, index in tracer.aliases(node):
         if other is not tensor:
             continue

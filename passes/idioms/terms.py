@@ -1,13 +1,13 @@
-"""What is done to scores before their softmax, as the mask of `qc.attention`.
+"""The mask of `qc.attention`: the operations on scores before their softmax.
 
 select(keep, scores, -inf)     a boolean mask
-select(keep, scores, -3.4e38)  the float mask select(keep, 0, -3.4e38): a row that keeps nothing weighs all its
-                               keys alike.  A boolean mask where every row keeps a key
+select(keep, scores, -3.4e38)  a boolean mask if every row keeps a key; else the float mask select(keep, 0, -3.4e38),
+                               with which a row that keeps nothing gives all its keys the same weight
 scores + a                     the float mask a
-(scores + a) + b, …            one float mask, made by a loop nest, once for all layers that share the terms
+(scores + a) + b, …            one float mask, computed once by a loop nest for all layers that share the terms
 
-Terms may be added to scores whose leading dims are joined or parted in different ways (leading.py): each is read over
-the common factors, and the factors are then the batch and the heads of the attention.
+The leading dims of the scores may be joined or split differently for each term (leading.py). So each term is viewed
+over the common factors, which then become the batch and the heads of the attention.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from qcompiler.plan.dims import Dim, dim, product
 
 @dataclass(frozen=True)
 class Term:
-    """`tensor[index]` is added to the scores; or, with `dropped`, they become that number where it is false.
+    """Adds `tensor[index]` to the scores. With `dropped`, scores become that number where `tensor[index]` is false.
 
-    The index is over the dims of the scores at that point: those in front, `lead`, and the last two.
+    The index is over the dims of the scores at this point: the leading ones, `lead`, and the last two.
     """
 
     tensor: SSAValue
@@ -49,7 +49,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Scores:
-    """The dims of scores: the factors of the leading dims, queries and keys."""
+    """The dims of the scores: the factors of the leading dims, queries and keys."""
 
     factors: Lead
     queries: Dim
@@ -60,23 +60,23 @@ class Scores:
         return (*self.factors, self.queries, self.keys)
 
     def attention(self, split: int) -> tuple[Dim, Dim, Dim, Dim]:
-        """Batch, heads, queries and keys, the first `split` factors being the batch."""
+        """(batch, heads, queries, keys); the batch is the product of the first `split` factors."""
         batch, heads = product(self.factors[:split]), product(self.factors[split:])
         return batch.to_dim(), heads.to_dim(), self.queries, self.keys
 
 
 class Masks:
-    """The masks of one function, each made once."""
+    """The masks of one function. Equal masks are built once."""
 
     def __init__(self, reader: MaskReader) -> None:
         self._reader = reader
         self._made: dict[tuple[tuple[Term, ...], Scores, int], SSAValue | None] = {}
 
     def split(self, terms: Sequence[Term], scores: Scores, natural: int) -> int | None:
-        """How many factors the batch should have: as many as make the smallest mask, `natural` among equals.
+        """The number of factors that form the batch: the one that gives the smallest mask, preferably `natural`.
 
-        A mask may repeat along the whole batch and along all heads, not along some factors of either.  None where the
-        heads would have no fixed number.
+        A mask may repeat along the whole batch or along all heads, but not along some factors of them. None if the
+        number of heads would not be fixed.
         """
         used = {n for term in terms for n in _factors_of(term, scores)}
         parts = range(len(scores.factors) + 1)
@@ -90,7 +90,7 @@ class Masks:
         return min(possible, key=lambda split: (size(split), split != natural), default=None)
 
     def build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], scores: Scores, split: int) -> SSAValue | None:
-        """The mask (B|1, H|1, S|1, T|1) that the terms are together, made before an op; None if there is none."""
+        """The mask (B|1, H|1, S|1, T|1) that combines the terms, built before an op. None if there is no such mask."""
         key = (tuple(terms), scores, split)
         if key not in self._made:
             self._made[key] = self._build(before, terms, scores, split)
@@ -109,11 +109,11 @@ class Masks:
             if first.dropped is None or self._hides(first, mask):
                 return mask
         if any(term.dropped is not None and term.dropped > DROPS for term, _ in parts):
-            return None  # scores plus such a number are not that number
+            return None  # adding such a number to a score does not give that number
         return _over_heads(before, _joined(before, parts), scores, split)
 
     def _hides(self, term: Term, mask: SSAValue) -> bool:
-        """Whether it is the same to say that dropped keys are not seen."""
+        """Whether a boolean mask that hides the dropped keys gives the same result."""
         if term.dropped == float("-inf"):
             return True
         band = self._reader.band(mask)
@@ -121,7 +121,7 @@ class Masks:
 
 
 _LEAST = -1e4
-"""exp of it beside any kept score is 0 in fp32."""
+"""A score this much below another one has weight 0 in fp32."""
 
 
 def _is_mask(term: Term, value: SSAValue) -> bool:
@@ -130,13 +130,14 @@ def _is_mask(term: Term, value: SSAValue) -> bool:
 
 
 def _factors_of(term: Term, scores: Scores) -> list[int]:
-    """The factors that a term does not repeat along."""
+    """The factors along which a term does not repeat."""
     positions = {e.position for e in term.index if isinstance(e, AffineDimExpr)}
     return [n for at, run in enumerate(runs(term.lead, scores.factors)) if at in positions for n in run]
 
 
 def _over_factors(before: qc.BatchMatmulOp, term: Term, scores: Scores) -> SSAValue | None:
-    """A term as a view over the factors, queries and keys, unit dims where it repeats; None if it is no such view."""
+    """A term as a view over the factors, queries and keys, with unit dims where it repeats. None if there is no such
+    view."""
     if not can_be_extra(term.tensor, term.index):
         return None
     places = [*runs(term.lead, scores.factors), *([len(scores.factors) + n] for n in range(2))]
@@ -153,7 +154,7 @@ def _over_factors(before: qc.BatchMatmulOp, term: Term, scores: Scores) -> SSAVa
 
 
 def _over_heads(before: qc.BatchMatmulOp, value: SSAValue, scores: Scores, split: int) -> SSAValue:
-    """A tensor over the factors, queries and keys as one over batch, heads, queries and keys."""
+    """Reshapes a tensor over (factors, queries, keys) to (batch, heads, queries, keys)."""
     shape = list(shape_of(value.type))
     for group in (range(split), range(split, len(scores.factors))):
         if any(shape[n] != 1 for n in group):
@@ -166,7 +167,7 @@ def _over_heads(before: qc.BatchMatmulOp, value: SSAValue, scores: Scores, split
 
 
 def _joined(before: qc.BatchMatmulOp, parts: Sequence[tuple[Term, SSAValue]]) -> SSAValue:
-    """One float mask: 0, then each term in order."""
+    """One float mask: starts from 0 and applies each term in order."""
     shapes = [shape_of(value.type) for _, value in parts]
     shape = [next((size for size in sizes if size != 1), 1) for sizes in zip(*shapes, strict=True)]
     builder = build.with_path(InsertPoint.before(before), path_of(before))

@@ -1,6 +1,6 @@
 """Which readers of a value would need a copy of it, if it were columns of a wider matrix and not memory of its own.
 
-The rules of the lowering are asked themselves (lowering/places.py, lowering/drafts.py), on made-up memory: once with
+The rules of the lowering are asked themselves (lowering/placer.py, lowering/drafts.py), on made-up memory: once with
 the value's rows side by side, once with other columns between them.
 """
 
@@ -18,7 +18,7 @@ from qcompiler.ir.module import path_of
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.passes.lowering import views
 from qcompiler.passes.lowering.kinds import DRAFTS, draft
-from qcompiler.passes.lowering.places import Placer
+from qcompiler.passes.lowering.placer import Placer
 from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.plan import View
 
@@ -26,7 +26,7 @@ _WATCHED, _OTHER = "watched", "other"
 
 
 class _Trial(Placer):
-    """Places for one value and its views; all others have memory of their own. Implements `drafts.Places`."""
+    """Places for one value and its views; all others have memory of their own. Implements `drafts.ValueMemory`."""
 
     def __init__(self) -> None:
         super().__init__(self._default, self._default, self.contiguous_copy)

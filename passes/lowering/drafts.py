@@ -1,7 +1,7 @@
-"""One compute op as a kernel draft: normalised operands, the op rebuilt on block arguments, the views to launch it on.
+"""The draft of a kernel for one compute op: its operands, the op rebuilt on block arguments, and the views of a launch.
 
-The lowering of each kind (`kinds/`) takes an op whose inputs already have places (strided views), asks the `Places` for
-whatever the kernel requires (a matrix, a contiguous copy), allocates the result, and returns a `Draft`.
+The inputs of the op already have places (strided views). The lowering of a kind (`kinds/`) asks the `ValueMemory` for
+what the kernel requires, such as a matrix or a contiguous copy, allocates the result, and returns a `Draft`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from qcompiler.plan.kernel import Access, Operand
 from qcompiler.plan.plan import View
 
 
-class Places(Protocol):
-    """What a rule may ask of the lowering: where values are, copies, and room for results."""
+class ValueMemory(Protocol):
+    """The services that a rule may use: the view of a value, copies, and memory for results."""
 
     def view(self, value: SSAValue) -> View: ...
     def contiguous_copy(self, view: View, op: Operation) -> View: ...
@@ -34,7 +34,7 @@ class Places(Protocol):
 
 @dataclass
 class Draft:
-    """A kernel before it has a name: `body` holds the one op on block arguments that match `operands`."""
+    """A kernel without a name. `body` has the one op; its block arguments match `operands`."""
 
     stem: str
     path: str
@@ -43,7 +43,7 @@ class Draft:
     body: Block = field(default_factory=Block)
 
     def add(self, name: str, access: Access, view: View) -> SSAValue:
-        """One more operand; returns the block argument that stands for it."""
+        """Adds an operand; returns its block argument."""
         self.operands.append(
             Operand(
                 name=name,
@@ -70,43 +70,46 @@ def operand_type(operand: Operand) -> Attribute:
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def matrix_of(value: SSAValue, op: Operation, places: Places) -> View:
-    """The value as (rows, cols), copied if its strides do not allow that."""
-    view = places.view(value)
+def matrix_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
+    """The value as a (rows, cols) matrix, copied if its strides require it."""
+    view = memory.view(value)
     matrix = views.as_matrix(view)
     if matrix is None:
-        matrix = views.as_matrix(places.contiguous_copy(view, op))
+        matrix = views.as_matrix(memory.contiguous_copy(view, op))
     assert matrix is not None
     return matrix
 
 
-def vector_of(value: SSAValue, op: Operation, places: Places) -> View:
-    view = places.view(value)
-    vector = views.as_vector(view) or views.as_vector(places.contiguous_copy(view, op))
+def vector_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
+    view = memory.view(value)
+    vector = views.as_vector(view) or views.as_vector(memory.contiguous_copy(view, op))
     assert vector is not None
     return vector
 
 
-def unit_last(value: SSAValue, op: Operation, places: Places) -> View:
-    """The value with unit stride along its last dim, copied if need be."""
-    view = places.view(value)
-    return view if view.strides[-1] == 1 or view.shape[-1] == 1 else places.contiguous_copy(view, op)
+def unit_last(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
+    """The value with unit stride along its last dim, copied if needed."""
+    view = memory.view(value)
+    return view if view.strides[-1] == 1 or view.shape[-1] == 1 else memory.contiguous_copy(view, op)
 
 
-def collapsed(view: View, groups: Sequence[Sequence[int]], op: Operation, places: Places) -> View:
-    result = views.collapse(view, groups) or views.collapse(places.contiguous_copy(view, op), groups)
+def collapsed(view: View, groups: Sequence[Sequence[int]], op: Operation, memory: ValueMemory) -> View:
+    result = views.collapse(view, groups) or views.collapse(memory.contiguous_copy(view, op), groups)
     assert result is not None
     return result
 
 
 def axis_groups(rank: int, axis: int) -> list[Sequence[int]]:
-    """(outer, axis, inner) as groups of dims."""
+    """The dims in three groups: (outer, axis, inner)."""
     return [tuple(range(axis)), (axis,), tuple(range(axis + 1, rank))]
 
 
 def along_groups(x: View, index: View, axis: int) -> list[Sequence[int]]:
-    """Groups that need no copy if there are such: each element is picked for itself, so the dims beside the axis may
-    be put in front of it or behind it as both operands lie. An index that repeats over heads is read where it is."""
+    """Three groups of dims for a gather along `axis`, so that x and index need no copy if possible.
+
+    Each element is picked on its own, so the other dims may go before or after the axis. The order is chosen by the
+    strides of both operands. An index that repeats over heads then needs no copy.
+    """
     others = [n for n in range(len(x.shape)) if n != axis]
     usual = axis_groups(len(x.shape), axis)
     candidates: list[list[Sequence[int]]] = [usual]
@@ -118,7 +121,7 @@ def along_groups(x: View, index: View, axis: int) -> list[Sequence[int]]:
 
 
 def copy_draft(source: View, target: View, path: str) -> Draft:
-    """An elementwise copy between views of one shape."""
+    """An elementwise copy between two views of the same shape."""
     result = Draft("copy", path)
     read = result.add("in0", "r", source)
     write = result.add("out0", "w", target)

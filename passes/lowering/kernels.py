@@ -16,7 +16,7 @@ from qcompiler.plan.kernel import Operand
 
 
 class KernelTable:
-    """Names drafts. The identity of a kernel is its operands and the text of its op."""
+    """Gives each draft a kernel name. Drafts with equal operands and an equal text of their op share a kernel."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -25,7 +25,7 @@ class KernelTable:
         self.launches = 0
 
     def name(self, draft: Draft) -> str:
-        """The name of the kernel that a draft needs; made on first use."""
+        """The name of a draft's kernel. A new kernel is added on first use."""
         self.launches += 1
         for op in draft.body.ops:
             _strip(op)
@@ -42,7 +42,7 @@ class KernelTable:
 
 
 def _strip(op: Operation) -> None:
-    """Places in the model and devices are no part of a kernel's identity."""
+    """Removes module paths and devices, which are not part of a kernel's identity."""
     for name in ("qc.path", "qc.device"):
         op.attributes.pop(name, None)
 

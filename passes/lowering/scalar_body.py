@@ -1,4 +1,4 @@
-"""Scalar bodies: an xDSL block of arith/math ops as a `ScalarProgram` of the plan."""
+"""Converts an xDSL block of arith and math ops to a `ScalarProgram` of the plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ CMPI = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
 
 
 def program_of(block: Block, path: str) -> ScalarProgram:
-    """The block's arguments become inputs `in0, in1, …`, each op one `ScalarOp` with the result `v0, v1, …`."""
+    """The program of a block. Arguments become the inputs `in0, in1, …`; each op becomes one `ScalarOp` with the result
+    `v0, v1, …`."""
     names: dict[SSAValue, str] = {argument: f"in{i}" for i, argument in enumerate(block.args)}
     ops: list[ScalarOp] = []
     yields: tuple[str, ...] = ()

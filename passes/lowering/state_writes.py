@@ -1,10 +1,10 @@
-"""Writing the memory of states: in place where states.py allows it; every other copy is counted and explained.
+"""Writes the memory of states, in place where states.py allows it. The report lists every copy, with the reason.
 
     %s = qc.state @cache                             rt.launch @index_update [x: @s.cache, at: …, rows: …]
     %1 = qc.index_update %s, %at, %rows        →     (nothing: the new value lies in the state's memory)
     qc.state_update @cache, %1
 
-What somebody reads of a value after it was overwritten is copied before, into the caller's memory if it is returned.
+A value that is read after it is overwritten is copied before that: into the caller's memory if it is returned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of
 from qcompiler.passes.lowering import states
 from qcompiler.passes.lowering.drafts import copy_draft
-from qcompiler.passes.lowering.places import Placer
+from qcompiler.passes.lowering.placer import Placer
 from qcompiler.passes.lowering.steps import Steps
 from qcompiler.passes.lowering.views import is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
@@ -32,23 +32,23 @@ Room = Callable[[SSAValue, Sequence[Dim]], View]
 
 
 class StateWrites:
-    """The states of one function. `returned` are its results, each with the caller's memory for it, once known."""
+    """The states of one function. `returned` maps its results to the caller's memory for them."""
 
     def __init__(self, block: Block, placer: Placer, steps: Steps, room: Room) -> None:
         self.placer, self.steps, self.memory, self.room = placer, steps, steps.memory, room
         self.in_place = states.in_place(block, self.memory.device_of)
         self.returned: list[tuple[SSAValue, View]] = []
-        self._overwritten: dict[SSAValue, View] = {}  # where a value was that later readers find elsewhere
+        self._overwritten: dict[SSAValue, View] = {}  # the old place of a value that was copied for later readers
 
     def destinations(self) -> dict[SSAValue, View]:
-        """The op results that are computed in the memory of a state."""
+        """The op results that are computed in a state's memory, each with that memory."""
         return {
             value: self.memory.state(update.key, update.value, self.memory.device_of(update))
             for value, update in self.in_place.results.items()
         }
 
     def updated(self, op: Operation, base: SSAValue) -> View:
-        """Where an op writes a part of its result, all of which is `base` before: in place, or into a copy."""
+        """The memory of the result of an op that updates a part of `base`: the memory of `base`, or that of a copy."""
         result = op.results[0]
         if op not in self.in_place.chains:
             source, view = self.placer.view(base), self.room(result, shape_of(result.type))
@@ -79,16 +79,17 @@ class StateWrites:
         return view
 
     def absorb(self, op: InsertSliceOp) -> None:
-        """Places the result of an insert_slice whose source was written in place: where the whole was."""
+        """Places the result of an insert_slice whose source was written in place: it has the memory of the whole."""
         whole = unreshaped(op.dest)
         place = self._overwritten.get(whole) or self.placer.view(whole)
         shape = shape_of(op.result.type)
         self.placer.define(op.result, reshaped(place, shape, contiguous_strides(shape)))
 
     def update(self, ops: Sequence[qc.StateUpdateOp]) -> None:
-        """Behind all that reads the old values. Nothing for a value that already lies in its state; else one counted
-        copy, and two where the value lies in the memory of a state that such a copy overwrites (states that change
-        places, or one that is turned around).
+        """Copies the new values into their states, after all readers of the old values. Each copy is reported.
+
+        A value that is already in its state's memory needs no copy. A value needs two copies if it lies in the memory
+        of a state that another copy overwrites, for example if two states swap their values or a state is reversed.
         """
         pending: list[tuple[View, View, qc.StateUpdateOp]] = []
         for op in ops:
@@ -112,7 +113,7 @@ class StateWrites:
         return isinstance(value.type, TensorType) and self.placer.view(value).buffer == buffer
 
     def _kept(self, value: SSAValue, op: Operation) -> View:
-        """A copy of a value that an op is about to overwrite: in the caller's memory if it is returned, else fresh."""
+        """A copy of a value that an op is about to overwrite: in the caller's memory if the value is returned."""
         view = self.placer.view(value)
         for returned, out in self.returned:
             if unreshaped(returned) is value and is_contiguous(view):
@@ -122,7 +123,7 @@ class StateWrites:
         return self.steps.contiguous_copy(view, op)
 
     def _count_copy(self, view: View, why: str) -> None:
-        """Reports a copy of, or to, a state's memory."""
+        """Reports a copy from or to a state's memory."""
         nbytes = self.memory.nbytes(view.shape, view.dtype)
         key = self.memory.arena_of(view).removeprefix("state.")
         report = self.memory.program.context.report

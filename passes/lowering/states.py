@@ -1,4 +1,4 @@
-"""Which ops may write a state's own memory, and what has to be copied because of it.
+"""Decides which ops may write a state's memory directly.
 
     %s = qc.state @cache                                     in place: only the new rows are written
     %1 = qc.index_update %s, %at, %rows
@@ -8,9 +8,10 @@
     %1 = linalg.generic ins(%s, %x) { mulf; addf }
     qc.state_update @mean, %1
 
-A *chain* are the updates of a part (index_update, scatter, insert_slice) between a state and its new value; they write
-the state's memory.  A new value that one op computes is computed there, too, if no op behind it reads the old value and
-the op itself reads it element by element or not at all.  Everything else is a copy at the end of the entry point.
+A *chain* is the sequence of partial updates (index_update, scatter, insert_slice) between a state and its new value.
+Its ops write the state's memory. A new value that one op computes is also computed in the state's memory, if no later
+op reads the old value and the op itself reads it element by element or not at all. Any other new value is copied into
+the state at the end of the entry point.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from qcompiler.ir import qc
 from qcompiler.ir.types import shape_of
-from qcompiler.passes.lowering.places import root_of
+from qcompiler.passes.lowering.placer import root_of
 from qcompiler.passes.views.views import readers, unreshaped
 
 DeviceOf = Callable[[Operation], str]
@@ -33,11 +34,11 @@ DeviceOf = Callable[[Operation], str]
 
 @dataclass
 class InPlace:
-    """What writes the memory of states.
+    """The ops that write the memory of states.
 
-    `chains`: ops that write where their base is, each with the whole value whose memory that is a part of.  `absorbed`:
-    insert_slices whose source was written in place already.  `results`: op results that are computed in a state's
-    memory, with the update that says which.
+    `chains`: ops that update their base in place, each with the whole value that the base is a part of. `absorbed`:
+    insert_slices whose source was already written in place. `results`: op results that are computed in a state's
+    memory, each with the state's update.
     """
 
     chains: dict[Operation, SSAValue] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class InPlace:
 
 
 def in_place(block: Block, device_of: DeviceOf) -> InPlace:
-    """What may be done in place in one entry point."""
+    """The ops of one entry point that may write states in place."""
     found = InPlace()
     _sink(block)
     position = {op: i for i, op in enumerate(block.ops)}
@@ -65,7 +66,7 @@ def in_place(block: Block, device_of: DeviceOf) -> InPlace:
 
 
 def _sink(block: Block) -> None:
-    """Computes a state's new value behind the readers of its old one, where nothing else needs it before."""
+    """Moves the computation of a state's new value behind the readers of the old value, if nothing needs it earlier."""
     states = {op.key: op for op in block.ops if isinstance(op, qc.StateOp)}
     for update in [op for op in block.ops if isinstance(op, qc.StateUpdateOp) and op.key in states]:
         root = root_of(unreshaped(update.value))
@@ -82,14 +83,14 @@ def _sink(block: Block) -> None:
 
 
 def base_of(op: object) -> SSAValue | None:
-    """The operand that an update of a part begins as; None for other ops."""
+    """The operand that a partial update modifies; None for other ops."""
     if isinstance(op, qc.IndexUpdateOp | qc.ScatterOp):
         return op.x
     return op.dest if isinstance(op, tensor_dialect.InsertSliceOp) else None
 
 
 def _chain(value: SSAValue) -> tuple[list[Operation], SSAValue]:
-    """The updates of parts behind which `value` stands, and what they begin with."""
+    """The partial updates that lead to `value`, and the value that they start from."""
     chain: list[Operation] = []
     while True:
         value = unreshaped(value)
@@ -103,10 +104,10 @@ def _chain(value: SSAValue) -> tuple[list[Operation], SSAValue]:
 
 
 def _enter(op: Operation, found: InPlace, whole: SSAValue | None = None) -> None:
-    """One update of a chain; where it inserts what was cut out and updated, those updates are made in place instead.
+    """Adds one update of a chain. If it inserts an updated slice back into its source, the slice is updated in place.
 
-    %layer = tensor.extract_slice %caches [3, …]          cut out of the value that it goes back to: writes there
-    %1 = qc.index_update %layer, %at, %rows
+    %layer = tensor.extract_slice %caches [3, …]          a slice of the value that it goes back into
+    %1 = qc.index_update %layer, %at, %rows               writes the memory of %caches
     %2 = tensor.insert_slice %1 into %caches [3, …]       nothing is left to do
     """
     base = base_of(op)
@@ -126,7 +127,8 @@ def _enter(op: Operation, found: InPlace, whole: SSAValue | None = None) -> None
 
 
 def _same_part(cut: tensor_dialect.ExtractSliceOp, paste: tensor_dialect.InsertSliceOp) -> bool:
-    """Whether one part is cut out and put back, and lies in one piece: whole inner dims behind one that is cut."""
+    """Whether both slices are the same part, and that part is contiguous: one dim is cut, and the dims after it are
+    whole."""
     if cut.source is not paste.dest or any(cut.offsets) or any(cut.sizes) or any(cut.strides):
         return False
     part, back = (
@@ -161,7 +163,7 @@ def _fits(
 
 
 def _element_by_element(op: Operation, operand: SSAValue, state: SSAValue, result: SSAValue) -> bool:
-    """Whether the op reads an element of the state, by this operand, only where it writes the same one."""
+    """Whether the op reads each element of the state, through this operand, only where it writes the same element."""
     if (
         unreshaped(operand) is not state
         or not isinstance(op, GenericOp)
@@ -176,7 +178,7 @@ def _element_by_element(op: Operation, operand: SSAValue, state: SSAValue, resul
 
 
 def later_reader(value: SSAValue, update: Operation, absorbed: set[Operation]) -> Operation | None:
-    """The first op behind `update` that reads `value` or a view of it; ops in `absorbed` do nothing."""
+    """The first op after `update` that reads `value` or a view of it. Ops in `absorbed` do not count."""
     block = update.parent_block()
     assert block is not None
     position = {each: i for i, each in enumerate(block.ops)}

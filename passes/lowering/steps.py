@@ -1,4 +1,4 @@
-"""The steps of one entry point: launches of shared kernels, selects by the number of rows, copies.
+"""The steps of one entry point: launches of shared kernels, selects by the number of rows, and copies.
 
 qc.linear %x, %w {m_classes = [4, none]}    →    rt.select on b*s [<= 4: @linear_0, else @linear_1] …
 %x where %out is wanted                     →    rt.copy @main.tmp.3 to @main.out.0
@@ -14,7 +14,7 @@ from qcompiler.ir import qc, rt
 from qcompiler.ir.module import path_of
 from qcompiler.passes.lowering.drafts import Draft, copy_draft
 from qcompiler.passes.lowering.kinds.linear import cases_of, with_m_class
-from qcompiler.passes.lowering.program import EntryMemory
+from qcompiler.passes.lowering.rt_module import EntryMemory
 from qcompiler.passes.lowering.views import is_contiguous
 from qcompiler.passes.lowering.views import with_shape as reshaped
 from qcompiler.plan.plan import SelectCase, View
@@ -26,7 +26,7 @@ class Steps:
     ops: list[rt.StepOp] = field(default_factory=list)
 
     def launch(self, each: Draft, op: Operation | None = None) -> None:
-        """A kernel; for a linear the one that its number of rows selects."""
+        """Adds a launch. For a linear with several cases it adds a select by the number of rows."""
         kernels = self.memory.program.kernels
         if not isinstance(op, qc.LinearOp):
             self.ops.append(rt.LaunchOp(kernels.name(each), each.views))
@@ -40,7 +40,7 @@ class Steps:
         self.ops.append(rt.SelectOp(each.operands[-1].shape[0], records, each.views))
 
     def copy(self, source: View, target: View, op: Operation) -> None:
-        """The same values at `target`, on behalf of `op`; nothing if they lie there."""
+        """Adds a copy of the values to `target`, on behalf of `op`. It adds nothing if they are already there."""
         if source.buffer == target.buffer and source.offset == target.offset and is_contiguous(source):
             return
         if is_contiguous(source):
@@ -49,11 +49,11 @@ class Steps:
             self.launch(copy_draft(source, target, path_of(op)))
 
     def contiguous_copy(self, view: View, op: Operation, device: str | None = None) -> View:
-        """The same values row-major in a fresh buffer, on the op's device unless another is named."""
+        """A row-major copy in a new buffer, on the op's device or on `device`."""
         target = self.memory.fresh(view, self.memory.device_of(op) if device is None else device)
         self.launch(copy_draft(view, target, path_of(op)))
         return target
 
     def copy_across(self, source: View, target: View) -> None:
-        """The same bytes, which lie row-major, in memory of another device."""
+        """Adds a copy of row-major bytes to another device."""
         self.ops.append(rt.CopyOp(reshaped(source, target.shape, target.strides), target))

@@ -1,6 +1,6 @@
-"""Strided views of buffers under the tensor view ops. All sizes, strides and offsets are shape expressions.
+"""The tensor view ops, applied to strided views of buffers. All sizes, strides and offsets are shape expressions.
 
-A function returns None where the result is not expressible as a strided view; the caller then copies.
+A function returns None if no strided view gives the result; the caller then copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_contiguous(view: View) -> bool:
 
 
 def with_shape(view: View, shape: Sequence[Dim | Expr], strides: Sequence[Dim | Expr], offset: Dim | Expr = 0) -> View:
-    """The view with other sizes and strides; `offset` (elements) is added."""
+    """The view with other sizes and strides. `offset`, in elements, is added."""
     return msgspec.structs.replace(
         view,
         shape=tuple(dim(d).to_dim() for d in shape),
@@ -67,7 +67,7 @@ def expand(view: View, groups: Sequence[Sequence[int]], shape: Sequence[Dim]) ->
 
 
 def collapse(view: View, groups: Sequence[Sequence[int]]) -> View | None:
-    """tensor.collapse_shape, where each group's dims lie evenly spaced in memory."""
+    """tensor.collapse_shape. None unless the dims of each group can be one dim with one stride."""
     sizes: list[Expr] = []
     strides: list[Expr] = []
     for group in groups:
@@ -103,13 +103,13 @@ def as_matrix(view: View) -> View | None:
 
 
 def spread(view: View, shape: Sequence[Dim]) -> View:
-    """`view` (dims equal to `shape` or 1) over `shape`, stride 0 where it repeats."""
+    """`view` broadcast to `shape`: stride 0 where its dim is 1. Its other dims must equal those of `shape`."""
     triples = zip(view.shape, shape, view.strides, strict=True)
     return with_shape(view, shape, [0 if have == 1 and want != 1 else stride for have, want, stride in triples])
 
 
 def broadcast_as_matrix(view: View, shape: Sequence[Dim]) -> View | None:
-    """`view` (dims equal to `shape` or 1) as a (rows, cols) matrix over `shape`, stride 0 where it repeats, or None."""
+    """`view` broadcast to `shape`, as a (rows, cols) matrix; None if strides do not allow it."""
     strides = [
         0 if have == 1 and want != 1 else s for have, want, s in zip(view.shape, shape, view.strides, strict=True)
     ]
@@ -118,5 +118,5 @@ def broadcast_as_matrix(view: View, shape: Sequence[Dim]) -> View | None:
 
 
 def as_vector(view: View) -> View | None:
-    """All dims as one, or None."""
+    """The view with all its dims as one, or None."""
     return collapse(view, [tuple(range(len(view.shape)))])

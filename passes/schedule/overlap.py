@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qcompiler.passes.schedule.stream_choice import Choice, Task, choose, longest_chain
+from qcompiler.passes.schedule.stream_choice import StreamChoice, Task, choose, longest_chain
 from qcompiler.passes.schedule.stream_memory import ActivationMemory
 
-WORTH = 0.98
+MOST_TIME_FRACTION = 0.98
 """The overlapped time must be below this fraction of the one-stream time. The estimates are not precise enough for
 less."""
 
-GROWTH, SLACK = 1.15, 1 << 16
+MEMORY_GROWTH, MEMORY_SLACK_BYTES = 1.15, 1 << 16
 """Memory limit for activations: 15 percent more than on one stream, or 64 KiB more, whichever is larger."""
 
-ROOMS = (1.0, 0.8, 0.6, 0.4, 0.2)
+FULLNESS_LIMITS = (1.0, 0.8, 0.6, 0.4, 0.2)
 """Thresholds, tried in turn. A step stays on the device's own stream if the arenas are fuller than this fraction of
 their one-stream peak while it may run."""
 
@@ -31,7 +31,7 @@ def overlap(tasks: Sequence[Task], limit: int, memory: ActivationMemory) -> tupl
     """Chooses a stream for each task, with at most `limit` streams for kernels on each device. Also returns a text with
     the estimated times."""
     one = choose(tasks, 1)
-    if limit == 1 or all(len(task.lanes) == 1 for task in tasks):
+    if limit == 1 or all(len(task.candidates) == 1 for task in tasks):
         return one.streams, f"{one.span:.1f} us"
     chosen, grown, stopped = _fitting(tasks, one, limit, memory)
     why = f"{chosen.span:.1f} us, on one stream {one.span:.1f}, no less than {longest_chain(tasks):.1f}"
@@ -41,19 +41,19 @@ def overlap(tasks: Sequence[Task], limit: int, memory: ActivationMemory) -> tupl
 
 
 def _fitting(
-    tasks: Sequence[Task], one: Choice, limit: int, memory: ActivationMemory
-) -> tuple[Choice, float, float | None]:
+    tasks: Sequence[Task], one: StreamChoice, limit: int, memory: ActivationMemory
+) -> tuple[StreamChoice, float, float | None]:
     """The first choice that saves time and fits in memory, its memory growth, and the growth of the first choice that
     did not fit."""
     least, fullness = memory.nbytes(one.streams), memory.fullness()
     stopped: float | None = None
-    for room in ROOMS:
+    for room in FULLNESS_LIMITS:
         many = choose([replace(task, stays=full > room) for task, full in zip(tasks, fullness, strict=True)], limit)
-        if many.span > WORTH * one.span:
+        if many.span > MOST_TIME_FRACTION * one.span:
             break
         nbytes = memory.nbytes(many.streams)
         grown = nbytes / least - 1 if least else 0.0
-        if nbytes <= max(GROWTH * least, least + SLACK):
+        if nbytes <= max(MEMORY_GROWTH * least, least + MEMORY_SLACK_BYTES):
             return many, grown, stopped
         stopped = grown if stopped is None else stopped
     return one, 0.0, stopped

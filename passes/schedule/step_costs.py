@@ -12,7 +12,7 @@ from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.kernels.cost import (
     DEFAULT_GPU,
     GPUS,
-    NOTHING,
+    NO_COST,
     Cost,
     DeviceCost,
     copy_cost,
@@ -51,7 +51,7 @@ class StepCosts:
         work is unknown), records and waits cost nothing."""
         figures = self.device(device)
         if self._cpu_only:
-            return NOTHING  # there is nothing to choose
+            return NO_COST  # there is nothing to choose
         match step:
             case CopyOp():
                 source, target = step.view_records
@@ -64,7 +64,7 @@ class StepCosts:
                 cases = [case.record for case in step.cases]
                 return self._launch((taken(cases, value) or cases[-1]).kernel, device, figures, symbols)
             case _:
-                return NOTHING
+                return NO_COST
 
     def _launch(self, name: str, device: str, figures: DeviceCost, symbols: Mapping[str, int]) -> Cost:
         kernel: KernelOp = self._schedule.kernels[name]

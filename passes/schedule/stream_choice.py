@@ -24,11 +24,11 @@ from qcompiler.kernels.cost import Cost, Occupancy
 
 @dataclass(frozen=True)
 class Task:
-    """One step. `lanes` lists the streams it may run on, the device's own stream first. `earlier` lists the steps it
-    depends on."""
+    """One step. `candidates` lists the streams it may run on, the device's own stream first. `earlier` lists the steps
+    it depends on."""
 
     device: str
-    lanes: tuple[str, ...]
+    candidates: tuple[str, ...]
     earlier: tuple[int, ...]
     cost: Cost
     event: float
@@ -38,19 +38,19 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Choice:
+class StreamChoice:
     """The stream of each task, and when the last of them ends, in microseconds."""
 
     streams: tuple[str, ...]
     span: float
 
 
-def choose(tasks: Sequence[Task], limit: int) -> Choice:
-    """Chooses a stream for each task, among the first `limit` of its `lanes`."""
+def choose(tasks: Sequence[Task], limit: int) -> StreamChoice:
+    """Chooses a stream for each task, among the first `limit` of its `candidates`."""
     state = _State(_critical_successors(tasks))
     for task in tasks:
-        state.add(task, task.lanes[:limit])
-    return Choice(tuple(state.streams), state.span(tasks))
+        state.add(task, task.candidates[:limit])
+    return StreamChoice(tuple(state.streams), state.span(tasks))
 
 
 def _critical_successors(tasks: Sequence[Task]) -> list[tuple[int, int] | None]:
@@ -91,7 +91,7 @@ class _State:
     def span(self, tasks: Sequence[Task]) -> float:
         """When every stream has been joined to the device's own stream."""
         events = {stream: task.event for stream, task in zip(self.streams, tasks, strict=True)}
-        owns = {task.lanes[0] for task in tasks}
+        owns = {task.candidates[0] for task in tasks}
         return max(
             (end + (0.0 if stream in owns else events[stream]) for stream, end in self.free.items()), default=0.0
         )
@@ -116,7 +116,7 @@ class _State:
         """The price of putting `task` on `stream`, on top of its end time: the delay of the critical successor that is
         ready to run there, or the join event of a stream not yet in use."""
         if stream not in self.free:
-            return 0.0 if stream == task.lanes[0] else task.event
+            return 0.0 if stream == task.candidates[0] else task.event
         successor = self.successors[self.last[stream]] if stream in self.last else None
         number = len(self.streams)
         if successor is None or successor[0] <= number or successor[1] >= number:

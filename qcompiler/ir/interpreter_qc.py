@@ -19,8 +19,8 @@ from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.qc_index import TopPOp
 from qcompiler.ir.types import QTensorType, tensor_dtype
 from qcompiler.plan.kinds.recurrent import GATES
-from qcompiler.plan.kinds.top_p import ONE, WEIGHT_BITS
-from qcompiler.plan.torch_regions import Place, runner
+from qcompiler.plan.kinds.top_p import SHARE_OF_ALL, WEIGHT_BITS
+from qcompiler.plan.torch_regions import TensorMemory, runner
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -421,16 +421,18 @@ def _top_p(op: TopPOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     """By sorting, and with integers of any size."""
     x, top, draw = (operand.astype(np.float32) for operand in operands)
     weights = np.where(x > 0, np.minimum(x, 1), 0) * np.float32(2**WEIGHT_BITS)
-    shares = [(np.fmin(np.fmax(each, 0), 1) * np.float32(ONE)).astype(np.int64).reshape(-1) for each in (top, draw)]
+    shares = [
+        (np.fmin(np.fmax(each, 0), 1) * np.float32(SHARE_OF_ALL)).astype(np.int64).reshape(-1) for each in (top, draw)
+    ]
     found = np.zeros(shares[0].size, dtype=np.int64)
     for row, values in enumerate(weights.astype(np.int64).reshape(-1, x.shape[-1])):
         falling = np.sort(values)[::-1]
         sums = np.cumsum(falling)
         if sums[-1] == 0:
             continue
-        wanted = max(int(sums[-1]) * int(shares[0][row]) // ONE, 1)
+        wanted = max(int(sums[-1]) * int(shares[0][row]) // SHARE_OF_ALL, 1)
         kept = np.cumsum(np.where(values >= falling[np.argmax(sums >= wanted)], values, 0))
-        beyond = int(kept[-1]) * min(int(shares[1][row]), ONE - 1) // ONE
+        beyond = int(kept[-1]) * min(int(shares[1][row]), SHARE_OF_ALL - 1) // SHARE_OF_ALL
         found[row] = np.argmax(kept > beyond)
     return [found.reshape(x.shape[:-1])]
 
@@ -446,7 +448,7 @@ def _torch_call(op: qc.TorchCallOp, operands: Sequence[Array], frame: Frame) -> 
     results = [np.empty(frame.shape(value.type), numpy_dtype(value.type)) for value in op.outputs]
     kinds = [tensor_dtype(value.type) for value in (*op.inputs, *op.outputs)]
     places = [
-        Place(address=x.__array_interface__["data"][0], dtype=kind, shape=x.shape, written=number >= len(inputs))
+        TensorMemory(address=x.__array_interface__["data"][0], dtype=kind, shape=x.shape, written=number >= len(inputs))
         for number, (x, kind) in enumerate(zip((*inputs, *results), kinds, strict=True))
     ]
     runner().prepare(op.record).on_host(sizes, places[: len(inputs)], places[len(inputs) :])

@@ -1,7 +1,7 @@
 """Lowers `qc` ops to plain linalg, arith and math: a second definition of their meaning, for compilers without `qc`.
 
-One rule per op, `(op, Lowering) -> results`. Everything accumulates in f32 (f64 if an operand is f64) and rounds once.
-Packed weights become `linalg.generic` over their bytes (`linalg_formats.py`).
+Each op has one rule, `(op, LinalgLowering) -> results`. Everything accumulates in f32 (f64 if an operand is f64) and
+rounds once. Packed weights become `linalg.generic` over their bytes (`linalg_formats.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONSTANTS = "qc.constants"
 
 
 @dataclass
-class Lowering:
+class LinalgLowering:
     """The builder for new ops, and the values of each packed weight's sections (by argument name)."""
 
     builder: Builder
@@ -52,10 +52,10 @@ class Lowering:
         return self.decoded[value]
 
 
-Rule = Callable[[Any, Lowering], Sequence[SSAValue]]
+Rule = Callable[[Any, LinalgLowering], Sequence[SSAValue]]
 
 
-def lower(op: Operation, lowering: Lowering) -> Sequence[SSAValue]:
+def lower(op: Operation, lowering: LinalgLowering) -> Sequence[SSAValue]:
     """The op's results as linalg. QCompilerError, with the module path, for an op without a rule."""
     rule = RULES.get(type(op))
     if rule is None:
@@ -142,7 +142,7 @@ def _mean(b: Builder, total: SSAValue, size: Dim, acc: DType) -> SSAValue:
 # --- matmuls ---------------------------------------------------------------------------------------------------------
 
 
-def _linear(op: qc.LinearOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     if op.multiplies_codes:
         raise QCompilerError(f"{op.name} of rows of int8 at '{path_of(op) or '?'}' has no lowering to linalg yet")
     b, w = lowering.builder, lowering.weight(op.w)
@@ -176,7 +176,7 @@ def _inline(b: Builder, block: Block, arguments: Scalars) -> SSAValue:
     raise QCompilerError("an epilogue does not end in qc.yield")
 
 
-def _batch_matmul(op: qc.BatchMatmulOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _batch_matmul(op: qc.BatchMatmulOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     out = shape_of(op.result.type)
     n = len(out)
     batch = range(n - 2)
@@ -214,13 +214,13 @@ def _softmax_over(b: Builder, x: SSAValue, axis: int, *, empty_rows: bool) -> SS
     return _beside(b, [powers], [total], axis, acc, divided)
 
 
-def _softmax(op: qc.SoftmaxOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _softmax(op: qc.SoftmaxOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     b, acc = lowering.builder, _accumulator(op.x)
     out = _softmax_over(b, _rounded(b, op.x, acc), op.axis.value.data, empty_rows=False)
     return [_rounded(b, out, tensor_dtype(op.result.type))]
 
 
-def _attention(op: qc.AttentionOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _attention(op: qc.AttentionOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     b, acc = lowering.builder, _accumulator(op.q, op.k, op.v)
     q, k, v = (shape_of(t.type) for t in (op.q, op.k, op.v))
     head: AffineExpr = AffineDimExpr(1) // (int(q[1]) // int(k[1]))
@@ -304,7 +304,7 @@ def _mean_square(b: Builder, x: SSAValue) -> SSAValue:
     return _mean(b, build.reduce(b, squares, [len(shape) - 1], "add"), shape[-1], acc)
 
 
-def _layer_norm(op: qc.LayerNormOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _layer_norm(op: qc.LayerNormOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     b, acc = lowering.builder, _accumulator(op.x)
     x, axis = _rounded(b, op.x, acc), len(shape_of(op.x.type)) - 1
     mean = _mean(b, build.reduce(b, x, [axis], "add"), shape_of(x.type)[-1], acc)
@@ -313,7 +313,7 @@ def _layer_norm(op: qc.LayerNormOp, lowering: Lowering) -> Sequence[SSAValue]:
     return [_scaled(b, centred, _mean_square(b, centred), affine, op.eps.value.data, dtype)]
 
 
-def _rms_norm(op: qc.RmsNormOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _rms_norm(op: qc.RmsNormOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     b, acc = lowering.builder, _accumulator(op.x)
     x = _rounded(b, op.x, acc)
     return [_scaled(b, x, _mean_square(b, x), [op.weight], op.eps.value.data, tensor_dtype(op.result.type))]
@@ -322,7 +322,7 @@ def _rms_norm(op: qc.RmsNormOp, lowering: Lowering) -> Sequence[SSAValue]:
 # --- positions and values --------------------------------------------------------------------------------------------
 
 
-def _rope(op: qc.RopeOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _rope(op: qc.RopeOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     """Reads x twice: at its own index, and at its partner's, through an index map if that is affine."""
     b, acc = lowering.builder, _accumulator(op.x, op.cos, op.sin)
     shape, half = shape_of(op.x.type), int(shape_of(op.x.type)[3]) // 2
@@ -353,7 +353,7 @@ def _rope(op: qc.RopeOp, lowering: Lowering) -> Sequence[SSAValue]:
     return [build.reshape(b, out, shape)]
 
 
-def _embedding(op: qc.EmbeddingOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _embedding(op: qc.EmbeddingOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     b, table = lowering.builder, lowering.weight(op.table)
     shape = shape_of(op.result.type)
     rank = len(shape)
@@ -370,7 +370,7 @@ def _embedding(op: qc.EmbeddingOp, lowering: Lowering) -> Sequence[SSAValue]:
     return [build.generic(b, [op.ids], maps, shape, dtype, ["parallel"] * rank, body)]
 
 
-def _gather(op: qc.GatherOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _gather(op: qc.GatherOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     """Reads x element by element at the wrapped index."""
     b, axis, x = lowering.builder, op.axis.value.data, op.x
     shape, width = shape_of(op.result.type), len(shape_of(op.index.type))
@@ -392,7 +392,7 @@ def _gather(op: qc.GatherOp, lowering: Lowering) -> Sequence[SSAValue]:
     return [build.generic(b, [op.index], maps, shape, tensor_dtype(x.type), ["parallel"] * rank, body)]
 
 
-def _cumsum(op: qc.CumsumOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _cumsum(op: qc.CumsumOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     """The sum of x[j] over all j <= i: simple and quadratic. QCompilerError for any other fold."""
     if op.fold != "add":
         raise QCompilerError(
@@ -424,11 +424,11 @@ def _cumsum(op: qc.CumsumOp, lowering: Lowering) -> Sequence[SSAValue]:
     return [out if whole else _rounded(b, out, dtype)]
 
 
-def _dequantize(op: qc.DequantizeOp, lowering: Lowering) -> Sequence[SSAValue]:
+def _dequantize(op: qc.DequantizeOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     return [_rounded(lowering.builder, lowering.weight(op.input), tensor_dtype(op.result.type))]
 
 
-def _copy(op: qc.CopyOp, _lowering: Lowering) -> Sequence[SSAValue]:
+def _copy(op: qc.CopyOp, _lowering: LinalgLowering) -> Sequence[SSAValue]:
     return [op.input]
 
 

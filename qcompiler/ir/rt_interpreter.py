@@ -37,9 +37,9 @@ from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.plan.dims import dim
 from qcompiler.plan.equations import solve
-from qcompiler.plan.geometry import is_packed
 from qcompiler.plan.plan import TensorSig, TorchCall, View, taken
-from qcompiler.plan.torch_regions import Place, runner
+from qcompiler.plan.torch_regions import TensorMemory, runner
+from qcompiler.plan.view_regions import is_packed
 from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore
 
 Array = npt.NDArray[Any]
@@ -130,7 +130,7 @@ class RtInterpreter:
     def _torch_call(self, step: TorchCall, symbols: Symbols) -> None:
         arrays = [self._at(view, symbols) for view in step.operands]
         places = [
-            Place(
+            TensorMemory(
                 address=array.__array_interface__["data"][0],
                 dtype=view.dtype,
                 shape=array.shape,

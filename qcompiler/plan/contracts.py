@@ -1,14 +1,13 @@
-"""Specs against the contracts of their kinds, which the verifier, the executors and all emitters go by.
+"""Checks a spec against the contract of its kind. The verifier, the executors and all emitters rely on contracts.
 
-    contract_of(spec)        roles of the operands, extents, limits of counts: what the text of emitters presumes
-    check_spec(spec)         the spec's operands are those roles (names, ranks, types, strides): needs no sizes
-    check_sizes(spec, …)     extents, strides and offsets are proven for all values of the symbols; what is written is
-                             written in full, and each element once
+    contract_of(spec)        the roles of the operands, the extents, the limits of counts
+    check_spec(spec)         the operands fit their roles (number, rank, type, strides); this needs no sizes
+    check_sizes(spec, …)     extents, strides and offsets are proven for all values of the symbols, and no element is
+                             written twice
 
-A kernel writes every element of the operands that its contract calls "w", and reads and writes no other element than
-those of its operands' views.  An emitter may rely on all that a contract says, and on nothing else: a template that
-needs more says so in the kind's declaration (plan/kinds), for every target.  `loop` has its own module,
-loop_contract.py.
+A kernel writes every element of its "w" operands. It touches no element outside its operands' views. An emitter may
+rely on everything in the contract and on nothing else. A template that needs more adds it to the kind's declaration
+(plan/kinds), for every target. `loop` has a module of its own, loop_contract.py.
 """
 
 from __future__ import annotations
@@ -18,20 +17,26 @@ from collections.abc import Sequence
 from qcompiler import formats
 from qcompiler.errors import DimError, FormatError, PlanError
 from qcompiler.plan.dims import Dim, Expr, dim, never_negative, product
-from qcompiler.plan.geometry import is_packed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec, Operand
-from qcompiler.plan.kernel_body import Contract, Role, same_dims
+from qcompiler.plan.kernel_body import Contract, Role, RoleKernel, same_dims
 from qcompiler.plan.sizes import MOST_WORK, Ranges, check_extent, check_view_sizes, magnitude
+from qcompiler.plan.view_regions import is_packed
+
+
+def role_body(spec: KernelSpec) -> RoleKernel:
+    """The body of a spec whose operands have roles: of any kind but `loop`."""
+    assert isinstance(spec.body, RoleKernel)
+    return spec.body
 
 
 def contract_of(spec: KernelSpec) -> Contract:
-    """What a kernel that is no loop takes. PlanError for a record that no kernel has."""
-    return spec.body.contract(len(spec.operands))
+    """What a kernel requires of its operands. PlanError for a record that describes no kernel."""
+    return role_body(spec).contract(len(spec.operands))
 
 
 def check_spec(spec: KernelSpec) -> Contract:
     """PlanError unless the spec's operands are what its contract says, whatever the sizes are."""
-    where = f"kernel '{spec.name}' ({spec.template})"
+    body, where = role_body(spec), f"kernel '{spec.name}' ({spec.template})"
     try:
         contract = contract_of(spec)
     except PlanError as error:
@@ -48,7 +53,7 @@ def check_spec(spec: KernelSpec) -> Contract:
                 "they must be one type"
             )
     try:
-        spec.body.check_operands(spec.operands)
+        body.check_operands(spec.operands)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
     return contract
@@ -79,7 +84,7 @@ def _check_operand(where: str, role: Role, operand: Operand) -> None:
 
 
 def _check_rows(where: str, named: str, role: Role, operand: Operand, steps: Sequence[Dim]) -> None:
-    """Every row begins where the contract says."""
+    """PlanError unless every row begins at a multiple of the role's alignment."""
     size = ITEMSIZE[operand.dtype]
     for step in steps:
         if any(coefficient * size % role.align for coefficient in dim(step).terms.values()):
@@ -106,7 +111,7 @@ def _check_packed(where: str, named: str, role: Role, operand: Operand) -> None:
 
 
 def check_sizes(spec: KernelSpec, ranges: Ranges) -> None:
-    """PlanError unless the contract's limits hold, and what is written is written once, for all values of symbols."""
+    """PlanError unless, for all values of the symbols, the contract's limits hold and no element is written twice."""
     where = f"kernel '{spec.name}' ({spec.template})"
     contract = check_spec(spec)
     try:
@@ -131,7 +136,7 @@ def check_sizes(spec: KernelSpec, ranges: Ranges) -> None:
 
 
 def check_work(extents: Sequence[Dim], ranges: Ranges, each: int = 1) -> None:
-    """DimError unless the product of the extents, `each` times, is at most `MOST_WORK`."""
+    """DimError unless `each` times the product of the extents is at most `MOST_WORK`."""
     total = each
     for extent in extents:
         total *= magnitude(extent, ranges)
@@ -143,7 +148,8 @@ def check_work(extents: Sequence[Dim], ranges: Ranges, each: int = 1) -> None:
 
 
 def check_operand_sizes(operand: Operand, ranges: Ranges) -> None:
-    """DimError unless shapes, strides and every offset that they give, in bytes, are proven to fit."""
+    """DimError unless the extents and every byte offset of the operand are proven to fit the limits of
+    plan/sizes.py."""
     for extent in operand.shape:
         check_extent(extent, ranges)
     if is_packed(operand):
@@ -153,9 +159,10 @@ def check_operand_sizes(operand: Operand, ranges: Ranges) -> None:
 
 
 def injective(shape: Sequence[Dim], strides: Sequence[Dim], ranges: Ranges) -> bool:
-    """Whether different indices are proven to be different elements: each stride goes past all smaller ones together.
+    """Whether different indices are proven to address different elements.
 
-    Where an extent is 0 there is no element, so symbols that are factors of an extent count as at least 1.
+    The proof: each stride is larger than the span of all axes with smaller strides. A tensor with an extent of 0 has no
+    element, so a symbol that is a factor of an extent is taken as at least 1.
     """
     if 0 in shape:
         return True
@@ -187,6 +194,6 @@ def injective(shape: Sequence[Dim], strides: Sequence[Dim], ranges: Ranges) -> b
 
 
 def check_alignment(spec: KernelSpec, number: int, offset: Dim) -> None:
-    """PlanError unless an operand that begins at element `offset` of its buffer begins where kernels read it."""
+    """PlanError unless element `offset` of a buffer is aligned as the role of operand `number` requires."""
     role, operand = contract_of(spec).roles[number], spec.operands[number]
     _check_rows(f"kernel '{spec.name}' ({spec.template})", f"'{operand.name}'", role, operand, (offset,))

@@ -1,17 +1,17 @@
-"""Whether every byte that a view reads lies in bytes that other views wrote: exact for strides, holes and all.
+"""Decides whether other views wrote every byte that a view reads. Strided views with holes are decided exactly.
 
-A view at given shapes is a `Lattice`: its first byte and (extent, stride) axes in bytes, a run of bytes being an axis
-of stride 1.  Axes that step through each other without a gap are merged, so a contiguous tensor has one axis.
+A view at given shapes is a `Lattice`: its first byte, and axes of (extent, stride) in bytes. A run of bytes is an axis
+of stride 1. Two axes that together step through bytes evenly are merged, so a contiguous tensor has one axis.
 
-*Given shapes* (`covers`) are decided exactly and without listing bytes.  Let P be the largest stride at hand.  Every
-lattice is cut into rows P apart; what a write leaves in row i of the read is the same for long stretches of i, so the
-question for all rows is one question for each stretch, about lattices whose strides are smaller than P.  In the end all
-strides are 1, and intervals are compared.  The work is bounded: a question that takes more than `MAX_WORK` pieces is
-answered with no.
+*Given shapes* (`covers`) are decided exactly, without listing bytes. Let P be the largest stride among the views. Every
+lattice is cut into rows that lie P bytes apart. A write covers the same part of row i for long runs of i, so one
+question decides each run, and that question has smaller strides than P. At the end all strides are 1, and intervals are
+compared. The work is limited: a question that needs more than `MAX_WORK` pieces is answered with no.
 
-*All shapes at once* (`Coverage.proves`) are decided by the same idea on expressions: one write of the same bytes;
-writes without holes that continue each other; equal rows, each of them covered.  What this cannot prove is judged at
-sample shapes (`sample_bindings`: every shape if there are few, else the ends of all ranges and some between them).
+*All shapes at once* (`Coverage.proves`) are decided by the same idea on expressions. A proof is one write of the same
+bytes, or solid writes that follow each other, or equal rows of which each is covered. What this does not prove is
+tested at sample shapes (`sample_bindings`): at every shape if there are few, else at the ends of the ranges and at some
+points between them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from dataclasses import dataclass
 
 from qcompiler.errors import DimError
 from qcompiler.plan.dims import Expr, dim
-from qcompiler.plan.geometry import Ranges, Region, proven_at_most
+from qcompiler.plan.view_regions import Ranges, Region, proven_at_most
 
 MAX_WORK = 100_000
-"""Pieces that one question may be cut into: about half a second. Plans of real models take tens."""
+"""The most pieces that one question may be cut into, which takes about half a second. Plans of real models need
+tens."""
 
 _MAX_SAMPLES = 16
 _Axes = tuple[tuple[int, int], ...]
@@ -34,7 +35,8 @@ _Axes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """The bytes ``low + sum(i * stride for i < extent)``; axes by falling stride, all extents above 1."""
+    """The bytes ``low + sum(i * stride)`` for all i < extent of each axis. Axes are sorted by falling stride, and all
+    extents are above 1."""
 
     low: int
     axes: _Axes
@@ -57,7 +59,8 @@ class Lattice:
 
 
 def lattice(low: int, axes: Iterable[tuple[int, int]]) -> Lattice | None:
-    """The lattice with these (extent, stride) axes, strides not negative, in any order; None if it has no byte."""
+    """The lattice with these (extent, stride) axes, in any order. Strides must not be negative. None if it has no
+    byte."""
     wanted = list(axes)
     if any(extent <= 0 for extent, _ in wanted):
         return None
@@ -74,8 +77,9 @@ def lattice(low: int, axes: Iterable[tuple[int, int]]) -> Lattice | None:
 
 
 def sample_bindings(ranges: Ranges) -> tuple[dict[str, int], ...]:
-    """Shapes to look at, the largest first: all of them if they are few, else the ends of all ranges (every corner for
-    up to three symbols; for more, all ends together and each symbol alone at its other end) and shapes between."""
+    """Values of the symbols to test, the largest first. If there are few, these are all values. Otherwise they are the
+    ends of the ranges and some points between. With up to three symbols every corner is tested; with more, all symbols
+    at one end, and each symbol alone at the other end."""
     names = list(ranges)
     largest = [high for _, high in ranges.values()]
     smallest = [low for low, _ in ranges.values()]
@@ -102,7 +106,7 @@ def sample_bindings(ranges: Ranges) -> tuple[dict[str, int], ...]:
 
 
 def covers(read: Lattice | None, writes: Iterable[Lattice | None]) -> bool:
-    """Whether every byte of `read` is a byte of some write. Exact, but for questions beyond `MAX_WORK`: False."""
+    """Whether every byte of `read` is a byte of some write. Exact; False for a question beyond `MAX_WORK`."""
     if read is None:
         return True
     try:
@@ -138,7 +142,7 @@ class _Question:
         pitch = max(read.pitch, *(write.pitch for write in near))
         if pitch == 1:
             return intervals_cover(low, high, [(write.low, write.high) for write in near])
-        # Counted from the read's first byte, equal questions about different rows have equal keys.
+        # Positions relative to the read's first byte give equal questions about different rows one key.
         read, near = read.moved(-low), frozenset(write.moved(-low) for write in near)
         key = read, near
         if key not in self.known:
@@ -147,7 +151,7 @@ class _Question:
         return self.known[key]
 
     def _covers_rows(self, read: tuple[int, Lattice], writes: Sequence[tuple[int, Lattice]], pitch: int) -> bool:
-        """Row i of the read meets row i + d of a write for the d that bring the two together."""
+        """Whether every row of the read is covered. Row i of the read may overlap row i + d of a write for some d."""
         count, first = read
         low, high = first.low, first.high
         begins: dict[int, list[Lattice]] = {0: []}
@@ -174,7 +178,8 @@ class _Question:
 
 
 def _rows(of: Lattice, pitch: int) -> list[tuple[int, Lattice]]:
-    """The lattice as (count, first row): rows `pitch` apart. Its own strides are at most the pitch."""
+    """The lattice as groups of (count, first row), with rows `pitch` apart. The lattice's strides are at most
+    `pitch`."""
     if not of.axes:
         return [(1, of)]
     (extent, stride), *rest = of.axes
@@ -208,7 +213,8 @@ def intervals_cover(low: int, high: int, intervals: Sequence[tuple[int, int]]) -
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A lattice whose numbers are expressions; axes in no particular order, merged where that holds at all shapes."""
+    """A lattice whose numbers are expressions. Axes have no order; they are merged where that is valid at all
+    shapes."""
 
     low: Expr
     axes: tuple[tuple[Expr, Expr], ...]
@@ -223,15 +229,15 @@ class _Shape:
 
     @property
     def high(self) -> Expr:
-        """The end of the hull wherever no extent is 0; of a solid one always."""
+        """The end of the last byte if no extent is 0. For a solid shape also if an extent is 0."""
         high = self.low + 1
         for extent, stride in self.axes:
             high = high + (extent - 1) * stride
         return high
 
     def rows(self, pitch: Expr, counts: Iterable[Expr] = ()) -> tuple[Expr, _Shape] | None:
-        """As (count, first row) with rows `pitch` apart: along an axis of that stride, or by cutting a finer axis into
-        one of `counts` rows."""
+        """The shape as (count, first row), with rows `pitch` apart. An axis of that stride gives the rows, or a finer
+        axis that can be cut into one of `counts` rows."""
         for i, (extent, stride) in enumerate(self.axes):
             if stride == pitch:
                 return extent, _Shape(self.low, self.axes[:i] + self.axes[i + 1 :])
@@ -259,19 +265,19 @@ def _shape(region: Region) -> _Shape:
 
 
 class Coverage:
-    """Judges regions over one entry's symbols. Verdicts are kept: the regions of an entry are few and shared."""
+    """Decides coverage over one entry's symbols. Answers are cached, since an entry has few regions and shares them."""
 
     def __init__(self, ranges: Ranges) -> None:
         self.ranges = ranges
         self.bindings = sample_bindings(ranges)
         self.exhaustive = math.prod(high - low + 1 for low, high in ranges.values()) <= _MAX_SAMPLES
-        self._shapes: dict[int, tuple[Region, _Shape]] = {}  # by identity; holding the region keeps its number its own
+        self._shapes: dict[int, tuple[Region, _Shape]] = {}  # by id(region), which the reference keeps alive
         self._lattices: dict[tuple[int, int], Lattice | None] = {}
         self._verdicts: dict[tuple[int, ...], Mapping[str, int] | None] = {}
 
     def hole(self, read: Region, written: Iterable[Region]) -> Mapping[str, int] | None:
-        """Symbol values at which the read has a byte that no region of `written` has; None if there are none: proven
-        for all values, or exact at each of `bindings`."""
+        """Symbol values at which the read has a byte that no region of `written` has. None if there is no such byte:
+        this is proven for all values, or holds at each of `bindings`."""
         regions = list(written)
         key = (id(read), *map(id, regions))
         if key not in self._verdicts:
@@ -279,7 +285,7 @@ class Coverage:
         return self._verdicts[key]
 
     def proven(self, read: Region, writes: Iterable[Region]) -> bool:
-        """Whether the writes hold every byte of the read at every size: no sample stands in for sizes not looked at."""
+        """Whether the writes are proven to hold every byte of the read at every size. Samples alone are no proof."""
         regions = list(writes)
         wanted, shapes = self._shape(read), [self._shape(region) for region in regions]
         is_static = wanted.is_static and all(shape.is_static for shape in shapes)
@@ -335,7 +341,7 @@ class Coverage:
         return reached is not read.low and self._at_most(read.high, reached)
 
     def _proves_rows(self, read: _Shape, writes: Sequence[_Shape], pitch: Expr) -> bool:
-        """Row i of the read lies in rows i of writes that have at least as many rows."""
+        """Whether row i of the read is covered by the rows i of writes that have at least as many rows."""
         along = [rows for write in writes if (rows := write.rows(pitch)) is not None]
         counts = list(dict.fromkeys(count for count, _ in along))
         wanted = read.rows(pitch, counts)

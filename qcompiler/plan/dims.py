@@ -1,8 +1,8 @@
 """Symbolic integer expressions over named dimensions.
 
 A dimension is an `int` or the canonical text of an expression over symbols, such as ``"b*s"`` or ``"(s + 1) // 2"``.
-Two expressions that are equal as polynomials have the same text, so text comparison is semantic comparison (up to
-what lies inside ``//``, ``%``, ``max`` and ``min``).
+Two expressions that are equal as polynomials have the same text, so comparing texts compares meanings, except inside
+``//``, ``%``, ``max`` and ``min``.
 
     >>> str(parse("s*b + 0 + b*s"))
     '2*b*s'
@@ -35,14 +35,14 @@ CallKind = Literal["//", "%", "max", "min"]
 _MAX_CORNER_SYMBOLS = 6  # 64 corners
 
 MAX_TERMS = 128
-"""Of a polynomial: what is written short may expand to very many. Sizes of real models have less than ten."""
+"""The most terms of a polynomial. A short text can expand to very many terms; sizes of real models have under ten."""
 
 MAX_DEGREE = 16
-"""Factors of a term: no tensor has as many dimensions."""
+"""The most factors of a term. No tensor has as many dimensions."""
 
 
 @dataclass(frozen=True, order=True)
-class Call:
+class CallAtom:
     """An atom that is not a plain symbol: `lhs // rhs`, `lhs % rhs`, `max(lhs, rhs)` or `min(lhs, rhs)`."""
 
     kind: CallKind
@@ -55,7 +55,7 @@ class Call:
         return f"({_wrap(self.lhs)} {self.kind} {_wrap(self.rhs)})"
 
 
-_Atom = str | Call
+_Atom = str | CallAtom
 _Monomial = tuple[_Atom, ...]  # sorted by text, repeated for powers
 
 
@@ -66,7 +66,8 @@ def _wrap(text: str) -> str:
 class Expr:
     """An immutable polynomial with integer coefficients; arithmetic returns new expressions.
 
-    Most of them are steps of a proof that nobody compares or prints: text and order are made when they are asked for.
+    Most expressions are intermediate results of a proof and are never compared or printed. So the text and the order of
+    the terms are computed on first use.
     """
 
     __slots__ = ("_ordered", "_terms", "_text")
@@ -158,7 +159,7 @@ class Expr:
     __rmul__ = __mul__
 
     def divide_exact(self, divisor: Expr | int) -> Expr:
-        """`self / divisor` where that is a polynomial; DimError otherwise. The divisor must be a single term."""
+        """`self / divisor` if that is a polynomial; else DimError. The divisor must be a single term."""
         quotient = self._try_divide(_expr(divisor))
         if quotient is None:
             raise DimError(f"'{self}' cannot be divided by '{divisor}' without a remainder")
@@ -256,10 +257,10 @@ class Expr:
         return low, high
 
     def tight_bounds(self, ranges: Mapping[str, Range]) -> Range:
-        """Sound bounds, at least as narrow as `bounds`, exact where the expression is multilinear in its symbols.
+        """Sound bounds, at least as narrow as `bounds`. They are exact if the expression is multilinear in its symbols.
 
-        A multilinear function over a box takes its extremes at corners.  Other expressions are rewritten around the
-        lower and the upper end of every range (``s = low + t``), which cancels most of what intervals lose.
+        A multilinear function over a box has its extremes at corners. Other expressions are rewritten relative to the
+        lower and the upper end of every range (``s = low + t``), which removes most of the loss of interval arithmetic.
         """
         low, high = self.bounds(ranges)
         names = sorted(self.symbols())
@@ -290,8 +291,8 @@ class Expr:
     # --- text ---
 
     def to_c(self) -> str:
-        """C++ text; symbols appear under their own names and must be int64_t there. Uses qc_max, qc_min, qc_floordiv
-        and qc_mod of kernels/cpu/task.h, since C's `/` and `%` round towards zero."""
+        """C++ text. Each symbol must be an int64_t of its name in scope. The text calls qc_max, qc_min, qc_floordiv and
+        qc_mod of kernels/cpu/task.h, because C's `/` and `%` round towards zero."""
 
         def atom_text(atom: _Atom) -> str:
             if isinstance(atom, str):
@@ -341,7 +342,7 @@ def _expr(value: Expr | int) -> Expr:
 
 
 def _call(kind: CallKind, lhs: Expr, rhs: Expr) -> Expr:
-    return Expr({(Call(kind, str(lhs), str(rhs)),): 1})
+    return Expr({(CallAtom(kind, str(lhs), str(rhs)),): 1})
 
 
 def _apply(kind: CallKind, lhs: Expr, rhs: Expr) -> Expr:
@@ -396,18 +397,18 @@ def atom_bounds(atom: _Atom, ranges: Mapping[str, Range]) -> Range:
 
 
 _MAX_SPLITS = 6
-"""Quotients and extremes that `never_negative` takes apart, one inside the other's result."""
+"""The depth of `never_negative`'s recursion: each level replaces one quotient, `min` or `max`."""
 
 
 def never_negative(expr: Expr, ranges: Mapping[str, Range], splits: int = _MAX_SPLITS) -> bool:
-    """Whether `expr` >= 0 for all values of its symbols, as far as this can tell: True is always right.
+    """Whether `expr` >= 0 is proven for all values of its symbols. False may also mean that no proof was found.
 
-    Beside `tight_bounds` it knows that ``a // c`` is ``(a - r) / c`` with an r from 0 to c - 1, so that it looks at c
-    times the expression; and that ``min(a, b)`` is a or b, and no more than either (``max``: no less).
+    Beyond `tight_bounds` it uses two facts. ``a // c`` is ``(a - r) / c`` for some r from 0 to c - 1, so it examines c
+    times the expression. ``min(a, b)`` is a or b, and no more than either (``max``: no less).
     """
     if (expr.value if expr.is_static else expr.tight_bounds(ranges)[0]) >= 0:
         return True
-    atoms = dict.fromkeys(atom for monomial in expr.terms for atom in monomial if isinstance(atom, Call))
+    atoms = dict.fromkeys(atom for monomial in expr.terms for atom in monomial if isinstance(atom, CallAtom))
     for atom in atoms if splits else ():
         if any(monomial.count(atom) > 1 for monomial in expr._terms):
             continue
@@ -422,8 +423,8 @@ def never_negative(expr: Expr, ranges: Mapping[str, Range], splits: int = _MAX_S
     return False
 
 
-def _replaced(expr: Expr, atom: Call, by: Expr, times: int) -> Expr:
-    """`times` the expression, with `by` in place of `times` the atom, which is in no term twice."""
+def _replaced(expr: Expr, atom: CallAtom, by: Expr, times: int) -> Expr:
+    """`times * expr`, with `times * atom` replaced by `by`. No term has the atom twice."""
     total = Expr({})
     for monomial, coefficient in expr._terms.items():
         rest = list(monomial)
@@ -435,8 +436,9 @@ def _replaced(expr: Expr, atom: Call, by: Expr, times: int) -> Expr:
     return total
 
 
-def _at_least(expr: Expr, atom: Call, ranges: Mapping[str, Range]) -> bool:
-    """Whether the expression is no smaller than with either side in the atom's place: then one of them suffices."""
+def _at_least(expr: Expr, atom: CallAtom, ranges: Mapping[str, Range]) -> bool:
+    """Whether replacing the atom by either of its sides can only make the expression smaller. Then a proof for one side
+    is enough."""
     for monomial, coefficient in expr._terms.items():
         if atom in monomial:
             rest = list(monomial)
@@ -448,7 +450,7 @@ def _at_least(expr: Expr, atom: Call, ranges: Mapping[str, Range]) -> bool:
 
 
 def dim(value: Dim | Expr) -> Expr:
-    """Any spelling of a dimension as an `Expr`."""
+    """A dimension in any form, as an `Expr`."""
     if isinstance(value, Expr):
         return value
     return Expr.constant(value) if isinstance(value, int) else parse(value)

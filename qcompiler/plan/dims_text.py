@@ -1,7 +1,7 @@
 """Reads the text of a dimension: ``+ - * // % max(,) min(,)`` over integers and symbols.
 
-The text may come from a stranger's file.  So it is read by the grammar below and not by Python's parser; how deep it
-nests is bounded, and a chain of any length takes no recursion.
+The text may come from an untrusted file. So this grammar reads it, not Python's parser. The nesting depth is limited,
+and a long chain of operators needs no recursion.
 
     sum      ["-"] product (("+" | "-") product)*
     product  factor (("*" | "//" | "%") factor)*
@@ -19,13 +19,13 @@ from typing import Generic, TypeVar
 from qcompiler.errors import DimError
 
 MAX_TEXT = 4096
-"""Characters of a dimension. Those of real models have tens."""
+"""The most characters of a dimension. Dimensions of real models have tens."""
 
 MAX_DEPTH = 32
-"""Parentheses and calls, one inside another."""
+"""The most parentheses and calls that may nest."""
 
 MAX_DIGITS = 40
-"""Of an integer: more than any size has."""
+"""The most digits of an integer. No size has as many."""
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_]*)|(//|[-+*%(),]))")
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Builder(Generic[T]):
-    """What the parts of a text become. `operators` are those with two sides, by their text; "-" alone is 0 - x."""
+    """Makes a value from each part of a text. `operators` are the binary ones, by their text; a unary "-" is 0 - x."""
 
     constant: Callable[[int], T]
     symbol: Callable[[str], T]
@@ -53,7 +53,7 @@ def read(text: str, builder: Builder[T]) -> T:
 
 
 class _Reader(Generic[T]):
-    """Recursive descent over the tokens; `kind` and `word` are the token at hand."""
+    """A recursive-descent parser; `kind` and `word` describe the current token."""
 
     def __init__(self, text: str, builder: Builder[T]) -> None:
         self.text = text

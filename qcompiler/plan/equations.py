@@ -1,7 +1,7 @@
-"""From the sizes of an entry's inputs to its symbols: each stated size is an equation, solved where it is linear.
+"""Computes an entry's symbols from the sizes of its inputs. Each declared size is an equation; linear ones are solved.
 
-An input of shape ``(b, 4*h, 4*h + 2*w)`` determines `b`, then `h`, then `w`.  The verifier asks which symbols the
-inputs determine, the runtime and the interpreter solve for them.
+An input of shape ``(b, 4*h, 4*h + 2*w)`` determines `b`, then `h`, then `w`. The verifier asks which symbols the inputs
+determine. The runtime and the interpreter solve for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Linear:
 
     @staticmethod
     def of(expr: Expr, name: str) -> Linear | None:
-        """None where `expr` is not linear in `name`."""
+        """None if `expr` is not linear in `name`."""
         try:
             rest = expr.substitute({name: 0})
             slope = (expr - rest).divide_exact(Expr.symbol(name))
@@ -32,7 +32,8 @@ class Linear:
         return None if name in slope.symbols() else Linear(name, slope, rest)
 
     def solve(self, extent: int, symbols: Mapping[str, int]) -> int | None:
-        """The symbol's value if the whole is `extent`; None if no integer makes it that, or any does."""
+        """The symbol's value for which the expression equals `extent`. None if no integer or every integer does
+        that."""
         slope, rest = self.slope.evaluate(symbols), self.rest.evaluate(symbols)
         if slope == 0 or (extent - rest) % slope:
             return None
@@ -40,7 +41,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Equation:
+class SizeEquation:
     """``expr == shapes[argument][axis]``; `solves` is the symbol that it determines, if any."""
 
     argument: int
@@ -49,16 +50,19 @@ class Equation:
     solves: Linear | None
 
 
-def plan_equations(shapes: Sequence[Sequence[Dim]]) -> tuple[list[Equation], frozenset[str]]:
-    """All sizes in an order in which each determines one symbol from those before it, or checks; and the symbols that
-    they determine. A size with a symbol that is not determined is left out."""
+def plan_equations(shapes: Sequence[Sequence[Dim]]) -> tuple[list[SizeEquation], frozenset[str]]:
+    """Returns the equations in solving order, and the set of symbols that they determine.
+
+    Each equation determines one symbol from the symbols before it, or only checks a size. An equation with a symbol
+    that nothing determines is left out.
+    """
     waiting = [
-        Equation(number, axis, dim(extent), None)
+        SizeEquation(number, axis, dim(extent), None)
         for number, shape in enumerate(shapes)
         for axis, extent in enumerate(shape)
     ]
     known: set[str] = set()
-    planned: list[Equation] = []
+    planned: list[SizeEquation] = []
     progress = True
     while progress:
         progress = False
@@ -74,8 +78,9 @@ def plan_equations(shapes: Sequence[Sequence[Dim]]) -> tuple[list[Equation], fro
 
 
 def solve(shapes: Sequence[Sequence[Dim]], given: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, int]:
-    """The symbols of arguments of these shapes when they are `given` (of the same ranks). Sizes that only check are not
-    looked at. DimError names the argument whose size no integer fits."""
+    """The values of the symbols for arguments whose declared shapes are `shapes` and whose actual ones are `given`.
+    Ranks must agree. Equations that only check a size are ignored. DimError names the argument whose size fits no
+    integer."""
     symbols: dict[str, int] = {}
     for equation in plan_equations(shapes)[0]:
         if equation.solves is None:

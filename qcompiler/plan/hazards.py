@@ -1,13 +1,13 @@
-"""The memory of one entry point while its steps are walked: who wrote what, and is every use ordered after it.
+"""Tracks the memory of one entry point step by step: what was written, and whether conflicting accesses are ordered.
 
-*Order.* Steps are issued in the plan's order; what really orders two of them is their stream, or an event recorded
-after the one and waited for before the other.  Every stream has a vector clock; step `c` of stream `i` happens before
-the step at hand on stream `j` if `clock[j][i] >= c`.
+*Order.* Steps are issued in the plan's order. But only two things order the execution of two steps: a common stream, or
+an event that is recorded after the first and waited for before the second. Every stream has a vector clock. Step `c` of
+stream `i` happens before the current step on stream `j` if `clock[j][i] >= c`.
 
-*Content.* Memory plans let buffers share bytes, one after the other.  A write to a buffer gives it life and ends the
-life of every buffer that it overlaps; a read of a buffer without life is refused.  That is decided for whole buffers,
-so it does not depend on what the symbols are.  A read of a living buffer must find each of its bytes written since that
-life began; coverage.py decides that, holes of strided writes included.
+*Content.* Several buffers may use the same bytes, one after the other. A write makes its buffer live, and ends the life
+of every buffer that it overlaps. A read of a buffer that is not live is refused. This is decided for whole buffers, so
+it does not depend on the symbols. A read of a live buffer also requires that each of its bytes was written since that
+life began. coverage.py decides this, with holes of strided writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.coverage import Coverage
-from qcompiler.plan.geometry import Ranges, Region, disjoint
+from qcompiler.plan.view_regions import Ranges, Region, disjoint
 
 
 class Clocks:
@@ -31,13 +31,14 @@ class Clocks:
         self._events: dict[str, _Recorded] = {}
 
     def tick(self, stream: int) -> int:
-        """One more step on a stream; its number."""
+        """Counts one more step on a stream, and returns its number."""
         clock = self.clocks[stream]
         clock[stream] += 1
         return clock[stream]
 
     def record(self, event: str, stream: int, step: int) -> None:
-        """The event now stands for all steps of the stream so far. ScheduleError if an older use may still run."""
+        """The event now stands for all steps of the stream so far. ScheduleError if an older use of the event may not
+        have finished."""
         clock = self.clocks[stream]
         old = self._events.get(event)
         if old is not None:
@@ -51,7 +52,7 @@ class Clocks:
         self._events[event] = _Recorded(tuple(clock), [(stream, clock[stream], "record", step)])
 
     def wait(self, event: str, stream: int, step: int) -> None:
-        """The stream goes on after the event's latest record. ScheduleError if the event was not recorded before."""
+        """The stream's next steps run after the event's latest record. ScheduleError if no earlier step recorded it."""
         recorded = self._events.get(event)
         if recorded is None:
             raise ScheduleError(
@@ -80,7 +81,7 @@ class _Access:
 
 @dataclass(slots=True)
 class BufferState:
-    """One buffer in one entry. `loaded` ones (inputs, states, constants, init results) have contents from the start."""
+    """One buffer in one entry. A `loaded` buffer (input, state, constant, init result) has contents from the start."""
 
     name: str
     start: int  # offset in the arena
@@ -89,21 +90,21 @@ class BufferState:
     loaded: bool
     alive: bool = False
     ended_by: tuple[str, int] | None = None
-    written: dict[int, Region] = field(default_factory=dict)  # by identity: regions of an entry are shared
-    covered: set[int] = field(default_factory=set)  # regions that those were found to cover
+    written: dict[int, Region] = field(default_factory=dict)  # by id(region): an entry shares its regions
+    covered: set[int] = field(default_factory=set)  # ids of regions that `written` is known to cover
     accesses: dict[tuple[int, int, bool], _Access] = field(default_factory=dict)
-    before: dict[int, tuple[int, int, str]] = field(default_factory=dict)  # stream -> count, step, buffer
-    touched: int = -1  # the last step that used it
+    before: dict[int, tuple[int, int, str]] = field(default_factory=dict)  # by stream: count, step, buffer
+    touched: int = -1  # the last step that used the buffer
 
 
 class Arenas:
-    """Which buffer owns which bytes of every shared arena: disjoint segments, sorted."""
+    """The owner of each byte of the shared arenas, as sorted disjoint segments."""
 
     def __init__(self) -> None:
         self._segments: dict[str, tuple[list[int], list[tuple[int, BufferState]]]] = {}
 
     def claim(self, arena: str, state: BufferState) -> list[BufferState]:
-        """Gives the buffer's bytes to it; the buffers that owned some of them before."""
+        """Makes the buffer the owner of its bytes, and returns the buffers that owned some of them before."""
         starts, segments = self._segments.setdefault(arena, ([], []))
         low, high = state.start, state.start + state.nbytes
         first = bisect.bisect_right(starts, low) - 1
@@ -127,8 +128,8 @@ class Arenas:
         return list(displaced.values())
 
 
-class Memory:
-    """Judges every access of an entry. Step numbers are for messages; `ranges` are the entry's symbols."""
+class AccessChecker:
+    """Checks every access of an entry. Step numbers appear in messages; `ranges` are those of the entry's symbols."""
 
     def __init__(self, clocks: Clocks, ranges: Ranges) -> None:
         self.clocks = clocks

@@ -1,8 +1,8 @@
 """KernelSpec: everything that decides what a kernel does, and nothing about how a target writes it.
 
-A spec is data (strict JSON): the runtime can emit and compile it again on a machine without torch and without xdsl.
-Two launches with equal specs share one kernel; `KernelSpec.digest` is that identity.  What a spec is made of is
-declared in `plan/operands.py`; its body is the record of one of the kinds in `plan/kinds`.
+A spec is data (strict JSON), so the runtime can emit and compile it on a machine without torch and without xdsl.
+Launches with equal specs share one kernel; `KernelSpec.digest` identifies it. The parts of a spec are declared in
+`plan/operands.py`. Its body is the record of one of the kinds in `plan/kinds`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ else:
 class KernelSpec(Strict, frozen=True):
     """One kernel: its C name, the symbols it takes at run time (in order), its operands and its body.
 
-    `serves` tells the reader which op and place in the model it was emitted for first; it is no part of the identity.
+    `serves` tells the reader for which op and module path the kernel was first emitted. It is not part of the identity.
     """
 
     name: str

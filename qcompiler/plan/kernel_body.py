@@ -1,11 +1,12 @@
-"""What every kind of kernel declares of itself: `KernelBody`, and the terms that declarations are written in.
+"""The base classes of kernel kinds, and the terms in which a kind states its contract.
 
 A kind is one module of `qcompiler/plan/kinds`: a record with its equation, the contract that the verifier proves, and
-what a launch costs.  The record is data (strict JSON); it says what is computed and nothing about how.
+the cost of a launch. The record is data (strict JSON). It says what a kernel computes, and nothing about how.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,10 +20,11 @@ ANY = tuple(ITEMSIZE)
 
 COUNTED_IN_32_BITS = 2**31 - 1
 ROW_ALIGNMENT = 16
-"""Bytes: of rows of int8, whose codes, scale and sums are read as vectors and words."""
+"""The alignment, in bytes, of rows of int8. Kernels read their codes, scales and sums as vectors and words."""
 
-FEW = 8
-"""Operations for each element of a norm, a softmax, a scan, and for each comparison of a sort: they hardly count."""
+OPERATIONS_PER_ELEMENT = 8
+"""An estimate for each element of a norm, a softmax or a scan, and for each comparison of a sort. Moving the bytes
+takes longer, so a rough number is enough."""
 
 Symbols = Mapping[str, int]
 """Values of the program's symbols."""
@@ -30,11 +32,11 @@ Symbols = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Role:
-    """One operand.
+    """What a kernel requires of one operand.
 
-    `unit`: the elements of its last dim lie side by side.  `align`: its first element, and every row of its last dim,
-    begin at multiples of so many bytes of the buffer.  `packed`: it may have a format or a layout.  `like` names a role
-    whose type it shares.  What is written ("w", "rw") never overlaps itself.
+    `unit`: the last dim has unit stride. `align`: the first element and every row of the last dim begin at multiples of
+    this many bytes of the buffer. `packed`: the operand may have a format or a layout. `like` names a role with the
+    same element type. A written operand ("w", "rw") never overlaps itself.
     """
 
     name: str
@@ -49,10 +51,10 @@ class Role:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a kernel takes.
+    """What a kernel requires: a role for each operand, and limits of sizes.
 
-    `extents` are at least 0; `positive` at least 1; of each pair in `at_most` the first is no larger than the second.
-    `work` are the extents whose product, or a part of it, the kernel's text may form.
+    `extents` must be at least 0 and `positive` at least 1. In each pair of `at_most` the first must be no larger than
+    the second. The kernel's text may multiply the extents in `work`, all or some of them.
     """
 
     roles: tuple[Role, ...]
@@ -63,42 +65,46 @@ class Contract:
 
 
 class KernelBody(Strict, frozen=True):
-    """Base of the records: one subclass for each kind, whose tag is the kind's name.
+    """Base class of the records: each kind has one subclass, and the subclass's tag is the kind's name.
 
-    `contract` and `operations` belong to every kind; `moved` and `check_operands` have an answer that fits most.
+    A kind derives from `RoleKernel`, apart from `loop`: the operands of a loop have no roles, and
+    plan/loop_contract.py derives its contract from its loops and accesses. Every kind defines the abstract methods;
+    `plan/kinds` refuses one that does not.
     """
 
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Targets ("cpu", "cuda") that have no template of this kind, each with the reason. It is part of the error that a
-    model with such a kernel gets."""
+    """The targets ("cpu", "cuda") without a template for this kind, each with the reason. The error for a model that
+    needs the kernel states this reason."""
 
-    def contract(self, operands: int) -> Contract:
-        """What a kernel with so many operands takes. PlanError for a record that no kernel has."""
-        raise NotImplementedError
-
+    @abstractmethod
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        """Arithmetic of one launch: a multiply-add counts two, other ops one for each element; moved rows count 0."""
-        raise NotImplementedError
+        """Arithmetic operations of one launch: a multiply-add counts two, any other op one per element. Moving rows
+        counts nothing."""
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
-        """Bytes of one operand that a launch reads and writes. As it lies in memory the operand has `stored` bytes."""
+        """Bytes of one operand that a launch reads and writes. The operand occupies `stored` bytes in memory."""
         return once(operand, stored)
 
+
+class RoleKernel(KernelBody, frozen=True):
+    """A kind whose contract gives each operand a role."""
+
+    @abstractmethod
+    def contract(self, operands: int) -> Contract:
+        """What a kernel with this number of operands requires. PlanError for a record that describes no kernel."""
+
     def check_operands(self, operands: Sequence[Operand]) -> None:
-        """PlanError for operands that fit their roles and do not fit this record."""
-
-
-DECLARED = ("contract", "operations")
-"""The methods that each kind has of its own."""
+        """PlanError for operands that fit their roles but not this record."""
 
 
 def once(operand: Operand, stored: int) -> int:
-    """The bytes of an operand that is read once, or written once, or both."""
+    """The bytes moved for an operand that is read once, written once, or both ("rw")."""
     return stored * (2 if operand.access == "rw" else 1)
 
 
 def replaced(operand: Operand, stored: int, extents: Sequence[Dim], symbols: Symbols) -> int:
-    """The bytes that a kernel moves which writes only `extents` elements of its "rw" operand, and reads those first."""
+    """The bytes moved for an operand of a kernel that reads and replaces only `extents` elements of its "rw"
+    operand."""
     if operand.access == "rw":
         return once(operand, volume(extents, symbols) * ITEMSIZE[operand.dtype])
     return once(operand, stored)

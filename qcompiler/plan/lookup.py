@@ -11,7 +11,7 @@ from qcompiler.plan.plan import Arena, Buffer, DeviceSlot, Plan, Stream, WeightE
 
 
 @dataclass(frozen=True)
-class Program:
+class PlanIndex:
     """A plan's declarations by name."""
 
     plan: Plan
@@ -22,11 +22,11 @@ class Program:
     buffers: Mapping[str, Buffer]
     kernels: Mapping[str, KernelSpec]
     weights: Mapping[int, WeightEntry]
-    """By offset in the weight file."""
+    """The weights by their offset in the weight file."""
     named_weights: Mapping[str, WeightEntry]
 
     @staticmethod
-    def of(plan: Plan) -> Program:
+    def of(plan: Plan) -> PlanIndex:
         """ScheduleError (duplicate-name) if two things of one kind share a name."""
         entries = (*plan.entries, *((plan.init,) if plan.init is not None else ()))
         unique("entry point", (entry.name for entry in entries))
@@ -37,7 +37,7 @@ class Program:
             ("kernel", plan.kernels),
         ):  # fmt: skip
             unique(kind, (record.name for record in records))
-        return Program(
+        return PlanIndex(
             plan,
             {device.name: device for device in plan.devices},
             {stream.name: stream for stream in plan.streams},
@@ -50,7 +50,7 @@ class Program:
         )
 
     def weight_of(self, buffer: Buffer) -> WeightEntry | None:
-        """The weight that a buffer of a constants arena holds: the one it names, else the one at its offset."""
+        """The weight in a buffer of a constants arena: the one that the buffer names, or else the one at its offset."""
         return self.weights.get(buffer.offset) if buffer.weight is None else self.named_weights.get(buffer.weight)
 
 

@@ -1,8 +1,7 @@
-"""The contract of loop kernels: what `contracts.py` is for the others.
+"""The contract of loop kernels. For all other kinds see contracts.py.
 
-A loop's operands lie at affine offsets.  Inputs are read inside their views.  Each output is written in full, each
-element by one iteration of the parallel loops, so that no order of threads can be seen in a result: the loops and
-coefficients of an output step through just the elements of its view.
+A loop accesses its operands at affine offsets, and reads inputs only inside their views. It writes each output in full:
+exactly one iteration of the parallel loops writes each element. So the order of threads never shows in a result.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from qcompiler.errors import DimError, PlanError
 from qcompiler.plan.contracts import check_operand_sizes, check_work, injective
 from qcompiler.plan.coverage import Coverage
 from qcompiler.plan.dims import Dim, Expr, dim, never_negative
-from qcompiler.plan.geometry import is_packed, region_of
 from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.scalar_types import FLOATS, check_program, is_float
 from qcompiler.plan.sizes import Ranges, check_extent, check_view_sizes
+from qcompiler.plan.view_regions import is_packed, region_of
 
 MAX_OPERANDS = 256
 MAX_LOOPS = 64
 
-_COST = 16
-"""Elementary operations that emitters count for one operation of a body, at most."""
+MOST_OPERATIONS_PER_OP = 16
+"""The most elementary operations that emitters count for one op of a body."""
 
 
 def loop_body(spec: KernelSpec) -> LoopKernel:
@@ -32,7 +31,7 @@ def loop_body(spec: KernelSpec) -> LoopKernel:
 
 
 def check_loop(spec: KernelSpec) -> LoopKernel:
-    """PlanError unless the parts of a loop kernel fit together, whatever the sizes are."""
+    """PlanError unless the parts of a loop kernel fit together. This needs no sizes."""
     body, where = loop_body(spec), f"loop kernel '{spec.name}'"
     outputs, rank = len(body.body.yields), len(body.extents)
     if not {len(spec.operands)} == {len(body.accesses), len(body.body.inputs)}:
@@ -62,7 +61,8 @@ def check_loop(spec: KernelSpec) -> LoopKernel:
 
 
 def _check_no_accumulator(where: str, body: LoopKernel, first: int) -> None:
-    """Without a reduction there is nothing that an output's argument could be: its old bytes are never read."""
+    """PlanError if a body without a reduction uses an output's argument: the argument is an accumulator, and there is
+    none."""
     program = body.body
     outputs = {name for name, _ in program.inputs[first:]}
     used = outputs & {*program.yields, *(arg for op in program.ops for arg in op.args)}
@@ -99,7 +99,7 @@ def check_loop_sizes(spec: KernelSpec, ranges: Ranges) -> None:
     try:
         for extent in body.extents:
             check_extent(extent, ranges)
-        check_work(body.extents, ranges, _COST * (len(body.body.ops) + len(spec.operands)))
+        check_work(body.extents, ranges, MOST_OPERATIONS_PER_OP * (len(body.body.ops) + len(spec.operands)))
         for number, (operand, access) in enumerate(zip(spec.operands, body.accesses, strict=True)):
             if len(operand.strides) != len(operand.shape):
                 raise PlanError(f"{where}: its operand '{operand.name}' needs a stride for each dim")
@@ -136,7 +136,7 @@ def _reach(access: AffineAccess, extents: Sequence[Dim], ranges: Ranges) -> tupl
 
 
 def _check_output(where: str, body: LoopKernel, operand: Operand, access: AffineAccess, ranges: Ranges) -> None:
-    """Iterations and elements of the view are one to one."""
+    """PlanError unless the parallel iterations and the elements of the view are proven to correspond one to one."""
     loops = [
         (extent, step)
         for extent, step, kind in zip(body.extents, access.coefficients, body.iterators, strict=True)

@@ -1,7 +1,7 @@
-"""What kernels are declared with: element types, operands, and scalar programs. `plan/kernel.py` hands all of it on.
+"""The parts of a KernelSpec: element types, operands and scalar programs. `plan/kernel.py` re-exports them.
 
-Shapes and strides are `Dim`s over the program's symbols.  Strides count elements; the byte offset of an operand inside
-its buffer belongs to the launch, not to the spec, so that identical layers share kernels.
+Shapes and strides are `Dim`s over the program's symbols. Strides count elements. The offset of an operand in its buffer
+belongs to the launch, not to the spec, so identical layers share kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ITEMSIZE: dict[str, int] = {
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all plan records: immutable, keyword-only, unknown JSON fields refused."""
+    """Base class of all plan records: immutable, keyword-only, and strict about unknown JSON fields."""
 
 
 class FormatRef(Strict, frozen=True):
@@ -35,8 +35,8 @@ class FormatRef(Strict, frozen=True):
 class Operand(Strict, frozen=True):
     """One pointer argument of a kernel.
 
-    A packed operand (`format` given) has the logical shape (rows, cols), no strides, and the dtype its values decode to
-    (rounded to that dtype); its bytes are those of `layout`.
+    A packed operand has a `format`, its logical shape (rows, cols) and no strides. Its values decode to `dtype`, and
+    its bytes have the order of `layout`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Names for what was several things in the model."""
+"""Names for a tensor or an op that replaces several of the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def joined_paths(paths: Sequence[str]) -> str:
-    """One path for several: what they share, then what they do not, `attn.q` and `attn.k` -> `attn.q+k`."""
+    """One path for several: the common parts, then the different ones. `attn.q` and `attn.k` give `attn.q+k`."""
     parts = [path.split(".") for path in paths]
     shared = 0
     while all(len(part) > shared + 1 and part[shared] == parts[0][shared] for part in parts):

@@ -1,8 +1,8 @@
-"""The plan: what a program does, step by step, with every launch, copy and wait naming its device and its stream.
+"""The plan: what a program does, step by step. Every launch, copy and wait names its stream.
 
-A plan is the whole program apart from the bytes of its weights.  It is strict JSON, it is printed one to one as the
-`rt` dialect, and `plan.verify` decides whether it is safe to run.  Memory is a set of *arenas* (contiguous ranges on
-one device); a *buffer* is a fixed range of an arena; an operand is a strided *view* of a buffer.
+A plan is the whole program without the bytes of its weights. It is strict JSON. The `rt` dialect prints it one to one,
+and `plan.verify` decides whether it is safe to run. An *arena* is a contiguous range of memory on one device, a
+*buffer* is a fixed range of an arena, and an operand is a strided *view* of a buffer.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ ArenaKind = Literal["constants", "init", "activations", "state", "input", "outpu
 
 
 class Arena(Strict, frozen=True):
-    """A contiguous range of memory on one device.
+    """A contiguous range of memory on one device. `kind` says what it holds:
 
-    `constants` hold bytes of the weight file (shared, read-only): all of it, or, in a program for several devices,
-    the weights that its buffers name; `init` what `@init` computes once at load (shared,
-    read-only afterwards); `activations` scratch of one session; `state` one declared state of a session, which begins
-    as its `initial_weight`, or as zeros if there is no weight of that name; `input` and
-    `output` one argument or result each (the caller's memory on the CPU, without a copy).  `nbytes` is the size at the
-    entry's maximum.  `entry` names the entry point that an activation, input or output arena belongs to.
+    - `constants`: bytes of the weight file, shared and read-only. Either the whole file, or, in a program for several
+      devices, the weights that its buffers name.
+    - `init`: what `@init` computes once at load, shared and read-only afterwards.
+    - `activations`: scratch memory of one session.
+    - `state`: one declared state of a session. It begins as its `initial_weight`, or as zeros without one.
+    - `input`, `output`: one argument or one result. On the CPU this is the caller's memory, without a copy.
+
+    `nbytes` is the size for the largest sizes of the entry. `entry` names the entry point that an activation, input or
+    output arena belongs to.
     """
 
     name: str
@@ -67,15 +70,15 @@ class Arena(Strict, frozen=True):
 
 
 def initial_weight(state_arena: str) -> str:
-    """The name of the weight that holds what a state arena begins as. No parameter of a model has a colon."""
+    """The name of the weight that holds a state's initial values. The colon keeps it apart from the model's names."""
     return f"initial:{state_arena}"
 
 
 class Buffer(Strict, frozen=True):
-    """A range of an arena. `offset` and `nbytes` (at the bucket's maximum) are in bytes, `offset` a multiple of 64.
+    """A range of an arena, in bytes. `offset` is a multiple of 64; `nbytes` is the size for the bucket's largest sizes.
 
-    `weight`, in a constants arena, names the weight that it holds, wherever that stands in the weight file; a buffer
-    that names none holds the weight that has its offset there.
+    In a constants arena, `weight` names the weight that the buffer holds, wherever that lies in the weight file. A
+    buffer without a name holds the weight that has the buffer's offset in the file.
     """
 
     name: str
@@ -99,7 +102,7 @@ class View(Strict, frozen=True):
 
 
 class Launch(Strict, frozen=True, tag="launch"):
-    """Run `kernel` on `stream` with one view per operand of its spec."""
+    """Runs `kernel` on `stream`, with one view for each operand of its spec."""
 
     kernel: str
     stream: str
@@ -107,14 +110,14 @@ class Launch(Strict, frozen=True, tag="launch"):
 
 
 class SelectCase(Strict, frozen=True):
-    """Taken when the select's expression is <= `max` (None: always)."""
+    """Taken if the select's expression is <= `max` (None: always)."""
 
     max: int | None
     kernel: str
 
 
 class Select(Strict, frozen=True, tag="select"):
-    """One launch whose kernel is chosen by the value of a shape expression: the first case that fits."""
+    """One launch. The value of a shape expression chooses its kernel: that of the first case that fits."""
 
     on: Dim
     cases: tuple[SelectCase, ...]
@@ -123,12 +126,12 @@ class Select(Strict, frozen=True, tag="select"):
 
 
 def taken(cases: Iterable[SelectCase], value: int) -> SelectCase | None:
-    """The first case that takes this value of the select's expression."""
+    """The first case that fits this value of the select's expression."""
     return next((case for case in cases if case.max is None or value <= case.max), None)
 
 
 class Copy(Strict, frozen=True, tag="copy"):
-    """Byte copy of a contiguous view; the only step that may cross devices. `stream` belongs to either device."""
+    """Copies the bytes of a contiguous view. Only this step may cross devices; `stream` belongs to either of them."""
 
     stream: str
     source: View
@@ -146,7 +149,7 @@ class Wait(Strict, frozen=True, tag="wait"):
 
 
 class TorchCall(Strict, frozen=True, tag="torch_call"):
-    """Run a region of torch operators: contiguous views in, contiguous views out. `sizes` are those it refers to."""
+    """Runs a region of torch operators on contiguous views. `sizes` are the sizes that the region refers to."""
 
     stream: str
     region: TorchRegion
@@ -157,7 +160,7 @@ class TorchCall(Strict, frozen=True, tag="torch_call"):
 
     @property
     def operands(self) -> tuple[View, ...]:
-        """Every view, those that are written last."""
+        """Every view: the inputs, then the outputs."""
         return self.inputs + self.outputs
 
 
@@ -165,7 +168,7 @@ Step = Launch | Select | Copy | Record | Wait | TorchCall
 
 
 class TensorSig(Strict, frozen=True):
-    """One tensor argument or result: where its bytes are, and what the caller sees."""
+    """One tensor argument or result: its arena, and what the caller sees."""
 
     name: str
     arena: str
@@ -175,9 +178,9 @@ class TensorSig(Strict, frozen=True):
 
 
 class EntryPoint(Strict, frozen=True):
-    """One function of the program for one bucket of shapes (`symbols` hold the bucket's ranges).
+    """One function of the program, for one bucket of shapes. `symbols` have the bucket's ranges.
 
-    Streams begin after whatever preceded the call (inputs are ready) and the call ends after all streams' last step.
+    At the start of a call its inputs are ready on every stream. The call ends when the last step of every stream ends.
     """
 
     name: str
@@ -193,18 +196,20 @@ def calls_torch(entry: EntryPoint) -> bool:
 
 
 class WeightPart(Strict, frozen=True):
-    """Rows of a weight that was several in the model: how many, and the module paths of what they were."""
+    """Consecutive rows of a weight that combines several of the model: their number, and the module paths of the
+    weight that they were."""
 
     rows: int
     parameters: tuple[str, ...] = ()
 
 
 class WeightEntry(Strict, frozen=True):
-    """One tensor of the weight file: bytes [offset, offset + nbytes), there and in a constants arena that mirrors it.
+    """One tensor of the weight file: its bytes [offset, offset + nbytes). A constants arena that mirrors the file has
+    them at the same offset.
 
-    `format` None means plain values of `dtype` in row-major order.  `parameters` are the module paths it serves
-    (several for tied weights).  A tensor that holds several of the model's, one below the other, has none, and lists
-    them as `parts`. `sha256` is per 16 MiB chunk.
+    Without a `format` it holds plain values of `dtype` in row-major order. `parameters` are its module paths, several
+    for tied weights. A tensor that stacks several of the model's weights has no `parameters` and lists them as `parts`.
+    `sha256` has one digest for each chunk of 16 MiB.
     """
 
     name: str
@@ -220,17 +225,17 @@ class WeightEntry(Strict, frozen=True):
 
     @property
     def named(self) -> tuple[WeightPart, ...]:
-        """The tensors of the model that this one holds, from its first row down: itself where it has no parts."""
+        """The tensors of the model that this one holds, in the order of its rows. Without parts it is one."""
         return self.parts or (WeightPart(self.shape[0] if self.shape else 1, self.parameters),)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The module paths of all that it holds."""
+        """All module paths of the tensor and of its parts."""
         return tuple(path for part in self.named for path in part.parameters)
 
 
 class Plan(Strict, frozen=True):
-    """A whole program. `init` is the entry point that fills the init arenas, once per device, at load."""
+    """A whole program. The entry point `init` fills the init arenas once, at load."""
 
     devices: tuple[DeviceSlot, ...]
     streams: tuple[Stream, ...]

@@ -1,6 +1,6 @@
-"""What the ops of a scalar body take and give: the one list that plans are checked against before text is made of them.
+"""The types that each op of a scalar body takes and gives. Plans are checked against this list before emission.
 
-`RULES` has every op that emitters print (kernels/scalar.py writes them; a test compares the two lists).
+`RULES` has every op that emitters print (kernels/scalar.py); a test compares the two lists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from qcompiler.errors import PlanError
 from qcompiler.plan.operands import ScalarOp, ScalarProgram
 
 MAX_OPS = 4096
-"""Of a body."""
+"""The most ops of a body."""
 
 FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
 BITS = {
@@ -39,7 +39,7 @@ def _from_to(source: frozenset[str], target: frozenset[str]) -> Rule:
 
 
 def _wider(kinds: frozenset[str]) -> Rule:
-    """To a type of the same kind with more bits, as MLIR has it: no form is written for others."""
+    """To a type of the same kind with more bits, as MLIR requires."""
     return lambda op, args: len(args) == 1 and {args[0], op.dtype} <= kinds and BITS[args[0]] < BITS[op.dtype]
 
 
@@ -64,12 +64,12 @@ def _selects(op: ScalarOp, args: tuple[str, ...]) -> bool:
 
 
 def _reinterprets(op: ScalarOp, args: tuple[str, ...]) -> bool:
-    """Types of one width, other than those that are computed as another one (bf16, f16, i1)."""
+    """Between types of the same width, without bf16, f16 and i1: kernels compute these in other types."""
     return len(args) == 1 and BITS[args[0]] == BITS[op.dtype] and not {args[0], op.dtype} & {"bf16", "f16", "i1"}
 
 
 def _constant(op: ScalarOp, args: tuple[str, ...]) -> bool:
-    """A number of the type; integers as signed or unsigned ones of its width."""
+    """A number of the type. An integer may be signed or unsigned."""
     text = op.value
     if args or text is None:
         return False
@@ -89,7 +89,7 @@ def _constant(op: ScalarOp, args: tuple[str, ...]) -> bool:
 
 
 def is_float(text: str) -> bool:
-    """Whether this is a float constant: `float.hex()` form, or inf, -inf, nan."""
+    """Whether this is the text of a float constant: `float.hex()`, inf, -inf or nan."""
     try:
         value = float(text) if text.lstrip("+-") in ("inf", "nan") else float.fromhex(text)
     except (ValueError, OverflowError):
@@ -99,7 +99,7 @@ def is_float(text: str) -> bool:
 
 _F1, _F2, _F3 = (_same(FLOATS, count) for count in (1, 2, 3))
 _I2 = _same(INTEGERS, 2)
-_WIDE = INTEGERS - {"i1"}  # truth values are not divided, shifted or raised
+_WIDE = INTEGERS - {"i1"}  # division, shifts and powers of truth values have no meaning
 _W1, _W2 = (_same(_WIDE, count) for count in (1, 2))
 _UNARY = """
 sqrt rsqrt absf ceil floor roundeven round trunc erfc exp exp2 expm1 log log2 log1p tanh erf sin cos log10 tan sinh cosh
@@ -137,8 +137,8 @@ RULES: Mapping[str, Rule] = {
 
 
 def check_program(program: ScalarProgram, axes: int) -> dict[str, str]:
-    """The type of every value of a body with `axes` loops around it. PlanError names the op that is not what it claims:
-    unknown, of other types, with a constant outside of its type, or about a value that is not there."""
+    """The type of every value of a body inside `axes` loops. PlanError names an op that is unknown, uses an undefined
+    value, has the wrong types, or has a constant that its type cannot hold."""
     if len(program.ops) > MAX_OPS:
         raise PlanError(f"a body has {len(program.ops)} operations; the limit is {MAX_OPS}")
     types: dict[str, str] = {}

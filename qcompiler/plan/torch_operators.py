@@ -1,11 +1,12 @@
 """The ATen operators that a program file may name in a region of torch operators.
 
-Each computes new tensors (or views of its arguments) from its arguments, and does nothing else: it writes no argument,
-no file and no state, and draws no random numbers.  Its kernels check indices and sizes, or
-`frontends/torch/capture/torch_guards.py` does it for them; `tests/fallback/operatorfuzz/sweep.py` tries to prove the
-opposite.  What is not here on purpose: operators whose names begin with `_unsafe`, `as_strided` and `empty` (memory
-that nobody wrote), `from_file`, random numbers, storage, device and sparse internals, and operators that trust their
-indices or pivots (`unfold_backward`, `lu_unpack`, `linalg_ldl_solve`).
+Each operator computes new tensors, or views of its arguments, and does nothing else: it writes no argument, no file and
+no state, and draws no random numbers. Its kernels check indices and sizes, or
+`frontends/torch/capture/torch_guards.py` does; `tests/fallback/operatorfuzz/sweep.py` searches for counterexamples.
+
+These are left out on purpose: operators whose names begin with `_unsafe`; `as_strided` and `empty`, which give access
+to unwritten memory; `from_file`; random numbers; storage, device and sparse internals; and operators that do not check
+their indices or pivots (`unfold_backward`, `lu_unpack`, `linalg_ldl_solve`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Regions of torch operators: what `fallback="torch"` leaves to torch, as data.
+"""Regions of torch operators, as data: the parts of a model that `fallback="torch"` leaves to torch.
 
     %1 = aten._fft_r2c(%0, [1], 0, true)        {"target": "aten._fft_r2c.default", "args": [{"v": 0}, [1], 0, true]}
     %2 = aten.abs(%1)                           {"target": "aten.abs.default", "args": [{"v": 1}]}
 
-A region is straight-line code over numbered values: its inputs first, then the results of its operators in order.  An
+A region is straight-line code over numbered values: its inputs first, then the results of its operators in order. An
 argument is a number, a truth value, null, a word, a list of these, or one of `{"v": n}` (a value), `{"size": n}` (a
-size of the call), `{"dtype": "complex64"}`, `{"float": "inf"}` and `{"complex": [0.0, 1.0]}`.  What enters and leaves
-a region are tensors that a plan can hold; between its operators values may have other types, complex ones above all.
+size of the call), `{"dtype": "complex64"}`, `{"float": "inf"}` and `{"complex": [0.0, 1.0]}`. The inputs and outputs of
+a region have types that a plan can hold. Values inside it may have other types, such as complex ones.
 
-A file from a stranger may hold regions.  An operator is a name of `SAFE_OPERATORS` (or one that the caller trusts by
-name), never code, and `torch_runner` compares each call with torch's own schema before anything runs.
+An untrusted file may hold regions. So an operator is a name from `SAFE_OPERATORS`, or one that the caller trusts by
+name. It is never code. `torch_runner` compares each call with torch's schema before anything runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from qcompiler.plan.kernel import ITEMSIZE, Strict
 from qcompiler.plan.torch_operators import SAFE_OPERATORS
 
 COND = "cond"
-"""The operator of a choice: (predicate, *values), one region for true and one for false."""
+"""The operator of `torch.cond`: its arguments are (predicate, *values), its branches a region for true and for
+false."""
 
 FOREIGN_DTYPES = ("complex64", "complex128", "complex32")
 TORCH_DTYPES = (
@@ -37,7 +38,7 @@ TORCH_DTYPES = (
 MOST_OPERATORS = 10_000
 MOST_RESULTS = 4_096
 DEEPEST = 8
-"""Levels of `torch.cond` inside each other."""
+"""The most levels of nested `torch.cond`."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(\.[A-Za-z_][A-Za-z0-9_]{0,63}){2}\Z")
 _WORD = re.compile(r"[a-z_]{1,32}\Z")
@@ -46,8 +47,8 @@ _INT64 = 1 << 63
 
 
 class TorchOp(Strict, frozen=True):
-    """One operator by the name of its overload; `results` counts the values that it defines. `branches` are the two
-    regions of a `cond`, which take its values after the predicate and define its results."""
+    """One operator, by the name of its overload. `results` is the number of values that it defines. `branches` are the
+    two regions of a `cond`: their inputs are its arguments after the predicate, and their outputs are its results."""
 
     target: str
     args: tuple[Any, ...] = ()
@@ -57,7 +58,7 @@ class TorchOp(Strict, frozen=True):
 
 
 class TorchRegion(Strict, frozen=True):
-    """Operators in order. Values 0 … `inputs` - 1 are the inputs; `outputs` are numbers of values."""
+    """Operators in order. The values 0 … `inputs` - 1 are the inputs; `outputs` lists value numbers."""
 
     inputs: int
     ops: tuple[TorchOp, ...]
@@ -65,7 +66,7 @@ class TorchRegion(Strict, frozen=True):
 
 
 def region_to_json(region: TorchRegion) -> str:
-    """Deterministic JSON, without what has its default."""
+    """Deterministic JSON, without fields that have their default."""
     return msgspec.json.encode(_bare(region), order="deterministic").decode()
 
 
@@ -86,7 +87,7 @@ def _bare(region: TorchRegion) -> dict[str, Any]:
 
 
 def region_from_json(text: str) -> TorchRegion:
-    """PlanError for what is no region."""
+    """PlanError for text that is no region."""
     try:
         return msgspec.json.decode(text, type=TorchRegion, strict=True)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -97,8 +98,8 @@ def region_from_json(text: str) -> TorchRegion:
 
 
 def check_region(region: TorchRegion, inputs: int, outputs: int, sizes: int) -> None:
-    """PlanError unless the region is well formed: it takes `inputs` tensors and `sizes` sizes, gives `outputs` tensors,
-    every value is defined before it is used, and every argument is of a kind that regions know."""
+    """PlanError unless the region is well formed: it takes `inputs` tensors and `sizes` sizes and gives `outputs`
+    tensors, every value is defined before its use, and every argument is of a known kind."""
     if region.inputs != inputs or len(region.outputs) != outputs:
         raise PlanError(
             f"a region of torch operators takes {region.inputs} tensors and gives {len(region.outputs)}; its step "
@@ -110,7 +111,7 @@ def check_region(region: TorchRegion, inputs: int, outputs: int, sizes: int) -> 
 def _check(region: TorchRegion, sizes: int, depth: int) -> None:
     if depth > DEEPEST:
         raise PlanError(f"a region of torch operators has more than {DEEPEST} conditions inside each other")
-    least = 0 if depth else 1  # a branch may give back what it was given
+    least = 0 if depth else 1  # a branch may return its inputs, without any operator
     if not 0 <= region.inputs <= MOST_RESULTS or not least <= len(region.ops) <= MOST_OPERATORS:
         raise PlanError(f"a region of torch operators has {region.inputs} inputs and {len(region.ops)} operators")
     known = region.inputs
@@ -180,8 +181,8 @@ def _short(text: str) -> str:
 
 
 def operators(region: TorchRegion, depth: int = 0) -> Iterator[str]:
-    """The operators of a region, those of branches included; a condition is `cond`. PlanError where these are too deep
-    inside each other, so that a region need not have been checked before."""
+    """The names of all operators of a region and of its branches; a condition is `cond`. PlanError for branches that
+    nest too deeply: the region need not be checked before."""
     if depth > DEEPEST:
         raise PlanError(f"a region of torch operators has more than {DEEPEST} conditions inside each other")
     for op in region.ops:
@@ -191,9 +192,9 @@ def operators(region: TorchRegion, depth: int = 0) -> Iterator[str]:
 
 
 def is_safe(name: str) -> bool:
-    """Whether a file may name this overload: an ATen operator of the list that computes new tensors and nothing else.
+    """Whether a file may name this overload: it belongs to a listed ATen operator and does not write into an argument.
 
-    Overloads that write into an argument are told by their names here, and by their schemas in `torch_runner`.
+    Here the name shows whether an overload writes into an argument; `torch_runner` also looks at its schema.
     """
     space, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
@@ -201,7 +202,7 @@ def is_safe(name: str) -> bool:
 
 
 def check_trusted(names: Iterable[str], trusted: Collection[str]) -> None:
-    """TrustError names the operators that are neither safe nor trusted by the caller."""
+    """TrustError for operators that are neither safe nor trusted by the caller; it names them."""
     unknown = sorted({name for name in names if name != COND and not is_safe(name) and name not in trusted})
     if unknown:
         listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
@@ -211,11 +212,11 @@ def check_trusted(names: Iterable[str], trusted: Collection[str]) -> None:
         )
 
 
-# --- who runs them ---------------------------------------------------------------------------------------------------
+# --- running a region ------------------------------------------------------------------------------------------------
 
 
-class Place(Strict, frozen=True):
-    """A contiguous tensor in memory: where a region reads an input, or writes an output."""
+class TensorMemory(Strict, frozen=True):
+    """The memory of a contiguous tensor: an input or, if `written`, an output of a region."""
 
     address: int
     dtype: str
@@ -228,16 +229,21 @@ class Place(Strict, frozen=True):
 
 
 class Ready(Protocol):
-    """A region whose operators were found and whose calls fit their schemas."""
+    """A region that is ready to run: torch has its operators, and the calls fit their schemas."""
 
-    def on_host(self, sizes: Sequence[int], inputs: Sequence[Place], outputs: Sequence[Place]) -> None:
-        """Runs it on memory of the host. RuntimeFailure names the operator that failed, or an output whose shape or
-        type is not the declared one, before anything is written."""
+    def on_host(self, sizes: Sequence[int], inputs: Sequence[TensorMemory], outputs: Sequence[TensorMemory]) -> None:
+        """Runs the region on host memory. RuntimeFailure names the operator that failed, or an output whose shape or
+        type differs from the declared one; in both cases nothing is written."""
 
     def on_cuda(
-        self, sizes: Sequence[int], inputs: Sequence[Place], outputs: Sequence[Place], device: str, stream: int
+        self,
+        sizes: Sequence[int],
+        inputs: Sequence[TensorMemory],
+        outputs: Sequence[TensorMemory],
+        device: str,
+        stream: int,
     ) -> None:
-        """The same on a GPU's memory, in the order of a stream (by its handle)."""
+        """Runs the region on GPU memory, on the stream with this handle."""
 
 
 class Runner(Protocol):
@@ -251,7 +257,7 @@ _RUNNER = "qcompiler.frontends.torch.capture.torch_runner"
 
 
 def runner() -> Runner:
-    """What runs regions; it imports torch, which nothing else does that runs programs. MissingDependencyError."""
+    """The runner of regions. It imports torch; nothing else that runs programs does. MissingDependencyError."""
     try:
         found: Any = importlib.import_module(_RUNNER)
     except ModuleNotFoundError as error:

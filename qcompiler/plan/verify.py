@@ -1,11 +1,12 @@
-"""The schedule verifier: decides whether a plan is safe to run. It trusts nothing that made the plan.
+"""The schedule verifier: decides whether a plan is safe to run. It does not trust the compiler that made the plan.
 
     verify_plan(plan)                          # raises ScheduleError(rule=…) at the first broken rule
-    verify_plan(plan, captured=("decode",))    # also what CUDA-graph capture of these entries forbids
+    verify_plan(plan, captured=("decode",))    # also applies the rules for CUDA-graph capture to these entries
 
-Rules, in the order of docs/schedule.md: names, devices, arenas and buffers, weights, kernels, symbols, views, ordering,
-memory, outputs, capture.  Every symbolic size is judged over the whole range of its symbols.  At its start an entry has
-its inputs, states, constants and init results; at its end every stream is joined (the executor does both).
+The order of the rules is that of docs/schedule.md: names, devices, arenas and buffers, weights, kernels, symbols,
+views, ordering, memory, outputs, capture. Every symbolic size is checked over the whole range of its symbols. The
+executor provides the inputs, states, constants and init results before an entry starts, and joins all streams at its
+end.
 """
 
 from __future__ import annotations
@@ -16,32 +17,34 @@ from collections.abc import Collection, Mapping
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, dim, product
 from qcompiler.plan.equations import plan_equations
-from qcompiler.plan.geometry import is_packed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
-from qcompiler.plan.lookup import Program, unique
+from qcompiler.plan.lookup import PlanIndex, unique
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, Plan, Symbol, initial_weight
-from qcompiler.plan.sizes import LARGEST
+from qcompiler.plan.sizes import LARGEST_SIZE
 from qcompiler.plan.verify_steps import EntryVerifier, InitWritten
+from qcompiler.plan.view_regions import is_packed
 
 BUFFER_ALIGNMENT = 64
-"""Bytes: one cache line, and the widest vector load."""
+"""In bytes: one cache line, and the widest vector load."""
 
 WEIGHT_ALIGNMENT = 256
-"""Bytes: what CUDA's allocators guarantee, so that a weight is aligned alike in the file and on a device."""
+"""In bytes: what CUDA's allocators guarantee. So a weight has the same alignment in the file and on a device."""
 
 MOST_STREAMS = 256
-"""A program uses a few for each device; clocks take memory and time that grow with their square."""
+"""The most streams of a plan. A program uses a few per device; the clocks' memory and time grow with the square of
+their number."""
 
 LARGEST_SYMBOL = 1 << 40
-"""A range above this is no bound (torch writes an unbounded dimension as 2**63 - 2)."""
+"""The largest maximum of a symbol. A larger one means that there is none: torch writes an unbounded dimension as
+2**63 - 2."""
 
 
 def verify_plan(plan: Plan, captured: Collection[str] = ()) -> None:
-    """Returns if the plan is safe; else ScheduleError with the rule's name, the entry, the step, and what to do.
+    """ScheduleError unless the plan is safe. It has the rule's name, the entry, the step and the way out.
 
     `captured` names the entries that will be recorded as CUDA graphs.
     """
-    program = Program.of(plan)
+    program = PlanIndex.of(plan)
     _check_declarations(program)
     _check_weights(program)
     for spec in plan.kernels:
@@ -65,7 +68,7 @@ def verify_plan(plan: Plan, captured: Collection[str] = ()) -> None:
 # --- devices, arenas, buffers ----------------------------------------------------------------------------------------
 
 
-def _check_declarations(program: Program) -> None:
+def _check_declarations(program: PlanIndex) -> None:
     plan = program.plan
     entries = {entry.name for entry in plan.entries} | ({plan.init.name} if plan.init is not None else set())
     slots: dict[tuple[str, int], str] = {}
@@ -97,15 +100,15 @@ def _check_declarations(program: Program) -> None:
             _check_apart(program.arenas[name], buffers)
 
 
-def _check_arena(program: Program, arena: Arena, entries: Collection[str]) -> None:
+def _check_arena(program: PlanIndex, arena: Arena, entries: Collection[str]) -> None:
     if arena.device not in program.devices:
         raise ScheduleError(
             f"arena '{arena.name}' lies on device '{arena.device}', which the plan does not declare",
             rule="unknown-device",
         )
-    if not 0 <= arena.nbytes <= LARGEST:
+    if not 0 <= arena.nbytes <= LARGEST_SIZE:
         raise ScheduleError(
-            f"arena '{arena.name}' has {arena.nbytes} bytes; it may have 0 to {LARGEST} (2**53)", rule="arena-size"
+            f"arena '{arena.name}' has {arena.nbytes} bytes; it may have 0 to {LARGEST_SIZE} (2**53)", rule="arena-size"
         )
     if arena.entry is not None and arena.entry not in entries:
         raise ScheduleError(
@@ -118,7 +121,7 @@ def _check_arena(program: Program, arena: Arena, entries: Collection[str]) -> No
         )
 
 
-def _check_buffer(program: Program, buffer: Buffer) -> None:
+def _check_buffer(program: PlanIndex, buffer: Buffer) -> None:
     if buffer.arena not in program.arenas:
         raise ScheduleError(
             f"buffer '{buffer.name}' lies in arena '{buffer.arena}', which the plan does not declare",
@@ -145,8 +148,8 @@ def _check_buffer(program: Program, buffer: Buffer) -> None:
         )
 
 
-def _check_named_weight(program: Program, buffer: Buffer, arena: Arena) -> None:
-    """Only constants are weights, and one that is gathered from the file is aligned as it is there."""
+def _check_named_weight(program: PlanIndex, buffer: Buffer, arena: Arena) -> None:
+    """ScheduleError unless a buffer that names a weight lies in a constants arena, holds the weight and is aligned."""
     weight = program.weight_of(buffer)
     if arena.kind != "constants" or weight is None or weight.nbytes > buffer.nbytes:
         raise ScheduleError(
@@ -163,7 +166,8 @@ def _check_named_weight(program: Program, buffer: Buffer, arena: Arena) -> None:
 
 
 def _check_apart(arena: Arena, buffers: list[Buffer]) -> None:
-    """Outside activation arenas nothing ever dies, so no two buffers may overlap."""
+    """ScheduleError if two buffers overlap. Contents outside activation arenas stay, so these buffers share no
+    bytes."""
     ordered = sorted((buffer for buffer in buffers if buffer.nbytes), key=lambda buffer: buffer.offset)
     for first, second in itertools.pairwise(ordered):
         if first.offset + first.nbytes > second.offset:
@@ -174,7 +178,7 @@ def _check_apart(arena: Arena, buffers: list[Buffer]) -> None:
             )
 
 
-def _check_weights(program: Program) -> None:
+def _check_weights(program: PlanIndex) -> None:
     _check_constants(program)
     gathered = {buffer.weight for buffer in program.plan.buffers}
     constants = [arena for arena in program.plan.arenas if arena.kind == "constants"]
@@ -217,8 +221,8 @@ def _check_weights(program: Program) -> None:
                 )
 
 
-def _check_constants(program: Program) -> None:
-    """An arena of constants is filled with weights that its buffers name, or with the file's first bytes."""
+def _check_constants(program: PlanIndex) -> None:
+    """ScheduleError unless a constants arena has a weight named by each of its buffers, or mirrors the weight file."""
     naming = {buffer.arena for buffer in program.plan.buffers if buffer.weight is not None}
     for buffer in program.plan.buffers:
         if buffer.arena in naming and buffer.weight is None:
@@ -244,7 +248,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _check_kernel(spec: KernelSpec) -> None:
-    """The operands are well-formed and use no symbol that the kernel does not take."""
+    """ScheduleError unless the operands are well formed and use only the kernel's symbols."""
     unique(f"symbol of kernel '{spec.name}'", spec.symbols)
     known = set(spec.symbols)
     for operand in spec.operands:
@@ -278,7 +282,7 @@ def _symbols(dims: tuple[Dim, ...]) -> set[str]:
 
 
 def _check_init(init: EntryPoint) -> None:
-    """Init runs once, at load: nobody passes it arguments or takes results."""
+    """ScheduleError if init has a signature: it runs once, at load, without arguments and results."""
     if init.inputs or init.outputs or init.symbols:
         raise ScheduleError(
             f"the init entry '{init.name}' has {len(init.inputs)} inputs, {len(init.outputs)} outputs and "
@@ -287,8 +291,8 @@ def _check_init(init: EntryPoint) -> None:
         )
 
 
-def _check_initial_states(program: Program, truths: Mapping[str, bool]) -> None:
-    """What a state of truth values begins as are truth values."""
+def _check_initial_states(program: PlanIndex, truths: Mapping[str, bool]) -> None:
+    """ScheduleError unless a state of truth values has truth values as its initial weight, and no other state has."""
     for buffer in program.plan.buffers:
         weight = program.named_weights.get(initial_weight(buffer.arena))
         if program.arenas[buffer.arena].kind != "state" or weight is None or buffer.name not in truths:
@@ -302,7 +306,7 @@ def _check_initial_states(program: Program, truths: Mapping[str, bool]) -> None:
 
 
 def _check_symbols(entry: EntryPoint) -> None:
-    """Ranges are ranges, and every symbol can be read off some input's shape."""
+    """ScheduleError unless every symbol has a valid range and the inputs' shapes determine it."""
     unique(f"symbol of entry '{entry.name}'", (symbol.name for symbol in entry.symbols))
     _, determined = plan_equations([sig.shape for sig in entry.inputs])
     for symbol in entry.symbols:

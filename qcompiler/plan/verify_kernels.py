@@ -1,8 +1,8 @@
-"""Whether each kernel touches only what its operands cover, and does to them what the schedule relies on.
+"""Checks that each kernel touches only the elements of its operands, and writes its results in full.
 
-`verify_plan` proves that every view lies in its buffer, and takes an operand that is written as written in full.  Here
-each kernel is held to its contract (contracts.py, loop_contract.py), at every size that an entry point launches it
-with.  So a plan from a stranger cannot make a kernel read or write anywhere else, nor leave bytes as they were.
+`verify_plan` proves that every view lies in its buffer, and assumes that a kernel writes all of a "w" operand. This
+module checks each kernel against its contract (contracts.py, loop_contract.py), at all sizes that an entry point
+launches it with. So an untrusted plan cannot make a kernel read or write elsewhere, or leave bytes unwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qcompiler.plan.sizes import Ranges
 
 
 def check_kernels(plan: Plan) -> None:
-    """PlanError names the kernel that breaks its contract, and the entry point at whose sizes it does."""
+    """PlanError if a kernel breaks its contract. It names the kernel and the entry point with those sizes."""
     specs = {spec.name: spec for spec in plan.kernels}
     for spec in plan.kernels:
         check_contract(spec)
@@ -50,7 +50,7 @@ def check_kernels(plan: Plan) -> None:
 
 
 def check_contract(spec: KernelSpec) -> None:
-    """PlanError unless the operands are what the contract of the kernel's kind says, whatever the sizes are."""
+    """PlanError unless the operands fit the contract of the kernel's kind. This needs no sizes."""
     try:
         if isinstance(spec.body, LoopKernel):
             check_loop(spec)
@@ -68,7 +68,7 @@ def _check_sizes(spec: KernelSpec, ranges: Ranges) -> None:
 
 
 def _aligned_places(spec: KernelSpec) -> tuple[int, ...]:
-    """The operands whose rows must begin at multiples of more than an element."""
+    """The positions of the operands whose rows need a larger alignment than that of one element."""
     if isinstance(spec.body, LoopKernel):
         return ()
     return tuple(place for place, role in enumerate(contract_of(spec).roles) if role.align > 1)

@@ -1,4 +1,5 @@
-"""The verifier's walk over the steps of one entry point. See verify.py for the whole and docs/schedule.md for rules."""
+"""The part of the verifier that checks the steps of one entry point. verify.py describes the whole, docs/schedule.md
+the rules."""
 
 from __future__ import annotations
 
@@ -7,19 +8,10 @@ from typing import NoReturn
 
 from qcompiler.errors import DimError, PlanError, ScheduleError
 from qcompiler.plan.dims import Range, dim, product
-from qcompiler.plan.geometry import (
-    Region,
-    disjoint,
-    is_contiguous,
-    is_packed,
-    moved,
-    nbytes_of,
-    region_of,
-)
-from qcompiler.plan.hazards import BufferState, Clocks, Memory, at_shapes
+from qcompiler.plan.hazards import AccessChecker, BufferState, Clocks, at_shapes
 from qcompiler.plan.kernel import ITEMSIZE, Access, KernelSpec, Operand
 from qcompiler.plan.kinds.loop import LoopKernel
-from qcompiler.plan.lookup import Program
+from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import (
     Arena,
     Buffer,
@@ -34,20 +26,29 @@ from qcompiler.plan.plan import (
     View,
     Wait,
 )
-from qcompiler.plan.sizes import LARGEST, check_extent, check_size
+from qcompiler.plan.sizes import LARGEST_SIZE, check_extent, check_size
 from qcompiler.plan.torch_regions import check_region
 from qcompiler.plan.verify_views import EntryViews, same_dims, same_storage, storage
+from qcompiler.plan.view_regions import (
+    Region,
+    disjoint,
+    is_contiguous,
+    is_packed,
+    moved,
+    nbytes_of,
+    region_of,
+)
 
 InitWritten = dict[str, list[Region]]
 _READ_ONLY = {"constants": "write-constant", "input": "write-input", "init": "write-init"}
 
 
 class EntryVerifier:
-    """Verifies one entry. `run` returns what the entry wrote into init arenas: buffer -> regions."""
+    """Verifies one entry. `run` returns the regions that the entry wrote in init arenas, by buffer."""
 
     def __init__(
         self,
-        program: Program,
+        program: PlanIndex,
         entry: EntryPoint,
         *,
         is_init: bool,
@@ -64,11 +65,11 @@ class EntryVerifier:
         self.views = EntryViews(program, entry, self.ranges, is_init, truths)
         used = dict.fromkeys(step.stream for step in entry.steps if step.stream in program.streams)
         self.clocks = Clocks(tuple(used))
-        self.memory = Memory(self.clocks, self.ranges)
+        self.memory = AccessChecker(self.clocks, self.ranges)
         self.states: dict[str, BufferState] = {}
 
     def run(self) -> InitWritten:
-        """ScheduleError at the first broken rule, with the entry, the step and what to do."""
+        """ScheduleError at the first broken rule, with the entry, the step and the way out."""
         try:
             self._check_signature()
         except ScheduleError as error:
@@ -150,7 +151,8 @@ class EntryVerifier:
             )
 
     def _check_outputs(self) -> None:
-        """Every byte of every output is written; the executor joins all streams at the end, so order is given."""
+        """ScheduleError unless every byte of every output is written. The executor joins all streams at the end, so the
+        order of the writes needs no check."""
         for sig in self.entry.outputs:
             size = product(sig.shape) * ITEMSIZE[sig.dtype]
             written = [
@@ -175,7 +177,7 @@ class EntryVerifier:
                 )
 
     def _check_capture_is_not_empty(self) -> None:
-        """An empty graph is no error of CUDA's; it is ours, because it means that the work went elsewhere."""
+        """ScheduleError for an entry without work. CUDA accepts an empty graph, but a replay of it would do nothing."""
         if not any(isinstance(step, Launch | Select | Copy | TorchCall) for step in self.entry.steps):
             raise ScheduleError("it is captured but has nothing to do on a device", rule="capture-empty")
 
@@ -252,8 +254,8 @@ class EntryVerifier:
             last = case.max
         self.views.check_symbols((step.on,), "its expression")
         check_size(step.on, self.ranges)
-        if any(case.max is not None and abs(case.max) > LARGEST for case in step.cases):
-            raise ScheduleError(f"a case of it ends above {LARGEST} (2**53)", rule="select-unreachable")
+        if any(case.max is not None and abs(case.max) > LARGEST_SIZE for case in step.cases):
+            raise ScheduleError(f"a case of it ends above {LARGEST_SIZE} (2**53)", rule="select-unreachable")
         if last is not None:
             low, high = dim(step.on).tight_bounds(self.ranges)
             if high > last:
@@ -352,7 +354,8 @@ class EntryVerifier:
         raise ScheduleError(f"operand '{operand.name}' (buffer '{view.buffer}') has {what}", rule=rule)
 
     def _check_aliases(self, views: Sequence[View], accesses: Sequence[Access], spec: KernelSpec | None) -> None:
-        """No operand that is written meets another one, but for a loop that reads an element where it writes it."""
+        """ScheduleError if a written operand overlaps another operand. A loop may read an element where it writes
+        it."""
         for i, view in enumerate(views):
             if accesses[i] == "r":
                 continue
@@ -370,7 +373,7 @@ class EntryVerifier:
                 )
 
     def _touch_all(self, number: int, stream: str, views: Sequence[View], accesses: Sequence[Access]) -> None:
-        """Reads of all operands, then writes."""
+        """Checks the reads of all operands, then their writes."""
         device, index = self.program.streams[stream].device, self.clocks.index[stream]
         for view, access in zip(views, accesses, strict=True):
             arena = self.views.arena_of(view)
@@ -418,7 +421,8 @@ class EntryVerifier:
 
 
 def _is_elementwise(spec: KernelSpec, written: int, read: int) -> bool:
-    """Whether a loop reads operand `read` just where it writes `written`. A body without accesses is a skeleton's."""
+    """Whether a loop reads each element of operand `read` in the iteration that writes the same element of `written`. A
+    body without accesses is that of a skeleton spec."""
     body = spec.body
     if not isinstance(body, LoopKernel):
         return False

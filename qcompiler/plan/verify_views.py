@@ -1,6 +1,6 @@
-"""The verifier's check of one view: of a buffer that there is, inside of it, with the values that lie there.
+"""The part of the verifier that checks one view: its buffer exists and contains it, and holds values of its type.
 
-See verify.py for the whole and docs/schedule.md for the rules.
+verify.py describes the whole, docs/schedule.md the rules.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import NoReturn
 from qcompiler import formats
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, Range, dim, never_negative, product
-from qcompiler.plan.geometry import Region, is_packed, proven_at_most, region_of, whole
 from qcompiler.plan.kernel import ITEMSIZE, Operand
-from qcompiler.plan.lookup import Program
+from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, View, WeightEntry
 from qcompiler.plan.sizes import check_view_sizes
+from qcompiler.plan.view_regions import Region, is_packed, proven_at_most, region_of, whole
 
 _NOT_AT_INIT = ("state", "input", "output")
 
 
 @dataclass
 class EntryViews:
-    """The views of one entry point. `truths`: of each buffer seen in any entry, whether it holds truth values."""
+    """The views of one entry point. `truths` says of each buffer that any entry views whether it holds truth values."""
 
-    program: Program
+    program: PlanIndex
     entry: EntryPoint
     ranges: Mapping[str, Range]
     is_init: bool
@@ -52,7 +52,7 @@ class EntryViews:
         return arena
 
     def region(self, view: View) -> Region:
-        """The checked region of a view: inside its buffer for every value of the symbols."""
+        """The region of a view, after all checks: it lies in its buffer for every value of the symbols."""
         arena = self.arena_of(view)
         buffer = self.program.buffers[view.buffer]
         if arena.kind == "constants":
@@ -87,7 +87,8 @@ class EntryViews:
         return region
 
     def _check_truth(self, buffer: Buffer, view: View) -> None:
-        """A truth value is a byte that is 0 or 1, which kernels rely on: its memory is never seen as another type."""
+        """ScheduleError if a buffer is viewed as i1 and as another type. Kernels rely on a truth value's byte being 0
+        or 1."""
         known = self.truths.setdefault(buffer.name, view.dtype == "i1")
         if known != (view.dtype == "i1"):
             raise ScheduleError(
@@ -97,7 +98,8 @@ class EntryViews:
             )
 
     def _check_caller_memory(self, buffer: Buffer, arena: Arena, view: View, region: Region) -> None:
-        """The caller's array has the size of its shape at the call, not the arena's, which is the largest."""
+        """ScheduleError unless the view lies in the caller's array. That array has the size of the call, while the
+        arena has the largest size."""
         sig = next((sig for sig in (*self.entry.inputs, *self.entry.outputs) if sig.arena == arena.name), None)
         if sig is None:
             raise ScheduleError(
@@ -149,7 +151,7 @@ class EntryViews:
                 )
 
     def _packed_bytes(self, buffer: Buffer, arena: Arena, view: View) -> int:
-        """Bytes of a packed view: a weight's own, or those of the canonical layout of its format."""
+        """The number of bytes of a packed view: the weight's, or those of its format's canonical layout."""
         if len(view.shape) != 2 or view.strides or view.offset != 0:
             raise ScheduleError(
                 f"the packed view of buffer '{buffer.name}' must have the shape (rows, cols), no strides and no offset",
@@ -175,7 +177,7 @@ class EntryViews:
         return int(formats.get(view.format.name, **view.format.params).nbytes(rows, cols))
 
     def _match_weight(self, buffer: Buffer, view: View) -> None:
-        """A view of a constant sees the weight's dtype and storage, and a packed one its shape."""
+        """ScheduleError unless a view of a constant has the weight's dtype and storage and, if packed, its shape."""
         weight = self.program.weight_of(buffer)
         if weight is None or weight.nbytes > buffer.nbytes:
             raise ScheduleError(
@@ -200,12 +202,12 @@ class EntryViews:
 
 
 def same_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
-    """Equal as expressions."""
+    """Whether two shapes are equal as expressions."""
     return a == b or (len(a) == len(b) and all(x == y or dim(x) == dim(y) for x, y in zip(a, b, strict=True)))
 
 
 def same_storage(a: View | Operand | WeightEntry, b: View | Operand | WeightEntry) -> bool:
-    """One dtype, format and layout."""
+    """Whether two tensors have the same dtype, format and layout."""
     return a.dtype == b.dtype and a.format == b.format and (a.layout or "canonical") == (b.layout or "canonical")
 
 

@@ -1,6 +1,6 @@
-"""The weight store: every constant of a program by key, as bytes, shared by reference and never inlined in the IR.
+"""The weight store: the bytes of every constant of a program, by key. The IR refers to constants by key only.
 
-Bytes may be an array (often of a mapped file), or `Lazy`: made each time they are read, or known by their number only.
+The bytes are an array, often of a mapped file, or `Lazy`: computed at each read, or of known number only.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DTYPE_NAMES: dict[np.dtype, DType] = {v: k for k, v in NUMPY_DTYPES.items()}  # 
 
 
 class Lazy(Protocol):
-    """Bytes that are not held: `nbytes` of them come into being when they are asked for, and each time."""
+    """Bytes that are not kept in memory. Each read computes all `nbytes` of them."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
     def valued(self) -> bool:
-        """Whether `write` gives anything."""
+        """Whether `write` has values to give."""
 
     def write(self, out: Bytes) -> None:
         """Puts the bytes into `out`, which is zeroed and has their number."""
@@ -43,7 +43,7 @@ class Lazy(Protocol):
 
 @dataclass(frozen=True)
 class NoBytes:
-    """The size of a weight whose values are not there (`weights="none"`)."""
+    """The size of a weight without values (`weights="none"`)."""
 
     nbytes: int
     valued: bool = field(default=False, init=False)
@@ -54,7 +54,7 @@ class NoBytes:
 
 @dataclass(frozen=True)
 class Transposed:
-    """The bytes of a plain matrix with its rows and columns exchanged."""
+    """The bytes of the transpose of a plain matrix."""
 
     tensor: StoredTensor
 
@@ -79,10 +79,11 @@ NO_VALUES = (
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One constant: `data` are its bytes in `layout` (read-only); `dtype` is what values are, or decode to.
+    """One constant. `data` are its bytes in `layout` (read-only). `dtype` is the type of its values, or of its decoded
+    values.
 
-    `parameters` lists the module paths it came from: several for tied weights, none for constants of the graph and for
-    what was put together from several weights, which are its `parts`.
+    `parameters` lists its module paths, several for tied weights. It is empty for a constant of the graph, and for a
+    tensor that combines several weights, which are its `parts`.
     """
 
     key: str
@@ -96,7 +97,7 @@ class StoredTensor:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The module paths of all that it holds."""
+        """All module paths of the tensor and of its parts."""
         return (*self.parameters, *(path for part in self.parts for path in part.parameters))
 
     @property
@@ -121,7 +122,7 @@ class StoredTensor:
 
     @property
     def valued(self) -> bool:
-        """False where only the size is known."""
+        """False if only the size is known."""
         return isinstance(self.source, np.ndarray) or self.source.valued
 
     def array(self) -> npt.NDArray[np.generic]:
@@ -132,7 +133,7 @@ class StoredTensor:
 
 
 class WeightStore:
-    """An ordered dictionary of `StoredTensor`s. Adding a key twice is an error; `replace` swaps a layout."""
+    """An ordered dictionary of `StoredTensor`s. Adding a key twice is an error; `replace` changes a layout."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, StoredTensor] = {}
@@ -143,7 +144,7 @@ class WeightStore:
         self._tensors[tensor.key] = tensor
 
     def add_array(self, key: str, values: npt.NDArray[np.generic], parameters: tuple[str, ...] = ()) -> None:
-        """Adds plain values (copied to row-major order only if they are not already)."""
+        """Adds plain values. They are copied only if they are not in row-major order."""
         if values.dtype not in DTYPE_NAMES:
             raise PlanError(f"constant '{key}' has dtype {values.dtype}, which programs cannot store")
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
@@ -163,7 +164,7 @@ class WeightStore:
         del self._tensors[key]
 
     def merge(self, keys: Sequence[str], tensor: StoredTensor) -> None:
-        """Puts `tensor` in the place of the first of `keys`, and takes all of them out."""
+        """Replaces all tensors in `keys` by `tensor`, at the position of the first of them."""
         kept: dict[str, StoredTensor] = {}
         for key, each in self._tensors.items():
             if key == keys[0]:
@@ -189,22 +190,22 @@ class WeightStore:
         return len(self._tensors)
 
     def copy(self) -> WeightStore:
-        """A store with the same tensors (bytes shared)."""
+        """A store with the same tensors. The bytes are shared."""
         other = WeightStore()
         other._tensors = dict(self._tensors)
         return other
 
 
 FILE_ALIGNMENT = 256
-"""Bytes, of weights in a file: what CUDA's allocators guarantee."""
+"""The alignment, in bytes, of weights in a file: what CUDA's allocators guarantee."""
 
 
 def file_offsets(tensors: Iterable[StoredTensor], used: Collection[str]) -> dict[str, int]:
-    """Where the tensors whose keys are `used` stand in the weight file: one behind the other, in the store's order."""
+    """The offsets in the weight file of the tensors whose keys are `used`. The file has them in the store's order."""
     offsets: dict[str, int] = {}
     end = 0
     for tensor in tensors:
         if tensor.key in used:
             offsets[tensor.key] = end = -(-end // FILE_ALIGNMENT) * FILE_ALIGNMENT
-            end += max(tensor.nbytes, 1)  # a weight is known by its offset, also one without elements
+            end += max(tensor.nbytes, 1)  # an offset identifies a weight, so an empty one needs its own
     return offsets

@@ -53,9 +53,9 @@ __all__ = [
     "CudaBackend",
     "CudaEvent",
     "CudaGraph",
-    "CudaKernel",
     "CudaMemory",
     "CudaStream",
+    "LoadedCudaKernel",
     "device_arch",
     "device_count",
 ]
@@ -108,7 +108,7 @@ class CudaEvent(base.Event):
         self.driver_handle = found.driver.CUevent(self.handle)
 
 
-class CudaKernel(base.Kernel):
+class LoadedCudaKernel(base.Kernel):
     """A loaded kernel: its function, its geometry, and one block of parameters that each launch fills.
 
     Parameters are eight bytes each (pointers, then int64 symbols).  The driver copies them during the launch, so one
@@ -393,7 +393,7 @@ class CudaBackend(base.Backend):
             self.api.libraries[digest] = self.api.core.ObjectCode.from_cubin(image)
         return self.api.libraries[digest]
 
-    def _kernel(self, code: Any, spec: KernelSpec, number: int, native: NativeLibrary) -> CudaKernel:
+    def _kernel(self, code: Any, spec: KernelSpec, number: int, native: NativeLibrary) -> LoadedCudaKernel:
         driver = self._driver
         name = nvrtc.kernel_symbol(str(number))
         try:
@@ -414,7 +414,7 @@ class CudaBackend(base.Backend):
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             done = driver.cuFuncSetAttribute(function, attribute, geometry.shared)
             self.api.check(done, f"giving the kernel '{spec.name}' {geometry.shared} bytes of shared memory")
-        return CudaKernel(spec, function, geometry)
+        return LoadedCudaKernel(spec, function, geometry)
 
     def launch(
         self,
@@ -424,7 +424,7 @@ class CudaBackend(base.Backend):
         symbols: Sequence[int],
         context: Any = None,
     ) -> None:
-        assert isinstance(kernel, CudaKernel)
+        assert isinstance(kernel, LoadedCudaKernel)
         on = self._own(stream)
         geometry = kernel.geometry
         grid = kernel.grid(symbols)

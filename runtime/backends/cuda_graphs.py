@@ -29,7 +29,7 @@ NODE_NAMES = {"KERNEL": "kernel", "MEMCPY": "copy", "MEMSET": "zero", "EMPTY": "
 
 
 @dataclass(frozen=True)
-class Capture:
+class CudaCapture:
     """A running capture, by `device` (its index) and the thread that began it."""
 
     device: int
@@ -37,7 +37,7 @@ class Capture:
     builder: Any
 
 
-_captures: dict[int, Capture] = {}
+_captures: dict[int, CudaCapture] = {}
 """Captures that this backend began, by their stream's handle. The driver does not tell which thread captures."""
 
 
@@ -55,7 +55,7 @@ def begin(found: Api, device: int, stream: Any, mode: base.CaptureMode) -> None:
     handle = int(stream.handle)
     if (ended := _captures.pop(handle, None)) is not None:  # other code ended it, or this one could not have begun
         _keep_for_ever(ended.builder)
-    _captures[handle] = Capture(device, threading.get_ident(), builder)
+    _captures[handle] = CudaCapture(device, threading.get_ident(), builder)
 
 
 def end(found: Api, stream: Any) -> tuple[Any, base.GraphShape]:

@@ -40,7 +40,7 @@ def refuse(code: int, message: str) -> DeviceError:
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """One node of a graph: its work, the stream it was captured on, and the nodes it depends on."""
 
     work: Work
@@ -50,13 +50,13 @@ class Node:
 
 
 @dataclass(eq=False)
-class Capture:
+class GraphCapture:
     """A capture sequence: its origin stream, thread and mode, and for each of its streams the latest nodes."""
 
     origin: Any
     mode: CaptureMode
     thread: int = field(default_factory=threading.get_ident)
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[GraphNode] = field(default_factory=list)
     reached: dict[Any, frozenset[int]] = field(default_factory=dict)
     broken: str = ""
     ended: bool = False
@@ -67,7 +67,7 @@ class Capture:
     def add(self, stream: Any, work: Work) -> None:
         """Adds a node behind the stream's latest nodes."""
         chain = list(self.reached).index(stream)
-        self.nodes.append(Node(work, stream.place, chain, self.reached[stream]))
+        self.nodes.append(GraphNode(work, stream.place, chain, self.reached[stream]))
         self.reached[stream] = frozenset([len(self.nodes) - 1])
 
     def join(self, stream: Any, nodes: frozenset[int]) -> None:
@@ -96,7 +96,7 @@ class Captures:
     """All running captures on all devices, and the calls that they forbid."""
 
     def __init__(self) -> None:
-        self._active: list[Capture] = []
+        self._active: list[GraphCapture] = []
 
     # --- checks of calls ---
 
@@ -151,9 +151,9 @@ class Captures:
             for capture in self._active
         )
 
-    def active(self, stream: Any) -> Capture | None:
+    def active(self, stream: Any) -> GraphCapture | None:
         """The capture that takes a stream's work, if it is part of one. 901 if that was invalidated."""
-        capture: Capture | None = stream.capture
+        capture: GraphCapture | None = stream.capture
         if capture is not None and capture.broken:
             raise self.invalid(capture)
         return capture
@@ -209,16 +209,16 @@ class Captures:
             raise refuse(401, f"{stream.place} captures already")
         if mode not in ("thread_local", "global", "relaxed"):
             raise refuse(1, f"there is no capture mode {mode!r}")
-        stream.capture = Capture(stream, mode)
+        stream.capture = GraphCapture(stream, mode)
         self._active.append(stream.capture)
 
-    def end(self, stream: Any) -> Capture:
+    def end(self, stream: Any) -> GraphCapture:
         """Takes all streams of a capture out of it, then raises any error of the graph.
 
         401: nothing to end. 903: the capture began on another stream. 908: it began on another thread. The latter two
         invalidate the capture; it must still be ended where it began. 901: invalidated. 904: a fork was not joined.
         """
-        capture: Capture | None = stream.capture
+        capture: GraphCapture | None = stream.capture
         if capture is None:
             raise refuse(401, f"{stream.place} does not capture")
         if capture.origin is not stream:
@@ -244,29 +244,29 @@ class Captures:
         for capture in list(self._active):
             self._close(capture)
 
-    def invalid(self, capture: Capture) -> DeviceError:
+    def invalid(self, capture: GraphCapture) -> DeviceError:
         """The refusal of every call except the end."""
         return refuse(901, f"the capture of {capture.origin.place} was invalidated: {capture.broken}")
 
-    def _close(self, capture: Capture) -> None:
+    def _close(self, capture: GraphCapture) -> None:
         capture.ended = True
         for stream in capture.reached:
             stream.capture = None
         self._active.remove(capture)
 
-    def _blocking(self, device: int) -> list[Capture]:
+    def _blocking(self, device: int) -> list[GraphCapture]:
         return [
             capture
             for capture in self._active
             if any(stream.device_index == device and stream.kind == "blocking" for stream in capture.reached)
         ]
 
-    def _break(self, captures: Iterable[Capture], code: int, message: str) -> DeviceError:
+    def _break(self, captures: Iterable[GraphCapture], code: int, message: str) -> DeviceError:
         """Invalidates captures and returns the error."""
         for capture in captures:
             capture.broken = capture.broken or message
         return refuse(code, message)
 
     @staticmethod
-    def _names(captures: Iterable[Capture]) -> str:
+    def _names(captures: Iterable[GraphCapture]) -> str:
         return " and ".join(capture.origin.place for capture in captures)

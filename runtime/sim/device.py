@@ -23,7 +23,7 @@ from typing import Any
 
 from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, SimulationError
 from qcompiler.runtime.backends.base import CaptureMode, Event, Graph, GraphShape, Memory, Stream, StreamKind
-from qcompiler.runtime.sim.capture import Capture, Captures, Node, refuse
+from qcompiler.runtime.sim.capture import Captures, GraphCapture, GraphNode, refuse
 from qcompiler.runtime.sim.clocks import Access
 from qcompiler.runtime.sim.engine import engine
 from qcompiler.runtime.sim.queue import Allocation, Machine, Op, Work
@@ -80,7 +80,7 @@ class SimStream(Stream):
         self.place = "the legacy stream" if kind == "legacy" else f"stream '{name or hex(handle)}'"
         self.actor = machine().new_actor()
         self.tail: Op | None = None
-        self.capture: Capture | None = None
+        self.capture: GraphCapture | None = None
 
     @property
     def is_capturing(self) -> bool:
@@ -96,13 +96,13 @@ class SimEvent(Event):
         self.device_index = device.index
         self.name = name or "an event"
         self.recorded: Op | None = None
-        self.captured: tuple[Capture, frozenset[int]] | None = None
+        self.captured: tuple[GraphCapture, frozenset[int]] | None = None
 
 
 class SimGraph(Graph):
     """An instantiated graph. Launches of one graph follow each other, also on different streams."""
 
-    def __init__(self, device: SimDevice, capture: Capture) -> None:
+    def __init__(self, device: SimDevice, capture: GraphCapture) -> None:
         self._device = device
         self._nodes = tuple(capture.nodes)
         self._actors = {chain: machine().new_actor() for chain in sorted({node.chain for node in self._nodes})}
@@ -145,7 +145,7 @@ class SimGraph(Graph):
                     )
 
 
-def _node_name(node: Node) -> str:
+def _node_name(node: GraphNode) -> str:
     return f"{node.work.name} ({node.stream}{', ' + node.work.label if node.work.label else ''})"
 
 

@@ -216,7 +216,7 @@ class SimLibrary:
         return address
 
 
-class Engine:
+class SimEngine:
     """Device memory and launches of every simulated GPU in this process; `engine()` returns the only one."""
 
     def __init__(self) -> None:
@@ -329,9 +329,9 @@ class Engine:
 
 
 @functools.cache
-def engine() -> Engine:
+def engine() -> SimEngine:
     """The process's engine, compiled on first use."""
-    return Engine()
+    return SimEngine()
 
 
 def _merged(report: _CReport) -> tuple[tuple[int, int, str], ...]:

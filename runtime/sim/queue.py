@@ -19,7 +19,7 @@ from typing import Literal
 from qcompiler.errors import SimulationError
 from qcompiler.runtime.interrupts import interruption_point, uninterrupted
 from qcompiler.runtime.sim.clocks import Access, AccessMap, Clock, Conflict, Stamped, join
-from qcompiler.runtime.sim.engine import Engine
+from qcompiler.runtime.sim.engine import SimEngine
 
 HOST = 0
 """The actor of all host threads: once one of them has waited for an operation, it is over for all of them."""
@@ -122,7 +122,7 @@ class _Entry:
 class Machine:
     """All devices' queue, clocks and findings. Every method is safe to call from several threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SimEngine) -> None:
         self.engine = engine
         self.lock = threading.RLock()
         self.host: Clock = {HOST: 1}

@@ -22,7 +22,7 @@ import qcompiler as qc
 from qcompiler.errors import PlanError, QCompilerError, RuntimeFailure, ScheduleError, TrustError
 from qcompiler.inspect.files import summary
 from qcompiler.plan.plan import Plan, TorchCall
-from qcompiler.plan.torch_regions import Place, TorchOp, TorchRegion, runner
+from qcompiler.plan.torch_regions import TensorMemory, TorchOp, TorchRegion, runner
 from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime import loaded
 from qcompiler.runtime.image import ProgramImage
@@ -263,7 +263,7 @@ def test_truth_values_are_bytes_of_0_and_1_whatever_a_region_gives() -> None:
     call = op("aten.view.dtype", X, {"dtype": "bool"})
     given, taken = np.array([0, 1, 2, 255], np.uint8), np.full(4, 7, np.uint8)
     places = [
-        Place(address=array.ctypes.data, dtype=dtype, shape=(4,), written=written)
+        TensorMemory(address=array.ctypes.data, dtype=dtype, shape=(4,), written=written)
         for array, dtype, written in ((given, "ui8", False), (taken, "i1", True))
     ]
     runner().prepare(region(call)).on_host([], places[:1], places[1:])

@@ -17,8 +17,8 @@ from torch import nn
 import qcompiler as qc
 from qcompiler.config import QuantConfig, resolve_format
 from qcompiler.errors import FormatShapeError, PromiseError, RecipeError, UnknownFormatError
+from qcompiler.format_mixtures import MIXTURES
 from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser
-from qcompiler.mixtures import MIXTURES
 
 GOLDEN = Path(__file__).with_name("golden") / "mixtures.json"
 LETTERS = {

@@ -31,7 +31,7 @@ from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.backends import cuda_driver, cuda_graphs
-from qcompiler.runtime.backends.cuda import CudaBackend, CudaKernel
+from qcompiler.runtime.backends.cuda import CudaBackend, LoadedCudaKernel
 from qcompiler.runtime.image import NativeLibrary
 
 fake = load("tests/gpu/fake_driver.py")
@@ -50,11 +50,11 @@ def backend(driver: Any) -> Iterator[CudaBackend]:
     cuda_graphs._captures.clear()
 
 
-def kernel(threads: int = 128, shared: int = 0) -> CudaKernel:
+def kernel(threads: int = 128, shared: int = 0) -> LoadedCudaKernel:
     x = Operand(name="x", dtype="f32", access="r", shape=("r", 4), strides=(4, 1))
     y = Operand(name="y", dtype="f32", access="w", shape=("r", 4), strides=(4, 1))
     spec = KernelSpec(name="soft", symbols=("r",), operands=(x, y), body=SoftmaxKernel(rows="r", cols=4))
-    return CudaKernel(spec, 77, Geometry(("(r + 3) // 4", 2, 1), (threads, 1, 1), shared))
+    return LoadedCudaKernel(spec, 77, Geometry(("(r + 3) // 4", 2, 1), (threads, 1, 1), shared))
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

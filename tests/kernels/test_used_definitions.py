@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qcompiler.kernels.cuda import emit
-from qcompiler.kernels.used_definitions import Header, used
+from qcompiler.kernels.used_definitions import CppHeader, used
 
 HEADER = """// What everything may use.
 
@@ -51,14 +51,14 @@ inline int unused() { return sum(1, 2) + TABLE[0]; }
 
 
 def test_overloads_and_specialisations_stay_together() -> None:
-    [text] = used([Header.parse(HEADER)], "is_half<float>::value")
+    [text] = used([CppHeader.parse(HEADER)], "is_half<float>::value")
     assert "is_half<half>" in text
     assert "struct alignas(2) half" in text, "what a piece uses comes along"
     assert "sum" not in text
 
 
 def test_a_macro_in_a_body_brings_its_definition() -> None:
-    [text] = used([Header.parse(HEADER)], "int x = sum(1, 2);")
+    [text] = used([CppHeader.parse(HEADER)], "int x = sum(1, 2);")
     assert "#define TWICE(x) \\\n    ((x) + (x))" in text
     assert "#define LANES 32" in text, "a directive in a body asks for it"
     assert "// Of a pair.\ntemplate <int N, class T = int>" in text
@@ -67,7 +67,7 @@ def test_a_macro_in_a_body_brings_its_definition() -> None:
 
 
 def test_every_branch_of_a_conditional_is_kept_with_its_directives() -> None:
-    [text] = used([Header.parse(HEADER)], "where()")
+    [text] = used([CppHeader.parse(HEADER)], "where()")
     kept = [line for line in text.splitlines() if line and not line.startswith("//")]
     assert kept == [
         "#define LANES 32", "#ifndef HOST", "inline int where() { return 1; }", "#elif defined(LANES)",
@@ -77,12 +77,12 @@ def test_every_branch_of_a_conditional_is_kept_with_its_directives() -> None:
 
 @pytest.mark.parametrize("name", ["COUNTS", "OTHERS", "SMALL", "LARGE", "TABLE", "word", "half", "kinds"])
 def test_enumerators_tables_and_types_are_found(name: str) -> None:
-    [text] = used([Header.parse(HEADER)], f"use({name})")
+    [text] = used([CppHeader.parse(HEADER)], f"use({name})")
     assert name in text
 
 
 def test_names_in_comments_and_strings_bring_nothing() -> None:
-    assert used([Header.parse(HEADER)], '// sum\n/* where */ const char* text = "TABLE";') == []
+    assert used([CppHeader.parse(HEADER)], '// sum\n/* where */ const char* text = "TABLE";') == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_names_in_comments_and_strings_bring_nothing() -> None:
 )  # fmt: skip
 def test_a_header_that_cannot_be_cut_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Header.parse(text)
+        CppHeader.parse(text)
 
 
 def test_every_cuda_header_is_listed_and_can_be_cut() -> None:
@@ -103,6 +103,6 @@ def test_every_cuda_header_is_listed_and_can_be_cut() -> None:
     files = {each.name for each in resources.files("qcompiler.kernels.cuda").iterdir() if each.name.endswith(".cuh")}
     assert files == set(emit.HEADERS)
     names = [
-        name for header in emit.HEADERS for piece in Header.parse(emit.header(header)).pieces for name in piece.names
+        name for header in emit.HEADERS for piece in CppHeader.parse(emit.header(header)).pieces for name in piece.names
     ]
     assert {"qc_mma_16816", "QC_SHARED", "qm_product", "QC_COUNTS", "QM_CHUNK", "qc_is_float"} <= set(names)

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import qcompiler as qc
+from qcompiler.format_mixtures import MIXTURES
 from qcompiler.formats import FORMATS
-from qcompiler.mixtures import MIXTURES
 
 transformers = pytest.importorskip("transformers")
 

@@ -17,7 +17,7 @@ from qcompiler.plan.kernel import KernelSpec, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.scalar_types import RULES, check_program
-from qcompiler.plan.sizes import LARGEST, check_extent, magnitude
+from qcompiler.plan.sizes import LARGEST_SIZE, check_extent, magnitude
 
 
 def test_the_ops_of_bodies_are_those_that_are_printed():
@@ -54,10 +54,10 @@ def test_writes_are_found_to_overlap_themselves(shape: tuple[Dim, ...], strides:
     ("text", "fits"),
     [
         ("8*b*s", True),
-        (str(LARGEST), True),
-        (str(LARGEST + 1), False),
-        (f"{LARGEST // 64}*s", True),
-        (f"{LARGEST // 64 + 1}*s", False),
+        (str(LARGEST_SIZE), True),
+        (str(LARGEST_SIZE + 1), False),
+        (f"{LARGEST_SIZE // 64}*s", True),
+        (f"{LARGEST_SIZE // 64 + 1}*s", False),
         (f"{2**60}*b - {2**60 - 1}*b", True),  # which is b
         (f"{2**60}*b - {2**60}*s", False),
         (f"max({-(2**64)}*s + 5, 1)", False),
@@ -70,7 +70,7 @@ def test_writes_are_found_to_overlap_themselves(shape: tuple[Dim, ...], strides:
 )
 def test_numbers_on_the_way_to_a_size_are_bounded(text: str, fits: bool):
     if fits:
-        assert 1 <= magnitude(parse(text), RANGES) <= LARGEST
+        assert 1 <= magnitude(parse(text), RANGES) <= LARGEST_SIZE
     else:
         with pytest.raises(DimError):
             magnitude(parse(text), RANGES)

@@ -20,7 +20,7 @@ from qcompiler.plan.coverage import (
     sample_bindings,
 )
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.geometry import Ranges, Region, region_of
+from qcompiler.plan.view_regions import Ranges, Region, region_of
 
 Axes = list[tuple[int, int]]
 

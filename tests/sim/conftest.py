@@ -19,7 +19,15 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import SimulationError
-from qcompiler.runtime.sim.engine import Engine, LaunchOptions, LaunchReport, LaunchRequest, Range, compile_sim, engine
+from qcompiler.runtime.sim.engine import (
+    LaunchOptions,
+    LaunchReport,
+    LaunchRequest,
+    Range,
+    SimEngine,
+    compile_sim,
+    engine,
+)
 
 
 def view(address: int, nbytes: int) -> np.ndarray:
@@ -43,7 +51,7 @@ class Cuda:
     """Kernels of one text. `report` is the last launch's."""
 
     def __init__(self, text: str, checked: bool, arch: int) -> None:
-        self.engine: Engine = engine()
+        self.engine: SimEngine = engine()
         self.library = self.engine.load(compile_sim(translation_unit(text, arch), checked=checked, name="planted"))
         self.report: LaunchReport | None = None
 

@@ -256,7 +256,7 @@ def test_threads_switched_by_the_system_give_the_same(tmp_path: Path) -> None:
     """What other processors than x86-64 and arm64 use."""
     program = """
 import sys, numpy as np
-from qcompiler.runtime.sim.engine import Engine
+from qcompiler.runtime.sim.engine import SimEngine
 import importlib.util
 spec = importlib.util.spec_from_file_location("clean", sys.argv[1])
 clean = importlib.util.module_from_spec(spec); spec.loader.exec_module(clean)

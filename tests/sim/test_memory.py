@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from qcompiler.errors import OutOfMemoryError, SimulationError
-from qcompiler.runtime.sim.engine import Engine, engine
+from qcompiler.runtime.sim.engine import SimEngine, engine
 
 
 @pytest.fixture
-def sim() -> Iterator[Engine]:
+def sim() -> Iterator[SimEngine]:
     yield engine()
 
 
-def test_addresses_tell_their_device(sim: Engine) -> None:
+def test_addresses_tell_their_device(sim: SimEngine) -> None:
     a, b = sim.allocate(3, 100, "a"), sim.allocate(4, 100, "b")
     assert (sim.device_of(a), sim.device_of(b + 99), sim.device_of(0x1000)) == (3, 4, None)
     assert a % 256 == 0 and b % 256 == 0
@@ -28,7 +28,7 @@ def test_addresses_tell_their_device(sim: Engine) -> None:
 
 
 @pytest.mark.parametrize(("device", "size"), [(8, 100), (9, 100_000)])
-def test_freed_memory_comes_back_zeroed_and_uninitialised(sim: Engine, device: int, size: int) -> None:
+def test_freed_memory_comes_back_zeroed_and_uninitialised(sim: SimEngine, device: int, size: int) -> None:
     first = sim.allocate(device, size)
     ctypes.memset(first, 7, size)
     sim.mark_initialised(first, size)
@@ -39,7 +39,7 @@ def test_freed_memory_comes_back_zeroed_and_uninitialised(sim: Engine, device: i
     sim.free(second)
 
 
-def test_neighbours_merge_when_freed(sim: Engine) -> None:
+def test_neighbours_merge_when_freed(sim: SimEngine) -> None:
     parts = [sim.allocate(5, 1000) for _ in range(4)]
     for part in (parts[1], parts[3], parts[0], parts[2]):
         sim.free(part)
@@ -48,7 +48,7 @@ def test_neighbours_merge_when_freed(sim: Engine) -> None:
     sim.free(whole)
 
 
-def test_initialisation_is_kept_by_the_byte(sim: Engine) -> None:
+def test_initialisation_is_kept_by_the_byte(sim: SimEngine) -> None:
     a = sim.allocate(3, 1000)
     assert not sim.is_initialised(a, 1)
     sim.mark_initialised(a + 61, 70)
@@ -64,7 +64,7 @@ def test_initialisation_is_kept_by_the_byte(sim: Engine) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 100])
-def test_host_code_that_writes_beside_an_allocation_is_found(sim: Engine, offset: int) -> None:
+def test_host_code_that_writes_beside_an_allocation_is_found(sim: SimEngine, offset: int) -> None:
     a = sim.allocate(6, 100)
     sim.check_red_zones(6)
     kept = ctypes.string_at(a + offset, 1)
@@ -76,12 +76,12 @@ def test_host_code_that_writes_beside_an_allocation_is_found(sim: Engine, offset
     sim.free(a)
 
 
-def test_more_than_a_device_can_address_is_refused(sim: Engine) -> None:
+def test_more_than_a_device_can_address_is_refused(sim: SimEngine) -> None:
     with pytest.raises(OutOfMemoryError, match="no room"):
         sim.allocate(3, 1 << 40)
 
 
-def test_empty_allocations_have_addresses_of_their_own(sim: Engine) -> None:
+def test_empty_allocations_have_addresses_of_their_own(sim: SimEngine) -> None:
     a, b = sim.allocate(3, 0), sim.allocate(3, 0)
     assert a != b
     sim.free(a)

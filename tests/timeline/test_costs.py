@@ -7,9 +7,9 @@ import random
 import pytest
 
 from qcompiler.kernels.cost import (
-    ATTAINED,
+    ATTAINED_FRACTION,
     GPUS,
-    NOTHING,
+    NO_COST,
     Cost,
     Occupancy,
     bytes_moved,
@@ -61,10 +61,10 @@ def test_one_row_is_bound_by_the_bytes_of_its_weight_and_many_by_arithmetic() ->
     packed = stored_bytes(one.operands[1], {})
     assert 0.5 * 14336 * 4096 < packed < 0.6 * 14336 * 4096
     assert packed < cost.nbytes < 1.01 * packed
-    assert cost.span == pytest.approx(cost.nbytes / (ATTAINED * H100.bandwidth) + 1.6, rel=0.02)
+    assert cost.span == pytest.approx(cost.nbytes / (ATTAINED_FRACTION * H100.bandwidth) + 1.6, rel=0.02)
     busy = launch_cost(many, {}, H100, "sm_90a")
     assert busy.operations == 2 * 4096 * 14336 * 4096
-    assert busy.span == pytest.approx(busy.operations / (ATTAINED * H100.tensor), rel=0.02)
+    assert busy.span == pytest.approx(busy.operations / (ATTAINED_FRACTION * H100.tensor), rel=0.02)
     assert busy.share > 0.98
 
 
@@ -92,7 +92,7 @@ def test_copies_within_a_device_take_its_memory_and_others_the_link() -> None:
     inside, across = (copy_cost(1 << 20, H100, crossing=crossing) for crossing in (False, True))
     assert inside.share > 0 and across.share == 0
     assert across.span > inside.span
-    assert copy_cost(0, H100, crossing=True) == NOTHING
+    assert copy_cost(0, H100, crossing=True) == NO_COST
 
 
 # --- launches beside each other --------------------------------------------------------------------------------------

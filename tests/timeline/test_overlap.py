@@ -9,7 +9,7 @@ from qcompiler.kernels.cost import Cost
 from qcompiler.passes.schedule.overlap import overlap
 from qcompiler.passes.schedule.stream_choice import Task
 
-LANES = ("gpu.compute", "gpu.compute1", "gpu.compute2", "gpu.compute3")
+STREAMS = ("gpu.compute", "gpu.compute1", "gpu.compute2", "gpu.compute3")
 MIB = 1 << 20
 
 
@@ -23,7 +23,7 @@ class Memory:
         return [1.0 if number in self.full else 0.1 for number in range(self.steps)]
 
     def nbytes(self, streams: Sequence[str]) -> int:
-        return self.base + MIB * sum(streams[number] != LANES[0] for number in self.full)
+        return self.base + MIB * sum(streams[number] != STREAMS[0] for number in self.full)
 
 
 def tasks() -> list[Task]:
@@ -34,7 +34,7 @@ def tasks() -> list[Task]:
         for number, (before, span) in enumerate(
             [(earlier, 4), ((start,), 30), ((start,), 30), ((start + 1, start + 2), 4)]
         ):
-            found.append(Task("gpu", LANES, before, Cost(span, 0.1), 2.0))
+            found.append(Task("gpu", STREAMS, before, Cost(span, 0.1), 2.0))
             assert len(found) == start + number + 1
     return found
 
@@ -53,7 +53,7 @@ def test_both_branches_overlap_where_there_is_room() -> None:
 def test_beside_the_fullest_steps_nothing_runs() -> None:
     streams, why = run([5, 6])
     assert streams[1] != streams[2]
-    assert streams[5] == streams[6] == LANES[0]
+    assert streams[5] == streams[6] == STREAMS[0]
     assert "+0% memory" in why and "more would take +50% memory" in why
 
 
@@ -63,8 +63,8 @@ def test_little_memory_is_no_reason() -> None:
 
 
 def test_one_stream_where_overlap_saves_nothing_or_is_switched_off() -> None:
-    assert set(run([], limit=1)[0]) == {LANES[0]}
-    chain = [Task("gpu", LANES, (number - 1,) if number else (), Cost(4.0, 0.1), 2.0) for number in range(5)]
+    assert set(run([], limit=1)[0]) == {STREAMS[0]}
+    chain = [Task("gpu", STREAMS, (number - 1,) if number else (), Cost(4.0, 0.1), 2.0) for number in range(5)]
     memory: Any = Memory(5, [])
     streams, why = overlap(chain, 4, memory)
-    assert set(streams) == {LANES[0]} and why == "20.0 us, on one stream 20.0, no less than 20.0"
+    assert set(streams) == {STREAMS[0]} and why == "20.0 us, on one stream 20.0, no less than 20.0"

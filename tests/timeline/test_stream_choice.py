@@ -7,17 +7,17 @@ import random
 import pytest
 
 from qcompiler.kernels.cost import Cost
-from qcompiler.passes.schedule.stream_choice import Choice, Task, choose, longest_chain
+from qcompiler.passes.schedule.stream_choice import StreamChoice, Task, choose, longest_chain
 
-LANES = ("gpu.compute", "gpu.compute1", "gpu.compute2", "gpu.compute3")
+STREAMS = ("gpu.compute", "gpu.compute1", "gpu.compute2", "gpu.compute3")
 EVENT = 2.0
 
 
-def task(*earlier: int, span: float = 4.0, share: float = 0.1, lanes: tuple[str, ...] = LANES) -> Task:
-    return Task("gpu", lanes, earlier, Cost(span, share), EVENT)
+def task(*earlier: int, span: float = 4.0, share: float = 0.1, candidates: tuple[str, ...] = STREAMS) -> Task:
+    return Task("gpu", candidates, earlier, Cost(span, share), EVENT)
 
 
-def numbers(choice: Choice) -> list[int]:
+def numbers(choice: StreamChoice) -> list[int]:
     """The streams in the order of their first use."""
     first = list(dict.fromkeys(choice.streams))
     return [first.index(stream) for stream in choice.streams]
@@ -31,7 +31,7 @@ def test_a_chain_stays_on_one_stream() -> None:
 def test_branches_beside_each_other_get_streams_and_meet_again() -> None:
     """norm, then q k v, then attention: 4 + 4 + 2 x an event + 4 instead of 20."""
     choice = choose([task(), task(0, span=8), task(0), task(0), task(1, 2, 3)], 4)
-    assert choice.streams[:2] == LANES[:1] * 2 and len(set(choice.streams[1:4])) == 3
+    assert choice.streams[:2] == STREAMS[:1] * 2 and len(set(choice.streams[1:4])) == 3
     assert choice.span < 4 + 8 + 4 + 4 + 4
 
 
@@ -52,12 +52,12 @@ def test_the_chain_with_the_most_behind_it_keeps_the_devices_own_stream() -> Non
     """A table that is made beside the first norm is listed first, but is not in its way."""
     tasks = [task(), task(), task(1), task(0), task(3), task(4), task(5), task(2, 6)]
     choice = choose(tasks, 4)
-    assert {choice.streams[i] for i in (0, 3, 4, 5, 6)} == {LANES[0]}
-    assert {choice.streams[i] for i in (1, 2)} == {LANES[1]}
+    assert {choice.streams[i] for i in (0, 3, 4, 5, 6)} == {STREAMS[0]}
+    assert {choice.streams[i] for i in (1, 2)} == {STREAMS[1]}
 
 
 def test_copies_keep_their_own_stream() -> None:
-    tasks = [task(lanes=("gpu.copy",)), task(0), task(lanes=("gpu.copy",)), task(1, 2)]
+    tasks = [task(candidates=("gpu.copy",)), task(0), task(candidates=("gpu.copy",)), task(1, 2)]
     assert [name for name in choose(tasks, 4).streams if "copy" in name] == ["gpu.copy"] * 2
 
 
@@ -74,5 +74,5 @@ def test_more_streams_never_beat_the_bound_and_dependences_are_kept(seed: int) -
     for limit in (2, 4):
         many = choose(tasks, limit)
         assert bound - 1e-6 <= many.span
-        assert set(many.streams) <= set(LANES[:limit])
+        assert set(many.streams) <= set(STREAMS[:limit])
         assert choose(tasks, limit) == many, "the choice is deterministic"

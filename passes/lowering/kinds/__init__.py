@@ -1,6 +1,6 @@
-"""From ops to kernels: one module for each kind, and the tables that follow from them.
+"""The lowering of ops to kernels: one module for each kind, and tables made from these modules.
 
-A module has the kind's name (`qcompiler/plan/kinds`) and a `LOWERING`.  A kind without a module is an error here.
+A module has the name of the kind (`qcompiler/plan/kinds`) and a `LOWERING`. A kind without a module is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from xdsl.ir import Block, Operation
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir.module import path_of
-from qcompiler.passes.lowering.drafts import Draft, Places
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory
 from qcompiler.passes.lowering.rule import Body, Lowering, Operands, Rule
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds import KINDS, modules_of
@@ -28,7 +28,7 @@ def _lowerings() -> Mapping[str, Lowering]:
 
 
 LOWERINGS = _lowerings()
-"""By kind."""
+"""The lowering of each kind."""
 
 BY_OP: dict[type[Operation], Lowering] = {op: each for each in LOWERINGS.values() for op in each.ops}
 
@@ -41,18 +41,18 @@ BODIES: dict[type[Operation], Body] = {op: each.body for op, each in BY_OP.items
 TEMPLATES: dict[type[Operation], str] = {
     op: kind for kind, each in LOWERINGS.items() for op in each.ops if op.name.startswith("qc.")
 }
-"""The kind that serves each `qc` op. linalg.generic has loops; views and sizes need no kernel."""
+"""The kind that serves each `qc` op. Views and sizes need no kernel."""
 
 FLOAT_ONLY = tuple(op for op, each in BY_OP.items() if each.only_floats)
 """Ops whose kernels accumulate in fp32."""
 
 
-def draft(op: Operation, places: Places) -> Draft:
+def draft(op: Operation, memory: ValueMemory) -> Draft:
     """The kernel draft of one compute op; KernelSelectionError names an op without a rule."""
     rule = DRAFTS.get(type(op))
     if rule is None:
         raise KernelSelectionError(f"lower-to-rt has no rule for {op.name} at '{path_of(op)}'")
-    return rule(op, places)
+    return rule(op, memory)
 
 
 def spec_of(name: str, symbols: tuple[str, ...], operands: Operands, block: Block, serves: str) -> KernelSpec:

@@ -10,7 +10,7 @@ from qcompiler.kernels.cuda import attention as cuda
 from qcompiler.kernels.cuda import engines
 from qcompiler.passes.devices.engine_report import report_engines
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, unit_last
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, unit_last
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, named
 from qcompiler.plan.kinds.attention import AttentionKernel
 
@@ -24,18 +24,18 @@ def select(op: qc.AttentionOp, ranges: Ranges, context: QCContext) -> None:
     report_engines(op, context, cuda.ENGINES, facts)
 
 
-def draft(op: qc.AttentionOp, places: Places) -> Draft:
+def draft(op: qc.AttentionOp, memory: ValueMemory) -> Draft:
     result = Draft("attention", path_of(op))
-    q, k, v = (result.add(name, "r", unit_last(x, op, places)) for name, x in (("q", op.q), ("k", op.k), ("v", op.v)))
+    q, k, v = (result.add(name, "r", unit_last(x, op, memory)) for name, x in (("q", op.q), ("k", op.k), ("v", op.v)))
     mask = None
     if op.mask is not None:
-        view, full = places.view(op.mask), (*shape_of(op.q.type)[:3], shape_of(op.k.type)[2])
+        view, full = memory.view(op.mask), (*shape_of(op.q.type)[:3], shape_of(op.k.type)[2])
         mask = result.add("mask", "r", views.spread(view, full))
     last = None
     if op.last is not None:
         rows = (shape_of(op.q.type)[0], shape_of(op.q.type)[2])
-        last = result.add("last", "r", views.spread(places.view(op.last), rows))
-    out = places.result(op.result, shape_of(op.result.type))
+        last = result.add("last", "r", views.spread(memory.view(op.last), rows))
+    out = memory.result(op.result, shape_of(op.result.type))
     result.add("out", "w", out)
     result.body.add_op(op.rebuilt(q, k, v, mask, last, tensor(out.shape, out.dtype)))
     return result

@@ -12,14 +12,14 @@ from qcompiler.kernels.cuda import grouped_linear as cuda
 from qcompiler.kernels.select import LINEAR
 from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, unit_last, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, unit_last, vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
 
 def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
-    """One kernel serves any number of pairs; constant weights lie as linears want theirs."""
+    """One kernel serves any number of pairs. A constant weight gets the layout of linears."""
     n, k = shape_of(op.w.type)
     if is_stored(op.w, context):
         op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
@@ -39,14 +39,14 @@ def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
         report_engines(op, context, cuda.ENGINES, facts)
 
 
-def draft(op: qc.GroupedLinearOp, places: Places) -> Draft:
-    weight, experts = places.view(op.w), op.experts.value.data
+def draft(op: qc.GroupedLinearOp, memory: ValueMemory) -> Draft:
+    weight, experts = memory.view(op.w), op.experts.value.data
     kind = weight.format.name if weight.format else weight.dtype
     result = Draft(f"grouped_linear_{kind}_{experts}x{int(weight.shape[0]) // experts}x{weight.shape[1]}", path_of(op))
-    x = result.add("x", "r", matrix_of(op.x, op, places))
-    w = result.add("w", "r", weight if weight.layout else unit_last(op.w, op, places))
-    index = result.add("index", "r", vector_of(op.index, op, places))
-    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    x = result.add("x", "r", matrix_of(op.x, op, memory))
+    w = result.add("w", "r", weight if weight.layout else unit_last(op.w, op, memory))
+    index = result.add("index", "r", vector_of(op.index, op, memory))
+    out = views.as_matrix(memory.result(op.result, shape_of(op.result.type)))
     assert out is not None
     result.add("out", "w", out)
     type_, repeat = tensor(out.shape, out.dtype), op.repeat.value.data

@@ -18,11 +18,11 @@ from qcompiler.kernels.select import Case, LinearQuery, choose_linear
 from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.devices.extents import check_counted
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, unit_last, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, unit_last, vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
 from qcompiler.passes.lowering.scalar_body import program_of
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
-from qcompiler.passes.views.windows import windows_of
+from qcompiler.passes.views.im2col import windows_of
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import Operand
 from qcompiler.plan.kinds.linear import LinearKernel, Window
@@ -32,7 +32,7 @@ M_CLASS = "qc.m_class"
 
 
 def select(op: qc.LinearOp, ranges: Ranges, context: QCContext) -> None:
-    """The cases that together cover the range of M, and the layout of a constant weight, as attributes."""
+    """Sets, as attributes, the cases that cover the range of M, and the layout of a constant weight."""
     check_counted(op, op.w, ("rows", "columns"), context)
     n, k = shape_of(op.w.type)
     query = LinearQuery(
@@ -69,7 +69,7 @@ def _case_text(case: Case) -> str:
 
 
 def cases_of(op: qc.LinearOp) -> list[tuple[int | None, str]]:
-    """The cases that select-kernels wrote on a linear: (largest M, row class), ascending, the last without a limit."""
+    """The cases set by select-kernels: (largest M, row class), in ascending order. The last one has no largest M."""
     attribute = op.attributes.get(CASES)
     if not isinstance(attribute, ArrayAttr):
         raise KernelSelectionError(f"qc.linear at '{path_of(op)}' has no kernel; run select-kernels before lower-to-rt")
@@ -81,28 +81,28 @@ def cases_of(op: qc.LinearOp) -> list[tuple[int | None, str]]:
     return cases
 
 
-def draft(op: qc.LinearOp, places: Places) -> Draft:
-    weight = places.view(op.w)
+def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
+    weight = memory.view(op.w)
     kind = "int_linear" if op.multiplies_codes else "linear"
     stem = f"{kind}_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
     windows = windows_of(op.x)
     if windows is None:
-        x = out_draft.add("x", "r", matrix_of(op.x, op, places))
+        x = out_draft.add("x", "r", matrix_of(op.x, op, memory))
     else:
-        x = out_draft.add("x", "r", unit_last(windows.x, op, places))
-    w = out_draft.add("w", "r", weight if weight.layout else unit_last(op.w, op, places))
-    bias = out_draft.add("bias", "r", vector_of(op.bias, op, places)) if op.bias is not None else None
+        x = out_draft.add("x", "r", unit_last(windows.x, op, memory))
+    w = out_draft.add("w", "r", weight if weight.layout else unit_last(op.w, op, memory))
+    bias = out_draft.add("bias", "r", vector_of(op.bias, op, memory)) if op.bias is not None else None
     extras = []
     for index, extra in enumerate(op.extras):
-        view = places.view(extra)
+        view = memory.view(extra)
         matrix = views.broadcast_as_matrix(view, out_shape)
         if matrix is None:
-            matrix = views.broadcast_as_matrix(places.contiguous_copy(views.spread(view, out_shape), op), out_shape)
+            matrix = views.broadcast_as_matrix(memory.contiguous_copy(views.spread(view, out_shape), op), out_shape)
         assert matrix is not None
         extras.append(out_draft.add(f"extra{index}", "r", matrix))
-    out = views.as_matrix(places.result(op.result, out_shape))
+    out = views.as_matrix(memory.result(op.result, out_shape))
     assert out is not None
     out_draft.add("out", "w", out)
     epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()
@@ -113,7 +113,7 @@ def draft(op: qc.LinearOp, places: Places) -> Draft:
 
 
 def _rows_of_windows(out_draft: Draft, windows: qc.WindowsOp, image: SSAValue) -> SSAValue:
-    """The windows of the kernel's operand as the (M, K) matrix that its linear reads: no copy, the kernel makes it."""
+    """The windows of the operand `image` as the (M, K) matrix that the linear reads. The kernel reads them in place."""
     builder = Builder(InsertPoint.at_end(out_draft.body))
     made = windows.clone()
     made.operands[0] = image
@@ -139,7 +139,7 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
 
 
 def _window(op: qc.LinearOp, x: Operand) -> Window | None:
-    """How the operand x is read, where it is an image whose windows are the rows."""
+    """The `Window` of a linear that reads its rows from an image; None for any other linear."""
     windows = windows_of(op.x)
     if windows is None:
         return None
@@ -157,7 +157,7 @@ def _window(op: qc.LinearOp, x: Operand) -> Window | None:
 
 
 def with_m_class(original: Draft, m_class: str) -> Draft:
-    """The same linear for one row class; its stem and its op say which."""
+    """The draft for one row class, which its stem and its op name."""
     copy = Draft(f"{original.stem}_m{m_class.replace('-', '_')}", original.path)
     copy.operands, copy.views = original.operands, original.views
     copy.body = Block(arg_types=[argument.type for argument in original.body.args])

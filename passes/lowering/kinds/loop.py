@@ -1,4 +1,4 @@
-"""linalg.generic, after fusion, and linalg.fill where an op reads its result as a value."""
+"""linalg.generic after fusion, and a linalg.fill whose result an op reads as a value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xdsl.ir.affine import AffineBinaryOpExpr, AffineBinaryOpKind, AffineConstan
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of
-from qcompiler.passes.lowering.drafts import Draft, Places, parallel
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, parallel
 from qcompiler.passes.lowering.rule import Lowering, Operands
 from qcompiler.passes.lowering.scalar_body import constant_text, program_of
 from qcompiler.plan.dims import Dim, Expr, dim
@@ -23,13 +23,13 @@ from qcompiler.plan.kernel import Operand, ScalarProgram
 from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 
 
-def draft(op: GenericOp, places: Places) -> Draft:
+def draft(op: GenericOp, memory: ValueMemory) -> Draft:
     reduces = any(kind.data == IteratorType.REDUCTION for kind in op.iterator_types)
     result = Draft("reduce" if reduces else "loop", path_of(op))
-    inputs = [result.add(f"in{i}", "r", places.view(value)) for i, value in enumerate(op.inputs)]
+    inputs = [result.add(f"in{i}", "r", memory.view(value)) for i, value in enumerate(op.inputs)]
     outputs: list[SSAValue] = []
     for index, (value, initial) in enumerate(zip(op.results, op.outputs, strict=True)):
-        argument = result.add(f"out{index}", "w", places.result(value, shape_of(value.type)))
+        argument = result.add(f"out{index}", "w", memory.result(value, shape_of(value.type)))
         fill = initial.owner
         if isinstance(fill, FillOp):
             constant = fill.inputs[0].owner
@@ -49,11 +49,11 @@ def draft(op: GenericOp, places: Places) -> Draft:
     return result
 
 
-def fill(op: FillOp, places: Places) -> Draft:
+def fill(op: FillOp, memory: ValueMemory) -> Draft:
     """A constant tensor that some op reads as a value."""
     result = Draft("fill", path_of(op))
     value = op.results[0]
-    out = result.add("out0", "w", places.result(value, shape_of(value.type)))
+    out = result.add("out0", "w", memory.result(value, shape_of(value.type)))
     constant = op.inputs[0].owner
     assert isinstance(constant, Operation)
     type_ = value.type
@@ -68,7 +68,7 @@ def fill(op: FillOp, places: Places) -> Draft:
 def body(op: GenericOp, operands: Operands, serves: str) -> LoopKernel:
     kinds = [kind.data for kind in op.iterator_types]
     maps = [attribute.data for attribute in op.indexing_maps]
-    # Parallel iterators first, so that a template meets one order only.
+    # Parallel iterators first, so that templates have to deal with one order only.
     order = sorted(range(len(kinds)), key=lambda i: kinds[i] != IteratorType.PARALLEL)
     accesses = [_access(m.results, operand, order) for m, operand in zip(maps, operands, strict=True)]
     extents = _extents([m.results for m in maps], operands, len(kinds), serves)
@@ -129,7 +129,7 @@ def _linear_form(expression: AffineExpr) -> tuple[int, dict[int, int]]:
 
 
 def _extents(maps: Sequence[Sequence[AffineExpr]], operands: Operands, rank: int, serves: str) -> list[Dim]:
-    """The extent of each loop, from an operand that it indexes alone; output operands are asked first."""
+    """The extent of each loop: the size of a dim that is indexed by this loop alone, preferably of an output."""
     found: dict[int, Dim] = {}
     for results, operand in reversed(list(zip(maps, operands, strict=True))):
         for expression, size in zip(results, operand.shape, strict=True):

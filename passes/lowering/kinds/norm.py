@@ -6,19 +6,19 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
 from qcompiler.plan.kinds.norm import NormKernel
 
 
-def draft(op: qc.LayerNormOp | qc.RmsNormOp, places: Places) -> Draft:
+def draft(op: qc.LayerNormOp | qc.RmsNormOp, memory: ValueMemory) -> Draft:
     result = Draft("layer_norm" if isinstance(op, qc.LayerNormOp) else "rms_norm", path_of(op))
-    x = result.add("x", "r", matrix_of(op.x, op, places))
-    weight = result.add("weight", "r", vector_of(op.weight, op, places)) if op.weight is not None else None
+    x = result.add("x", "r", matrix_of(op.x, op, memory))
+    weight = result.add("weight", "r", vector_of(op.weight, op, memory)) if op.weight is not None else None
     bias = None
     if isinstance(op, qc.LayerNormOp) and op.bias is not None:
-        bias = result.add("bias", "r", vector_of(op.bias, op, places))
-    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+        bias = result.add("bias", "r", vector_of(op.bias, op, memory))
+    out = views.as_matrix(memory.result(op.result, shape_of(op.result.type)))
     assert out is not None
     result.add("out", "w", out)
     type_, eps = tensor(out.shape, out.dtype), op.eps.value.data

@@ -8,18 +8,18 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, axis_groups, collapsed
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, axis_groups, collapsed
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
 from qcompiler.plan.kinds.order import OrderKernel
 
 
-def draft(op: qc.SortOp | qc.TopkOp, places: Places) -> Draft:
+def draft(op: qc.SortOp | qc.TopkOp, memory: ValueMemory) -> Draft:
     result = Draft("sort" if isinstance(op, qc.SortOp) else "topk", path_of(op))
     groups = axis_groups(len(shape_of(op.x.type)), op.axis.value.data)
-    x = result.add("x", "r", collapsed(places.view(op.x), groups, op, places))
+    x = result.add("x", "r", collapsed(memory.view(op.x), groups, op, memory))
     kinds = []
     for name, value in (("values", op.values), ("indices", op.indices)):
-        out = views.collapse(places.result(value, shape_of(value.type)), groups)
+        out = views.collapse(memory.result(value, shape_of(value.type)), groups)
         assert out is not None
         result.add(name, "w", out)
         kinds.append(tensor(out.shape, out.dtype))

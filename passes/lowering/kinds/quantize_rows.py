@@ -9,19 +9,19 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 
 
-def draft(op: qc.QuantizeRowsOp, places: Places) -> Draft:
+def draft(op: qc.QuantizeRowsOp, memory: ValueMemory) -> Draft:
     result = Draft(f"quantize_rows_{op.kind.data}", path_of(op))
-    x = result.add("x", "r", matrix_of(op.x, op, places))
+    x = result.add("x", "r", matrix_of(op.x, op, memory))
     columns = None
     if op.columns is not None:
-        flags = result.add("columns", "r", vector_of(op.columns, op, places))
+        flags = result.add("columns", "r", vector_of(op.columns, op, memory))
         columns = build.reshape(Builder(InsertPoint.at_end(result.body)), flags, (1, shape_of(flags.type)[0]))
-    out = views.as_matrix(places.result(op.result, shape_of(op.result.type)))
+    out = views.as_matrix(memory.result(op.result, shape_of(op.result.type)))
     assert out is not None
     result.add("out", "w", out)
     type_, value = tensor(out.shape, out.dtype), op.value.value.data

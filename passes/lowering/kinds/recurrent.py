@@ -1,4 +1,4 @@
-"""qc.recurrent: one kernel goes over all steps."""
+"""qc.recurrent: one kernel processes all steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.kernels.select import LINEAR
-from qcompiler.passes.lowering.drafts import Draft, Places, unit_last
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, unit_last
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.plan.kinds.recurrent import RecurrentKernel
 
 
 def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
-    """One kernel goes over all steps; constant weights lie as linears want theirs."""
+    """One kernel processes all steps. Constant weights get the layout of linears."""
     if any(is_stored(op.operands[number], context) for number in op.weights):
         op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
     steps, batch, _ = shape_of(op.x.type)
@@ -25,24 +25,24 @@ def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
     context.report.add("select-kernels", path_of(op), what, "")
 
 
-def draft(op: qc.RecurrentOp, places: Places) -> Draft:
-    """All operands are read in place where rows lie side by side, so that batch-first layers need no copy."""
-    weight = places.view(op.w)
+def draft(op: qc.RecurrentOp, memory: ValueMemory) -> Draft:
+    """Operands with unit stride in their last dim are read in place, so batch-first layers need no copy."""
+    weight = memory.view(op.w)
     kind = weight.format.name if weight.format else weight.dtype
     result = Draft(f"{op.kind.data}_{kind}_{weight.shape[0]}x{weight.shape[1]}", path_of(op))
 
     def read(name: str, value: SSAValue | None, *, stored: bool = False) -> SSAValue | None:
         if value is None:
             return None
-        view = places.view(value)
-        return result.add(name, "r", view if stored and view.layout else unit_last(value, op, places))
+        view = memory.view(value)
+        return result.add(name, "r", view if stored and view.layout else unit_last(value, op, memory))
 
     x, w = read("x", op.x), read("w", op.w, stored=True)
     projection, bias = read("projection", op.projection, stored=True), read("bias", op.bias)
     start, cell_start = read("start", op.start), read("cell_start", op.cell_start)
     kinds: list[Attribute] = []
     for name, value in zip(op.result_names, op.results, strict=True):
-        out = places.result(value, shape_of(value.type))
+        out = memory.result(value, shape_of(value.type))
         result.add(name, "w", out)
         kinds.append(tensor(out.shape, out.dtype))
     assert x is not None and w is not None and start is not None

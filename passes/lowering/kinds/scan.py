@@ -6,16 +6,16 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, axis_groups, collapsed
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, axis_groups, collapsed
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
 from qcompiler.plan.kinds.scan import ScanKernel
 
 
-def draft(op: qc.CumsumOp, places: Places) -> Draft:
+def draft(op: qc.CumsumOp, memory: ValueMemory) -> Draft:
     result = Draft("cumsum", path_of(op))
     groups = axis_groups(len(shape_of(op.x.type)), op.axis.value.data)
-    x = result.add("x", "r", collapsed(places.view(op.x), groups, op, places))
-    out = views.collapse(places.result(op.result, shape_of(op.result.type)), groups)
+    x = result.add("x", "r", collapsed(memory.view(op.x), groups, op, memory))
+    out = views.collapse(memory.result(op.result, shape_of(op.result.type)), groups)
     assert out is not None
     result.add("out", "w", out)
     result.body.add_op(qc.CumsumOp(x, tensor(out.shape, out.dtype), axis=1, reduce=op.fold))

@@ -1,4 +1,4 @@
-"""qc.scatter: in x's memory where that is a state, else in a copy."""
+"""qc.scatter: writes x's memory if x is a state, else a copy of x."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, axis_groups, collapsed
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, axis_groups, collapsed
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
 from qcompiler.plan.kinds.scatter import ScatterKernel
 
 
-def draft(op: qc.ScatterOp, places: Places) -> Draft:
-    """The result begins as x, in x's memory where that is a state, else as a copy, and the kernel writes into it."""
+def draft(op: qc.ScatterOp, memory: ValueMemory) -> Draft:
+    """The kernel updates a buffer that contains x: x's own memory if x is a state, else a copy."""
     result = Draft("scatter", path_of(op))
     shape, axis = shape_of(op.x.type), op.axis.value.data
     count = shape_of(op.index.type)[axis]
@@ -24,10 +24,10 @@ def draft(op: qc.ScatterOp, places: Places) -> Draft:
             "cut x to the index's shape first and insert the result"
         )
     groups = axis_groups(len(shape), axis)
-    target = views.collapse(places.updated(op, op.x), groups)
+    target = views.collapse(memory.updated(op, op.x), groups)
     assert target is not None
-    index = result.add("index", "r", collapsed(places.view(op.index), groups, op, places))
-    src = result.add("src", "r", collapsed(places.view(op.src), groups, op, places))
+    index = result.add("index", "r", collapsed(memory.view(op.index), groups, op, memory))
+    src = result.add("src", "r", collapsed(memory.view(op.src), groups, op, memory))
     out = result.add("out", "rw", target)
     type_ = tensor(target.shape, target.dtype)
     result.body.add_op(qc.ScatterOp(out, index, src, type_, axis=1, reduce=op.reduce.data))

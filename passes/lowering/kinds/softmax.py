@@ -1,4 +1,4 @@
-"""qc.softmax: over any axis; the kernel's is the last one."""
+"""qc.softmax over any axis. The kernel's axis is the last dim."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
 from qcompiler.plan.kinds.softmax import SoftmaxKernel
 
 
-def draft(op: qc.SoftmaxOp, places: Places) -> Draft:
+def draft(op: qc.SoftmaxOp, memory: ValueMemory) -> Draft:
     rank, axis = len(shape_of(op.x.type)), op.axis.value.data
     last = [i for i in range(rank) if i != axis] + [axis]
     result = Draft("softmax", path_of(op))
-    source = views.transpose(places.view(op.x), last)
-    matrix = views.as_matrix(source) or views.as_matrix(places.contiguous_copy(source, op))
+    source = views.transpose(memory.view(op.x), last)
+    matrix = views.as_matrix(source) or views.as_matrix(memory.contiguous_copy(source, op))
     assert matrix is not None
     x = result.add("x", "r", matrix)
-    # The result lies in memory with its axis last, so that its rows are contiguous; the value is a view of that.
-    out = views.as_matrix(views.transpose(places.result(op.result, shape_of(op.result.type)), last))
+    # The result is stored with its axis last, so that its rows are contiguous. The value is a view of that memory.
+    out = views.as_matrix(views.transpose(memory.result(op.result, shape_of(op.result.type)), last))
     assert out is not None
     result.add("out", "w", out)
     result.body.add_op(qc.SoftmaxOp(x, tensor(out.shape, out.dtype), axis=1))

@@ -6,17 +6,17 @@ from qcompiler.ir.module import path_of
 from qcompiler.ir.qc_index import TopPOp
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, Places, matrix_of, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
 from qcompiler.plan.kinds.top_p import TopPKernel
 
 
-def draft(op: TopPOp, places: Places) -> Draft:
+def draft(op: TopPOp, memory: ValueMemory) -> Draft:
     result = Draft("top_p", path_of(op))
-    x = result.add("x", "r", matrix_of(op.x, op, places))
-    top = result.add("top", "r", vector_of(op.top, op, places))
-    draw = result.add("draw", "r", vector_of(op.draw, op, places))
-    out = views.as_vector(places.result(op.result, shape_of(op.result.type)))
+    x = result.add("x", "r", matrix_of(op.x, op, memory))
+    top = result.add("top", "r", vector_of(op.top, op, memory))
+    draw = result.add("draw", "r", vector_of(op.draw, op, memory))
+    out = views.as_vector(memory.result(op.result, shape_of(op.result.type)))
     assert out is not None
     result.add("out", "w", out)
     result.body.add_op(TopPOp(x, top, draw, tensor(out.shape, out.dtype)))

@@ -31,7 +31,13 @@ from qcompiler.formats.foreign.arrays import Array, Arrays
 from qcompiler.formats.foreign.json_text import json_object, read_json_object, shown
 from qcompiler.formats.foreign.patterns import PatternError, compiled, matches
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, CodesInFile, Order, ValuesInFile
-from qcompiler.frontends.checkpoints.described_model import Held, config_class, configuration, hollow, model_class
+from qcompiler.frontends.checkpoints.described_model import (
+    TensorTotals,
+    config_class,
+    configuration,
+    hollow,
+    model_class,
+)
 from qcompiler.frontends.weights.safetensors_files import FileTensor, ShardFile, read_tensors
 from qcompiler.frontends.weights.weight_source import FileWeights, InFile, StoredCodes
 
@@ -70,7 +76,7 @@ def from_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> 
     model, kind = model_class(names[0], where), config_class(described.get("model_type"), where)
     tensors = read_tensors(folder, codes=bool(method))
     system = _system(folder, method, tensors)
-    held = Held.of((tensor.shape, tensor.nbytes) for tensor in tensors.values())
+    held = TensorTotals.of((tensor.shape, tensor.nbytes) for tensor in tensors.values())
     # The model is built in floating point; the codes carry the quantisation.
     plain = {key: value for key, value in described.items() if key != "quantization_config"}
     weights = FolderWeights(folder, tensors, system)

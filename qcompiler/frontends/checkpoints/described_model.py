@@ -49,7 +49,7 @@ in a table, packages that a model class needs.  `_errors` adds huggingface_hub's
 
 
 @dataclass(frozen=True)
-class Held:
+class TensorTotals:
     """The tensors of a file: their number, the largest dimension, and their bytes."""
 
     tensors: int
@@ -57,11 +57,11 @@ class Held:
     nbytes: int
 
     @staticmethod
-    def of(tensors: Iterable[tuple[tuple[int, ...], int]]) -> Held:
+    def of(tensors: Iterable[tuple[tuple[int, ...], int]]) -> TensorTotals:
         """From shapes and bytes."""
         known = list(tensors)
         largest = max((max(shape, default=1) for shape, _ in known), default=1)
-        return Held(len(known), largest, sum(nbytes for _, nbytes in known))
+        return TensorTotals(len(known), largest, sum(nbytes for _, nbytes in known))
 
     @property
     def largest_size(self) -> int:
@@ -86,7 +86,7 @@ def _errors() -> tuple[type[Exception], ...]:
     return (*_ERRORS, errors.StrictDataclassError)
 
 
-def check_sizes(described: Mapping[str, Any], where: Path, held: Held) -> None:
+def check_sizes(described: Mapping[str, Any], where: Path, held: TensorTotals) -> None:
     """WeightsError, with its name, for an integer that no model with these tensors can have."""
     for count, (name, value) in enumerate(_values(described, "", 0, where)):
         if count > MAX_VALUES:
@@ -115,7 +115,7 @@ def _values(value: Any, name: str, depth: int, where: Path) -> Iterator[tuple[st
             yield from _values(item, name, depth + 1, where)
 
 
-def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: Held) -> Any:
+def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: TensorTotals) -> Any:
     """An instance of the configuration class `kind`. WeightsError names what the class refuses."""
     check_sizes(described, where, held)
     try:
@@ -151,7 +151,7 @@ def config_class(name: Any, where: Path) -> Any:
         raise _refused(where, f"the configuration class of {name} cannot be imported", error) from error
 
 
-def hollow(model: Any, config: Any, dtype: torch.dtype, where: Path, held: Held) -> nn.Module:
+def hollow(model: Any, config: Any, dtype: torch.dtype, where: Path, held: TensorTotals) -> nn.Module:
     """A model of that class without values, ready to compile. WeightsError if the configuration describes none."""
     config.use_cache = False  # programs return tensors
     config.dtype = dtype
@@ -175,4 +175,4 @@ def _refused(where: Path, what: str, error: BaseException) -> WeightsError:
     return WeightsError(f"{where}: {what}: {type(error).__name__}: {text[:300]}")
 
 
-__all__ = ["Held", "check_sizes", "config_class", "configuration", "hollow", "model_class"]
+__all__ = ["TensorTotals", "check_sizes", "config_class", "configuration", "hollow", "model_class"]

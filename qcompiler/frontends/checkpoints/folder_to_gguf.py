@@ -21,6 +21,7 @@ import torch
 
 from qcompiler.config import resolve_format
 from qcompiler.errors import FormatError, FormatShapeError, WeightsError
+from qcompiler.format_mixtures import ALTERNATIVE_FORMAT, MIXTURES, choose
 from qcompiler.formats import PackedTensor
 from qcompiler.formats.foreign.arrays import Array
 from qcompiler.formats.foreign.json_text import shown
@@ -33,7 +34,6 @@ from qcompiler.frontends.checkpoints.gguf_tokenizer import tokenizer_keys
 from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.weights.weight_source import InFile
-from qcompiler.mixtures import MIXTURES, NEXT, choose
 from qcompiler.plan.weights import Bytes
 from qcompiler.runtime.encoder import encode
 
@@ -146,7 +146,7 @@ class _Tensors:
                 resolve_format(text).nbytes(1, cols)
                 return text
             except FormatShapeError:
-                text = NEXT.get(text)
+                text = ALTERNATIVE_FORMAT.get(text)
         return None
 
     def _tensor(self, name: str, item: InFile, wanted: str | None, order: Array | None) -> NewTensor:

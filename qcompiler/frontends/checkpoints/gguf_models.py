@@ -35,7 +35,7 @@ from qcompiler.frontends.checkpoints.checkpoint import (
     gathered,
     transformers,
 )
-from qcompiler.frontends.checkpoints.described_model import Held, configuration, hollow, model_class
+from qcompiler.frontends.checkpoints.described_model import TensorTotals, configuration, hollow, model_class
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTensor, Metadata, type_name
 from qcompiler.frontends.weights.weight_source import FileWeights, InFile, StoredCodes
 
@@ -101,7 +101,7 @@ def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoi
         )
     keys = _Keys(file, name)
     architecture = _architecture(name, keys)
-    held = Held.of((tensor.shape, tensor.nbytes) for tensor in file.tensors.values())
+    held = TensorTotals.of((tensor.shape, tensor.nbytes) for tensor in file.tensors.values())
     config = _config(file, keys, architecture, held)
     model = model_class(architecture.model, file.path)
     module = hollow(model, config, dtype if dtype is not None else _most(file), file.path, held)
@@ -175,7 +175,7 @@ def _architecture(name: str, keys: _Keys) -> _Architecture:
     return ARCHITECTURES[name]
 
 
-def _config(file: GgufFile, keys: _Keys, architecture: _Architecture, held: Held) -> Any:
+def _config(file: GgufFile, keys: _Keys, architecture: _Architecture, held: TensorTotals) -> Any:
     heads, width = keys.count("attention.head_count"), keys.count("embedding_length")
     if "token_embd.weight" not in file.tensors:
         raise WeightsError(f"{file.path} lacks the tensor 'token_embd.weight'")

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from qcompiler.config import QuantConfig, choices, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError
+from qcompiler.format_mixtures import ALTERNATIVE_FORMAT, MIXTURES
+from qcompiler.format_mixtures import choose as choose_mixture
 from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
 from qcompiler.ledger import LedgerRow
-from qcompiler.mixtures import MIXTURES, NEXT
-from qcompiler.mixtures import choose as choose_mixture
 
 Kind = Literal["linear", "embedding", "conv"]
 
@@ -91,6 +91,6 @@ def _mix(name: str, config: Any, weights: Sequence[Described]) -> dict[str, tupl
     found: dict[str, tuple[str, str]] = {}
     for weight, matrix, text in zip(weights, matrices, choose_mixture(name, matrices, facts), strict=True):
         where = matrix.role if matrix.layer is None else f"{matrix.role} of layer {matrix.layer}"
-        later = f", else {NEXT[text]}" if text in NEXT else ""
+        later = f", else {ALTERNATIVE_FORMAT[text]}" if text in ALTERNATIVE_FORMAT else ""
         found[weight.targets[0]] = ("float" if text is None else f"{text}{later}, else float", f"{name}: {where}")
     return found

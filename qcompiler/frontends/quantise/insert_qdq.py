@@ -15,10 +15,9 @@ The rewritten ExportedProgram runs in eager torch and is the accuracy oracle for
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,27 +29,36 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
-from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, WeightsError
+from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.frontends.quantise.activations import quantise_inputs
 from qcompiler.frontends.quantise.calibrate import Calibration, Watched
-from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser, Kind
-from qcompiler.frontends.quantise.conv_weights import GROUPED, ConvWeight, conv_weight, restore
+from qcompiler.frontends.quantise.choose_formats import FormatChooser, Kind
+from qcompiler.frontends.quantise.conv_weights import restore
 from qcompiler.frontends.quantise.fold_batch_norm import fold_batch_norms
+from qcompiler.frontends.quantise.graph_weights import (
+    FLOATS,
+    GraphWeight,
+    described,
+    is_quantised_linear,
+    kinds_of,
+    naming_errors,
+    takes_importance,
+    why_kept,
+)
 from qcompiler.frontends.quantise.lost_weights import WARN_FROM, describe, lost_share
 from qcompiler.frontends.quantise.observers import InputStatistics
 from qcompiler.frontends.quantise.stored_codes import AS_STORED, add_permutation, check_use
 from qcompiler.frontends.torch.aten import recurrent
 from qcompiler.frontends.torch.capture import eager_graph, expert_weights
-from qcompiler.frontends.torch.capture.expert_weights import ExpertWeight, expert_weight
 from qcompiler.frontends.torch.capture.export import Exported
 from qcompiler.frontends.torch.common.origins import readable
-from qcompiler.frontends.torch.common.values import dtype_name, row_major, to_numpy
+from qcompiler.frontends.torch.common.values import row_major, to_numpy
 from qcompiler.frontends.torch.qc_ops import torch_ops
-from qcompiler.frontends.weights.weight_files import ByNeed, Entry, InMemory, Unnamed, WeightFiles
-from qcompiler.frontends.weights.weight_source import ModuleWeights, StoredCodes, WeightSource
+from qcompiler.frontends.weights.weight_files import ByNeed, InMemory, Unnamed, WeightFiles
+from qcompiler.frontends.weights.weight_source import ModuleWeights, WeightSource
 from qcompiler.frontends.weights.weight_uses import as_linear, join_transposes, reads, replace_by_linear, storage_key
 from qcompiler.ledger import Ledger, LedgerRow
-from qcompiler.plan.kernel import DType, FormatRef
+from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress, note
@@ -59,7 +67,10 @@ aten = torch.ops.aten
 PACKED = "_packed"
 """The name of a packed weight's buffer is its parameter's name with this suffix."""
 
-_FLOATS: dict[torch.dtype, DType] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_NO_IMPORTANCE = (
+    "only linears in formats that search for their scales take an importance of columns, such as q4_K and q4_0 (but "
+    "not q8_0, nf4 and int4), and only activations='int8:static' takes ranges. Leave `calibrate` out, or choose one"
+)
 
 
 @dataclass
@@ -91,70 +102,6 @@ class Quantized:
     def text(self) -> str:
         """The contents of the dump `01-insert-qdq.txt`."""
         return readable(self.exported.program.graph_module) + f"\n{self.ledger.table()}\n"
-
-
-@dataclass
-class _Weight:
-    """One stored tensor (tied parameters together) and how the graph uses it."""
-
-    targets: list[str]
-    specs: list[InputSpec]
-    nodes: list[fx.Node]
-    tensor: torch.Tensor
-    transposed: bool = False
-    conv: ConvWeight | None = None
-    experts: ExpertWeight | None = None
-    kinds: set[Kind] = field(default_factory=set)
-    format: str | None = None
-    """Text of the storage format; None for a weight that is not quantised."""
-    codes: StoredCodes | None = None
-    """The source's codes, if it has them instead of values."""
-
-    @property
-    def users(self) -> list[fx.Node]:
-        return [user for node in self.nodes for user in node.users]
-
-    @property
-    def is_parameter(self) -> bool:
-        return self.specs[0].kind == InputKind.PARAMETER
-
-    @property
-    def arrangement(self) -> str:
-        """How the stored tensor differs from the model's; "" if it does not."""
-        if self.experts is not None:
-            return self.experts.text
-        return "transposed" if self.transposed else self.conv.text if self.conv is not None else ""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The stored shape."""
-        if self.conv is not None:
-            return self.conv.stored_shape
-        if self.experts is not None:
-            return self.experts.stored_shape
-        shape = tuple(self.tensor.shape)
-        return tuple(reversed(shape)) if self.transposed else shape
-
-    @property
-    def nbytes(self) -> int:
-        """Canonical bytes. FormatShapeError if the format cannot store the shape."""
-        if self.format is None:
-            return self.tensor.numel() * self.tensor.element_size()
-        rows, cols = self.shape
-        return resolve_format(self.format).nbytes(rows, cols)
-
-    def arranged(self, values: torch.Tensor) -> torch.Tensor:
-        """A view of the model's values in stored order."""
-        if self.conv is not None:
-            return self.conv.moved(values)
-        if self.experts is not None:
-            return self.experts.moved(values)
-        return values.t() if self.transposed else values
-
-    def entry(self) -> Entry:
-        text = format_text(parse_format(self.format)) if self.format is not None else ""
-        dtype = dtype_name(self.tensor.dtype)
-        return Entry(self.targets[0], text, dtype, self.shape, self.nbytes, self.arrangement)
 
 
 def insert_qdq(
@@ -219,14 +166,14 @@ class _Rewriter:
         weights = self._group()
         for weight in weights:
             join_transposes(self.graph, weight.tensor, weight.nodes)
-            weight.kinds = _kinds(weight)
+            weight.kinds = kinds_of(weight)
         weights = [weight for weight in weights if not self._drop(weight)]
         for weight in weights:
             weight.codes = self.source.packed(weight.targets, weight.tensor) if weight.is_parameter else None
         eligible = [t for w in weights if w.kinds for t in w.targets]
         self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
         eligible_weights = [weight for weight in weights if weight.kinds]
-        chooser = FormatChooser(self.recipe, self.exported.config, [_described(w) for w in eligible_weights])
+        chooser = FormatChooser(self.recipe, self.exported.config, [described(w) for w in eligible_weights])
         for weight in weights:
             self._decide(weight, chooser)
         chosen = all(weight.codes is None for weight in weights)  # a promise covers only the recipe's choices
@@ -255,10 +202,10 @@ class _Rewriter:
 
     # --- the tensors of the program ---
 
-    def _group(self) -> list[_Weight]:
+    def _group(self) -> list[GraphWeight]:
         """Parameters, buffers and constants, tied ones grouped, in the order of the signature."""
         nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
-        groups: dict[Any, _Weight] = {}
+        groups: dict[Any, GraphWeight] = {}
         for spec in self.specs:
             if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 continue
@@ -266,7 +213,7 @@ class _Rewriter:
             tensor = self.state.get(spec.target, self.constants.get(spec.target))
             assert isinstance(tensor, torch.Tensor)
             key = storage_key(tensor) if spec.kind == InputKind.PARAMETER else spec.target
-            weight = groups.setdefault(key, _Weight([], [], [], tensor))
+            weight = groups.setdefault(key, GraphWeight([], [], [], tensor))
             weight.targets.append(spec.target)
             weight.specs.append(spec)
             weight.nodes.append(nodes[spec.arg.name])
@@ -274,7 +221,7 @@ class _Rewriter:
 
     # --- calibration ---
 
-    def _calibrate(self, weights: Sequence[_Weight]) -> None:
+    def _calibrate(self, weights: Sequence[GraphWeight]) -> None:
         """Measures the inputs of linears whose formats take an importance, and of all linears for static scales."""
         if self.calibration is None:
             if self.activations is not None and self.activations.kind == "tensor":
@@ -283,7 +230,7 @@ class _Rewriter:
                 )
             return
         static = self.activations is not None and self.activations.kind == "tensor"
-        chosen = [w for w in weights if _takes_importance(w) or (static and _is_quantised_linear(w))]
+        chosen = [w for w in weights if takes_importance(w) or (static and is_quantised_linear(w))]
         if not chosen or not self.source.valued:
             raise RecipeError(
                 "`calibrate` was given, and nothing here uses it: "
@@ -296,7 +243,7 @@ class _Rewriter:
         )
         for weight in chosen:
             self.inputs[weight.targets[0]] = found[weight.targets[0]]
-            kinds = ["importance of columns"] * _takes_importance(weight) + ["range"] * static
+            kinds = ["importance of columns"] * takes_importance(weight) + ["range"] * static
             rows = found[weight.targets[0]].rows
             self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {rows} rows"))
 
@@ -319,15 +266,15 @@ class _Rewriter:
             if any(recurrent.is_weight_of(user, node) for user in node.users):
                 self.decisions.append(("activations", path, "not quantised: it is multiplied with a state"))
 
-    def _value(self, weight: _Weight) -> torch.Tensor:
+    def _value(self, weight: GraphWeight) -> torch.Tensor:
         return self.source.read(weight.targets, weight.tensor) if weight.is_parameter else weight.tensor
 
-    def _identities(self, weights: Sequence[_Weight]) -> list[Any]:
+    def _identities(self, weights: Sequence[GraphWeight]) -> list[Any]:
         return [self.source.identity(weight.targets, weight.tensor) for weight in weights if weight.is_parameter]
 
     # --- decisions and rewriting ---
 
-    def _drop(self, weight: _Weight) -> bool:
+    def _drop(self, weight: GraphWeight) -> bool:
         """Removes a tensor that the graph does not read."""
         if weight.users:
             return False
@@ -343,9 +290,9 @@ class _Rewriter:
         self._row(weight, why, 0, counts=False)
         return True
 
-    def _decide(self, weight: _Weight, chooser: FormatChooser) -> None:
+    def _decide(self, weight: GraphWeight, chooser: FormatChooser) -> None:
         """Decides the format, by the recipe, and writes the ledger's row."""
-        why = _why_kept(weight)
+        why = why_kept(weight)
         if weight.codes is not None:
             check_use(weight.codes, weight.targets, weight.shape, weight.kinds, weight.arrangement, self.recipe)
             weight.format, why = (
@@ -353,25 +300,25 @@ class _Rewriter:
                 AS_STORED,
             )
         elif weight.kinds:
-            weight.format, why = chooser.choose(_described(weight))
+            weight.format, why = chooser.choose(described(weight))
         counts = weight.is_parameter and weight.tensor.ndim >= 2
-        with _naming(weight):
+        with naming_errors(weight):
             self._row(weight, why, weight.nbytes, counts=counts)
 
-    def _row(self, weight: _Weight, why: str, after: int, *, counts: bool) -> None:
+    def _row(self, weight: GraphWeight, why: str, after: int, *, counts: bool) -> None:
         tensor = weight.tensor
         dtype, before = str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
         stored = format_text(parse_format(weight.format)) if weight.format is not None else ""
         shape = tuple(tensor.shape)
         self.rows.append(LedgerRow(tuple(weight.targets), shape, dtype, stored, why, before, after, counts))
 
-    def _is_stored(self, weight: _Weight) -> bool:
+    def _is_stored(self, weight: GraphWeight) -> bool:
         """Whether bytes are written: for encoded or rearranged tensors and those from files. Others stay in place."""
         if not self.source.valued or not weight.is_parameter or (weight.codes is not None and weight.codes.mapped):
             return False
         return weight.format is not None or bool(weight.arrangement) or self.source.streams
 
-    def _rewrite(self, weight: _Weight) -> None:
+    def _rewrite(self, weight: GraphWeight) -> None:
         """Makes the graph read the stored tensor, and puts it into the program's state."""
         if weight.transposed:
             self._transpose(weight)
@@ -385,14 +332,14 @@ class _Rewriter:
             self._keep(weight)
         self.source.release(weight.targets)
 
-    def _transpose(self, weight: _Weight) -> None:
+    def _transpose(self, weight: GraphWeight) -> None:
         """(in, out) to (out, in), and `x @ W (+ b)` to `linear(x, W, b)`."""
         for node in weight.nodes:
             node.meta["val"] = node.meta["val"].t().contiguous()
             for user in list(node.users):
                 replace_by_linear(self.graph, user, *as_linear(user, node))
 
-    def _keep(self, weight: _Weight) -> None:
+    def _keep(self, weight: GraphWeight) -> None:
         """Keeps a parameter without quantising it."""
         if self._is_stored(weight):
             tensor = torch.from_numpy(self._stored(weight, self._copy)).view(weight.tensor.dtype).reshape(weight.shape)
@@ -407,14 +354,14 @@ class _Rewriter:
         for target in weight.targets:
             self.state[target] = torch.nn.Parameter(tensor, requires_grad=False)
 
-    def _stored(self, weight: _Weight, fill: Callable[[_Weight, Bytes], None]) -> Bytes:
+    def _stored(self, weight: GraphWeight, fill: Callable[[GraphWeight, Bytes], None]) -> Bytes:
         return self.files.store(
             weight.entry(),
             lambda: self._identity(weight),
             lambda out: fill(weight, out),
         )
 
-    def _identity(self, weight: _Weight) -> dict[str, Any]:
+    def _identity(self, weight: GraphWeight) -> dict[str, Any]:
         """Identifies the values, and the importance that they are encoded with."""
         values = self.source.identity(weight.targets, weight.tensor)
         importance = self._importance(weight)
@@ -422,21 +369,21 @@ class _Rewriter:
             return values
         return {**values, "importance": hashlib.sha256(importance.tobytes()).hexdigest()}
 
-    def _importance(self, weight: _Weight) -> npt.NDArray[np.float32] | None:
+    def _importance(self, weight: GraphWeight) -> npt.NDArray[np.float32] | None:
         found = self.inputs.get(weight.targets[0])
-        return found.importance if found is not None and _takes_importance(weight) else None
+        return found.importance if found is not None and takes_importance(weight) else None
 
-    def _copy(self, weight: _Weight, out: Bytes) -> None:
+    def _copy(self, weight: GraphWeight, out: Bytes) -> None:
         values = weight.arranged(self.source.read(weight.targets, weight.tensor))
         torch.from_numpy(out).view(values.dtype).reshape(values.shape).copy_(values)
 
-    def _encode(self, weight: _Weight, out: Bytes) -> None:
+    def _encode(self, weight: GraphWeight, out: Bytes) -> None:
         assert weight.format is not None
         if weight.codes is not None:
             out[...] = weight.codes.read().data
             return
         values = weight.arranged(self.source.read(weight.targets, weight.tensor))
-        with _naming(weight):
+        with naming_errors(weight):
             matrix = to_numpy(row_major(values).reshape(weight.shape))
 
             def step(elements: int) -> None:
@@ -446,7 +393,7 @@ class _Rewriter:
             packed = encode(fmt, matrix, out=out, importance=self._importance(weight), step=step)
             self._measure_loss(weight, lost_share(fmt, matrix, packed))
 
-    def _measure_loss(self, weight: _Weight, share: float) -> None:
+    def _measure_loss(self, weight: GraphWeight, share: float) -> None:
         """Reports weights that became zero with their scale, in the ledger; many of them on stderr, too."""
         if not share:
             return
@@ -458,7 +405,7 @@ class _Rewriter:
                 f"rules={{{key.rpartition('.')[0]!r}: None}}"
             )
 
-    def _quantize(self, weight: _Weight) -> None:
+    def _quantize(self, weight: GraphWeight) -> None:
         """Encodes, swaps the placeholder's tensor for the packed bytes, and inserts one dequantize behind it."""
         assert weight.format is not None
         ref, key = parse_format(weight.format), weight.targets[0]
@@ -470,7 +417,7 @@ class _Rewriter:
             packed = self._stored(weight, self._encode) if self.source.valued else NoBytes(weight.nbytes)
         if weight.codes is not None and weight.codes.permutation is not None:
             add_permutation(self.graph, self.specs, self.state, weight.nodes, key, weight.codes.permutation)
-        dtype = _FLOATS[weight.tensor.dtype]
+        dtype = FLOATS[weight.tensor.dtype]
         self.weights.add(StoredTensor(key, dtype, (rows, cols), packed, ref, "canonical", tuple(weight.targets)))
         first, value = weight.nodes[0], weight.nodes[0].meta["val"]
         last = next(n for n in reversed(self.graph.nodes) if n.op == "placeholder")
@@ -487,7 +434,7 @@ class _Rewriter:
             first.meta["val"] = torch.empty(packed.nbytes, dtype=torch.uint8)
         self._repoint(weight, first.meta["val"] if isinstance(packed, NoBytes) else torch.from_numpy(packed))
 
-    def _repoint(self, weight: _Weight, packed: torch.Tensor) -> None:
+    def _repoint(self, weight: GraphWeight, packed: torch.Tensor) -> None:
         target = weight.targets[0] + PACKED
         for position, (node, spec) in enumerate(zip(weight.nodes, weight.specs, strict=True)):
             self.state.pop(str(spec.target), None)
@@ -526,90 +473,6 @@ class _Rewriter:
             else spec
             for spec, node in zip(specs, returned, strict=True)
         ]
-
-
-@contextlib.contextmanager
-def _naming(weight: _Weight) -> Iterator[None]:
-    """Adds the parameter and the way out to a format's errors."""
-    key, shape = weight.targets[0], " x ".join(map(str, weight.shape))
-    try:
-        yield
-    except FormatShapeError as error:
-        module = key.rpartition(".")[0]
-        raise FormatShapeError(
-            f"parameter '{key}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, or "
-            f"keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' names an alternative"
-        ) from error
-    except FormatValueError as error:
-        raise FormatValueError(f"parameter '{key}' ({shape}): {error}") from error
-
-
-def _described(weight: _Weight) -> Described:
-    kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
-    return Described(tuple(weight.targets), kind, weight.shape, tuple(weight.tensor.shape))
-
-
-# --- uses of a weight ------------------------------------------------------------------------------------------------
-
-
-def _kinds(weight: _Weight) -> set[Kind]:
-    """The graph's uses of a float matrix; sets `transposed` if all uses are `x @ W`, `conv`, `experts`."""
-    if weight.tensor.dtype not in _FLOATS or weight.specs[0].kind != InputKind.PARAMETER:
-        return set()
-    weight.conv = conv_weight(weight.tensor, weight.nodes)
-    if weight.conv is not None and weight.conv.quantizes:
-        return {"conv"}
-    weight.experts = expert_weight(weight.tensor, weight.nodes)
-    if weight.experts is not None:
-        return {"linear"}
-    if weight.tensor.ndim != 2:
-        return set()
-    kinds: set[Kind] = set()
-    products = 0
-    for user in weight.users:
-        if user.target is aten.linear.default and user.args[1] in weight.nodes and user.args[0] not in weight.nodes:
-            kinds.add("linear")
-        elif user.target is aten.embedding.default and user.args[0] in weight.nodes:
-            kinds.add("embedding")
-        elif any(recurrent.is_weight_of(user, node) for node in weight.nodes):
-            kinds.add("linear")
-        elif any(as_linear(user, node) for node in weight.nodes):
-            products += 1
-    if products and products == len(weight.users):
-        weight.transposed = True
-        kinds.add("linear")
-    return kinds
-
-
-_NO_IMPORTANCE = (
-    "only linears in formats that search for their scales take an importance of columns, such as q4_K and q4_0 (but "
-    "not q8_0, nf4 and int4), and only activations='int8:static' takes ranges. Leave `calibrate` out, or choose one"
-)
-
-
-def _takes_importance(weight: _Weight) -> bool:
-    """Whether a linear's weight is encoded here, in a format that weights the errors of columns."""
-    if weight.codes is not None or weight.format is None or not _is_quantised_linear(weight):
-        return False
-    return resolve_format(weight.format).takes_importance
-
-
-def _is_quantised_linear(weight: _Weight) -> bool:
-    single = weight.conv is None and weight.experts is None
-    single = single and all(user.target is not recurrent.OPERATOR for user in weight.users)
-    return single and "linear" in weight.kinds and weight.format is not None
-
-
-def _why_kept(weight: _Weight) -> str:
-    if weight.specs[0].kind == InputKind.BUFFER:
-        return "buffer"
-    if weight.specs[0].kind == InputKind.CONSTANT_TENSOR:
-        return "constant of the graph"
-    if weight.tensor.ndim < 2:
-        return "fewer than two dimensions"
-    if weight.tensor.dtype not in _FLOATS:
-        return "formats store float32, bfloat16 and float16"
-    return GROUPED if weight.conv is not None else "not the weight of a linear, a convolution or an embedding"
 
 
 def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:

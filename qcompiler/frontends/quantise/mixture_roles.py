@@ -1,4 +1,5 @@
-"""Facts of a model for the rules of a mixture (qcompiler/mixtures.py): the role of each weight, and a few numbers.
+"""Facts of a model for the rules of a mixture (qcompiler/format_mixtures.py): the role of each weight, and a few
+numbers.
 
     model.layers.3.self_attn.v_proj.weight      attn_v of layer 3
     transformer.h.3.attn.c_attn.weight          attn_qkv of layer 3
@@ -14,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from qcompiler.mixtures import Matrix, ModelFacts, Role
+from qcompiler.format_mixtures import Matrix, ModelFacts, Role
 
 _NAMES: tuple[tuple[Role, str], ...] = (
     ("kept", r"wpe|embed_positions|position_embeddings?|token_type_embeddings|relative_attention_bias|router"

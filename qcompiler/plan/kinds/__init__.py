@@ -1,8 +1,8 @@
-"""The kinds of kernel, one module each: its record, its contract and what it costs (`plan/kernel_body.py`).
+"""The kinds of kernel. Each has one module with its record, its contract and its cost (`plan/kernel_body.py`).
 
-This package is the list.  A kind's name is its module's and its record's tag.  Everything else that belongs to a kind
-is in a module of the same name: `passes/lowering/kinds/<kind>.py`, `kernels/cpu/<kind>.py`, `kernels/cuda/<kind>.py`.
-Tables of kinds are made by `modules_of`, for which a missing part is an error.
+The modules of this package are the list of kinds. A kind's name is the name of its module and the tag of its record.
+The other parts of a kind are in modules of the same name: `passes/lowering/kinds/<kind>.py`, `kernels/cpu/<kind>.py`,
+`kernels/cuda/<kind>.py`. `modules_of` makes tables of kinds; a missing part is an error.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from qcompiler.plan.kernel_body import DECLARED, KernelBody
+from qcompiler.plan.kernel_body import KernelBody
 
 
 def declared(module: ModuleType) -> type[KernelBody]:
-    """The record that a module declares. NotImplementedError names what it misses."""
+    """The record that a module declares. NotImplementedError names what it lacks: the record, its tag, a method."""
     name, where = module.__name__.rpartition(".")[2], module.__name__
     bodies = [
         each
@@ -30,7 +30,7 @@ def declared(module: ModuleType) -> type[KernelBody]:
     tag = body.__struct_config__.tag
     if tag != name:
         raise NotImplementedError(f"{where}: the tag of {body.__name__} is {tag!r}; it must be the module's name")
-    missing = [part for part in DECLARED if part not in vars(body)]
+    missing = [part for part in dir(body) if getattr(getattr(body, part), "__isabstractmethod__", False)]
     if missing:
         raise NotImplementedError(f"{where}: {body.__name__} has no {' and no '.join(missing)}")
     return body
@@ -39,8 +39,8 @@ def declared(module: ModuleType) -> type[KernelBody]:
 def modules_of(package: str, parts: Sequence[str], target: str = "") -> dict[str, ModuleType]:
     """The module of each kind in a package, by the kind's name; each has all `parts`.
 
-    A kind that `lacks` the target is left out.  NotImplementedError for any other kind without a module, and for a
-    module without one of the parts.
+    A kind that `lacks` the target is left out. NotImplementedError if another kind has no module, or if a module lacks
+    one of the parts.
     """
     found: dict[str, ModuleType] = {}
     for kind, body in KINDS.items():

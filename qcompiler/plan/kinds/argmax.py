@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, FEW, INDICES, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import (
+    ANY,
+    INDICES,
+    OPERATIONS_PER_ELEMENT,
+    Contract,
+    Role,
+    RoleKernel,
+    Symbols,
+    elements,
+)
 from qcompiler.plan.operands import Operand
 
 
-class ArgmaxKernel(KernelBody, frozen=True, tag="argmax"):
-    """The position of the first maximum along the middle dim; operands x (outer, length, inner), out (outer, inner).
+class ArgmaxKernel(RoleKernel, frozen=True, tag="argmax"):
+    """The position of the first maximum along the middle dim. Operands: x (outer, length, inner), out (outer, inner).
 
-    The first NaN counts as the maximum.
+    If there is a NaN, the first NaN is the maximum.
     """
 
     outer: Dim
@@ -29,4 +38,4 @@ class ArgmaxKernel(KernelBody, frozen=True, tag="argmax"):
         )
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        return FEW * elements(operands, symbols)
+        return OPERATIONS_PER_ELEMENT * elements(operands, symbols)

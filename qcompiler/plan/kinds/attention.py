@@ -8,19 +8,24 @@ from typing import Literal
 
 from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, FLOATS, INDICES, Contract, KernelBody, Role, Symbols, volume
+from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, FLOATS, INDICES, Contract, Role, RoleKernel, Symbols, volume
 from qcompiler.plan.operands import Operand
 
 
-class AttentionKernel(KernelBody, frozen=True, tag="attention"):
-    """``softmax(q kᵀ * scale + mask) v`` per head; operands q, k, v, [mask], [last], out.
+class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
+    """``softmax(q kᵀ * scale + mask) v`` per head. Operands: q, k, v, [mask], [last], out.
 
-    All but `last` have the dims (batch, heads, length, dim).  k and v may have fewer heads (heads % kv_heads == 0:
-    grouped queries).  A boolean mask keeps where true; a float mask is added; mask strides of 0 broadcast.  `causal`:
-    query i sees keys j <= i (torch's top-left alignment).  `window`: query i sees keys j > i - window.  With `last`, an
-    integer operand (batch, q_len), query i counts as number last[b, i] in both and sees keys j <= last[b, i]; keys past
-    the last one of a block of queries are not read.  `softcap`: scaled scores x become softcap * tanh(x / softcap),
-    before any mask.  A row that sees no key gives zeros.  The last dim of q, k, v, out has unit stride.
+    All operands but `last` have the dims (batch, heads, length, dim), and the last dim of q, k, v and out has unit
+    stride. k and v may have fewer heads, with heads % kv_heads == 0 (grouped queries).
+
+    - A boolean mask keeps a score where it is true. A float mask is added. A mask stride of 0 broadcasts.
+    - `causal`: query i sees the keys j <= i (torch's top-left alignment).
+    - `window`: query i sees the keys j > i - window.
+    - `last`, an integer operand (batch, q_len): query i has the position last[b, i] and sees the keys j <= last[b, i];
+      the window counts from that position, too. Keys behind the last position of a block of queries are not read.
+    - `softcap`: a scaled score x becomes softcap * tanh(x / softcap), before any mask.
+
+    A query that sees no key gives zeros.
     """
 
     batch: Dim
@@ -61,7 +66,7 @@ class AttentionKernel(KernelBody, frozen=True, tag="attention"):
                 *masks,
                 Role("out", (b, h, self.q_len, self.value_dim), "w", unit=True),
             ),
-            work=(b, h, self.q_len, self.head_dim + self.value_dim),  # keys are a loop in a task: no product has both
+            work=(b, h, self.q_len, self.head_dim + self.value_dim),  # no task multiplies these by the number of keys
             extents=(b, self.q_len, self.kv_len),
             positive=(self.head_dim, self.value_dim),
             at_most=((self.head_dim, COUNTED_IN_32_BITS), (self.value_dim, COUNTED_IN_32_BITS)),

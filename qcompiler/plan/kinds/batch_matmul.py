@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import Contract, KernelBody, Role, Symbols, volume
+from qcompiler.plan.kernel_body import Contract, Role, RoleKernel, Symbols, volume
 from qcompiler.plan.operands import Operand
 
 
-class BatchMatmulKernel(KernelBody, frozen=True, tag="batch_matmul"):
+class BatchMatmulKernel(RoleKernel, frozen=True, tag="batch_matmul"):
     """``out[b…, m, n] = sum_k a[b…, m, k] * b[b…, k, n]`` over strided operands of equal rank, fp32 accumulation."""
 
     batch: tuple[Dim, ...]

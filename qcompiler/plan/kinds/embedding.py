@@ -1,18 +1,18 @@
-"""embedding: rows of a table, plain or packed, that ids name."""
+"""embedding: copies the rows of a table, plain or packed, that ids select."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import INDICES, Contract, KernelBody, Role, Symbols, once, value_of
+from qcompiler.plan.kernel_body import INDICES, Contract, Role, RoleKernel, Symbols, once, value_of
 from qcompiler.plan.operands import Operand
 
 
-class EmbeddingKernel(KernelBody, frozen=True, tag="embedding"):
-    """``out[i, :] = decode(table)[ids[i], :]``; operands ids (count), table (rows, cols) plain or packed, out.
+class EmbeddingKernel(RoleKernel, frozen=True, tag="embedding"):
+    """``out[i, :] = decode(table)[ids[i], :]``. Operands: ids (count), table (rows, cols) plain or packed, out.
 
-    An id outside [0, rows) is an error that the kernel reports through the context; on CUDA it gives a row of NaN.
+    The CPU kernel reports an id outside [0, rows) as an error; on CUDA such an id gives a row of NaN.
     """
 
     count: Dim
@@ -35,7 +35,7 @@ class EmbeddingKernel(KernelBody, frozen=True, tag="embedding"):
         return 0
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
-        """Of the table the rows that ids name."""
+        """Only the selected rows of the table are read."""
         if operand.name == "table":
             return stored * min(value_of(self.count, symbols), self.rows) // max(self.rows, 1)
         return once(operand, stored)

@@ -1,4 +1,4 @@
-"""gather: elements along one axis that an index names."""
+"""gather: reads the elements along one axis that an index selects."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, Role, RoleKernel, Symbols
 from qcompiler.plan.operands import Operand
 
 
-class GatherKernel(KernelBody, frozen=True, tag="gather"):
+class GatherKernel(RoleKernel, frozen=True, tag="gather"):
     """`take`: ``out[o, i, n] = x[o, index[i], n]``; `along`: ``out[o, i, n] = x[o, index[o, i, n], n]``.
 
-    Operands x (outer, length, inner), index, out. Negative indices count from the end; those out of range are reported
-    (on CUDA: they give NaN, or the lowest integer).
+    Operands: x (outer, length, inner), index, out. Negative indices count from the end. The CPU kernel reports an index
+    out of range as an error; on CUDA it gives NaN, or the lowest integer.
     """
 
     mode: Literal["take", "along"]

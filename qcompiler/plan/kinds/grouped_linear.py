@@ -1,4 +1,4 @@
-"""grouped_linear: linears with the weight of one expert for each row."""
+"""grouped_linear: a linear that multiplies each row with the weight of one MoE expert, chosen by an index."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, INDICES, Contract, KernelBody, Role, Symbols, once, value_of
+from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, INDICES, Contract, Role, RoleKernel, Symbols, once, value_of
 from qcompiler.plan.operands import Operand
 
 
-class GroupedLinearKernel(KernelBody, frozen=True, tag="grouped_linear"):
-    """``out[p, j] = sum_k x[p // repeat, k] * decode(w)[index[p] * n + j, k]``, fp32 accumulation, rounded once.
+class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
+    """``out[p, j] = sum_k x[p // repeat, k] * decode(w)[index[p] * n + j, k]``, summed in fp32 and rounded once.
 
     Operands: x (rows, k), w (experts * n, k) plain or packed, index (rows * repeat; i64 or i32), out (rows * repeat,
-    n).  x has unit stride along k and out unit stride along n.  Decoded weights are rounded to the packed operand's
-    dtype before use.  Of w only the experts that `index` names are read.  An index outside [0, experts) gives zeros and
-    is reported (on CUDA: it gives NaN).
+    n). x has unit stride along k, and out along n. Decoded weights are rounded to w's dtype before the product. Only
+    the experts that `index` selects are read. The CPU kernel reports an index outside [0, experts) as an error and
+    gives zeros; on CUDA such an index gives NaN.
     """
 
     rows: Dim
@@ -49,7 +49,7 @@ class GroupedLinearKernel(KernelBody, frozen=True, tag="grouped_linear"):
         return 2 * value_of(self.rows, symbols) * self.repeat * self.n * self.k
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
-        """Of w the experts that pairs name."""
+        """Only the selected experts of w are read."""
         if operand.name == "w":
             pairs = value_of(self.rows, symbols) * self.repeat
             return stored * min(pairs, self.experts) // max(self.experts, 1)

@@ -1,18 +1,19 @@
-"""index_update: rows along one axis replaced in place."""
+"""index_update: replaces rows along one axis, in place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, replaced
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, Role, RoleKernel, Symbols, replaced
 from qcompiler.plan.operands import Operand
 
 
-class IndexUpdateKernel(KernelBody, frozen=True, tag="index_update"):
-    """In place ``x[o, index[i], n] = src[o, i, n]``; operands x (rw; outer, length, inner), index (count), src.
+class IndexUpdateKernel(RoleKernel, frozen=True, tag="index_update"):
+    """``x[o, index[i], n] = src[o, i, n]``, in place. Operands: x (rw; outer, length, inner), index (count), src.
 
-    Indices are in [0, length): others, negative ones included, are reported (on CUDA: they write nothing).
+    Indices must be in [0, length); negative ones are not allowed. The CPU kernel reports any other index as an error;
+    on CUDA it writes nothing.
     """
 
     outer: Dim
@@ -36,5 +37,5 @@ class IndexUpdateKernel(KernelBody, frozen=True, tag="index_update"):
         return 0
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
-        """Of x only the elements that are replaced."""
+        """Only the replaced elements of x are moved."""
         return replaced(operand, stored, (self.outer, self.count, self.inner), symbols)

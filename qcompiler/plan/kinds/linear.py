@@ -15,8 +15,8 @@ from qcompiler.plan.kernel_body import (
     FLOATS,
     ROW_ALIGNMENT,
     Contract,
-    KernelBody,
     Role,
+    RoleKernel,
     Symbols,
     same_dims,
     value_of,
@@ -26,11 +26,11 @@ from qcompiler.plan.scalar_types import check_program
 
 
 class Window(Strict, frozen=True):
-    """How a linear reads the windows of an image (batch, height, width, channels): the product of a convolution.
+    """im2col: how a linear reads its rows from an image (batch, height, width, channels), to compute a convolution.
 
-    Row m is the window (b, i, j), m = (b * size[0] + i) * size[1] + j; column k is the tap (y, x) and the channel c,
-    k = (y * kernel[1] + x) * channels + c.  There lies image[b, i * strides[0] + y * dilation[0] - padding[0],
-    j * strides[1] + x * dilation[1] - padding[1], c], or zero where that is outside of the image.
+    Row m is the window (b, i, j), with m = (b * size[0] + i) * size[1] + j. Column k is the tap (y, x) and the channel
+    c, with k = (y * kernel[1] + x) * channels + c. The value at (m, k) is image[b, i * strides[0] + y * dilation[0] -
+    padding[0], j * strides[1] + x * dilation[1] - padding[1], c], or zero if that lies outside the image.
     """
 
     image: tuple[Dim, Dim, Dim, int]
@@ -41,15 +41,15 @@ class Window(Strict, frozen=True):
     dilation: tuple[int, int]
 
 
-class LinearKernel(KernelBody, frozen=True, tag="linear"):
-    """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, fp32 accumulation.
+class LinearKernel(RoleKernel, frozen=True, tag="linear"):
+    """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, summed in fp32.
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
-    broadcasts), out (m, n).  x has unit stride along k and out unit stride along n.  Decoded weights are rounded to the
-    packed operand's dtype before use.  The first epilogue input is the fp32 accumulator (bias added); the rest are the
-    extras.  `m_class` is the range of M the kernel is built for.  With a `window`, x is an image and the rows are its
-    windows.  With `codes`, x are rows of int8 (m, row_bytes(k)) and codes are multiplied as integers, in the order and
-    with the bits of qcompiler/formats/integer_product.py.
+    broadcasts), out (m, n). x has unit stride along k, and out along n. Decoded weights are rounded to w's dtype before
+    the product. The first epilogue input is the fp32 sum with the bias added; the others are the extras. `m_class` is
+    the range of M that the kernel is built for. With a `window`, x is an image, and the rows are its windows. With
+    `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the results of
+    qcompiler/formats/integer_product.py.
     """
 
     m: Dim
@@ -93,7 +93,7 @@ class LinearKernel(KernelBody, frozen=True, tag="linear"):
         return 2 * value_of(self.m, symbols) * self.n * self.k
 
     def _image(self, window: Window) -> tuple[Dim, ...]:
-        """The image whose windows are the rows; kernels test every tap against its height and width."""
+        """The shape of the image that the rows are read from. PlanError for a window that no kernel can read."""
         batch, _, _, channels = window.image
         numbers = (*window.kernel, *window.strides, *window.dilation, channels)
         if min(numbers) < 1:
@@ -113,7 +113,7 @@ class LinearKernel(KernelBody, frozen=True, tag="linear"):
         return window.image
 
     def check_operands(self, operands: Sequence[Operand]) -> None:
-        """The epilogue's first input is the fp32 sum, the others are the extra operands; it gives one float."""
+        """PlanError unless the epilogue takes the fp32 sum and the extra operands, and gives one float."""
         program = self.epilogue
         if program is None:
             return

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import Contract, KernelBody, Symbols, volume
+from qcompiler.plan.kernel_body import KernelBody, Symbols, volume
 from qcompiler.plan.operands import Operand, ScalarProgram, Strict
 
 
@@ -21,10 +20,9 @@ class AffineAccess(Strict, frozen=True):
 class LoopKernel(KernelBody, frozen=True, tag="loop"):
     """A `linalg.generic`: pointwise or reducing loops over operands at affine offsets.
 
-    Operands are the inputs, then the outputs; `accesses` match them one to one.  `body.inputs` are one scalar per
-    operand (an output's argument is its accumulator, meaningful for reductions only).  With reduction iterators each
-    output starts from `init` (one constant per output, `float.hex()` text): a loop never reads an output's old bytes.
-    Parallel iterators come first.
+    Operands are the inputs, then the outputs. Each has one entry in `accesses` and one scalar in `body.inputs`; an
+    output's scalar is its accumulator, which only reductions use. In a reduction each output starts from its entry of
+    `init` (`float.hex()` text). A loop never reads an output's old bytes. Parallel iterators come first.
     """
 
     extents: tuple[Dim, ...]
@@ -32,9 +30,6 @@ class LoopKernel(KernelBody, frozen=True, tag="loop"):
     accesses: tuple[AffineAccess, ...]
     body: ScalarProgram
     init: tuple[str, ...] = ()
-
-    def contract(self, operands: int) -> Contract:
-        raise PlanError("the operands of a loop lie at affine offsets: loop_contract.py proves them, not roles")
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
         return volume(self.extents, symbols) * max(len(self.body.ops), 1)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import FEW, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import OPERATIONS_PER_ELEMENT, Contract, Role, RoleKernel, Symbols, elements
 from qcompiler.plan.operands import Operand
 
 
-class NormKernel(KernelBody, frozen=True, tag="norm"):
-    """Layer or RMS norm over the last dim; operands x (rows, cols), [weight (cols)], [bias (cols)], out (rows, cols).
+class NormKernel(RoleKernel, frozen=True, tag="norm"):
+    """Layer or RMS norm over the last dim. Operands: x (rows, cols), [weight (cols)], [bias (cols)], out (rows, cols).
 
-    Statistics in fp32 over two passes; ``(x - mean) / sqrt(var + eps)`` with the biased variance, or
-    ``x / sqrt(mean(x²) + eps)``; rounded once.
+    ``(x - mean) / sqrt(var + eps)`` with the biased variance, or ``x / sqrt(mean(x²) + eps)``, then weight and bias.
+    The statistics are fp32, in two passes over the row. The result is rounded once.
     """
 
     kind: Literal["layer", "rms"]
@@ -35,4 +35,4 @@ class NormKernel(KernelBody, frozen=True, tag="norm"):
         )
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        return FEW * elements(operands, symbols)
+        return OPERATIONS_PER_ELEMENT * elements(operands, symbols)

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, FEW, Contract, KernelBody, Role, Symbols, elements, same_dims, value_of
+from qcompiler.plan.kernel_body import (
+    ANY,
+    OPERATIONS_PER_ELEMENT,
+    Contract,
+    Role,
+    RoleKernel,
+    Symbols,
+    elements,
+    same_dims,
+    value_of,
+)
 from qcompiler.plan.operands import Operand
 
 
-class OrderKernel(KernelBody, frozen=True, tag="order"):
-    """The first `count` entries along the middle dim in sorted order: sort (count = length) and top-k.
+class OrderKernel(RoleKernel, frozen=True, tag="order"):
+    """The first `count` entries along the middle dim in sorted order: a sort (count = length) or top-k.
 
-    Operands x (outer, length, inner), values and indices (i64), both (outer, count, inner).  NaN counts as the largest
-    value; equal values keep their order.
+    Operands: x (outer, length, inner), values and indices (i64), both (outer, count, inner). NaN is larger than every
+    number. Equal values keep their order.
     """
 
     outer: Dim
@@ -37,4 +47,4 @@ class OrderKernel(KernelBody, frozen=True, tag="order"):
         )
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        return FEW * elements(operands, symbols) * value_of(self.length, symbols).bit_length()
+        return OPERATIONS_PER_ELEMENT * elements(operands, symbols) * value_of(self.length, symbols).bit_length()

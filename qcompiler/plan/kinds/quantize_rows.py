@@ -1,4 +1,4 @@
-"""quantize_rows: rows of floats become rows of int8 with a scale each."""
+"""quantize_rows: quantises each row of floats to int8 with its own scale."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Literal
 from qcompiler.errors import PlanError
 from qcompiler.formats import int8_rows
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ROW_ALIGNMENT, Contract, KernelBody, Role, Symbols
+from qcompiler.plan.kernel_body import ROW_ALIGNMENT, Contract, Role, RoleKernel, Symbols
 from qcompiler.plan.operands import Operand
 
 
-class QuantizeRowsKernel(KernelBody, frozen=True, tag="quantize_rows"):
-    """Rows of int8 (qcompiler/formats/int8_rows.py) of x; operands x (rows, cols), [columns (cols), i1], out (rows,
+class QuantizeRowsKernel(RoleKernel, frozen=True, tag="quantize_rows"):
+    """The int8 rows of x (qcompiler/formats/int8_rows.py). Operands: x (rows, cols), [columns (cols), i1], out (rows,
     row_bytes(cols)), i8.
 
-    `kind` "token", "tensor" (`value` is the clip) or "outliers" (`value` is the threshold; codes are 0 in `columns`).
+    `kind` is "token", "tensor" (`value` is the clip) or "outliers" (`value` is the threshold, and codes in `columns`
+    are 0).
     """
 
     rows: Dim

@@ -7,24 +7,26 @@ from typing import Literal
 
 from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, Contract, KernelBody, Role, Symbols, once, value_of, volume
+from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, Contract, Role, RoleKernel, Symbols, once, value_of, volume
 from qcompiler.plan.operands import Operand
 
 GATES: dict[str, int] = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
-"""Gates of each kind of recurrent layer, in torch's order: input, forget, cell, output; reset, update, new."""
+"""The number of gates of each kind of layer. torch's order: input, forget, cell, output; reset, update, new."""
 
 
-class RecurrentKernel(KernelBody, frozen=True, tag="recurrent"):
-    """One direction of one recurrent layer over all its steps: `qc.recurrent` (ir/qc_recurrent.py has the equations).
+class RecurrentKernel(RoleKernel, frozen=True, tag="recurrent"):
+    """One direction of one recurrent layer over all its steps. ir/qc_recurrent.py has the equations.
 
     Operands: x (steps, batch, gates * hidden), w (gates * hidden, width) plain or packed, [projection (width, hidden)
     plain or packed], [bias (gates * hidden)], start (batch, width), [cell_start (batch, hidden)], out (steps, batch,
-    width), [cell (batch, hidden)], [room (batch, hidden), f32].  `gates` is 4 for "lstm", 3 for "gru", else 1; only an
-    LSTM has cells.  width = hidden unless the layer `projects`, as an LSTM may; then `room` ends as the last step's
-    hidden state before its projection.  `reverse` takes the steps from the last one to the first.
+    width), [cell (batch, hidden)], [room (batch, hidden), f32].
 
-    Sums in fp32.  out is rounded at each step and the next step reads it so; the same holds of the cell state, which
-    lies in `cell` from step to step.  Decoded weights are rounded to the packed operand's dtype before use.
+    `gates` is 4 for "lstm", 3 for "gru", else 1. Only an LSTM has a cell state and may project its hidden state
+    (`projects`); without a projection, width = hidden. With one, `room` holds a step's hidden state before the
+    projection. `reverse` processes the steps from last to first.
+
+    Sums are fp32. Each step rounds its row of out, and the next step reads the rounded row. The cell state is rounded
+    in the same way; `cell` holds it between steps. Decoded weights are rounded to w's dtype before the product.
     """
 
     kind: Literal["lstm", "gru", "tanh", "relu"]

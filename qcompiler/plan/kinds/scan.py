@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, FEW, FLOATS, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import (
+    ANY,
+    FLOATS,
+    OPERATIONS_PER_ELEMENT,
+    Contract,
+    Role,
+    RoleKernel,
+    Symbols,
+    elements,
+)
 from qcompiler.plan.operands import Operand
 
 
-class ScanKernel(KernelBody, frozen=True, tag="scan"):
+class ScanKernel(RoleKernel, frozen=True, tag="scan"):
     """Running sum (or another fold) along the middle dim of (outer, length, inner); operands x, out."""
 
     outer: Dim
@@ -24,4 +33,4 @@ class ScanKernel(KernelBody, frozen=True, tag="scan"):
         return Contract((Role("x", full, dtypes=ANY), Role("out", full, "w", dtypes=kinds)), work=full, extents=full)
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        return FEW * elements(operands, symbols)
+        return OPERATIONS_PER_ELEMENT * elements(operands, symbols)

@@ -1,4 +1,4 @@
-"""scatter: elements along one axis replaced in place, or folded into what stands there."""
+"""scatter: replaces elements along one axis, or combines them with the old ones, in place."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import ANY, INDICES, Contract, KernelBody, Role, Symbols, replaced
+from qcompiler.plan.kernel_body import ANY, INDICES, Contract, Role, RoleKernel, Symbols, replaced
 from qcompiler.plan.operands import Operand
 
 
-class ScatterKernel(KernelBody, frozen=True, tag="scatter"):
-    """In place ``out[o, index[o, i, n], n] = src[o, i, n]``, or folded into what stands there, i in ascending order.
+class ScatterKernel(RoleKernel, frozen=True, tag="scatter"):
+    """``out[o, index[o, i, n], n] = src[o, i, n]``, in place and for ascending i. A `fold` other than "none" combines
+    the old element with the new one, and rounds to out's type each time.
 
-    Operands index (outer, count, inner), src (outer, count, inner), out (rw; outer, length, inner).  Negative indices
-    count from the end; those out of range are reported (on CUDA: they write nothing).  Each fold rounds to out's type.
+    Operands: index (outer, count, inner), src (outer, count, inner), out (rw; outer, length, inner). Negative indices
+    count from the end. The CPU kernel reports an index out of range as an error; on CUDA it writes nothing.
     """
 
     outer: Dim
@@ -39,5 +40,5 @@ class ScatterKernel(KernelBody, frozen=True, tag="scatter"):
         return 0
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
-        """Of out only the elements that are replaced."""
+        """Only the replaced elements of out are moved."""
         return replaced(operand, stored, (self.outer, self.count, self.inner), symbols)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import FEW, Contract, KernelBody, Role, Symbols, elements
+from qcompiler.plan.kernel_body import OPERATIONS_PER_ELEMENT, Contract, Role, RoleKernel, Symbols, elements
 from qcompiler.plan.operands import Operand
 
 
-class SoftmaxKernel(KernelBody, frozen=True, tag="softmax"):
-    """Softmax over the last dim, operands x (rows, cols), out (rows, cols), fp32 inside, rounded once."""
+class SoftmaxKernel(RoleKernel, frozen=True, tag="softmax"):
+    """Softmax over the last dim, computed in fp32 and rounded once. Operands: x (rows, cols), out (rows, cols)."""
 
     rows: Dim
     cols: Dim
@@ -20,4 +20,4 @@ class SoftmaxKernel(KernelBody, frozen=True, tag="softmax"):
         return Contract((Role("x", shape), Role("out", shape, "w")), work=shape, extents=shape)
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        return FEW * elements(operands, symbols)
+        return OPERATIONS_PER_ELEMENT * elements(operands, symbols)

@@ -107,8 +107,8 @@ LAX: dict[str, tuple[object, str, object]] = {
     "a record stands for every stream": (hazards.Clocks, "record", _record_everything),
     "no two views of a buffer meet": (hazards, "disjoint", lambda *_: True),
     "a buffer takes no memory from others": (hazards.Arenas, "claim", lambda *_: []),
-    "memory is reused without order": (hazards.Memory, "_inherit", staticmethod(lambda *_: None)),
-    "dead buffers may be read": (hazards.Memory, "_refuse_dead", staticmethod(lambda *_: None)),
+    "memory is reused without order": (hazards.AccessChecker, "_inherit", staticmethod(lambda *_: None)),
+    "dead buffers may be read": (hazards.AccessChecker, "_refuse_dead", staticmethod(lambda *_: None)),
     "results are not looked at": (verify_steps.EntryVerifier, "_check_outputs", lambda *_: None),
     "buffers are not compared with arenas": (verify, "_check_buffer", lambda *_: None),
 }

@@ -1,4 +1,4 @@
-"""Pointwise ATen operators as loops: arithmetic, comparisons, logic, activations, casts.
+"""Pointwise ATen operators as loops: arithmetic, comparisons, logic, casts. Activations are in activations.py.
 
 Operators compute in fp32 where torch's CPU kernels do, and round once; in the tables, one line is one operator.
 """
@@ -54,12 +54,7 @@ def common_dtype(*arguments: Any) -> DType:
 # --- one tensor ------------------------------------------------------------------------------------------------------
 
 
-def _sigmoid(m: S, x: V) -> V:
-    one = m.const(1)
-    return m.div(one, m.add(one, m.call("exp", m.neg(x))))
-
-
-def _clamp(m: S, x: V, low: V | None, high: V | None) -> V:
+def clamp(m: S, x: V, low: V | None, high: V | None) -> V:
     x = m.maximum(x, low) if low is not None else x
     return m.minimum(x, high) if high is not None else x
 
@@ -70,24 +65,6 @@ def _sign(m: S, x: V) -> V:
         return x
     one = m.select(m.compare("lt", x, zero), m.const(-1), zero)
     return m.select(m.compare("gt", x, zero), m.const(1), one)
-
-
-def _hard_gate(m: S, x: V) -> V:
-    """min(max(x + 3, 0), 6)"""
-    return _clamp(m, m.add(x, m.const(3)), m.const(0), m.const(6))
-
-
-def _log_sigmoid(m: S, x: V) -> V:
-    """min(0, x) - log1p(exp(-|x|)), which does not overflow."""
-    return m.sub(m.minimum(m.const(0), x), m.call("log1p", m.call("exp", m.neg(m.abs(x)))))
-
-
-def _mish(m: S, x: V) -> V:
-    return m.mul(x, m.call("tanh", m.call("log1p", m.call("exp", x))))
-
-
-def _silu(m: S, x: V) -> V:
-    return m.div(x, m.add(m.const(1), m.call("exp", m.neg(x))))
 
 
 def _sign_bit(m: S, x: V) -> V:
@@ -148,14 +125,6 @@ _UNARY: dict[Any, Callable[[S, V], V]] = {
     aten.square.default: lambda m, x: m.mul(x, x),
     aten.sign.default: _sign,
     aten.sgn.default: _sign,
-    aten.relu.default: lambda m, x: m.maximum(x, m.const(0)),
-    aten.relu6.default: lambda m, x: _clamp(m, x, m.const(0), m.const(6)),
-    aten.sigmoid.default: _sigmoid,
-    aten.silu.default: _silu,
-    aten.mish.default: _mish,
-    aten.log_sigmoid.default: _log_sigmoid,
-    aten.hardsigmoid.default: lambda m, x: m.div(_hard_gate(m, x), m.const(6)),
-    aten.hardswish.default: lambda m, x: m.div(m.mul(x, _hard_gate(m, x)), m.const(6)),
     aten.ceil.default: _rounding("ceil"),
     aten.floor.default: _rounding("floor"),
     aten.trunc.default: _rounding("trunc"),
@@ -172,73 +141,9 @@ _UNARY: dict[Any, Callable[[S, V], V]] = {
 }  # fmt: skip
 
 
-def _unary_builder(body: Callable[[S, V], V]) -> BuildFn:
+def unary_builder(body: Callable[[S, V], V]) -> BuildFn:
     def build(s: Scope, node: fx.Node, a: Args) -> Result:
         return s.unary(node, next(iter(a.values())), body)
-
-    return build
-
-
-# Activations with numbers as parameters: op -> (body, names of the parameters in the schema).
-
-
-def _gelu(m: S, x: V, approximate: str) -> V:
-    half = m.mul(m.const(0.5), x)
-    if approximate == "tanh":
-        cube = m.mul(m.mul(x, x), x)
-        inner = m.mul(m.const(pymath.sqrt(2 / pymath.pi)), m.add(x, m.mul(m.const(0.044715), cube)))
-        return m.mul(half, m.add(m.const(1), m.call("tanh", inner)))
-    return m.mul(half, m.add(m.const(1), m.call("erf", m.mul(x, m.const(pymath.sqrt(0.5))))))
-
-
-def _elu(m: S, x: V, alpha: Number, scale: Number, input_scale: Number) -> V:
-    negative = m.mul(m.call("expm1", m.mul(x, m.const(input_scale))), m.const(alpha * scale))
-    return m.select(m.compare("le", x, m.const(0)), negative, m.mul(x, m.const(scale)))
-
-
-def _softplus(m: S, x: V, beta: Number, threshold: Number) -> V:
-    scaled = m.mul(x, m.const(beta))
-    soft = m.div(m.call("log1p", m.call("exp", scaled)), m.const(beta))
-    return m.select(m.compare("gt", scaled, m.const(threshold)), x, soft)
-
-
-def _leaky_relu(m: S, x: V, slope: Number) -> V:
-    return m.select(m.compare("gt", x, m.const(0)), x, m.mul(x, m.const(slope)))
-
-
-def _softshrink(m: S, x: V, lambd: Number) -> V:
-    above, below = m.sub(x, m.const(lambd)), m.add(x, m.const(lambd))
-    low = m.select(m.compare("lt", x, m.const(-lambd)), below, m.mul(x, m.const(0)))  # 0 * NaN stays NaN
-    return m.select(m.compare("gt", x, m.const(lambd)), above, low)
-
-
-def _hardshrink(m: S, x: V, lambd: Number) -> V:
-    inside = m.bitwise("and", m.compare("ge", x, m.const(-lambd)), m.compare("le", x, m.const(lambd)))
-    return m.select(inside, m.const(0), x)
-
-
-def _threshold(m: S, x: V, threshold: Number, value: Number) -> V:
-    return m.select(m.compare("le", x, m.const(threshold)), m.const(value), x)
-
-
-_PARAMETRIC: dict[Any, tuple[Callable[..., V], tuple[str, ...]]] = {
-    aten.gelu.default: (_gelu, ("approximate",)),
-    aten.elu.default: (_elu, ("alpha", "scale", "input_scale")),
-    aten.softplus.default: (_softplus, ("beta", "threshold")),
-    aten.leaky_relu.default: (_leaky_relu, ("negative_slope",)),
-    aten.hardtanh.default: (lambda m, x, lo, hi: _clamp(m, x, m.const(lo), m.const(hi)), ("min_val", "max_val")),
-    aten.softshrink.default: (_softshrink, ("lambd",)),
-    aten.hardshrink.default: (_hardshrink, ("lambd",)),
-    aten.threshold.default: (_threshold, ("threshold", "value")),
-    aten.selu.default: (lambda m, x: _elu(m, x, 1.6732632423543772, 1.0507009873554805, 1.0), ()),
-    aten.celu.default: (lambda m, x, alpha: _elu(m, x, alpha, 1.0, 1.0 / alpha), ("alpha",)),
-}
-
-
-def _parametric_builder(body: Callable[..., V], names: tuple[str, ...]) -> BuildFn:
-    def build(s: Scope, node: fx.Node, a: Args) -> Result:
-        numbers = [a[name] for name in names]
-        return s.unary(node, a["self"], lambda m, x: body(m, x, *numbers))
 
     return build
 
@@ -522,28 +427,9 @@ def _clamp_any(s: Scope, node: fx.Node, a: Args) -> Result:
 
     def body(m: S, x: V, *limits: V) -> V:
         given = dict(zip(bounds, limits, strict=True))
-        return _clamp(m, x, given.get("min"), given.get("max"))
+        return clamp(m, x, given.get("min"), given.get("max"))
 
     return s.pointwise(inputs, body, compute=opmath(result), result=result, common=result)
-
-
-@lowers(aten.prelu.default, aten._prelu_kernel.default)
-def _prelu(s: Scope, node: fx.Node, a: Args) -> Result:
-    """The weight has one entry, or one for each channel (dimension 1)."""
-    x, weight = s.value(a["self"]), s.value(a["weight"])
-    shape, count = shape_of(x.type), shape_of(weight.type)
-    if node.target is aten.prelu.default:
-        axis = 1 if len(shape) > 1 else 0
-        spread = [1] * len(shape)
-        if count and count[0] != 1:
-            spread[axis] = int(count[0])
-        weight = s.reshape(weight, spread)
-    result = s.dtype(node)
-
-    def body(m: S, value: V, slope: V) -> V:
-        return m.select(m.compare("gt", value, m.const(0)), value, m.mul(slope, value))
-
-    return s.pointwise([x, weight], body, compute=opmath(result), result=result, common=result)
 
 
 # --- casts and copies ------------------------------------------------------------------------------------------------
@@ -558,36 +444,13 @@ def _copy(s: Scope, node: fx.Node, a: Args) -> Result:
     return s.cast(s.broadcast(s.value(source), s.shape(node)), s.dtype(node))
 
 
-@lowers(aten.dropout.default, aten.native_dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
-def _dropout(s: Scope, node: fx.Node, a: Args) -> Result:
-    if a.get("train") and a["p"] != 0:
-        raise s.unsupported(node, "the model is in training mode; call model.eval() before compiling it")
-    value = s.value(a["input"])
-    return (value, None) if node.target is aten.native_dropout.default else value
-
-
-@lowers(aten.rrelu_with_noise_functional.default, aten.rrelu_with_noise.default)
-def _rrelu(s: Scope, node: fx.Node, a: Args) -> Result:
-    """In evaluation mode the slope is the middle of its range."""
-    if a["training"]:
-        raise s.unsupported(node, "the model is in training mode; call model.eval() before compiling it")
-    slope = (a["lower"] + a["upper"]) / 2
-    dtype = s.dtype(a["self"])
-    value = s.pointwise(
-        [s.value(a["self"])], lambda m, x: _leaky_relu(m, x, slope), compute=opmath(dtype), result=dtype
-    )
-    return (value, None) if node.target is aten.rrelu_with_noise_functional.default else value
-
-
 OVERLOADS = ("Tensor", "Scalar", "default", "Tensor_Scalar", "Scalar_Tensor")
 """ATen's names for the forms of an operator with two operands."""
 
 
 def _register() -> None:
     for op, body in _UNARY.items():
-        lowers(op)(_unary_builder(body))
-    for op, (parametric, names) in _PARAMETRIC.items():
-        lowers(op)(_parametric_builder(parametric, names))
+        lowers(op)(unary_builder(body))
     for name, combine in _BINARY.items():
         packet = getattr(aten, name)
         forms = [o for o in OVERLOADS if o in packet.overloads()]

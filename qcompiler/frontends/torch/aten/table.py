@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qcompiler.frontends.torch.aten import (  # noqa: F401
+    activations,
     attention,
     conv,
     index,

@@ -29,7 +29,7 @@ class _Bound:
     """The name of the registered buffer that replaces it."""
 
 
-class Held:
+class HeldBuffers:
     """The buffers for one trace.
 
     `states` are the paths that a call assigns; `ends` are, by path, the values after the first call: two places are one

@@ -32,7 +32,7 @@ from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture import attributes, same_graph
 from qcompiler.frontends.torch.capture.attribute_lines import Assignments, Looks, plain, watched
 from qcompiler.frontends.torch.capture.attributes import Contents, Place
-from qcompiler.frontends.torch.capture.held_buffers import Held, sharing
+from qcompiler.frontends.torch.capture.held_buffers import HeldBuffers, sharing
 from qcompiler.frontends.torch.capture.narrowing import Note
 from qcompiler.frontends.torch.common import empty_weights
 
@@ -273,7 +273,7 @@ class Remembered:
         looks: Looks | None = None,
     ) -> ExportedProgram:
         """Traces once. With `states`, all tensors are buffers, and the states are written at the end of the call."""
-        held = Held(self.model, states, self._ends)
+        held = HeldBuffers(self.model, states, self._ends)
         if states is not None:
             call.shared = held.overlaps()
 

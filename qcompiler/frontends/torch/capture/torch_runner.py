@@ -16,7 +16,7 @@ import torch
 
 from qcompiler.errors import PlanError, RuntimeFailure
 from qcompiler.frontends.torch.capture.torch_guards import condition_of
-from qcompiler.plan.torch_regions import COND, Place, TorchOp, TorchRegion
+from qcompiler.plan.torch_regions import COND, TensorMemory, TorchOp, TorchRegion
 
 _DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
@@ -102,26 +102,33 @@ class ReadyRegion:
                 known[value] = None
         return [known[number] for number in self.region.outputs]
 
-    def on_host(self, sizes: Sequence[int], inputs: Sequence[Place], outputs: Sequence[Place]) -> None:
+    def on_host(self, sizes: Sequence[int], inputs: Sequence[TensorMemory], outputs: Sequence[TensorMemory]) -> None:
         """Runs the region on host memory."""
         with _plain():
             found = self.evaluate([_host_tensor(place) for place in inputs], sizes, torch.device("cpu"))
             self._write(found, outputs, _host_tensor)
 
     def on_cuda(
-        self, sizes: Sequence[int], inputs: Sequence[Place], outputs: Sequence[Place], device: str, stream: int
+        self,
+        sizes: Sequence[int],
+        inputs: Sequence[TensorMemory],
+        outputs: Sequence[TensorMemory],
+        device: str,
+        stream: int,
     ) -> None:
         """Runs the region on a GPU's memory, in the order of a stream."""
         at = torch.device(device)
 
-        def tensor(place: Place) -> torch.Tensor:
+        def tensor(place: TensorMemory) -> torch.Tensor:
             return _device_tensor(place, at)
 
         queue = torch.cuda.ExternalStream(stream, device=at)  # type: ignore[no-untyped-call]
         with _plain(), torch.cuda.stream(queue):
             self._write(self.evaluate([tensor(place) for place in inputs], sizes, at), outputs, tensor)
 
-    def _write(self, found: Sequence[Any], outputs: Sequence[Place], tensor: Callable[[Place], torch.Tensor]) -> None:
+    def _write(
+        self, found: Sequence[Any], outputs: Sequence[TensorMemory], tensor: Callable[[TensorMemory], torch.Tensor]
+    ) -> None:
         for value, place in zip(found, outputs, strict=True):
             _check_result(value, place, self.region)
         for value, place in zip(found, outputs, strict=True):
@@ -141,7 +148,7 @@ def _truths(value: torch.Tensor) -> torch.Tensor:
     return value.view(torch.uint8) != 0
 
 
-def _check_result(value: Any, place: Place, region: TorchRegion) -> None:
+def _check_result(value: Any, place: TensorMemory, region: TorchRegion) -> None:
     names = ", ".join(dict.fromkeys(op.target for op in region.ops))
     if not isinstance(value, torch.Tensor):
         raise RuntimeFailure(f"torch gave {type(value).__name__} instead of a tensor for {names}")
@@ -155,7 +162,7 @@ def _check_result(value: Any, place: Place, region: TorchRegion) -> None:
 # --- memory as tensors -----------------------------------------------------------------------------------------------
 
 
-def _host_tensor(place: Place) -> torch.Tensor:
+def _host_tensor(place: TensorMemory) -> torch.Tensor:
     dtype = _DTYPES[place.dtype]
     if not place.nbytes:
         return torch.empty(place.shape, dtype=dtype)
@@ -167,13 +174,13 @@ def _host_tensor(place: Place) -> torch.Tensor:
 class _Interface:
     """Bytes of a GPU for `torch.as_tensor`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TensorMemory) -> None:
         self.__cuda_array_interface__ = {
             "shape": (place.nbytes,), "typestr": "|u1", "data": (place.address, False), "version": 3,
         }  # fmt: skip
 
 
-def _device_tensor(place: Place, device: torch.device) -> torch.Tensor:
+def _device_tensor(place: TensorMemory, device: torch.device) -> torch.Tensor:
     dtype = _DTYPES[place.dtype]
     if not place.nbytes:
         return torch.empty(place.shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The place of every value: view ops become views, so that only compute ops cost anything."""
+"""The place of every value: a strided view of a buffer. View ops only change the view, so they cost nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Steps = tuple[list[Dim], list[Dim], list[Dim]]
 
 
 def root_of(value: SSAValue) -> SSAValue | None:
-    """The op result that a returned value is a mere reshape of; None if it has to be copied (arguments, constants)."""
+    """The op result that a returned value is a reshape of. None if the value must be copied (arguments, constants)."""
     value = unreshaped(value)
     owner = value.owner
     if not isinstance(owner, Operation) or isinstance(owner, qc.ConstOp | qc.StateOp | qc.IndexUpdateOp):
@@ -95,11 +95,11 @@ class Placer:
         return True
 
     def layout_hint(self, value: SSAValue) -> tuple[int, ...] | None:
-        """Dims from slowest to fastest for a result that should not be stored row-major, or None.
+        """The storage order of a result, from the slowest dim to the fastest; None for row-major.
 
-        Attention's only reader is nearly always the transpose that brings heads behind the sequence; stored in that
-        order, both the transpose and the reshape after it are free.  The same holds for a batch-first recurrent layer,
-        whose last state is read as well.  Softmax is computed with its axis innermost.
+        The only reader of an attention is nearly always the transpose that moves heads behind the sequence. If the
+        result is stored in that order, the transpose and the reshape after it are free. The same is true of a
+        batch-first recurrent layer, whose last state is read as well. Softmax is computed with its axis innermost.
         """
         owner = value.owner
         if isinstance(owner, qc.RecurrentOp):
@@ -119,7 +119,7 @@ class Placer:
         return None
 
     def fill_is_read(self, op: Operation) -> bool:
-        """Whether some op reads a fill's values (rather than starting a reduction from them)."""
+        """Whether some op reads the values of a fill. A reduction that starts from them does not."""
         for use in op.results[0].uses:
             user = use.operation
             if not (isinstance(user, GenericOp) and use.index >= len(user.inputs)):
@@ -127,7 +127,7 @@ class Placer:
         return False
 
     def assemble(self, op: tensor_dialect.ConcatOp, target: View) -> Iterator[tuple[View, View]]:
-        """The copies that make a concat, in order, into `target`."""
+        """The copies that write a concat into `target`, in order: (source, target)."""
         axis, start = op.dim.value.data, dim(0)
         for value in op.inputs:
             source = self.view(value)
@@ -136,13 +136,14 @@ class Placer:
             start = start + dim(source.shape[axis])
 
     def inserted(self, op: tensor_dialect.InsertSliceOp, target: View) -> tuple[View, View]:
-        """The copy that an insert_slice is, into `target`, which holds its destination already."""
+        """The copy that writes the slice of an insert_slice: (source, target). `target` already has the other
+        elements."""
         offsets, sizes, steps = slice_of(op)
         source = self.view(op.source)
         return source, _drop_unit_dims(views.slice_(target, offsets, sizes, steps), source.shape)
 
     def move(self, value: SSAValue, view: View) -> None:
-        """Gives a value, and the views of it that have a place, another place."""
+        """Gives a value another place, and updates the places of its views."""
         self.define(value, view)
         for use in value.uses:
             user = use.operation
@@ -159,7 +160,7 @@ def _groups(attribute: ArrayAttr[ArrayAttr[IntegerAttr]]) -> Groups:
 def slice_of(
     op: tensor_dialect.ExtractSliceOp | tensor_dialect.InsertSliceOp,
 ) -> Steps:
-    """Offsets, sizes and steps of a slice op as dims; a dynamic one must come from `qc.dim`."""
+    """The offsets, sizes and steps of a slice op as dims. A dynamic one must be the result of a `qc.dim`."""
 
     def resolve(static: tuple[int, ...], dynamic: list[SSAValue]) -> list[Dim]:
         remaining = iter(dynamic)
@@ -179,7 +180,7 @@ def _dim_of(value: SSAValue, op: Operation) -> Dim:
 
 
 def _drop_unit_dims(view: View, shape: tuple[Dim, ...]) -> View:
-    """A rank-reducing slice: dims of size 1 that the result does not have are dropped."""
+    """The view of a rank-reducing slice: without the dims of size 1 that the result does not have."""
     sizes: list[Dim] = []
     strides: list[Dim] = []
     wanted = list(shape)

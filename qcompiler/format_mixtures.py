@@ -27,7 +27,7 @@ MIXTURES = {
 }  # fmt: skip
 """The format of most tensors, by mixture."""
 
-NEXT = {
+ALTERNATIVE_FORMAT = {
     "q2_K": "q4_0", "q3_K": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0",
     "iq4_xs": "iq4_nl",
 }  # fmt: skip

@@ -1,9 +1,9 @@
-"""What the entry points of a module share (`Program`), and the memory of one of them (`EntryMemory`).
+"""The rt module under construction (`RtModule`), and the memory of one of its entry points (`EntryMemory`).
 
     rt.arena @constants.cpu {kind = constants}               rt.buffer @w.layer.weight in @constants.cpu
     rt.arena @activations.main.cpu {kind = activations}      rt.buffer @main.tmp.0 in @activations.main.cpu
 
-Arenas and buffers are declared when they are first asked for; offsets come later (plan-memory).
+Arenas and buffers are declared on first use. plan-memory sets the offsets later.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from qcompiler.plan.plan import ArenaKind, View, initial_weight
 
 
 @dataclass
-class Program:
-    """Devices, arenas, buffers, kernels, and the entry points so far."""
+class RtModule:
+    """The declarations of an rt module: devices, arenas, buffers, kernels and entry points."""
 
     context: QCContext
     kernels: KernelTable = field(default_factory=KernelTable)
@@ -66,7 +66,7 @@ def _kind_and_index(device: str) -> tuple[str, int]:
 class EntryMemory:
     """The buffers of one function: arguments, results, constants, states and activations."""
 
-    def __init__(self, program: Program, function: FuncOp) -> None:
+    def __init__(self, program: RtModule, function: FuncOp) -> None:
         self.program = program
         self.entry = function.sym_name.data
         self.is_init = self.entry == INIT
@@ -75,7 +75,7 @@ class EntryMemory:
         self._count = 0
 
     def device_of(self, op: object) -> str:
-        """Where an op runs, as assign-devices wrote it."""
+        """The device of an op, as set by assign-devices."""
         attribute = op.attributes.get("qc.device") if isinstance(op, Operation) else None
         return attribute.data if isinstance(attribute, StringAttr) else self.default_device
 
@@ -83,7 +83,7 @@ class EntryMemory:
         return self.program.buffers[view.buffer].arena.root_reference.data
 
     def nbytes(self, shape: Sequence[Dim], dtype: str) -> int:
-        """Bytes at the entry's maximum."""
+        """The number of bytes for the entry's largest sizes."""
         return product(shape).bounds(self.ranges)[1] * ITEMSIZE[dtype]
 
     def argument(self, index: int, value: SSAValue) -> View:
@@ -94,7 +94,7 @@ class EntryMemory:
         )
 
     def result(self, index: int, key: str, value: SSAValue) -> View:
-        """Room for what the function returns at `index`; `key` is its name if that is a result of @init."""
+        """Memory for the returned value number `index`. For a result of @init, `key` is its name."""
         shape, dtype = shape_of(value.type), tensor_dtype(value.type)
         if self.is_init:
             device = self.device_of(value.owner)
@@ -122,7 +122,7 @@ class EntryMemory:
         return View(buffer=buffer, dtype=tensor.dtype, shape=tensor.shape, format=tensor.format, layout=tensor.layout)
 
     def state(self, key: str, value: SSAValue, device: str) -> View:
-        """The memory of a state; what it begins as is a weight, unless it begins as zeros."""
+        """The memory of a state. Its initial value is a weight, or zeros."""
         shape, dtype = shape_of(value.type), tensor_dtype(value.type)
         arena = self.program.arena(f"state.{key}", device, "state")
         weights, initial = self.program.context.weights, initial_weight(arena)
@@ -132,7 +132,7 @@ class EntryMemory:
         return contiguous(self.program.buffer(f"s.{key}", arena, self.nbytes(shape, dtype)), dtype, shape)
 
     def fresh(self, like: View, device: str, order: tuple[int, ...] | None = None) -> View:
-        """A new activation buffer for a tensor like `like`; `order` lists its dims from slowest to fastest."""
+        """A new activation buffer with the shape and type of `like`. `order` lists its dims from slowest to fastest."""
         name = f"activations.{self.entry}.{device_name(device)}"
         arena = self.program.arena(name, device, "activations", self.entry)
         buffer = self.program.buffer(f"{self.entry}.tmp.{self._count}", arena, self.nbytes(like.shape, like.dtype))

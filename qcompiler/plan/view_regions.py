@@ -1,6 +1,7 @@
-"""Where in its buffer a view lies: bounds over all values of the symbols, and proofs that two views do not meet.
+"""The bytes of a buffer that a view covers: bounds over all values of the symbols, and proofs that two views are
+disjoint.
 
-Everything here counts bytes from the start of the buffer.
+All positions are in bytes from the start of the buffer.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ Ranges = Mapping[str, Range]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """The bytes of a view; [low, high) is their hull, and `min`/`max` bound that over all symbol values.
+    """The bytes of a view. They lie in [low, high); `min` and `max` bound this range over all symbol values.
 
-    `axes` are (extent, stride in bytes) pairs, strides made positive (reversing an axis does not change which bytes it
-    covers), less those that add no byte: extent 1, or stride 0 with an extent that is never 0. `size` is the bytes of
-    one element.
+    `axes` are pairs of (extent, stride in bytes). Strides are made positive, since reversing an axis does not change
+    which bytes it covers. Axes that add no byte are left out: extent 1, or stride 0 with an extent that is never 0.
+    `size` is the number of bytes of one element.
     """
 
     low: Expr
@@ -41,12 +42,12 @@ def is_packed(view: View | Operand) -> bool:
 
 
 def begin_of(view: View) -> Expr:
-    """Bytes from the start of its buffer to a view's first element. A packed view begins where its buffer does."""
+    """The byte offset of a view's first element in its buffer. A packed view begins where its buffer begins."""
     return dim(0) if is_packed(view) else dim(view.offset) * ITEMSIZE[view.dtype]
 
 
 def nbytes_of(view: View) -> Expr:
-    """The bytes of a view that has no gaps: of its elements, or of the canonical form of its format."""
+    """The number of bytes of a view without gaps: of its elements, or of its format's canonical form."""
     if view.format is None:
         return product(view.shape) * ITEMSIZE[view.dtype]
     rows, cols = (dim(size).value for size in view.shape)
@@ -101,15 +102,15 @@ def _bound(expr: Expr, ranges: Ranges) -> Range:
 
 
 def proven_at_most(a: Expr, b: Expr, ranges: Ranges) -> bool:
-    """Whether a <= b for all symbol values, as far as `never_negative` can tell."""
+    """Whether `never_negative` proves a <= b for all symbol values."""
     return never_negative(b - a, ranges)
 
 
 def disjoint(a: Region, b: Region, ranges: Ranges) -> bool:
     """Whether two regions of one buffer are proven to share no byte, for all symbol values.
 
-    Either one ends before the other begins, or both step through the same rows (an axis of equal stride S) and stay
-    within columns of a row (bytes [0, S)) that are themselves disjoint.
+    Either one ends before the other begins. Or both have an axis of the same stride S, each stays within its rows of S
+    bytes, and the parts of a row that they cover are disjoint.
     """
     if a.max <= b.min or b.max <= a.min:
         return True

@@ -1,4 +1,4 @@
-"""im2col as loop nests: which elements of an image (b, h, w, c) each window reads, and how `qc.windows` is lowered."""
+"""im2col: the index of an image (b, h, w, c) that each window reads, and `qc.windows` as a loop nest that copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qcompiler.plan.dims import Dim, dim
 def padded(
     builder: Builder, x: SSAValue, op: qc.Conv2dOp | qc.WindowsOp, size: Sequence[Dim], kernel: Sequence[int]
 ) -> SSAValue:
-    """The image with its border of zeros, cut to the area that `size` windows of `kernel` cover."""
+    """The image with its border of zeros, cut to the area that `size` windows with a kernel of this shape cover."""
     top, left, bottom, right = numbers(op.padding)
     b, h, w, c = shape_of(x.type)
     if top or left or bottom or right:
@@ -36,8 +36,8 @@ def padded(
 def reads(
     op: qc.Conv2dOp | qc.WindowsOp, kernel: Sequence[int], loops_of: Sequence[int], channels: Sequence[int]
 ) -> list[AffineExpr]:
-    """The index into a padded image, in the loops (batch, window row, window column, tap row, tap column), then
-    `channels`."""
+    """The index into a padded image: expressions of the loops `loops_of`, which are (batch, window row, window column,
+    tap row, tap column), then the loops `channels`."""
     batch, *others = loops_of
 
     def place(axis: int) -> AffineExpr:
@@ -50,7 +50,7 @@ def reads(
 
 
 def copy_nest(builder: Builder, x: SSAValue, index: Sequence[AffineExpr], shape: Sequence[Dim]) -> SSAValue:
-    """A nest that copies the elements of x at `index`, with loops over `shape`."""
+    """A loop nest over `shape` that copies the elements of x at `index`."""
     rank = len(shape)
     maps = [AffineMap(rank, 0, tuple(index)), AffineMap.identity(rank)]
     kinds: list[build.Iterator] = ["parallel"] * rank
@@ -59,7 +59,7 @@ def copy_nest(builder: Builder, x: SSAValue, index: Sequence[AffineExpr], shape:
 
 @pattern
 def windows_to_loops(op: qc.WindowsOp, rewriter: PatternRewriter) -> SSAValue | None:
-    """A `qc.windows` becomes padding and a copy, unless a linear's kernel reads the image itself."""
+    """Replaces a `qc.windows` by padding and a copy, unless the kernel of a linear reads the image directly."""
     if feeds_linear(op):
         return None
     kernel, shape = numbers(op.kernel), shape_of(op.result.type)
@@ -70,7 +70,7 @@ def windows_to_loops(op: qc.WindowsOp, rewriter: PatternRewriter) -> SSAValue | 
 
 
 def feeds_linear(op: qc.WindowsOp) -> bool:
-    """Whether a linear that takes the windows as its rows is their only reader."""
+    """Whether the only reader of the windows is a linear that takes them as its rows."""
     value: SSAValue = op.result
     while True:
         user = value.get_user_of_unique_use()
@@ -82,7 +82,7 @@ def feeds_linear(op: qc.WindowsOp) -> bool:
 
 
 def windows_of(value: SSAValue) -> qc.WindowsOp | None:
-    """The `qc.windows` behind a linear's x, through reshapes of leading dims, if nothing else reads it."""
+    """The `qc.windows` that defines a linear's x, through reshapes of leading dims, if nothing else reads it."""
     op = producer(value)
     while isinstance(op, views.Reshape):
         if not value.has_one_use() or shape_of(op.src.type)[-1] != shape_of(value.type)[-1]:
