@@ -34,13 +34,17 @@ class Places(Protocol):
 
 @dataclass
 class Draft:
-    """A kernel before it has a name: `body` holds the one op on block arguments that match `operands`."""
+    """A kernel before it has a name: `body` holds the one op on block arguments that match `operands`.
+
+    A kernel of several parts has more ops; `written` are then their results, one for each written operand.
+    """
 
     stem: str
     path: str
     operands: list[Operand] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     body: Block = field(default_factory=Block)
+    written: list[SSAValue] = field(default_factory=list)
 
     def add(self, name: str, access: Access, view: View) -> SSAValue:
         """One more operand; returns the block argument that stands for it."""

@@ -1,7 +1,7 @@
 """Whether each kernel touches only what its operands cover, and does to them what the schedule relies on.
 
 `verify_plan` proves that every view lies in its buffer, and takes an operand that is written as written in full.  Here
-each kernel is held to its contract (contracts.py, loop_contract.py), at every size that an entry point launches it
+each kernel is held to its contract (contracts.py, loop_contract.py, parts_contract.py), at every size that an entry point launches it
 with.  So a plan from a stranger cannot make a kernel read or write anywhere else, nor leave bytes as they were.
 """
 
@@ -13,7 +13,9 @@ from qcompiler.errors import DimError, PlanError
 from qcompiler.plan.contracts import check_alignment, check_sizes, check_spec, contract_of
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.loop import LoopKernel
+from qcompiler.plan.kinds.parts import PartsKernel
 from qcompiler.plan.loop_contract import check_loop, check_loop_sizes
+from qcompiler.plan.parts_contract import check_parts, check_parts_sizes
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select
 from qcompiler.plan.sizes import Ranges
 
@@ -54,6 +56,8 @@ def check_contract(spec: KernelSpec) -> None:
     try:
         if isinstance(spec.body, LoopKernel):
             check_loop(spec)
+        elif isinstance(spec.body, PartsKernel):
+            check_parts(spec)
         else:
             check_spec(spec)
     except DimError as error:
@@ -63,13 +67,15 @@ def check_contract(spec: KernelSpec) -> None:
 def _check_sizes(spec: KernelSpec, ranges: Ranges) -> None:
     if isinstance(spec.body, LoopKernel):
         check_loop_sizes(spec, ranges)
+    elif isinstance(spec.body, PartsKernel):
+        check_parts_sizes(spec, ranges)
     else:
         check_sizes(spec, ranges)
 
 
 def _aligned_places(spec: KernelSpec) -> tuple[int, ...]:
     """The operands whose rows must begin at multiples of more than an element."""
-    if isinstance(spec.body, LoopKernel):
+    if isinstance(spec.body, LoopKernel | PartsKernel):
         return ()
     return tuple(place for place, role in enumerate(contract_of(spec).roles) if role.align > 1)
 

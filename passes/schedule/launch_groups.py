@@ -1,0 +1,248 @@
+"""Which steps of an entry point share a launch: small loops and updates of one row that can stand in one place.
+
+    loop of q, loop of k, update of the keys (reads what the loop of k writes), update of the values, attention
+    ->  [loop of q | loop of k, in a row of the keys | update of the values], attention
+
+The walk keeps the order that the steps have by then, as a list of places.  A step joins a group if it can move up to
+the group's place, or the group down to the step's: nothing between may touch what a moving step writes, or write what
+it touches.  Two views of one buffer are apart where that is proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects.linalg.attrs import IteratorType
+from xdsl.dialects.linalg.ops import GenericOp
+
+from qcompiler.ir import qc
+from qcompiler.ir.rt import EntryOp, LaunchOp, StepOp
+from qcompiler.ir.rt_schedule import Schedule
+from qcompiler.passes.lowering.kinds.parts import split_strides
+from qcompiler.plan.dims import Dim, Range, product
+from qcompiler.plan.geometry import Region, disjoint, is_packed, region_of, whole
+from qcompiler.plan.plan import View
+
+MOST_ELEMENTS = 1 << 16
+"""Of one part.  With four operands of four bytes these are 1 MiB, which a GPU with 3 TB/s moves in half the time that
+the start of a kernel takes (kernels/cost.py)."""
+
+REACH = 24
+"""The places before a step among which it looks for a group: about the steps of one layer."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A launch of one pointwise loop, or of the update of one row (operands x, index, src)."""
+
+    step: LaunchOp
+    number: int
+    device: str
+    op: GenericOp | qc.IndexUpdateOp
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.step.view_records
+
+
+@dataclass
+class Member:
+    """One part: a loop, an update, or a loop and the update that reads it."""
+
+    loop: Candidate | None
+    update: Candidate | None
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple(each for each in (self.loop, self.update) if each is not None)
+
+
+@dataclass
+class Group:
+    """The members of one launch."""
+
+    device: str
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[LaunchOp]:
+        return [each.step for member in self.members for each in member.candidates]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [each.number for member in self.members for each in member.candidates]
+
+    @property
+    def why(self) -> str:
+        rows = sum(member.loop is not None and member.update is not None for member in self.members)
+        found = f"{len(self.members)} small parts that do not depend on each other" if len(self.members) > 1 else ""
+        return "; ".join(filter(None, [found, f"{rows} computed in a row that is written" if rows else ""]))
+
+
+@dataclass
+class _Place:
+    """A step that stays what it is, or a group; `numbers` are the steps that it stands for."""
+
+    item: StepOp | Group
+    numbers: list[int]
+
+
+def grouped(entry: EntryOp, schedule: Schedule, most: int) -> list[StepOp | Group]:
+    """The steps in an order that they may have, with groups in place of those that share a launch."""
+    steps = list(entry.steps)
+    walk = _Walk(_Touched(steps, schedule, entry.ranges), most)
+    for number, step in enumerate(steps):
+        walk.add(step, number, _candidate(step, number, schedule, entry.ranges))
+    return [_unless_alone(place.item) for place in walk.places]
+
+
+def _unless_alone(item: StepOp | Group) -> StepOp | Group:
+    return item.steps[0] if isinstance(item, Group) and len(item.steps) == 1 else item
+
+
+@dataclass
+class _Walk:
+    """The places so far."""
+
+    touched: _Touched
+    most: int
+    places: list[_Place] = field(default_factory=list)
+
+    def add(self, step: StepOp, number: int, candidate: Candidate | None) -> None:
+        """The next step: in a group before it, or at a place of its own."""
+        if candidate is None:
+            self.places.append(_Place(step, [number]))
+            return
+        for at in range(len(self.places) - 1, max(-1, len(self.places) - 1 - REACH), -1):
+            group = self.places[at].item
+            if isinstance(group, Group) and group.device == candidate.device and self._join(at, group, candidate):
+                return
+        member = Member(candidate, None) if isinstance(candidate.op, GenericOp) else Member(None, candidate)
+        self.places.append(_Place(Group(candidate.device, [member]), [number]))
+
+    def _join(self, at: int, group: Group, new: Candidate) -> bool:
+        """Adds a step to the group at a place, if both can stand there or behind all places so far."""
+        source = next((each for each in group.members if self._feeds(each, new)), None)
+        if source is None and len(group.members) == self.most:
+            return False
+        own = self.places[at].numbers
+        others = [number for number in own if source is None or source.loop is None or number != source.loop.number]
+        if self.touched.conflict([new.number], others):
+            return False
+        between = [number for place in self.places[at + 1 :] for number in place.numbers]
+        if self.touched.conflict([new.number], between):
+            if self.touched.conflict(own, between):
+                return False
+            self.places.append(self.places.pop(at))
+        own.append(new.number)
+        if source is not None:
+            source.update = new
+        elif isinstance(new.op, GenericOp):
+            group.members.append(Member(new, None))
+        else:
+            group.members.append(Member(None, new))
+        return True
+
+    def _feeds(self, member: Member, update: Candidate) -> bool:
+        """Whether a loop computes just what the update writes, for nothing else, and can write it in a row of x."""
+        loop = member.loop
+        if loop is None or member.update is not None or not isinstance(update.op, qc.IndexUpdateOp):
+            return False
+        made, (x, _, source) = loop.views[-1], update.views
+        if len(loop.op.results) != 1 or made.buffer != source.buffer or made.offset != source.offset:
+            return False
+        if self.touched.users(made.buffer) != [loop.number, update.number]:
+            return False
+        outer, _, inner = x.shape
+        lies = split_strides(made.shape, source.shape, source.strides)
+        return _same(made.shape, made.strides, lies) and split_strides(made.shape, (outer, 1, inner), x.strides) is not None
+
+
+def _same(shape: Sequence[Dim], strides: Sequence[Dim], others: Sequence[Dim] | None) -> bool:
+    """Equal strides, but for dims of one element."""
+    return others is not None and all(
+        size == 1 or mine == theirs for size, mine, theirs in zip(shape, strides, others, strict=True)
+    )
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+
+
+def _candidate(step: StepOp, number: int, schedule: Schedule, ranges: dict[str, Range]) -> Candidate | None:
+    """The step as a part that is small enough, or None."""
+    if not isinstance(step, LaunchOp):
+        return None
+    kernel = schedule.kernels[step.kernel_name]
+    if kernel.body is None or any(is_packed(view) for view in step.view_records):
+        return None
+    op, *rest = kernel.body.block.ops
+    if len(rest) != 1 or not isinstance(op, GenericOp | qc.IndexUpdateOp):
+        return None
+    views = step.view_records
+    found = Candidate(step, number, schedule.device_of(views[0].buffer), op)
+    if isinstance(op, GenericOp):
+        fits = _is_plain_loop(op, views, schedule)
+        sizes = views[-1].shape
+    else:
+        x, index, _ = views
+        fits = index.shape == (1,)
+        sizes = (x.shape[0], x.shape[2])
+    return found if fits and product(sizes).bounds(ranges)[1] <= MOST_ELEMENTS else None
+
+
+def _is_plain_loop(op: GenericOp, views: Sequence[View], schedule: Schedule) -> bool:
+    """Whether a loop has parallel iterators, writes nothing that it reads, and touches no state."""
+    if any(kind.data != IteratorType.PARALLEL for kind in op.iterator_types):
+        return False
+    written = {view.buffer for view in views[len(op.inputs) :]}
+    if written & {view.buffer for view in views[: len(op.inputs)]}:
+        return False
+    return all(schedule.arenas[schedule.buffers[view.buffer].arena_name].kind.data != "state" for view in views)
+
+
+class _Touched:
+    """What each step touches, and whether two steps could not change places."""
+
+    def __init__(self, steps: Sequence[StepOp], schedule: Schedule, ranges: dict[str, Range]) -> None:
+        self._ranges = ranges
+        self._regions: dict[View, Region] = {}
+        self._views: list[dict[str, list[tuple[View, bool]]]] = []
+        self._users: dict[str, list[int]] = {}
+        self._sizes = {name: buffer.nbytes.value.data for name, buffer in schedule.buffers.items()}
+        for number, step in enumerate(steps):
+            found: dict[str, list[tuple[View, bool]]] = {}
+            for view, access in schedule.accesses(step):
+                found.setdefault(view.buffer, []).append((view, access != "r"))
+            for buffer in found:
+                self._users.setdefault(buffer, []).append(number)
+            self._views.append(found)
+
+    def users(self, buffer: str) -> list[int]:
+        """The steps that touch a buffer."""
+        return self._users[buffer]
+
+    def conflict(self, some: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether some step of the one kind writes what a step of the other kind touches."""
+        return any(self._between(a, b) for a in some for b in others)
+
+    def _between(self, a: int, b: int) -> bool:
+        mine, theirs = self._views[a], self._views[b]
+        return any(
+            (writes or written) and not self._apart(view, other)
+            for buffer in mine.keys() & theirs.keys()
+            for view, writes in mine[buffer]
+            for other, written in theirs[buffer]
+        )
+
+    def _apart(self, a: View, b: View) -> bool:
+        return disjoint(self._region(a), self._region(b), self._ranges)
+
+    def _region(self, view: View) -> Region:
+        if view not in self._regions:
+            self._regions[view] = (
+                whole(self._sizes[view.buffer])
+                if is_packed(view)
+                else region_of(view.dtype, view.shape, view.strides, view.offset, self._ranges)
+            )
+        return self._regions[view]
