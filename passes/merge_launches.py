@@ -1,21 +1,23 @@
-"""merge-launches: small loops that do not depend on each other share a launch, and a loop writes the row it computes.
+"""merge-launches: small loops that do not depend on each other share a launch, and write where they are moved to.
 
-    before  rt.launch @rope_q [%qkv, %cos, %sin, %q]            after   rt.launch @parts_0 [%qkv, …, %at, %q, %keys, %values]
-            rt.launch @rope_k [%qkv, %cos, %sin, %k]
+    before  rt.launch @rope_q [%qkv, %cos, %sin, %q]             after  rt.launch @parts_0 [%qkv, %cos, %sin, %at,
+            rt.launch @rope_k [%qkv, %cos, %sin, %k]                                        %q, %keys, %values]
             rt.launch @index_update_0 [%keys, %at, %k]
             rt.launch @index_update_0 [%values, %at, %qkv]
 
-A launch of a small kernel takes longer to begin than to run.  Two things are done about it, with the steps of an entry
-point and their buffers in view:
+A launch of a small kernel takes longer to begin than to run.  Three things are done about it, with the steps of an
+entry point and their buffers in view:
 
 - A pointwise loop whose result is only read by the update of one row (`qc.index_update` with a list of one entry: a
-  cache at one token) computes it in that row.  Longer lists stay apart: the last of equal entries must win there.
+  cache at one token) computes it in that row; several loops may compute the parts of a row.  Longer lists stay apart:
+  the last of equal entries must win there.
+- A pointwise loop whose result is only copied computes it where it is copied to.
 - Pointwise loops and such updates become the parts of one kernel (plan/kinds/parts.py), if none touches what another
-  one writes, and if they can stand in one place: each may move past steps that do not touch what it writes, or write
+  one writes, and if they can stand in one place: each may move past steps that neither touch what it writes nor write
   what it touches.
 
-A part has at most `MOST_ELEMENTS` elements; what is larger keeps a launch, and a geometry, of its own.  Loops that touch
-a state's memory other than by such an update stay as they are: where a state is copied is counted (decision 013).
+A part has at most `MOST_ELEMENTS` elements; what is larger keeps a launch, and a geometry, of its own.  Loops that
+touch a state's memory other than by such an update stay as they are: where a state is copied is counted (decision 013).
 Nothing is computed in another way, so the results are the same to the bit.  `merge-launches{most=1}` merges nothing.
 """
 

@@ -24,8 +24,8 @@ WIDEST = 8
 """The most elements of a group: 16 bytes of bf16, two accesses of f32."""
 
 _WORDS = """
-across aligned block blockDim blockIdx chunk down gridDim group lane mask n other output outputs slice start threadIdx total
-unit units v warp whole
+across aligned block blockDim blockIdx chunk down gridDim group lane mask n other output outputs slice start
+threadIdx total unit units v warp whole
 """
 WORDS = frozenset(_WORDS.split()) | {f"{stem}{i}" for stem in ("tile", "partial", "other", "next") for i in range(64)}
 """Names that the emitted kernels use themselves."""

@@ -3,6 +3,8 @@
     loop of q, loop of k, update of the keys (reads what the loop of k writes), update of the values, attention
     ->  [loop of q | loop of k, in a row of the keys | update of the values], attention
 
+    loop of a, copy of a to the front of c, copy of b to the back of c      ->  [loop of a, in c | copy of b to c]
+
 The walk keeps the order that the steps have by then, as a list of places.  A step joins a group if it can move up to
 the group's place, or the group down to the step's: nothing between may touch what a moving step writes, or write what
 it touches.  Two views of one buffer are apart where that is proven.
@@ -10,17 +12,20 @@ it touches.  Two views of one buffer are apart where that is proven.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from xdsl.dialects.linalg.attrs import IteratorType
-from xdsl.dialects.linalg.ops import GenericOp
+from xdsl.dialects.linalg.ops import GenericOp, YieldOp
+from xdsl.ir.affine import AffineMap
 
 from qcompiler.ir import qc
 from qcompiler.ir.rt import EntryOp, LaunchOp, StepOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.lowering.kinds.parts import split_strides
-from qcompiler.plan.dims import Dim, Range, product
+from qcompiler.plan.dims import Dim, Range, contiguous_strides, product
 from qcompiler.plan.geometry import Region, disjoint, is_packed, region_of, whole
 from qcompiler.plan.plan import View
 
@@ -48,14 +53,16 @@ class Candidate:
 
 @dataclass
 class Member:
-    """One part: a loop, an update, or a loop and the update that reads it."""
+    """One part: a loop that writes at `out`, or, if there is an update, in a row of the view `x`; or an update alone.
 
-    loop: Candidate | None
-    update: Candidate | None
+    `out` is what the loop writes, or what a copy of that wrote; `x` may be a part of what the update writes.
+    """
 
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        return tuple(each for each in (self.loop, self.update) if each is not None)
+    steps: list[Candidate]
+    loop: Candidate | None = None
+    out: View | None = None
+    update: Candidate | None = None
+    x: View | None = None
 
 
 @dataclass
@@ -67,17 +74,21 @@ class Group:
 
     @property
     def steps(self) -> list[LaunchOp]:
-        return [each.step for member in self.members for each in member.candidates]
-
-    @property
-    def numbers(self) -> list[int]:
-        return [each.number for member in self.members for each in member.candidates]
+        """The launches that this one replaces."""
+        return list({each.number: each.step for member in self.members for each in member.steps}.values())
 
     @property
     def why(self) -> str:
         rows = sum(member.loop is not None and member.update is not None for member in self.members)
-        found = f"{len(self.members)} small parts that do not depend on each other" if len(self.members) > 1 else ""
-        return "; ".join(filter(None, [found, f"{rows} computed in a row that is written" if rows else ""]))
+        copies = sum(
+            len({each.number for each in member.steps}) > 1 and member.update is None for member in self.members
+        )
+        found = [
+            f"{len(self.members)} small parts that do not depend on each other" if len(self.members) > 1 else "",
+            f"{rows} computed in a row that is written" if rows else "",
+            f"{copies} computed where {'it was' if copies == 1 else 'they were'} copied to" if copies else "",
+        ]
+        return "; ".join(filter(None, found))
 
 
 @dataclass
@@ -118,17 +129,16 @@ class _Walk:
             group = self.places[at].item
             if isinstance(group, Group) and group.device == candidate.device and self._join(at, group, candidate):
                 return
-        member = Member(candidate, None) if isinstance(candidate.op, GenericOp) else Member(None, candidate)
-        self.places.append(_Place(Group(candidate.device, [member]), [number]))
+        self.places.append(_Place(Group(candidate.device, [_alone(candidate)]), [number]))
 
     def _join(self, at: int, group: Group, new: Candidate) -> bool:
         """Adds a step to the group at a place, if both can stand there or behind all places so far."""
-        source = next((each for each in group.members if self._feeds(each, new)), None)
-        if source is None and len(group.members) == self.most:
+        sources = self._sources(group, new)
+        if not sources and len(group.members) == self.most:
             return False
         own = self.places[at].numbers
-        others = [number for number in own if source is None or source.loop is None or number != source.loop.number]
-        if self.touched.conflict([new.number], others):
+        before = {each.number for member, _ in sources for each in member.steps}
+        if self.touched.conflict([new.number], [number for number in own if number not in before]):
             return False
         between = [number for place in self.places[at + 1 :] for number in place.numbers]
         if self.touched.conflict([new.number], between):
@@ -136,27 +146,83 @@ class _Walk:
                 return False
             self.places.append(self.places.pop(at))
         own.append(new.number)
-        if source is not None:
-            source.update = new
-        elif isinstance(new.op, GenericOp):
-            group.members.append(Member(new, None))
-        else:
-            group.members.append(Member(None, new))
+        for member, view in sources:
+            member.steps.append(new)
+            if isinstance(new.op, GenericOp):
+                member.out = view
+            else:
+                member.update, member.x = new, view
+        if not sources:
+            group.members.append(_alone(new))
         return True
 
-    def _feeds(self, member: Member, update: Candidate) -> bool:
-        """Whether a loop computes just what the update writes, for nothing else, and can write it in a row of x."""
-        loop = member.loop
-        if loop is None or member.update is not None or not isinstance(update.op, qc.IndexUpdateOp):
-            return False
-        made, (x, _, source) = loop.views[-1], update.views
-        if len(loop.op.results) != 1 or made.buffer != source.buffer or made.offset != source.offset:
-            return False
-        if self.touched.users(made.buffer) != [loop.number, update.number]:
-            return False
-        outer, _, inner = x.shape
-        lies = split_strides(made.shape, source.shape, source.strides)
-        return _same(made.shape, made.strides, lies) and split_strides(made.shape, (outer, 1, inner), x.strides) is not None
+    def _sources(self, group: Group, new: Candidate) -> list[tuple[Member, View]]:
+        """The loops that compute, for nothing else, what a copy or an update moves, and where each can write it."""
+        if isinstance(new.op, GenericOp) and not _is_copy(new.op):
+            return []
+        source, target = new.views if isinstance(new.op, GenericOp) else (new.views[2], new.views[0])
+        found: list[tuple[Member, View]] = []
+        for member in group.members:
+            if member.out is None or member.update is not None or member.out.buffer != source.buffer:
+                continue
+            if any(target.buffer in (view.buffer for view in each.views[:-1]) for each in member.steps):
+                return []  # it would write what it reads
+            moved = _moved if isinstance(new.op, GenericOp) else _part_of_row
+            view = moved(member.out, source, target)
+            if view is None:
+                return []
+            found.append((member, view))
+        covered = sum(product(member.out.shape).value for member, _ in found if member.out is not None)
+        writers = [member.steps[-1].number for member, _ in found]
+        whole = found and product(source.shape) == covered
+        return found if whole and self.touched.users(source.buffer) == sorted([*writers, new.number]) else []
+
+
+def _alone(candidate: Candidate) -> Member:
+    if not isinstance(candidate.op, GenericOp):
+        return Member([candidate], update=candidate, x=candidate.views[0])
+    outputs = candidate.views[len(candidate.op.inputs) :]
+    return Member([candidate], loop=candidate, out=outputs[0] if len(outputs) == 1 else None)
+
+
+# --- where a loop writes what is moved -------------------------------------------------------------------------------
+
+
+def _moved(out: View, source: View, target: View) -> View | None:
+    """A view like `out`, which covers just `source`, where `target` is."""
+    lies = split_strides(out.shape, source.shape, source.strides)
+    strides = split_strides(out.shape, target.shape, target.strides)
+    if strides is None or not _same(out.shape, out.strides, lies) or out.offset != source.offset:
+        return None
+    return replace(target, shape=out.shape, strides=strides)
+
+
+def _part_of_row(out: View, source: View, x: View) -> View | None:
+    """The part of x (outer, length, inner) of whose row `source` (outer, 1, inner) `out` holds the part."""
+    sizes = (*source.shape, *source.strides, *x.strides, *out.shape, *out.strides)
+    if not all(isinstance(each, int) for each in (*sizes, source.offset, x.offset, out.offset)):
+        return None
+    (outer, _, inner), (row, _, step) = (tuple(map(int, each)) for each in (source.shape, source.strides))
+    row = inner * step if outer == 1 else row
+    axes = [(int(size), int(stride)) for size, stride in zip(out.shape, out.strides, strict=True) if size != 1]
+    cut = next((i for i, (_, stride) in enumerate(axes) if stride < row), len(axes))
+    begin = int(out.offset) - int(source.offset)
+    if begin < 0 or step < 1 or row < step or begin % row % step:
+        return None
+    parts = []
+    for some, unit, first, most in (
+        (axes[:cut], row, begin // row, outer),
+        (axes[cut:], step, begin % row // step, inner),
+    ):
+        lengths = tuple(size for size, _ in some)
+        steps = tuple(each * unit for each in contiguous_strides(lengths) if isinstance(each, int))
+        count = math.prod(lengths)
+        if steps != tuple(stride for _, stride in some) or first + count > most:
+            return None
+        parts.append((first, count))
+    (o, rows), (n, columns) = parts
+    along, _, beside = (int(each) for each in x.strides)
+    return replace(x, shape=(rows, x.shape[1], columns), offset=int(x.offset) + o * along + n * beside)
 
 
 def _same(shape: Sequence[Dim], strides: Sequence[Dim], others: Sequence[Dim] | None) -> bool:
@@ -199,6 +265,18 @@ def _is_plain_loop(op: GenericOp, views: Sequence[View], schedule: Schedule) -> 
     if written & {view.buffer for view in views[: len(op.inputs)]}:
         return False
     return all(schedule.arenas[schedule.buffers[view.buffer].arena_name].kind.data != "state" for view in views)
+
+
+def _is_copy(op: GenericOp) -> bool:
+    """A loop that yields its one input, element by element."""
+    maps = [attribute.data for attribute in op.indexing_maps]
+    block = op.body.block
+    yields = isinstance(block.last_op, YieldOp) and list(block.last_op.operands) == [block.args[0]]
+    return (
+        len(op.inputs) == len(op.results) == 1
+        and yields
+        and all(each == AffineMap.identity(each.num_dims) for each in maps)
+    )
 
 
 class _Touched:

@@ -1,12 +1,12 @@
 """The kernel of a group of small steps: one region with the op of each, on operands that the steps share.
 
-    rt.kernel @parts_0 (%qkv_q, %cos, %sin, %qkv_k, %at, %qkv_v, %out0, %out1, %out2) {
-      %0 = linalg.generic ins(%qkv_q, …) outs(%out0)
-      %1 = linalg.generic ins(%qkv_k, …) outs(tensor.empty)
-      %2 = qc.index_update %out1, %at, (%1 reshaped)
-      %3 = qc.index_update %out2, %at, %qkv_v
-      rt.yield %0, %2, %3
-    }
+rt.kernel @parts_0 (%qkv_q, %cos, %sin, %qkv_k, %at, %qkv_v, %out0, %out1, %out2) {
+  %0 = linalg.generic ins(%qkv_q, …) outs(%out0)
+  %1 = linalg.generic ins(%qkv_k, …) outs(tensor.empty)
+  %2 = qc.index_update %out1, %at, (%1 reshaped)
+  %3 = qc.index_update %out2, %at, %qkv_v
+  rt.yield %0, %2, %3
+}
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from xdsl.ir import SSAValue
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
-from qcompiler.ir.rt import KernelOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.lowering.drafts import Draft
@@ -31,8 +30,8 @@ def draft_of(group: Group, schedule: Schedule) -> Draft:
     paths = [schedule.kernels[step.kernel_name].serves_text for step in group.steps]
     draft = Draft("parts", joined_paths(list(dict.fromkeys(paths))))
     read: dict[View, SSAValue] = {}
-    for candidate in (each for member in group.members for each in member.candidates):
-        for view in _inputs(candidate, group):
+    for member in group.members:
+        for view in _inputs(member):
             if view not in read:
                 read[view] = draft.add(f"in{len(read)}", "r", view)
     written = [_written(member, draft) for member in group.members]
@@ -41,46 +40,49 @@ def draft_of(group: Group, schedule: Schedule) -> Draft:
     return draft
 
 
-def _inputs(candidate: Candidate, group: Group) -> tuple[View, ...]:
-    """The views that a step reads, without what another part of its member computes."""
-    if isinstance(candidate.op, GenericOp):
-        return candidate.views[: len(candidate.op.inputs)]
-    x, index, source = candidate.views
-    alone = all(member.update is not candidate or member.loop is None for member in group.members)
-    return (index, source) if alone else (index,)
+def _inputs(member: Member) -> tuple[View, ...]:
+    """The views that a part reads."""
+    index = (member.update.views[1],) if member.update is not None else ()
+    if member.loop is None:
+        assert member.update is not None
+        return (*index, member.update.views[2])
+    return (*member.loop.views[: len(generic_of(member.loop).inputs)], *index)
 
 
 def _written(member: Member, draft: Draft) -> list[SSAValue]:
-    if member.update is not None:
-        return [draft.add(f"out{len(draft.operands)}", "rw", member.update.views[0])]
-    assert member.loop is not None and isinstance(member.loop.op, GenericOp)
-    outputs = member.loop.views[len(member.loop.op.inputs) :]
-    return [draft.add(f"out{len(draft.operands)}", "w", view) for view in outputs]
+    if member.x is not None:
+        return [draft.add(f"out{len(draft.operands)}", "rw", member.x)]
+    assert member.loop is not None
+    outputs = member.loop.views[len(generic_of(member.loop).inputs) :]
+    views = outputs if member.out is None else (member.out,)
+    return [draft.add(f"out{len(draft.operands)}", "w", view) for view in views]
+
+
+def generic_of(loop: Candidate) -> GenericOp:
+    assert isinstance(loop.op, GenericOp)
+    return loop.op
 
 
 def _ops(member: Member, read: dict[View, SSAValue], written: list[SSAValue], draft: Draft) -> list[SSAValue]:
     """Adds the ops of a part; what it writes."""
     builder = Builder(InsertPoint.at_end(draft.body))
-    loop, update = member.loop, member.update
-    source: SSAValue | None = None
-    if loop is not None:
-        assert isinstance(loop.op, GenericOp)
-        inputs = [read[view] for view in loop.views[: len(loop.op.inputs)]]
+    made = None
+    if member.loop is not None:
+        op = generic_of(member.loop)
+        inputs = [read[view] for view in member.loop.views[: len(op.inputs)]]
         outputs = written
-        if update is not None:
-            result = loop.op.results[0].type
+        if member.update is not None:
+            result = op.results[0].type
             outputs = [build.empty(builder, shape_of(result), tensor_dtype(result))]
-        made = GenericOp(
-            inputs, outputs, loop.op.body.clone(), loop.op.indexing_maps, loop.op.iterator_types,
-            [value.type for value in outputs],
-        )  # fmt: skip
+        types = [value.type for value in outputs]
+        made = GenericOp(inputs, outputs, op.body.clone(), op.indexing_maps, op.iterator_types, types)
         builder.insert(made)
-        if update is None:
+        if member.update is None:
             return list(made.results)
-        source = made.results[0]
-    assert update is not None
-    x, index, rows = update.views
-    source = read[rows] if source is None else build.reshape(builder, source, rows.shape)
+    assert member.update is not None and member.x is not None
+    _, index, rows = member.update.views
+    outer, _, inner = member.x.shape
+    source = read[rows] if made is None else build.reshape(builder, made.results[0], (outer, 1, inner))
     updated = qc.IndexUpdateOp(written[0], read[index], source, written[0].type, axis=1)
     builder.insert(updated)
     return [updated.results[0]]

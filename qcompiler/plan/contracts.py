@@ -7,8 +7,8 @@
 
 A kernel writes every element of the operands that its contract calls "w", and reads and writes no other element than
 those of its operands' views.  An emitter may rely on all that a contract says, and on nothing else: a template that
-needs more says so in the kind's declaration (plan/kinds), for every target.  `loop` and `parts` have
-modules of their own, loop_contract.py and parts_contract.py.
+needs more says so in the kind's declaration (plan/kinds), for every target.  `loop` and `parts` have modules of their
+own, loop_contract.py and parts_contract.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Whether each kernel touches only what its operands cover, and does to them what the schedule relies on.
 
 `verify_plan` proves that every view lies in its buffer, and takes an operand that is written as written in full.  Here
-each kernel is held to its contract (contracts.py, loop_contract.py, parts_contract.py), at every size that an entry point launches it
-with.  So a plan from a stranger cannot make a kernel read or write anywhere else, nor leave bytes as they were.
+each kernel is held to its contract (contracts.py, loop_contract.py, parts_contract.py), at every size that an entry
+point launches it with.  So a plan from a stranger cannot make a kernel read or write anywhere else, nor leave bytes as
+they were.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Several loops in one launch, as merge-launches writes them: one region with an op for each part.
 
-    %0 = linalg.generic ins(%q, %cos) outs(%out0)           a loop
-    %1 = qc.index_update %cache, %at, %v                    a row that is copied
-    %2 = linalg.generic ins(%k, %cos) outs(%empty)          a loop
-    %3 = tensor.collapse_shape %2                           …whose result is
-    %4 = qc.index_update %keys, %at, %3                     written to a row
-    rt.yield %0, %1, %4
+%0 = linalg.generic ins(%q, %cos) outs(%out0)           a loop
+%1 = qc.index_update %cache, %at, %v                    a row that is copied
+%2 = linalg.generic ins(%k, %cos) outs(%empty)          a loop
+%3 = tensor.collapse_shape %2                           …whose result is
+%4 = qc.index_update %keys, %at, %3                     written to a row
+rt.yield %0, %1, %4
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -109,14 +110,11 @@ def split_strides(shape: Sequence[Dim], over: Sequence[Dim], strides: Sequence[D
     left = [int(each) for each in shape]
     for size, stride in zip((int(each) for each in over), (int(each) for each in strides), strict=True):
         sizes: list[int] = []
-        while left and (left[0] == 1 or size > 1):
-            if size % left[0]:
-                return None
+        while left and (left[0] == 1 or math.prod(sizes) < size):
             sizes.append(left.pop(0))
-            size //= sizes[-1]
-        if size != 1:
+        if math.prod(sizes) != size:
             return None
-        found += [step * stride for step in contiguous_strides(tuple(sizes))]  # type: ignore[operator]
+        found += [step * stride for step in contiguous_strides(tuple(sizes)) if isinstance(step, int)]
     return None if left else tuple(found)
 
 

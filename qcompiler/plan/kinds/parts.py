@@ -14,8 +14,8 @@ class Part(Strict, frozen=True):
     """One loop. `operands` are the numbers of its inputs and then of its outputs among the operands of the launch.
 
     `index` is the number of an operand that holds one row number.  The one output of such a part is an operand x (rw;
-    outer, length, inner), of which the loop writes the row ``x[:, index[0], :]``: its accesses count from ``x[0, 0, 0]``
-    and do not move along the axis of rows.
+    outer, length, inner), of which the loop writes the row ``x[:, index[0], :]``: its accesses count from
+    ``x[0, 0, 0]`` and do not move along the axis of rows.
     """
 
     operands: tuple[int, ...]
