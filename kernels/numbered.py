@@ -4,7 +4,7 @@ No string of a file becomes an identifier. `numbered(spec, 3)` is the spec with 
 
     its name        3, so that its function is `qk_3`
     its symbols     d0, d1, … in alphabetical order (size expressions change only by these names)
-    its operands    the names of their roles in the kernel's contract (x, w, out); in0, in1, out0 of a loop
+    its operands    the names of their roles in the kernel's contract (x, w, out); in0, in1, out0 of loops
     its values      v0, v1, … in a body and in an epilogue
 
 The name that the file uses follows `serves`, which only appears in comments, through `text.comment`.
@@ -24,6 +24,7 @@ from qcompiler.plan.contracts import contract_of
 from qcompiler.plan.dims import Dim, Expr, dim
 from qcompiler.plan.kernel import KernelSpec, Operand, ScalarProgram, Strict
 from qcompiler.plan.kinds.loop import LoopKernel
+from qcompiler.plan.kinds.parts import PartsKernel
 
 
 def numbered(spec: KernelSpec, number: int) -> KernelSpec:
@@ -55,6 +56,8 @@ def _operand_names(spec: KernelSpec) -> list[str]:
     if isinstance(spec.body, LoopKernel):
         inputs = len(spec.operands) - len(spec.body.body.yields)
         return [f"in{i}" if i < inputs else f"out{i - inputs}" for i in range(len(spec.operands))]
+    if isinstance(spec.body, PartsKernel):
+        return [f"{'in' if operand.access == 'r' else 'out'}{i}" for i, operand in enumerate(spec.operands)]
     roles = contract_of(spec).roles
     if len(roles) != len(spec.operands):
         raise PlanError(f"kernel '{spec.name}' has {len(spec.operands)} operands, not {len(roles)}")

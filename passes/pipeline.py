@@ -85,6 +85,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("select-kernels"),
     _stage("pack-weights"),
     _stage("lower-to-rt"),
+    _stage("merge-launches"),
     _stage("assign-streams"),
     _stage("plan-memory"),
     _stage("verify-schedule"),

@@ -25,6 +25,7 @@ from qcompiler.kernels.cpu.loop_form import (
     load,
     store,
     write,
+    write_part,
 )
 from qcompiler.kernels.cpu.vector import vector_obstacle, vector_statements
 from qcompiler.kernels.loop_nest import Loop, Nest, build_nest
@@ -46,6 +47,15 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
+    return write(*_formed(spec))
+
+
+def emit_part(spec: KernelSpec) -> str:
+    """The text without the function that launches it: see `write_part`."""
+    return write_part(*_formed(spec))
+
+
+def _formed(spec: KernelSpec) -> tuple[Nest, LoopForm]:
     nest = build_nest(spec)
     obstacle = vector_obstacle(nest.program)
     if "reduction" in nest.body.iterators:
@@ -57,7 +67,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     else:
         partner = _transposed_loop(nest)
         form = _vector(nest) if partner is None else _tile(nest, partner)
-    return write(nest, form)
+    return nest, form
 
 
 # --- vector ----------------------------------------------------------------------------------------------------------

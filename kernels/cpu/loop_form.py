@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
+from qcompiler.kernels.cpu.text import entry_function, pointer, symbol_declarations, task_function
 from qcompiler.kernels.loop_nest import Loop, Nest
 from qcompiler.kernels.text import c_dim, header_comment, indent, needed
 from qcompiler.plan.dims import Expr
@@ -33,13 +33,41 @@ class LoopForm:
 def write(nest: Nest, form: LoopForm) -> str:
     """The task function that walks its share of the items, and the function that launches it."""
     spec = nest.spec
-    limits = [*nest.limits(), *_chunk_limits(nest, form)]
-    items = f"const int64_t items = {' * '.join(loop.limit for loop in form.outer) or '1'};"
-    tasks = f"qc_tasks(items, {form.cost})"
+    run = [*_items(form), f"qc_run(ctx, op, sym, {_tasks(form)}, qk_{spec.name}_task);"]
+    launch = [*needed(_limits(nest, form), run), *run]
+    return "\n".join([_head_and_task(nest, form), entry_function(spec, launch)])
+
+
+def write_part(nest: Nest, form: LoopForm) -> str:
+    """The task function, and `qk_<spec>_tasks(sym)`, which is how many tasks the loop is worth: for a launch of several
+    parts."""
+    spec = nest.spec
+    count = [*_items(form), f"return {_tasks(form)};"]
+    lines = [*symbol_declarations(spec.symbols), *_limits(nest, form)]
+    text = "\n".join(indent([*needed(lines, count), *count]))
+    return "\n".join(
+        [_head_and_task(nest, form), f"static int64_t qk_{spec.name}_tasks(const int64_t* sym) {{\n{text}\n}}\n"]
+    )
+
+
+def _items(form: LoopForm) -> list[str]:
+    return [f"const int64_t items = {' * '.join(loop.limit for loop in form.outer) or '1'};"]
+
+
+def _tasks(form: LoopForm) -> str:
+    return f"qc_tasks(items, {form.cost})"
+
+
+def _limits(nest: Nest, form: LoopForm) -> list[str]:
+    return [*nest.limits(), *_chunk_limits(nest, form)]
+
+
+def _head_and_task(nest: Nest, form: LoopForm) -> str:
+    spec = nest.spec
     start, advance = _odometer(form.outer)
     walk = [
-        items,
-        f"const int64_t tasks = {tasks};",
+        *_items(form),
+        f"const int64_t tasks = {_tasks(form)};",
         "const int64_t begin = qc_share(items, task, tasks), end = qc_share(items, task + 1, tasks);",
         *_unless_empty(form.outer),
         *start,
@@ -47,11 +75,8 @@ def write(nest: Nest, form: LoopForm) -> str:
         *indent([*form.lines, *advance]),
         "}",
     ]
-    task = [*_pointers(nest), *needed(limits, walk), *walk]
-    run = [items, f"qc_run(ctx, op, sym, {tasks}, qk_{spec.name}_task);"]
-    launch = [*needed(limits, run), *run]
-    head = header_comment(spec, form.note)
-    return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])
+    task = [*_pointers(nest), *needed(_limits(nest, form), walk), *walk]
+    return "\n".join([header_comment(spec, form.note), task_function(spec, task)])
 
 
 def _pointers(nest: Nest) -> list[str]:

@@ -24,6 +24,7 @@ from qcompiler.kernels.cuda.loop_form import (
     index_type,
     kernel,
     live_operands,
+    part,
     shared_kernel,
     up,
     used_inputs,
@@ -54,6 +55,12 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     if not nest.parallel:
         return _one_element(nest)
     return _flat(nest) if partner is None else _tile(nest, partner)
+
+
+def emit_part(spec: KernelSpec) -> CudaKernel:
+    """A pointwise loop as one part of a launch, always in the flat form: shared memory is a kernel's own."""
+    nest = build_nest(spec, WORDS)
+    return part(_flat(nest) if nest.parallel else _one_element(nest), nest)
 
 
 def _body(nest: Nest, values: dict[int, str], indices: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.signature import signature
+from qcompiler.kernels.cuda.signature import part_signature, signature
 from qcompiler.kernels.loop_nest import Loop, Nest
 from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, indent, needed
 from qcompiler.plan.dims import Dim, Expr, dim, product
@@ -24,8 +24,8 @@ WIDEST = 8
 """The most elements of a group: 16 bytes of bf16, two accesses of f32."""
 
 _WORDS = """
-across aligned blockDim blockIdx chunk down gridDim group lane mask n other output outputs slice start threadIdx total
-unit units v warp whole
+across aligned block blockDim blockIdx chunk down gridDim group lane mask n other output outputs slice start
+threadIdx total unit units v warp whole
 """
 WORDS = frozenset(_WORDS.split()) | {f"{stem}{i}" for stem in ("tile", "partial", "other", "next") for i in range(64)}
 """Names that the emitted kernels use themselves."""
@@ -218,6 +218,23 @@ def _aligned(nest: Nest, i: int, others: Sequence[Loop], width: int) -> str:
 
 
 # --- whole kernels ---------------------------------------------------------------------------------------------------
+
+
+BLOCK = "blockIdx.x"
+PART_BLOCK = "block"
+"""The number of a kernel's block; of a block of one part of a launch."""
+
+
+def part(kernel: CudaKernel, nest: Nest) -> CudaKernel:
+    """A kernel without shared memory as a function that the kernel of a launch of several parts calls.
+
+    Its last parameter is the number of the block; threads past its own block size do not call it.
+    """
+    assert not kernel.geometry.shared
+    own = signature(nest.spec, kernel.geometry.threads, names=nest.names)
+    assert kernel.text.count(own) == 1
+    text = kernel.text.replace(own, part_signature(nest.spec, nest.names, PART_BLOCK)).replace(BLOCK, PART_BLOCK)
+    return CudaKernel(text, kernel.geometry, notes=kernel.notes)
 
 
 def kernel(

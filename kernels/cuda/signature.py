@@ -34,9 +34,20 @@ def parameters(spec: KernelSpec) -> list[tuple[str, str]]:
 def signature(spec: KernelSpec, threads: int, min_blocks: int | None = None, names: Sequence[str] | None = None) -> str:
     """The head of a kernel's definition, up to and including the opening brace. `names` are the operands' C++ names."""
     bounds = f"{threads}" if min_blocks is None else f"{threads}, {min_blocks}"
+    listed = ",\n        ".join(_declared(spec, names))
+    return f'extern "C" __global__ void __launch_bounds__({bounds}) qk_{spec.name}(\n        {listed}) {{'
+
+
+def part_signature(spec: KernelSpec, names: Sequence[str], block: str) -> str:
+    """The head of a function that is one part of a launch, and takes the number of its own block."""
+    listed = ",\n        ".join([*_declared(spec, names), f"int64_t const {block}"])
+    return f"QC_DEVICE void qk_{spec.name}(\n        {listed}) {{"
+
+
+def _declared(spec: KernelSpec, names: Sequence[str] | None) -> list[str]:
+    """The parameters' declarations."""
     own = [name for _, name in parameters(spec)]
     if names is not None:
         own[: len(names)] = names
     kinds = [kind for kind, _ in parameters(spec)]
-    listed = ",\n        ".join(f"{kind} const {name}" for kind, name in zip(kinds, own, strict=True))
-    return f'extern "C" __global__ void __launch_bounds__({bounds}) qk_{spec.name}(\n        {listed}) {{'
+    return [f"{kind} const {name}" for kind, name in zip(kinds, own, strict=True)]

@@ -34,13 +34,17 @@ class ValueMemory(Protocol):
 
 @dataclass
 class Draft:
-    """A kernel without a name. `body` has the one op; its block arguments match `operands`."""
+    """A kernel without a name. `body` has the one op; its block arguments match `operands`.
+
+    A kernel of several parts has more ops. `written` are then their results, one for each written operand.
+    """
 
     stem: str
     path: str
     operands: list[Operand] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     body: Block = field(default_factory=Block)
+    written: list[SSAValue] = field(default_factory=list)
 
     def add(self, name: str, access: Access, view: View) -> SSAValue:
         """Adds an operand; returns its block argument."""

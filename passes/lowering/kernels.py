@@ -16,7 +16,7 @@ from qcompiler.plan.kernel import Operand
 
 
 class KernelTable:
-    """Gives each draft a kernel name. Drafts with equal operands and an equal text of their op share a kernel."""
+    """Gives each draft a kernel name. Drafts with equal operands and an equal text of their ops share a kernel."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -61,7 +61,7 @@ def _identity(draft: Draft) -> str:
 def _kernel_op(name: str, draft: Draft) -> rt.KernelOp:
     last = draft.body.last_op
     assert last is not None
-    written: list[SSAValue] = list(last.results)
+    written: Sequence[SSAValue] = draft.written or last.results
     draft.body.add_op(rt.YieldOp(*written))
     return rt.KernelOp(name, symbols_of(draft.operands), draft.operands, Region(draft.body), draft.path)
 

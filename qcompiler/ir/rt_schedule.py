@@ -63,13 +63,21 @@ class Schedule:
             raise PlanError(f"buffer '{buffer}' lies in the arena '{arena}', which is not declared")
         return name_of(self.arenas[arena].device)
 
+    @staticmethod
+    def kernels_of(step: StepOp) -> list[str]:
+        """The kernels that a step may run; none for a step that is no launch."""
+        match step:
+            case LaunchOp():
+                return [step.kernel_name]
+            case SelectOp():
+                return [case.record.kernel for case in step.cases]
+        return []
+
     def accesses(self, step: StepOp) -> tuple[tuple[View, str], ...]:
         """Every view that a step touches, with "r", "w" or "rw". Record and wait touch none."""
         match step:
-            case LaunchOp():
-                kernels = [step.kernel_name]
-            case SelectOp():
-                kernels = [c.record.kernel for c in step.cases]
+            case LaunchOp() | SelectOp():
+                kernels = self.kernels_of(step)
             case CopyOp():
                 return (step.source.record, "r"), (step.target.record, "w")
             case TorchCallOp():

@@ -7,7 +7,7 @@
 
 A kernel writes every element of its "w" operands. It touches no element outside its operands' views. An emitter may
 rely on everything in the contract and on nothing else. A template that needs more adds it to the kind's declaration
-(plan/kinds), for every target. `loop` has a module of its own, loop_contract.py.
+(plan/kinds), for every target. `loop` and `parts` have modules of their own, loop_contract.py and parts_contract.py.
 """
 
 from __future__ import annotations

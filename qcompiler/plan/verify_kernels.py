@@ -1,8 +1,9 @@
 """Checks that each kernel touches only the elements of its operands, and writes its results in full.
 
 `verify_plan` proves that every view lies in its buffer, and assumes that a kernel writes all of a "w" operand. This
-module checks each kernel against its contract (contracts.py, loop_contract.py), at all sizes that an entry point
-launches it with. So an untrusted plan cannot make a kernel read or write elsewhere, or leave bytes unwritten.
+module checks each kernel against its contract (contracts.py, loop_contract.py, parts_contract.py), at all sizes that an
+entry point launches it with. So an untrusted plan cannot make a kernel read or write elsewhere, or leave bytes
+unwritten.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from qcompiler.errors import DimError, PlanError
 from qcompiler.plan.contracts import check_alignment, check_sizes, check_spec, contract_of
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.loop import LoopKernel
+from qcompiler.plan.kinds.parts import PartsKernel
 from qcompiler.plan.loop_contract import check_loop, check_loop_sizes
+from qcompiler.plan.parts_contract import check_parts, check_parts_sizes
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select
 from qcompiler.plan.sizes import Ranges
 
@@ -54,6 +57,8 @@ def check_contract(spec: KernelSpec) -> None:
     try:
         if isinstance(spec.body, LoopKernel):
             check_loop(spec)
+        elif isinstance(spec.body, PartsKernel):
+            check_parts(spec)
         else:
             check_spec(spec)
     except DimError as error:
@@ -63,13 +68,15 @@ def check_contract(spec: KernelSpec) -> None:
 def _check_sizes(spec: KernelSpec, ranges: Ranges) -> None:
     if isinstance(spec.body, LoopKernel):
         check_loop_sizes(spec, ranges)
+    elif isinstance(spec.body, PartsKernel):
+        check_parts_sizes(spec, ranges)
     else:
         check_sizes(spec, ranges)
 
 
 def _aligned_places(spec: KernelSpec) -> tuple[int, ...]:
     """The positions of the operands whose rows need a larger alignment than that of one element."""
-    if isinstance(spec.body, LoopKernel):
+    if isinstance(spec.body, LoopKernel | PartsKernel):
         return ()
     return tuple(place for place, role in enumerate(contract_of(spec).roles) if role.align > 1)
 

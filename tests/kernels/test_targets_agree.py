@@ -26,6 +26,7 @@ from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarO
 from qcompiler.plan.kinds import KINDS
 from qcompiler.plan.kinds.linear import LinearKernel, Window
 from qcompiler.plan.kinds.loop import AffineAccess
+from qcompiler.plan.kinds.parts import Part
 from qcompiler.plan.kinds.recurrent import GATES
 
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -297,11 +298,32 @@ def loops() -> Iterator[KernelSpec]:
         )  # fmt: skip
 
 
+def launches_of_parts() -> Iterator[KernelSpec]:
+    """A loop, and a row that is computed or copied, in every element type and with every type of index."""
+    for dtype, index in types(DTYPES, INDICES):
+        op = "arith.addf" if dtype in ALL_FLOATS else "arith.ori" if dtype == "i1" else "arith.addi"
+        twice = ScalarOp(result="r", op=op, dtype=dtype, args=("x", "x"))
+        ends = [plain("x", dtype, (3, 4)), plain("at", index, (1,)), plain("y", dtype, (3, 4), "w")]
+        ends += [plain(name, dtype, (3, 9, 4), "rw") for name in ("computed", "copied")]
+        loops = {
+            (ops, row): BODIES["loop"](
+                extents=(3, 4), iterators=("parallel", "parallel"),
+                body=ScalarProgram(inputs=(("x", dtype), ("old", dtype)), ops=ops, yields=(("r" if ops else "x"),)),
+                accesses=tuple(AffineAccess(offset=0, coefficients=(step, 1)) for step in (4, 36 if row else 4)),
+            )
+            for ops, row in (((twice,), False), ((twice,), True), ((), True))
+        }  # fmt: skip
+        apart, computed, copied = loops.values()
+        parts = (Part(operands=(0, 2), loop=apart), Part(operands=(0, 3), loop=computed, index=1),
+                 Part(operands=(0, 4), loop=copied, index=1))  # fmt: skip
+        yield make("parts", ends, parts=parts)
+
+
 SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
     "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
-    "loop": loops, "norm": norms, "order": orders, "quantize_rows": quantized_rows, "recurrent": recurrents,
-    "scan": scans, "scatter": scatters, "softmax": softmaxes, "top_p": top_ps,
+    "loop": loops, "norm": norms, "order": orders, "parts": launches_of_parts, "quantize_rows": quantized_rows,
+    "recurrent": recurrents, "scan": scans, "scatter": scatters, "softmax": softmaxes, "top_p": top_ps,
 }  # fmt: skip
 
 
@@ -326,7 +348,7 @@ def refusal(spec: KernelSpec, target: str) -> str | None:
 
 def test_both_targets_have_every_template() -> None:
     assert set(cpu.TEMPLATES) == set(cuda.TEMPLATES) == set(BODIES) == set(SPECS)
-    assert set(TEMPLATES.values()) | {"loop"} == set(BODIES)
+    assert set(TEMPLATES.values()) | {"loop", "parts"} == set(BODIES)
 
 
 @pytest.mark.parametrize("template", sorted(BODIES))

@@ -104,7 +104,7 @@ def _steps(imported: Any, target: str) -> Counter[str]:
     context = QCContext.default(weights=imported.weights.copy(), target=TARGETS[target], devices=(device,))
     decodes = "cache_position" in str(imported.module.body.block.first_op)[:2000]
     options = pass_options([("decode", {"s": (1, 1)}), ("prefill", {"s": (1, 24)})], None) if decodes else {}
-    run_pipeline(module, context, stages=with_options(upto("lower-to-rt"), options))
+    run_pipeline(module, context, stages=with_options(upto("merge-launches"), options))
     entries = [op for op in module.body.block.ops if isinstance(op, EntryOp) and not op.is_init]
     kernels = {op.sym for op in module.body.block.ops if isinstance(op, KernelOp)}
     (entry,) = [op for op in entries if op.sym in ("decode", "main")]

@@ -56,10 +56,16 @@ def draft(op: Operation, memory: ValueMemory) -> Draft:
 
 
 def spec_of(name: str, symbols: tuple[str, ...], operands: Operands, block: Block, serves: str) -> KernelSpec:
-    """The spec of a kernel with the region `block`; KernelSelectionError names an op without a template."""
+    """The spec of a kernel with the region `block`; several ops that have a template are its parts.
+
+    KernelSelectionError names an op without a template.
+    """
     compute = [op for op in block.ops if type(op) in BODIES]
-    if len(compute) != 1:
+    if not compute:
         names = ", ".join(op.name for op in block.ops)
-        raise KernelSelectionError(f"kernel '{name}' must hold exactly one op that has a template, it holds: {names}")
-    body = BODIES[type(compute[0])](compute[0], operands, serves)
+        raise KernelSelectionError(f"kernel '{name}' must hold an op that has a template, it holds: {names}")
+    if len(compute) > 1:
+        body = LOWERINGS["parts"].body(block, operands, serves)
+    else:
+        body = BODIES[type(compute[0])](compute[0], operands, serves)
     return KernelSpec(name=name, symbols=symbols, operands=tuple(operands), body=body, serves=serves)

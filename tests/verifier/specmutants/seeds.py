@@ -23,6 +23,7 @@ from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.kinds.linear import LinearKernel, Window
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.order import OrderKernel
+from qcompiler.plan.kinds.parts import Part, PartsKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.plan.kinds.recurrent import RecurrentKernel
 from qcompiler.plan.kinds.scan import ScanKernel
@@ -276,6 +277,25 @@ def index_update(kind: str) -> ProgramImage:
     return with_state(maker, "x", (2, 8, 6))
 
 
+def parts(kind: str) -> ProgramImage:
+    """A loop over a symbol's rows, a row of the state that is computed, and one of another state that is copied."""
+    doubled = loop("loop", ("s", 6), (operand("a", ("s", 6)), operand("b", ("s", 6), "w")), ((6, 1), (6, 1)),
+                   (op("t", "arith.addf", "in0", "in0"),))  # fmt: skip
+    row, kept = operand("src", (2, 6)), operand("x", (2, 8, 6), "rw")
+    negated = loop("loop", (2, 6), (row, kept), ((6, 1), (48, 1)), (op("n", "arith.negf", "in0"),))
+    copied = loop("loop", (2, 6), (row, kept), ((6, 1), (48, 1)), (), yields=("in0",))
+    operands = (
+        operand("a", ("s", 6)), row, operand("index", (1,), dtype="i64"), operand("out", ("s", 6), "w"),
+        kept, replace(kept, name="z"),
+    )  # fmt: skip
+    body = PartsKernel(parts=(
+        Part(operands=(0, 3), loop=doubled.body), Part(operands=(1, 4), loop=negated.body, index=2),
+        Part(operands=(1, 5), loop=copied.body, index=2),
+    ))  # type: ignore[arg-type]  # fmt: skip
+    maker = Maker({"s": (1, 4)}, kind).kernel(spec("parts", body, operands, "s"))
+    return with_state(maker, "x", (2, 8, 6))
+
+
 def scatter(kind: str) -> ProgramImage:
     operands = (
         operand("index", (2, "s", 6), dtype="i64"),
@@ -352,7 +372,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_plain, convolution,
         linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm, softmax, embedding,
-        embedding_plain, gather, gather_along, index_update, scatter, scan, top_k, argmax, top_p, whole,
+        embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax, top_p, whole,
     )
 }  # fmt: skip
 

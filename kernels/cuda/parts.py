@@ -1,0 +1,66 @@
+"""Small loops in one launch, as CUDA C++: each part has a range of the blocks.
+
+    int64_t block = blockIdx.x;
+    if (block < blocks of part 0) { part 0; return; }
+    block -= blocks of part 0;
+    …
+
+A block has as many threads as the part with the widest blocks.  A row number that is out of range, a negative one
+included, writes nothing (a kernel on the device cannot report it).
+"""
+
+from __future__ import annotations
+
+from qcompiler.kernels.cuda import loop
+from qcompiler.kernels.cuda.engines import CUDA_CORES
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
+from qcompiler.kernels.cuda.offsets import offset
+from qcompiler.kernels.cuda.signature import parameters, signature
+from qcompiler.kernels.text import c_dim, header_comment, indent
+from qcompiler.plan.dims import Expr, dim
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.parts import Part
+from qcompiler.plan.parts_contract import ROWS, part_specs, parts_body
+
+ENGINES = CUDA_CORES
+
+
+def emit(spec: KernelSpec, arch: str) -> CudaKernel:
+    """A launch of several parts for any architecture."""
+    del arch
+    loops = part_specs(spec)
+    emitted = [loop.emit_part(each) for each in loops]
+    threads = max(each.geometry.threads for each in emitted)
+    lines = ["int64_t block = blockIdx.x;"]
+    total = Expr.constant(0)
+    for number, (part, own, kernel) in enumerate(zip(parts_body(spec).parts, loops, emitted, strict=True)):
+        call = _call(spec, part, own)
+        width = kernel.geometry.threads
+        if width < threads:
+            call = [f"if (threadIdx.x < {width}) {{", *indent(call), "}"]
+        blocks = kernel.geometry.grid[0]
+        total = total + dim(blocks)
+        if number + 1 < len(loops):
+            lines += [f"if (block < {c_dim(blocks)}) {{", *indent([*call, "return;"]), "}"]
+            lines.append(f"block -= {c_dim(blocks)};")
+        else:
+            lines += call
+    note = f"{len(loops)} parts, each with blocks of its own"
+    head = [header_comment(spec, note, f"{threads} threads a block, {total} blocks"), signature(spec, threads)]
+    text = "\n".join([*(each.text for each in emitted), *head, *indent(lines), "}\n"])
+    return CudaKernel(text, Geometry((total.to_dim(), 1, 1), (threads, 1, 1)), notes=(note,))
+
+
+def _call(spec: KernelSpec, part: Part, own: KernelSpec) -> list[str]:
+    """Statements that compute one block of a part."""
+    names = [name for _, name in parameters(spec)]
+    arguments = [names[place] for place in part.operands]
+    symbols = names[len(spec.operands) :]
+    if part.index is None:
+        return [f"qk_{own.name}({', '.join([*arguments, *symbols, 'block'])});"]
+    index, x = spec.operands[part.index], spec.operands[part.operands[-1]]
+    arguments[-1] += f" + at * {c_dim(x.strides[ROWS])}"
+    return [
+        f"const int64_t at = (int64_t){names[part.index]}[{offset(index, ['0'])}];",
+        f"if (at >= 0 && at < {c_dim(x.shape[ROWS])}) qk_{own.name}({', '.join([*arguments, *symbols, 'block'])});",
+    ]

@@ -1,0 +1,42 @@
+"""parts: small pointwise loops in one launch. Its contract is qcompiler/plan/parts_contract.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qcompiler.plan.kernel_body import KernelBody, Symbols, volume
+from qcompiler.plan.kinds.loop import LoopKernel
+from qcompiler.plan.operands import ITEMSIZE, Operand, Strict
+
+
+class Part(Strict, frozen=True):
+    """One loop. `operands` are the numbers of its inputs and then of its outputs among the operands of the launch.
+
+    `index` is the number of an operand that holds one row number.  The one output of such a part is an operand x (rw;
+    outer, length, inner), of which the loop writes the row ``x[:, index[0], :]``: its accesses count from
+    ``x[0, 0, 0]`` and do not move along the axis of rows.
+    """
+
+    operands: tuple[int, ...]
+    loop: LoopKernel
+    index: int | None = None
+
+
+class PartsKernel(KernelBody, frozen=True, tag="parts"):
+    """Loops that do not depend on each other.
+
+    No part touches what another one writes.  Row numbers are in [0, length): others, negative ones included, are
+    reported before any part writes (on CUDA: that part writes nothing).
+    """
+
+    parts: tuple[Part, ...]
+
+    def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
+        return sum(part.loop.operations(operands, symbols) for part in self.parts)
+
+    def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
+        """Of an operand that is written by rows, one row."""
+        if operand.access != "rw":
+            return stored
+        outer, _, inner = operand.shape
+        return volume((outer, inner), symbols) * ITEMSIZE[operand.dtype]
