@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from qcompiler import formats
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.layouts.pairs import obstacle
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.pairs import PAIR_LAYOUTS, stored_rows
@@ -22,6 +25,9 @@ def in_panels(spec: KernelSpec) -> KernelSpec:
     if not isinstance(body, LinearKernel) or w.layout not in PAIR_LAYOUTS:
         return spec
     rows, cols = (int(size) for size in w.shape)
+    why = obstacle(None if w.format is None else formats.get(w.format.name, **w.format.params), cols)
+    if why is not None:
+        raise KernelSelectionError(f"kernel '{spec.name}': its weight cannot be in layout '{w.layout}': {why}")
     plain = msgspec.structs.replace(w, shape=(stored_rows(rows), cols), layout=PAIR_LAYOUTS[w.layout])
     return msgspec.structs.replace(
         spec,
