@@ -1,7 +1,8 @@
-"""What merging linears that read the same rows is worth on a CPU: a decode step with and without it, in pairs.
+"""What putting linears together that read the same rows is worth on a CPU: a decode step with and without it, in pairs.
 
     python benchmarks/merged_cpu.py                  # hidden 256, 1024 and 2048, nf4 and q4_K
     python benchmarks/merged_cpu.py --hidden 256 --pairs 500
+    python benchmarks/merged_cpu.py --apart '*.up_proj'      # gate and up as one linear, and apart
 
 A Llama of four layers with random weights and a static cache, one token at a time.  The two programs take turns in one
 process, and change who begins; the figure is the median of the ratios of neighbours, so that what else the machine does
@@ -37,13 +38,13 @@ def model(hidden: int) -> Any:
     return made
 
 
-def programs(hidden: int, quant: str) -> list[qc.Program]:
-    """The step merged, and with every linear apart."""
+def programs(hidden: int, quant: str, apart: tuple[str, ...]) -> list[qc.Program]:
+    """The step merged, and with the linears apart that `apart` names."""
     from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
     size = ("s", 1, 32)
     found = []
-    for separate in ((), ("*",)):
+    for separate in ((), apart):
         step = TorchExportableModuleWithStaticCache(model(hidden), batch_size=1, max_cache_len=LENGTH)
         found.append(
             qc.qcompile(
@@ -57,9 +58,9 @@ def programs(hidden: int, quant: str) -> list[qc.Program]:
     return found
 
 
-def measure(hidden: int, quant: str, pairs: int) -> str:
+def measure(hidden: int, quant: str, pairs: int, separate: tuple[str, ...]) -> str:
     """One row of the table."""
-    made = programs(hidden, quant)
+    made = programs(hidden, quant, separate)
     sessions = [program.session() for program in made]
     ids = torch.tensor([[5]])
     times: list[list[float]] = [[], []]
@@ -87,12 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 1024, 2048])
     parser.add_argument("--quant", nargs="+", default=["nf4", "q4_K"])
     parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--apart", nargs="+", default=["*"], help="globs of what stays apart in the second program")
     given = parser.parse_args(arguments)
     print("| hidden | format | launches | apart, µs | merged, µs | merged / apart (quartiles) |")
     print("|---|---|---|---|---|---|", flush=True)
     for hidden in given.hidden:
         for quant in given.quant:
-            print(measure(hidden, quant, given.pairs), flush=True)
+            print(measure(hidden, quant, given.pairs, tuple(given.apart)), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cpu import linear_int8 as linear_int8_cpu
 from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.kernels.cuda import linear_int8 as linear_int8_cuda
+from qcompiler.kernels.layouts import pairs
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType, FormatRef
+from qcompiler.plan.pairs import PAIR_LAYOUTS
 
 MClass = Literal["1", "2-8", "9-64", "large"]
 FLOATS: tuple[DType, ...] = ("f32", "bf16", "f16")
@@ -39,6 +42,8 @@ class LinearQuery:
     """All instruction sets or architectures that the plan must serve."""
     codes: bool = False
     """Whether x is int8 rows, so that the kernel multiplies codes."""
+    pairs: bool = False
+    """Whether the epilogue combines rows of the weight's two halves, which needs a layout of its own."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +164,22 @@ def choose_linear(query: LinearQuery) -> KernelChoice:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise KernelSelectionError(f"no linear kernel covers M in [{low}, {high}] ({reasons})")
     layout = weight_layout if query.constant_weight else None
+    if query.pairs:
+        layout = pairs_layout(query)
     rejected += engines(query) if query.codes else []
     return KernelChoice(tuple(cases), layout, tuple(rejected))
+
+
+def pairs_layout(query: LinearQuery) -> str:
+    """The layout in which rows of both halves share panels. KernelSelectionError if the weight cannot have it."""
+    fmt = None if query.format is None else formats.get(query.format.name, **query.format.params)
+    why = pairs.obstacle(fmt, query.k) if query.constant_weight else "it is computed by the program"
+    if why is not None:
+        raise KernelSelectionError(
+            f"a linear combines pairs of rows, and its weight cannot be put in their order: {why}; "
+            "turn the pass fuse-glu off for it with QuantConfig(separate=…)"
+        )
+    return next(name for name, plain in PAIR_LAYOUTS.items() if plain == LINEAR[query.kind][1])
 
 
 def _refusal(candidate: Candidate, query: LinearQuery) -> str | None:

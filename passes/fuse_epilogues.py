@@ -105,27 +105,38 @@ def _before_reshape(linear: qc.LinearOp) -> qc.LinearOp | None:
 
 
 def _only_reader(linear: qc.LinearOp) -> ops.GenericOp | None:
-    readers = {use.operation for use in linear.result.uses}
+    consumer = combining_reader([linear.result])
+    return consumer if consumer is not None and tensor_dtype(linear.result.type) in _STORED else None
+
+
+def combining_reader(values: Sequence[SSAValue]) -> ops.GenericOp | None:
+    """The pointwise nest of floats that alone reads some values of one shape, if its result has that shape, too."""
+    readers = {use.operation for value in values for use in value.uses}
     if len(readers) != 1:
         return None
     consumer = readers.pop()
     if (
         not isinstance(consumer, ops.GenericOp)
-        or consumer.parent is not linear.parent
+        or consumer.parent is not values[0].owner.parent
         or not loops.is_pointwise(consumer)
     ):
         return None
-    same_shape = shape_of(consumer.res[0].type) == shape_of(linear.result.type)
+    same_shape = shape_of(consumer.res[0].type) == shape_of(values[0].type)
     indexed = any(isinstance(each, ops.IndexOp) for each in consumer.body.block.ops)
-    stored = tensor_dtype(consumer.res[0].type) in _STORED and tensor_dtype(linear.result.type) in _STORED
+    stored = tensor_dtype(consumer.res[0].type) in _STORED
     return consumer if same_shape and stored and not indexed else None
+
+
+def pointwise_accesses(consumer: ops.GenericOp) -> list[tuple[SSAValue, Index]]:
+    """The inputs of a pointwise nest, indexed by the dims of its result."""
+    inverse = loops.inverse_permutation(loops.output_index(consumer))
+    assert inverse is not None
+    return [(v, loops.compose(i, inverse)) for v, i in loops.inputs_of(consumer)]
 
 
 def _accesses(linear: qc.LinearOp, consumer: ops.GenericOp) -> list[tuple[SSAValue, Index]] | None:
     """The consumer's inputs, each with its index over the dims of the result. None if an input cannot be an extra."""
-    inverse = loops.inverse_permutation(loops.output_index(consumer))
-    assert inverse is not None
-    accesses = [(v, loops.compose(i, inverse)) for v, i in loops.inputs_of(consumer)]
+    accesses = pointwise_accesses(consumer)
     rank = len(shape_of(linear.result.type))
     for value, index in accesses:
         if value is linear.result:
@@ -162,11 +173,11 @@ def _with_bias(linear: qc.LinearOp, consumer: ops.GenericOp, bias: SSAValue) -> 
 
 def _with_epilogue(linear: qc.LinearOp, consumer: ops.GenericOp, accesses: Accesses) -> tuple[qc.LinearOp, int]:
     """The linear with the consumer's body appended to its epilogue, placed where the consumer stands."""
-    body = linear.epilogue.detach_block(0) if linear.epilogue.blocks else _rounding(linear)
+    body = linear.epilogue.detach_block(0) if linear.epilogue.blocks else rounding(linear)
     terminator = body.last_op
     assert terminator is not None
     extras = list(linear.extras)
-    known = {value: body.args[1 + n] for n, value in enumerate(extras)}
+    known = {value: body.args[linear.sums + n] for n, value in enumerate(extras)}
     out_shape = shape_of(linear.result.type)
     arguments: list[SSAValue] = []
     for value, index in accesses:
@@ -183,12 +194,14 @@ def _with_epilogue(linear: qc.LinearOp, consumer: ops.GenericOp, accesses: Acces
     terminator.operands = [result]
     pairs = loops.delete_rounding_pairs(body)
     loops.tidy_body(body)
-    fused = qc.LinearOp(linear.x, linear.w, linear.bias, consumer.res[0].type, extras, Region(body))
+    fused = qc.LinearOp(
+        linear.x, linear.w, linear.bias, consumer.res[0].type, extras, Region(body), pairs=linear.combines_pairs
+    )
     loops.insert_before(consumer, fused)
     return fused, pairs
 
 
-def _rounding(linear: qc.LinearOp) -> Block:
+def rounding(linear: qc.LinearOp) -> Block:
     """The epilogue that a linear without one has: one rounding to the element type."""
     body = Block(arg_types=[ELEMENT_TYPES["f32"]])
     dtype = tensor_dtype(linear.result.type)

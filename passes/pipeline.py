@@ -81,6 +81,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("fuse-epilogues"),
     _stage("fuse-elementwise"),
     _stage("assign-devices"),
+    _stage("fuse-glu"),
     _stage("merge-linears"),
     _stage("select-kernels"),
     _stage("pack-weights"),

@@ -48,6 +48,16 @@ template <class T, class V> QC_INLINE void qg_store_lanes(T* p, V x, int lanes) 
     else vstore_n(p, x, lanes);
 }
 
+// The sums of up to 16 pairs of rows, from those of one panel or two, each of which has 8 of the first half of w's rows
+// and then the same 8 of the second.
+QC_INLINE void qg_pairs(const float* sums, int64_t left, float (&pairs)[2][16]) {
+    for (int half = 0; half < 2; half++) {
+        memcpy(pairs[half], sums + 8 * half, 32);
+        if (left > 16) memcpy(pairs[half] + 8, sums + 16 + 8 * half, 32);
+        else memset(pairs[half] + 8, 0, 32);
+    }
+}
+
 // --- one matrix product ----------------------------------------------------------------------------------------------
 
 struct qg_job;

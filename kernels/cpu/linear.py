@@ -23,6 +23,7 @@ from qcompiler.formats import Format
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text, vector
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT, panel_weight
+from qcompiler.kernels.paired import columns_of, in_panels
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
@@ -100,6 +101,7 @@ def headers(spec: KernelSpec) -> tuple[str, ...]:
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch bytes per thread."""
+    spec = in_panels(spec)
     body = spec.body
     assert isinstance(body, LinearKernel)
     if body.codes:
@@ -194,11 +196,13 @@ def _lane(operand: Operand, name: str) -> str:
 
 def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, Operand]]) -> list[str]:
     """Statements that finish 16 columns at row m, column n."""
-    bias = " + qg_load_lanes(bias + n, lanes)" if body.has_bias else ""
-    lines = [f"const vf sum = vload(sums + j){bias};"]
+    totals, lines = _totals(spec, body), []
+    for total, sums, place in totals:
+        bias = f" + qg_load_lanes(bias + {place}, lanes)" if body.has_bias else ""
+        lines.append(f"const vf {total} = vload({sums}){bias};")
     result = "sum"
     if body.epilogue is not None:
-        inputs = ["sum"]
+        inputs = [total for total, _, _ in totals]
         for name, operand in extras:
             inputs.append(f"{name}_n")
             lines.append(f"const {text.VECTOR_TYPES[operand.dtype]} {name}_n = {_lanes(operand, name)};")
@@ -208,12 +212,21 @@ def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
     return [*lines, f"qg_store_lanes(out + n, {result}, lanes);"]
 
 
+def _totals(spec: KernelSpec, body: LinearKernel) -> list[tuple[str, str, str]]:
+    """(name, where its 16 sums begin, where their biases begin) of each input of the epilogue that is a sum."""
+    if not body.pairs:
+        return [("sum", "sums + j", "n")]
+    return [("sum", "pairs[0]", "n"), ("other", "pairs[1]", f"n + {columns_of(spec)}")]
+
+
 def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, Operand]]) -> list[str]:
     """The same, column by column, for an epilogue without a vector form."""
     assert body.epilogue is not None
-    bias = " + qc_load(bias + n + l)" if body.has_bias else ""
-    lines = [f"const float sum = sums[j + l]{bias};"]
-    inputs = ["sum"]
+    totals, lines = _totals(spec, body), []
+    for total, sums, place in totals:
+        bias = f" + qc_load(bias + {place} + l)" if body.has_bias else ""
+        lines.append(f"const float {total} = ({sums})[l]{bias};")
+    inputs = [total for total, _, _ in totals]
     for name, operand in extras:
         inputs.append(f"{name}_n")
         lines.append(f"const {shared.VALUE_TYPES[operand.dtype]} {name}_n = {_lane(operand, name)};")
@@ -230,17 +243,26 @@ def finish_of(spec: KernelSpec, body: LinearKernel) -> str:
     inner = _vector_body(spec, body, extras) if obstacle is None else _scalar_body(spec, body, extras)
     rows = [_row(operand, i, f"e{i}") for i, (_, operand) in enumerate(extras, first)]
     rows.append(_row(spec.operands[-1], len(spec.operands) - 1, "out"))
+    columns = [
+        "for (int64_t j = 0; j < cols; j += 16) {",
+        "    const int64_t n = n0 + j;",
+        "    const int lanes = (int)qc_min(cols - j, 16);",
+    ]
+    if body.pairs:  # two panels are 16 pairs
+        columns = [
+            "for (int64_t j = 0; j < cols; j += 32) {",
+            "    const int64_t n = (n0 + j) / 2;",
+            f"    const int lanes = (int)qc_min(qc_min(cols - j, 32) / 2, {columns_of(spec)} - n);",
+            "    if (lanes <= 0) break;",
+            "    float pairs[2][16];",
+            "    qg_pairs(sums + j, cols - j, pairs);",
+        ]
     lines = [
         *([text.pointer(spec.operands[2], 2, "bias", "job->op")] if body.has_bias else []),
         "for (int64_t i = 0; i < rows; i++) {",
         "    const int64_t m = m0 + i;",
         "    const float* const sums = tile + i * stride;",
-        *shared.indent(rows),
-        "    for (int64_t j = 0; j < cols; j += 16) {",
-        "        const int64_t n = n0 + j;",
-        "        const int lanes = (int)qc_min(cols - j, 16);",
-        *shared.indent(inner, 2),
-        "    }",
+        *shared.indent([*rows, *columns, *shared.indent(inner), "}"]),
         "}",
     ]
     return finish_function(spec, lines)
@@ -286,6 +308,7 @@ def _source(x: Operand, window: Window | None) -> list[str]:
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text: the values of the codes, the finish function, ``qk_<name>``. KernelSelectionError without a suitable
     kernel."""
+    spec = in_panels(spec)
     body = spec.body
     assert isinstance(body, LinearKernel)
     if body.codes:

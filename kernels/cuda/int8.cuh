@@ -213,12 +213,21 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
         hand_over(warp);
         __syncthreads();
     }
-    if (threadIdx.x >= 128 || token >= live) return;
+    const bool mine = threadIdx.x < 128 && token < live;
     if constexpr (ONE) {
-        for (int j = 0; j < WARPS; j++) sum += sums_of[j * 128 + threadIdx.x];
-        total = total + qi_term<P>(sum, ones, qi_parts<P>(w, panel * 16 + row, 0));
+        if (mine) {
+            for (int j = 0; j < WARPS; j++) sum += sums_of[j * 128 + threadIdx.x];
+            total = total + qi_term<P>(sum, ones, qi_parts<P>(w, panel * 16 + row, 0));
+        }
     }
-    finish(total * qi_scale<W>(rows, x_row, token), m0 + token, panel * 16 + row);
+    if (mine) total = total * qi_scale<W>(rows, x_row, token);
+    if constexpr (P::pairs) {  // the thread of row r + 8 hands its sum to that of row r
+        if (mine) sums_of[threadIdx.x] = __float_as_int(total);
+        __syncthreads();
+        if (mine && row < 8) finish(total, __int_as_float(sums_of[threadIdx.x + 64]), m0 + token, panel * 8 + row);
+    } else if (mine) {
+        finish(total, m0 + token, panel * 16 + row);
+    }
 }
 
 // --- more rows: a panel per warp, 8 * BLOCKS tokens per block --------------------------------------------------------
@@ -288,8 +297,14 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* x, int64_t x_row, 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int token = 8 * b + 2 * t + i % 2;
-            if (token < live)
-                finish(total[b][i] * qi_scale<W>(rows, x_row, token), m0 + token, mine * 16 + g + i / 2 * 8);
+            if (P::pairs && i >= 2) continue;  // the other half of a pair
+            if (token < live) {
+                const float scale = qi_scale<W>(rows, x_row, token);
+                if constexpr (P::pairs)
+                    finish(total[b][i] * scale, total[b][i + 2] * scale, m0 + token, mine * 8 + g);
+                else
+                    finish(total[b][i] * scale, m0 + token, mine * 16 + g + i / 2 * 8);
+            }
         }
 }
 

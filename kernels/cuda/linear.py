@@ -17,6 +17,7 @@ from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.linear_finish import linear_body
 from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.kernels.cuda.weights import LAYOUT, Weight, weight_of
+from qcompiler.kernels.paired import in_panels
 from qcompiler.plan.kernel import DType, KernelSpec
 
 __all__ = ["ENGINES", "LAYOUT", "check", "decision_of", "emit", "engine_of", "facts_of", "linear_body", "weight_of"]
@@ -41,6 +42,7 @@ def facts_of(x: DType, weight: Weight, m_class: str, *, windows: bool) -> engine
 
 def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
     """The engine of a linear on `arch`, and why not the others."""
+    spec = in_panels(spec)
     body, (x, w) = linear_body(spec), spec.operands[:2]
     facts = facts_of(x.dtype, weight_of(spec.name, w), body.m_class, windows=body.window is not None)
     return engines.choose(ENGINES, facts, arch_number(arch))
@@ -53,6 +55,7 @@ def engine_of(spec: KernelSpec, arch: str) -> Literal["fma", "mma"]:
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry of one linear on `arch`. KernelSelectionError for operands without a kernel."""
+    spec = in_panels(spec)
     if linear_body(spec).codes:
         return linear_int8.emit(spec, arch)
     check(spec)

@@ -6,11 +6,12 @@ finish_of(spec)            the function `qk_<name>_finish`: bias, epilogue, one 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.signature import parameters
 from qcompiler.kernels.cuda.weights import block
+from qcompiler.kernels.paired import columns_of
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, identifier, indent
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec, Operand
@@ -30,29 +31,41 @@ class Finish:
 
     `definition` defines ``qk_<name>_finish(sum, m, n, …)``, which stores element (m, n) if it lies inside the result,
     and ``qk_<name>_finish_group(sums, m, n, …)``, which stores `group` elements from there on along n: 16 bytes at a
-    time where they are inside and aligned.
+    time where they are inside and aligned.  Where the epilogue combines `pairs` of rows, both take a second sum (an
+    array of them) behind the first: of the pair's row in the other half.  `n` is then the pair's number.
     """
 
     definition: str
     name: str
     arguments: tuple[str, ...]
     group: int
+    pairs: bool = False
 
-    def call(self, total: str, m: str, n: str) -> str:
-        """The statement that finishes the fp32 sum `total` of element (m, n)."""
-        return f"{self.name}({', '.join((total, m, n, *self.arguments))});"
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Names of the arrays that `call_group` finishes."""
+        return ("sums", "others") if self.pairs else ("sums",)
 
-    def call_group(self, sums: str, m: str, n: str) -> str:
-        """The statement that finishes the array `sums` of elements (m, n), (m, n + 1) …"""
-        return f"{self.name}_group({', '.join((sums, m, n, *self.arguments))});"
+    def call(self, totals: tuple[str, ...], m: str, n: str) -> str:
+        """The statement that finishes the fp32 sum, or the two of a pair, of element (m, n)."""
+        return f"{self.name}({', '.join((*totals, m, n, *self.arguments))});"
+
+    def call_group(self, sums: tuple[str, ...], m: str, n: str) -> str:
+        """The statement that finishes the array, or the two arrays, of sums of elements (m, n), (m, n + 1) …"""
+        return f"{self.name}_group({', '.join((*sums, m, n, *self.arguments))});"
+
+    def arrays(self, sums: tuple[str, ...]) -> str:
+        """The parameters that such arrays are."""
+        return ", ".join(f"const float (&{name})[{self.group}]" for name in sums)
 
 
 def finish_of(spec: KernelSpec) -> Finish:
     """Bias, epilogue, one rounding, store. The arguments are the kernel's own parameters, under their names."""
     body, out = linear_body(spec), spec.operands[-1]
     lines, result = _value(spec)
+    columns = columns_of(spec)
     target = f"{identifier(out.name)} + {_place(out)}"
-    inside = f"m >= {c_dim(body.m)} || n >= {body.n}"
+    inside = f"m >= {c_dim(body.m)} || n >= {columns}"
     used = set(re.findall(r"\w+", " ".join((*lines, target, inside))))
     passed = [(kind, name) for kind, name in parameters(spec) if name in used]
     name, group = f"qk_{spec.name}_finish", 16 // ITEMSIZE[out.dtype]
@@ -60,41 +73,46 @@ def finish_of(spec: KernelSpec) -> Finish:
     arguments = tuple(argument for _, argument in passed)
     given = "".join(f", {argument}" for argument in arguments)
     values = VALUE_TYPES[out.dtype]
+    finish = Finish("", name, arguments, group, body.pairs)
+    one, each = ("sum", "other")[: body.sums], finish.sums
+    taken = ", ".join(f"float {total}" for total in one)
     definition = [
-        f"QC_DEVICE {values} {name}_value(float sum, int64_t m, int64_t n{head}) {{",
+        f"QC_DEVICE {values} {name}_value({taken}, int64_t m, int64_t n{head}) {{",
         *indent([*lines, f"return {result};"]),
         "}",
-        f"QC_DEVICE void {name}(float sum, int64_t m, int64_t n{head}) {{",
+        f"QC_DEVICE void {name}({taken}, int64_t m, int64_t n{head}) {{",
         f"    if ({inside}) return;",
-        f"    qc_store({target}, {name}_value(sum, m, n{given}));",
+        f"    qc_store({target}, {name}_value({', '.join(one)}, m, n{given}));",
         "}",
-        f"QC_DEVICE void {name}_group(const float (&sums)[{group}], int64_t m, int64_t n{head}) {{",
+        f"QC_DEVICE void {name}_group({finish.arrays(each)}, int64_t m, int64_t n{head}) {{",
         f"    {STORAGE_TYPES[out.dtype]}* const to = {target};",
-        f"    if (m < {c_dim(body.m)} && n + {group} <= {body.n} && ((uint64_t)to & 15) == 0) {{",
+        f"    if (m < {c_dim(body.m)} && n + {group} <= {columns} && ((uint64_t)to & 15) == 0) {{",
         f"        {values} v[{group}];",
         "#pragma unroll",
-        f"        for (int i = 0; i < {group}; i++) v[i] = {name}_value(sums[i], m, n + i{given});",
+        f"        for (int i = 0; i < {group}; i++)",
+        f"            v[i] = {name}_value({', '.join(f'{sums}[i]' for sums in each)}, m, n + i{given});",
         "        qc_store_16(to, v);",
         "    } else {",
         "#pragma unroll 1",
-        f"        for (int i = 0; i < {group}; i++) {name}(qc_pick(sums, i), m, n + i{given});",
+        f"        for (int i = 0; i < {group}; i++)",
+        f"            {name}({', '.join(f'qc_pick({sums}, i)' for sums in each)}, m, n + i{given});",
         "    }",
         "}",
     ]
-    return Finish(block(definition), name, arguments, group)
+    return replace(finish, definition=block(definition))
 
 
 def _value(spec: KernelSpec) -> tuple[list[str], str]:
-    """(statements, expression) of a result from `sum`, before rounding."""
-    body, lines, total = linear_body(spec), list[str](), "sum"
+    """(statements, expression) of a result from `sum`, or from the `sum` and the `other` of a pair, before rounding."""
+    body, lines, inputs = linear_body(spec), list[str](), ["sum", "other"][: linear_body(spec).sums]
     if body.has_bias:
         bias = spec.operands[2]
-        step = _times("n", c_dim(bias.strides[0]) if bias.strides else "1")
-        lines.append(f"const float biased = sum + {_element(bias, step)};")
-        total = "biased"
+        stride = c_dim(bias.strides[0]) if bias.strides else "1"
+        for number, (total, n) in enumerate(zip(inputs, ("n", f"(n + {columns_of(spec)})"), strict=False)):
+            inputs[number] = ("biased", "other_biased")[number]
+            lines.append(f"const float {inputs[number]} = {total} + {_element(bias, _times(n, stride))};")
     if body.epilogue is None:
-        return lines, total
-    inputs = [total]
+        return lines, inputs[0]
     for i, operand in enumerate(_extras(spec)):
         lines.append(f"const {VALUE_TYPES[operand.dtype]} e{i} = {_element(operand, _place(operand))};")
         inputs.append(f"e{i}")

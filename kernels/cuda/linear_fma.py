@@ -22,6 +22,7 @@ from qcompiler.kernels.layouts.panels import planes
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.pairs import HALF
 
 RING = 4
 """The most tiles in flight per warp lane: 64 bytes."""
@@ -106,11 +107,7 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
         f"        {live}, blockIdx.x, x_tile, {table},",
         f"        {first}, {'threadIdx.x' if one_pass else 'thread'}, partial);",
         "__syncthreads();",
-        f"for (int i = threadIdx.x; i < {16 * shape.rows}; i += {threads}) {{",
-        "    float sum = 0.0f;",
-        f"    for (int warp = 0; warp < {shape.warps}; warp++) sum += partial[warp * {16 * shape.rows} + i];",
-        "    " + finish.call("sum", f"{m0} + i / 16", "(int64_t)blockIdx.x * 16 + i % 16"),
-        "}",
+        *(_paired_stores if finish.pairs else _stores)(finish, shape, m0),
     ]
     if not one_pass:
         step = f"(int64_t)gridDim.y * {shape.rows}"
@@ -131,6 +128,32 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
         f"x at a time; {shared.nbytes} bytes of shared memory"
     )
     return _kernel(spec, weight, finish, geometry, lines, (note,), engine)
+
+
+def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:
+    """The statements that finish the panel's sums, one in each thread."""
+    return [
+        f"for (int i = threadIdx.x; i < {16 * shape.rows}; i += {32 * shape.warps}) {{",
+        "    float sum = 0.0f;",
+        f"    for (int warp = 0; warp < {shape.warps}; warp++) sum += partial[warp * {16 * shape.rows} + i];",
+        "    " + finish.call(("sum",), f"{m0} + i / 16", "(int64_t)blockIdx.x * 16 + i % 16"),
+        "}",
+    ]
+
+
+def _paired_stores(finish: Finish, shape: Few, m0: str) -> list[str]:
+    """The same for the panel's pairs: rows r and r + 8."""
+    return [
+        f"for (int i = threadIdx.x; i < {HALF * shape.rows}; i += {32 * shape.warps}) {{",
+        f"    const float* const from = partial + i / {HALF} * 16 + i % {HALF};",
+        "    float sum = 0.0f, other = 0.0f;",
+        f"    for (int warp = 0; warp < {shape.warps}; warp++) {{",
+        f"        sum += from[warp * {16 * shape.rows}];",
+        f"        other += from[warp * {16 * shape.rows} + {HALF}];",
+        "    }",
+        "    " + finish.call(("sum", "other"), f"{m0} + i / {HALF}", f"(int64_t)blockIdx.x * {HALF} + i % {HALF}"),
+        "}",
+    ]
 
 
 def code_table(shared: SharedMemory, weight: Weight, limit: int) -> str:
@@ -224,19 +247,46 @@ def emit_tiled(spec: KernelSpec) -> CudaKernel:
 def _tiled_stores(finish: Finish, rows: int, columns: int) -> list[str]:
     """The statements that finish a thread's `sums`, a row of them at a time if one store takes a row."""
     row, column = f"m0 + threadIdx.x / 16 * {rows}", f"n0 + threadIdx.x % 16 * {columns}"
+    if finish.pairs:
+        return _paired_tiled_stores(finish, rows, columns)
     if columns == finish.group:
         return [
             "#pragma unroll 1",
             f"for (int i = 0; i < {rows}; i++) {{",
             f"    float mine[{columns}];",
             "    qc_pick_row(sums, i, mine);",
-            "    " + finish.call_group("mine", f"{row} + i", column),
+            "    " + finish.call_group(("mine",), f"{row} + i", column),
             "}",
         ]
     return [
         "#pragma unroll 1",
         f"for (int i = 0; i < {rows * columns}; i++)",
-        "    " + finish.call("qc_pick(sums, i)", f"{row} + i / {columns}", f"{column} + i % {columns}"),
+        "    " + finish.call(("qc_pick(sums, i)",), f"{row} + i / {columns}", f"{column} + i % {columns}"),
+    ]
+
+
+def _paired_tiled_stores(finish: Finish, rows: int, columns: int) -> list[str]:
+    """The same for pairs: the other half's sums are those of the thread `HALF // columns` further on in the warp."""
+    apart = HALF // columns
+    row, column = f"m0 + threadIdx.x / 16 * {rows} + i", f"n0 / 2 + place / {2 * apart} * {HALF}"
+    names = ("mine", "others")
+    whole = [finish.call_group(names, row, f"{column} + place % {apart} * {columns}")]
+    if columns != finish.group:
+        totals = tuple(f"qc_pick({name}, j)" for name in names)
+        call = finish.call(totals, row, f"{column} + place % {apart} * {columns} + j")
+        whole = ["#pragma unroll 1", f"for (int j = 0; j < {columns}; j++)", f"    {call}"]
+    return [
+        "const int place = threadIdx.x % 16;",
+        "#pragma unroll 1",
+        f"for (int i = 0; i < {rows}; i++) {{",
+        f"    float mine[{columns}], others[{columns}];",
+        "    qc_pick_row(sums, i, mine);",
+        "#pragma unroll",
+        f"    for (int j = 0; j < {columns}; j++) others[j] = __shfl_xor_sync(QC_ALL_LANES, mine[j], {apart});",
+        f"    if (place % {2 * apart} < {apart}) {{",
+        *indent(whole, 2),
+        "    }",
+        "}",
     ]
 
 

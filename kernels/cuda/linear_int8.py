@@ -64,8 +64,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     shared.add("runs", "int", tokens * segments, 4)
     lines = [
         *shared.declarations(),
-        "const auto finish = [&](float sum, int64_t m, int64_t n) {",
-        f"    {finish.call('sum', 'm', 'n')}",
+        f"const auto finish = [&](float sum{', float other' * body.pairs}, int64_t m, int64_t n) {{",
+        f"    {finish.call(('sum', 'other') if body.pairs else ('sum',), 'm', 'n')}",
         "};",
         call,
     ]
@@ -107,6 +107,7 @@ def _struct(name: str, weight: Weight, product: IntegerProduct, spec: KernelSpec
         f"    typedef {weight.struct} weight;",
         f"    static constexpr int64_t group = {product.columns(weight.cols)};",
         f"    static constexpr int offset = {offset};",
+        f"    static constexpr bool pairs = {str(linear_body(spec).pairs).lower()};",
         f"    static constexpr bool affine = {str(product.intercept is not None).lower()};",
         f"    static QC_DEVICE float slope(const weight::parts& p) {{ return {slope}; }}",
         f"    static QC_DEVICE float intercept(const weight::parts& p) {{ return {zero}; }}",

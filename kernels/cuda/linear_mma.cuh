@@ -317,15 +317,30 @@ template <int GROUP> QC_DEVICE void qm_read(const float* from, float (&v)[GROUP]
     }
 }
 
+// The sums of WARPS_K parts that are STEP floats apart, in order.
+template <int GROUP, int WARPS_K, int STEP> QC_DEVICE void qm_total(const float* first, float (&total)[GROUP]) {
+    qm_read<GROUP>(first, total);
+#pragma unroll
+    for (int k = 1; k < WARPS_K; k++) {
+        float more[GROUP];
+        qm_read<GROUP>(first + k * STEP, more);
+#pragma unroll
+        for (int e = 0; e < GROUP; e++) total[e] += more[e];
+    }
+}
+
 // The block's sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per GROUP
 // elements along a row of the result, so that `finish` reads and writes along rows. Parts are added in the order of
-// warp_k.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int GROUP, class Finish>
+// warp_k. Where PAIRS, each panel has 8 rows of either half of w, and an element has a sum of both: `finish` takes two
+// arrays, and n counts pairs.
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int GROUP, bool PAIRS, class Finish>
 QC_DEVICE void qm_finish(
     const float (&sums)[PANELS][TOKENS / 8][4], float* part, int64_t m0, int64_t n0, int64_t m, int used,
     const Finish& finish) {
     constexpr int PASS = TOKENS < QM_PASS ? TOKENS : QM_PASS, BLOCK_ROWS = 16 * PANELS * WARPS_N;
-    constexpr int STRIDE = BLOCK_ROWS + QM_SUM_PAD, THREADS = 32 * WARPS_N * WARPS_K, GROUPS = BLOCK_ROWS / GROUP;
+    constexpr int STRIDE = BLOCK_ROWS + QM_SUM_PAD, THREADS = 32 * WARPS_N * WARPS_K;
+    constexpr int GROUPS = BLOCK_ROWS / GROUP / (PAIRS ? 2 : 1);
+    static_assert(!PAIRS || 8 % GROUP == 0, "groups of pairs lie in one panel");
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
 #pragma unroll
@@ -346,19 +361,19 @@ QC_DEVICE void qm_finish(
         __syncthreads();
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < PASS * GROUPS; i += THREADS) {
-            const int token = i / GROUPS, row = i % GROUPS * GROUP;
+            const int token = i / GROUPS, column = i % GROUPS * GROUP;
+            const int row = PAIRS ? column / 8 * 16 + column % 8 : column;
             if (m0 + pass + token < m && n0 + row < W::rows) {
                 const float* const first = part + token * STRIDE + row;
                 float total[GROUP];
-                qm_read<GROUP>(first, total);
-#pragma unroll
-                for (int k = 1; k < WARPS_K; k++) {
-                    float more[GROUP];
-                    qm_read<GROUP>(first + k * PASS * STRIDE, more);
-#pragma unroll
-                    for (int e = 0; e < GROUP; e++) total[e] += more[e];
+                qm_total<GROUP, WARPS_K, PASS * STRIDE>(first, total);
+                if constexpr (PAIRS) {
+                    float other[GROUP];
+                    qm_total<GROUP, WARPS_K, PASS * STRIDE>(first + 8, other);
+                    finish(total, other, m0 + pass + token, n0 / 2 + column);
+                } else {
+                    finish(total, m0 + pass + token, n0 + column);
                 }
-                finish(total, m0 + pass + token, n0 + row);
             }
         }
     }
@@ -368,7 +383,7 @@ QC_DEVICE void qm_finish(
 // of x. `finish(sums, m, n)` stores GROUP elements from (m, n) on along n. All threads of the block arrive here, and x
 // is what `tile` copies. IN_BLOCKS: n0 is a multiple of the rows of w that a block takes.
 template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, bool IN_BLOCKS,
-          class Table, class Tile, class Finish>
+          bool PAIRS, class Table, class Tile, class Finish>
 QC_DEVICE void qm_product(
     const Table& table, const uint8_t* bytes, const Tile& tile, int64_t m0, int64_t n0, int64_t m, void* shared,
     const Finish& finish) {
@@ -461,12 +476,12 @@ QC_DEVICE void qm_product(
             }
         }
     }
-    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS, GROUP>(sums, (float*)shared, m0, n0, m, tile.used, finish);
+    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS, GROUP, PAIRS>(sums, (float*)shared, m0, n0, m, tile.used, finish);
 }
 
 // One block of a linear: rows of x `x_row` elements apart.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, class Table,
-          class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int STAGES, int DEPTH, int GROUP, bool PAIRS,
+          class Table, class Finish>
 QC_DEVICE void qm_linear(
     const Table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
     const Finish& finish) {
@@ -475,6 +490,6 @@ QC_DEVICE void qm_linear(
     qm_block(token_block, row_block);
     const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (16 * PANELS * WARPS_N);
     const qm_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS> tile(x, x_row, m0, m);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, GROUP, true>(
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, GROUP, true, PAIRS>(
         table, bytes, tile, m0, n0, m, shared, finish);
 }

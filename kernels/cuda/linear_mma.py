@@ -202,13 +202,13 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}, {finish.group}"
     lines = [
         *tile_declarations(tile, memory, table),
-        f"const auto finish = [&](const float (&sums)[{finish.group}], int64_t m, int64_t n) QC_INLINED {{",
-        f"    {finish.call_group('sums', 'm', 'n')}",
+        f"const auto finish = [&]({finish.arrays(finish.sums)}, int64_t m, int64_t n) QC_INLINED {{",
+        f"    {finish.call_group(finish.sums, 'm', 'n')}",
         "};",
     ]
     if body.window is None:
         lines += [
-            f"qm_linear<{arguments}>(",
+            f"qm_linear<{arguments}, {str(body.pairs).lower()}>(",
             f"    {where}, {c_dim(x.strides[0])}, {c_dim(body.m)}, shared, finish);",
         ]
     else:

@@ -90,7 +90,7 @@ QC_DEVICE void qm_windows(
     const qm_window_rows rows = {window, places};
     const qm_scattered_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qm_window_rows> tile(
         image, rows, m - m0);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, GROUP, true>(
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, GROUP, true, false>(
         table, bytes, tile, m0, n0, m, shared, finish);
 }
 
@@ -102,6 +102,6 @@ QC_DEVICE void qm_listed(
     int64_t n0, void* shared, const Finish& finish) {
     constexpr int COLUMNS = QM_CHUNK * WARPS_K, THREADS = 32 * WARPS_N * WARPS_K;
     const qm_scattered_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qm_listed_rows> tile(x, rows, live);
-    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, 1, false>(
+    qm_product<W, TOKENS, WARPS_N, WARPS_K, PANELS, STAGES, DEPTH, 1, false, false>(
         table, bytes, tile, 0, n0, live, shared, finish);
 }

@@ -14,8 +14,11 @@ from qcompiler.errors import LayoutError
 from qcompiler.kernels.layouts.base import CANONICAL, Layout
 from qcompiler.kernels.layouts.cpu import CpuP16V1
 from qcompiler.kernels.layouts.cuda import CudaT16V1
+from qcompiler.kernels.layouts.pairs import CpuP16PairsV1, CudaT16PairsV1
 
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (CANONICAL, CpuP16V1(), CudaT16V1())}
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout for layout in (CANONICAL, CpuP16V1(), CudaT16V1(), CpuP16PairsV1(), CudaT16PairsV1())
+}
 
 
 def names() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -26,6 +26,9 @@ WORD = np.dtype("<u4")
 Plane = tuple[int, int]
 """Lowest bit and number of bits."""
 
+RowRange = tuple[int, int]
+"""The first row, and the one behind the last."""
+
 Place = Literal["codes", "panels", "flat", "row_blocks", "once"]
 """How a layout in panels orders a field: see `place_of`."""
 
@@ -47,6 +50,31 @@ class PanelLayout(Layout):
 
     WIDTHS: ClassVar[frozenset[int]]
     """Plane widths in bits that the layout supports."""
+
+    def stored_rows(self, rows: int) -> int:
+        """Rows in the order of the panels, those that are zero included where they do not stand at the end."""
+        return rows
+
+    def check_rows(self, fmt: Format | None, rows: int, cols: int) -> None:
+        """LayoutError if the layout cannot hold so many rows of a format."""
+
+    def _ranges(self, rows: int, first: int, last: int, *, by_rows: bool) -> tuple[RowRange, ...]:
+        """The ranges of rows that the stored rows [first, last) are, in the order in which `_join` takes them.
+
+        Where rows cannot be read separately (not `by_rows`), one range of all of them.
+        """
+        del rows, by_rows
+        return ((first, last),)
+
+    def _join(self, parts: Sequence[Items], count: int) -> Items:
+        """So many stored rows, from the rows of their `_ranges`."""
+        del count
+        return parts[0]
+
+    def _split(self, items: Items, ranges: Sequence[RowRange]) -> list[Items]:
+        """The inverse: the rows of each of the ranges."""
+        del ranges
+        return [items]
 
     @abstractmethod
     def _values_shape(self, dtype: DType, panels: int, cols: int) -> tuple[int, ...]:
@@ -73,7 +101,8 @@ class PanelLayout(Layout):
         """Unpacks bytes (rows, nbytes) from a plane's words."""
 
     def sections(self, fmt: Format | None, dtype: DType, rows: int, cols: int) -> tuple[Section, ...]:
-        panels = -(-rows // LANES)
+        self.check_rows(fmt, rows, cols)
+        panels = -(-self.stored_rows(rows) // LANES)
         if fmt is None:
             if dtype not in ("f32", "bf16", "f16"):
                 raise LayoutError(f"layout '{self.name}' holds f32, bf16 and f16 values; got {dtype}")
@@ -99,11 +128,13 @@ class PanelLayout(Layout):
     def pack_into(self, fmt: Format | None, dtype: DType, rows: int, cols: int, canonical: Bytes, out: Bytes) -> None:
         source = views(canonical, CANONICAL.sections(fmt, dtype, rows, cols))
         targets = views(out, self.sections(fmt, dtype, rows, cols))
+        stored_rows = self.stored_rows(rows)
         if fmt is None:
             values = source["values"]
-            for first, last in _runs(rows, values.itemsize * cols):
+            for first, last in _runs(stored_rows, values.itemsize * cols):
                 part = slice(first // LANES, -(-last // LANES))
-                self._pack_values(values[first:last], targets["values"][part])
+                read = [values[a:b] for a, b in self._ranges(rows, first, last, by_rows=True)]
+                self._pack_values(self._join(read, last - first), targets["values"][part])
             return
         stored = StoredEntries(fmt, rows, cols, canonical)
         if fmt.declaration.interleaved:
@@ -115,21 +146,29 @@ class PanelLayout(Layout):
             if place in ("flat", "once", "row_blocks"):
                 bits[...] = stored.read(field)
                 continue
-            for first, last in _runs_of(stored, field):
+            for first, last in _runs_of(stored, field, stored_rows):
                 panels = slice(first // LANES, -(-last // LANES))
+                ranges = self._ranges(rows, first, last, by_rows=stored.by_rows(field))
                 if place == "panels":
-                    to_panels(stored.read(field, first, last), bits[panels])
+                    entries = [stored.read(field, a, b) for a, b in ranges]
+                    to_panels(self._join(entries, last - first), bits[panels])
                     continue
-                for (shift, width), row_bytes in bytes_of_codes(stored, field, first, last).items():
+                read_planes = [bytes_of_codes(stored, field, a, b) for a, b in ranges]
+                for shift, width in read_planes[0]:
+                    row_bytes = self._join([each[shift, width] for each in read_planes], last - first)
                     self._pack_codes(width, row_bytes, targets[plane_name(shift)][panels])
 
     def unpack(self, fmt: Format | None, dtype: DType, rows: int, cols: int, packed: Bytes) -> Bytes:
         source = views(packed, self.sections(fmt, dtype, rows, cols))
         data, out = zeros(CANONICAL.sections(fmt, dtype, rows, cols))
+        stored_rows = self.stored_rows(rows)
         if fmt is None:
-            for first, last in _runs(rows, out["values"].itemsize * cols):
+            for first, last in _runs(stored_rows, out["values"].itemsize * cols):
                 panels = source["values"][first // LANES : -(-last // LANES)]
-                out["values"][first:last] = self._unpack_values(panels, last - first, cols)
+                ranges = self._ranges(rows, first, last, by_rows=True)
+                parts = self._split(self._unpack_values(panels, last - first, cols), ranges)
+                for (a, b), values in zip(ranges, parts, strict=True):
+                    out["values"][a:b] = values
             return data
         stored = StoredEntries(fmt, rows, cols, data)
         for field in fmt.declaration.fields:
@@ -139,18 +178,23 @@ class PanelLayout(Layout):
             if place in ("flat", "once", "row_blocks"):
                 stored.write(field, bits)
                 continue
-            for first, last in _runs_of(stored, field):
+            for first, last in _runs_of(stored, field, stored_rows):
                 run = slice(first // LANES, -(-last // LANES))
+                ranges = self._ranges(rows, first, last, by_rows=stored.by_rows(field))
                 if place == "panels":
-                    stored.write(field, from_panels(bits[run], last - first), first, last)
+                    entries = self._split(from_panels(bits[run], last - first), ranges)
+                    for (a, b), part in zip(ranges, entries, strict=True):
+                        stored.write(field, part, a, b)
                     continue
-                by_plane = {
-                    (shift, width): self._unpack_codes(
-                        width, source[plane_name(shift)][run], last - first, -(-cols * width // 8)
+                planes_of = {}
+                for shift, width in planes(field.bits):
+                    words, nbytes = source[plane_name(shift)][run], -(-cols * width // 8)
+                    planes_of[shift, width] = self._split(
+                        self._unpack_codes(width, words, last - first, nbytes), ranges
                     )
-                    for shift, width in planes(field.bits)
-                }
-                store_bytes_of_codes(stored, field, first, last, by_plane)
+                for number, (a, b) in enumerate(ranges):
+                    by_plane = {plane: parts[number] for plane, parts in planes_of.items()}
+                    store_bytes_of_codes(stored, field, a, b, by_plane)
         return data
 
 
@@ -211,12 +255,12 @@ def _runs(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, rows)
 
 
-def _runs_of(stored: StoredEntries, field: Field) -> Iterator[tuple[int, int]]:
-    """The same for the entries of a field. All rows at once if they cannot be read separately."""
+def _runs_of(stored: StoredEntries, field: Field, rows: int) -> Iterator[tuple[int, int]]:
+    """The same for the entries of a field in `rows` stored rows. All at once if they cannot be read separately."""
     if not stored.by_rows(field):
-        yield 0, stored.rows
+        yield 0, rows
     else:
-        yield from _runs(stored.rows, stored.per_row(field) * field.dtype.itemsize)
+        yield from _runs(rows, stored.per_row(field) * field.dtype.itemsize)
 
 
 def to_panels(items: Items, out: Items) -> None:

@@ -63,7 +63,7 @@ def move_reshape_before_linear(
         wanted = leading if shape[:-1] == before else (1,) * len(leading)
         extras.append(build.reshape(rewriter, extra, (*wanted, shape[-1])))
     epilogue = linear.detach_region(linear.epilogue)
-    moved = qc.LinearOp(x, linear.w, linear.bias, op.result.type, extras, epilogue)
+    moved = qc.LinearOp(x, linear.w, linear.bias, op.result.type, extras, epilogue, pairs=linear.combines_pairs)
     linear.add_region(Region())
     set_path(moved, path_of(linear))
     return rewriter.insert(moved).result

@@ -131,8 +131,9 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
         out = out + rest.pop(0).astype(acc, copy=False)
     if not op.epilogue.blocks:
         return [round_to(out, tensor_dtype(op.result.type))]
-    value = evaluate_body(op.epilogue.block, [out.astype(np.float32, copy=False), *rest])[0]
-    return [np.broadcast_to(value, out.shape)]
+    sums = np.split(out.astype(np.float32, copy=False), op.sums, axis=-1)
+    value = evaluate_body(op.epilogue.block, [*sums, *rest])[0]
+    return [np.broadcast_to(value, sums[0].shape)]
 
 
 @rule(qc.GroupedLinearOp)

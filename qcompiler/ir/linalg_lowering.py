@@ -146,13 +146,16 @@ def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     if op.multiplies_codes:
         raise QCompilerError(f"{op.name} of rows of int8 at '{path_of(op) or '?'}' has no lowering to linalg yet")
     b, w = lowering.builder, lowering.weight(op.w)
-    out, rank, acc = shape_of(op.result.type), len(shape_of(op.x.type)), _accumulator(op.x, w)
+    rank, acc = len(shape_of(op.x.type)), _accumulator(op.x, w)
+    out = (*shape_of(op.x.type)[:-1], shape_of(op.w.type)[0])
     # loops: the leading dims of x, n, then k
     reads = [_dims(*range(rank - 1), rank), _dims(rank - 1, rank)]
     total = _contract(b, [op.x, w], reads, out, acc)
     bias = [op.bias] if op.bias is not None else []
-    inputs = [total, *bias, *op.extras]
     dtype = tensor_dtype(op.result.type)
+    if op.combines_pairs:
+        return [_combined(op, total, lowering)]
+    inputs = [total, *bias, *op.extras]
 
     def body(i: Builder, s: Scalars) -> SSAValue:
         value = s[0]
@@ -163,6 +166,24 @@ def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
         return _inline(i, op.epilogue.block, [_convert(i, value, "f32"), *s[1 + len(bias) : -1]])
 
     return [build.pointwise(b, inputs, out, dtype, body)]
+
+
+def _combined(op: qc.LinearOp, total: SSAValue, lowering: LinalgLowering) -> SSAValue:
+    """The epilogue of both halves of the sums."""
+    b, out, acc = lowering.builder, shape_of(op.result.type), tensor_dtype(total.type)
+    if op.bias is not None:
+
+        def biased(i: Builder, s: Scalars) -> SSAValue:
+            return i.insert(arith.AddfOp(s[0], _convert(i, s[1], acc))).result
+
+        total = build.pointwise(b, [total, op.bias], shape_of(total.type), acc, biased)
+    begin = [0] * (len(out) - 1)
+    halves = [build.extract_slice(b, total, [*begin, at], out) for at in (0, int(out[-1]))]
+
+    def body(i: Builder, s: Scalars) -> SSAValue:
+        return _inline(i, op.epilogue.block, [*(_convert(i, half, "f32") for half in s[:2]), *s[2:-1]])
+
+    return build.pointwise(b, [*halves, *op.extras], out, tensor_dtype(op.result.type), body)
 
 
 def _inline(b: Builder, block: Block, arguments: Scalars) -> SSAValue:

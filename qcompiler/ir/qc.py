@@ -239,6 +239,9 @@ class LinearOp(QCOp):
     The epilogue region's first argument is the fp32 accumulator, bias included. The others are one element of each of
     `extras`, which have the result's rank with equal or unit dims. The region ends in `qc.yield` of the result's
     element type.
+
+    With `pairs`, w is two matrices of N / 2 rows, one below the other, and the result has N / 2 columns. The epilogue's
+    first two arguments are the accumulators of rows n and N / 2 + n: the gate and the up projection of a GLU.
     """
 
     name = "qc.linear"
@@ -246,6 +249,7 @@ class LinearOp(QCOp):
     w = operand_def(AnyAttr())
     bias = opt_operand_def(TensorType)
     extras = var_operand_def(TensorType)
+    pairs = opt_prop_def(UnitAttr)
     result = result_def(TensorType)
     epilogue = region_def()
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -259,9 +263,12 @@ class LinearOp(QCOp):
         type_: Attribute,
         extras: Sequence[SSAValue] = (),
         epilogue: Region | None = None,
+        *,
+        pairs: bool = False,
     ) -> None:
         super().__init__(
             operands=[x, w, [bias] if bias is not None else [], list(extras)],
+            properties={"pairs": UnitAttr() if pairs else None},
             result_types=[type_],
             regions=[epilogue if epilogue is not None else Region()],
         )
@@ -275,7 +282,11 @@ class LinearOp(QCOp):
             self.expect(x[-1] == width, f"rows of int8 of K = {w[1]} have {width} bytes, x has {x[-1]}")
         else:
             self.expect(x[-1] == w[1], f"x has K = {x[-1]} but w has K = {w[1]}")
-        self.expect(out == (*x[:-1], w[0]), f"the result must have shape {(*x[:-1], w[0])}, not {out}")
+        if self.combines_pairs:
+            self.expect(int(w[0]) % 2 == 0, f"pairs of rows need two halves of them, w has {w[0]} rows")
+            self.expect(bool(self.epilogue.blocks), "pairs of rows need an epilogue that combines them")
+        wanted_shape = (*x[:-1], int(w[0]) // self.sums)
+        self.expect(out == wanted_shape, f"the result must have shape {wanted_shape}, not {out}")
         if self.bias is not None:
             self.expect(shape_of(self.bias.type) == (w[0],), f"bias must have shape ({w[0]},)")
         for extra in self.extras:
@@ -286,7 +297,7 @@ class LinearOp(QCOp):
             self.expect(not self.extras, "extra inputs without an epilogue")
             return
         arguments = [dtype_of(a.type) for a in self.epilogue.block.args]
-        wanted = ["f32", *(tensor_dtype(e.type) for e in self.extras)]
+        wanted = [*["f32"] * self.sums, *(tensor_dtype(e.type) for e in self.extras)]
         self.expect(arguments == wanted, f"epilogue arguments are {arguments}, expected {wanted}")
         last = self.epilogue.block.last_op
         yielded = [dtype_of(v.type) for v in last.operands] if isinstance(last, YieldOp) else []
@@ -297,6 +308,16 @@ class LinearOp(QCOp):
     def multiplies_codes(self) -> bool:
         """Whether x holds int8 rows."""
         return tensor_dtype(self.x.type) == "i8"
+
+    @property
+    def combines_pairs(self) -> bool:
+        """Whether the epilogue combines rows of the two halves of w."""
+        return self.pairs is not None
+
+    @property
+    def sums(self) -> int:
+        """How many arguments of the epilogue are accumulators."""
+        return 2 if self.combines_pairs else 1
 
 
 @irdl_op_definition

@@ -22,9 +22,11 @@ from qcompiler.formats import Format
 from qcompiler.formats.doc import variants
 from qcompiler.formats.packing import Trits
 from qcompiler.kernels import layouts
+from qcompiler.kernels.layouts.pairs import obstacle
 from qcompiler.kernels.layouts.panels import plane_name, planes
 from qcompiler.kernels.layouts.stored import StoredEntries
 from qcompiler.plan.kernel import DType
+from qcompiler.plan.pairs import PAIR_LAYOUTS, stored_rows
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 P16 = layouts.get("cpu_p16_v1")
@@ -101,13 +103,17 @@ def shapes_for(fmt: Format | None) -> st.SearchStrategy[tuple[int, int]]:
     return st.tuples(st.integers(1, 50), cols)
 
 
-@pytest.mark.parametrize("layout", ["cpu_p16_v1", "cuda_t16_v1"])
+@pytest.mark.parametrize("layout", ["cpu_p16_v1", "cuda_t16_v1", *PAIR_LAYOUTS])
 @pytest.mark.parametrize("kind", [*ANY_K, GROUPED[1], *PLAIN], ids=str)
 def test_bytes_do_not_depend_on_how_many_rows_are_rearranged_at_a_time(
     layout: str, kind: Format | DType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fmt, dtype = (kind, "f32") if isinstance(kind, Format) else (None, kind)
-    for rows, cols in [(50, 96), (33, 95), (16, 64), (5, 31)]:
+    sizes = [(50, 96), (33, 95), (16, 64), (5, 31), (25, 256)]
+    if layout in PAIR_LAYOUTS:  # what they refuse: test_unpack_of_pack_gives_the_canonical_bytes
+        sizes = [(2 * rows, cols) for rows, cols in sizes if obstacle(fmt, cols) is None]
+        assert sizes
+    for rows, cols in sizes:
         if fmt is not None and fmt.name == "int4" and cols % 32:
             continue
         canonical = canonical_bytes(fmt, dtype, rows, cols)
@@ -126,9 +132,15 @@ def test_bytes_do_not_depend_on_how_many_rows_are_rearranged_at_a_time(
 def test_unpack_of_pack_gives_the_canonical_bytes(data: st.DataObject, kind: Format | DType) -> None:
     fmt, dtype = (kind, "f32") if isinstance(kind, Format) else (None, kind)
     rows, cols = data.draw(shapes_for(fmt))
-    canonical = canonical_bytes(fmt, dtype, rows, cols)
     for name in layouts.names():
         layout = layouts.get(name)
+        if name in PAIR_LAYOUTS:
+            if obstacle(fmt, cols) is not None:
+                with pytest.raises(LayoutError, match="cannot hold"):
+                    layout.nbytes(fmt, dtype, 2 * rows, cols)
+                continue
+            rows = 2 * rows
+        canonical = canonical_bytes(fmt, dtype, rows, cols)
         packed = layout.pack(fmt, dtype, rows, cols, canonical)
         assert packed.size == layout.nbytes(fmt, dtype, rows, cols)
         np.testing.assert_array_equal(layout.unpack(fmt, dtype, rows, cols, packed), canonical)
@@ -204,6 +216,50 @@ def test_sections_are_64_byte_aligned_and_do_not_overlap(data: st.DataObject, ki
 )
 def test_sections_of_cpu_p16_v1(fmt: Format | None, rows: int, cols: int, expected: list[Any]) -> None:
     assert [(s.name, s.dtype.name, s.shape) for s in P16.sections(fmt, "f32", rows, cols)] == expected
+
+
+@pytest.mark.parametrize("name", list(PAIR_LAYOUTS))
+@pytest.mark.parametrize("rows", [48, 70, 34, 2])
+def test_layouts_of_pairs_are_their_panels_of_rows_in_another_order(name: str, rows: int) -> None:
+    """Every format: encoded in that order, padded with rows of zeros, and packed by the plain layout."""
+    half, stored, taken = rows // 2, stored_rows(rows), 0
+    for fmt in (*map(formats.get, formats.names()), None):
+        cols = 512
+        if obstacle(fmt, cols) is not None:
+            assert fmt is not None
+            with pytest.raises(LayoutError, match=f"'{name}' cannot hold {fmt.name}"):
+                layouts.get(name).nbytes(fmt, "f32", rows, cols)
+            continue
+        canonical = canonical_bytes(fmt, "f32", rows, cols)
+        packed = layouts.get(name).pack(fmt, "f32", rows, cols, canonical)
+        np.testing.assert_array_equal(layouts.get(name).unpack(fmt, "f32", rows, cols, packed), canonical)
+        plain = layouts.get(PAIR_LAYOUTS[name])
+        assert packed.size == plain.nbytes(fmt, "f32", stored, cols)
+        if fmt is not None and half % 8:
+            continue  # a row of zeros is not zero bytes in every format
+        order = [(n // 16 * 8 + n % 8) + half * (n % 16 // 8) for n in range(stored)]
+        inside = [n for n in range(stored) if n // 16 * 8 + n % 8 < half]
+        moved = np.zeros((stored, cols), np.float32)
+        whole = (
+            canonical.view(np.float32).reshape(rows, cols)
+            if fmt is None
+            else fmt.decode(formats.PackedTensor(fmt, rows, cols, canonical))
+        )
+        moved[inside] = whole[[order[n] for n in inside]]
+        back = plain.unpack(fmt, "f32", stored, cols, packed)
+        found = (
+            back.view(np.float32).reshape(stored, cols)
+            if fmt is None
+            else fmt.decode(formats.PackedTensor(fmt, stored, cols, back))
+        )
+        np.testing.assert_array_equal(found, moved)
+        taken += 1
+    assert taken > (1 if half % 8 else len(formats.names()) // 2) - 1
+
+
+def test_a_layout_of_pairs_needs_two_halves() -> None:
+    with pytest.raises(LayoutError, match="two halves of rows; got 5 rows"):
+        layouts.get("cpu_p16_pairs_v1").nbytes(None, "f32", 5, 8)
 
 
 def test_canonical_layout_is_the_formats_own_bytes_of_any_dtype() -> None:

@@ -28,6 +28,7 @@ from qcompiler.plan.kinds.linear import LinearKernel, Window
 from qcompiler.plan.kinds.loop import AffineAccess
 from qcompiler.plan.kinds.parts import Part
 from qcompiler.plan.kinds.recurrent import GATES
+from qcompiler.plan.pairs import PAIR_LAYOUTS
 
 DTYPES: tuple[DType, ...] = get_args(DType)
 BODIES: dict[str, Any] = dict(KINDS)
@@ -35,8 +36,9 @@ ARCHS = ("sm_75", "sm_90a")
 """bf16 on CUDA cores and on tensor cores; tests/cuda compiles for all architectures."""
 
 LAYOUTS = {"cpu": "cpu_p16_v1", "cuda": "cuda_t16_v1"}
-TARGET_LAYOUT = "target"
-"""In place of a layout: the target's own."""
+PAIRED = {plain: name for name, plain in PAIR_LAYOUTS.items()}
+TARGET_LAYOUT, TARGET_PAIRS = "target", "target's pairs"
+"""In place of a layout: the target's own, and that of rows in pairs."""
 
 
 # --- specs -----------------------------------------------------------------------------------------------------------
@@ -101,6 +103,7 @@ WINDOW = Window(image=(2, 9, 9, 32), size=(9, 9), kernel=(2, 4), strides=(1, 1),
 
 def linears() -> Iterator[KernelSpec]:
     yield from linears_of_codes()
+    yield from linears_of_pairs()
     for x, w, out in types(FLOATS, FLOATS, FLOATS):
         operands = [plain("x", x, (7, 256)), plain("w", w, (24, 256)), plain("out", out, (7, 24), "w")]
         yield make("linear", operands, m=7, n=24, k=256, m_class="large", has_bias=False)
@@ -132,6 +135,22 @@ def linears_of_codes() -> Iterator[KernelSpec]:
             x = plain("x", "i8", (7, row_bytes(256)))
             ends = [x, weight, *bias, plain("out", out, (7, 24), "w")]
             yield make("linear", ends, m=7, n=24, k=256, **{**choice, "codes": True})
+
+
+def linears_of_pairs() -> Iterator[KernelSpec]:
+    """Weights in pairs and in plain panels, combined or not, with one sum or two."""
+    for choice, layout in itertools.product(options(BODIES["linear"]), (TARGET_PAIRS, TARGET_LAYOUT)):
+        bias = [plain("bias", "f32", (24,))] if choice["has_bias"] else []
+        for weight, sums, columns in itertools.product(weights(24, "f32"), (1, 2), (12, 24)):
+            if weight.layout is None or (columns == 24) == choice["pairs"]:
+                continue
+            x = plain("x", "i8", (7, row_bytes(256))) if choice["codes"] else plain("x", "f32", (7, 256))
+            stored = msgspec.structs.replace(weight, layout=layout)
+            inputs = tuple((name, "f32") for name in ("a", "b")[:sums])
+            product = ScalarOp(result="r", op="arith.mulf", dtype="f32", args=("a", inputs[-1][0]))
+            combined = ScalarProgram(inputs=inputs, ops=(product,), yields=("r",))
+            ends = [x, stored, *bias, plain("out", "f32", (7, columns), "w")]
+            yield make("linear", ends, m=7, n=24, k=256, epilogue=combined, **choice)
 
 
 def quantized_rows() -> Iterator[KernelSpec]:
@@ -332,9 +351,8 @@ SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
 
 def refusal(spec: KernelSpec, target: str) -> str | None:
     """What a target says of a spec, on the first of its instruction sets that refuses it."""
-    operands = [
-        msgspec.structs.replace(o, layout=LAYOUTS[target]) if o.layout == TARGET_LAYOUT else o for o in spec.operands
-    ]
+    own = {TARGET_LAYOUT: LAYOUTS[target], TARGET_PAIRS: PAIRED[LAYOUTS[target]]}
+    operands = [msgspec.structs.replace(o, layout=own.get(o.layout or "", o.layout)) for o in spec.operands]
     spec = msgspec.structs.replace(spec, operands=tuple(operands))
     if target == "cpu" and isinstance(spec.body, LinearKernel) and spec.body.m_class == "9-64":  # CUDA's own class
         spec = msgspec.structs.replace(spec, body=msgspec.structs.replace(spec.body, m_class="large"))

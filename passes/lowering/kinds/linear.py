@@ -46,6 +46,7 @@ def select(op: qc.LinearOp, ranges: Ranges, context: QCContext) -> None:
         kind=context.target.kind,
         isas=context.target.isas,
         codes=op.multiplies_codes,
+        pairs=op.combines_pairs,
     )
     choice = choose_linear(query)
     op.attributes[CASES] = ArrayAttr([StringAttr(_case_text(case)) for case in choice.cases])
@@ -53,7 +54,7 @@ def select(op: qc.LinearOp, ranges: Ranges, context: QCContext) -> None:
         op.attributes[WANTED_LAYOUT] = StringAttr(choice.layout)
     chosen = ", ".join(f"{c.m_class}" + ("" if c.max is None else f" (M <= {c.max})") for c in choice.cases)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.rejected)
-    what = "int8 linear" if op.multiplies_codes else "linear"
+    what = ("int8 linear" if op.multiplies_codes else "linear") + " of pairs" * op.combines_pairs
     context.report.add("select-kernels", path_of(op), f"{what} {chosen}", reasons)
     if context.target.kind == "cuda" and not op.multiplies_codes:
         weight, windows = engine_weight(op.w.type, in_tiles=query.constant_weight), windows_of(op.x) is not None
@@ -83,7 +84,7 @@ def cases_of(op: qc.LinearOp) -> list[tuple[int | None, str]]:
 
 def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     weight = memory.view(op.w)
-    kind = "int_linear" if op.multiplies_codes else "linear"
+    kind = ("int_linear" if op.multiplies_codes else "linear") + "_pairs" * op.combines_pairs
     stem = f"{kind}_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
@@ -108,7 +109,8 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()
     if windows is not None:
         x = _rows_of_windows(out_draft, windows, x)
-    out_draft.body.add_op(qc.LinearOp(x, w, bias, tensor(out.shape, out.dtype), extras, epilogue))
+    made = qc.LinearOp(x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs)
+    out_draft.body.add_op(made)
     return out_draft
 
 
@@ -135,6 +137,7 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
         epilogue=program_of(op.epilogue.block, serves) if op.epilogue.blocks else None,
         window=_window(op, x),
         codes=op.multiplies_codes,
+        pairs=op.combines_pairs,
     )
 
 

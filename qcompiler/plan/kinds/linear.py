@@ -22,6 +22,7 @@ from qcompiler.plan.kernel_body import (
     value_of,
 )
 from qcompiler.plan.operands import Operand, ScalarProgram, Strict
+from qcompiler.plan.pairs import PAIR_LAYOUTS
 from qcompiler.plan.scalar_types import check_program
 
 
@@ -50,6 +51,10 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     the range of M that the kernel is built for. With a `window`, x is an image, and the rows are its windows. With
     `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the results of
     qcompiler/formats/integer_product.py.
+
+    With `pairs`, w has two halves of rows (n is even) in one of `plan/pairs.py`'s layouts, and out has n / 2 columns:
+    ``out[m, j] = epilogue(sum[m, j], sum[m, n / 2 + j], extras[m, j]…)``.  Its first two inputs are the fp32 sums of a
+    pair of rows, biases added.
     """
 
     m: Dim
@@ -60,10 +65,21 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     epilogue: ScalarProgram | None = None
     window: Window | None = None
     codes: bool = False
+    pairs: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+        return self.n // 2 if self.pairs else self.n
+
+    @property
+    def sums(self) -> int:
+        """How many inputs of the epilogue are sums of products."""
+        return 2 if self.pairs else 1
 
     def contract(self, operands: int) -> Contract:
         extras = operands - 3 - self.has_bias
-        wanted = 0 if self.epilogue is None else len(self.epilogue.inputs) - 1
+        wanted = 0 if self.epilogue is None else len(self.epilogue.inputs) - self.sums
         if extras != wanted:
             raise PlanError(
                 f"a linear kernel has {operands} operands, which do not fit its bias and epilogue: it takes {wanted} "
@@ -71,6 +87,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
             )
         if self.codes and self.window is not None:
             raise PlanError("a linear kernel reads windows and rows of int8, which exclude each other")
+        self._check_pairs()
         x = Role("x", (self.m, self.k), unit=True)
         if self.window is not None:
             x = Role("x", self._image(self.window), unit=True)
@@ -81,8 +98,8 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
                 x,
                 Role("w", (self.n, self.k), packed=True),
                 *([Role("bias", (self.n,), unit=True)] if self.has_bias else []),
-                *(Role(f"extra{i}", (self.m, self.n), dtypes=ANY) for i in range(extras)),
-                Role("out", (self.m, self.n), "w", unit=True),
+                *(Role(f"extra{i}", (self.m, self.columns), dtypes=ANY) for i in range(extras)),
+                Role("out", (self.m, self.columns), "w", unit=True),
             ),
             work=(self.m, self.n, self.k),
             positive=(self.n, *((self.k,) if self.codes or self.window is not None else ())),
@@ -91,6 +108,15 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
         return 2 * value_of(self.m, symbols) * self.n * self.k
+
+    def _check_pairs(self) -> None:
+        if not self.pairs:
+            return
+        if self.n % 2 or self.epilogue is None or self.window is not None:
+            raise PlanError(
+                f"a linear kernel combines pairs of {self.n} rows; their number must be even, an epilogue must combine "
+                "them, and x must not be an image"
+            )
 
     def _image(self, window: Window) -> tuple[Dim, ...]:
         """The shape of the image that the rows are read from. PlanError for a window that no kernel can read."""
@@ -113,12 +139,18 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         return window.image
 
     def check_operands(self, operands: Sequence[Operand]) -> None:
-        """PlanError unless the epilogue takes the fp32 sum and the extra operands, and gives one float."""
-        program = self.epilogue
+        """PlanError unless the epilogue takes the fp32 sums and the extra operands, and gives one float, and unless the
+        weight's rows are in the order of pairs exactly where pairs are combined."""
+        program, layout = self.epilogue, operands[1].layout
+        if self.pairs != (layout in PAIR_LAYOUTS):
+            raise PlanError(
+                f"its weight is in layout '{layout or 'canonical'}', and it {'combines' if self.pairs else 'knows no'} "
+                f"pairs of rows, which {', '.join(PAIR_LAYOUTS)} hold"
+            )
         if program is None:
             return
         extras = operands[3 if self.has_bias else 2 : -1]
-        wanted = ("f32", *(operand.dtype for operand in extras))
+        wanted = (*("f32",) * self.sums, *(operand.dtype for operand in extras))
         given = tuple(dtype for _, dtype in program.inputs)
         if given != wanted or len(program.yields) != 1:
             raise PlanError(f"its epilogue takes {given} and gives {len(program.yields)} values, not {wanted}, 1")

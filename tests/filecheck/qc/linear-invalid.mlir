@@ -50,3 +50,36 @@
 // CHECK: rows of int8 are multiplied with a quantised weight
 %x, %w = "test.op"() : () -> (tensor<2x96xi8>, tensor<4x64xf32>)
 %0 = qc.linear %x, %w : tensor<2x4xf32>
+
+// -----
+
+// CHECK: pairs of rows need two halves of them, w has 3 rows
+%x, %w = "test.op"() : () -> (tensor<2x64xf32>, tensor<3x64xf32>)
+%0 = qc.linear %x, %w {pairs} : tensor<2x1xf32> {
+^bb0(%gate: f32, %up: f32):
+  qc.yield %gate
+}
+
+// -----
+
+// CHECK: pairs of rows need an epilogue that combines them
+%x, %w = "test.op"() : () -> (tensor<2x64xf32>, tensor<4x64xf32>)
+%0 = qc.linear %x, %w {pairs} : tensor<2x2xf32>
+
+// -----
+
+// CHECK: the result must have shape (2, 2), not (2, 4)
+%x, %w = "test.op"() : () -> (tensor<2x64xf32>, tensor<4x64xf32>)
+%0 = qc.linear %x, %w {pairs} : tensor<2x4xf32> {
+^bb0(%gate: f32, %up: f32):
+  qc.yield %gate
+}
+
+// -----
+
+// CHECK: epilogue arguments are ['f32'], expected ['f32', 'f32']
+%x, %w = "test.op"() : () -> (tensor<2x64xf32>, tensor<4x64xf32>)
+%0 = qc.linear %x, %w {pairs} : tensor<2x2xf32> {
+^bb0(%acc: f32):
+  qc.yield %acc
+}

@@ -13,3 +13,13 @@
   %3 = arith.addf %acc, %2 : f32
   qc.yield %3
 }
+// CHECK: qc.linear %x, %w bias(%b) {pairs} : tensor<?x2xf32, #qc.dims<["s", 2]>> {
+// CHECK-NEXT: ^bb0(%{{.*}}: f32, %{{.*}}: f32):
+// CHECK-NEXT:   arith.mulf
+// CHECK-NEXT:   qc.yield %{{[0-9]+}}{{$}}
+// CHECK-NEXT: }
+%4 = qc.linear %x, %w bias(%b) {pairs} : tensor<?x2xf32, #qc.dims<["s", 2]>> {
+^bb0(%gate: f32, %up: f32):
+  %5 = arith.mulf %gate, %up : f32
+  qc.yield %5
+}

@@ -30,6 +30,7 @@ from qcompiler.plan.kinds.scan import ScanKernel
 from qcompiler.plan.kinds.scatter import ScatterKernel
 from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.kinds.top_p import TopPKernel
+from qcompiler.plan.pairs import PAIR_LAYOUTS
 from qcompiler.plan.plan import Copy, Launch, Select, SelectCase, View
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime.image import ProgramImage
@@ -141,6 +142,16 @@ def linear_few(kind: str) -> ProgramImage:
     operands = (operand("x", (3, 64)), w, operand("extra", (3, 24), dtype="bf16"), operand("out", (3, 24), "w"))
     body = LinearKernel(m=3, n=24, k=64, m_class="2-8", has_bias=False, epilogue=epilogue("bf16"))
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
+def linear_pairs(kind: str) -> ProgramImage:
+    """Rows of two halves of 20, combined: the last panel of each is half full."""
+    layout = next(name for name, plain in PAIR_LAYOUTS.items() if plain == LAYOUTS[kind])
+    w, stored = packed(kind, "w", 40, 64, layout=layout)
+    operands = (operand("x", ("b", 64)), w, operand("bias", (40,)), operand("out", ("b", 20), "w"))
+    product = ScalarProgram(inputs=(("g", "f32"), ("u", "f32")), ops=(op("y", "arith.mulf", "g", "u"),), yields=("y",))
+    body = LinearKernel(m="b", n=40, k=64, m_class="large", has_bias=True, epilogue=product, pairs=True)
+    return Maker({"b": (1, 20)}, kind).kernel(spec("linear", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
 
 
 def linear_plain(kind: str) -> ProgramImage:
@@ -370,9 +381,10 @@ def whole(kind: str) -> ProgramImage:
 SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
-        add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_plain, convolution,
-        linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm, softmax, embedding,
-        embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax, top_p, whole,
+        add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_plain,
+        convolution, linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm, softmax,
+        embedding, embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax, top_p,
+        whole,
     )
 }  # fmt: skip
 
