@@ -132,9 +132,9 @@ class _Fusing:
                     company[key].add(())
             shared = {key for key, companies in company.items() if len(companies) > 1}
             apart = {pair: next((k for k in keys_of(pair.linears) if k in shared), None) for pair in kept}
-            for pair, key in apart.items():
-                if key is not None:
-                    reasons[pair] = f"'{key}' is read elsewhere, too"
+            for pair, elsewhere in apart.items():
+                if elsewhere is not None:
+                    reasons[pair] = f"'{elsewhere}' is read elsewhere, too"
             if not any(apart.values()):
                 return
 
@@ -170,7 +170,9 @@ def _combined_halves(linear: qc.LinearOp, reader: ops.GenericOp) -> qc.LinearOp:
     slices = _slices(linear)
     assert slices is not None
     body, sums = _sums()
-    known = {half.result: _inlined(linear, [total], body) for half, total in zip(slices, sums, strict=True)}
+    known: dict[SSAValue, SSAValue] = {
+        half.result: _inlined(linear, [total], body) for half, total in zip(slices, sums, strict=True)
+    }
     extras: list[SSAValue] = []
     arguments: list[SSAValue] = []
     for value, index in pointwise_accesses(reader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from by_path import load
 
 from qcompiler.kernels.cuda import emit, linear
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
+from qcompiler.plan.kinds.linear import LinearKernel
 
 support = load("tests/support/pair_cases.py")
 LAYOUT = "cuda_t16_pairs_v1"
@@ -82,3 +85,36 @@ def test_pairs_take_the_blocks_of_the_plain_linear() -> None:
         assert paired.engine == plain.engine
         if case.columns % 8 == 0:
             assert paired.geometry == plain.geometry
+
+
+def swiglu(dtype: Any) -> ScalarProgram:
+    """sum / (1 + exp(-sum)) * other."""
+    ops = [
+        ScalarOp(result="n", op="arith.negf", dtype="f32", args=("g",)),
+        ScalarOp(result="e", op="math.exp", dtype="f32", args=("n",)),
+        ScalarOp(result="one", op="arith.constant", dtype="f32", value=(1.0).hex()),
+        ScalarOp(result="d", op="arith.addf", dtype="f32", args=("e", "one")),
+        ScalarOp(result="q", op="arith.divf", dtype="f32", args=("g", "d")),
+        ScalarOp(result="y", op="arith.mulf", dtype="f32", args=("q", "u")),
+        ScalarOp(result="z", op="arith.truncf", dtype=dtype, args=("y",)),
+    ]
+    return ScalarProgram(inputs=(("g", "f32"), ("u", "f32")), ops=tuple(ops), yields=("z",))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", pytest.param("sm_120", marks=pytest.mark.slow)])
+def test_no_kernel_spills_at_sizes_of_models(nvrtc: Callable[..., Any], arch: str) -> None:
+    """Every class, with few tokens known and unknown, of a gate and an up projection of 14336 rows."""
+    dtype: Any = "f16" if arch == "sm_75" else "bf16"
+    specs = []
+    for name, m_class, m in itertools.product(("nf4", "q4_K"), MS, ("m", 7)):
+        ref = FormatRef(name=name, params={"block": 64} if name == "nf4" else {})
+        operands = (
+            Operand(name="x", dtype=dtype, access="r", shape=(m, 4096), strides=(4096, 1)),
+            Operand(name="w", dtype=dtype, access="r", shape=(28672, 4096), format=ref, layout=LAYOUT),
+            Operand(name="out", dtype=dtype, access="w", shape=(m, 14336), strides=(14336, 1)),
+        )
+        body = LinearKernel(m=m, n=28672, k=4096, m_class=m_class, has_bias=False, epilogue=swiglu(dtype), pairs=True)  # type: ignore[arg-type]
+        spec = f"{name}_{m_class.replace('-', '_')}_{m}"
+        specs.append(KernelSpec(name=spec, symbols=("m",) if m == "m" else (), operands=operands, body=body))
+    for name, used in nvrtc(specs, arch).items():
+        assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), (name, arch, used)

@@ -17,6 +17,9 @@ from torch import nn
 import qcompiler as qc
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.interpreter import run
+from qcompiler.ir.text import parse_module
+from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
 from qcompiler.passes.pipeline import parse_passes, run_pipeline, upto
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.linear import LinearKernel
@@ -158,6 +161,42 @@ def test_a_simulated_gpu_multiplies_rows_of_int8_in_pairs() -> None:
     programs = both(Glu().eval(), torch.randn(3, K), "int8", activations="int8", device="sim:0")
     assert_same_bits(programs, [(3, K)], torch.float32)
     assert any(body.pairs and body.codes for body in bodies(programs[0]))
+
+
+PAIRS = """
+builtin.module {
+  func.func @main(%x: tensor<?x9xf32, #qc.dims<["s", 9]>>, %w: tensor<6x9xf32>, %b: tensor<6xf32>, %e: tensor<1x3xf32>)
+      -> tensor<?x3xf32, #qc.dims<["s", 3]>> attributes {qc.ranges = {s = array<i64: 1, 32>}} {
+    %y = qc.linear %x, %w bias(%b) extras(%e) {pairs} : tensor<?x3xf32, #qc.dims<["s", 3]>> {
+    ^bb0(%gate: f32, %up: f32, %extra: f32):
+      %0 = math.tanh %gate : f32
+      %1 = arith.mulf %0, %up : f32
+      %2 = arith.addf %1, %extra : f32
+      qc.yield %2
+    }
+    func.return %y : tensor<?x3xf32, #qc.dims<["s", 3]>>
+  }
+}
+"""
+
+
+def test_pairs_mean_the_same_in_plain_linalg() -> None:
+    """The interpreter's meaning, the lowering to linalg for upstream MLIR, and NumPy."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 9), (6, 9), (6,), (1, 3))]
+    x, w, b, e = inputs
+    ctx = QCContext.default()
+    module = parse_module(PAIRS, ctx)
+    module.verify()
+    sums = x @ w.T + b
+    wanted = np.tanh(sums[:, :3]) * sums[:, 3:] + e
+    (found,) = run(module, ctx.weights, inputs)
+    LowerQcToLinalgPass().apply(ctx, module)
+    module.verify()
+    assert "qc.linear" not in str(module)
+    (lowered,) = run(module, ctx.weights, inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lowered, wanted, rtol=1e-5, atol=1e-6)
 
 
 # --- what stays apart ------------------------------------------------------------------------------------------------
