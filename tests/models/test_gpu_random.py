@@ -21,12 +21,13 @@ oracles = load("tests/models/oracles.py")
 random_models = load("tests/models/random_models.py")
 
 DEVICES = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
-QUICK = (2, 5, 8, 11)  # int4, nf4, float, int8; f32, bf16, f16
+QUICK = (2, 11)  # int4, int8
 SEEDS = [
     *(pytest.param(seed, id="-".join([*DEVICES, str(seed)])) for seed in QUICK),
+    *(pytest.param(seed, id="-".join([*DEVICES, str(seed)]), marks=pytest.mark.slow) for seed in (5, 8)),
     *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 160)),
 ]
-"""The quick ones name the devices: `make gpu-check` chooses tests by that."""
+"""The first ones (int4, int8, nf4, float; f32, bf16, f16) name the devices: `make gpu-check` chooses tests by that."""
 SIZES = [(1, 1), (2, 4), (1, 17), (3, 43)]
 """b x s: 1, 8, 17 and 129 rows, on both sides of the borders between row classes."""
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}

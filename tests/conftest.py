@@ -1,0 +1,33 @@
+"""Marks the tests of tests/only_in_full.txt as slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+def only_in_full() -> frozenset[str]:
+    lines = (HERE / "only_in_full.txt").read_text().splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """UsageError for a name of the list whose file was collected as a whole, and which no test has."""
+    listed = only_in_full()
+    found = {item.nodeid for item in items}
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker(pytest.mark.slow)
+    whole = {file for file in {name.partition("::")[0] for name in listed} if _is_whole(items, file)}
+    if unknown := sorted(name for name in listed - found if name.partition("::")[0] in whole):
+        raise pytest.UsageError(f"tests/only_in_full.txt names no test: {', '.join(unknown)}")
+
+
+def _is_whole(items: Sequence[pytest.Item], file: str) -> bool:
+    """Whether the run was asked for this file or a folder above it, and not for single tests of it."""
+    mine = [item for item in items if item.nodeid.startswith(f"{file}::")]
+    return bool(mine) and not any("::" in arg for arg in mine[0].config.args)
