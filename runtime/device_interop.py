@@ -190,7 +190,7 @@ def _require_host(value: Any, device: str) -> None:
 
 
 @dataclass(slots=True)
-class Target:
+class ResultMemory:
     """The memory of one result: on the host (`device` None) or on a device. `array` is set for a DeviceArray."""
 
     address: int
@@ -208,13 +208,13 @@ def new_torch(shape: tuple[int, ...], dtype: str, device: str, stream: Stream | 
         return torch.empty(shape, dtype=torch_dtype, device=device)
 
 
-def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> Target:
+def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> ResultMemory:
     """The memory of one `out=` array; errors unless it is a writable, row-major array of this shape and dtype."""
     if isinstance(value, DeviceArray):
         if value.type_name != dtype:
             raise interop.wrong_out(name, f"dtype {value.type_name}", f"{dtype} ({NUMPY_DTYPES[dtype].name})")
         _check_shape(name, value.shape, shape)
-        return Target(value.address, value.device, value)
+        return ResultMemory(value.address, value.device, value)
     if interop.is_torch_tensor(value) and value.is_cuda:
         got = interop.torch_dtype_name(value.dtype)
         if got != dtype:
@@ -222,8 +222,8 @@ def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> Target:
         _check_shape(name, tuple(value.shape), shape)
         if not value.is_contiguous() or value.is_neg():
             raise ArgumentStructureError(f"out '{name}' must be a contiguous tensor")
-        return Target(value.data_ptr(), f"cuda:{value.get_device()}")
-    return Target(interop.target(value, name, shape, dtype), None)
+        return ResultMemory(value.data_ptr(), f"cuda:{value.get_device()}")
+    return ResultMemory(interop.target(value, name, shape, dtype), None)
 
 
 def _check_shape(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> None:

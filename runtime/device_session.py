@@ -13,8 +13,8 @@ from qcompiler.runtime import device_interop, interop
 from qcompiler.runtime.backends.base import CaptureMode, Memory
 from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
-from qcompiler.runtime.device_interop import Argument, Target
-from qcompiler.runtime.executor import Frame, PlanExecutor, TorchTime, total_time
+from qcompiler.runtime.device_interop import Argument, ResultMemory
+from qcompiler.runtime.executor import EntryArenas, PlanExecutor, TorchTime, total_time
 from qcompiler.runtime.graph import capture, refuse_torch_calls
 from qcompiler.runtime.interrupts import uninterrupted
 from qcompiler.runtime.memory import kept_if_it_fails
@@ -34,7 +34,7 @@ class Call:
     binding: Binding
     callers: Callers
     results: Any
-    targets: list[Target]
+    targets: list[ResultMemory]
 
     @property
     def reads_back(self) -> bool:
@@ -52,7 +52,7 @@ class DeviceSession(Session):
     def __init__(self, program: LoadedProgram) -> None:
         super().__init__(program, stepwise=True)
         plan = program.plan
-        self.frames = [Frame(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
+        self.frames = [EntryArenas(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
         self.executors = [
             PlanExecutor(plan, entry, program.slots, self.queues, frame)
             for entry, frame in zip(plan.entries, self.frames, strict=True)
@@ -266,27 +266,27 @@ class DeviceSession(Session):
 
     def _fresh(
         self, binding: Binding, arguments: Sequence[Argument], callers: Callers
-    ) -> tuple[list[Any], list[Target]]:
+    ) -> tuple[list[Any], list[ResultMemory]]:
         """New arrays on the side of the arguments: on the host if all are there, else on the device."""
         if all(argument.device is None for argument in arguments):
             use_torch = any(argument.is_torch for argument in arguments)
             new = interop.new_torch if use_torch else interop.new_numpy
             made = [new(shape, dtype) for shape, dtype in zip(binding.outputs, self.result_dtypes, strict=True)]
-            return [array for array, _ in made], [Target(address, None) for _, address in made]
+            return [array for array, _ in made], [ResultMemory(address, None) for _, address in made]
         use_torch = any(argument.is_torch and argument.device is not None for argument in arguments)
         results: list[Any] = []
-        targets: list[Target] = []
+        targets: list[ResultMemory] = []
         entry = self.program.plan.entries[binding.entry]
         for shape, dtype, sig in zip(binding.outputs, self.result_dtypes, entry.outputs, strict=True):
             home = self.home_of(sig.arena)
             if use_torch:
                 tensor = device_interop.new_torch(shape, dtype, home.backend.device, callers.given)
                 results.append(tensor)
-                targets.append(Target(tensor.data_ptr(), home.backend.device))
+                targets.append(ResultMemory(tensor.data_ptr(), home.backend.device))
             else:
                 array = self.new_array(self.memory.slot_of[sig.arena], shape, dtype, callers)
                 results.append(array)
-                targets.append(Target(array.address, array.device))
+                targets.append(ResultMemory(array.address, array.device))
         return results, targets
 
     def new_array(self, slot: str, shape: tuple[int, ...], dtype: str, callers: Callers) -> DeviceArray:
@@ -297,7 +297,7 @@ class DeviceSession(Session):
         ready = self.done[home.backend.device]
         return DeviceArray(home.backend, lease.memory.address, shape, dtype, home.stream, lease, ready)
 
-    def _targets(self, results: Sequence[Any], binding: Binding, arguments: Sequence[Argument]) -> list[Target]:
+    def _targets(self, results: Sequence[Any], binding: Binding, arguments: Sequence[Argument]) -> list[ResultMemory]:
         targets = [
             device_interop.target(result, name, shape, dtype)
             for result, name, shape, dtype in zip(

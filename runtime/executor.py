@@ -116,7 +116,7 @@ def _timed(call: _TorchCall, context: Any, arenas: ArenaArray) -> float:
     return perf_counter() - began
 
 
-class Frame:
+class EntryArenas:
     """One entry point's arenas for one session: a C array in the order of `Plan.arenas`, null where it uses none.
 
     `inputs` and `outputs` are the positions that each call sets: the verifier ensures that each argument and each
@@ -283,7 +283,7 @@ class PlanExecutor:
     """Runs the plan on the session's streams."""
 
     def __init__(
-        self, plan: Plan, entry: EntryPoint, slots: Mapping[str, SlotDevice], queues: Queues, frame: Frame
+        self, plan: Plan, entry: EntryPoint, slots: Mapping[str, SlotDevice], queues: Queues, frame: EntryArenas
     ) -> None:
         self._entry = entry
         self._slots = slots

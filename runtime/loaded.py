@@ -15,7 +15,7 @@ from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Memory
 from qcompiler.runtime.binding import Binder, EntryBinder
 from qcompiler.runtime.device_interop import Uploader
-from qcompiler.runtime.executor import Executor, Frame, NativeExecutor, PlanExecutor
+from qcompiler.runtime.executor import EntryArenas, Executor, NativeExecutor, PlanExecutor
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, check_directory, constants_nbytes
 from qcompiler.runtime.memory import Block, Bytes, address_of
 from qcompiler.runtime.native import Library, scratch_stride
@@ -304,7 +304,7 @@ class LoadedProgram:
             raise PlanError(f"the init entry '{init.name}' takes arguments or symbols")
         memory = SessionMemory(self.plan, [init], self.slots)
         queues = Queues(self.plan, self.slots)
-        frame = Frame(self.plan, init, self.shared_bases | memory.bases(init))
+        frame = EntryArenas(self.plan, init, self.shared_bases | memory.bases(init))
         executor: Executor
         if self.library is not None and not self.stepwise:
             executor = NativeExecutor(self.plan, init, self.library)

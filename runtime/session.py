@@ -15,8 +15,8 @@ from qcompiler.runtime import interop
 from qcompiler.runtime.backends.cpu import NO_CAPTURE
 from qcompiler.runtime.binding import Binding, Shape
 from qcompiler.runtime.executor import (
+    EntryArenas,
     Executor,
-    Frame,
     NativeExecutor,
     PlanExecutor,
     SegmentedExecutor,
@@ -201,13 +201,13 @@ class HostSession(Session):
         super().__init__(program, stepwise=stepwise)
         self._context = make_context(program.num_threads, program.scratch_stride)
         plan = program.plan
-        self._frames = [Frame(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
+        self._frames = [EntryArenas(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
         self._executors: list[Executor] = [
             self._executor(entry, frame) for entry, frame in zip(plan.entries, self._frames, strict=True)
         ]
         self._apart: tuple[Binding | None, list[int], list[int]] = (None, [], [])
 
-    def _executor(self, entry: EntryPoint, frame: Frame) -> Executor:
+    def _executor(self, entry: EntryPoint, frame: EntryArenas) -> Executor:
         program, library = self.program, None if self.stepwise else self.program.library
         if library is not None and not calls_torch(entry):
             return NativeExecutor(program.plan, entry, library)

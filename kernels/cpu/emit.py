@@ -27,7 +27,7 @@ Increase it with every change of the interface."""
 ISAS = ("x86-64", "x86-64-v3", "x86-64-v4", "generic")
 
 
-class Template(Protocol):
+class CpuTemplate(Protocol):
     """What the module of a kind in this folder has."""
 
     def emit(self, spec: KernelSpec, isa: str) -> str:
@@ -40,7 +40,9 @@ class Template(Protocol):
         """Headers (of `HEADERS`) that the text needs beside the common ones."""
 
 
-_TEMPLATES = cast(dict[str, Template], modules_of("qcompiler.kernels.cpu", ("emit", "scratch_bytes", "headers"), "cpu"))
+_TEMPLATES = cast(
+    dict[str, CpuTemplate], modules_of("qcompiler.kernels.cpu", ("emit", "scratch_bytes", "headers"), "cpu")
+)
 TEMPLATES = tuple(_TEMPLATES)
 
 _COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h")
@@ -52,7 +54,7 @@ HEADERS = (
 """The headers that templates may ask for, in dependency order. Every program has the first six."""
 
 
-def _template(spec: KernelSpec, isa: str) -> Template:
+def _template(spec: KernelSpec, isa: str) -> CpuTemplate:
     if isa not in ISAS:
         raise KernelSelectionError(f"the CPU emitter knows no ISA {isa!r} (it has {', '.join(ISAS)})")
     if spec.template not in _TEMPLATES:

@@ -37,7 +37,7 @@ HEADERS = (
 reach."""
 
 
-class Template(Protocol):
+class CudaTemplate(Protocol):
     """What the module of a kind in this folder has."""
 
     ENGINES: tuple[Engine, ...]
@@ -47,14 +47,14 @@ class Template(Protocol):
         """The kernel's text and geometry."""
 
 
-_TEMPLATES = cast(dict[str, Template], modules_of("qcompiler.kernels.cuda", ("emit", "ENGINES"), "cuda"))
+_TEMPLATES = cast(dict[str, CudaTemplate], modules_of("qcompiler.kernels.cuda", ("emit", "ENGINES"), "cuda"))
 TEMPLATES = tuple(_TEMPLATES)
 
 ENGINES = {kind: template.ENGINES for kind, template in _TEMPLATES.items()}
 """By kind."""
 
 
-def _template(spec: KernelSpec) -> Template:
+def _template(spec: KernelSpec) -> CudaTemplate:
     if spec.template not in _TEMPLATES:
         reason = spec.body.lacks.get("cuda", f"there are: {', '.join(TEMPLATES)}")
         raise KernelSelectionError(f"kernel '{spec.name}': CUDA has no template '{spec.template}' ({reason})")

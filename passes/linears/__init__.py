@@ -1,1 +1,1 @@
-"""Linears that read the same rows: their weights put together, and what their results are read by."""
+"""Building blocks of merge-linears: stacked weights, and the copies that a merge would cause."""

@@ -1,7 +1,7 @@
-"""Which readers of a value would need a copy of it, if it were columns of a wider matrix and not memory of its own.
+"""Finds the readers of a value that would need a copy if the value were a slice of columns of a wider matrix.
 
-The rules of the lowering are asked themselves (lowering/placer.py, lowering/drafts.py), on made-up memory: once with
-the value's rows side by side, once with other columns between them.
+It runs the rules of the lowering (lowering/placer.py, lowering/drafts.py) on imaginary memory: once with the value's
+rows contiguous, and once with other columns between them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WATCHED, _OTHER = "watched", "other"
 
 
 class _Trial(Placer):
-    """Places for one value and its views; all others have memory of their own. Implements `drafts.ValueMemory`."""
+    """Places of one value and its views. All other values have memory of their own. Implements `drafts.ValueMemory`."""
 
     def __init__(self) -> None:
         super().__init__(self._default, self._default, self.contiguous_copy)
@@ -50,7 +50,7 @@ class _Trial(Placer):
         return _own(op.result)
 
     def follow(self, value: SSAValue, view: View) -> None:
-        """Places the value, and asks everything that reads it, directly or through views."""
+        """Places the value, and runs the rule of each op that reads it, directly or through views."""
         self.define(value, view)
         pending, asked = [value], set[Operation]()
         while pending:
@@ -73,7 +73,7 @@ class _Trial(Placer):
             try:
                 draft(op, self)
             except KernelSelectionError:
-                return  # the op cannot be lowered in either place, and lower-to-rt says so
+                return  # the op has no lowering with either place; lower-to-rt raises the error
 
 
 def _own(value: SSAValue) -> View:
@@ -85,7 +85,7 @@ def _own(value: SSAValue) -> View:
 
 
 def new_copies(value: SSAValue, wider: int) -> list[str]:
-    """The ops that would read a copy of a matrix if its rows had `wider` elements, and read it in place as it is."""
+    """The ops that now read the matrix in place, and would read a copy if its rows were parts of `wider` elements."""
     shape, dtype = shape_of(value.type), tensor_dtype(value.type)
     before, after = _Trial(), _Trial()
     before.follow(value, views.contiguous(_WATCHED, dtype, shape))
@@ -95,8 +95,8 @@ def new_copies(value: SSAValue, wider: int) -> list[str]:
 
 
 def is_result(value: SSAValue) -> bool:
-    """Whether a value, or a reshape of it, is a result of the program or the new value of a state: it is computed in
-    the memory of that, which a part of a wider matrix cannot be."""
+    """Whether a value, or a reshape of it, is a result of the program or the new value of a state. It is then computed
+    in that memory, so it cannot be a part of a wider matrix."""
     for use in value.uses:
         user = use.operation
         if user.name == "func.return" or isinstance(user, qc.StateUpdateOp):

@@ -1,4 +1,4 @@
-"""Weights, and biases, one below the other: one stored tensor that names its parts."""
+"""Stacks the rows of several weights, or of several biases, in one stored tensor that names its parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qcompiler.plan.weights import NUMPY_DTYPES, Bytes, NoBytes, StoredTensor
 
 @dataclass(frozen=True)
 class Stacked:
-    """The canonical bytes of several tensors of one format, one below the other, made each time they are read."""
+    """The canonical bytes of a stack of tensors of one format. Each read computes them."""
 
     tensors: tuple[StoredTensor, ...]
 
@@ -46,7 +46,7 @@ class Stacked:
 
 
 def stacked(key: str, tensors: Sequence[StoredTensor]) -> StoredTensor:
-    """One tensor of several in their canonical layout, which have no `stacking.obstacle`."""
+    """Stacks tensors in canonical layout. `stacking.obstacle` must be None for them."""
     first = tensors[0]
     shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
     source = Stacked(tuple(tensors))
@@ -57,7 +57,7 @@ def stacked(key: str, tensors: Sequence[StoredTensor]) -> StoredTensor:
 
 
 def nothing_to_add(rows: int, dtype: DType) -> StoredTensor:
-    """A bias that changes no sum: x + -0.0 is x, bit for bit, also where x is 0.0 or -0.0."""
+    """A bias that changes no sum: x + -0.0 equals x to the bit, also if x is 0.0 or -0.0."""
     values = np.full(rows, -0.0, NUMPY_DTYPES[dtype])
     return StoredTensor("-0.0", dtype, (rows,), values.view(np.uint8))
 

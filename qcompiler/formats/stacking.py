@@ -1,4 +1,4 @@
-"""Matrices of one format, one below the other: the bytes of the whole from those of the parts, and back.
+"""Stacks the rows of matrices of one format: the bytes of the stack from the bytes of its parts, and back.
 
     a (4, K), b (2, K)   ->   one (6, K): rows 0…3 decode to a's values and rows 4…5 to b's, bit for bit
 

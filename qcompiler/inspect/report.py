@@ -118,7 +118,8 @@ def sharing_text(plan: Plan) -> str:
 
 
 def idioms_text(choices: Iterable[Choice]) -> str:
-    """The ledger of idioms: how many of each stand where, and what looks like one and is none; "" without any."""
+    """The ledger of idioms: the number of each by place, and the forms that only look like one. "" if there are
+    none."""
     found: dict[str, list[Choice]] = {}
     others: dict[tuple[str, str], list[str]] = {}
     for choice in choices:

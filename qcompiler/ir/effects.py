@@ -1,8 +1,8 @@
-"""What an op does besides computing its results: the one definition of pure, of dead, and of who touches a state.
+"""The side effects of ops: which ops are pure, which may be removed, and which read or write a state.
 
-Effects are traits of the ops: `Pure`, and here `ReadsState` and `WritesState`.  xDSL declares none for `linalg`, and
-its classes are not ours to change, so the table `_ON_TENSORS` stands in for the missing traits.  An op of unknown
-effects is neither pure nor ever dead.
+Effects are traits of the ops: xDSL's `Pure`, and here `ReadsState` and `WritesState`. xDSL declares no effects for
+`linalg`, and this project does not change xDSL's classes, so the table `_ON_TENSORS` replaces the missing traits. An op
+of unknown effects is never pure and never dead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xdsl.traits import (
 )
 
 _ON_TENSORS = frozenset(Linalg.operations)
-"""Structured ops compute fresh values where they have results; without results they write memrefs, or are yields."""
+"""The ops of `linalg`. With results they compute new tensors; without results they write memrefs, or are yields."""
 
 _NONE: Set[EffectInstance] = frozenset()
 
@@ -63,7 +63,7 @@ class WritesState(_StateEffect):
 
 
 def effects_of(op: Operation) -> Set[EffectInstance] | None:
-    """What an op reads and writes besides its operands and results; None where that is not known."""
+    """What an op reads and writes besides its operands and results. None if that is unknown."""
     if type(op) in _ON_TENSORS:
         return _NONE if op.results else None
     return _NONE if _declares_none(type(op)) else get_effects(op)
@@ -71,30 +71,30 @@ def effects_of(op: Operation) -> Set[EffectInstance] | None:
 
 @functools.cache
 def _declares_none(kind: type[Operation]) -> bool:
-    """Whether a class of ops says that none of them has effects; asked of each op of a program many times."""
+    """Whether a class of ops declares that it has no effects. The answer is cached, since passes ask often."""
     declared = [trait for trait in kind.traits if isinstance(trait, MemoryEffect)]
     return bool(declared) and all(isinstance(trait, NoMemoryEffect) for trait in declared)
 
 
 def is_pure(op: Operation) -> bool:
-    """True if the results depend on operands and attributes alone, and nothing else happens."""
+    """Whether the results depend only on operands and attributes, and the op has no other effect."""
     return effects_of(op) == _NONE and not op.has_trait(IsTerminator)
 
 
 def is_removable(op: Operation) -> bool:
-    """True if the op may go once nobody reads its results: it changes nothing."""
+    """Whether the op may be removed if its results have no readers: it changes nothing."""
     effects = effects_of(op)
     reads = effects is not None and all(effect.kind is MemoryEffectKind.READ for effect in effects)
     return reads and not op.has_trait(IsTerminator)
 
 
 def is_dead(op: Operation) -> bool:
-    """True if nobody reads the op's results, and it may go."""
+    """Whether the op's results have no readers, and the op may be removed."""
     return all(result.first_use is None for result in op.results) and is_removable(op)
 
 
 def erase_dead(block: Block) -> int:
-    """Erases every dead op of a block and of the bodies inside it, the last first; returns how many went."""
+    """Erases every dead op of a block and of the bodies in it, from last to first. Returns their number."""
     erased = 0
     for op in reversed(list(block.ops)):
         if is_dead(op):
@@ -107,7 +107,7 @@ def erase_dead(block: Block) -> int:
 
 
 def erase_if_dead(op: Operation, erase: Callable[[Operation], None] | None = None) -> None:
-    """Erases an op if it is dead, then the producers that this leaves dead, with `erase` (a rewriter's, say)."""
+    """Erases an op if it is dead, then its producers that become dead. `erase` may be a rewriter's method."""
     stack = [op]
     while stack:
         each = stack.pop()

@@ -8,269 +8,207 @@
 
 A packed operand or view ends in `, #qc.format<…>, #qc.layout<…>` and has no strides. A plain tensor stored in a
 kernel's layout ends in `, #qc.layout<…>`. `XAttr.of(record)` makes an attribute, and `.record` returns the record.
+
+An attribute lists the fields of its record in the order of the text, each with its syntax. `RecordAttr` prints and
+parses them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
+import msgspec
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Data
+from xdsl.ir import Attribute, Data
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
 from qcompiler.ir.types import ELEMENT_TYPES, FormatAttr, LayoutAttr, dtype_of
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import Access, DType, FormatRef, Operand
+from qcompiler.plan.kernel import Access, FormatRef, Operand, Strict
 from qcompiler.plan.plan import SelectCase, Symbol, TensorSig, View
 
-Dims = tuple[Dim, ...]
+# --- the syntax of fields --------------------------------------------------------------------------------------------
 
 
-@irdl_attr_definition
-class SymbolAttr(Data[Symbol]):
-    """`#rt.symbol<"name", min, max>`: a dimension with its inclusive range."""
+@dataclass(frozen=True)
+class Syntax:
+    """How the value of a field is printed and parsed. An `optional` one is left out, with its comma, if it is None."""
 
-    name = "rt.symbol"
-
-    @staticmethod
-    def of(symbol: Symbol) -> SymbolAttr:
-        return SymbolAttr(symbol)
-
-    @property
-    def record(self) -> Symbol:
-        return self.data
-
-    @classmethod
-    def parse_parameter(cls, parser: AttrParser) -> Symbol:
-        with parser.in_angle_brackets():
-            name = parser.parse_str_literal()
-            _comma(parser)
-            low = parser.parse_integer(allow_boolean=False)
-            _comma(parser)
-            return Symbol(name=name, min=low, max=parser.parse_integer(allow_boolean=False))
-
-    def print_parameter(self, printer: Printer) -> None:
-        printer.print_string("<")
-        printer.print_string_literal(self.data.name)
-        printer.print_string(f", {self.data.min}, {self.data.max}>")
+    write: Callable[[Printer, Any], None]
+    read: Callable[[AttrParser], Any]
+    optional: bool = False
 
 
-@irdl_attr_definition
-class SigAttr(Data[TensorSig]):
-    """`#rt.sig<"name", @arena, dtype, [shape], "torch dtype">`: one tensor argument or result of an entry point."""
-
-    name = "rt.sig"
-
-    @staticmethod
-    def of(sig: TensorSig) -> SigAttr:
-        return SigAttr(sig)
-
-    @property
-    def record(self) -> TensorSig:
-        return self.data
-
-    @classmethod
-    def parse_parameter(cls, parser: AttrParser) -> TensorSig:
-        with parser.in_angle_brackets():
-            name = parser.parse_str_literal()
-            _comma(parser)
-            arena = parser.parse_symbol_name().data
-            _comma(parser)
-            dtype = dtype_of(parser.parse_type())
-            _comma(parser)
-            shape = _parse_dims(parser)
-            torch_dtype = None
-            if parser.parse_optional_punctuation(",") is not None:
-                torch_dtype = parser.parse_str_literal()
-            return TensorSig(name=name, arena=arena, dtype=dtype, shape=shape, torch_dtype=torch_dtype)
-
-    def print_parameter(self, printer: Printer) -> None:
-        printer.print_string("<")
-        printer.print_string_literal(self.data.name)
-        printer.print_string(", ")
-        printer.print_symbol_name(self.data.arena)
-        printer.print_string(", ")
-        _print_dtype(printer, self.data.dtype)
-        printer.print_string(f", {_dims_text(self.data.shape)}")
-        if self.data.torch_dtype is not None:
-            printer.print_string(", ")
-            printer.print_string_literal(self.data.torch_dtype)
-        printer.print_string(">")
-
-
-@irdl_attr_definition
-class OperandAttr(Data[Operand]):
-    """`#rt.operand<"name", dtype, "access", [shape], [strides]>`: an operand of a kernel; access is r, w or rw."""
-
-    name = "rt.operand"
-
-    @staticmethod
-    def of(operand: Operand) -> OperandAttr:
-        return OperandAttr(operand)
-
-    @property
-    def record(self) -> Operand:
-        return self.data
-
-    def __hash__(self) -> int:  # the record may hold a dictionary (a format's parameters)
-        return hash((self.data.name, self.data.dtype, self.data.access, self.data.shape, self.data.strides))
-
-    @classmethod
-    def parse_parameter(cls, parser: AttrParser) -> Operand:
-        with parser.in_angle_brackets():
-            name = parser.parse_str_literal()
-            _comma(parser)
-            dtype = dtype_of(parser.parse_type())
-            _comma(parser)
-            access = parser.parse_str_literal()
-            if access not in get_args(Access):
-                parser.raise_error('access must be "r", "w" or "rw"')
-            _comma(parser)
-            shape, strides = _parse_geometry(parser)
-            format_, layout = _parse_storage(parser)
-            return Operand(
-                name=name, dtype=dtype, access=cast(Access, access), shape=shape, strides=strides, format=format_,
-                layout=layout,
-            )  # fmt: skip
-
-    def print_parameter(self, printer: Printer) -> None:
-        printer.print_string("<")
-        printer.print_string_literal(self.data.name)
-        printer.print_string(", ")
-        _print_dtype(printer, self.data.dtype)
-        printer.print_string(f', "{self.data.access}", {_dims_text(self.data.shape)}, {_dims_text(self.data.strides)}')
-        _print_storage(printer, self.data.format, self.data.layout)
-        printer.print_string(">")
-
-
-@irdl_attr_definition
-class ViewAttr(Data[View]):
-    """`#rt.view<@buffer, dtype, [shape], [strides], offset>`: a strided tensor in a buffer, counted in elements."""
-
-    name = "rt.view"
-
-    @staticmethod
-    def of(view: View) -> ViewAttr:
-        return ViewAttr(view)
-
-    @property
-    def record(self) -> View:
-        return self.data
-
-    def __hash__(self) -> int:  # the record may hold a dictionary (a format's parameters)
-        return hash((self.data.buffer, self.data.dtype, self.data.shape, self.data.strides, self.data.offset))
-
-    @classmethod
-    def parse_parameter(cls, parser: AttrParser) -> View:
-        with parser.in_angle_brackets():
-            buffer = parser.parse_symbol_name().data
-            _comma(parser)
-            dtype = dtype_of(parser.parse_type())
-            _comma(parser)
-            shape, strides = _parse_geometry(parser)
-            _comma(parser)
-            offset = _parse_dim(parser)
-            format_, layout = _parse_storage(parser)
-            return View(
-                buffer=buffer, dtype=dtype, shape=shape, strides=strides, offset=offset, format=format_, layout=layout
-            )
-
-    def print_parameter(self, printer: Printer) -> None:
-        printer.print_string("<")
-        printer.print_symbol_name(self.data.buffer)
-        printer.print_string(", ")
-        _print_dtype(printer, self.data.dtype)
-        printer.print_string(f", {_dims_text(self.data.shape)}, {_dims_text(self.data.strides)}")
-        printer.print_string(f", {_dim_text(self.data.offset)}")
-        _print_storage(printer, self.data.format, self.data.layout)
-        printer.print_string(">")
-
-
-@irdl_attr_definition
-class CaseAttr(Data[SelectCase]):
-    """`#rt.case<@kernel, max>`: chosen if the select's expression is <= max; always, without a number."""
-
-    name = "rt.case"
-
-    @staticmethod
-    def of(case: SelectCase) -> CaseAttr:
-        return CaseAttr(case)
-
-    @property
-    def record(self) -> SelectCase:
-        return self.data
-
-    @classmethod
-    def parse_parameter(cls, parser: AttrParser) -> SelectCase:
-        with parser.in_angle_brackets():
-            kernel = parser.parse_symbol_name().data
-            limit = None
-            if parser.parse_optional_punctuation(",") is not None:
-                limit = parser.parse_integer(allow_boolean=False)
-            return SelectCase(max=limit, kernel=kernel)
-
-    def print_parameter(self, printer: Printer) -> None:
-        printer.print_string("<")
-        printer.print_symbol_name(self.data.kernel)
-        printer.print_string(">" if self.data.max is None else f", {self.data.max}>")
-
-
-# --- pieces of syntax ------------------------------------------------------------------------------------------------
-
-
-def _comma(parser: AttrParser) -> None:
-    parser.parse_punctuation(",")
+def _optional(syntax: Syntax) -> Syntax:
+    return Syntax(syntax.write, syntax.read, optional=True)
 
 
 def _dim_text(value: Dim) -> str:
     return str(value) if isinstance(value, int) else f'"{value}"'
 
 
-def _dims_text(dims: Sequence[Dim]) -> str:
-    return "[" + ", ".join(map(_dim_text, dims)) + "]"
+def _write_dims(printer: Printer, dims: tuple[Dim, ...]) -> None:
+    printer.print_string("[" + ", ".join(map(_dim_text, dims)) + "]")
 
 
-def _parse_dim(parser: AttrParser) -> Dim:
+def _read_dim(parser: AttrParser) -> Dim:
     text = parser.parse_optional_str_literal()
     return dim(text).to_dim() if text is not None else parser.parse_integer(allow_boolean=False)
 
 
-def _parse_dims(parser: AttrParser) -> Dims:
-    return tuple(parser.parse_comma_separated_list(parser.Delimiter.SQUARE, lambda: _parse_dim(parser)))
+def _read_dims(parser: AttrParser) -> tuple[Dim, ...]:
+    return tuple(parser.parse_comma_separated_list(parser.Delimiter.SQUARE, lambda: _read_dim(parser)))
 
 
-def _parse_geometry(parser: AttrParser) -> tuple[Dims, Dims]:
-    shape = _parse_dims(parser)
-    _comma(parser)
-    return shape, _parse_dims(parser)
+def _read_access(parser: AttrParser) -> str:
+    access = parser.parse_str_literal()
+    if access not in get_args(Access):
+        parser.raise_error('access must be "r", "w" or "rw"')
+    return access
 
 
-def _parse_storage(parser: AttrParser) -> tuple[FormatRef | None, str | None]:
-    """The optional `, #qc.format<…>` and `, #qc.layout<…>` at the end."""
-    format_: FormatRef | None = None
-    layout: str | None = None
+TEXT = Syntax(Printer.print_string_literal, AttrParser.parse_str_literal)
+NAME = Syntax(Printer.print_symbol_name, lambda parser: parser.parse_symbol_name().data)
+"""A reference to another op: `@name`."""
+NUMBER = Syntax(
+    lambda printer, value: printer.print_string(str(value)), lambda parser: parser.parse_integer(allow_boolean=False)
+)
+DTYPE = Syntax(
+    lambda printer, dtype: printer.print_attribute(ELEMENT_TYPES[dtype]), lambda parser: dtype_of(parser.parse_type())
+)
+ACCESS = Syntax(Printer.print_string_literal, _read_access)
+DIM = Syntax(lambda printer, value: printer.print_string(_dim_text(value)), _read_dim)
+DIMS = Syntax(_write_dims, _read_dims)
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+RecordT = TypeVar("RecordT", bound=Strict)
+
+
+class RecordAttr(Data[RecordT], Generic[RecordT]):
+    """A record in angle brackets, its fields separated by commas.
+
+    `FIELDS` lists the fields in the order of the text; optional ones come last. If `STORED`, the fields `format` and
+    `layout` follow, each if it is not None.
+    """
+
+    RECORD: ClassVar[type[Strict]]
+    FIELDS: ClassVar[dict[str, Syntax]]
+    STORED: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, record: RecordT) -> Self:
+        return cls(record)
+
+    @property
+    def record(self) -> RecordT:
+        return self.data
+
+    def __hash__(self) -> int:  # a format's parameters are a dictionary, which has no hash
+        values = msgspec.structs.astuple(self.data)
+        return hash(tuple(each for each in values if not isinstance(each, FormatRef)))
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> RecordT:
+        values: dict[str, Any] = {}
+        with parser.in_angle_brackets():
+            for field, syntax in cls.FIELDS.items():
+                if syntax.optional:
+                    present = parser.parse_optional_punctuation(",") is not None
+                    values[field] = syntax.read(parser) if present else None
+                    continue
+                if values:
+                    parser.parse_punctuation(",")
+                values[field] = syntax.read(parser)
+            if cls.STORED:
+                values |= _read_storage(parser)
+            return cls.RECORD(**values)  # type: ignore[return-value]
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string("<")
+        for number, (field, syntax) in enumerate(self.FIELDS.items()):
+            value = getattr(self.data, field)
+            if syntax.optional and value is None:
+                continue
+            printer.print_string(", " if number else "")
+            syntax.write(printer, value)
+        for attribute in _storage(self.data) if self.STORED else ():
+            printer.print_string(", ")
+            printer.print_attribute(attribute)
+        printer.print_string(">")
+
+
+def _storage(stored: Any) -> list[Attribute]:
+    """The format and the layout of an operand or a view, as attributes."""
+    found: list[Attribute] = []
+    if stored.format is not None:
+        found.append(FormatAttr.of(stored.format))
+    if stored.layout is not None:
+        found.append(LayoutAttr(StringAttr(stored.layout)))
+    return found
+
+
+def _read_storage(parser: AttrParser) -> dict[str, Any]:
+    """The fields of the optional `, #qc.format<…>` and `, #qc.layout<…>` at the end."""
+    found: dict[str, Any] = {}
     while parser.parse_optional_punctuation(",") is not None:
-        attr = parser.parse_attribute()
-        if isinstance(attr, FormatAttr) and format_ is None and layout is None:
-            format_ = attr.ref
-        elif isinstance(attr, LayoutAttr) and layout is None:
-            layout = attr.layout_name.data
+        attribute = parser.parse_attribute()
+        if isinstance(attribute, FormatAttr) and not found:
+            found["format"] = attribute.ref
+        elif isinstance(attribute, LayoutAttr) and "layout" not in found:
+            found["layout"] = attribute.layout_name.data
         else:
             parser.raise_error("expected #qc.format<…> and then #qc.layout<…>")
-    return format_, layout
+    return found
 
 
-def _print_storage(printer: Printer, format_: FormatRef | None, layout: str | None) -> None:
-    if format_ is not None:
-        printer.print_string(", ")
-        printer.print_attribute(FormatAttr.of(format_))
-    if layout is not None:
-        printer.print_string(", ")
-        printer.print_attribute(LayoutAttr(StringAttr(layout)))
+@irdl_attr_definition
+class SymbolAttr(RecordAttr[Symbol]):
+    """A dimension with its inclusive range."""
+
+    name = "rt.symbol"
+    RECORD = Symbol
+    FIELDS: ClassVar = {"name": TEXT, "min": NUMBER, "max": NUMBER}
 
 
-def _print_dtype(printer: Printer, dtype: DType) -> None:
-    printer.print_attribute(ELEMENT_TYPES[dtype])
+@irdl_attr_definition
+class SigAttr(RecordAttr[TensorSig]):
+    """One tensor argument or result of an entry point."""
+
+    name = "rt.sig"
+    RECORD = TensorSig
+    FIELDS: ClassVar = {"name": TEXT, "arena": NAME, "dtype": DTYPE, "shape": DIMS, "torch_dtype": _optional(TEXT)}
+
+
+@irdl_attr_definition
+class OperandAttr(RecordAttr[Operand]):
+    """An operand of a kernel."""
+
+    name = "rt.operand"
+    RECORD = Operand
+    FIELDS: ClassVar = {"name": TEXT, "dtype": DTYPE, "access": ACCESS, "shape": DIMS, "strides": DIMS}
+    STORED = True
+
+
+@irdl_attr_definition
+class ViewAttr(RecordAttr[View]):
+    """A strided tensor in a buffer, counted in elements."""
+
+    name = "rt.view"
+    RECORD = View
+    FIELDS: ClassVar = {"buffer": NAME, "dtype": DTYPE, "shape": DIMS, "strides": DIMS, "offset": DIM}
+    STORED = True
+
+
+@irdl_attr_definition
+class CaseAttr(RecordAttr[SelectCase]):
+    """A case of a select: its kernel is chosen if the select's expression is <= max; without a number, always."""
+
+    name = "rt.case"
+    RECORD = SelectCase
+    FIELDS: ClassVar = {"kernel": NAME, "max": _optional(NUMBER)}

@@ -109,6 +109,12 @@ def test_attributes_give_their_records_back():
         assert rt.step_op(step.record).is_structurally_equivalent(step)
 
 
+@pytest.mark.parametrize("attribute", list(rt.RT.attributes), ids=lambda attribute: attribute.name)
+def test_attribute_prints_every_field_of_its_record(attribute):
+    storage = {"format", "layout"} if attribute.STORED else set()
+    assert attribute.FIELDS.keys() | storage == set(attribute.RECORD.__struct_fields__)
+
+
 @pytest.mark.parametrize("path", ACCEPTED, ids=lambda path: path.stem)
 def test_schedule_and_plan_are_one_to_one(path, files):
     plan = files.plan(path)

@@ -40,7 +40,7 @@ class RecurrentKernel(RoleKernel, frozen=True, tag="recurrent"):
 
     @property
     def gates(self) -> int:
-        """Blocks of `hidden` rows of w, one below the other."""
+        """The number of gates. w has `hidden` rows for each."""
         return GATES[self.kind]
 
     def contract(self, operands: int) -> Contract:
