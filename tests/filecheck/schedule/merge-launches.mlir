@@ -1,5 +1,4 @@
 // RUN: qc opt -p merge-launches %s | filecheck %s
-// RUN: qc opt -p 'merge-launches{most=1}' %s | filecheck %s --check-prefix=APART
 
 // One token: the loop of k is computed in its row, and the loop of q and the row of v stand beside it. The update by a
 // list of two and the loop that reads what the first launch writes stay. A copy back into what the loop reads stays, too.
@@ -75,12 +74,3 @@ rt.entry @main attributes {symbols = [], inputs = [#rt.sig<"x", @in, f32, [2, 3]
 // CHECK-NEXT: rt.launch @copy [#rt.view<@t, {{.*}}#rt.view<@q,
 // CHECK-NEXT: rt.launch @neg [#rt.view<@q, {{.*}}#rt.view<@y,
 // CHECK-NEXT: }
-
-// APART-NOT:  parts
-// APART:      rt.entry @main
-// APART-NEXT: rt.launch @neg
-// APART-NEXT: rt.launch @neg
-// APART-NEXT: rt.launch @row 
-// APART-NEXT: rt.launch @row 
-// APART-NEXT: rt.launch @rows
-
