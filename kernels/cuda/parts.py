@@ -31,7 +31,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     loops = part_specs(spec)
     emitted = [loop.emit_part(each) for each in loops]
     threads = max(each.geometry.threads for each in emitted)
-    lines = ["int64_t block = blockIdx.x;"]
+    lines = ["int64_t qc_block = blockIdx.x;"]
     total = Expr.constant(0)
     for number, (part, own, kernel) in enumerate(zip(parts_body(spec).parts, loops, emitted, strict=True)):
         call = _call(spec, part, own)
@@ -41,8 +41,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         blocks = kernel.geometry.grid[0]
         total = total + dim(blocks)
         if number + 1 < len(loops):
-            lines += [f"if (block < {c_dim(blocks)}) {{", *indent([*call, "return;"]), "}"]
-            lines.append(f"block -= {c_dim(blocks)};")
+            lines += [f"if (qc_block < {c_dim(blocks)}) {{", *indent([*call, "return;"]), "}"]
+            lines.append(f"qc_block -= {c_dim(blocks)};")
         else:
             lines += call
     note = f"{len(loops)} parts, each with blocks of its own"
@@ -57,10 +57,11 @@ def _call(spec: KernelSpec, part: Part, own: KernelSpec) -> list[str]:
     arguments = [names[place] for place in part.operands]
     symbols = names[len(spec.operands) :]
     if part.index is None:
-        return [f"qk_{own.name}({', '.join([*arguments, *symbols, 'block'])});"]
+        return [f"qk_{own.name}({', '.join([*arguments, *symbols, 'qc_block'])});"]
     index, x = spec.operands[part.index], spec.operands[part.operands[-1]]
-    arguments[-1] += f" + at * {c_dim(x.strides[ROWS])}"
+    arguments[-1] += f" + qc_at * {c_dim(x.strides[ROWS])}"
     return [
-        f"const int64_t at = (int64_t){names[part.index]}[{offset(index, ['0'])}];",
-        f"if (at >= 0 && at < {c_dim(x.shape[ROWS])}) qk_{own.name}({', '.join([*arguments, *symbols, 'block'])});",
+        f"const int64_t qc_at = (int64_t){names[part.index]}[{offset(index, ['0'])}];",
+        f"if (qc_at >= 0 && qc_at < {c_dim(x.shape[ROWS])})",
+        f"    qk_{own.name}({', '.join([*arguments, *symbols, 'qc_block'])});",
     ]
