@@ -37,5 +37,5 @@ def in_panels(spec: KernelSpec) -> KernelSpec:
 
 
 def columns_of(spec: KernelSpec) -> int:
-    """Columns of the result. Of a spec of whole panels they are fewer than half of the body's rows may say."""
+    """Columns of the result. Whole panels may have room for more."""
     return int(spec.operands[-1].shape[-1])
