@@ -1,4 +1,4 @@
-"""Activation functions of ATen as loops, and what a model does around them in training only: dropout.
+"""Activation functions of ATen as loops, and dropout.
 
 Operators compute in fp32 where torch's CPU kernels do, and round once; in the tables, one line is one operator.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from qcompiler.frontends.torch.aten.pointwise import clamp, unary_builder
+from qcompiler.frontends.torch.aten.pointwise import clamp
 from qcompiler.frontends.torch.aten.scalars import Scalars, opmath
 from qcompiler.frontends.torch.aten.scope import Args, BuildFn, Number, Result, Scope, lowers
 from qcompiler.ir.types import shape_of
@@ -113,7 +113,7 @@ _PARAMETRIC: dict[Any, tuple[Callable[..., V], tuple[str, ...]]] = {
 """Activations with numbers as parameters: the body, and the names of the parameters in the operator's schema."""
 
 
-def _parametric_builder(body: Callable[..., V], names: tuple[str, ...]) -> BuildFn:
+def _builder(body: Callable[..., V], names: tuple[str, ...] = ()) -> BuildFn:
     def build(s: Scope, node: fx.Node, a: Args) -> Result:
         numbers = [a[name] for name in names]
         return s.unary(node, a["self"], lambda m, x: body(m, x, *numbers))
@@ -163,9 +163,9 @@ def _rrelu(s: Scope, node: fx.Node, a: Args) -> Result:
 
 def _register() -> None:
     for op, body in _PLAIN.items():
-        lowers(op)(unary_builder(body))
+        lowers(op)(_builder(body))
     for op, (parametric, names) in _PARAMETRIC.items():
-        lowers(op)(_parametric_builder(parametric, names))
+        lowers(op)(_builder(parametric, names))
 
 
 _register()

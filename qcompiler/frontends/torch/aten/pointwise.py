@@ -1,4 +1,4 @@
-"""Pointwise ATen operators as loops: arithmetic, comparisons, logic, casts. Activations are in activations.py.
+"""Pointwise ATen operators as loops: arithmetic, comparisons, logic, casts.
 
 Operators compute in fp32 where torch's CPU kernels do, and round once; in the tables, one line is one operator.
 """
@@ -141,7 +141,7 @@ _UNARY: dict[Any, Callable[[S, V], V]] = {
 }  # fmt: skip
 
 
-def unary_builder(body: Callable[[S, V], V]) -> BuildFn:
+def _unary_builder(body: Callable[[S, V], V]) -> BuildFn:
     def build(s: Scope, node: fx.Node, a: Args) -> Result:
         return s.unary(node, next(iter(a.values())), body)
 
@@ -450,7 +450,7 @@ OVERLOADS = ("Tensor", "Scalar", "default", "Tensor_Scalar", "Scalar_Tensor")
 
 def _register() -> None:
     for op, body in _UNARY.items():
-        lowers(op)(unary_builder(body))
+        lowers(op)(_unary_builder(body))
     for name, combine in _BINARY.items():
         packet = getattr(aten, name)
         forms = [o for o in OVERLOADS if o in packet.overloads()]
