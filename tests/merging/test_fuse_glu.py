@@ -23,6 +23,7 @@ from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
 from qcompiler.passes.pipeline import parse_passes, run_pipeline, upto
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.runtime.isa import supported_isas
 
 APART = ("*",)
 K = 256
@@ -110,10 +111,11 @@ def test_every_format_gives_the_same_bits(quant: str, dtype: torch.dtype) -> Non
 
 @SLOW
 @pytest.mark.parametrize("quant", FORMATS)
-@pytest.mark.parametrize("target", ["x86-64", "x86-64-v3"])
-def test_every_instruction_set_gives_the_same_bits(quant: str, target: str) -> None:
+@pytest.mark.parametrize("isa", supported_isas()[:-1])
+def test_every_instruction_set_gives_the_same_bits(quant: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QC_ISA", isa)
     torch.manual_seed(0)
-    check(Glu("geglu"), quant, target=target)
+    assert check(Glu("geglu"), quant).run.isa == isa
 
 
 @SLOW
