@@ -1,7 +1,8 @@
 """The kinds of kernel, one module each: its record, its contract and what it costs (`plan/kernel_body.py`).
 
 This package is the list.  A kind's name is its module's and its record's tag.  Everything else that belongs to a kind
-is in a module of the same name: `passes/lowering/kinds/<kind>.py`, `kernels/cpu/<kind>.py`, `kernels/cuda/<kind>.py`.
+is in a module of the same name: `passes/lowering/kinds/<kind>.py`, and `kernels/kinds/<kind>.py` (for every target) or
+`kernels/cpu/<kind>.py` and `kernels/cuda/<kind>.py`.
 Tables of kinds are made by `modules_of`, for which a missing part is an error.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 
 from qcompiler.plan.kernel_body import DECLARED, KernelBody
@@ -36,11 +37,13 @@ def declared(module: ModuleType) -> type[KernelBody]:
     return body
 
 
-def modules_of(package: str, parts: Sequence[str], target: str = "") -> dict[str, ModuleType]:
+def modules_of(
+    package: str, parts: Sequence[str], target: str = "", *, printed: Collection[str] = ()
+) -> dict[str, ModuleType]:
     """The module of each kind in a package, by the kind's name; each has all `parts`.
 
-    A kind that `lacks` the target is left out.  NotImplementedError for any other kind without a module, and for a
-    module without one of the parts.
+    A kind that `lacks` the target is left out, and so is one of `printed` (kernels/kinds) without a module here.
+    NotImplementedError for any other kind without a module, and for a module without one of the parts.
     """
     found: dict[str, ModuleType] = {}
     for kind, body in KINDS.items():
@@ -48,7 +51,10 @@ def modules_of(package: str, parts: Sequence[str], target: str = "") -> dict[str
             continue
         where = f"{package}.{kind}"
         if importlib.util.find_spec(where) is None:
-            way_out = f", or say in {body.__name__}.lacks why {target} has none" if target else ""
+            if kind in printed:
+                continue
+            once = f", describe it for every target in kernels/kinds/{kind}.py" if printed else ""
+            way_out = f"{once}, or say in {body.__name__}.lacks why {target} has none" if target else ""
             raise NotImplementedError(f"the kernel kind '{kind}' has no module {where}: write it{way_out}")
         module = importlib.import_module(where)
         missing = [part for part in parts if not hasattr(module, part)]
