@@ -304,7 +304,7 @@ class Form:
     rounding: str
 
 
-_SCALAR_FORM = Form(SCALAR_TABLE, VALUE_TYPES, "qc_round")
+SCALAR_FORM = Form(SCALAR_TABLE, VALUE_TYPES, "qc_round")
 
 
 def write_statements(
@@ -346,7 +346,7 @@ def scalar_statements(
     program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str] = (), prefix: str = "t_"
 ) -> Statements:
     """Writes a body for one element. `inputs` are expressions of `VALUE_TYPES`; `indices` are the loop variables."""
-    return write_statements(program, inputs, indices, prefix, _SCALAR_FORM)
+    return write_statements(program, inputs, indices, prefix, SCALAR_FORM)
 
 
 # --- folds and orders of kernels that are no loops --------------------------------------------------------------------

@@ -15,9 +15,9 @@ from typing import Protocol, cast
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.contract import require_contract
-from qcompiler.kernels.cpu import entry, items
+from qcompiler.kernels.cpu import entry, items, rows
 from qcompiler.kernels.items import Items
-from qcompiler.kernels.kinds import FORMS
+from qcompiler.kernels.kinds import FORMS, Form
 from qcompiler.kernels.numbered import numbered
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds import KINDS, modules_of
@@ -48,11 +48,12 @@ class Template(Protocol):
 class Printed:
     """The template of a kind without a module in this folder: what kernels/kinds says of it, printed for the CPU."""
 
-    form: Callable[[KernelSpec], Items]
+    form: Callable[[KernelSpec], Form]
 
     def emit(self, spec: KernelSpec, isa: str) -> str:
         del isa
-        return items.write(spec, self.form(spec))
+        form = self.form(spec)
+        return items.write(spec, form) if isinstance(form, Items) else rows.write(spec, form)
 
     def scratch_bytes(self, spec: KernelSpec, isa: str) -> int:
         del spec, isa
@@ -64,8 +65,8 @@ class Printed:
 
 
 _OWN = modules_of("qcompiler.kernels.cpu", ("emit", "scratch_bytes", "headers"), "cpu", printed=FORMS)
-_TEMPLATES: dict[str, Template] = {
-    kind: cast(Template, _OWN[kind]) if kind in _OWN else Printed(FORMS[kind])
+_TEMPLATES = {
+    kind: cast(Template, _OWN[kind] if kind in _OWN else Printed(FORMS[kind]))
     for kind, body in KINDS.items()
     if "cpu" not in body.lacks
 }

@@ -20,12 +20,12 @@ import msgspec
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.contract import require_contract
-from qcompiler.kernels.cuda import items
+from qcompiler.kernels.cuda import items, rows
 from qcompiler.kernels.cuda.engines import CUDA_CORES, Engine
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.cuda.signature import arch_number, parameters
 from qcompiler.kernels.items import Items
-from qcompiler.kernels.kinds import FORMS
+from qcompiler.kernels.kinds import FORMS, Form
 from qcompiler.kernels.numbered import numbered
 from qcompiler.kernels.used_definitions import Header, used
 from qcompiler.plan.kernel import KernelSpec
@@ -55,17 +55,18 @@ class Template(Protocol):
 class Printed:
     """The template of a kind without a module in this folder: what kernels/kinds says of it, printed for CUDA."""
 
-    form: Callable[[KernelSpec], Items]
+    form: Callable[[KernelSpec], Form]
     ENGINES: tuple[Engine, ...] = CUDA_CORES
 
     def emit(self, spec: KernelSpec, arch: str) -> CudaKernel:
         del arch
-        return items.write(spec, self.form(spec))
+        form = self.form(spec)
+        return items.write(spec, form) if isinstance(form, Items) else rows.write(spec, form)
 
 
 _OWN = modules_of("qcompiler.kernels.cuda", ("emit", "ENGINES"), "cuda", printed=FORMS)
-_TEMPLATES: dict[str, Template] = {
-    kind: cast(Template, _OWN[kind]) if kind in _OWN else Printed(FORMS[kind])
+_TEMPLATES = {
+    kind: cast(Template, _OWN[kind] if kind in _OWN else Printed(FORMS[kind]))
     for kind, body in KINDS.items()
     if "cuda" not in body.lacks
 }

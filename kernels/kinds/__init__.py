@@ -1,7 +1,7 @@
 """Kinds that are described once for every target: `form(spec)` says what their kernels compute.
 
-A target prints a form (`kernels/cpu/items.py`, `kernels/cuda/items.py`) unless it has a kernel of its own, in a module
-of the kind's name.
+A target prints a form (`items.py` and `rows.py` in `kernels/cpu` and `kernels/cuda`) unless it has a kernel of its own,
+in a module of the kind's name.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from types import ModuleType
 from typing import cast
 
 from qcompiler.kernels.items import Items
+from qcompiler.kernels.rows import Rows
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds import KINDS
 
-Form = Items
+Form = Items | Rows
 
 
 def described(module: ModuleType) -> Callable[[KernelSpec], Form]:
