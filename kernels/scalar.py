@@ -304,7 +304,7 @@ class BodyStyle:
     rounding: str
 
 
-_SCALAR_FORM = BodyStyle(SCALAR_TABLE, VALUE_TYPES, "qc_round")
+SCALAR_FORM = BodyStyle(SCALAR_TABLE, VALUE_TYPES, "qc_round")
 
 
 def write_statements(
@@ -346,10 +346,10 @@ def scalar_statements(
     program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str] = (), prefix: str = "t_"
 ) -> Statements:
     """Writes a body for one element. `inputs` are expressions of `VALUE_TYPES`; `indices` are the loop variables."""
-    return write_statements(program, inputs, indices, prefix, _SCALAR_FORM)
+    return write_statements(program, inputs, indices, prefix, SCALAR_FORM)
 
 
-# --- folds of kernels that are no loops -------------------------------------------------------------------------------
+# --- folds and orders of kernels that are no loops --------------------------------------------------------------------
 
 
 def fold_text(fold: str, dtype: str, before: str, value: str) -> str:
@@ -369,3 +369,18 @@ def fold_text(fold: str, dtype: str, before: str, value: str) -> str:
     if fold not in text:
         raise KernelSelectionError(f"'{fold}' does not fold values of type {dtype}")
     return text[fold].format(before, value)
+
+
+def comes_first(kind: str, dtype: str, other: str, own: str) -> str:
+    """C++ text: whether the value `other` comes before `own` in an order of `kind` ("less" or "greater"). NaN is the
+    largest value."""
+    low, high = (other, own) if kind == "less" else (own, other)
+    if dtype not in FLOATS:
+        return f"({low} < {high})"
+    return f"({low} == {low} && ({high} != {high} || {low} < {high}))"
+
+
+def precedes(kind: str, dtype: str, other: str, own: str, other_at: str, own_at: str) -> str:
+    """C++ text: as `comes_first`, and equal values by their positions."""
+    second = comes_first("greater" if kind == "less" else "less", dtype, other, own)
+    return f"{comes_first(kind, dtype, other, own)} || (!{second} && {other_at} < {own_at})"

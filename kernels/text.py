@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from qcompiler.plan.dims import Dim, Expr, dim
 from qcompiler.plan.dims_text import Builder, read
-from qcompiler.plan.kernel import FormatRef, KernelSpec
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 
 STORAGE_TYPES: dict[str, str] = {
     "f64": "double", "f32": "float", "f16": "qc_f16", "bf16": "qc_bf16", "i64": "int64_t", "i32": "int32_t",
@@ -55,6 +55,25 @@ _C_TEXT: Builder[str] = Builder(
     },
 )  # fmt: skip
 """Parenthesises each operation, in the order of the text: `plan.sizes.magnitude` bounds exactly these results."""
+
+
+def offset(operand: Operand, indices: Sequence[str]) -> str:
+    """Element offset of an operand at the given index texts (int64_t expressions), one per dim."""
+    terms = [
+        index if stride == 1 else f"{index if index.isidentifier() else f'({index})'} * {c_dim(stride)}"
+        for index, stride in zip(indices, operand.strides, strict=True)
+        if stride != 0 and index != "0"
+    ]
+    return " + ".join(terms) or "0"
+
+
+def unravel(index: str, names: Sequence[str], sizes: Sequence[Dim]) -> list[str]:
+    """Statements that split the linear `index` into `names`, the last one fastest."""
+    lines, rest = [], index
+    for name, size in reversed(list(zip(names[1:], sizes[1:], strict=True))):
+        lines.append(f"const int64_t {name} = {rest} % {c_dim(size)}, {name}_rest = {rest} / {c_dim(size)};")
+        rest = f"{name}_rest"
+    return [*lines, f"const int64_t {names[0]} = {rest};"]
 
 
 def header_comment(spec: KernelSpec, *lines: str) -> str:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import resources
 from typing import Protocol, cast
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.contract import require_contract
-from qcompiler.kernels.cpu import entry
+from qcompiler.kernels.cpu import entry, items, rows
+from qcompiler.kernels.items import Items
+from qcompiler.kernels.kinds import FORMS, Form
 from qcompiler.kernels.numbered import numbered
 from qcompiler.plan.kernel import KernelSpec
-from qcompiler.plan.kinds import modules_of
+from qcompiler.plan.kinds import KINDS, modules_of
 from qcompiler.plan.plan import Plan
 
 NATIVE_ABI = 1
@@ -28,7 +32,7 @@ ISAS = ("x86-64", "x86-64-v3", "x86-64-v4", "generic")
 
 
 class CpuTemplate(Protocol):
-    """What the module of a kind in this folder has."""
+    """What the module of a kind in this folder has, and `Printed`."""
 
     def emit(self, spec: KernelSpec, isa: str) -> str:
         """The C++ text of the kernel."""
@@ -40,9 +44,32 @@ class CpuTemplate(Protocol):
         """Headers (of `HEADERS`) that the text needs beside the common ones."""
 
 
-_TEMPLATES = cast(
-    dict[str, CpuTemplate], modules_of("qcompiler.kernels.cpu", ("emit", "scratch_bytes", "headers"), "cpu")
-)
+@dataclass(frozen=True)
+class Printed:
+    """The template of a kind without a module in this folder: what kernels/kinds says of it, printed for the CPU."""
+
+    form: Callable[[KernelSpec], Form]
+
+    def emit(self, spec: KernelSpec, isa: str) -> str:
+        del isa
+        form = self.form(spec)
+        return items.write(spec, form) if isinstance(form, Items) else rows.write(spec, form)
+
+    def scratch_bytes(self, spec: KernelSpec, isa: str) -> int:
+        del spec, isa
+        return 0
+
+    def headers(self, spec: KernelSpec) -> tuple[str, ...]:
+        del spec
+        return ()
+
+
+_OWN = modules_of("qcompiler.kernels.cpu", ("emit", "scratch_bytes", "headers"), "cpu", printed=FORMS)
+_TEMPLATES = {
+    kind: cast(CpuTemplate, _OWN[kind] if kind in _OWN else Printed(FORMS[kind]))
+    for kind, body in KINDS.items()
+    if "cpu" not in body.lacks
+}
 TEMPLATES = tuple(_TEMPLATES)
 
 _COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h")

@@ -7,9 +7,10 @@ from the end, a position before the first one would overwrite the last slot of t
 
 from __future__ import annotations
 
-from qcompiler.kernels.cpu.gather import check_indices, offset
+from qcompiler.kernels.cpu.items import check_indices
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
-from qcompiler.kernels.text import c_dim, header_comment, indent
+from qcompiler.kernels.items import Index
+from qcompiler.kernels.text import c_dim, header_comment, indent, offset
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 
@@ -58,7 +59,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     ]
     launch = [
         pointer(index, 1, "index"),
-        *check_indices(index, [("i", body.count)], body.length, least="0"),
+        *check_indices(Index(("i",), body.length, from_end=False), index, {"i": body.count}),
         f"qc_run(ctx, op, sym, qc_tasks({items}, {cost}), qk_{spec.name}_task);",
     ]
     head = header_comment(spec, "rows written in the order of the index list")

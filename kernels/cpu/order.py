@@ -6,9 +6,8 @@ result does not depend on the algorithm or on threads.
 
 from __future__ import annotations
 
-from qcompiler.kernels.cpu.gather import offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
-from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent, offset
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.order import OrderKernel
 

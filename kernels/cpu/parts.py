@@ -9,9 +9,10 @@ take.  Row numbers are compared with their limits before anything is written.
 from __future__ import annotations
 
 from qcompiler.kernels.cpu import loop
-from qcompiler.kernels.cpu.gather import check_indices, offset
+from qcompiler.kernels.cpu.items import check_indices
 from qcompiler.kernels.cpu.text import entry_function, pointer
-from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent
+from qcompiler.kernels.items import Index
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent, offset
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.parts import Part
 from qcompiler.plan.parts_contract import ROWS, part_specs, parts_body
@@ -66,7 +67,8 @@ def _check(spec: KernelSpec, part: Part) -> list[str]:
     if part.index is None:
         return []
     index, x = spec.operands[part.index], spec.operands[part.operands[-1]]
-    lines = [pointer(index, part.index, "index"), *check_indices(index, [("i", 1)], x.shape[ROWS], least="0")]
+    row = Index(("i",), x.shape[ROWS], from_end=False)
+    lines = [pointer(index, part.index, "index"), *check_indices(row, index, {"i": 1})]
     return ["{", *indent(lines), "}"]
 
 

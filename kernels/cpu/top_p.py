@@ -6,9 +6,8 @@ bits.  A row is read seven times and nothing is sorted.
 
 from __future__ import annotations
 
-from qcompiler.kernels.cpu.gather import offset
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
-from qcompiler.kernels.text import c_dim, header_comment, indent
+from qcompiler.kernels.text import c_dim, header_comment, indent, offset
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.top_p import SHARE_BITS, SHARE_OF_ALL, WEIGHT_BITS, TopPKernel
 

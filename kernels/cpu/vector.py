@@ -162,7 +162,7 @@ VECTOR_TABLE: dict[str, Rule] = {
     **{f"math.{n}": f"vlift({{0}}, [](float a) {{{{ return {n}f(a); }}}})" for n in LIBM_UNARY},
 }  # fmt: skip
 
-_VECTOR_FORM = BodyStyle(VECTOR_TABLE, VECTOR_TYPES, "vround")
+VECTOR_FORM = BodyStyle(VECTOR_TABLE, VECTOR_TYPES, "vround")
 
 
 def vector_statements(program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_") -> Statements:
@@ -171,7 +171,7 @@ def vector_statements(program: ScalarProgram, inputs: Sequence[str], prefix: str
     for name, dtype in program.inputs:
         if dtype not in VECTOR_TYPES:
             raise KernelSelectionError(f"input '{name}' of type {dtype} has no vector form")
-    return write_statements(program, inputs, (), prefix, _VECTOR_FORM)
+    return write_statements(program, inputs, (), prefix, VECTOR_FORM)
 
 
 def vector_obstacle(program: ScalarProgram) -> str | None:

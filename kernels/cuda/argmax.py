@@ -1,20 +1,21 @@
 """The position of the first maximum along the middle dim as CUDA C++; the first NaN counts as the maximum.
 
     long or dynamic rows    a block per row: a thread looks at every 256th element, then the block combines its bests
-    short rows, columns     a thread per column, in order
+    short rows, columns     a thread per column, in order (kernels/kinds/argmax.py)
 
 "Comes before" is a total order of (value, position), so every order of combining gives one answer.
 """
 
 from __future__ import annotations
 
+from qcompiler.kernels.cuda import items
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.offsets import THREADS, element_geometry, offset, unravel
-from qcompiler.kernels.cuda.order import precedes
+from qcompiler.kernels.cuda.per_element import THREADS
 from qcompiler.kernels.cuda.signature import signature
-from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, identifier, indent
-from qcompiler.plan.dims import product
+from qcompiler.kernels.kinds import argmax
+from qcompiler.kernels.scalar import precedes
+from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, identifier, indent, offset
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.argmax import ArgmaxKernel
 
@@ -33,7 +34,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     assert isinstance(body, ArgmaxKernel)
     if body.inner == 1 and not (isinstance(body.length, int) and body.length < LONG):
         return _emit_rows(spec, body)
-    return _emit_columns(spec, body)
+    return items.write(spec, argmax.form(spec))
 
 
 def _emit_rows(spec: KernelSpec, body: ArgmaxKernel) -> CudaKernel:
@@ -50,7 +51,7 @@ def _emit_rows(spec: KernelSpec, body: ArgmaxKernel) -> CudaKernel:
         "int64_t at = -1;  // none yet",
         f"for (int64_t i = t; i < {c_dim(body.length)}; i += {THREADS}) {{",
         f"    const {value} value = qc_load({identifier(x.name)} + {offset(x, ['o', 'i', '0'])});",
-        f"    if (at < 0 || {precedes('greater', 'value', 'best', 'i', 'at')}) {{",
+        f"    if (at < 0 || {precedes('greater', x.dtype, 'value', 'best', 'i', 'at')}) {{",
         "        best = value;",
         "        at = i;",
         "    }",
@@ -62,7 +63,7 @@ def _emit_rows(spec: KernelSpec, body: ArgmaxKernel) -> CudaKernel:
         "    if (t < half && places[t + half] >= 0) {",
         f"        const {value} value = bests[t + half];",
         "        const int64_t i = places[t + half];",
-        f"        if (at < 0 || {precedes('greater', 'value', 'best', 'i', 'at')}) {{",
+        f"        if (at < 0 || {precedes('greater', x.dtype, 'value', 'best', 'i', 'at')}) {{",
         "            bests[t] = best = value;",
         "            places[t] = at = i;",
         "        }",
@@ -73,28 +74,3 @@ def _emit_rows(spec: KernelSpec, body: ArgmaxKernel) -> CudaKernel:
     head = header_comment(spec, f"a block of {THREADS} threads per row")
     text = "\n".join([head, signature(spec, THREADS), *indent(lines), "}\n"])
     return CudaKernel(text, Geometry((body.outer, 1, 1), (THREADS, 1, 1), shared.nbytes))
-
-
-def _emit_columns(spec: KernelSpec, body: ArgmaxKernel) -> CudaKernel:
-    x, out = spec.operands
-    sizes = (body.outer, body.inner)
-    name = identifier(x.name)
-    lines = [
-        f"const int64_t e = (int64_t)blockIdx.x * {THREADS} + threadIdx.x;",
-        f"if (e < {c_dim(product(sizes))}) {{",
-        *indent(unravel("e", ("o", "n"), sizes)),
-        "    int64_t at = 0;",
-        f"    auto best = qc_load({name} + {offset(x, ['o', '0', 'n'])});",
-        f"    for (int64_t i = 1; i < {c_dim(body.length)}; i++) {{",
-        f"        const auto value = qc_load({name} + {offset(x, ['o', 'i', 'n'])});",
-        f"        if ({precedes('greater', 'value', 'best', 'i', 'at')}) {{",
-        "            best = value;",
-        "            at = i;",
-        "        }",
-        "    }",
-        f"    {identifier(out.name)}[{offset(out, ['o', 'n'])}] = at;",
-        "}",
-    ]
-    head = header_comment(spec, "a thread per column, in order")
-    text = "\n".join([head, signature(spec, THREADS), *indent(lines), "}\n"])
-    return CudaKernel(text, element_geometry(sizes))

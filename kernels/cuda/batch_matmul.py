@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.offsets import blocks_of, offset, unravel
+from qcompiler.kernels.cuda.per_element import blocks_of
 from qcompiler.kernels.cuda.signature import signature
-from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
+from qcompiler.kernels.text import c_dim, header_comment, identifier, indent, offset, unravel
 from qcompiler.plan.dims import dim, product
 from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel

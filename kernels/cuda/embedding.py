@@ -11,11 +11,10 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.element import element_function
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_extent
-from qcompiler.kernels.cuda.offsets import offset
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.layouts.cuda import tile_columns
 from qcompiler.kernels.packed_table import PackedTable
-from qcompiler.kernels.text import STORAGE_TYPES, header_comment, identifier, indent
+from qcompiler.kernels.text import STORAGE_TYPES, header_comment, identifier, indent, offset
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec, Operand
 from qcompiler.plan.kinds.embedding import EmbeddingKernel
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Protocol, cast
 
@@ -19,13 +20,16 @@ import msgspec
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.contract import require_contract
-from qcompiler.kernels.cuda.engines import Engine
+from qcompiler.kernels.cuda import items, rows
+from qcompiler.kernels.cuda.engines import CUDA_CORES, Engine
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, check_grid
 from qcompiler.kernels.cuda.signature import arch_number, parameters
+from qcompiler.kernels.items import Items
+from qcompiler.kernels.kinds import FORMS, Form
 from qcompiler.kernels.numbered import numbered
 from qcompiler.kernels.used_definitions import CppHeader, used
 from qcompiler.plan.kernel import KernelSpec
-from qcompiler.plan.kinds import modules_of
+from qcompiler.plan.kinds import KINDS, modules_of
 from qcompiler.plan.plan import Plan
 
 HEADERS = (
@@ -38,7 +42,7 @@ reach."""
 
 
 class CudaTemplate(Protocol):
-    """What the module of a kind in this folder has."""
+    """What the module of a kind in this folder has, and `Printed`."""
 
     ENGINES: tuple[Engine, ...]
     """The kind's kernels in order of preference, each with what it requires; the last one requires nothing."""
@@ -47,7 +51,25 @@ class CudaTemplate(Protocol):
         """The kernel's text and geometry."""
 
 
-_TEMPLATES = cast(dict[str, CudaTemplate], modules_of("qcompiler.kernels.cuda", ("emit", "ENGINES"), "cuda"))
+@dataclass(frozen=True)
+class Printed:
+    """The template of a kind without a module in this folder: what kernels/kinds says of it, printed for CUDA."""
+
+    form: Callable[[KernelSpec], Form]
+    ENGINES: tuple[Engine, ...] = CUDA_CORES
+
+    def emit(self, spec: KernelSpec, arch: str) -> CudaKernel:
+        del arch
+        form = self.form(spec)
+        return items.write(spec, form) if isinstance(form, Items) else rows.write(spec, form)
+
+
+_OWN = modules_of("qcompiler.kernels.cuda", ("emit", "ENGINES"), "cuda", printed=FORMS)
+_TEMPLATES = {
+    kind: cast(CudaTemplate, _OWN[kind] if kind in _OWN else Printed(FORMS[kind]))
+    for kind, body in KINDS.items()
+    if "cuda" not in body.lacks
+}
 TEMPLATES = tuple(_TEMPLATES)
 
 ENGINES = {kind: template.ENGINES for kind, template in _TEMPLATES.items()}

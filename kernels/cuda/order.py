@@ -12,23 +12,15 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.offsets import THREADS, element_geometry, offset, unravel
+from qcompiler.kernels.cuda.per_element import THREADS, element_geometry
 from qcompiler.kernels.cuda.signature import signature
-from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, identifier, indent
+from qcompiler.kernels.scalar import precedes
+from qcompiler.kernels.text import VALUE_TYPES, c_dim, header_comment, identifier, indent, offset, unravel
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.order import OrderKernel
 
 ENGINES = CUDA_CORES
-
-
-def precedes(kind: str, other: str, own: str, other_at: str, own_at: str) -> str:
-    """C++ text: whether the value `other` comes before `own` in an order of `kind` ("less" or "greater")."""
-    less = f"({other} == {other} && ({own} != {own} || {other} < {own}))"
-    greater = f"({own} == {own} && ({other} != {other} || {own} < {other}))"
-    first, second = (less, greater) if kind == "less" else (greater, less)
-    return f"{first} || (!{second} && {other_at} < {own_at})"
-
 
 SHORT = 128
 """Elements of a row up to which a thread compares its own with all others."""
@@ -67,7 +59,7 @@ def _emit_network(spec: KernelSpec, body: OrderKernel, places: int, kept: int) -
     shared.add("held", value, places, 8)
     shared.add("at", "int64_t", places, 8)
     part = places - kept
-    worst = f"at[{kept - 1}] < 0 || {precedes(kind, 'own', f'held[{kept - 1}]', 'i', f'at[{kept - 1}]')}"
+    worst = f"at[{kept - 1}] < 0 || {precedes(kind, x.dtype, 'own', f'held[{kept - 1}]', 'i', f'at[{kept - 1}]')}"
     lines = [
         *shared.declarations(),
         *unravel("(int64_t)blockIdx.x", ("o", "n"), sizes),
@@ -75,7 +67,7 @@ def _emit_network(spec: KernelSpec, body: OrderKernel, places: int, kept: int) -
         "// whether the element at `a` comes before the one at `b`; no element (at -1) comes last",
         "const auto before = [&](int a, int b) QC_INLINED {",
         f"    const {value} own = held[a], other = held[b];",
-        f"    return at[a] >= 0 && (at[b] < 0 || {precedes(kind, 'own', 'other', 'at[a]', 'at[b]')});",
+        f"    return at[a] >= 0 && (at[b] < 0 || {precedes(kind, x.dtype, 'own', 'other', 'at[a]', 'at[b]')});",
         "};",
         *([f"for (int s = t; s < {kept}; s += {THREADS}) held[s] = at[s] = -1;"] if kept else []),
         f"for (int64_t begin = 0; begin < {c_dim(body.length)}; begin += {part}) {{",
@@ -132,7 +124,7 @@ def _emit_counting(spec: KernelSpec, body: OrderKernel) -> CudaKernel:
         "    int64_t rank = 0;",
         f"    for (int64_t j = 0; j < {c_dim(body.length)}; j++) {{",
         f"        const auto other = qc_load({identifier(x.name)} + {offset(x, ['o', 'j', 'n'])});",
-        f"        rank += ({precedes(kind, 'other', 'own', 'j', 'i')}) ? 1 : 0;",
+        f"        rank += ({precedes(kind, x.dtype, 'other', 'own', 'j', 'i')}) ? 1 : 0;",
         "    }",
         f"    if (rank < {c_dim(body.count)}) {{",
         f"        {identifier(values.name)}[{offset(values, ['o', 'rank', 'n'])}] = "

@@ -14,9 +14,8 @@ from __future__ import annotations
 from qcompiler.kernels.cuda import loop
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry
-from qcompiler.kernels.cuda.offsets import offset
 from qcompiler.kernels.cuda.signature import parameters, signature
-from qcompiler.kernels.text import c_dim, header_comment, indent
+from qcompiler.kernels.text import c_dim, header_comment, indent, offset
 from qcompiler.plan.dims import Expr, dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.parts import Part

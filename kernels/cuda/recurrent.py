@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory, check_extent
-from qcompiler.kernels.cuda.offsets import blocks_of, offset
+from qcompiler.kernels.cuda.per_element import blocks_of
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight, weight_of
-from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent, offset
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.kinds.recurrent import RecurrentKernel

@@ -1,20 +1,24 @@
-"""How norm and softmax walk a matrix: which threads share a row, and whether they keep it in registers.
+"""Prints a `Rows` for CUDA: which threads share a row, and whether they keep it in registers.
 
 A row of up to 512 columns belongs to one warp (no barrier), a longer one to a block. Thread `lane` of the T threads
 that share a row takes columns lane, lane + T, …, so adjacent threads read adjacent elements. Up to 16 columns per
 thread are kept in registers, so the row is read once. Longer rows, and rows of symbolic length, are read again by every
-pass.
+pass, and what the form would keep is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qcompiler.kernels.cuda.geometry import MAX_THREADS, Geometry, SharedMemory
-from qcompiler.kernels.text import c_dim, indent
+from qcompiler.kernels.cuda.geometry import MAX_THREADS, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.signature import signature
+from qcompiler.kernels.items import by_role
+from qcompiler.kernels.rows import Fold, Keep, Rows, Value, expression, names_of
+from qcompiler.kernels.scalar import SCALAR_FORM
+from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import Dim, dim
-from qcompiler.plan.kernel import Operand
+from qcompiler.plan.kernel import KernelSpec, Operand
 
 WARP = 32
 KEPT = 16
@@ -28,14 +32,13 @@ _PER_THREAD = 8
 """Target columns per thread if a block owns a row: enough loads in flight, and still many threads."""
 
 
-def element(operand: Operand, name: str, row: str, column: str) -> str:
-    """The address of one element: ``x + row * stride + column * stride``, where `row` is an int64_t expression."""
-    down, right = operand.strides
+def address(name: str, operand: Operand) -> str:
+    """The address of the element in `row` (int64_t) and column `j`, or of element `j` of a vector."""
     terms = [name]
-    if down != 0:
-        terms.append(row if down == 1 else f"{row} * {c_dim(down)}")
-    if right != 0:
-        terms.append(column if right == 1 else f"(int64_t){column} * {c_dim(right)}")
+    if len(operand.shape) == 2 and operand.strides[0] != 0:
+        terms.append("row" if operand.strides[0] == 1 else f"row * {c_dim(operand.strides[0])}")
+    if operand.strides[-1] != 0:
+        terms.append("j" if operand.strides[-1] == 1 else f"(int64_t)j * {c_dim(operand.strides[-1])}")
     return " + ".join(terms)
 
 
@@ -101,14 +104,14 @@ class RowWalk:
             "}",
         ]
 
-    def load(self, address: str, padding: str) -> list[str]:
-        """Reads the row into `kept`, with `padding` past its end. Nothing if the row is not kept."""
+    def load(self, address: str) -> list[str]:
+        """Reads the row into `kept`, with zeros past its end. Nothing if the row is not kept."""
         if self.per_thread is None:
             return []
         assert isinstance(self.cols, int)
         value = f"qc_load({address})"
         if self.cols % self.threads:
-            value = f"j < {self.cols} ? {value} : {padding}"
+            value = f"j < {self.cols} ? {value} : 0.0f"
         return [f"float kept[{self.per_thread}];", *self.each([f"kept[i] = {value};"], guard=False)]
 
     def value(self, address: str) -> str:
@@ -137,3 +140,52 @@ class RowWalk:
         share = f"a warp per row, {WARPS_PER_BLOCK} rows per block" if self.by_warp else "a block per row"
         kept = "read again by every pass" if self.per_thread is None else f"{self.per_thread} columns per thread kept"
         return f"{share}, {self.block} threads, {kept}"
+
+
+def write(spec: KernelSpec, form: Rows) -> CudaKernel:
+    """The kernel for any architecture."""
+    walk, operands = RowWalk.of(form.rows, form.cols), by_role(spec)
+    lines = walk.around(_row(form, operands, walk))
+    head = header_comment(spec, form.note, walk.note())
+    text = "\n".join([head, signature(spec, walk.block, names=list(operands)), *indent(lines), "}\n"])
+    return CudaKernel(text, walk.geometry())
+
+
+def _row(form: Rows, operands: Mapping[str, Operand], walk: RowWalk) -> list[str]:
+    """The passes of one thread over its columns. `names` are the texts that equations read."""
+    places = {name: address(name, operand) for name, operand in operands.items()}
+    names = form.literals() | {name: f"qc_load({place})" for name, place in places.items()}
+    names["x"] = walk.value(places["x"])
+    lines, kept = walk.load(places["x"]), ""  # `kept` is the name of what the next pass holds in registers
+    for step in form.steps:
+        if isinstance(step, Value):
+            lines.append(f"const float {step.name} = {expression(step.of, names, SCALAR_FORM)};")
+        elif isinstance(step, Keep):
+            names[step.name] = expression(step.of, names, SCALAR_FORM)
+            kept = step.name if walk.per_thread is not None else ""
+            continue
+        else:
+            hold: list[str] = []
+            if kept and kept in names_of(step.of):
+                hold = [f"kept[i] = {names[kept]};"]
+                names[kept], kept = "kept[i]", ""
+            lines += _fold(step, expression(step.of, names, SCALAR_FORM), hold, walk)
+        names[step.name] = step.name
+    result = expression(form.result, names, SCALAR_FORM)
+    return [*lines, *walk.each([f"qc_store({places['out']}, {result});"])]
+
+
+def _fold(fold: Fold, value: str, hold: list[str], walk: RowWalk) -> list[str]:
+    """The statements that fold a row: this thread's columns, then those of all its threads."""
+    name = fold.name
+    each = {
+        "sum": [f"{name} += {value};"],
+        "squares": [f"const float each = {value};", f"{name} = fmaf(each, each, {name});"],
+        "max": [f"{name} = fmaxf({name}, {value});"],
+    }[fold.kind]
+    start, kind = ("-INFINITY", "max") if fold.kind == "max" else ("0.0f", "sum")
+    return [
+        f"float {name} = {start};",
+        *walk.each([*hold, *each]),
+        f"{name} = {walk.reduce(kind, name)};",
+    ]

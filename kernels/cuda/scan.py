@@ -1,24 +1,32 @@
-"""Running folds along the middle dim as CUDA C++: sums, products, minima, maxima, log-sum-exp.
+"""Running sums along the middle dim as CUDA C++, and other folds.
 
 f32 and narrower floats accumulate in fp32, with one rounding per element for narrow results. f64 accumulates in f64.
 Integers, and booleans with an integer result, accumulate modulo 2^64, which wraps in the result's type.
 
     one column per row (inner = 1)   a block per row: 256 elements at a time, lanes by shuffles, warps in order
-    several columns                  a thread per column, in order; also all folds but sums, and all folds of booleans
+    several columns                  a thread per column, in order, eight loads ahead
+    other folds than sums, booleans  a thread per column, as kernels/kinds/scan.py says
 
 Both orders are fixed. The first is not the order of a plain loop, so floats differ from a plain loop by rounding.
 """
 
 from __future__ import annotations
 
+from qcompiler.kernels.cuda import items
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.offsets import THREADS, blocks_of, element_geometry, offset, unravel
-from qcompiler.kernels.cuda.scatter import store
+from qcompiler.kernels.cuda.per_element import blocks_of
 from qcompiler.kernels.cuda.signature import signature
-from qcompiler.kernels.scalar import fold_text
-from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, header_comment, identifier, indent
-from qcompiler.plan.dims import dim, product
+from qcompiler.kernels.kinds import scan
+from qcompiler.kernels.text import (
+    STORAGE_TYPES,
+    c_dim,
+    header_comment,
+    identifier,
+    indent,
+    offset,
+)
+from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.scan import ScanKernel
 
@@ -37,7 +45,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     body = spec.body
     assert isinstance(body, ScanKernel)
     if body.fold != "add" or spec.operands[1].dtype == "i1":
-        return _folded(spec, body)
+        return items.write(spec, scan.form(spec))
     return _rows(spec, body) if body.inner == 1 else _columns(spec, body)
 
 
@@ -116,32 +124,3 @@ def _columns(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
     head = header_comment(spec, f"running sums in order, a thread per column, {_AHEAD} loads ahead")
     text = "\n".join([head, signature(spec, _COLUMNS), *indent(lines), "}\n"])
     return CudaKernel(text, Geometry(((blocks * dim(body.outer)).to_dim(), 1, 1), (_COLUMNS, 1, 1)))
-
-
-def _folded(spec: KernelSpec, body: ScanKernel) -> CudaKernel:
-    """Any fold, with a thread per column, in order."""
-    x, out = spec.operands
-    kind, sizes = VALUE_TYPES[out.dtype], (body.outer, body.inner)
-    fold = _logaddexp(spec, kind) if body.fold == "logaddexp" else fold_text(body.fold, out.dtype, "sum", "value")
-    lines = [
-        f"const int64_t e = (int64_t)blockIdx.x * {THREADS} + threadIdx.x;",
-        f"if (e < {c_dim(product(sizes))}) {{",
-        *indent(unravel("e", ("o", "n"), sizes)),
-        f"    {kind} sum = 0;",
-        f"    for (int64_t i = 0; i < {c_dim(body.length)}; i++) {{",
-        f"        const {kind} value = ({kind})qc_load({identifier(x.name)} + {offset(x, ['o', 'i', 'n'])});",
-        f"        sum = i == 0 ? value : ({kind})({fold});",
-        f"        {store(f'{identifier(out.name)} + ' + offset(out, ['o', 'i', 'n']), out.dtype, 'sum')}",
-        "    }",
-        "}",
-    ]
-    head = header_comment(spec, f"running folds ({body.fold}) in order, a thread per column")
-    text = "\n".join([head, signature(spec, THREADS), *indent(lines), "}\n"])
-    return CudaKernel(text, element_geometry(sizes))
-
-
-def _logaddexp(spec: KernelSpec, kind: str) -> str:
-    """log(exp(sum) + exp(value)), relative to the larger one. Two equal infinities give that infinity; NaN wins."""
-    exp, log1p = ("expf", "log1pf") if kind == "float" else ("exp", "log1p")
-    top, low = "qc_maximum(sum, value)", "qc_minimum(sum, value)"
-    return f"{top} == {low} && !(fabs({top}) < INFINITY) ? {top} : {top} + {log1p}({exp}({low} - {top}))"

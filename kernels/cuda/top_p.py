@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from qcompiler.kernels.cuda.engines import CUDA_CORES
 from qcompiler.kernels.cuda.geometry import MAX_THREADS, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.offsets import offset
 from qcompiler.kernels.cuda.signature import signature
-from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
+from qcompiler.kernels.text import c_dim, header_comment, identifier, indent, offset
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.top_p import SHARE_BITS, SHARE_OF_ALL, WEIGHT_BITS, TopPKernel
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kernel_cases import C, I, L, O, gather, row_major
 
+from qcompiler.kernels.kinds.gather import BLOCK
 from qcompiler.plan.kernel import DType, KernelSpec
 from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
@@ -23,6 +24,18 @@ def repeated(name: str, length: int = L) -> KernelSpec:
     out = row_major("out", "f32", "w", O, C, I, strides=(C * I, 1, C))
     body = GatherKernel(mode="along", outer=O, length=length, count=C, inner=I)
     return KernelSpec(name=name, symbols=(), operands=(x, index, out), body=body)
+
+
+def picked_rows(name: str, inner: int) -> KernelSpec:
+    """`torch.gather` with one index for each row, expanded along it: whole rows are copied."""
+    index = row_major("index", "i64", "r", O, C, inner, strides=(C, 1, 0))
+    operands = (row_major("x", "bf16", "r", O, L, inner), index, row_major("out", "bf16", "w", O, C, inner))
+    body = GatherKernel(mode="along", outer=O, length=L, count=C, inner=inner)
+    return KernelSpec(name=name, symbols=(), operands=operands, body=body)
+
+
+LONG = 2 * BLOCK + 5
+"""The inner dim of rows that several items copy."""
 
 
 def scan(name: str, dtype: DType, out: DType) -> KernelSpec:
@@ -40,6 +53,7 @@ def update(name: str, src_strides: tuple[int, ...] | None = None) -> KernelSpec:
 SPECS = [
     gather("take", "take", "f32"), gather("take_bf16_i32", "take", "bf16", "i32"), gather("along", "along", "i64"),
     repeated("along_repeated"),
+    picked_rows("picked_1", 1), picked_rows("picked_29", 29), picked_rows("picked_long", LONG),
     update("update"), update("update_strided", (1, O, O * C)),
     scan("scan_f32", "f32", "f32"), scan("scan_bf16", "bf16", "bf16"), scan("scan_i64", "i64", "i64"),
     scan("scan_bool", "i1", "i64"),
@@ -83,6 +97,15 @@ def test_gather_along_with_one_index_for_all(kernels: Any) -> None:
     where[I - 1, C - 1] = -L - 1
     context = kernels.run("along_repeated", [x, where, out])
     assert (context.error_code, context.error_value, context.error_limit) == (1, -L - 1, L)
+
+
+@pytest.mark.parametrize(("name", "inner"), [("picked_1", 1), ("picked_29", 29), ("picked_long", LONG)])
+def test_gather_of_rows_by_an_expanded_index(kernels: Any, name: str, inner: int) -> None:
+    x, where = data("bf16", O, L, inner), np.random.default_rng(1).integers(-L, L, (O, C))
+    out = kernels.run_both(name, lambda: [x, where, np.zeros((O, C, inner), x.dtype)])[-1]
+    assert out.tobytes() == np.take_along_axis(x, (where % L)[:, :, None], 1).tobytes()
+    task = kernels.source.split(f"static void qk_{name}_task")[1].split("qc_run")[0]
+    assert ("memcpy" in task) == (inner > 1), "rows that lie side by side are copied whole"
 
 
 @pytest.mark.parametrize("bad", [L, -L - 1, 2**40])

@@ -11,6 +11,7 @@ import pytest
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cuda import emit as cuda
+from qcompiler.kernels.kinds import FORMS, described
 from qcompiler.kernels.numbered import size_fields
 from qcompiler.plan import kinds
 from qcompiler.plan.dims import Dim
@@ -95,16 +96,37 @@ def test_a_kind_without_a_template_is_an_error_unless_it_says_why(monkeypatch: p
     parts = ("emit", "scratch_bytes", "headers")
     monkeypatch.setattr(kinds, "KINDS", {**KINDS, "novel": Novel})
     with pytest.raises(NotImplementedError, match=r"'novel' has no module qcompiler.kernels.cpu.novel: .*Novel.lacks"):
-        modules_of("qcompiler.kernels.cpu", parts, "cpu")
+        modules_of("qcompiler.kernels.cpu", parts, "cpu", printed=FORMS)
     monkeypatch.setattr(Novel, "lacks", {"cpu": "it is a test's"})
-    assert modules_of("qcompiler.kernels.cpu", parts, "cpu").keys() == KINDS.keys()
-    with pytest.raises(NotImplementedError, match=r"qcompiler.kernels.cuda.novel"):
-        modules_of("qcompiler.kernels.cuda", ("emit",), "cuda")
+    own = modules_of("qcompiler.kernels.cpu", parts, "cpu", printed=FORMS)
+    assert own.keys() | FORMS.keys() == KINDS.keys()
+    with pytest.raises(
+        NotImplementedError,
+        match=r"kernels.cuda.novel: write it, describe it for every target in",
+    ):
+        modules_of("qcompiler.kernels.cuda", ("emit",), "cuda", printed=FORMS)
 
 
 def test_a_template_without_a_function_is_an_error_that_names_it() -> None:
-    with pytest.raises(NotImplementedError, match=r"kernels.cpu.argmax has no print_it"):
-        modules_of("qcompiler.kernels.cpu", ("emit", "print_it"), "cpu")
+    with pytest.raises(NotImplementedError, match=r"kernels.cpu.attention has no print_it"):
+        modules_of("qcompiler.kernels.cpu", ("emit", "print_it"), "cpu", printed=FORMS)
+
+
+def test_a_kind_is_printed_where_a_target_has_no_module_of_it() -> None:
+    for target, table in (("cpu", cpu), ("cuda", cuda)):
+        own = modules_of(f"qcompiler.kernels.{target}", (), target, printed=FORMS)
+        for kind in FORMS:
+            assert isinstance(table._TEMPLATES[kind], table.Printed) == (kind not in own)
+    for kind in FORMS:
+        printed = [isinstance(table._TEMPLATES[kind], table.Printed) for table in (cpu, cuda)]
+        assert any(printed), f"no target prints {kind}"
+
+
+def test_a_description_of_no_kind_or_without_a_form_is_an_error() -> None:
+    with pytest.raises(NotImplementedError, match=r"kernels.kinds.novel: no kernel kind is called 'novel'"):
+        described(ModuleType("qcompiler.kernels.kinds.novel"))
+    with pytest.raises(NotImplementedError, match=r"kernels.kinds.argmax has no form"):
+        described(ModuleType("qcompiler.kernels.kinds.argmax"))
 
 
 def test_a_target_that_lacks_a_kind_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ import pytest
 from qcompiler.runtime import emitter
 
 FILES = [
-    ("kernels/cpu/argmax.py", "cpu", True),
+    ("kernels/cpu/order.py", "cpu", True),
+    ("kernels/kinds/argmax.py", "cpu", True),
+    ("kernels/kinds/argmax.py", "cuda", True),
     ("kernels/cpu/gemm.h", "cpu", True),
     ("kernels/cuda/linear.cuh", "cuda", True),
     ("kernels/layouts/panels.py", "cpu", True),

@@ -1,8 +1,9 @@
 """The kinds of kernel. Each has one module with its record, its contract and its cost (`plan/kernel_body.py`).
 
 The modules of this package are the list of kinds. A kind's name is the name of its module and the tag of its record.
-The other parts of a kind are in modules of the same name: `passes/lowering/kinds/<kind>.py`, `kernels/cpu/<kind>.py`,
-`kernels/cuda/<kind>.py`. `modules_of` makes tables of kinds; a missing part is an error.
+The other parts of a kind are in modules of the same name: `passes/lowering/kinds/<kind>.py`, and either
+`kernels/kinds/<kind>.py` for every target or `kernels/cpu/<kind>.py` and `kernels/cuda/<kind>.py`. `modules_of` makes
+tables of kinds; a missing part is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 
 from qcompiler.plan.kernel_body import KernelBody
@@ -36,11 +37,13 @@ def declared(module: ModuleType) -> type[KernelBody]:
     return body
 
 
-def modules_of(package: str, parts: Sequence[str], target: str = "") -> dict[str, ModuleType]:
+def modules_of(
+    package: str, parts: Sequence[str], target: str = "", *, printed: Collection[str] = ()
+) -> dict[str, ModuleType]:
     """The module of each kind in a package, by the kind's name; each has all `parts`.
 
-    A kind that `lacks` the target is left out. NotImplementedError if another kind has no module, or if a module lacks
-    one of the parts.
+    A kind that `lacks` the target is left out, and so is one of `printed` (kernels/kinds) without a module here.
+    NotImplementedError if another kind has no module, or if a module lacks one of the parts.
     """
     found: dict[str, ModuleType] = {}
     for kind, body in KINDS.items():
@@ -48,7 +51,10 @@ def modules_of(package: str, parts: Sequence[str], target: str = "") -> dict[str
             continue
         where = f"{package}.{kind}"
         if importlib.util.find_spec(where) is None:
-            way_out = f", or say in {body.__name__}.lacks why {target} has none" if target else ""
+            if kind in printed:
+                continue
+            once = f", describe it for every target in kernels/kinds/{kind}.py" if printed else ""
+            way_out = f"{once}, or say in {body.__name__}.lacks why {target} has none" if target else ""
             raise NotImplementedError(f"the kernel kind '{kind}' has no module {where}: write it{way_out}")
         module = importlib.import_module(where)
         missing = [part for part in parts if not hasattr(module, part)]

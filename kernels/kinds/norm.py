@@ -1,0 +1,28 @@
+"""Layer and RMS norm: two passes over a row for the statistics, a third to write it; fp32 throughout."""
+
+from __future__ import annotations
+
+from qcompiler.kernels.rows import Fold, Rows, Value
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.norm import NormKernel
+
+
+def form(spec: KernelSpec) -> Rows:
+    """The square of the distance from the mean is summed, not the difference of two large sums."""
+    body = spec.body
+    assert isinstance(body, NormKernel)
+    what, centred, mean = "x / sqrt(mean(x^2) + eps)", "x", list[Fold | Value]()
+    if body.kind == "layer":
+        what, centred = "(x - mean) / sqrt(var + eps)", "(x - center)"
+        mean = [Fold("sum", "sum", "x"), Value("center", "sum / count")]
+    weight = " * weight" if body.has_weight else ""
+    bias = " + bias" if body.has_bias else ""
+    return Rows(
+        note=f"{what}, eps = {body.eps:g}",
+        rows=body.rows,
+        cols=body.cols,
+        steps=(*mean, Fold("square", "squares", centred), Value("scale", "1 / sqrt(square / count + eps)")),
+        result=f"{centred} * scale{weight}{bias}",
+        cost=4,
+        numbers={"count": float(body.cols), "eps": body.eps},
+    )
