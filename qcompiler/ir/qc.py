@@ -48,7 +48,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
 from qcompiler.formats import int8_rows
-from qcompiler.ir import qc_conv, qc_index, qc_recurrent, qc_rows, qc_torch
+from qcompiler.ir import qc_conv, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch
 from qcompiler.ir.effects import ReadsState, WritesState
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
@@ -63,6 +63,7 @@ from qcompiler.ir.qc_index import (
     SortOp,
     TopkOp,
 )
+from qcompiler.ir.qc_norm import LayerNormOp, RmsNormOp, SoftmaxOp
 from qcompiler.ir.qc_recurrent import RecurrentOp
 from qcompiler.ir.qc_rows import DequantizeRowsOp, QuantizeRowsOp
 from qcompiler.ir.qc_torch import TorchCallOp
@@ -494,84 +495,6 @@ class AttentionOp(QCOp):
 # --- norms -----------------------------------------------------------------------------------------------------------
 
 
-@irdl_op_definition
-class LayerNormOp(QCOp):
-    """Layer norm over the last dim: `(x - mean) / sqrt(var + eps) * weight + bias`, biased variance."""
-
-    name = "qc.layer_norm"
-    x = operand_def(TensorType)
-    weight = opt_operand_def(TensorType)
-    bias = opt_operand_def(TensorType)
-    eps = prop_def(FloatAttr)
-    result = result_def(TensorType)
-    irdl_options = (AttrSizedOperandSegments(as_property=True),)
-    traits = traits_def(Pure())
-
-    def __init__(
-        self,
-        x: SSAValue | Operation,
-        weight: SSAValue | None,
-        bias: SSAValue | None,
-        type_: Attribute,
-        *,
-        eps: float,
-    ) -> None:
-        super().__init__(
-            operands=[x, [weight] if weight is not None else [], [bias] if bias is not None else []],
-            properties={"eps": FloatAttr(eps, f64)},
-            result_types=[type_],
-        )
-
-    def verify_op(self) -> None:
-        _verify_norm(self, self.x.type, self.result.type, [t for t in (self.weight, self.bias) if t is not None])
-
-
-@irdl_op_definition
-class RmsNormOp(QCOp):
-    """RMS norm over the last dim: `x / sqrt(mean(x²) + eps) * weight`."""
-
-    name = "qc.rms_norm"
-    x = operand_def(TensorType)
-    weight = opt_operand_def(TensorType)
-    eps = prop_def(FloatAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, x: SSAValue | Operation, weight: SSAValue | None, type_: Attribute, *, eps: float) -> None:
-        super().__init__(
-            operands=[x, [weight] if weight is not None else []],
-            properties={"eps": FloatAttr(eps, f64)},
-            result_types=[type_],
-        )
-
-    def verify_op(self) -> None:
-        _verify_norm(self, self.x.type, self.result.type, [self.weight] if self.weight is not None else [])
-
-
-def _verify_norm(op: QCOp, x: Attribute, result: Attribute, affine: Sequence[SSAValue]) -> None:
-    op.expect(shape_of(x) == shape_of(result), "input and result differ in shape")
-    for value in affine:
-        op.expect(shape_of(value.type) == shape_of(x)[-1:], f"weight and bias must have shape {shape_of(x)[-1:]}")
-
-
-@irdl_op_definition
-class SoftmaxOp(QCOp):
-    """Softmax along `axis` (non-negative)."""
-
-    name = "qc.softmax"
-    x = operand_def(TensorType)
-    axis = prop_def(IntegerAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(self, x: SSAValue | Operation, type_: Attribute, *, axis: int) -> None:
-        super().__init__(operands=[x], properties={"axis": IntegerAttr(axis, i64)}, result_types=[type_])
-
-    def verify_op(self) -> None:
-        self.expect(shape_of(self.x.type) == shape_of(self.result.type), "input and result differ in shape")
-        self.expect_axis(self.axis.value.data, shape_of(self.x.type))
-
-
 # --- terminator -------------------------------------------------------------------------------------------
 
 
@@ -602,6 +525,6 @@ def _ops(*namespaces: Mapping[str, object]) -> list[type[Operation]]:
 
 QC = Dialect(
     "qc",
-    _ops(globals(), *(vars(module) for module in (qc_conv, qc_index, qc_recurrent, qc_rows, qc_torch))),
+    _ops(globals(), *(vars(module) for module in (qc_conv, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch))),
     [DimsAttr, FormatAttr, LayoutAttr, QTensorType],
 )
