@@ -314,7 +314,13 @@ class _Touched:
         )
 
     def _apart(self, a: View, b: View) -> bool:
+        """Whether no byte is in both. One without elements is not apart: it must not be read before it is written."""
+        if self._may_be_empty(a) or self._may_be_empty(b):
+            return False
         return disjoint(self._region(a), self._region(b), self._ranges)
+
+    def _may_be_empty(self, view: View) -> bool:
+        return product(view.shape).bounds(self._ranges)[0] < 1
 
     def _region(self, view: View) -> Region:
         if view not in self._regions:

@@ -54,11 +54,11 @@ class Case:
             unique = count <= most and self.spec.template == "index_update"
             found = rng.permutation(int(most))[:count] if unique else rng.integers(0, int(most), count)
             return found.reshape(shape).astype(dtype)
-        if operand.layout == LAYOUT:  # plain, in tiles
+        if operand.layout in (LAYOUT, agree.PAIRED[LAYOUT]):  # plain, in tiles
             rows, cols = shape
             plain = rng.standard_normal(shape).astype(dtype)
             raw = np.ascontiguousarray(plain).view(np.uint8).reshape(-1)
-            tiles: np.ndarray[Any, Any] = layouts.get(LAYOUT).pack(None, operand.dtype, rows, cols, raw)
+            tiles: np.ndarray[Any, Any] = layouts.get(operand.layout).pack(None, operand.dtype, rows, cols, raw)
             return tiles
         if dtype.kind == "b":
             return rng.random(shape) > 0.3
@@ -70,10 +70,7 @@ class Case:
 
 def _named(name: str, spec: KernelSpec) -> Case:
     label = f"{name}_{zlib.crc32(msgspec.json.encode(spec)):08x}"
-    operands = tuple(
-        msgspec.structs.replace(o, layout=LAYOUT) if o.layout == agree.TARGET_LAYOUT else o for o in spec.operands
-    )
-    return Case(label, msgspec.structs.replace(spec, name=label, operands=operands))
+    return Case(label, msgspec.structs.replace(agree.laid_out(spec, "cuda"), name=label))
 
 
 def templates() -> Iterator[Case]:

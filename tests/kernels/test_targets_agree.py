@@ -349,11 +349,16 @@ SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
-def refusal(spec: KernelSpec, target: str) -> str | None:
-    """What a target says of a spec, on the first of its instruction sets that refuses it."""
+def laid_out(spec: KernelSpec, target: str) -> KernelSpec:
+    """The spec with the target's own layouts."""
     own = {TARGET_LAYOUT: LAYOUTS[target], TARGET_PAIRS: PAIRED[LAYOUTS[target]]}
     operands = [msgspec.structs.replace(o, layout=own.get(o.layout or "", o.layout)) for o in spec.operands]
-    spec = msgspec.structs.replace(spec, operands=tuple(operands))
+    return msgspec.structs.replace(spec, operands=tuple(operands))
+
+
+def refusal(spec: KernelSpec, target: str) -> str | None:
+    """What a target says of a spec, on the first of its instruction sets that refuses it."""
+    spec = laid_out(spec, target)
     if target == "cpu" and isinstance(spec.body, LinearKernel) and spec.body.m_class == "9-64":  # CUDA's own class
         spec = msgspec.structs.replace(spec, body=msgspec.structs.replace(spec.body, m_class="large"))
     for isa in ("x86-64-v3",) if target == "cpu" else ARCHS:
