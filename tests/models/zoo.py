@@ -295,9 +295,9 @@ OPS: dict[str, dict[str, int]] = {
     "deberta-v2": _ops(attention=2, batch_matmul=4, embedding=1, gather=4,
         layer_norm=5, linear=12, loop=5, steps=33),
     "mpnet": _ops(attention=2, cumsum=1, embedding=2, layer_norm=5, linear=13, loop=3, steps=22),
-    "modernbert": _ops(attention=2, embedding=1, layer_norm=5, linear=8, loop=6, steps=22),
+    "modernbert": _ops(attention=2, embedding=1, layer_norm=5, linear=8, loop=6, steps=18),
     "t5": _ops(attention=2, embedding=1, linear=12, rms_norm=5, steps=16),
-    "t5-gated": _ops(attention=2, embedding=1, linear=14, rms_norm=5, steps=18),
+    "t5-gated": _ops(attention=2, embedding=1, linear=14, rms_norm=5, steps=16),
     "clip-text": _ops(attention=2, embedding=1, gather=1, layer_norm=5, linear=12, loop=4, steps=21),
 }  # fmt: skip
 """What a call of each program computes, float and without a padding mask; see oracles.shape_of_the_program."""
