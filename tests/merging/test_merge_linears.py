@@ -104,10 +104,10 @@ def test_every_format_and_row_class_gives_the_same_bits(texts: tuple[str, ...], 
     model = Many(tuple(names)).eval().to(dtype)
     merged, apart = both(model, torch.randn(3, K).to(dtype), "nf4", rules=rules)
     assert_same_bits(merged, apart, dtype)
-    can = 0
+    can, most = 0, 3 if dtype == torch.float32 else 2  # in bf16 v's epilogue gives the f32 that its softmax reads
     for text in texts:
         fmt = resolve_format(text)
-        fits = [n for n in (2, 3) if stacking.obstacle(fmt, ROWS[:n], K) is None]
+        fits = [n for n in range(2, most + 1) if stacking.obstacle(fmt, ROWS[:n], K) is None]
         can += max(fits, default=1) - 1
     assert linears(apart) == 3 * len(texts)
     assert linears(merged) == 3 * len(texts) - can and (can > 0 or len(texts) < 3)
