@@ -209,7 +209,7 @@ DECODERS: dict[str, Architecture] = {
                            factor=8.0, attention="eager", others=(), note="transformers has no sdpa for soft caps"),
     "gemma3": Architecture("Gemma3ForCausalLM", "Gemma3TextConfig", _GEMMA, factor=8.0),
     "phi3": Architecture("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": WINDOW},
-                         note="the fused gate and up projection is one linear; its product is a loop of its own"),
+                         note="the fused gate and up projection is one linear, which combines pairs of rows"),
     "phi3-longrope": Architecture("Phi3ForCausalLM", "Phi3Config", {
         **_LLAMA, "rope_parameters": _LONGROPE, "max_position_embeddings": 256,
         "original_max_position_embeddings": 128},
@@ -251,7 +251,7 @@ ENCODERS: dict[str, Architecture] = {
                           note="positions are counted from the ids"),
     "modernbert": Architecture("ModernBertModel", "ModernBertConfig", {
         **_BERT, "pad_token_id": 0, "local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
-        note="the fused gate is a loop of its own; local attention has a mask made at load time"),
+        note="the fused gate is one linear that combines pairs of rows; local attention has a mask made at load time"),
     "t5": Architecture("T5EncoderModel", "T5Config", {
         **_T5, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}, factor=2.0,
         note="the position bias is made at load time"),
