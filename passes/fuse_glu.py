@@ -40,7 +40,7 @@ from qcompiler.kernels.cuda.geometry import MAX_EXTENT
 from qcompiler.kernels.layouts import pairs
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.fuse_epilogues import MAX_EXTRAS, combining_reader, pointwise_accesses, rounding
-from qcompiler.passes.linears.constants import Constants, constant, finish, keys_of, readers_of, rows_of
+from qcompiler.passes.linears.constants import Constants, finish, keys_of, read_elsewhere, rows_of
 from qcompiler.passes.linears.stacked import format_of
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.extras import as_extra, can_be_extra
@@ -122,15 +122,7 @@ class _Fusing:
         """Fills in why a pair stays apart of which something else reads a constant: it would be stored twice."""
         while True:
             kept = [pair for pair, why in reasons.items() if why is None]
-            company: dict[str, set[tuple[str, ...]]] = {}
-            for pair in kept:
-                for key in keys_of(pair.linears):
-                    company.setdefault(key, set()).add(tuple(keys_of(pair.linears)))
-            fused = {op for pair in kept for op in pair.linears}
-            for key, readers in readers_of(self.module, list(company)).items():
-                if any(op not in fused for op in readers):
-                    company[key].add(())
-            shared = {key for key, companies in company.items() if len(companies) > 1}
+            shared = read_elsewhere(self.module, [pair.linears for pair in kept])
             apart = {pair: next((k for k in keys_of(pair.linears) if k in shared), None) for pair in kept}
             for pair, elsewhere in apart.items():
                 if elsewhere is not None:
@@ -151,12 +143,7 @@ class _Fusing:
         """Two linears as one, in front of the second: its epilogue, with the first's where it read that result."""
         gate, up = pair.linears
         builder = build.with_path(InsertPoint.before(up), pair.path)
-        w = builder.insert(constant(self.constants.stack(pair.linears, [op.w for op in pair.linears]), up.w)).result
-        bias = None
-        biases = [op.bias for op in pair.linears]
-        if any(each is not None for each in biases):
-            like = next(each for each in biases if each is not None)
-            bias = builder.insert(constant(self.constants.stack(pair.linears, biases), like)).result
+        w, bias = self.constants.insert(builder, pair.linears)
         ours = [each for each in up.extras if each is not gate.result]
         body, (gate_sum, up_sum) = _sums()
         arguments = {each: _argument(body, each) for each in ours}

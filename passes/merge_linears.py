@@ -38,7 +38,7 @@ from qcompiler.ir.types import shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda.geometry import MAX_EXTENT
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.devices.placing import DEVICE
-from qcompiler.passes.linears.constants import Constants, constant, finish, keys_of, readers_of, rows_of
+from qcompiler.passes.linears.constants import Constants, finish, keys_of, read_elsewhere, rows_of
 from qcompiler.passes.linears.copies import is_result, new_copies
 from qcompiler.passes.views.views import unreshaped
 from qcompiler.plan.paths import joined_paths
@@ -139,17 +139,10 @@ class _Merging:
 
     def _in_one_company(self, groups: list[Group]) -> list[Group]:
         """The groups whose constants are read by the same group in every function and by nothing else."""
-        company: dict[str, set[tuple[str, ...]]] = {}
-        for group in groups:
-            for key in keys_of(group):
-                company.setdefault(key, set()).add(tuple(keys_of(group)))
-        grouped = {op for group in groups for op in group}
-        for key, readers in readers_of(self.module, list(company)).items():
-            if any(op not in grouped for op in readers):
-                company[key].add(())
+        shared = read_elsewhere(self.module, groups)
         found = []
         for group in groups:
-            alone = [key for key in keys_of(group) if len(company[key]) > 1]
+            alone = [key for key in keys_of(group) if key in shared]
             for op in group if alone else ():
                 self.apart.setdefault(self.constants.weight(op).key, f"'{alone[0]}' is read elsewhere, too")
             if not alone:
@@ -190,13 +183,8 @@ class _Merging:
     def _merge(self, group: Group) -> None:
         first, path = group[0], joined_paths([path_of(op) for op in group])
         builder = build.with_path(InsertPoint.before(first), path)
-        weight = self.constants.stack(group, [op.w for op in group])
-        w = builder.insert(constant(weight, first.w)).result
-        bias = None
-        if any(op.bias is not None for op in group):
-            like = next(op.bias for op in group if op.bias is not None)
-            bias = builder.insert(constant(self.constants.stack(group, [op.bias for op in group]), like)).result
-        shape = (*shape_of(first.x.type)[:-1], weight.shape[0])
+        w, bias = self.constants.insert(builder, group)
+        shape = (*shape_of(first.x.type)[:-1], shape_of(w.type)[0])
         epilogue = first.epilogue.clone() if first.epilogue.blocks else None
         whole = qc.LinearOp(first.x, w, bias, tensor(shape, tensor_dtype(first.result.type)), (), epilogue)
         begun = builder.insert(whole)

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from xdsl.builder import Builder
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import Operation, SSAValue
 
@@ -87,14 +88,27 @@ class Constants:
         self.context.weights.merge(keys, tensor_)
         return tensor_
 
+    def insert(self, builder: Builder, group: Group) -> tuple[SSAValue, SSAValue | None]:
+        """The weight and the bias of the whole group as constants; no bias if no linear has one."""
+        w = builder.insert(constant(self.stack(group, [op.w for op in group]), group[0].w)).result
+        biases = [op.bias for op in group]
+        like = next((each for each in biases if each is not None), None)
+        return w, None if like is None else builder.insert(constant(self.stack(group, biases), like)).result
 
-def readers_of(module: ModuleOp, keys: Sequence[str]) -> dict[str, list[Operation]]:
-    """The ops that read each of these constants, in every function."""
-    found: dict[str, list[Operation]] = {key: [] for key in keys}
+
+def read_elsewhere(module: ModuleOp, groups: Sequence[Group]) -> set[str]:
+    """Keys of constants that something beside their own group reads, in any function: they would be stored twice."""
+    company: dict[str, set[tuple[str, ...]]] = {}
+    for group in groups:
+        for key in keys_of(group):
+            company.setdefault(key, set()).add(tuple(keys_of(group)))
+    grouped = {op for group in groups for op in group}
+    found = {key for key, companies in company.items() if len(companies) > 1}
     for op in module.walk():
         for operand in op.operands:
-            if isinstance(operand.owner, qc.ConstOp) and operand.owner.key in found:
-                found[operand.owner.key].append(op)
+            constant = operand.owner
+            if op not in grouped and isinstance(constant, qc.ConstOp) and constant.key in company:
+                found.add(constant.key)
     return found
 
 

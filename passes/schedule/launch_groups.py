@@ -198,7 +198,11 @@ def _moved(out: View, source: View, target: View) -> View | None:
 
 
 def _part_of_row(out: View, source: View, x: View) -> View | None:
-    """The part of x (outer, length, inner) of whose row `source` (outer, 1, inner) `out` holds the part."""
+    """The part of x (outer, length, inner) that `out` is written to.
+
+    An update writes `source` (outer, 1, inner) to a row of x, and `out` is a part of `source`.  None if that part is no
+    rectangle, or if a size is a symbol.
+    """
     sizes = (*source.shape, *source.strides, *x.strides, *out.shape, *out.strides)
     if not all(isinstance(each, int) for each in (*sizes, source.offset, x.offset, out.offset)):
         return None

@@ -31,7 +31,7 @@ from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.kinds.parts import Part, PartsKernel
 
 
-def draft(op: object, places: ValueMemory) -> NoReturn:
+def draft(op: object, memory: ValueMemory) -> NoReturn:
     raise KernelSelectionError("no op is a kernel of several parts; merge-launches makes them of kernels")
 
 
