@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -188,7 +189,12 @@ class Program:
     # --- saving ---
 
     def save(
-        self, path: str | Path, *, layout: Literal["target", "canonical"] = "target", stages: bool = True
+        self,
+        path: str | Path,
+        *,
+        layout: Literal["target", "canonical"] = "target",
+        stages: bool = True,
+        attachments: Mapping[str, bytes] | None = None,
     ) -> dict[str, str]:
         """Writes a .qca file with a native build for each of `targets`, or else for the machine that it runs on.
 
@@ -196,10 +202,13 @@ class Program:
         that is not present NVRTC compiles the cubin, or it is left out with a note if NVRTC is missing.
         `layout="canonical"` is the portable form, repacked at load; it has only the builds that `targets` names.
         `stages=False` leaves out the texts of the stages and of the kernels, which the runtime does not need.
+        `attachments` are files by name that travel with the program; `qc.load(path).attachments` has their bytes.
         """
         self.image.require_values()
         with_builds = layout == "target" or bool(self.targets)
         image = self._image_with_native() if with_builds else self.image
+        if attachments is not None:
+            image = replace(image, attachments=attachments)
         return save_image(image, path, layout=layout, stages=stages)
 
     def _image_with_native(self) -> ProgramImage:

@@ -24,7 +24,8 @@ MAX_DIRECTORY = 4 << 20
 
 _KNOWN = re.compile(
     r"(qcompiler-program|program\.json|weights\.safetensors"
-    r"|native/[A-Za-z0-9._-]{1,100}\.(so|cubin)|ir/[A-Za-z0-9._-]{1,200}|kernels/[A-Za-z0-9._-]{1,200})\Z"
+    r"|native/[A-Za-z0-9._-]{1,100}\.(so|cubin)|ir/[A-Za-z0-9._-]{1,200}|kernels/[A-Za-z0-9._-]{1,200}"
+    r"|attachments/[A-Za-z0-9._-]{1,100})\Z"
 )
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")

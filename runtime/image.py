@@ -105,7 +105,9 @@ class ProgramImage:
     of a program for one device mirrors.  `plan.weights` is their directory, and `source` the file they are mapped
     from, if any.  `ledger` and `report` are JSON values for readers.  `texts` are files for readers, by their
     name in the program file (``ir/02-import.mlir``, ``kernels/program.cpp``).  `native` lists builds that `save_image`
-    packs.  `trusted_operators` are torch operators that may run although they are not on the list of harmless ones.
+    packs.  `attachments` are files by name that travel with the program, such as a language model's tokenizer: the
+    runtime carries their bytes and does not look into them.  `trusted_operators` are torch operators that may run
+    although they are not on the list of harmless ones.
     """
 
     plan: Plan
@@ -121,6 +123,7 @@ class ProgramImage:
     valued: bool = True
     source: MappedFile | None = field(default=None, repr=False)
     trusted_operators: frozenset[str] = frozenset()
+    attachments: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     def require_values(self) -> None:
         """WeightsError for a program that was compiled without values."""

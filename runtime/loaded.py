@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -260,16 +261,30 @@ class LoadedProgram:
         """
         return self.image if self.kind == "sim" or sanitize.wanted() else self.image.with_native(self.native)
 
+    @property
+    def attachments(self) -> Mapping[str, bytes]:
+        """Files by name that travel with the program (`save(attachments=…)`). Their contents are not checked."""
+        return self.image.attachments
+
     def save(
-        self, path: str | Path, *, layout: Literal["target", "canonical"] = "target", stages: bool = True
+        self,
+        path: str | Path,
+        *,
+        layout: Literal["target", "canonical"] = "target",
+        stages: bool = True,
+        attachments: Mapping[str, bytes] | None = None,
     ) -> dict[str, str]:
         """Writes the program, with the native build that runs here, to a `.qca` file; `stages=False` without texts.
 
-        Returns the build's digest under its instruction set, ``{"x86-64-v4": "sha256:…"}``.
+        `attachments` replace the program's own.  Returns the build's digest under its instruction set,
+        ``{"x86-64-v4": "sha256:…"}``.
         """
         from qcompiler.runtime.program_file import save_image
 
-        return save_image(self.image_with_native(), path, layout=layout, stages=stages)
+        image = self.image_with_native()
+        if attachments is not None:
+            image = replace(image, attachments=attachments)
+        return save_image(image, path, layout=layout, stages=stages)
 
     def __repr__(self) -> str:
         entries = ", ".join(entry.name for entry in self.entries)

@@ -5,6 +5,7 @@ program.json           `Header`: versions, signature, plan, digests of all membe
 weights.safetensors    one U8 tensor "weights" at a page boundary; its directory is in program.json
 native/*.so, *.cubin   compiled kernels (run only with trust)
 ir/*.gz, kernels/*.gz  for human readers; each is unpacked only when it is read
+attachments/*          files that a layer above the runtime keeps with its program
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ FORMAT_VERSION = 1
 MAX_JSON = 256 << 20
 MAX_MESSAGE = 2000
 MAX_TEXT = 1 << 30
+MAX_ATTACHMENT = 256 << 20
+ATTACHED = "attachments/"
 PACKED = ".gz"
 Verify = Literal["auto", "full"]
 Layout = Literal["target", "canonical"]
@@ -87,6 +90,13 @@ class TextFile(Strict, frozen=True):
     nbytes: int = 0
 
 
+class Attachment(Strict, frozen=True):
+    """A file that travels with the program, with its digest."""
+
+    file: str
+    sha256: str
+
+
 class Header(Strict, frozen=True):
     """program.json. `stored` is the directory of the weights in the file, `plan.weights` that of the arena."""
 
@@ -102,6 +112,7 @@ class Header(Strict, frozen=True):
     stored: tuple[WeightEntry, ...]
     native: tuple[NativeBuild, ...] = ()
     texts: tuple[TextFile, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     torch_calls: tuple[str, ...] = ()
     ledger: Any = None
     report: Any = None
@@ -143,6 +154,7 @@ def save_image(
     natives = {member_name(native.isa): pack_build(native, image.plan, plan_text) for native in image.native}
     sizes = {name + PACKED: len(text.encode()) for name, text in image.texts.items()} if stages else {}
     texts = {name: _gzip(image.texts[name.removesuffix(PACKED)].encode()) for name in sizes}
+    attached = {ATTACHED + name: check_attachment(name, data) for name, data in sorted(image.attachments.items())}
     header = Header(
         magic="qcompiler-program",
         format=FORMAT_VERSION,
@@ -162,12 +174,13 @@ def save_image(
             for native in image.native
         ),
         texts=tuple(TextFile(file=name, sha256=_sha256(text), nbytes=sizes[name]) for name, text in texts.items()),
+        attachments=tuple(Attachment(file=name, sha256=_sha256(data)) for name, data in attached.items()),
         torch_calls=image.torch_calls,
         ledger=image.ledger,
         report=image.report,
     )  # fmt: skip
     program = msgspec.json.encode(header, order="deterministic")
-    _write(path, program, weights, natives | texts)
+    _write(path, program, weights, natives | texts | attached)
     _remember(path, path.stat(), program)
     return {build.isa: f"sha256:{build.sha256}" for build in header.native}
 
@@ -255,6 +268,7 @@ def load_image(
     image = ProgramImage(
         header.plan, header.signature, weights, header.target, header.ledger, header.report, header.torch_calls,
         _Texts(data, members, header), (), header.qcompiler, source=source,
+        attachments=_attachments(data, members, header),
     )  # fmt: skip
     return image, native
 
@@ -387,6 +401,7 @@ def _check_digests(data: memoryview, members: dict[str, Member], header: Header)
     listed: dict[str, str] = {}
     entries: list[tuple[str, str]] = [(item.file, item.sha256) for item in header.native]
     entries += [(item.file, item.sha256) for item in header.texts]
+    entries += [(item.file, item.sha256) for item in header.attachments]
     for name, digest in entries:
         if name in listed:
             raise CorruptFileError(f"program.json lists '{name}' twice")
@@ -429,6 +444,25 @@ class _Texts(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._raw)
+
+
+def check_attachment(name: str, data: bytes) -> bytes:
+    """The bytes. ArgumentError for a name that no member may have, or for more than MAX_ATTACHMENT bytes."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
+        raise ArgumentError(f"{name!r} cannot name an attachment: use up to 100 letters, digits, '.', '_' and '-'")
+    if len(data) > MAX_ATTACHMENT:
+        raise ArgumentError(f"the attachment '{name}' has {len(data)} bytes, more than the limit of {MAX_ATTACHMENT}")
+    return data
+
+
+def _attachments(data: memoryview, members: dict[str, Member], header: Header) -> dict[str, bytes]:
+    """Copies of a file's attachments by name. CorruptFileError for one elsewhere in the file, or above the limit."""
+    found = {}
+    for item in header.attachments:
+        if not item.file.startswith(ATTACHED):
+            raise CorruptFileError(f"program.json lists {item.file[:100]!r} as an attachment")
+        found[item.file.removeprefix(ATTACHED)] = bytes(_member(data, members, item.file, limit=MAX_ATTACHMENT))
+    return found
 
 
 def _gzip(data: bytes) -> bytes:

@@ -20,6 +20,7 @@ import pytest
 
 from qcompiler import __version__
 from qcompiler.errors import (
+    ArgumentError,
     CorruptFileError,
     FileBoundsError,
     ForeignFileError,
@@ -30,7 +31,7 @@ from qcompiler.errors import (
     TruncatedFileError,
     TrustError,
 )
-from qcompiler.runtime import program_file
+from qcompiler.runtime import load, program_file
 from qcompiler.runtime.image import NativeLibrary, ProgramImage
 from qcompiler.runtime.loaded import check_image
 from qcompiler.runtime.memory import address_of
@@ -351,6 +352,46 @@ def test_texts_are_small_in_the_file_and_can_be_left_out(small: Any, tmp_path: P
         sizes[stages] = path.stat().st_size
         assert dict(load_image(path)[0].texts) == (dict(image.texts) if stages else {})
     assert sizes[True] - sizes[False] < len(long) / 50
+
+
+def test_attachments_travel_with_the_program(small: Any, tmp_path: Path) -> None:
+    image = replace(small.image, attachments={"lm.json": b'{"a": 1}', "empty": b""})
+    save_image(image, tmp_path / "a.qca", stages=False)
+    assert load_image(tmp_path / "a.qca")[0].attachments == image.attachments
+    program = load(tmp_path / "a.qca")
+    program.save(tmp_path / "b.qca")
+    program.save(tmp_path / "c.qca", attachments={"other": b"x"})
+    found = [load_image(tmp_path / name)[0].attachments for name in ("b.qca", "c.qca")]
+    assert found == [image.attachments, {"other": b"x"}]
+
+
+def test_attachments_of_other_names_and_sizes_are_refused(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("../x", "a/b", "", "x" * 101):
+        with pytest.raises(ArgumentError, match="cannot name an attachment"):
+            save_image(replace(small.image, attachments={name: b""}), tmp_path / "a.qca")
+    monkeypatch.setattr(program_file, "MAX_ATTACHMENT", 4)
+    with pytest.raises(ArgumentError, match="5 bytes, more than the limit of 4"):
+        save_image(replace(small.image, attachments={"a": b"12345"}), tmp_path / "a.qca")
+
+
+def test_a_damaged_attachment_and_one_under_another_name_are_noticed(small: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.qca"
+    save_image(replace(small.image, attachments={"lm.json": b"0123456789abcdef"}), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"0123456789abcdef", b"0123456789abcdeX"))
+    with pytest.raises(CorruptFileError, match=r"attachments/lm\.json"):
+        load_image(path)
+    path.write_bytes(whole)
+
+    def elsewhere(header: dict[str, Any]) -> None:
+        header["attachments"] = [{"file": header["texts"][0]["file"], "sha256": header["texts"][0]["sha256"]}]
+        header["texts"] = header["texts"][1:]
+
+    edit_header(path, elsewhere)
+    with pytest.raises(CorruptFileError, match="attachment"):
+        load_image(path)
 
 
 @pytest.mark.parametrize(("claimed", "message"), [
