@@ -32,13 +32,18 @@ if TYPE_CHECKING:
     from qcompiler.frontends.torch.common.empty_weights import empty_weights as empty_weights
     from qcompiler.frontends.torch.survey import doctor as doctor
     from qcompiler.frontends.weights.weight_source import Shards as Shards
+    from qcompiler.lm.compile import compile_causal_lm as compile_causal_lm
+    from qcompiler.lm.model import CausalLM as CausalLM
+    from qcompiler.lm.model import load_causal_lm as load_causal_lm
     from qcompiler.program import Program as Program
     from qcompiler.runtime import load as load
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "CausalLM": "qcompiler.lm.model",
     "Checkpoint": "qcompiler.frontends.checkpoints.checkpoint",
+    "compile_causal_lm": "qcompiler.lm.compile",
     "convert": "qcompiler.frontends.checkpoints.convert",
     "from_checkpoint": "qcompiler.frontends.checkpoints.checkpoint_folder",
     "from_gguf": "qcompiler.frontends.checkpoints.gguf_models",
@@ -51,17 +56,20 @@ _EXPORTS = {
     "doctor": "qcompiler.frontends.torch.survey",
     "empty_weights": "qcompiler.frontends.torch.common.empty_weights",
     "load": "qcompiler.runtime",
+    "load_causal_lm": "qcompiler.lm.model",
     "merge_lora": "qcompiler.frontends.quantise.merge_lora",
 }
 _MODULES = ("errors", "formats")
 
 __all__ = [
+    "CausalLM",
     "Checkpoint",
     "Program",
     "QCompilerError",
     "QuantConfig",
     "Rule",
     "Shards",
+    "compile_causal_lm",
     "convert",
     "doctor",
     "empty_weights",
@@ -70,6 +78,7 @@ __all__ = [
     "from_checkpoint",
     "from_gguf",
     "load",
+    "load_causal_lm",
     "merge_lora",
     "qcompile",
     "write_gguf",

@@ -1,0 +1,155 @@
+"""`compile_causal_lm`: from a model, a folder or a GGUF file to a program that generates text (torch, transformers)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from qcompiler.api import qcompile
+from qcompiler.config import QuantConfig
+from qcompiler.device_map import Devices
+from qcompiler.errors import ArgumentError, ExportError
+from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
+from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
+from qcompiler.frontends.checkpoints.gguf_models import from_gguf
+from qcompiler.lm.model import CausalLM
+from qcompiler.lm.record import LanguageModel
+from qcompiler.runtime.progress import OnStep
+
+CacheType = Literal["auto", "fp32", "bf16", "fp16"]
+CACHE_TYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+CHUNK = 512
+"""Tokens of a sequence that one call reads at most: enough rows to be bound by arithmetic, in little memory."""
+
+LENGTH = 4096
+"""The default of `max_seq_len`, where the model was trained for as many."""
+
+
+def compile_causal_lm(
+    model: Any,
+    quant: str | QuantConfig | None = None,
+    *,
+    max_seq_len: int | None = None,
+    max_batch: int = 1,
+    device: Devices | None = None,
+    kv_cache: CacheType = "auto",
+    chunk: int | None = None,
+    targets: Sequence[str] | None = None,
+    verify_each: Literal["ir", "numerics"] | None = None,
+    dump_ir: str | Path | None = None,
+    workdir: str | Path | None = None,
+    progress: OnStep | None = None,
+) -> CausalLM:
+    """Quantises and compiles a causal language model of transformers, with its cache, for generation.
+
+    `model` is a model (`LlamaForCausalLM`, …), a `Checkpoint`, a folder of Hugging Face (config.json and safetensors),
+    or a .gguf file.  Any decoder runs that takes a cache; no list of architectures decides.  `quant` is as for
+    `qc.qcompile`; codes in a file are kept as they are.
+
+    `max_seq_len` is the number of tokens, prompt included, that a sequence may have (default: the model's own, at most
+    4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
+    2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", or "auto",
+    the model's type.  A prompt is read in pieces of at most `chunk` tokens (default 512).
+
+    Rotary frequencies that follow the length of the text ("dynamic", "longrope") are those of `max_seq_len` tokens.
+
+    The rest is as for `qc.qcompile`.  ExportError for a model without a cache; ArgumentError for sizes that do not fit.
+    """
+    from transformers import PreTrainedModel
+
+    from qcompiler.lm.step import prepared
+
+    model, weights = _source(model)
+    if not isinstance(model, PreTrainedModel):
+        raise ExportError(
+            f"compile_causal_lm takes a model of transformers, a folder or a .gguf file, not {type(model).__name__}; "
+            "qc.qcompile compiles any module, and docs/state.md shows how a module keeps a cache"
+        )
+    length, chunk = _sizes(model, max_seq_len, max_batch, chunk)
+    if kv_cache not in CACHE_TYPES:
+        raise ArgumentError(f"kv_cache={kv_cache!r}: choose from {', '.join(CACHE_TYPES)}")
+    rows = length if max_batch == 1 else length + chunk
+    with prepared(model, max_batch, rows, CACHE_TYPES[kv_cache]) as step:
+        program = qcompile(
+            step, (), _example(max_batch, rows, chunk), dynamic_shapes=_dynamic(max_batch, chunk),
+            buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
+            dump_ir=dump_ir, workdir=workdir, progress=progress, weights=weights,
+        )  # fmt: skip
+        dtype = str(step.keys_0.dtype).removeprefix("torch.")
+    config = model.config.get_text_config()
+    record = LanguageModel(
+        vocabulary=int(program.plan.entries[0].outputs[0].shape[1]), max_seq_len=length, max_batch=max_batch, rows=rows,
+        chunk=chunk, cache_dtype=dtype, architecture=type(model).__name__, end_ids=end_ids(model),
+        start_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None,
+    )  # fmt: skip
+    return CausalLM(program.run, record, program)
+
+
+def _source(model: Any) -> tuple[Any, Any]:
+    """The module and the source of its weights (None: its own parameters)."""
+    if isinstance(model, str | Path):
+        path = Path(model)
+        if path.suffix == ".qca":
+            raise ArgumentError(f"{path} is compiled already: qc.load_causal_lm({str(path)!r}) loads it")
+        model = from_gguf(path) if path.suffix == ".gguf" else from_checkpoint(path)
+    if isinstance(model, Checkpoint):
+        return model.module, model.weights
+    return model, None
+
+
+def _sizes(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | None) -> tuple[int, int]:
+    """The length of a sequence, and that of a call."""
+    trained = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    length = max_seq_len if max_seq_len is not None else min(trained or LENGTH, LENGTH)
+    piece = chunk if chunk is not None else min(CHUNK, length)
+    for name, value, least in (("max_seq_len", length, 2), ("max_batch", max_batch, 1), ("chunk", piece, 2)):
+        if value < least:
+            raise ArgumentError(f"{name}={value}: choose {least} or more")
+    if piece > length:
+        raise ArgumentError(f"chunk={piece} is more than max_seq_len={length}; a call reads part of a sequence")
+    return length, piece
+
+
+def _example(batch: int, rows: int, chunk: int) -> dict[str, torch.Tensor]:
+    """Arguments to trace with: sizes above 1, and unlike each other where the ranges allow."""
+    b, s = (1, min(7, chunk)) if batch == 1 else (min(3, batch), min(7, chunk))
+    positions = torch.arange(s).repeat(b, 1)
+    return {
+        "ids": torch.ones(b, s, dtype=torch.int64),
+        "positions": positions,
+        "rows": positions + torch.arange(b)[:, None] * rows,
+        "wanted": torch.zeros(min(5, b * chunk), dtype=torch.int64),
+    }
+
+
+def _dynamic(batch: int, chunk: int) -> dict[str, Any]:
+    tokens: dict[int, Any] = {1: ("s", 1, chunk)}
+    if batch > 1:
+        tokens[0] = ("b", 1, batch)
+    return {**dict.fromkeys(("ids", "positions", "rows"), tokens), "wanted": {0: ("k", 1, batch * chunk)}}
+
+
+def _buckets(batch: int, chunk: int) -> list[tuple[str, dict[str, tuple[int, int]]]]:
+    """Entry points: one token of one sequence, one token of several, and any number of tokens."""
+    single: dict[str, tuple[int, int]] = {"s": (1, 1), "k": (1, 1)}
+    if batch == 1:
+        return [("decode", single), ("prefill", {"s": (1, chunk)})]
+    return [
+        ("decode", {"b": (1, 1), **single}),
+        ("decode_batch", {"s": (1, 1), "k": (1, batch)}),
+        ("prefill", {"s": (1, chunk)}),
+    ]
+
+
+def end_ids(model: Any) -> tuple[int, ...]:
+    """The tokens that end a text: those of the generation configuration, else of the model's."""
+    for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
+        found = getattr(config, "eos_token_id", None)
+        if found is not None:
+            listed = [found] if isinstance(found, int) else list(found)
+            return tuple(int(token) for token in listed if 0 <= int(token) < model.config.get_text_config().vocab_size)
+    return ()

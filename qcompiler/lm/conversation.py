@@ -1,0 +1,174 @@
+"""Sequences of tokens and the cache that holds their keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.errors import ArgumentError, CorruptFileError
+from qcompiler.runtime.array_files import read_arrays
+
+if TYPE_CHECKING:
+    from qcompiler.lm.record import LanguageModel
+    from qcompiler.runtime.loaded import LoadedProgram
+
+Ids = npt.NDArray[np.int64]
+
+
+class Conversation:
+    """One to `max_batch` sequences, each with the tokens that its part of the cache holds.
+
+    Conversations share the weights of a program and nothing else; several may be alive, in several threads.  One
+    conversation runs one call at a time: a second concurrent one raises SessionBusyError.
+
+    A call that fails or is interrupted leaves `tokens` as they were, or with some of the new ones.  What it wrote to
+    the cache beyond `tokens` lies where no token looks, and is written again by the next call.
+    """
+
+    def __init__(self, program: LoadedProgram, record: LanguageModel, sequences: int = 1) -> None:
+        if not 1 <= sequences <= record.max_batch:
+            raise ArgumentError(
+                f"{sequences} sequences: this model was compiled for 1 to {record.max_batch}; compile it with "
+                f"max_batch={sequences}"
+            )
+        self.program, self.record = program, record
+        self.tokens: list[list[int]] = [[] for _ in range(sequences)]
+        self._session = program.session()
+
+    def __len__(self) -> int:
+        """The number of sequences."""
+        return len(self.tokens)
+
+    def read(
+        self, new: Sequence[Sequence[int]] | Sequence[int], *, logits: Literal["last", "all"] = "last"
+    ) -> list[npt.NDArray[np.float32]]:
+        """Adds tokens to each sequence (a list for each; for one sequence also a plain list).
+
+        Returns one array for each sequence: the logits (1, vocabulary) that follow its last new token, or with
+        `logits="all"` those that follow each new token, (new tokens, vocabulary).  A sequence without new tokens gets
+        an array with no rows.
+
+        ArgumentError for tokens that the vocabulary lacks, and for more of them than the cache takes.
+        """
+        given = self._checked(new)
+        parts: list[list[npt.NDArray[np.float32]]] = [[] for _ in given]
+        done = [0] * len(given)
+        while any(done[i] < len(ids) for i, ids in enumerate(given)):
+            pieces = [ids[done[i] : done[i] + self.record.chunk] for i, ids in enumerate(given)]
+            lasts = [done[i] + len(piece) == len(given[i]) for i, piece in enumerate(pieces)]
+            for i, rows in self._call(pieces, lasts, logits == "all"):
+                parts[i].append(rows)
+            for i, piece in enumerate(pieces):
+                self.tokens[i].extend(piece.tolist())
+                done[i] += len(piece)
+        none = np.zeros((0, self.record.vocabulary), np.float32)
+        return [np.concatenate(part) if len(part) > 1 else part[0] if part else none for part in parts]
+
+    def _checked(self, new: Sequence[Sequence[int]] | Sequence[int]) -> list[Ids]:
+        rows: Any = [new] if len(self) == 1 and (not len(new) or np.ndim(new[0]) == 0) else new
+        if len(rows) != len(self):
+            raise ArgumentError(f"{len(rows)} lists of tokens for a conversation of {len(self)} sequences")
+        found = [tokens_of(ids, self.record.vocabulary) for ids in rows]
+        for i, ids in enumerate(found):
+            if len(self.tokens[i]) + len(ids) > self.record.max_seq_len:
+                raise ArgumentError(
+                    f"sequence {i} has {len(self.tokens[i])} tokens and would get {len(ids)} more: the cache takes "
+                    f"{self.record.max_seq_len}. Shorten it (`truncate`, `reset`), or compile with a larger max_seq_len"
+                )
+        return found
+
+    def _call(self, pieces: list[Ids], lasts: list[bool], every: bool) -> list[tuple[int, npt.NDArray[np.float32]]]:
+        """One call of the program. Sequences with fewer new tokens than others are filled up with tokens that write to
+        the spare rows of their slot and see one key, so that they change nothing."""
+        record = self.record
+        count = max(i + 1 for i, piece in enumerate(pieces) if len(piece))
+        longest = max(map(len, pieces))
+        ids, positions = np.zeros((count, longest), np.int64), np.zeros((count, longest), np.int64)
+        rows = np.broadcast_to(np.arange(record.max_seq_len, record.max_seq_len + longest), ids.shape).copy()
+        wanted: list[int] = []
+        shares: list[tuple[int, int]] = []
+        for i, piece in enumerate(pieces[:count]):
+            size, begin = len(piece), len(self.tokens[i])
+            ids[i, :size] = piece
+            positions[i, :size] = rows[i, :size] = np.arange(begin, begin + size)
+            asked = range(size) if every else range(size - 1, size) if size and lasts[i] else range(0)
+            wanted += [i * longest + n for n in asked]
+            shares.append((i, len(asked)))
+        rows += np.arange(count)[:, None] * record.rows
+        nothing = not wanted  # the program computes logits for at least one token
+        found = self._session(ids=ids, positions=positions, rows=rows, wanted=np.array(wanted or [0], np.int64))
+        if nothing:
+            return []
+        ends = np.cumsum([share for _, share in shares])
+        return [
+            (i, np.asarray(found[end - share : end], np.float32))
+            for (i, share), end in zip(shares, ends, strict=True)
+            if share
+        ]
+
+    # --- changing what was said ---
+
+    def truncate(self, length: int, sequence: int = 0) -> None:
+        """Forgets all tokens of a sequence but the first `length`; what follows is written anew."""
+        if not 0 <= length <= len(self.tokens[sequence]):
+            raise ArgumentError(f"length {length}: sequence {sequence} has {len(self.tokens[sequence])} tokens")
+        del self.tokens[sequence][length:]
+
+    def reset(self) -> None:
+        """Forgets all tokens. The cache keeps its memory."""
+        for tokens in self.tokens:
+            tokens.clear()
+
+    def fork(self) -> Conversation:
+        """A conversation of its own with a copy of these tokens and of the cache."""
+        other = Conversation(self.program, self.record, len(self))
+        other._session.set_states(self._session.states())
+        other.tokens = [list(tokens) for tokens in self.tokens]
+        return other
+
+    def save(self, path: str | Path) -> None:
+        """Writes tokens and cache to an .npz file, for `restore` by the same program."""
+        arrays = {f"state:{name}": data for name, data in self._session.states().items()}
+        arrays |= {f"tokens:{i}": np.array(tokens, np.int64) for i, tokens in enumerate(self.tokens)}
+        with Path(path).open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its names are keywords
+
+    def restore(self, path: str | Path) -> None:
+        """Takes over tokens and cache from a file of `save`; nothing changes if it does not fit (CorruptFileError)."""
+        try:
+            arrays = read_arrays(Path(path))
+        except ArgumentError as error:
+            raise CorruptFileError(f"{path} is no saved conversation: {error}") from error
+        if not isinstance(arrays, dict):
+            raise CorruptFileError(f"{path} is no saved conversation: it is a single array")
+        names = [f"tokens:{i}" for i in range(len(self))]
+        if {name for name in arrays if name.startswith("tokens:")} != set(names):
+            raise CorruptFileError(f"{path} does not hold a conversation of {len(self)} sequences")
+        tokens = [tokens_of(arrays[name], self.record.vocabulary).tolist() for name in names]
+        if max(map(len, tokens)) > self.record.max_seq_len:
+            raise CorruptFileError(f"{path} has more tokens than the cache takes ({self.record.max_seq_len})")
+        states = {name.removeprefix("state:"): data for name, data in arrays.items() if name.startswith("state:")}
+        if set(states) != {arena.name for arena in self.program.plan.arenas if arena.kind == "state"}:
+            raise CorruptFileError(f"{path} was saved by another program: its caches are {', '.join(sorted(states))}")
+        try:
+            self._session.set_states(states)
+        except ArgumentError as error:
+            raise CorruptFileError(f"{path} was saved by another program: {error}") from error
+        self.tokens = tokens
+
+
+def tokens_of(ids: Any, vocabulary: int) -> Ids:
+    """Token ids as an array. ArgumentError unless they are integers, in one row, and in the vocabulary."""
+    found = np.asarray(ids)
+    if found.size == 0:
+        return np.zeros(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ArgumentError(f"token ids are one row of integers, not {found.dtype} of shape {found.shape}")
+    wrong = found[(found < 0) | (found >= vocabulary)]
+    if wrong.size:
+        raise ArgumentError(f"the token {int(wrong[0])} is not in the vocabulary, which has {vocabulary}")
+    return found.astype(np.int64)

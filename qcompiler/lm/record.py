@@ -1,0 +1,55 @@
+"""What a saved program file says about its language model: an attachment beside the program."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from qcompiler.errors import CorruptFileError, ForeignFileError, NewerFileError
+
+MEMBER = "language-model.json"
+VERSION = 1
+
+
+class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes of a compiled language model, and its special tokens.
+
+    The cache has `max_batch` slots of `rows` rows each; positions 0 to `max_seq_len` - 1 are tokens', the rows behind
+    them take what idle sequences write.  A call reads up to `chunk` tokens of each sequence.
+    """
+
+    vocabulary: int
+    max_seq_len: int
+    max_batch: int
+    rows: int
+    chunk: int
+    cache_dtype: str
+    architecture: str = ""
+    end_ids: tuple[int, ...] = ()
+    start_id: int | None = None
+    version: int = VERSION
+    kind: Literal["causal-lm"] = "causal-lm"
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self, order="deterministic")
+
+    @staticmethod
+    def decode(data: bytes | None, path: object) -> LanguageModel:
+        """ForeignFileError for a program that is no language model, NewerFileError, CorruptFileError for bad values."""
+        if data is None:
+            raise ForeignFileError(
+                f"{path} is a program, but not one of compile_causal_lm: load it with qc.load, or compile the model "
+                "with qc.compile_causal_lm"
+            )
+        try:
+            record = msgspec.json.decode(data, type=LanguageModel, strict=True)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise CorruptFileError(f"{path}: {MEMBER} does not follow its schema: {error}") from error
+        if record.version > VERSION:
+            raise NewerFileError(f"{path}: {MEMBER} has version {record.version}, this version reads {VERSION}")
+        sizes = (record.vocabulary, record.max_seq_len, record.max_batch, record.chunk)
+        tokens = (*record.end_ids, *(() if record.start_id is None else (record.start_id,)))
+        if min(sizes) < 1 or record.rows < record.max_seq_len or not all(0 <= t < record.vocabulary for t in tokens):
+            raise CorruptFileError(f"{path}: {MEMBER} has sizes or tokens that no language model has")
+        return record

@@ -1,0 +1,255 @@
+"""The module that is compiled for a language model: one call reads some tokens of each sequence and gives logits.
+
+transformers' model stays as it is.  It gets three things through the interfaces that transformers has for them:
+
+- a cache whose layers are buffers of this module, so that they become states of the program, written in place;
+- an attention function that leaves the heads of grouped queries unrepeated;
+- a mask function that compares keys with the positions of this call, which are data: sequences of a batch may have
+  different lengths, and neither a mask nor a table is an argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from qcompiler.errors import ExportError
+from qcompiler.frontends.torch.capture.expert_weights import as_pairs
+
+ATTENTION = "qcompiler"
+"""The name under which transformers finds this module's attention and mask."""
+
+_current: list[DecoderStep] = []
+"""The step that is being called: transformers' mask functions have no other way to its positions."""
+
+
+class DecoderStep(nn.Module):
+    """One call of a decoder with a cache for `batch` sequences of `length` tokens each.
+
+    Arguments, all int64: `ids` (b, s) are the tokens that each sequence reads; `positions` (b, s) are theirs;
+    `rows` (b, s) are the rows of the cache that get their keys, row `slot * length + position`; `wanted` (k) picks the
+    tokens that get logits, as indices into the b·s tokens.  Returns logits (k, vocabulary).
+
+    Sequence i of a call uses slot i.  A token attends to the keys of its own slot whose position the model's mask
+    allows; a row that was not written yet lies behind every position, and is never read.
+    """
+
+    def __init__(self, model: nn.Module, batch: int, length: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        # The model's parts are parts of this module, under their own names: rules, ledgers and reports show those.
+        self._modules.update(model._modules)
+        self._parameters.update(model._parameters)
+        self._buffers.update(model._buffers)
+        self.__dict__["language_model"] = model
+        self.batch, self.length = batch, length
+        self.positions: torch.Tensor | None = None
+        self.rows: torch.Tensor | None = None
+        self.wanted: torch.Tensor | None = None
+        self.layers = 0
+        self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
+        for number, (heads, key_dim, value_dim, own) in enumerate(cache_shapes(model)):
+            kept = dtype or own
+            self.register_buffer(f"keys_{number}", torch.zeros(heads, batch * length, key_dim, dtype=kept))
+            self.register_buffer(f"values_{number}", torch.zeros(heads, batch * length, value_dim, dtype=kept))
+            self.layers += 1
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        self.positions, self.rows, self.wanted = positions, rows.reshape(-1), wanted
+        _current.append(self)
+        try:
+            layers = [
+                CacheOfSlots(self, getattr(self, f"keys_{n}"), getattr(self, f"values_{n}")) for n in range(self.layers)
+            ]
+            more = {"position_ids": positions} if self.told else {}
+            # Some models count tokens in this mask; what is seen follows from the positions alone.
+            seen = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
+            logits: torch.Tensor = self.language_model(
+                input_ids=ids, attention_mask=seen, past_key_values=Cache(layers=layers), use_cache=True, **more
+            ).logits
+        finally:
+            _current.pop()
+            self.positions = self.rows = self.wanted = None
+        return logits
+
+    def rows_of_head(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A hook before the model's head: the head is computed for the wanted tokens alone."""
+        (hidden,) = args
+        return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.wanted),)
+
+
+class CacheOfSlots(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
+    """The keys and values of one layer: (heads, batch * length, dim), where each sequence has `length` rows."""
+
+    is_compileable = True
+
+    def __init__(self, step: DecoderStep, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.step, self.keys, self.values = step, keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: the buffers are there."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Writes the call's keys and values to their rows; returns those of each sequence, (b, heads, length, dim)."""
+        return self._update(self.keys, key_states), self._update(self.values, value_states)
+
+    def _update(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        step = self.step
+        assert step.rows is not None
+        b, heads, s, dim = new.shape
+        kept.index_copy_(1, step.rows, new.transpose(0, 1).reshape(heads, b * s, dim).to(kept.dtype))
+        slots = kept.view(heads, step.batch, step.length, dim).transpose(0, 1)
+        return (slots[:b] if step.batch > 1 else slots).to(new.dtype)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.step.length, 0
+
+    def get_seq_length(self) -> Any:
+        """The position of the first sequence's first token, as a tensor: what models count from without positions."""
+        assert self.step.positions is not None
+        return self.step.positions[0, 0]
+
+    def get_max_length(self) -> int:
+        return self.step.length
+
+
+def mask_by_position(
+    batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any
+) -> torch.Tensor:
+    """(b, 1, s, length), true where transformers' rule keeps a key: the rule is asked with each token's position."""
+    positions = _current[-1].positions
+    assert positions is not None
+    sequences = torch.arange(batch_size)[:, None, None, None]
+    head = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    kept: torch.Tensor = mask_function(
+        sequences, head, positions[:, None, :, None], torch.arange(kv_length)[None, None, None, :]
+    )
+    return kept.expand(batch_size, 1, q_length, kv_length)
+
+
+def attention(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **how: Any
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot products with grouped heads.
+
+    Soft caps, sinks and position biases, for which torch has no operator, are written out.
+    """
+    scale, softcap = how.get("scaling"), how.get("softcap")
+    sinks, bias = how.get("s_aux"), how.get("position_bias")
+    if softcap is None and sinks is None and bias is None:
+        out = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return out.transpose(1, 2).contiguous(), None
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, 1) if groups > 1 else each for each in (key, value))
+    scores = query @ key.transpose(2, 3) * (scale if scale is not None else query.shape[-1] ** -0.5)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
+    scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    if sinks is None:
+        return (scores.float().softmax(-1).to(query.dtype) @ value).transpose(1, 2).contiguous(), None
+    extra = sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[2], 1)
+    weights = torch.cat([scores, extra.to(scores.dtype)], -1).float().softmax(-1)[..., :-1]
+    return (weights.to(query.dtype) @ value).transpose(1, 2).contiguous(), None
+
+
+def cache_shapes(model: nn.Module) -> list[tuple[int, int, int, torch.dtype]]:
+    """For each layer of the cache: heads, dim of keys, dim of values, and their type.
+
+    They are what a call of the model hands to its cache: no configuration describes that for every architecture.  The
+    call computes no values.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
+
+    class Recorder(Cache):  # type: ignore[misc]
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        ) -> Any:
+            seen[layer_idx] = (key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype)
+            return key_states, value_states
+
+    recorder = Recorder(layers=[])
+    with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True):
+        model(input_ids=torch.zeros(1, 3, dtype=torch.int64), past_key_values=recorder, use_cache=True)
+    if not seen or sorted(seen) != list(range(len(seen))):
+        raise ExportError(
+            f"{type(model).__name__} hands no keys and values to a cache (layers found: {sorted(seen)}); a causal "
+            "language model of transformers with `use_cache` is needed"
+        )
+    return [seen[number] for number in range(len(seen))]
+
+
+@contextlib.contextmanager
+def prepared(model: nn.Module, batch: int, length: int, dtype: torch.dtype | None) -> Iterator[DecoderStep]:
+    """The step of a model. The model's own attention, and its settings, are back when the context ends."""
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, mask_by_position)
+    config: Any = model.config
+    before = config._attn_implementation
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        raise ExportError(f"{type(model).__name__} has no output embeddings: it is no causal language model")
+    with fixed_rotations(model, length):
+        step = DecoderStep(model, batch, length, dtype).eval()
+        model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+        handle = head.register_forward_pre_hook(step.rows_of_head)
+        try:
+            yield step
+        finally:
+            handle.remove()
+            model.set_attn_implementation(before)  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def fixed_rotations(model: nn.Module, length: int) -> Iterator[None]:
+    """Rotary frequencies that depend on the length of the text ("dynamic", "longrope") become those of `length` tokens.
+
+    transformers recomputes them as a text grows, and leaves keys in the cache as they are: the numbers then depend on
+    how a text was cut into calls.  Here all keys of a cache are turned alike.
+    """
+    held = [(m, m.rope_type, dict(m._buffers), vars(m).get("attention_scaling")) for m in model.modules()
+            if isinstance(getattr(m, "rope_type", None), str | dict) and hasattr(m, "config")]  # fmt: skip
+    try:
+        for module, kinds, _, _ in held:
+            if isinstance(kinds, str):
+                module.rope_type = _fixed(module, kinds, "", length, {})
+            else:
+                module.rope_type = {
+                    name: _fixed(module, kind, f"{name}_", length, {"layer_type": name}) for name, kind in kinds.items()
+                }
+        yield
+    finally:
+        for module, kinds, buffers, scaling in held:
+            module.rope_type = kinds
+            module._buffers.update(buffers)
+            if scaling is not None:
+                module.attention_scaling = scaling
+
+
+def _fixed(module: Any, kind: str, prefix: str, length: int, which: dict[str, str]) -> str:
+    """The kind of rotation that stays: a kind that follows the length is computed here, and stays as it is."""
+    if kind != "longrope" and "dynamic" not in kind:
+        return kind
+    old = getattr(module, f"{prefix}inv_freq")
+    frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](module.config, old.device, seq_len=length, **which)
+    module.register_buffer(f"{prefix}inv_freq", frequencies.to(old.dtype), persistent=False)
+    setattr(module, f"{prefix}attention_scaling", scaling)
+    return "fixed"
