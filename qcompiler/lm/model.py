@@ -201,9 +201,7 @@ def checked(record: LanguageModel, run: LoadedProgram, path: object) -> Language
     names = tuple(sig.name for sig in entry.inputs)
     out = entry.outputs[0].shape if entry.outputs else ()
     if names != ("ids", "positions", "rows", "wanted") or len(out) != 2 or str(out[1]) != str(record.vocabulary):
-        raise CorruptFileError(
-            f"{path}: its program takes {names} and is not what {MEMBER} describes"
-        )
+        raise CorruptFileError(f"{path}: its program takes {names} and is not what {MEMBER} describes")
     return record
 
 

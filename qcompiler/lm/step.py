@@ -111,8 +111,9 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[misc]  # transformers has n
         assert step.rows is not None
         b, heads, s, dim = new.shape
         kept.index_copy_(1, step.rows, new.transpose(0, 1).reshape(heads, b * s, dim).to(kept.dtype))
-        slots = kept.view(heads, step.batch, step.length, dim).transpose(0, 1)
-        return (slots[:b] if step.batch > 1 else slots).to(new.dtype)
+        # A cast of a part of the batch would make torch ask how its dims lie, which fixes the size of the batch.
+        slots = kept.to(new.dtype).view(heads, step.batch, step.length, dim).transpose(0, 1)
+        return slots[:b] if step.batch > 1 else slots
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.step.length, 0
