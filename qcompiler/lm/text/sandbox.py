@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import html
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from jinja2.visitor import NodeTransformer
 from qcompiler.lm.text.budget import BUDGET, MAX_TEXT, LimitError, text_size
 from qcompiler.lm.text.budget import nodes as count_values
 
-_METHODS = {
+_METHODS: dict[type, frozenset[str]] = {
     str: frozenset((
         "startswith", "endswith", "strip", "lstrip", "rstrip", "split", "rsplit", "splitlines", "replace", "upper",
         "lower", "title", "capitalize", "join", "find", "rfind", "count", "index", "removeprefix", "removesuffix",
@@ -119,7 +120,7 @@ def _formatted(text: str, values: Any) -> str:
     given = values if isinstance(values, tuple) else (values,)
     size = max([text_size(value) for value in given], default=0)
     BUDGET.get().make(len(text) + text.count("%") * (1000 + size))
-    return text % values
+    return str(text % values)
 
 
 # --- operators and calls ---------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def _operate(operator: str, left: Any, right: Any) -> Any:
 
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**", "%", "+"))
-    concat = staticmethod(_joined)  # type: ignore[assignment]
+    concat = staticmethod(_joined)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         return _operate(operator, left, right)
@@ -176,12 +177,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _call_method(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         owner, name = method.__self__, method.__name__
-        if name not in _METHODS.get(type(owner), ()):
+        if name not in _METHODS.get(type(owner), frozenset()):
             raise LimitError(f"it calls {type(owner).__name__}.{name}, which templates may not use here")
         if name == "replace":
             return _replaced(owner, *args, **kwargs)
         if name == "join":
-            return _joined(*args, **kwargs, between=owner)
+            (pieces,) = args
+            return _joined(pieces, owner)
         BUDGET.get().make(2 * len(owner) if isinstance(owner, str) else 8 * len(owner))
         return method(*args, **kwargs)
 
@@ -224,7 +226,7 @@ class _Rewriter(NodeTransformer):
         return _filter(node, "#made") if node.ctx == "load" else node
 
 
-def _filter(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+def _filter(node: Any, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
     return nodes.Filter(node, name, args or [], [], None, None, lineno=node.lineno)
 
 
@@ -296,7 +298,7 @@ def _escape(value: Any) -> str:
     """HTML's escapes, as a text: jinja2's own type for such texts has methods that grow without a limit."""
     text = _shown(value)
     BUDGET.get().make(6 * len(text) if len(text) < MAX_TEXT // 6 else MAX_TEXT + 1)
-    return str(jinja2.filters.escape(text))
+    return html.escape(text)
 
 
 @jinja2.pass_eval_context
