@@ -198,6 +198,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "a start of another type": ("bos_token_id is 'x'", {"bos_token_id": "x"}),
     "no scores": ("needs a score", {"model": "llama", "unknown_token_id": 0}),
     "neither bytes nor unknown": ("neither a token for each byte", {"model": "llama"}),
+    "a start that no key names": ("sets add_bos_token, but no key", {"bos_token_id": None, "add_bos_token": True}),
     "wordpiece without unknown": ("no token for unknown words", {"model": "bert"}),
 }
 
@@ -224,6 +225,18 @@ def test_a_token_of_a_megabyte_is_refused_before_it_is_cut_in_a_million_ways(tmp
     keys["tokens"] = [*keys["tokens"][:-1], "a" * 1_000_000]
     with pytest.raises(TokenizerError, match="1,000,000 characters"):
         Text.from_gguf(write_gguf(tmp_path / "m.gguf", keys))
+
+
+def test_millions_of_entries_are_refused_before_they_are_read(byte_level: Any, tmp_path: Path) -> None:
+    """Empty texts take 8 bytes of a file each, and 60 as objects."""
+    path = write_gguf(tmp_path / "m.gguf", keys_of_byte_level(byte_level, "llama-bpe", merges=["MERGES"]))
+    count = 3_000_000
+    one = (1).to_bytes(8, "little") + (6).to_bytes(8, "little") + b"MERGES"
+    data = path.read_bytes()
+    assert data.count(one) == 1
+    path.write_bytes(data.replace(one, count.to_bytes(8, "little") + bytes(8 * count)))
+    with pytest.raises(TokenizerError, match=r"tokenizer.ggml.merges has 3,000,000 entries in 24,000,012 bytes"):
+        Text.from_gguf(path)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -294,6 +294,16 @@ for call in (lambda: text.encode("a"), lambda: text.chat([])):
     assert all('pip install "qcompiler[lm]"' in line for line in printed[1:])
 
 
+def test_merges_that_end_the_process_are_refused(texts: dict[str, Text]) -> None:
+    """tokenizers 0.23 cuts such merges within a character, and aborts when it names them in its error."""
+    record = json.loads(texts["sentencepiece"].to_record())
+    described = json.loads(record["tokenizer"])
+    described["model"]["continuing_subword_prefix"] = "▁"
+    record["tokenizer"] = json.dumps(described)
+    with pytest.raises(TokenizerError, match="does not begin with '▁'"):
+        Text.from_record(json.dumps(record).encode()).encode("a")
+
+
 # --- chats -----------------------------------------------------------------------------------------------------------
 
 

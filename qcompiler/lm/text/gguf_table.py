@@ -29,8 +29,13 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MAX_TABLE = 64 << 20
 """Maximum bytes of a table in the file. The largest known, 262,144 tokens with merges, takes 9 MB."""
 MAX_TOKENS = 1 << 20
+MAX_ENTRIES = 1 << 21
+"""Maximum entries of a list: tokens, or merges, of which some tables have more than tokens."""
 MAX_LENGTH = 512
 """Maximum characters of a token that merges make: a token of n characters is cut in n ways."""
+
+_ARRAY = 9
+"""GGUF's type of lists: the type of the entries in 4 bytes, their number in 8, the entries."""
 
 _END_NAMES = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
@@ -76,9 +81,13 @@ class _Table:
             if needed:
                 raise TokenizerError(f"{self.path} has no key {name}: the file holds no tokenizer table")
             return []
-        if stored.end - stored.start > MAX_TABLE:
-            size = stored.end - stored.start
-            raise TokenizerError(f"{self.path}: the key {name} takes {size:,} bytes, more than {MAX_TABLE:,}")
+        size = stored.end - stored.start
+        count = int.from_bytes(self.file.mapped()[stored.start + 4 : stored.start + 12].tobytes(), "little")
+        if size > MAX_TABLE or (stored.type == _ARRAY and count > MAX_ENTRIES):
+            raise TokenizerError(
+                f"{self.path}: the key {name} has {count:,} entries in {size:,} bytes; the limits are {MAX_ENTRIES:,} "
+                f"and {MAX_TABLE:,}"
+            )
         try:
             found = self.file.metadata[name]
         except UnicodeDecodeError as error:
@@ -309,6 +318,9 @@ def _around(table: _Table, starts: bool, ends: bool, last_names: Sequence[str] =
     """The step that adds the start token before a text and the end token behind it."""
     first = table.number("bos", "cls") if starts else None
     last = table.number(*last_names) if ends else None
+    for flag, number in (("add_bos_token", first), ("add_eos_token", last)):
+        if number is None and table.flag(flag, False):
+            raise TokenizerError(f"{table.path} sets {flag}, but no key says which token that is")
     if first is None and last is None:
         return None
     parts: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]

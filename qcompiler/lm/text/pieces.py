@@ -41,7 +41,7 @@ def _steps(decoder: Any) -> list[Mapping[str, Any]]:
 def spelling(decoder: Any) -> tuple[str, bool] | None:
     """How tokens spell bytes: ("letters" | "fallback", whether one leading space is dropped); None if neither."""
     steps = _steps(decoder)
-    kinds = [step.get("type") for step in steps]
+    kinds = [str(step.get("type")) for step in steps]
     if kinds == ["ByteLevel"]:
         return "letters", False
     if "ByteFallback" not in kinds or not set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:

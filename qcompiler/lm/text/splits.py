@@ -41,8 +41,8 @@ _DEEPSEEK3 = (
 )
 _DEEPSEEK_LETTERS = (
     # Letters with a case, without scripts that were added to Unicode or got a case after that tokenizer was made.
-    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}\x{10cd}\x{10d0}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}"
-    r"\x{a790}-\x{a7ff}\x{ab30}-\x{ab68}\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1df1e}]]"
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}\x{10cd}\x{10d0}-\x{10ff}\x{1c80}-\x{1c8f}\x{2d00}-\x{2d2d}"
+    r"\x{a790}-\x{a7ff}\x{ab30}-\x{ab68}\x{10570}-\x{105bc}\x{10d40}-\x{10d8f}\x{16e40}-\x{16e7f}\x{1d400}-\x{1df1e}]]"
 )
 _DEEPSEEK = (
     r"[\r\n]",

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from qcompiler.errors import ArgumentError, ChatTemplateError, MissingDependencyError, TokenizerError
-from qcompiler.formats.foreign.json_text import shown
+from qcompiler.formats.foreign.json_text import json_object, shown
 from qcompiler.lm.text import marks
 from qcompiler.lm.text.folder import read_folder
 from qcompiler.lm.text.gguf_table import describe
@@ -189,9 +189,10 @@ class Text:
         self, messages: Sequence[Message], *, generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
         """The tokens of a chat. Special tokens are those of the template: in messages and variables they are text."""
-        names = (
-            [self._tokenizer.id_to_token(number) for number in sorted(self.special_ids)] if self._needs_marks else []
-        )
+        if self._is_bytes:
+            names = [chr(number) for number in self.special_ids if number < 128]
+        else:
+            names = [self._tokenizer.id_to_token(number) for number in sorted(self.special_ids)]
         given: dict[str, Any] = {"messages": list(messages), **variables}
         mark = marks.unused(self._record.template or "", given)
         pattern = marks.pattern(names)
@@ -210,10 +211,6 @@ class Text:
                 "this model has no chat template; build the prompt yourself and pass it to encode(…, special=True)"
             )
         return ChatTemplate(self._record.template)
-
-    @property
-    def _needs_marks(self) -> bool:
-        return not self._is_bytes
 
     def _continued(self, piece: str, special: bool) -> list[int]:
         """The tokens of a piece that follows another: after a newline, whose tokens are taken away again.
@@ -235,16 +232,21 @@ class Text:
     @functools.cached_property
     def _tokenizer(self) -> Any:
         library = tokenizers_package()
+        check_merges(self._described)
         try:
             return library.Tokenizer.from_str(self._record.tokenizer)
         except BaseException as error:
             raise _failure(error, "tokenizers does not read this tokenizer") from error
 
+    @property
+    def _described(self) -> dict[str, Any]:
+        return json_object(self._record.tokenizer.encode(), "the tokenizer", TokenizerError)
+
     @functools.cached_property
     def _spelling(self) -> tuple[str, bool] | None:
         if self._is_bytes:
             return "bytes", False
-        return spelling(json.loads(self._record.tokenizer).get("decoder"))
+        return spelling(self._described.get("decoder"))
 
     @property
     def _drops_space(self) -> bool:
@@ -346,6 +348,23 @@ def tokenizers_package() -> Any:
             'text needs the package tokenizers: pip install "qcompiler[lm]" (ids need no package)'
         ) from error
     return tokenizers
+
+
+def check_merges(described: Mapping[str, Any]) -> None:
+    """Refuses merges that `tokenizers` would cut within a character, which can end the process.
+
+    With a continuing_subword_prefix, it drops as many bytes of a merge's right token as the prefix has, unseen.
+    """
+    model = described.get("model")
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, Mapping) else None
+    if not prefix or not isinstance(model, Mapping) or model.get("type", "BPE") != "BPE":
+        return
+    merges = model.get("merges")
+    for each in merges if isinstance(merges, list) else []:
+        pair = each.split(" ") if isinstance(each, str) else each
+        right = pair[-1] if isinstance(pair, list) and pair else None
+        if not (isinstance(prefix, str) and isinstance(right, str) and right.startswith(prefix)):
+            raise TokenizerError(f"the merge {shown(each)} has a right part that does not begin with {shown(prefix)}")
 
 
 def _failure(error: BaseException, what: str) -> BaseException:
