@@ -328,6 +328,17 @@ def test_a_message_may_hold_the_mark_itself(texts: dict[str, Text]) -> None:
         texts["bpe"].encode_chat([{"role": "user", "content": content + "\ufdef"}])
 
 
+def test_a_chat_without_tools_says_that_there_are_none(tmp_path: Path) -> None:
+    """Templates ask for `tools is not none`, which holds for a name that is not defined."""
+    template = "{{ bos_token }}{% if tools is not none %}tools{% endif %}{% if documents is none %}{{ x }}{% endif %}"
+    text = Text.from_gguf(
+        write_gguf(tmp_path / "m.gguf", keys_of_sentencepiece(trained_sentencepiece()), template)
+    )  # fmt: skip
+    assert text.chat([]) == "<s>"
+    assert text.chat([], tools=[], x="y") == "<s>toolsy"
+    assert text.encode_chat([]) == [text.start_id]
+
+
 def test_without_a_template_the_error_says_what_to_do() -> None:
     with pytest.raises(ChatTemplateError, match="no chat template; build the prompt yourself"):
         Text.bytes().chat([])

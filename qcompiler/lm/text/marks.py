@@ -53,7 +53,7 @@ def broken(value: Any, special: re.Pattern[str], mark: str) -> Any:
     if isinstance(value, Mapping):
         return {key: broken(each, special, mark) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(broken(each, special, mark) for each in value)
+        return [broken(each, special, mark) for each in value]
     return value
 
 

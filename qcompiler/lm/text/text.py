@@ -182,7 +182,8 @@ class Text:
 
         ChatTemplateError without a template, if the template refuses the messages, or if it exceeds its limits.
         """
-        given = {"messages": list(messages), "add_generation_prompt": generation_prompt, **variables}
+        usual = {"tools": None, "documents": None}  # templates ask whether they are None, not whether they are defined
+        given = {**usual, "messages": list(messages), "add_generation_prompt": generation_prompt, **variables}
         return self._template.render(dict(self._record.names) | given)
 
     def encode_chat(
