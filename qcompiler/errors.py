@@ -57,6 +57,14 @@ class WorkdirError(QCompilerError):
     """A working folder is in use by another process, holds something else, or has no room."""
 
 
+class TokenizerError(QCompilerError):
+    """A tokenizer is missing, malformed, or of a kind that is not read."""
+
+
+class ChatTemplateError(QCompilerError):
+    """A chat template is missing or malformed, refused the messages, or exceeded its limits."""
+
+
 class WeightsError(QCompilerError):
     """Values of weights are missing, or those in a file do not fit the model's parameters."""
 

@@ -12,4 +12,5 @@
 | `conversation` | sequences in a cache: which tokens it holds, and the calls that add to them |
 | `sampling` | from logits to a token |
 | `model` | `CausalLM`: `generate`, `conversation`, `save`; `load_causal_lm` |
+| `text` | tokenizers and chat templates, in the extra `qcompiler[lm]` |
 """

@@ -16,13 +16,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("qcompiler", "passes", "kernels", "runtime")
 
-PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich"}
+PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich", "tokenizers", "jinja2"}
 """Optional, or slow to load: what runs programs needs none of them."""
 
 DOORS = {
     "qcompiler/api.py",  # torch and xdsl load with the first compilation
     "qcompiler/cli.py",  # `qc --help` and `qc run` start without them
     "qcompiler/ir/universe.py",  # xdsl-opt asks for dialects and passes by name
+    "qcompiler/lm/text/template.py",  # jinja2 is optional, and all of the sandbox builds on it
     "qcompiler/inspect/doctor.py",  # looks at what is installed
     "runtime/__init__.py",  # the simulated GPU, for who asks for it
     "runtime/backends/registry.py",  # a backend loads when a device of its kind is named
