@@ -1,4 +1,4 @@
-"""`qc compile | run | inspect | opt | bench | convert | doctor`.
+"""`qc compile | run | inspect | opt | bench | convert | doctor | generate | chat | eval`.
 
 Data goes to stdout, progress and messages to stderr. Exit status 1 and one message on stderr for every `QCompilerError`
 and for files that cannot be read or written; 2 for a wrong command line, before anything is read or compiled.
@@ -18,6 +18,7 @@ from typing import Any
 
 from qcompiler import __version__
 from qcompiler.errors import ArgumentError, QCompilerError
+from qcompiler.lm.arguments import add_commands as add_language_models
 from qcompiler.units import human_bytes
 
 
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except QCompilerError as error:
         print(f"qc: {type(error).__name__}: {_printable(str(error))}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         return 141  # the reader of our stdout has closed it, as in `qc opt … | head`
     except OSError as error:  # a missing file, or one without permission to read or write
@@ -109,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_bench)
 
     _add_convert(commands)
+    add_language_models(commands)
     command = commands.add_parser("doctor", help="show what this machine offers, or which operators do not lower")
     command.add_argument(
         "--model", metavar="WHERE", help="package.module:function, as for qc compile, or a .pt2 file of torch.export"

@@ -11,13 +11,14 @@ import torch
 from qcompiler.api import qcompile
 from qcompiler.config import QuantConfig
 from qcompiler.device_map import Devices
-from qcompiler.errors import ArgumentError, ExportError
+from qcompiler.errors import ArgumentError, ExportError, TokenizerError
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
 from qcompiler.lm.model import CausalLM
 from qcompiler.lm.record import LanguageModel
-from qcompiler.runtime.progress import OnStep
+from qcompiler.lm.text import Text
+from qcompiler.runtime.progress import OnStep, note
 
 CacheType = Literal["auto", "fp32", "bf16", "fp16"]
 CACHE_TYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,6 +39,7 @@ def compile_causal_lm(
     device: Devices | None = None,
     kv_cache: CacheType = "auto",
     chunk: int | None = None,
+    text: Text | None = None,
     targets: Sequence[str] | None = None,
     verify_each: Literal["ir", "numerics"] | None = None,
     dump_ir: str | Path | None = None,
@@ -55,6 +57,8 @@ def compile_causal_lm(
     2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", or "auto",
     the model's type.  A prompt is read in pieces of at most `chunk` tokens (default 512).
 
+    `text` is the tokenizer that a saved file carries; a folder and a .gguf file bring their own.
+
     Rotary frequencies that follow the length of the text ("dynamic", "longrope") are those of `max_seq_len` tokens.
 
     The rest is as for `qc.qcompile`.  ExportError for a model without a cache; ArgumentError for sizes that do not fit.
@@ -63,6 +67,7 @@ def compile_causal_lm(
 
     from qcompiler.lm.step import prepared
 
+    text = text if text is not None else text_of(model)
     model, weights = _source(model)
     if not isinstance(model, PreTrainedModel):
         raise ExportError(
@@ -86,7 +91,21 @@ def compile_causal_lm(
         chunk=chunk, cache_dtype=dtype, architecture=type(model).__name__, end_ids=end_ids(model),
         start_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None,
     )  # fmt: skip
-    return CausalLM(program.run, record, program)
+    return CausalLM(program.run, record, program, text)
+
+
+def text_of(model: Any) -> Text | None:
+    """The tokenizer beside a model's weights; None for a model in memory and for files without one."""
+    path = model.path if isinstance(model, Checkpoint) else Path(model) if isinstance(model, str | Path) else None
+    if path is None or path.suffix == ".qca":
+        return None
+    if path.suffix == ".gguf":
+        try:
+            return Text.from_gguf(path)
+        except TokenizerError as error:
+            note(f"ids only: {error}")
+            return None
+    return Text.from_folder(path) if (path / "tokenizer.json").is_file() else None
 
 
 def _source(model: Any) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from qcompiler.errors import ArgumentError, CorruptFileError
 from qcompiler.lm.conversation import Conversation, tokens_of
 from qcompiler.lm.record import MEMBER, LanguageModel
 from qcompiler.lm.sampling import Allowed, Sampling
+from qcompiler.lm.text import Text
 from qcompiler.runtime import load
 from qcompiler.runtime.loaded import LoadedProgram
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 Stream = Callable[[int, int], object]
 """Is called with each new token and the index of its sequence."""
 
+TEXT = "tokenizer.json"
+"""The attachment that holds the tokenizer."""
+
 NEW_TOKENS = 128
 """How many tokens `generate` adds at most if nothing else is said."""
 
@@ -29,11 +33,22 @@ class CausalLM:
     """A language model as a program, with its sizes: `qc.compile_causal_lm` and `qc.load_causal_lm` return it.
 
     `program` is the compiled program (its IR, report and ledger) of a model that was compiled here, else None; `run` is
-    the loaded one.  `record` has the sizes.
+    the loaded one.  `record` has the sizes, and `text` the tokenizer, or None: then ids go in and out.
     """
 
-    def __init__(self, run: LoadedProgram, record: LanguageModel, program: Program | None = None) -> None:
-        self.run, self.record, self.program = run, record, program
+    def __init__(
+        self, run: LoadedProgram, record: LanguageModel, program: Program | None = None, text: Text | None = None
+    ) -> None:
+        self.run, self.record, self.program, self.text = run, record, program, text
+
+    def require_text(self) -> Text:
+        """The tokenizer. ArgumentError without one."""
+        if self.text is None:
+            raise ArgumentError(
+                "this language model has no tokenizer: compile it from a folder or a .gguf file that has one, or with "
+                "compile_causal_lm(text=qcompiler.lm.text.Text.from_folder(…))"
+            )
+        return self.text
 
     @property
     def device(self) -> str:
@@ -115,6 +130,18 @@ class CausalLM:
         fill = pad_token_id if pad_token_id is not None else next(iter(sorted(ends)), 0)
         return give_back(found, fill)
 
+    def complete(self, prompt: str, **options: Any) -> str:
+        """The text that follows a prompt; `options` are those of `generate`."""
+        text = self.require_text()
+        ids = text.encode(prompt)
+        return text.decode(self.generate(ids, **options)[len(ids) :], continues=True)
+
+    def chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """The answer to the last message of `[{"role": "user", "content": "…"}]`, by the model's chat template."""
+        text = self.require_text()
+        ids = text.encode_chat(messages)
+        return text.decode(self.generate(ids, **options)[len(ids) :], continues=True)
+
     def _steps(
         self,
         held: Conversation,
@@ -141,7 +168,7 @@ class CausalLM:
 
     def _ends(self, given: int | Sequence[int] | None) -> frozenset[int]:
         if given is None:
-            return frozenset(self.record.end_ids)
+            return frozenset(self.record.end_ids) | (self.text.end_ids if self.text is not None else frozenset())
         return frozenset([given] if isinstance(given, int) else given) - {-1}
 
     def _limits(
@@ -176,7 +203,10 @@ class CausalLM:
     def save(self, path: str | Path, *, stages: bool = False) -> dict[str, str]:
         """Writes the model to a .qca file, which `qc.load_causal_lm` reads; see `Program.save`."""
         program = self.program if self.program is not None else self.run
-        return program.save(path, stages=stages, attachments={MEMBER: self.record.encode()})
+        attachments = {MEMBER: self.record.encode()}
+        if self.text is not None:
+            attachments[TEXT] = self.text.to_record()
+        return program.save(path, stages=stages, attachments=attachments)
 
     def __repr__(self) -> str:
         record = self.record
@@ -192,7 +222,9 @@ def load_causal_lm(path: str | Path, *, device: str | None = None, **options: An
     ForeignFileError for a program that is no language model; else the errors of `qc.load`.
     """
     run = load(path, device=device, **options)
-    return CausalLM(run, checked(LanguageModel.decode(run.attachments.get(MEMBER), path), run, path))
+    record = checked(LanguageModel.decode(run.attachments.get(MEMBER), path), run, path)
+    data = run.attachments.get(TEXT)
+    return CausalLM(run, record, text=None if data is None else Text.from_record(data))
 
 
 def checked(record: LanguageModel, run: LoadedProgram, path: object) -> LanguageModel:
@@ -223,7 +255,7 @@ def prompts_of(ids: Any, attention_mask: Any) -> tuple[list[list[int]], GiveBack
     if ids is None:
         raise ArgumentError("generate needs the prompt's tokens: generate([1, 17, 4])")
     if isinstance(ids, str):
-        raise ArgumentError("generate takes token ids; a tokenizer makes them of text")
+        raise ArgumentError("generate takes token ids, which a tokenizer makes of text; `complete` takes text")
     if isinstance(ids, list | tuple):
         if attention_mask is not None:
             raise ArgumentError("attention_mask belongs to an array of prompts; lists have their own lengths")

@@ -23,6 +23,9 @@ DOORS = {
     "qcompiler/api.py",  # torch and xdsl load with the first compilation
     "qcompiler/cli.py",  # `qc --help` and `qc run` start without them
     "qcompiler/ir/universe.py",  # xdsl-opt asks for dialects and passes by name
+    "qcompiler/lm/arguments.py",  # `qc --help` knows the commands of language models without the runtime
+    "qcompiler/lm/commands.py",  # only models that are no .qca file need torch
+    "qcompiler/lm/compile.py",  # transformers loads with the first compilation
     "qcompiler/lm/text/template.py",  # jinja2 is optional, and all of the sandbox builds on it
     "qcompiler/inspect/doctor.py",  # looks at what is installed
     "runtime/__init__.py",  # the simulated GPU, for who asks for it

@@ -1,0 +1,56 @@
+"""The arguments of `qc generate | chat | eval` (commands.py), which are known without loading anything."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    """The three commands as subparsers, each with the function that runs it."""
+    command = commands.add_parser("generate", help="continue a text with a language model")
+    _add_model(command)
+    prompt = command.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="the text to continue")
+    prompt.add_argument("--prompt-file", type=Path, help="a file with the text; - is stdin")
+    _add_sampling(command)
+    command.add_argument("--json", action="store_true", help="print one JSON object with text, tokens and times")
+    command.set_defaults(run=lambda options: _commands().generate(options))
+
+    command = commands.add_parser("chat", help="talk with a language model that has a chat template")
+    _add_model(command)
+    command.add_argument("--system", help="instructions that come before the chat")
+    _add_sampling(command)
+    command.add_argument("--json", action="store_true", help="print one JSON object per answer")
+    command.set_defaults(run=lambda options: _commands().chat(options))
+
+    command = commands.add_parser("eval", help="bits per byte and perplexity of a text")
+    _add_model(command)
+    command.add_argument("text", type=Path, help="a text file in UTF-8")
+    command.add_argument("--limit", type=int, help="read only so many bytes")
+    command.add_argument("--special", action="store_true", help="special tokens that are spelled out are meant as such")
+    command.add_argument("--json", action="store_true")
+    command.set_defaults(run=lambda options: _commands().eval(options))
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", type=Path, help="a .qca file, a .gguf file, or a folder with config.json")
+    command.add_argument("--device", help="cpu, cuda:0 or sim:0")
+    command.add_argument("--quant", help="for a folder or a .gguf file: a recipe such as q4_K for weights in floats")
+    command.add_argument("--max-seq-len", type=int, help="for a folder or a .gguf file: tokens in all (default 4096)")
+    command.add_argument("--kv-cache", default="auto", help="for a folder or a .gguf file: auto, fp32, bf16 or fp16")
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--tokens", type=int, help="how many to generate at most")
+    for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("min-p", float)):
+        command.add_argument(f"--{name}", type=kind)
+    command.add_argument("--repetition-penalty", type=float, default=1.0)
+    command.add_argument("--seed", type=int, default=0)
+
+
+def _commands() -> Any:
+    from qcompiler.lm import commands  # the runtime, which takes longer to import than `qc --help` to print
+
+    return commands

@@ -1,0 +1,221 @@
+"""`qc generate | chat | eval`: language models on the command line.
+
+Generated text goes to stdout as it comes, everything else to stderr.  A MODEL is a .qca file of `CausalLM.save`, a
+.gguf file or a folder of Hugging Face; the latter two are compiled first, which needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from qcompiler.errors import ArgumentError, QCompilerError
+from qcompiler.lm.conversation import Conversation
+from qcompiler.lm.evaluate import Score, score
+from qcompiler.lm.model import CausalLM, load_causal_lm
+
+
+def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    return {name: getattr(options, name) for name in names}
+
+
+def open_model(options: argparse.Namespace) -> CausalLM:
+    """The model that the command line names. ArgumentError if it has no tokenizer."""
+    path: Path = options.model
+    if path.suffix == ".qca":
+        lm = load_causal_lm(path, device=options.device)
+    else:
+        from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
+
+        lm = compile_causal_lm(
+            path, options.quant, max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device
+        )
+    lm.require_text()
+    return lm
+
+
+# --- generate ---------------------------------------------------------------------------------------------------------
+
+
+def generate(options: argparse.Namespace) -> None:
+    lm = open_model(options)
+    text = lm.require_text()
+    prompt = options.prompt if options.prompt is not None else _read(options.prompt_file)
+    ids = text.encode(prompt)
+    answer = Answer(lm, lm.conversation(), sys.stdout, quiet=options.json)
+    if not options.json:
+        answer.show(prompt)
+    interrupted = answer.give(ids, options.tokens, _sampling(options))
+    if options.json:
+        print(json.dumps({"text": prompt + answer.text, "tokens": answer.tokens, **answer.speed()}, ensure_ascii=False))
+    else:
+        print(flush=True)
+        print(answer.summary(), file=sys.stderr)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _read(path: Path) -> str:
+    data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path} is no text in UTF-8: {error}") from error
+
+
+class Answer:
+    """One answer: its text is shown as it comes, and its times are taken."""
+
+    def __init__(self, lm: CausalLM, held: Conversation, out: TextIO, *, quiet: bool = False) -> None:
+        self.lm, self.held, self.out, self.quiet = lm, held, out, quiet
+        self.tokens: list[int] = []
+        self.text = ""
+        self.prompt = 0
+        self.times: list[float] = []
+
+    def give(self, ids: Sequence[int], limit: int | None, sampling: dict[str, Any]) -> bool:
+        """Generates after `ids`; returns whether Ctrl-C ended it early. What was generated until then is kept."""
+        stream = self.lm.require_text().stream(continues=True)
+
+        def take(token: int, _sequence: int) -> None:
+            self.times.append(time.perf_counter())
+            self.tokens.append(token)
+            self.show(stream.push(token), answer=True)
+
+        self.prompt = len(ids)
+        self.times.append(time.perf_counter())
+        try:
+            self.lm.generate(list(ids), max_new_tokens=limit, stream=take, conversation=self.held, **sampling)
+            return False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            self.show(stream.finish(), answer=True)
+
+    def show(self, text: str, *, answer: bool = False) -> None:
+        """Prints a piece. Control characters, which could steer a terminal, are spelled out there."""
+        if answer:
+            self.text += text
+        if text and not self.quiet:
+            self.out.write(printable(text) if self.out.isatty() else text)
+            self.out.flush()
+
+    def speed(self) -> dict[str, float]:
+        """Tokens of the prompt, seconds until the first new token, and tokens a second after it."""
+        made = len(self.tokens)
+        return {
+            "prompt_tokens": self.prompt,
+            "seconds_to_first": round(self.times[1] - self.times[0], 4) if made else 0.0,
+            "tokens_per_second": round((made - 1) / (self.times[-1] - self.times[1]), 2) if made > 1 else 0.0,
+        }
+
+    def summary(self) -> str:
+        speed = self.speed()
+        return (
+            f"[{speed['prompt_tokens']} tokens read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; "
+            f"{len(self.tokens)} tokens, {speed['tokens_per_second']:.1f} a second]"
+        )
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out, apart from newlines and tabs."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+
+def chat(options: argparse.Namespace) -> None:
+    lm = open_model(options)
+    text = lm.require_text()
+    if text.template is None:
+        raise ArgumentError(f"{options.model} has no chat template; `qc generate` continues a text")
+    messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
+    held = lm.conversation()
+    if sys.stdin.isatty():
+        print("Ctrl-C ends an answer, Ctrl-D the chat; /reset forgets it.", file=sys.stderr)
+    while (said := _line()) is not None:
+        if said == "/reset":
+            messages = messages[:1] if options.system else []
+            continue
+        if not said.strip():
+            continue
+        messages.append({"role": "user", "content": said})
+        try:
+            answer = respond(lm, held, messages, options.tokens, _sampling(options), quiet=options.json)
+        except QCompilerError as error:  # the chat goes on: a shorter message may fit
+            messages.pop()
+            print(f"qc: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
+            continue
+        messages.append({"role": "assistant", "content": answer.text})
+        if options.json:
+            print(json.dumps({"text": answer.text, "tokens": answer.tokens, **answer.speed()}, ensure_ascii=False))
+        else:
+            print(flush=True)
+            print(answer.summary(), file=sys.stderr)
+
+
+def _line() -> str | None:
+    """The next line from the user; None at the end. Ctrl-C at the prompt clears the line."""
+    while True:
+        try:
+            return input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+
+
+def respond(
+    lm: CausalLM,
+    held: Conversation,
+    messages: Sequence[dict[str, str]],
+    limit: int | None,
+    sampling: dict[str, Any],
+    *,
+    quiet: bool = False,
+) -> Answer:
+    """The answer to the last message. Tokens of the chat that the conversation has read already are not read again."""
+    ids = lm.require_text().encode_chat(messages)
+    same = 0
+    for ours, theirs in zip(held.tokens[0], ids[:-1], strict=False):  # at least one token is read, for its logits
+        if ours != theirs:
+            break
+        same += 1
+    held.truncate(same)
+    answer = Answer(lm, held, sys.stdout, quiet=quiet)
+    answer.give(ids[same:], limit, sampling)
+    return answer
+
+
+# --- eval -------------------------------------------------------------------------------------------------------------
+
+
+def eval(options: argparse.Namespace) -> None:
+    lm = open_model(options)
+    data = options.text.read_bytes()[: options.limit]
+    ids = lm.require_text().encode(data.decode(errors="ignore"), special=options.special)
+    began = time.perf_counter()
+    found: Score = score(lm, ids, len(data), progress=lambda done: _progress(done, len(ids)))
+    seconds = time.perf_counter() - began
+    values = {
+        "bits_per_byte": found.bits / found.nbytes, "perplexity": math.exp(found.bits * math.log(2) / found.tokens),
+        "tokens": found.tokens, "bytes": found.nbytes, "tokens_per_second": found.tokens / seconds,
+    }  # fmt: skip
+    if options.json:
+        print(json.dumps(values))
+        return
+    print(f"{values['bits_per_byte']:.4f} bits per byte, perplexity {values['perplexity']:.3f}")
+    print(f"[{found.tokens} tokens, {values['tokens_per_second']:.0f} a second]", file=sys.stderr)
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done} of {total} tokens", end="\n" if done == total else "", file=sys.stderr, flush=True)

@@ -1,0 +1,174 @@
+"""`qc generate`, `qc chat` and `qc eval` on a small model whose tokens are bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_path import load
+
+import qcompiler as qc
+from qcompiler.cli import main
+from qcompiler.errors import ArgumentError
+from qcompiler.lm.commands import printable, respond
+from qcompiler.lm.evaluate import score
+from qcompiler.lm.text import Text
+from qcompiler.lm.text.record import Record
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+@cache
+def model() -> Any:
+    return load("tests/models/zoo.py").DECODERS["llama"].build(vocab_size=256, eos_token_id=None)
+
+
+@cache
+def compiled() -> qc.CausalLM:
+    text = Text(Record(kind="bytes", template=TEMPLATE))
+    return qc.compile_causal_lm(model(), max_seq_len=64, chunk=16, text=text)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("lm") / "model.qca"
+    compiled().save(file)
+    return file
+
+
+def expected(prompt: bytes, tokens: int) -> bytes:
+    ids = compiled().generate(list(prompt), max_new_tokens=tokens)
+    return bytes(ids[len(prompt) :])
+
+
+def test_generate_prints_prompt_and_text(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(path), "--prompt", "ab", "--tokens", "12"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "ab" + expected(b"ab", 12).decode(errors="replace") + "\n"
+    assert "2 tokens read" in err and "12 tokens" in err
+
+
+def test_generate_as_json_and_from_a_file(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompt.txt").write_text("ab")
+    assert main(["generate", str(path), "--prompt-file", str(tmp_path / "prompt.txt"), "--tokens", "5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert bytes(found["tokens"]) == expected(b"ab", 5)
+    assert (found["prompt_tokens"], len(found["tokens"])) == (2, 5)
+
+
+def test_generate_says_what_is_wrong(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(path), "--prompt", "a" * 65]) == 1
+    assert "max_seq_len=64" in capsys.readouterr().err
+    assert main(["generate", str(path), "--prompt", ""]) == 1
+    assert "prompt 0 is empty" in capsys.readouterr().err
+    without = qc.CausalLM(compiled().run, compiled().record)
+    without.save(tmp_path / "ids.qca")
+    assert main(["generate", str(tmp_path / "ids.qca"), "--prompt", "a"]) == 1
+    assert "has no tokenizer" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path / "none.qca"), "--prompt", "a"]) == 1
+
+
+def test_a_chat_reads_only_what_is_new(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = qc.load_causal_lm(path)
+    held = lm.conversation()
+    messages = [{"role": "user", "content": "hi"}]
+    first = respond(lm, held, messages, 4, {}, quiet=True)
+    assert first.prompt == len("u:hi\na:")
+    assert bytes(first.tokens) == expected(b"u:hi\na:", 4)
+    whole = b"u:hi\na:" + bytes(first.tokens) + b"\nu:x\na:"
+    messages += [
+        {"role": "assistant", "content": bytes(first.tokens).decode("latin-1")},
+        {"role": "user", "content": "x"},
+    ]
+    again = lm.require_text().encode_chat(messages)
+    second = respond(lm, held, messages, 4, {}, quiet=True)
+    if again == list(whole):  # the answer was plain ASCII: all but what was not read yet is in the cache
+        assert second.prompt == len("\nu:x\na:") + 1
+    assert bytes(second.tokens) == expected(bytes(again), 4)
+
+
+def test_chat_as_a_process(path: Path) -> None:
+    lines = "hello\n\n/reset\nhello\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "qcompiler", "chat", str(path), "--tokens", "3", "--json"],
+        input=lines, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [bytes(each["tokens"]) for each in answers] == [expected(b"u:hello\na:", 3)] * 2
+
+
+def test_ctrl_c_ends_a_text_with_status_130(path: Path) -> None:
+    slow = (
+        "import sys, time\n"
+        "from qcompiler.lm import commands\n"
+        "show = commands.Answer.show\n"
+        "def slower(self, text, *, answer=False):\n"
+        "    show(self, text, answer=answer); time.sleep(0.2)\n"
+        "commands.Answer.show = slower\n"
+        "from qcompiler.cli import main\n"
+        f"sys.exit(main(['generate', {str(path)!r}, '--prompt', 'ab', '--tokens', '60']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-P", "-c", slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 2) == b"ab"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out.endswith(b"\n") and b"tokens read" in err and b"Traceback" not in err
+
+
+def test_eval_counts_the_bits_of_transformers(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytes(np.random.default_rng(0).integers(32, 127, 50).tolist())
+    (tmp_path / "text.txt").write_bytes(data)
+    assert main(["eval", str(path), str(tmp_path / "text.txt"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ids = torch.tensor([list(data)])
+    with torch.no_grad():
+        nats = float(
+            torch.nn.functional.cross_entropy(model()(ids).logits[0, :-1].double(), ids[0, 1:], reduction="sum")
+        )
+    assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / 50, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(np.exp(nats / 49), rel=1e-5)
+
+
+def test_a_text_longer_than_the_cache_is_scored_in_windows_and_each_token_once() -> None:
+    ids = np.random.default_rng(1).integers(32, 127, 150).tolist()
+    found = score(compiled(), ids, 150)
+    window, bits, done = 64, 0.0, 1
+    begin = 0
+    while done < 150:
+        end = min(begin + window, 150)
+        with torch.no_grad():
+            logp = model()(torch.tensor([ids[begin:end]])).logits[0].double().log_softmax(-1)
+        bits -= sum(float(logp[at - begin - 1, ids[at]]) for at in range(done, end)) / np.log(2)
+        done, begin = end, end - window // 2
+    assert (found.tokens, found.nbytes) == (149, 150)
+    assert found.bits == pytest.approx(bits, rel=1e-5)
+    with pytest.raises(ArgumentError, match="1 tokens"):
+        score(compiled(), [5], 1)
+
+
+def test_complete_and_chat_return_text() -> None:
+    lm = compiled()
+    assert lm.complete("ab", max_new_tokens=6) == expected(b"ab", 6).decode(errors="replace")
+    assert lm.chat([{"role": "user", "content": "q"}], max_new_tokens=3) == expected(b"u:q\na:", 3).decode(
+        errors="replace"
+    )
+
+
+def test_control_characters_do_not_reach_a_terminal() -> None:
+    assert printable("a\x1b[2Jb\n\tc\x07") == "a\\x1b[2Jb\n\tc\\x07"
