@@ -8,8 +8,8 @@
 // from one shared counter until none is left, and leaves by subtracting one. The caller takes tasks too, closes the
 // gate and waits until nobody is inside. So the fields of a region are only written while no worker can read them, and
 // a call allocates nothing. Workers spin for `spin_ns` after a region (the next one of the same model follows within
-// microseconds), then sleep on a futex. Who has spun for `kEagerNs` yields its processor between two looks: where threads
-// share processors, it may be the one that the thread it waits for needs.
+// microseconds), then sleep on a futex. Who has spun for `kEagerNs` yields its processor between two looks: where
+// threads share processors, it may be the one that the thread it waits for needs.
 #include "abi.h"
 #include "float_state.h"
 
