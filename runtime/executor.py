@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -352,7 +353,7 @@ class PlanExecutor:
                     places = [step.target.at(arenas), step.source.at(arenas)]
                     found.append(Addressed(step.number, None, places, (step.nbytes,)))
                 case _TorchCall():
-                    found.append(lambda context, step=step: step.issue(context, arenas))
+                    found.append(partial(step.issue, arenas=arenas))
         return found
 
     def torch_calls(self, binding: Binding) -> list[_TorchCall]:

@@ -18,6 +18,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
+from qcompiler.errors import ArgumentError
 from qcompiler.plan.plan import Launch, Plan, Select
 from qcompiler.runtime.executor import Addressed, chosen_kernel
 from qcompiler.runtime.native import kernel_error
@@ -154,7 +155,9 @@ def profile(
     call: Callable[[], float], entry: Callable[[], float],
 ) -> Profile:  # fmt: skip
     """Times the steps of a bound call.  `call` and `entry` run the whole call, and the compiled function alone, and
-    return the seconds they took; `entry` leaves the arenas as the steps here expect them."""
+    return the seconds they took; `entry` leaves the arenas as the steps here expect them.  ArgumentError without rounds."""
+    if rounds < 1:
+        raise ArgumentError(f"rounds={rounds}: a profile takes one round or more")
     point = plan.entries[binding.entry]
     names = {
         number: step.kernel if isinstance(step, Launch) else chosen_kernel(step, binding.symbols)
@@ -162,12 +165,8 @@ def profile(
         if isinstance(step, Launch | Select)
     }
     walk = _Walk(plan, executor.addressed(binding, arenas), context)
-    calls, entries, timed, counted = [], [], [], []
-    for turn in range(WARM_UP + rounds):
-        figures = call(), entry(), walk.run(counts=False), walk.run(counts=True)
-        if turn >= WARM_UP:
-            for kept, figure in zip((calls, entries, timed, counted), figures, strict=True):
-                kept.append(figure)
+    turns = [(call(), entry(), walk.run(counts=False), walk.run(counts=True)) for _ in range(WARM_UP + rounds)]
+    calls, entries, timed, counted = zip(*turns[WARM_UP:], strict=True)
     templates = {spec.name: spec.template for spec in plan.kernels}
     steps = []
     for place, number in enumerate(walk.numbers):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import qcompiler as qc
-from qcompiler.errors import DeviceUnavailableError, IndexOutOfRangeError
+from qcompiler.errors import ArgumentError, DeviceUnavailableError, IndexOutOfRangeError
 from qcompiler.plan.plan import Launch, Select
 from qcompiler.runtime.profile import PRODUCTS, WARM_UP
 
@@ -93,6 +93,11 @@ def test_a_part_in_torch_is_timed_as_a_step() -> None:
     kinds = [step.kind for step in found.steps]
     assert kinds.count("torch") == 1 and kinds[0] != "torch" and kinds[-1] == "linear"
     assert next(step.us for step in found.steps if step.kind == "torch") > 0
+
+
+def test_no_rounds_are_refused(program: Any) -> None:
+    with pytest.raises(ArgumentError, match="one round or more"):
+        program.profile(torch.arange(3), rounds=0)
 
 
 def test_the_table_adds_up(program: Any) -> None:
