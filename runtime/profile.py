@@ -155,7 +155,8 @@ def profile(
     call: Callable[[], float], entry: Callable[[], float],
 ) -> Profile:  # fmt: skip
     """Times the steps of a bound call.  `call` and `entry` run the whole call, and the compiled function alone, and
-    return the seconds they took; `entry` leaves the arenas as the steps here expect them.  ArgumentError without rounds."""
+    return the seconds they took; `entry` leaves the arenas as the steps here expect them.
+    ArgumentError without rounds."""
     if rounds < 1:
         raise ArgumentError(f"rounds={rounds}: a profile takes one round or more")
     point = plan.entries[binding.entry]
