@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="a value for a dimension"
     )
     command.add_argument("--rounds", type=_count, default=30, help="timed calls, at least 1; default 30")
+    command.add_argument("--profile", action="store_true", help="also time every step, on the CPU")
     command.add_argument("--json", action="store_true")
     _add_loading(command)
     command.set_defaults(run=_bench)
@@ -408,13 +409,16 @@ def _bench(options: argparse.Namespace) -> None:
     after = run.report()["torch_seconds"]
     if after["calls"] > before["calls"]:
         figures["torch_share"] = (after["torch"] - before["torch"]) / (after["calls"] - before["calls"])
+    profile = run.profile(*args, rounds=options.rounds, **kwargs) if options.profile else None
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(figures | ({"profile": profile.as_dict()} if profile is not None else {})))
     else:
         where = f"{taken.name}, " * (len(run.plan.entries) > 1) + _sizes_text(symbols)
         print(f"{where}: median {median(times) * 1e3:.3f} ms, least {min(times) * 1e3:.3f} ms of {options.rounds} runs")
         if "torch_share" in figures:
             print(f"in torch: {figures['torch_share']:.0%} of the time")
+        if profile is not None:
+            print(f"\n{profile}")
 
 
 def _entry(plan: Any, name: str | None) -> Any:

@@ -23,6 +23,7 @@ from qcompiler.runtime.image import ProgramImage, Target, build_image
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.native import build_native
 from qcompiler.runtime.nvrtc import build_module
+from qcompiler.runtime.profile import Profile
 from qcompiler.runtime.program_file import save_image
 from qcompiler.runtime.progress import note
 from qcompiler.runtime.timeline import Timeline, timeline
@@ -98,6 +99,10 @@ class Program:
     def capture(self, *args: Any, mode: CaptureMode = "thread_local", **kwargs: Any) -> Any:
         """A captured graph for arguments of these shapes. DeviceUnavailableError on the CPU, which has no graphs."""
         return self.run.capture(*args, mode=mode, **kwargs)
+
+    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
+        """Where the time of a call on the CPU goes, step by step; see `LoadedProgram.profile`."""
+        return self.run.profile(*args, rounds=rounds, **kwargs)
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
         """The whole program on another device, or an error and no change. Its own device need not be present.

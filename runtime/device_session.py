@@ -18,6 +18,7 @@ from qcompiler.runtime.executor import EntryArenas, PlanExecutor, TorchTime, tot
 from qcompiler.runtime.graph import capture, refuse_torch_calls
 from qcompiler.runtime.interrupts import uninterrupted
 from qcompiler.runtime.memory import kept_if_it_fails
+from qcompiler.runtime.profile import Profile
 from qcompiler.runtime.session import Session
 from qcompiler.runtime.streams import Callers, Queue
 
@@ -69,6 +70,12 @@ class DeviceSession(Session):
         self.done = {device: home.backend.event("done") for device, home in self.by_device.items()}
         self._arenas = {arena.name: arena for arena in plan.arenas}
         self._in_use: list[Any] = []
+
+    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
+        raise DeviceUnavailableError(
+            f"profile times a program on cpu; on {self.program.device} use Nsight Systems (nsys profile), or "
+            "benchmarks/gpu_profile.py for single kernels"
+        )
 
     def capture(
         self, *args: Any, mode: CaptureMode = "thread_local", stream: Any = None, **kwargs: Any

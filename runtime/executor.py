@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -185,12 +186,16 @@ class _Launch:
     symbols: tuple[int, ...]
 
     def issue(self, context: Any, arenas: ArenaArray) -> None:
+        self.backend.launch(self.stream, self.kernel, self.at(arenas), self.symbols, context)
+
+    def at(self, arenas: ArenaArray) -> list[int]:
+        """The operands' addresses in a call with these arenas."""
         operands = self.operands
         if self.moving:
             operands = operands.copy()
             for number, address in self.moving:
                 operands[number] = address.at(arenas)
-        self.backend.launch(self.stream, self.kernel, operands, self.symbols, context)
+        return operands
 
 
 @dataclass(slots=True)
@@ -268,6 +273,16 @@ def _moved(places: Sequence[TensorMemory], blocks: Sequence[Block]) -> list[Tens
     return [msgspec.structs.replace(place, address=block.address) for place, block in zip(places, blocks, strict=True)]
 
 
+@dataclass(slots=True)
+class Addressed:
+    """A launch with all its addresses; without a kernel, a copy of `values[0]` bytes from operand 1 to operand 0."""
+
+    number: int
+    kernel: Kernel | None
+    operands: list[int]
+    values: tuple[int, ...]
+
+
 _Step = _Launch | _Copy | _Record | _Wait | _TorchCall
 
 
@@ -325,6 +340,21 @@ class PlanExecutor:
                 else:
                     step.issue(context, arenas)
         self.time.calls += perf_counter() - began
+
+    def addressed(self, binding: Binding, arenas: ArenaArray) -> list[Addressed | Callable[[Any], None]]:
+        """The launches and copies of one call with these arenas, in order, and each torch call as a function of the
+        context."""
+        found: list[Addressed | Callable[[Any], None]] = []
+        for step in self.prepare(binding).steps:
+            match step:
+                case _Launch():
+                    found.append(Addressed(step.number, step.kernel, step.at(arenas), step.symbols))
+                case _Copy():
+                    places = [step.target.at(arenas), step.source.at(arenas)]
+                    found.append(Addressed(step.number, None, places, (step.nbytes,)))
+                case _TorchCall():
+                    found.append(partial(step.issue, arenas=arenas))
+        return found
 
     def torch_calls(self, binding: Binding) -> list[_TorchCall]:
         """The torch calls of the entry point, in order, resolved for this binding's symbols."""

@@ -31,6 +31,7 @@ from qcompiler.runtime.tree import check_signature, input_flattener, output_flat
 
 if TYPE_CHECKING:
     from qcompiler.runtime.graph import CapturedGraph
+    from qcompiler.runtime.profile import Profile
     from qcompiler.runtime.timeline import Timeline
 
 
@@ -144,6 +145,14 @@ class LoadedProgram:
         rule is broken.
         """
         return self._default.capture(*args, **kwargs)
+
+    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
+        """Where the time of a call with these arguments goes; `str()` is a table, `as_dict()` the figures.
+
+        Runs the default session's call `rounds` times and three times to warm up, so states change as by many calls.
+        DeviceUnavailableError on a GPU, where `benchmarks/gpu_profile.py` and CUDA's own tools profile.
+        """
+        return self._default.profile(*args, rounds=rounds, **kwargs)
 
     def array(self, values: Any) -> Any:
         """A copy of an array (NumPy, or a torch CPU tensor) in the memory of the program's first device.

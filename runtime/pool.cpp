@@ -8,7 +8,8 @@
 // from one shared counter until none is left, and leaves by subtracting one. The caller takes tasks too, closes the
 // gate and waits until nobody is inside. So the fields of a region are only written while no worker can read them, and
 // a call allocates nothing. Workers spin for `spin_ns` after a region (the next one of the same model follows within
-// microseconds), then sleep on a futex.
+// microseconds), then sleep on a futex. Who has spun for `kEagerNs` yields its processor between two looks: where
+// threads share processors, it may be the one that the thread it waits for needs.
 #include "abi.h"
 #include "float_state.h"
 
@@ -19,6 +20,7 @@
 
 #include <atomic>
 #include <climits>
+#include <cstring>
 #include <new>
 
 #if defined(__linux__)
@@ -31,6 +33,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024;  // fits the gate's 12-bit fields
 constexpr uint64_t kSequenceStep = uint64_t(1) << 24;
+constexpr int64_t kEagerNs = 20000;  // the regions of a call follow each other within 10 us, if steps between are small
 
 inline uint64_t sequence(uint64_t gate) { return gate >> 24; }
 inline int limit(uint64_t gate) { return int(gate >> 12) & 0xfff; }
@@ -125,13 +128,14 @@ void leave() {
 // Spins until `ready()` or until the time is over; true if ready.
 template <class Ready>
 bool spin_until(Ready ready) {
-    const int64_t end = now_ns() + spin_ns.load(std::memory_order_relaxed);
-    do {
+    const int64_t begin = now_ns(), spin = spin_ns.load(std::memory_order_relaxed);
+    for (int64_t spent = 0; spent < spin; spent = now_ns() - begin) {
+        if (spent > kEagerNs) sched_yield();
         for (int i = 0; i < 32; ++i) {
             if (ready()) return true;
             relax();
         }
-    } while (now_ns() < end);
+    }
     return ready();
 }
 
@@ -220,6 +224,14 @@ __attribute__((constructor)) void register_fork_handler() { pthread_atfork(nullp
 
 extern "C" {
 
+// What one step took, summed over runs.
+struct qc_figures {
+    int64_t ns;
+    int64_t regions;
+    int64_t tasks;
+    int64_t task_ns;  // of all threads
+};
+
 void qc_pool_parallel(qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
     const bool alone = tasks <= 1 || ctx->num_threads <= 1 || in_region || !own_pool();
     if (alone) {
@@ -252,6 +264,38 @@ void qc_pool_parallel(qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
     pool.owned.store(false, std::memory_order_release);
 }
 
+}  // extern "C"
+
+namespace {
+
+struct Counted {
+    qc_task fn;
+    void* arg;
+    std::atomic<int64_t> ns;
+};
+
+void counted_task(void* argument, int64_t task, char* scratch) {
+    Counted* const counted = static_cast<Counted*>(argument);
+    const int64_t begin = now_ns();
+    counted->fn(counted->arg, task, scratch);
+    counted->ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
+}
+
+// `ctx->pool` points to the figures of the step that runs. A region inside a task is part of that task.
+void counted_parallel(qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
+    if (in_region) return qc_pool_parallel(ctx, tasks, fn, arg);
+    Counted counted = {fn, arg, {0}};
+    qc_pool_parallel(ctx, tasks, counted_task, &counted);
+    qc_figures* const figures = static_cast<qc_figures*>(ctx->pool);
+    ++figures->regions;
+    figures->tasks += tasks;
+    figures->task_ns += counted.ns.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+extern "C" {
+
 // Runs an entry point, or a kernel, in the kernels' floating-point state, and restores the caller's.
 int32_t qc_pool_entry(qc_entry entry, qc_ctx* ctx, char* const* arenas, const int64_t* symbols) {
     const qc_float::Fixed fixed;
@@ -260,6 +304,35 @@ int32_t qc_pool_entry(qc_entry entry, qc_ctx* ctx, char* const* arenas, const in
 void qc_pool_kernel(qc_kernel kernel, qc_ctx* ctx, void* const* operands, const int64_t* symbols) {
     const qc_float::Fixed fixed;
     kernel(ctx, operands, symbols);
+}
+
+// A step of an entry point with its addresses: a launch, or without a kernel a copy of `symbols[0]` bytes from
+// `operands[1]` to `operands[0]`.
+struct qc_step {
+    qc_kernel kernel;
+    void* const* operands;
+    const int64_t* symbols;
+};
+
+// Runs the steps as a compiled entry point does and adds the time of each to `figures`. With `counts` it also counts
+// the regions and their tasks, at two clock readings a task: time and counts are taken in different runs.
+// Returns ctx->error_code; the steps behind one that reports an error do not run.
+int32_t qc_pool_profile(const qc_step* steps, int64_t count, qc_ctx* ctx, qc_figures* figures, int32_t counts) {
+    const qc_float::Fixed fixed;
+    const qc_parallel parallel = ctx->parallel;
+    void* const before = ctx->pool;
+    if (counts) ctx->parallel = counted_parallel;
+    for (int64_t i = 0; i < count && ctx->error_code == QC_OK; ++i) {
+        const qc_step& step = steps[i];
+        ctx->pool = &figures[i];
+        const int64_t begin = now_ns();
+        if (step.kernel) step.kernel(ctx, step.operands, step.symbols);
+        else memcpy(step.operands[0], step.operands[1], size_t(step.symbols[0]));
+        figures[i].ns += now_ns() - begin;
+    }
+    ctx->parallel = parallel;
+    ctx->pool = before;
+    return ctx->error_code;
 }
 
 void qc_pool_set_spin(int64_t nanoseconds) { spin_ns.store(nanoseconds, std::memory_order_relaxed); }

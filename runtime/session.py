@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from qcompiler.runtime.forking import free_after_fork
 from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails
 from qcompiler.runtime.placement import SessionMemory
+from qcompiler.runtime.profile import Profile, profile
 from qcompiler.runtime.streams import Callers, Queues
 from qcompiler.runtime.support import Context, parallel_address
 
@@ -161,6 +163,13 @@ class Session(ABC):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any: ...
 
     @abstractmethod
+    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
+        """Times each step of a call with these arguments, and what no step accounts for.
+
+        The call runs many times and so changes states as many calls do.  DeviceUnavailableError on a GPU.
+        """
+
+    @abstractmethod
     def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
         """A graph of one call with arguments of these shapes; see `DeviceSession.capture`."""
 
@@ -218,9 +227,17 @@ class HostSession(Session):
         return total_time(self._executors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any:
-        program = self.program
         if stream is not None:
             raise DeviceUnavailableError("stream= belongs to a GPU; on cpu a call is done when it returns")
+        binding, results, _sources = self._bind(args, kwargs, out)
+        self._execute(binding)
+        return self.program.unflatten_outputs(results) if out is None else out
+
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> tuple[Binding, Sequence[Any], Sequence[Source]]:
+        """Sets the addresses of the call's arguments and results, which must live until it is done."""
+        program = self.program
         values = program.flatten_inputs(args, kwargs)
         sources = [interop.read(value, name, dtype) for value, (name, dtype) in zip(values, self.wanted, strict=True)]
         shapes = tuple([source.shape for source in sources])
@@ -236,11 +253,37 @@ class HostSession(Session):
             addresses = self._targets(results, binding, sources)
         for position, address in zip(frame.outputs, addresses, strict=True):
             arenas[position] = address
+        return binding, results, sources
+
+    def _execute(self, binding: Binding) -> None:
         context = self._context
         context.error_code = 0
         context.error_kernel = -1
-        self._executors[binding.entry].run(context, arenas, binding)
-        return program.unflatten_outputs(results) if out is None else out
+        self._executors[binding.entry].run(context, self._frames[binding.entry].arenas, binding)
+
+    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
+        ticket = self.ticket()
+        with self._lock:
+            self.begin(ticket)
+            binding, results, sources = self._bind(args, kwargs, None)
+            frame, plan = self._frames[binding.entry], self.program.plan
+            steps = PlanExecutor(plan, plan.entries[binding.entry], self.program.slots, self.queues, frame)
+            inputs, outputs = ([frame.arenas[place] or 0 for place in each] for each in (frame.inputs, frame.outputs))
+
+            def call() -> float:
+                began = perf_counter()
+                self._run(args, kwargs, None, None)
+                return perf_counter() - began
+
+            def entry() -> float:
+                frame.set(inputs, outputs)  # the call has set those of its own results
+                began = perf_counter()
+                self._execute(binding)
+                return perf_counter() - began
+
+            found = profile(plan, steps, self._context, frame.arenas, binding, rounds=rounds, call=call, entry=entry)
+            del results, sources  # the memory of arguments and results, held until here
+            return found
 
     def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
         """DeviceUnavailableError: the CPU has no graphs."""

@@ -10,7 +10,7 @@ import threading
 from importlib import resources
 from typing import Any
 
-from qcompiler.errors import ArgumentError, CompilerMissingError
+from qcompiler.errors import ArgumentError, CompilerMissingError, RuntimeFailure
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.code import Code, load, remember
@@ -102,6 +102,23 @@ def entry_caller() -> Any:
 def kernel_caller() -> Any:
     """``(kernel, ctx, operands, symbols)``: calls a kernel in the pool's floating-point state."""
     return _caller("qc_pool_kernel", None)
+
+
+def profiler() -> Any:
+    """``(steps, count, ctx, figures, counts) -> error code``: `qc_pool_profile`, see pool.cpp.
+
+    RuntimeFailure for a pool of an earlier version, from a trusted build on a machine without a compiler.
+    """
+    library = support()
+    if not hasattr(library, "qc_pool_profile"):
+        raise RuntimeFailure(
+            "the thread pool comes from a trusted native build of an earlier version, which cannot profile; compile "
+            "the program with this version again, or install a C++ compiler"
+        )
+    function = library.qc_pool_profile
+    function.restype = ctypes.c_int32
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+    return function
 
 
 def _caller(name: str, restype: Any) -> Any:

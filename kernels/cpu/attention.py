@@ -123,7 +123,9 @@ def emit(spec: KernelSpec, isa: str) -> str:
     blocks = f"qc_floordiv({c_dim(body.q_len)} + {size - 1}, {size})"
     launch = [
         f"const int64_t tasks = {c_dim(body.batch)} * {body.heads} * {blocks};",
-        f"qc_run(ctx, op, sym, tasks, qk_{spec.name}_task);",
+        f"const double rows = (double){c_dim(body.batch)} * {body.heads} * {c_dim(body.q_len)};",
+        f"const double cost = rows * {c_dim(body.kv_len)} * {body.head_dim + body.value_dim};",
+        f"qc_run_if_worth(ctx, op, sym, tasks, cost, qk_{spec.name}_task);",
     ]
     parts = [
         head,

@@ -1,8 +1,11 @@
 """Attention of a single query: keys and values are read once, in place.
 
-A task owns one key/value head of one batch entry and all query heads that share it, so grouped-query attention reads
-the cache once. Keys are processed in blocks of `BLOCK`: one dot product per key, then the online softmax of
-`attention`.
+A task owns one key/value head of one batch entry and the query heads that share it, so grouped-query attention reads
+the cache once. Where these tasks are too few for the threads, a task owns some of the query heads: each head is
+computed in the same way, so the results do not change. How many keys are seen is known when the kernel begins; an
+attention to few keys runs on the calling thread.
+
+Keys are processed in blocks of `BLOCK`: one dot product per key, then the online softmax of `attention`.
 """
 
 from __future__ import annotations
@@ -21,6 +24,11 @@ from qcompiler.plan.kinds.attention import AttentionKernel
 
 BLOCK = 64
 LANES = 16
+
+COST = 2
+"""Element operations for each element of a key or value and each query head: a dot product of one query with one key
+ends in a sum over SIMD lanes, so 64 k elements take 4 us, twice as long as a loop over them (benchmarks/profile_cpu.py,
+hidden 256)."""
 
 
 def fits(body: AttentionKernel) -> bool:
@@ -43,10 +51,36 @@ def emit(spec: KernelSpec, isa: str) -> str:
     body = spec.body
     assert isinstance(body, AttentionKernel)
     head = header_comment(spec, f"one query: keys read in place, {BLOCK} at a time, once for each group of query heads")
-    launch = [
-        f"qc_run(ctx, op, sym, {c_dim(body.batch)} * {body.kv_heads}, qk_{spec.name}_task);",
+    cut = f"qk_{spec.name}_cut"
+    struct = (
+        f"struct {cut} {{\n    qc_call call;\n    int64_t pieces;  // tasks that share the query heads of a group\n}};"
+    )
+    return "\n".join(
+        [head, struct, task_function(spec, _task(spec, body)), entry_function(spec, _launch(spec, body, cut))]
+    )
+
+
+def _launch(spec: KernelSpec, body: AttentionKernel, cut: str) -> list[str]:
+    """Cuts the work: two tasks for each thread if the keys that are seen are worth them."""
+    last = [pointer(operand(spec, "last"), operand_names(spec).index("last"), "last")] if body.last else []
+    dims = body.head_dim + body.value_dim
+    return [
+        *last,
+        f"const int64_t kv_len = {c_dim(body.kv_len)}, batch = {c_dim(body.batch)}, units = batch * {body.kv_heads};",
+        "double keys = 0;",
+        "for (int64_t b = 0; b < batch; b++) {",
+        *indent([*seen_keys(spec, "0", "1"), "keys += (double)qc_max(0, seen - first);"]),
+        "}",
+        f"const double worth = keys * {body.heads} * {dims * COST} / QC_TASK_COST;",
+        f"{cut} cut = {{{{ctx, op, sym}}, 1}};",
+        "if (worth < 2 || ctx->num_threads < 2) {",
+        f"    for (int64_t task = 0; task < units; task++) qk_{spec.name}_task(&cut, task, ctx->scratch);",
+        "    return;",
+        "}",
+        "const int64_t most = 2 * (int64_t)ctx->num_threads, wanted = worth < (double)most ? (int64_t)worth : most;",
+        f"cut.pieces = qc_min({body.heads // body.kv_heads}, (wanted + units - 1) / units);",
+        f"ctx->parallel(ctx, units * cut.pieces, qk_{spec.name}_task, &cut);",
     ]
-    return "\n".join([head, task_function(spec, _task(spec, body)), entry_function(spec, launch)])
 
 
 def _task(spec: KernelSpec, body: AttentionKernel) -> list[str]:
@@ -81,7 +115,10 @@ def _task(spec: KernelSpec, body: AttentionKernel) -> list[str]:
     ]
     return [
         *(pointer(o, i, name, "call->op") for i, (name, o) in enumerate(zip(names, spec.operands, strict=True))),
-        f"const int64_t b = task / {body.kv_heads}, kv_h = task % {body.kv_heads}, kv_len = {c_dim(body.kv_len)};",
+        f"const int64_t pieces = ((const qk_{spec.name}_cut*)arg)->pieces;",
+        "const int64_t piece = task % pieces, unit = task / pieces;",
+        f"const int64_t b = unit / {body.kv_heads}, kv_h = unit % {body.kv_heads}, kv_len = {c_dim(body.kv_len)};",
+        f"const int64_t begin = qc_share({group}, piece, pieces), end = qc_share({group}, piece + 1, pieces);",
         *seen_keys(spec, "0", "1"),
         *head_pointers(spec, ("k", "v")),
         "float* const scores = (float*)scratch;",
@@ -92,11 +129,11 @@ def _task(spec: KernelSpec, body: AttentionKernel) -> list[str]:
         f"for (int64_t g = 0; g < {group}; g++) top[g] = -INFINITY, total[g] = 0.0f;",
         f"for (int64_t k0 = first; k0 < seen; k0 += {BLOCK}) {{",
         f"    const int64_t count = qc_min({BLOCK}, seen - k0);",
-        f"    for (int64_t g = 0; g < {group}; g++) {{",
+        "    for (int64_t g = begin; g < end; g++) {",
         *indent(per_head, 2),
         "    }",
         "}",
-        f"for (int64_t g = 0; g < {group}; g++) {{",
+        "for (int64_t g = begin; g < end; g++) {",
         *indent(finish),
         "}",
     ]

@@ -387,7 +387,9 @@ constexpr int64_t qg_few_scratch(int64_t k, int64_t rows, bool converts) {
     return 4 * rows * (QG_NP * 16 + (converts ? (k + 15) / 16 * 16 : 0));
 }
 
-enum { QG_TASK = 8192 };  // clock cycles of work that pay for handing a task to another thread
+// Clock cycles of work that pay for handing a task to another thread: the region takes 1000, and the rows of x and of
+// the result move between the cores' caches (docs/performance.md has the time with 2048).
+enum { QG_TASK = 8192 };
 
 template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;

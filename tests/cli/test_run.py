@@ -92,6 +92,15 @@ def test_bench_times_the_sizes_asked_for(program: Path, capsys: pytest.CaptureFi
     assert 0 < figures["min_s"] <= figures["median_s"]
 
 
+def test_bench_profiles_the_steps(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(program), "--dim", "b=3", "--rounds", "3", "--profile"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("b=3: median ") and "outside of steps" in out and "\nlinear " in out
+    assert main(["bench", str(program), "--dim", "b=3", "--rounds", "3", "--profile", "--json"]) == 0
+    profile = json.loads(capsys.readouterr().out)["profile"]
+    assert (profile["symbols"], profile["rounds"]) == ({"b": 3}, 3) and profile["steps"]
+
+
 def test_bench_takes_the_largest_sizes_by_default(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(program), "--rounds", "2"]) == 0
     assert capsys.readouterr().out.startswith("b=16: median ")

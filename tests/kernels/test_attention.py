@@ -106,6 +106,8 @@ CASES = [
     Case("decode_masked", 1, 70, decode=True, mask="bool", mask_axes="bk", dtype="bf16", value_dim=40),
     Case("decode_softcap", 1, 70, decode=True, softcap=1.5, window=3),
     Case("decode_odd", 1, 65, decode=True, dim=20, value_dim=27, mask="float"),
+    Case("decode_one_kv_head", 1, 200, decode=True, heads=5, kv_heads=1, batch=1),
+    Case("decode_one_kv_head_last", 1, 300, decode=True, last=(150, 0), heads=7, kv_heads=1, batch=3, dtype="bf16"),
     Case("last", 21, 400, last=(290, 1), heads=6, kv_heads=2),
     Case("last_none_seen", 21, 40, last=(-9, 1)),
     Case("last_falls", 150, 300, last=(299, -2), batch=1),

@@ -145,3 +145,19 @@ def test_fork_while_another_thread_is_inside_a_region(library: Any) -> None:
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are tied to processors on Linux only")
+def test_a_spinning_worker_leaves_its_processor_to_who_needs_it(library: Any) -> None:
+    def spun() -> int:
+        """1 if, on one processor, a worker that waits takes as much of it as the thread that has work."""
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        support().qc_pool_set_spin(10**9)
+        assert regions(library, 2, 8, 1) == 0 and support().qc_pool_workers() == 1
+        before = time.process_time() - time.thread_time()
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.2:
+            pass
+        return int(time.process_time() - time.thread_time() - before > 0.1)
+
+    assert in_child(spun) == 0

@@ -3,10 +3,14 @@
     python tests/support/launches.py                 # the table of docs/performance.md
     python tests/support/launches.py llama bert
 
-Decoders take one token at batch 1 with transformers' static cache (OPT, which does not export with it, without a
-cache); BERT takes seven tokens and ViT an image at batch 1.  Counted are the steps of the schedule: everything that is
-launched or copied.  Programs of decoders have an entry point for prompts as well, which shares their weights.  They are
-compiled as far as the schedule, not to machine code.
+Decoders take one token at batch 1 with transformers' static cache (OPT with given positions, see given_positions.py);
+BERT takes seven tokens and ViT an image at batch 1.  Counted are the steps of the schedule: everything that is
+launched or copied.  Programs of decoders have an entry point for prompts as well, which shares their weights, except
+in the rows `…-tokens`.  They are compiled as far as the schedule, not to machine code.
+
+Beside them stand the bytes of activations that the steps read and write: the operands that are neither weights, nor
+tables made at load, nor states.  An element that a step reads several times counts once for that step, and one that it
+reads and writes twice.  The models are small (hidden 64), so the bytes compare schedules, not machines.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,16 +27,20 @@ from by_path import load
 from qcompiler.api import pass_options
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext, Target
-from qcompiler.ir.rt import EntryOp, KernelOp
+from qcompiler.ir.rt import ArenaOp, BufferOp, CopyOp, EntryOp, KernelOp, StepOp
 from qcompiler.passes.pipeline import run_pipeline, upto, with_options
+from qcompiler.plan.dims import dim
+from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.plan.plan import View
 
 CACHE, WORDS = 40, 199
 TARGETS = {"cpu": Target("cpu", "x86-64-v4"), "sm_90a": Target("cuda", "sm_90a")}
 
 
-def _decoder(name: str, layers: int) -> Any:
-    """One decode step, of `layers` layers."""
+def _decoder(name: str, layers: int, *, prompts: bool = True) -> Any:
+    """One decode step, of `layers` layers; without `prompts` for single tokens alone."""
     import transformers
+    from given_positions import GivenPositions
     from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
     zoo = load("tests/models/zoo.py")
@@ -45,17 +54,16 @@ def _decoder(name: str, layers: int) -> Any:
         model = architecture.build(num_hidden_layers=layers, **more).eval()
     model.config.use_cache = model.generation_config.use_cache = True
     model.generation_config.cache_implementation = "static"
-    step = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=CACHE)
+    adapter = GivenPositions if name == "opt" else TorchExportableModuleWithStaticCache
+    step = adapter(model, batch_size=1, max_cache_len=CACHE)
+    if not prompts:
+        given = {"input_ids": torch.full((1, 1), 5), "cache_position": torch.arange(1)}
+        return import_torch(step, (), given, quant="nf4")
     size = ("s", 1, 24)
     given = {"input_ids": torch.full((1, 7), 5), "cache_position": torch.arange(7)}
     return import_torch(
         step, (), given, dynamic_shapes={"input_ids": {1: size}, "cache_position": {0: size}}, quant="nf4"
     )
-
-
-def _opt(layers: int) -> Any:
-    model = load("tests/models/zoo.py").DECODERS["opt"].build(num_hidden_layers=layers).eval()
-    return import_torch(model, (), {"input_ids": torch.full((1, 1), 5)}, quant="nf4")
 
 
 def _bert(layers: int) -> Any:
@@ -90,31 +98,67 @@ def _flux(layers: int, *, single: bool) -> Any:
 MODELS: dict[str, Callable[[int], Any]] = {
     **{
         name: (lambda layers, name=name: _decoder(name, layers))
-        for name in ("llama", "mistral", "qwen3", "gemma3", "phi3", "gpt2", "neox", "mixtral", "qwen3-moe")
+        for name in ("llama", "mistral", "qwen3", "gemma3", "phi3", "gpt2", "neox", "mixtral", "qwen3-moe", "opt")
     },
-    "opt": _opt, "bert": _bert, "vit": _vit,
+    **{
+        f"{name}-tokens": (lambda layers, name=name: _decoder(name, layers, prompts=False))
+        for name in ("qwen3", "gemma3")
+    },
+    "bert": _bert, "vit": _vit,
     "flux-double": lambda layers: _flux(layers, single=False), "flux-single": lambda layers: _flux(layers, single=True),
 }  # fmt: skip
 
 
-def _steps(imported: Any, target: str) -> Counter[str]:
-    """The steps of the entry point for one token, or of the only one, by the kind of kernel."""
+@dataclass(frozen=True)
+class Steps:
+    """Steps by the kind of kernel, and the bytes of activations that they read and write."""
+
+    kinds: Counter[str]
+    nbytes: int
+
+
+def _steps(imported: Any, target: str) -> Steps:
+    """The steps of the entry point for one token, or of the only one."""
     module = imported.module.clone()
     device = "cpu" if target == "cpu" else "cuda:0"
     context = QCContext.default(weights=imported.weights.copy(), target=TARGETS[target], devices=(device,))
-    decodes = "cache_position" in str(imported.module.body.block.first_op)[:2000]
-    options = pass_options([("decode", {"s": (1, 1)}), ("prefill", {"s": (1, 24)})], None) if decodes else {}
+    head = str(imported.module.body.block.first_op)[:2000]
+    prompts = "cache_position" in head and '"s"' in head
+    options = pass_options([("decode", {"s": (1, 1)}), ("prefill", {"s": (1, 24)})], None) if prompts else {}
     run_pipeline(module, context, stages=with_options(upto("merge-launches"), options))
-    entries = [op for op in module.body.block.ops if isinstance(op, EntryOp) and not op.is_init]
-    kernels = {op.sym for op in module.body.block.ops if isinstance(op, KernelOp)}
-    (entry,) = [op for op in entries if op.sym in ("decode", "main")]
+    ops = list(module.body.block.ops)
+    (entry,) = [op for op in ops if isinstance(op, EntryOp) and not op.is_init and op.sym in ("decode", "main")]
+    kernels = {op.sym: [each.access for each in op.operand_records] for op in ops if isinstance(op, KernelOp)}
+    kinds = {op.sym: op.kind.data for op in ops if isinstance(op, ArenaOp)}
+    moving = {
+        op.sym for op in ops
+        if isinstance(op, BufferOp) and kinds[op.arena_name] in ("activations", "input", "output")
+    }  # fmt: skip
     found: Counter[str] = Counter()
-    for step in entry.body.block.ops:
-        kernel = getattr(step, "kernel", None)
-        name = kernel.root_reference.data if kernel is not None else step.name.removeprefix("rt.")
-        assert kernel is None or name in kernels
-        found[_kind(name)] += 1
-    return found
+    nbytes = 0
+    for step in entry.steps:
+        kernel = _kernel(step)
+        assert kernel is None or kernel in kernels
+        found[_kind(kernel or step.name.removeprefix("rt."))] += 1
+        accesses = kernels[kernel] if kernel is not None else ["r", "w"]
+        assert kernel is not None or isinstance(step, CopyOp), step.name
+        for access, view in zip(accesses, step.view_records, strict=True):
+            nbytes += len(access) * _nbytes(view) if view.buffer in moving else 0
+    return Steps(found, nbytes)
+
+
+def _kernel(step: StepOp) -> str | None:
+    """The kernel of a launch."""
+    kernel = getattr(step, "kernel", None)
+    return None if kernel is None else str(kernel.root_reference.data)
+
+
+def _nbytes(view: View) -> int:
+    """Bytes of the elements in a view, each once: along a stride of 0 there is one."""
+    count = 1
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        count *= dim(size).evaluate({}) if dim(stride).evaluate({}) else 1
+    return count * ITEMSIZE[view.dtype]
 
 
 def _kind(kernel: str) -> str:
@@ -125,25 +169,29 @@ def _kind(kernel: str) -> str:
     return "loop" if kernel.startswith(("loop", "reduce", "fill")) else kernel.rstrip("_0123456789")
 
 
-def per_layer(name: str) -> dict[str, Counter[str]]:
+def per_layer(name: str) -> dict[str, Steps]:
     """The steps of a layer, by target: half the difference of four layers and two, which is whole."""
     few, more = (MODELS[name](layers) for layers in (2, 4))
     found = {}
     for target in TARGETS:
-        difference = _steps(more, target)
-        difference.subtract(_steps(few, target))
-        assert all(count % 2 == 0 or name == "gemma3" for count in difference.values()), (name, difference)
-        found[target] = Counter({kind: count // 2 for kind, count in difference.items() if count})
+        small, large = _steps(few, target), _steps(more, target)
+        difference = large.kinds.copy()
+        difference.subtract(small.kinds)
+        assert all(count % 2 == 0 or name.startswith("gemma3") for count in difference.values()), (name, difference)
+        kinds = Counter({kind: count // 2 for kind, count in difference.items() if count})
+        found[target] = Steps(kinds, (large.nbytes - small.nbytes) // 2)
     return found
 
 
 def main() -> None:
-    print("| layer | CPU | sm_90a | what |")
-    print("|---|---|---|---|")
+    print("| layer | CPU | sm_90a | bytes | what |")
+    print("|---|---|---|---|---|")
     for name in sys.argv[1:] or MODELS:
         counts = per_layer(name)
-        what = ", ".join(f"{count} {kind}" for kind, count in sorted(counts["cpu"].items()))
-        print(f"| {name} | {counts['cpu'].total()} | {counts['sm_90a'].total()} | {what} |", flush=True)
+        cpu = counts["cpu"]
+        what = ", ".join(f"{count} {kind}" for kind, count in sorted(cpu.kinds.items()))
+        launches = [str(each.kinds.total()) for each in counts.values()]
+        print(f"| {name} | {' | '.join(launches)} | {cpu.nbytes} | {what} |", flush=True)
 
 
 if __name__ == "__main__":

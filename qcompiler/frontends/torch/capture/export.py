@@ -256,14 +256,40 @@ def _data_dependence(exported: Exported) -> Iterator[Refusal]:
         for value in values if isinstance(values, list | tuple) else [values]:
             sizes = value.shape if isinstance(value, torch.Tensor) else [value] if _is_symbolic(value) else []
             if any(_is_symbolic(s) and torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(s) for s in sizes):
+                states = " and ".join(f"'{name}'" for name in _states_behind(exported.program, node))
+                source = f", computed from the state {states}" if states else ""
+                way = (
+                    ". If the model counts the positions of a cache, give it positions and a mask of the cache's length"
+                    " (docs/state.md)"
+                )
                 yield (
                     node,
                     DataDependentShapeError(
-                        f"{node.target} gives a size that depends on the values of a tensor{describe(node)}. Shapes "
-                        "may depend on input shapes only: use a mask, torch.where, or a fixed maximum"
+                        f"{node.target} gives a size that depends on the values of a tensor{source}{describe(node)}. "
+                        "Shapes may depend on input shapes only: use a mask, torch.where, or a fixed maximum"
+                        + (way if states else "")
                     ),
                 )
                 break
+
+
+def _states_behind(program: ExportedProgram, node: fx.Node) -> list[str]:
+    """The written buffers whose values a node is computed from."""
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    found: list[str] = []
+    seen: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each in seen or each.target is torch.ops.aten.sym_size.int:  # a size is not a value
+            continue
+        seen.add(each)
+        waiting += each.all_input_nodes
+        buffer = signature.inputs_to_buffers.get(each.name)
+        if buffer in written:
+            found.append(buffer)
+    return sorted(found)
 
 
 def _is_symbolic(value: Any) -> bool:
