@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_mma
+from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_mma, linear_norm
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, OneOf, Shared
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.linear_finish import linear_body
@@ -59,11 +59,13 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     if linear_body(spec).codes:
         return linear_int8.emit(spec, arch)
     check(spec)
-    match decision_of(spec, arch).key:
+    engine = decision_of(spec, arch).key
+    linear_norm.check(spec, engine)
+    match engine:
         case "mma":
             return linear_mma.emit(spec, arch)
-        case "few_mma" | "few_fma" as key:
-            return linear_fma.emit_few(spec, arch, mma=key == "few_mma")
+        case "few_mma" | "few_fma":
+            return linear_fma.emit_few(spec, arch, mma=engine == "few_mma")
         case _:
             return linear_fma.emit_tiled(spec)
 
