@@ -63,7 +63,7 @@ from qcompiler.ir.qc_index import (
     SortOp,
     TopkOp,
 )
-from qcompiler.ir.qc_norm import LayerNormOp, RmsNormOp, SoftmaxOp
+from qcompiler.ir.qc_norm import NORMS, LayerNormOp, RmsNormOp, SoftmaxOp
 from qcompiler.ir.qc_recurrent import RecurrentOp
 from qcompiler.ir.qc_rows import DequantizeRowsOp, QuantizeRowsOp
 from qcompiler.ir.qc_torch import TorchCallOp
@@ -243,6 +243,9 @@ class LinearOp(QCOp):
 
     With `pairs`, w is two matrices of N / 2 rows, one below the other, and the result has N / 2 columns. The epilogue's
     first two arguments are the accumulators of rows n and N / 2 + n: the gate and the up projection of a GLU.
+
+    The prologue region makes the rows that are multiplied. Its arguments are x and `affine`, as whole tensors. It holds
+    one norm, whose result has the type of x, and ends in `qc.yield` of that result.
     """
 
     name = "qc.linear"
@@ -250,8 +253,10 @@ class LinearOp(QCOp):
     w = operand_def(AnyAttr())
     bias = opt_operand_def(TensorType)
     extras = var_operand_def(TensorType)
+    affine = var_operand_def(TensorType)
     pairs = opt_prop_def(UnitAttr)
     result = result_def(TensorType)
+    prologue = region_def()
     epilogue = region_def()
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
@@ -266,12 +271,14 @@ class LinearOp(QCOp):
         epilogue: Region | None = None,
         *,
         pairs: bool = False,
+        affine: Sequence[SSAValue] = (),
+        prologue: Region | None = None,
     ) -> None:
         super().__init__(
-            operands=[x, w, [bias] if bias is not None else [], list(extras)],
+            operands=[x, w, [bias] if bias is not None else [], list(extras), list(affine)],
             properties={"pairs": UnitAttr() if pairs else None},
             result_types=[type_],
-            regions=[epilogue if epilogue is not None else Region()],
+            regions=[prologue if prologue is not None else Region(), epilogue if epilogue is not None else Region()],
         )
 
     def verify_op(self) -> None:
@@ -294,6 +301,7 @@ class LinearOp(QCOp):
             shape = shape_of(extra.type)
             fits = len(shape) == len(out) and all(a in (b, 1) for a, b in zip(shape, out, strict=True))
             self.expect(fits, f"extra input of shape {shape} does not broadcast to {out}")
+        self._verify_prologue()
         if not self.epilogue.blocks:
             self.expect(not self.extras, "extra inputs without an epilogue")
             return
@@ -304,6 +312,28 @@ class LinearOp(QCOp):
         yielded = [dtype_of(v.type) for v in last.operands] if isinstance(last, YieldOp) else []
         wanted = [tensor_dtype(self.result.type)]
         self.expect(yielded == wanted, f"the epilogue yields {yielded}, expected {wanted}")
+
+    def _verify_prologue(self) -> None:
+        if not self.prologue.blocks:
+            self.expect(not self.affine, "operands of a norm without a prologue")
+            return
+        block = self.prologue.block
+        wanted = [self.x.type, *(value.type for value in self.affine)]
+        self.expect([a.type for a in block.args] == wanted, "the prologue's arguments are x and `affine`, as they are")
+        norm, last = block.first_op, block.last_op
+        self.expect(
+            isinstance(norm, NORMS) and isinstance(last, YieldOp) and norm.next_op is last
+            and list(norm.operands) == list(block.args) and list(last.operands) == list(norm.results),
+            "a prologue is one norm of its arguments, and a qc.yield of its result",
+        )  # fmt: skip
+        assert isinstance(norm, NORMS)
+        self.expect(norm.result.type == self.x.type, f"the norm gives {norm.result.type}, and x is {self.x.type}")
+
+    @property
+    def norm(self) -> RmsNormOp | LayerNormOp | None:
+        """The norm that the prologue holds."""
+        found = self.prologue.block.first_op if self.prologue.blocks else None
+        return found if isinstance(found, NORMS) else None
 
     @property
     def multiplies_codes(self) -> bool:

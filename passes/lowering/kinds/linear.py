@@ -15,6 +15,7 @@ from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import QTensorType, shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda import linear as cuda
 from qcompiler.kernels.select import Case, LinearQuery, choose_linear
+from qcompiler.ir.qc_prologue import norm_region
 from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.devices.extents import check_counted
 from qcompiler.passes.lowering import views
@@ -25,7 +26,7 @@ from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.passes.views.im2col import windows_of
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import Operand
-from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.linear import LinearKernel, RowNorm, Window
 
 CASES = "qc.cases"
 M_CLASS = "qc.m_class"
@@ -85,6 +86,7 @@ def cases_of(op: qc.LinearOp) -> list[tuple[int | None, str]]:
 def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     weight = memory.view(op.w)
     kind = ("int_linear" if op.multiplies_codes else "linear") + "_pairs" * op.combines_pairs
+    kind = "normed_" * (op.norm is not None) + kind
     stem = f"{kind}_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
@@ -103,13 +105,20 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
             matrix = views.broadcast_as_matrix(memory.contiguous_copy(views.spread(view, out_shape), op), out_shape)
         assert matrix is not None
         extras.append(out_draft.add(f"extra{index}", "r", matrix))
+    affine = []
+    for name, value in zip(() if op.norm is None else _norm(op.norm).names, op.affine, strict=True):
+        affine.append(out_draft.add(name, "r", vector_of(value, op, memory)))
     out = views.as_matrix(memory.result(op.result, out_shape))
     assert out is not None
     out_draft.add("out", "w", out)
     epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()
     if windows is not None:
         x = _rows_of_windows(out_draft, windows, x)
-    made = qc.LinearOp(x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs)
+    prologue = None if op.norm is None else norm_region(op.norm, x, affine)
+    made = qc.LinearOp(
+        x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs, affine=affine,
+        prologue=prologue,
+    )  # fmt: skip
     out_draft.body.add_op(made)
     return out_draft
 
@@ -138,6 +147,17 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
         window=_window(op, x),
         codes=op.multiplies_codes,
         pairs=op.combines_pairs,
+        norm=_norm(op.norm) if op.norm is not None else None,
+    )
+
+
+def _norm(norm: qc.RmsNormOp | qc.LayerNormOp) -> RowNorm:
+    """The record of the prologue's norm."""
+    return RowNorm(
+        kind="rms" if isinstance(norm, qc.RmsNormOp) else "layer",
+        eps=norm.eps.value.data,
+        has_weight=norm.weight is not None,
+        has_bias=isinstance(norm, qc.LayerNormOp) and norm.bias is not None,
     )
 
 
