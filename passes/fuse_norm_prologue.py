@@ -29,7 +29,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.effects import erase_if_dead
-from qcompiler.ir.module import functions, path_of
+from qcompiler.ir.module import functions, path_of, set_path
 from qcompiler.ir.qc_norm import NORMS
 from qcompiler.ir.qc_prologue import norm_region
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -114,6 +114,8 @@ def _fuse(norm: Norm, linear: qc.LinearOp) -> None:
         affine=affine, prologue=norm_region(norm, x, affine),
     )  # fmt: skip
     made.attributes.update(linear.attributes)
+    if made.norm is not None:
+        set_path(made.norm, path_of(norm))
     builder.insert(made)
     linear.result.replace_all_uses_with(made.result)
     erase_if_dead(linear)
