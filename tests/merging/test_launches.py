@@ -9,10 +9,10 @@ import pytest
 from by_path import load
 
 MOST = {
-    "llama": 8, "mistral": 8, "qwen3": 12, "gemma3": 16, "phi3": 8, "gpt2": 8, "neox": 8, "mixtral": 15,
-    "qwen3-moe": 18, "opt": 8, "bert": 7, "vit": 7, "flux-double": 27, "flux-single": 14,
+    "llama": 6, "mistral": 6, "qwen3": 11, "gemma3": 15, "phi3": 6, "gpt2": 6, "neox": 6, "mixtral": 14,
+    "qwen3-moe": 18, "opt": 7, "bert": 7, "vit": 7, "flux-double": 27, "flux-single": 14,
 }  # fmt: skip
-"""Steps of one layer; what was aimed at and is not reached stands in docs/performance.md."""
+"""Steps of one layer on the target that takes more; what was aimed at and is not reached stands in docs/performance.md."""
 
 QUICK = ("llama",)
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MOST]
@@ -26,5 +26,5 @@ def test_a_layer_takes_no_more_launches_than_before(name: str) -> None:
 
 def test_the_table_of_the_docs_has_these_numbers() -> None:
     page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
-    rows = dict(re.findall(r"^\| ([\w-]+) \| (\d+) \| \d+ \| ", page, re.MULTILINE))
-    assert {name: int(count) for name, count in rows.items() if name in MOST} == MOST
+    rows = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\d+) \| \d", page, re.MULTILINE)
+    assert {name: max(int(cpu), int(gpu)) for name, cpu, gpu in rows if name in MOST} == MOST
