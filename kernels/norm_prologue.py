@@ -2,6 +2,8 @@
 
     norm_of(spec)           the norm kernel whose result the linear would read
     affine_of(spec)         its weight and bias among the linear's operands: (role, place)
+
+Both targets go by the same equations, `form_of(spec)`.
 """
 
 from __future__ import annotations

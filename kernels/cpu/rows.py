@@ -34,7 +34,8 @@ def write(spec: KernelSpec, form: Rows) -> str:
 
 
 def row_lines(form: Rows, operands: Mapping[str, Operand]) -> list[str]:
-    """The passes over one row, number `row` of `cols` columns. `columns` are the vectors that equations read, `values` the floats of the row."""
+    """The passes over one row, number `row` of `cols` columns. `columns` are the vectors that equations read, `values`
+    the floats of the row."""
     out = operands["out"]
     lines = [f"const auto {name}_row = {name} + row * {c_dim(operands[name].strides[0])};" for name in ("x", "out")]
     values = form.literals()

@@ -3,6 +3,8 @@
     ^bb0(%x: tensor<1x64xf32>, %weight: tensor<64xf32>):
       %rows = qc.rms_norm %x weight(%weight) {eps = 1e-05} : tensor<1x64xf32>
       qc.yield %rows
+
+`LinearOp.norm` is the norm in it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ MOST = {
     "llama": 6, "mistral": 6, "qwen3": 11, "gemma3": 15, "phi3": 6, "gpt2": 6, "neox": 6, "mixtral": 14,
     "qwen3-moe": 18, "opt": 7, "bert": 7, "vit": 7, "flux-double": 27, "flux-single": 14,
 }  # fmt: skip
-"""Steps of one layer on the target that takes more; what was aimed at and is not reached stands in docs/performance.md."""
+"""Steps of one layer, on the target that takes more. docs/performance.md says what was aimed at and is not reached."""
 
 QUICK = ("llama",)
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MOST]

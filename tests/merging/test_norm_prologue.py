@@ -292,7 +292,10 @@ def test_a_gpu_normalises_up_to_eight_rows_before_a_constant_weight() -> None:
 
 
 def query(**changes: Any) -> NormQuery:
-    given = dict(m=1, k=4096, n=6144, dtype="bf16", affine=1, kind="cuda", isas=("sm_90a",), constant_weight=True)
+    given: dict[str, Any] = {
+        "m": 1, "k": 4096, "n": 6144, "dtype": "bf16", "affine": 1, "kind": "cuda", "isas": ("sm_90a",),
+        "constant_weight": True,
+    }  # fmt: skip
     return NormQuery(**{**given, **changes})
 
 

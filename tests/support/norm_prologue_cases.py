@@ -5,6 +5,8 @@
         case.given(seed)                       the operands of the fused one, the result last
         case.apart(run, operands)              the norm, and the linear that reads its result
         case.expected(operands)                the result in float64
+
+Operands have gaps between their rows, and sizes that fill no vector and no panel.
 """
 
 from __future__ import annotations
@@ -128,16 +130,14 @@ def make(
         norm=record,
     )  # fmt: skip
     name = f"{fmt}_{dtype}_{norm}_{m}_{m_class.replace('-', '_')}_{rows}x{k}"
-    normed = matrix("x", k, 0)
+    normed, without = matrix("x", k, 0), msgspec.structs.replace(body, norm=None)
     alone = NormKernel(
         kind=record.kind, rows=m, cols=k, eps=EPS, has_weight=record.has_weight, has_bias=record.has_bias
     )
     return Case(
         KernelSpec(name=f"fused_{name}", symbols=(), operands=(x, *rest, *affine, out), body=body),
         KernelSpec(name=f"norm_{name}", symbols=(), operands=(x, *affine, matrix("y", k, 0, "w")), body=alone),
-        KernelSpec(
-            name=f"plain_{name}", symbols=(), operands=(normed, *rest, out), body=msgspec.structs.replace(body, norm=None)
-        ),
+        KernelSpec(name=f"plain_{name}", symbols=(), operands=(normed, *rest, out), body=without),
         aligned(data), values,
     )  # fmt: skip
 

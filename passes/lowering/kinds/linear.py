@@ -12,10 +12,10 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
 from qcompiler.ir.qc_conv import numbers
+from qcompiler.ir.qc_prologue import norm_region
 from qcompiler.ir.types import QTensorType, shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda import linear as cuda
 from qcompiler.kernels.select import Case, LinearQuery, choose_linear
-from qcompiler.ir.qc_prologue import norm_region
 from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.devices.extents import check_counted
 from qcompiler.passes.lowering import views

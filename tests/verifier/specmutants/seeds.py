@@ -392,9 +392,9 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
-        linear_plain, convolution, linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm, softmax,
-        embedding, embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax, top_p,
-        whole,
+        linear_plain, convolution, linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm,
+        softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax,
+        top_p, whole,
     )
 }  # fmt: skip
 
