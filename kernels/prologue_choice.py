@@ -41,6 +41,8 @@ class NormQuery:
     kind: str
     isas: tuple[str, ...]
     constant_weight: bool
+    makes_codes: bool = False
+    """Whether the linear makes rows of int8."""
 
 
 def obstacle(query: NormQuery) -> str | None:
@@ -53,6 +55,8 @@ def obstacle(query: NormQuery) -> str | None:
         return "there is nothing to normalise"
     if query.kind == "cpu":
         return None
+    if query.makes_codes:
+        return "kernels for GPUs read rows of int8 from memory"
     if query.m > FEW_ROWS:
         return f"there are {query.m} rows, and kernels for up to {FEW_ROWS} take a norm"
     if not query.constant_weight:

@@ -114,7 +114,7 @@ def _dequantize_rows(op: qc.DequantizeRowsOp, operands: Sequence[Array], frame: 
 
 @rule(qc.LinearOp)
 def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    x = operands[0] if op.norm is None else _prologue(op, operands, frame)
+    x = _prologue(op, operands, frame) if op.prologue.blocks else operands[0]
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if op.multiplies_codes:
         assert isinstance(op.w.type, QTensorType)
@@ -137,10 +137,12 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
 
 
 def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> Array:
-    """The rows that a linear multiplies: the norm of its prologue, by the norm's own rule."""
-    norm, affine = op.norm, operands[len(operands) - len(op.affine) :]
-    assert norm is not None
-    (rows,) = RULES[type(norm)](norm, [operands[0], *affine], frame)
+    """The rows that a linear multiplies: what its prologue makes, each op of which has its own rule."""
+    given = [operands[0], *operands[len(operands) - len(op.affine) :]]
+    for each in op.prologue.block.ops:
+        if not isinstance(each, qc.YieldOp):
+            given = list(RULES[type(each)](each, given, frame))
+    (rows,) = given
     return rows
 
 

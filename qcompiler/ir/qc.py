@@ -245,7 +245,8 @@ class LinearOp(QCOp):
     first two arguments are the accumulators of rows n and N / 2 + n: the gate and the up projection of a GLU.
 
     The prologue region makes the rows that are multiplied. Its arguments are x and `affine`, as whole tensors. It holds
-    one norm, whose result has the type of x, and ends in `qc.yield` of that result.
+    a norm, whose result has the type of x, or a `qc.quantize_rows` without columns, or the second of the first, and
+    ends in `qc.yield` of the last result.
     """
 
     name = "qc.linear"
@@ -284,12 +285,14 @@ class LinearOp(QCOp):
     def verify_op(self) -> None:
         x, w, out = shape_of(self.x.type), shape_of(self.w.type), shape_of(self.result.type)
         self.expect(len(x) >= 1 and len(w) == 2, "x needs rank >= 1 and w rank 2")
-        if self.multiplies_codes:
+        if self.multiplies_codes and self.quantised is None:
             width = int8_rows.row_bytes(int(w[1]))
             self.expect(isinstance(self.w.type, QTensorType), "rows of int8 are multiplied with a quantised weight")
             self.expect(x[-1] == width, f"rows of int8 of K = {w[1]} have {width} bytes, x has {x[-1]}")
         else:
             self.expect(x[-1] == w[1], f"x has K = {x[-1]} but w has K = {w[1]}")
+            packed = isinstance(self.w.type, QTensorType)
+            self.expect(packed or self.quantised is None, "rows of int8 are multiplied with a quantised weight")
         if self.combines_pairs:
             self.expect(int(w[0]) % 2 == 0, f"pairs of rows need two halves of them, w has {w[0]} rows")
             self.expect(bool(self.epilogue.blocks), "pairs of rows need an epilogue that combines them")
@@ -320,14 +323,18 @@ class LinearOp(QCOp):
         block = self.prologue.block
         wanted = [self.x.type, *(value.type for value in self.affine)]
         self.expect([a.type for a in block.args] == wanted, "the prologue's arguments are x and `affine`, as they are")
-        norm, last = block.first_op, block.last_op
+        steps, last = [each for each in (self.norm, self.quantised) if each is not None], block.last_op
+        given: list[SSAValue] = list(block.args)
+        chained = [*block.ops] == [*steps, last] and bool(steps) and isinstance(last, YieldOp)
+        for each in steps:
+            chained, given = chained and list(each.operands) == given, [each.result]
         self.expect(
-            isinstance(norm, NORMS) and isinstance(last, YieldOp) and norm.next_op is last
-            and list(norm.operands) == list(block.args) and list(last.operands) == list(norm.results),
-            "a prologue is one norm of its arguments, and a qc.yield of its result",
-        )  # fmt: skip
-        assert isinstance(norm, NORMS)
-        self.expect(norm.result.type == self.x.type, f"the norm gives {norm.result.type}, and x is {self.x.type}")
+            chained and last is not None and list(last.operands) == given,
+            "a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result",
+        )
+        if self.norm is not None:
+            made = self.norm.result.type
+            self.expect(made == self.x.type, f"the norm gives {made}, and x is {self.x.type}")
 
     @property
     def norm(self) -> RmsNormOp | LayerNormOp | None:
@@ -336,9 +343,16 @@ class LinearOp(QCOp):
         return found if isinstance(found, NORMS) else None
 
     @property
+    def quantised(self) -> QuantizeRowsOp | None:
+        """What makes rows of int8 in the prologue."""
+        last = self.prologue.block.last_op if self.prologue.blocks else None
+        found = last.prev_op if last is not None else None
+        return found if isinstance(found, QuantizeRowsOp) else None
+
+    @property
     def multiplies_codes(self) -> bool:
-        """Whether x holds int8 rows."""
-        return tensor_dtype(self.x.type) == "i8"
+        """Whether the rows that are multiplied are int8: those of x, or those that the prologue makes."""
+        return tensor_dtype(self.x.type) == "i8" or self.quantised is not None
 
     @property
     def combines_pairs(self) -> bool:

@@ -13,7 +13,7 @@ from by_path import load
 from qcompiler.errors import KernelSelectionError, PlanError
 from qcompiler.kernels.cpu.emit import emit_kernel, scratch_bytes
 from qcompiler.plan.kernel import KernelSpec
-from qcompiler.plan.kinds.linear import MOST_NORMALISED
+from qcompiler.plan.kinds.linear import MOST_NORMALISED, RowCodes
 from qcompiler.plan.verify_kernels import check_contract
 
 support = load("tests/support/norm_prologue_cases.py")
@@ -109,12 +109,37 @@ def test_the_rows_lie_behind_the_scratch_of_tasks() -> None:
     assert scratch_bytes(case.fused, "x86-64-v3") - scratch_bytes(case.plain, "x86-64-v3") in range(room, room + 64)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_rows_of_int8_of_x_and_of_a_norm_have_the_bits_of_their_kernels(build: Build, isa: str, dtype: str) -> None:
+    """Both kinds, with and without a norm, one row and several, a row that is not finite, columns that fill no run."""
+    made = [
+        support.make_codes(LAYOUT, fmt, dtype, norm, m, kind, cols=cols)
+        for fmt, norm, m, kind, cols in (
+            ("int8", "rms", 1, "token", 101), ("int8", None, 7, "token", 64), ("int4", "layer", 3, "tensor", 96),
+            ("int4", None, 1, "tensor", 1024), ("int8", "layer_bare", 15, "token", 333), ("int8", "rms", 2, "token", 1),
+        )
+    ]  # fmt: skip
+    kernels = build([spec for case in made for spec in (case.fused, *case.steps)], isa)
+
+    def run(spec: KernelSpec, given: Sequence[Any]) -> Any:
+        return kernels.run_both(spec.name, lambda: [*given[:-1], given[-1].copy()])[-1]
+
+    for case in made:
+        operands = case.given(case.m)
+        for value in (1.0, np.nan):
+            operands[0][0, 0] *= value
+            found, apart = run(case.fused, operands), case.apart(run, operands)
+            np.testing.assert_array_equal(found.astype(np.float32), apart.astype(np.float32))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"m": "m"}, "must be known"),
         ({"m": MOST_NORMALISED // 192 + 1}, "1 to 32768 elements"),
         ({"codes": True}, "floats, not of int8"),
+        ({"rows": RowCodes(kind="token")}, "to multiply codes"),
+        ({"codes": True, "rows": RowCodes(kind="tensor", value=float("inf"))}, "with the value inf"),
     ],
 )
 def test_what_cannot_be_normalised_is_refused(change: dict[str, Any], said: str) -> None:

@@ -120,6 +120,35 @@ def test_many_rows_that_one_thread_normalises() -> None:
     check(Block("layer"), "nf4", (1, 17))
 
 
+@pytest.mark.parametrize("activations", ["int8", pytest.param("int8:static", marks=SLOW)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
+def test_rows_of_int8_are_made_by_the_linear(activations: str, dtype: torch.dtype) -> None:
+    """W8A8 takes as many launches as without: the norm, its codes and the product are one."""
+    torch.manual_seed(6)
+    model, x = Block().eval().to(dtype), torch.randn(3, K).to(dtype)
+    options: dict[str, Any] = {"calibrate": [(x,)]} if "static" in activations else {}
+    recipes = [
+        qc.QuantConfig("int8", activations=given, separate=separate, promise_bits=None)
+        for given, separate in ((None, ()), (activations, ()), (activations, ("*",)))
+    ]
+    float_rows, fused, apart = (qc.qcompile(model, (x,), quant=recipe, **options) for recipe in recipes)
+    made = [spec.body.rows for spec in fused.plan.kernels if isinstance(spec.body, LinearKernel)]
+    assert len(made) == 2 and None not in made and len(norms(fused)) == 2, decisions(fused)
+    assert launches(fused) == launches(float_rows) == launches(apart) - 4
+    for each in (x, x * 1000, torch.zeros_like(x)):
+        ours, theirs = (program(each).contiguous().view(torch.uint8) for program in (fused, apart))
+        assert torch.equal(ours, theirs)
+
+
+def test_a_gpu_reads_rows_of_int8_from_memory() -> None:
+    """And says so; the norm in front of them keeps its kernel, too."""
+    recipe = qc.QuantConfig("int8", activations="int8", promise_bits=None)
+    program = qc.qcompile(Block().eval(), (torch.randn(1, K),), quant=recipe, device="sim:0")
+    said = " ".join(f"{c.what}: {c.why}" for c in program.report().choices if c.stage == "fuse-norm-prologue")
+    assert not norms(program) and "kernels for GPUs read rows of int8 from memory" in said
+    assert "qc.quantize_rows reads it" in said
+
+
 @SLOW
 @pytest.mark.parametrize("isa", supported_isas()[:-1])
 def test_every_instruction_set_gives_the_same_bits(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +303,7 @@ PLAIN = text_of(ONE, "tensor<1x6xf32>", [NORM, LINEAR, "func.return %y : tensor<
 def test_the_plain_case_is_fused() -> None:
     """So that what stops the others is their difference from it."""
     text, said = fused(PLAIN)
-    assert "prologue {" in text and "nothing else reads it" in said
+    assert "prologue {" in text and "nothing else reads the result" in said
     assert "prologue {" not in fused(PLAIN, passes='fuse-norm-prologue{separate="*"}')[0]
 
 

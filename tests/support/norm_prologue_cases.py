@@ -19,9 +19,11 @@ import msgspec
 import numpy as np
 from kernel_cases import aligned, residual_program, stored_weight
 
+from qcompiler.formats import int8_rows
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
-from qcompiler.plan.kinds.linear import LinearKernel, RowNorm
+from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm
 from qcompiler.plan.kinds.norm import NormKernel
+from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = Any
@@ -159,3 +161,50 @@ def cases(layout: str, dtypes: Sequence[str], names: Sequence[str], most: int = 
                     has_bias=number % 2 == 0, residual=number % 3 == 0, gap=number % 4,
                 )  # fmt: skip
                 number += 1
+
+
+@dataclass
+class CodesCase:
+    """A linear that makes rows of int8, of x or of a norm of it, and the `steps` that it stands for."""
+
+    fused: KernelSpec
+    steps: list[KernelSpec]
+    weight: Array
+    m: int
+
+    def given(self, seed: int) -> list[Array]:
+        rng, found = np.random.default_rng(seed), []
+        for operand in self.fused.operands:
+            values = rng.standard_normal(operand.shape).astype(NUMPY_DTYPES[operand.dtype])
+            found.append(self.weight if operand.name == "w" else values if operand.access == "r" else values * 0)
+        return found
+
+    def apart(self, run: Callable[[KernelSpec, Sequence[Array]], Array], operands: Sequence[Array]) -> Array:
+        rows, affine = operands[0], operands[2:-1]
+        for step in self.steps[:-1]:
+            out = step.operands[-1]
+            extra = affine if isinstance(step.body, NormKernel) else ()
+            rows = run(step, [rows, *extra, np.zeros(out.shape, NUMPY_DTYPES[out.dtype])])
+        return run(self.steps[-1], [rows, self.weight, operands[-1]])
+
+
+def make_codes(layout: str, fmt: str, dtype: Any, norm: str | None, m: int, kind: Any, *, cols: int) -> CodesCase:
+    """37 rows of the weight; the clip of kind "tensor" is 2.5."""
+    value = 2.5 if kind == "tensor" else 0.0
+    case = make(layout, fmt, dtype, norm or "rms_bare", m, "large", cols=cols, gap=0)
+    x, w, *affine, out = case.fused.operands
+    width = int8_rows.row_bytes(cols)
+    codes = Operand(name="codes", dtype="i8", access="w", shape=(m, width), strides=(width, 1))
+    record = RowCodes(kind=kind, value=value)
+    fused = msgspec.structs.replace(case.body, codes=True, rows=record, norm=case.body.norm if norm else None)
+    apart = msgspec.structs.replace(fused, rows=None, norm=None)
+    name = f"{fmt}_{dtype}_{norm}_{m}_{kind}_{cols}"
+    quantise = QuantizeRowsKernel(rows=m, cols=cols, kind=kind, value=value)
+    read = msgspec.structs.replace(codes, access="r")
+    steps = [
+        *([case.norm] if norm else []),
+        KernelSpec(name=f"codes_{name}", symbols=(), operands=(x, codes), body=quantise),
+        KernelSpec(name=f"product_{name}", symbols=(), operands=(read, w, out), body=apart),
+    ]
+    whole = KernelSpec(name=f"whole_{name}", symbols=(), operands=(x, w, *affine, out), body=fused)
+    return CodesCase(whole, steps, case.weight, m)

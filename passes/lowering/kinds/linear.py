@@ -12,7 +12,7 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
 from qcompiler.ir.qc_conv import numbers
-from qcompiler.ir.qc_prologue import norm_region
+from qcompiler.ir.qc_prologue import prologue_region
 from qcompiler.ir.types import QTensorType, shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda import linear as cuda
 from qcompiler.kernels.select import Case, LinearQuery, choose_linear
@@ -26,7 +26,7 @@ from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.passes.views.im2col import windows_of
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import Operand
-from qcompiler.plan.kinds.linear import LinearKernel, RowNorm, Window
+from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
 
 CASES = "qc.cases"
 M_CLASS = "qc.m_class"
@@ -114,7 +114,7 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()
     if windows is not None:
         x = _rows_of_windows(out_draft, windows, x)
-    prologue = None if op.norm is None else norm_region(op.norm, x, affine)
+    prologue = prologue_region(op.norm, op.quantised, x, affine) if op.prologue.blocks else None
     made = qc.LinearOp(
         x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs, affine=affine,
         prologue=prologue,
@@ -137,6 +137,7 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
     m_class = op.attributes.get(M_CLASS)
     if not isinstance(m_class, StringAttr):
         raise KernelSelectionError(f"the linear at '{serves}' has no row class; run select-kernels before lower-to-rt")
+    made = op.quantised
     return LinearKernel(
         m=out.shape[0],
         n=int(w.shape[0]),
@@ -148,6 +149,7 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
         codes=op.multiplies_codes,
         pairs=op.combines_pairs,
         norm=_norm(op.norm) if op.norm is not None else None,
+        rows=RowCodes(kind=made.kind.data, value=made.value.value.data) if made is not None else None,  # type: ignore[arg-type]
     )
 
 

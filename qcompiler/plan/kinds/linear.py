@@ -66,6 +66,14 @@ class RowNorm(Strict, frozen=True):
         return tuple(name for name, there in given if there)
 
 
+class RowCodes(Strict, frozen=True):
+    """The prologue of a linear that multiplies codes: the int8 rows of x, or of its norm, as `QuantizeRowsKernel` makes
+    them. `value` is the clip of kind "tensor"."""
+
+    kind: Literal["token", "tensor"]
+    value: float = 0.0
+
+
 class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, summed in fp32.
 
@@ -80,7 +88,8 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     ``out[m, j] = epilogue(sum[m, j], sum[m, n / 2 + j], extras[m, j]…)``.  Its first two inputs are the fp32 sums of a
     pair of rows, biases added.
 
-    With a `norm`, the product reads the normalised rows of x.  Their number m is known then.
+    With a `norm`, the product reads the normalised rows of x, and with `rows` it reads the int8 rows that the kernel
+    makes of x or of the norm.  Their number m is known then.
     """
 
     m: Dim
@@ -93,6 +102,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     codes: bool = False
     pairs: bool = False
     norm: RowNorm | None = None
+    rows: RowCodes | None = None
 
     @property
     def columns(self) -> int:
@@ -120,7 +130,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         x = Role("x", (self.m, self.k), unit=True)
         if self.window is not None:
             x = Role("x", self._image(self.window), unit=True)
-        if self.codes:
+        if self.codes and self.rows is None:
             x = Role("x", (self.m, int8_rows.row_bytes(self.k)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
         return Contract(
             (
@@ -149,14 +159,16 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         return self.codes or self.window is not None or self.norm is not None
 
     def _check_norm(self) -> None:
-        if self.norm is None:
+        if self.rows is not None and (not self.codes or not math.isfinite(self.rows.value) or self.rows.value < 0):
+            raise PlanError(f"a linear kernel makes rows of int8 with the value {self.rows.value}, to multiply codes")
+        if self.norm is None and self.rows is None:
             return
-        if self.codes or self.window is not None:
+        if (self.codes and self.rows is None) or self.window is not None:
             raise PlanError("a linear kernel normalises rows of floats, not of int8 and not those of an image")
         if not isinstance(self.m, int) or not 1 <= self.m * self.k <= MOST_NORMALISED:
             raise PlanError(
-                f"a linear kernel normalises {self.m} rows of {self.k} columns; their number must be known, and they "
-                f"must have 1 to {MOST_NORMALISED} elements"
+                f"a linear kernel normalises or quantises {self.m} rows of {self.k} columns; their number must be "
+                f"known, and they must have 1 to {MOST_NORMALISED} elements"
             )
 
     def _check_pairs(self) -> None:

@@ -102,7 +102,7 @@
 
 // -----
 
-// CHECK: a prologue is one norm of its arguments, and a qc.yield of its result
+// CHECK: a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result
 %x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
 %0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
 ^bb0(%rows: tensor<2x8xf32>):
@@ -112,7 +112,7 @@
 
 // -----
 
-// CHECK: a prologue is one norm of its arguments, and a qc.yield of its result
+// CHECK: a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result
 %x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
 %0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
 ^bb0(%rows: tensor<2x8xf32>):
@@ -128,4 +128,14 @@
 ^bb0(%rows: tensor<2x8xf32>):
   %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xbf16>
   qc.yield %normed
+}
+
+// -----
+
+// CHECK: rows of int8 are multiplied with a quantised weight
+%x, %w = "test.op"() : () -> (tensor<2x64xf32>, tensor<4x64xf32>)
+%0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x64xf32>):
+  %codes = qc.quantize_rows %rows {kind = "token", value = 0.000000e+00} : tensor<2x96xi8>
+  qc.yield %codes
 }
