@@ -83,6 +83,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("assign-devices"),
     _stage("fuse-glu"),
     _stage("merge-linears"),
+    _stage("fuse-norm-prologue"),
     _stage("select-kernels"),
     _stage("pack-weights"),
     _stage("lower-to-rt"),

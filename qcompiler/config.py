@@ -189,7 +189,7 @@ class QuantConfig:
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same
-    rows.  `("*",)` merges none.
+    rows, and norms that keep a kernel of their own.  `("*",)` merges none.
     """
 
     preset: str = "nf4"
@@ -262,8 +262,10 @@ class QuantConfig:
 
     def check_rules(self, weights: Sequence[str], modules: Sequence[str]) -> None:
         """RecipeError, with similar names, for a rule that matches none of `weights`, the paths of weights that can
-        be quantised."""
-        rules = [*self.all_rules, *(Rule(pattern, None) for pattern in self.separate)]
+        be quantised. A pattern of `separate` may match a norm instead: a module without modules in it."""
+        leaves = [m for m in modules if m and not any(other.startswith(f"{m}.") for other in modules)]
+        norms = {p for p in self.separate if any(fnmatch.fnmatchcase(leaf, p) for leaf in leaves)}
+        rules = [*self.all_rules, *(Rule(pattern, None) for pattern in self.separate if pattern not in norms)]
         for rule in rules:
             if any(rule.matches(p) for p in weights):
                 continue

@@ -21,8 +21,9 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
 from qcompiler.kernels import text as shared
-from qcompiler.kernels.cpu import text, vector
+from qcompiler.kernels.cpu import linear_norm, text, vector
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT, panel_weight
+from qcompiler.kernels.norm_prologue import form_of
 from qcompiler.kernels.paired import columns_of, in_panels
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
@@ -106,6 +107,11 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     assert isinstance(body, LinearKernel)
     if body.codes:
         return int(_int8().scratch_bytes(spec, isa))
+    return linear_norm.scratch_with_rows(spec, _own_scratch(spec, body, isa))
+
+
+def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
+    """What the product itself needs of it."""
     converts = _converts(spec, body)
     rows = few_rows(spec, body, isa)
     if rows:
@@ -237,11 +243,11 @@ def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
 
 def finish_of(spec: KernelSpec, body: LinearKernel) -> str:
     """The function that turns fp32 sums into the result: bias, epilogue, one rounding."""
-    first = 3 if body.has_bias else 2
-    extras = [(f"e{i}", spec.operands[i]) for i in range(first, len(spec.operands) - 1)]
+    places = body.extras(len(spec.operands))
+    extras = [(f"e{i}", spec.operands[i]) for i in places]
     obstacle = None if body.epilogue is None else vector.vector_obstacle(body.epilogue)
     inner = _vector_body(spec, body, extras) if obstacle is None else _scalar_body(spec, body, extras)
-    rows = [_row(operand, i, f"e{i}") for i, (_, operand) in enumerate(extras, first)]
+    rows = [_row(spec.operands[i], i, f"e{i}") for i in places]
     rows.append(_row(spec.operands[-1], len(spec.operands) - 1, "out"))
     columns = [
         "for (int64_t j = 0; j < cols; j += 16) {",
@@ -291,18 +297,23 @@ def used_symbols(spec: KernelSpec, lines: Sequence[str], source: str) -> list[st
 
 
 def _source(x: Operand, window: Window | None) -> list[str]:
-    """Statements that set in the job where x is and how to read it."""
-    kind = STORAGE_TYPES[x.dtype]
+    """Statements that set in the job where x is."""
     if window is None:
-        steps = f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.x_col = 1;"
-        return [steps, *([] if x.dtype == "f32" else [f"job.load_x = qg_convert_x<{kind}>;"])]
+        return [f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.x_col = 1;"]
     sizes = [*window.image[1:], *x.strides[:3], *window.size]
     numbers = [*window.kernel, *window.strides, *window.padding, *window.dilation]
     return [
         f"const qg_window window = {{{', '.join(c_dim(n) for n in (*sizes, *numbers))}}};",
         "job.x = (const char*)op[0], job.window = &window;",
-        f"job.load_x = qg_load_windows<{kind}>;",
     ]
+
+
+def _conversion(x: Operand, window: Window | None) -> list[str]:
+    """Statements that set in the job how to read x."""
+    kind = STORAGE_TYPES[x.dtype]
+    if window is not None:
+        return [f"job.load_x = qg_load_windows<{kind}>;"]
+    return [] if x.dtype == "f32" else [f"job.load_x = qg_convert_x<{kind}>;"]
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
@@ -315,12 +326,13 @@ def emit(spec: KernelSpec, isa: str) -> str:
         return str(_int8().emit(spec, isa))
     x = spec.operands[0]
     weight = weight_of(spec.name, spec.operands[1])
-    rows, scratch = few_rows(spec, body, isa), scratch_bytes(spec, isa)
+    rows, scratch = few_rows(spec, body, isa), _own_scratch(spec, body, isa)
     converts = str(_converts(spec, body)).lower()
     lines = [
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
-        *_source(x, body.window),
+        *(_source(x, body.window) if body.norm is None else linear_norm.source(spec, scratch)),
+        *_conversion(x, body.window),
         "const char* const w = (const char*)op[1];",
         *weight.statements,
         f"job.finish = qk_{spec.name}_finish;",
@@ -337,6 +349,10 @@ def emit(spec: KernelSpec, isa: str) -> str:
     lines = [*used_symbols(spec, lines, "sym"), *lines]
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')
     header = shared.header_comment(
-        spec, f"M class {body.m_class}; {weight.decoder}; {scratch} bytes of scratch per thread"
+        spec,
+        *([] if body.norm is None else [f"after a norm of the rows of x: {form_of(spec).note}"]),
+        f"M class {body.m_class}; {weight.decoder}; {scratch_bytes(spec, isa)} bytes of scratch per thread",
     )
-    return "\n".join([header, weight.definitions + finish_of(spec, body), text.entry_function(spec, lines)])
+    prologue = "" if body.norm is None else linear_norm.rows_function(spec)
+    definitions = weight.definitions + prologue + finish_of(spec, body)
+    return "\n".join([header, definitions, text.entry_function(spec, lines)])

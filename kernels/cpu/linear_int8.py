@@ -19,7 +19,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.int8_rows import padded
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels import text as shared
-from qcompiler.kernels.cpu import text
+from qcompiler.kernels.cpu import linear_norm, text
 from qcompiler.kernels.cpu.linear import finish_of, packed_format, tile_of, used_symbols
 from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, panel_weight
 from qcompiler.kernels.text import c_dim
@@ -41,7 +41,12 @@ def passed_over(isa: str) -> list[tuple[str, str]]:
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """Scratch bytes per thread: int8.h's `qi_scratch_for`."""
+    """Scratch bytes per thread."""
+    return linear_norm.scratch_with_rows(spec, _own_scratch(spec, isa))
+
+
+def _own_scratch(spec: KernelSpec, isa: str) -> int:
+    """What the product itself needs of it: int8.h's `qi_scratch_for`."""
     body, product = _body(spec), _product(spec)
     rows = _ROWS.get(isa, 2)
     groups = -(-body.k // product.columns(body.k))
@@ -90,10 +95,14 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "",
     ]
     groups = -(-body.k // product.columns(body.k))
+    scratch = _own_scratch(spec, isa)
+    source = [f"job.x = (const char*)op[0], job.x_row = {c_dim(spec.operands[0].strides[0])}, job.x_col = 1;"]
+    if body.rows is not None:
+        source = linear_norm.source(spec, scratch)
     lines = [
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
-        f"job.x = (const char*)op[0], job.x_row = {c_dim(spec.operands[0].strides[0])}, job.x_col = 1;",
+        *source,
         "const char* const w = (const char*)op[1];",
         f"job.packed.n = {body.n}, job.packed.k = {body.k};",
         *(f"job.packed.part[{i}] = w + {offset};" for i, offset in enumerate(made.parts)),
@@ -101,11 +110,14 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "job.op = op, job.sym = sym;",
         f"qi_run<{name}>(ctx, &job);",
     ]
-    scratch = scratch_bytes(spec, isa)
     lines = [*used_symbols(spec, lines, "sym"), *lines]
     lines.insert(0, f'static_assert(qi_scratch_for({body.k}, {groups}, QI_ROWS) <= {scratch}, "scratch");')
+    total = scratch_bytes(spec, isa)
     header = shared.header_comment(
-        spec, f"codes times codes, {groups} group(s) of columns; {name}; {scratch} bytes of scratch per thread"
+        spec,
+        f"codes times codes, {groups} group(s) of columns; {name}; {total} bytes of scratch per thread",
     )
     definitions = made.definitions + "\n".join(struct)
+    if body.rows is not None:
+        definitions += linear_norm.rows_function(spec)
     return "\n".join([header, definitions + finish_of(spec, body), text.entry_function(spec, lines)])

@@ -25,7 +25,7 @@ def write(spec: KernelSpec, form: Rows) -> str:
         *(pointer(operand, i, name, "call->op") for i, (name, operand) in enumerate(operands.items())),
         f"const int64_t rows = {c_dim(form.rows)}, cols = {cols}, tasks = qc_tasks(rows, {form.cost} * cols);",
         "for (int64_t row = qc_share(rows, task, tasks); row < qc_share(rows, task + 1, tasks); row++) {",
-        *indent(_row(form, operands)),
+        *indent(row_lines(form, operands)),
         "}",
     ]
     launch = [f"qc_run(ctx, op, sym, qc_tasks({c_dim(form.rows)}, {form.cost} * {cols}), qk_{spec.name}_task);"]
@@ -33,8 +33,9 @@ def write(spec: KernelSpec, form: Rows) -> str:
     return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])
 
 
-def _row(form: Rows, operands: Mapping[str, Operand]) -> list[str]:
-    """The passes over one row. `columns` are the vectors that equations read, `values` the floats of the row."""
+def row_lines(form: Rows, operands: Mapping[str, Operand]) -> list[str]:
+    """The passes over one row, number `row` of `cols` columns. `columns` are the vectors that equations read, `values`
+    the floats of the row."""
     out = operands["out"]
     lines = [f"const auto {name}_row = {name} + row * {c_dim(operands[name].strides[0])};" for name in ("x", "out")]
     values = form.literals()

@@ -122,7 +122,7 @@ def _value(spec: KernelSpec) -> tuple[list[str], str]:
 
 
 def _extras(spec: KernelSpec) -> tuple[Operand, ...]:
-    return spec.operands[3 if linear_body(spec).has_bias else 2 : -1]
+    return tuple(spec.operands[place] for place in linear_body(spec).extras(len(spec.operands)))
 
 
 def _element(operand: Operand, place: str) -> str:

@@ -119,6 +119,29 @@ template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool
     static_assert(ChunkTiles % depth == 0 && chunk % 16 == 0, "whole rings, whole pieces");
 };
 
+// What becomes of x on its way to shared memory: nothing, or the norm of a struct that linear_norm.py writes.
+struct qc_as_it_is {
+    static constexpr bool norms = false;
+};
+
+// The total of a row: the sums of WARPS warps, added in order as qc_block_sum (rows.cuh) does.
+template <int WARPS> QC_DEVICE float qc_total(const float* sums) {
+    float total = sums[0];
+#pragma unroll
+    for (int warp = 1; warp < WARPS; warp++) total += sums[warp];
+    return total;
+}
+
+// Rounded to 16 bits and back, which fp32 is not.
+QC_DEVICE void qc_round_piece(float (&)[16], float) {}
+template <class X> QC_DEVICE void qc_round_piece(float (&v)[16], X tag) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t pair = qc_pack(v[2 * i], v[2 * i + 1], tag);
+        v[2 * i] = qc_low(pair, tag), v[2 * i + 1] = qc_high(pair, tag);
+    }
+}
+
 // 16 elements of a row of x on their way to shared memory: pairs for `mma`, else fp32.
 template <class S> struct qc_x_piece {
     typedef typename S::x_type X;
@@ -129,6 +152,20 @@ template <class S> struct qc_x_piece {
         if constexpr (S::mma) qc_read_pairs(row, k, cols, pairs);
         else qc_read_floats(row, k, cols, values);
     }
+    // What a norm makes of these columns of row `row`, rounded to the type of x.
+    template <class P> QC_DEVICE void prepare(const P& prologue, int row, int64_t k) {
+        if constexpr (P::norms && S::mma) {
+            float v[16];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[2 * i] = qc_low(pairs[i], X()), v[2 * i + 1] = qc_high(pairs[i], X());
+            prologue.apply(row, k, v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) pairs[i] = qc_pack(v[2 * i], v[2 * i + 1], X());
+        } else if constexpr (P::norms) {
+            prologue.apply(row, k, values);
+            qc_round_piece(values, X());
+        }
+    }
     template <class Shared> QC_DEVICE void store(Shared* to) const {
         if constexpr (S::mma) qc_stage_pairs(pairs, to);
         else qc_stage_floats<S::columns == 8>(values, to);
@@ -138,25 +175,30 @@ template <class S> struct qc_x_piece {
 // `live` rows of x from column k0 on. Tensor cores read the last of them again for those that are not there; CUDA cores
 // find the first one in their place. Neither result is stored. The table is filled, if it is to be, while the first
 // piece of each thread is under way.
-template <class W, class S, bool Fill, class Shared, class Table>
+template <class W, class S, bool Fill, class Shared, class Table, class P = qc_as_it_is>
 QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, int k0, Table table, bool fill,
-                          int thread, Shared* to) {
+                          int thread, Shared* to, const P& prologue = P()) {
     constexpr int threads = 32 * S::warps;
     const int left = (S::padded - k0) / 16, pieces = left < S::chunk / 16 ? left : S::chunk / 16;
     const int rows = S::mma ? live : S::rows, count = rows * pieces;
-    const auto from = [&](int i) QC_INLINED { return x + (i / pieces < live ? i / pieces : 0) * x_row; };
+    const auto row_of = [&](int i) QC_INLINED { return i / pieces < live ? i / pieces : 0; };
+    const auto from = [&](int i) QC_INLINED { return x + row_of(i) * x_row; };
     const auto at = [&](int i) QC_INLINED { return to + i / pieces * S::pitch + i % pieces * 16; };
     int i = thread;
     if constexpr (Fill) {
         qc_x_piece<S> first;
         if (i < count) first.read(from(i), k0 + i % pieces * 16, W::cols);
         if (fill) qc_fill<W, threads>(table);
-        if (i < count) first.store(at(i));
+        if (i < count) {
+            first.prepare(prologue, row_of(i), k0 + i % pieces * 16);
+            first.store(at(i));
+        }
         i += threads;
     }
     for (; i < count; i += threads) {
         qc_x_piece<S> piece;
         piece.read(from(i), k0 + i % pieces * 16, W::cols);
+        piece.prepare(prologue, row_of(i), k0 + i % pieces * 16);
         piece.store(at(i));
     }
 }
@@ -222,10 +264,11 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const qc_entries<W>
 // Sums of `live` (at most S::rows) rows of x with panel `panel`: partial[warp][row of x][row of the panel]. A barrier
 // must follow. The table is filled on the `first` pass, while the first tiles are under way. `thread` is threadIdx.x; a
 // loop over passes hides that from the compiler, which would keep where pieces of x lie from pass to pass: registers
-// that the hot loop would lack.
-template <class W, class S, class Shared, class Table>
+// that the hot loop would lack. A norm's statistics are computed while the first tiles are under way.
+template <class W, class S, class Shared, class Table, class P = qc_as_it_is>
 QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int64_t x_row, int live, int64_t panel,
-                             Shared* x_tile, Table table, bool first, int thread, float* partial) {
+                             Shared* x_tile, Table table, bool first, int thread, float* partial,
+                             const P& prologue = P()) {
     constexpr int tiles = (int)W::tiles, steps = (tiles + S::warps - 1) / S::warps;
     constexpr int chunk_steps = S::chunk / (S::warps * S::columns), round = S::depth * S::warps;
     // Every warp has a tile in every step. Where it is not known, ptxas does not reorder across the conditions, which
@@ -242,8 +285,9 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
         const int index = s * S::warps + warp;
         if (even || index < tiles) ring[s].load(mine, rows, index, lane);
     }
+    if constexpr (P::norms) prologue.prepare(x, x_row, live);
     // Whatever was in `x_tile` before, all threads have passed a barrier since they read it.
-    qc_stage_x<W, S, true>(x, x_row, live, 0, table, first, thread, x_tile);
+    qc_stage_x<W, S, true>(x, x_row, live, 0, table, first, thread, x_tile, prologue);
     __syncthreads();
     qc_few_sums<S::rows, S::mma> sums;
     sums.clear();
@@ -254,7 +298,8 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
             inside = step % chunk_steps;
             if (inside == 0 && step > 0) {
                 __syncthreads();  // the last chunk is used up
-                qc_stage_x<W, S, false>(x, x_row, live, step * S::warps * S::columns, table, false, thread, x_tile);
+                qc_stage_x<W, S, false>(
+                    x, x_row, live, step * S::warps * S::columns, table, false, thread, x_tile, prologue);
                 __syncthreads();
             }
         }

@@ -11,14 +11,16 @@ the products if they support the weight's type: this costs nothing, and leaves t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from qcompiler.kernels.cuda import linear_norm
 from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.im2col import PLACE_BYTES, declaration
 from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body, row_offset
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import LAYOUT, Weight, weight_of
 from qcompiler.kernels.layouts.panels import planes
+from qcompiler.kernels.norm_prologue import form_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
@@ -94,6 +96,8 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
     staged, item = (x_type, 2) if shape.mma else ("float", 4)
     shared.add("x_tile", staged, shape.rows * pitch, item)
     shared.add("partial", "float", shape.warps * shape.rows * 16, 4)
+    if body.norm is not None:
+        linear_norm.room(shared, spec, shape.rows)
     table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
     numbers = f"{shape.rows}, {shape.warps}, {shape.depth}, {shape.chunk}"
     kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}>"
@@ -105,7 +109,7 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
         f"        {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)} + {row_offset(x, m0)}, "
         f"{c_dim(x.strides[0])},",
         f"        {live}, blockIdx.x, x_tile, {table},",
-        f"        {first}, {'threadIdx.x' if one_pass else 'thread'}, partial);",
+        f"        {first}, {'threadIdx.x' if one_pass else 'thread'}, partial{'' if body.norm is None else ', norm'});",
         "__syncthreads();",
         *(_paired_stores if finish.pairs else _stores)(finish, shape, m0),
     ]
@@ -117,6 +121,7 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
     lines = [
         *shared.declarations(),
         _bytes(spec),
+        *([] if body.norm is None else [linear_norm.declaration(spec)]),
         *product,
     ]
     passes = _ceil(body.m, shape.rows)
@@ -127,7 +132,11 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
         f"{engine}: {shape.warps} warps share K ({weight.tiles} tiles of {weight.tile} columns), {shape.rows} rows of "
         f"x at a time; {shared.nbytes} bytes of shared memory"
     )
-    return _kernel(spec, weight, finish, geometry, lines, (note,), engine)
+    if body.norm is None:
+        return _kernel(spec, weight, finish, geometry, lines, (note,), engine)
+    before = linear_norm.definition(spec, shape.warps, shape.rows)
+    notes = (f"after a norm of the rows of x: {form_of(spec).note}", note)
+    return _kernel(spec, weight, replace(finish, definition=before + finish.definition), geometry, lines, notes, engine)
 
 
 def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:

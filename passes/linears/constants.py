@@ -48,6 +48,8 @@ class Constants:
             return "the recipe keeps it separate"
         if isinstance(unreshaped(op.x).owner, qc.WindowsOp):
             return "it is a convolution"
+        if op.prologue.blocks:
+            return "it has a prologue already"
         return None
 
     def _is_named(self, op: qc.LinearOp, separate: Sequence[str]) -> bool:

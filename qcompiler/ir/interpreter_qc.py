@@ -12,7 +12,7 @@ from qcompiler import formats
 from qcompiler.errors import InterpreterError
 from qcompiler.formats import int8_rows, integer_product
 from qcompiler.ir import qc
-from qcompiler.ir.interpreter_base import Array, Frame, accumulator, round_to, rule, where
+from qcompiler.ir.interpreter_base import RULES, Array, Frame, accumulator, round_to, rule, where
 from qcompiler.ir.interpreter_linalg import evaluate_body
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
@@ -114,7 +114,7 @@ def _dequantize_rows(op: qc.DequantizeRowsOp, operands: Sequence[Array], frame: 
 
 @rule(qc.LinearOp)
 def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    x = operands[0]
+    x = _prologue(op, operands, frame) if op.prologue.blocks else operands[0]
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if op.multiplies_codes:
         assert isinstance(op.w.type, QTensorType)
@@ -126,7 +126,7 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
         w = plain(operands[1], op.w.type, frame)
         acc = accumulator(x, w)
         out = (rows.astype(acc, copy=False) @ w.astype(acc, copy=False).T).reshape(*x.shape[:-1], w.shape[0])
-    rest = list(operands[2:])
+    rest = list(operands[2 : len(operands) - len(op.affine)])
     if op.bias is not None:
         out = out + rest.pop(0).astype(acc, copy=False)
     if not op.epilogue.blocks:
@@ -134,6 +134,16 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     sums = np.split(out.astype(np.float32, copy=False), op.sums, axis=-1)
     value = evaluate_body(op.epilogue.block, [*sums, *rest])[0]
     return [np.broadcast_to(value, sums[0].shape)]
+
+
+def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> Array:
+    """The rows that a linear multiplies: what its prologue makes, each op of which has its own rule."""
+    given = [operands[0], *operands[len(operands) - len(op.affine) :]]
+    for each in op.prologue.block.ops:
+        if not isinstance(each, qc.YieldOp):
+            given = list(RULES[type(each)](each, given, frame))
+    (rows,) = given
+    return rows
 
 
 @rule(qc.GroupedLinearOp)

@@ -21,6 +21,7 @@ from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc
 from qcompiler.ir.linalg_formats import decode_weight
 from qcompiler.ir.module import path_of
+from qcompiler.ir.qc_norm import norm_of
 from qcompiler.ir.types import ELEMENT_TYPES, QTensorType, shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType
@@ -145,12 +146,16 @@ def _mean(b: Builder, total: SSAValue, size: Dim, acc: DType) -> SSAValue:
 def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     if op.multiplies_codes:
         raise QCompilerError(f"{op.name} of rows of int8 at '{path_of(op) or '?'}' has no lowering to linalg yet")
-    b, w = lowering.builder, lowering.weight(op.w)
+    b, w, x = lowering.builder, lowering.weight(op.w), op.x
+    if op.norm is not None:
+        apart = norm_of(op.norm, [x, *op.affine])
+        (x,) = lower(apart, lowering)
+        apart.erase()
     rank, acc = len(shape_of(op.x.type)), _accumulator(op.x, w)
     out = (*shape_of(op.x.type)[:-1], shape_of(op.w.type)[0])
     # loops: the leading dims of x, n, then k
     reads = [_dims(*range(rank - 1), rank), _dims(rank - 1, rank)]
-    total = _contract(b, [op.x, w], reads, out, acc)
+    total = _contract(b, [x, w], reads, out, acc)
     bias = [op.bias] if op.bias is not None else []
     dtype = tensor_dtype(op.result.type)
     if op.combines_pairs:

@@ -63,7 +63,7 @@ from qcompiler.ir.qc_index import (
     SortOp,
     TopkOp,
 )
-from qcompiler.ir.qc_norm import LayerNormOp, RmsNormOp, SoftmaxOp
+from qcompiler.ir.qc_norm import NORMS, LayerNormOp, RmsNormOp, SoftmaxOp
 from qcompiler.ir.qc_recurrent import RecurrentOp
 from qcompiler.ir.qc_rows import DequantizeRowsOp, QuantizeRowsOp
 from qcompiler.ir.qc_torch import TorchCallOp
@@ -243,6 +243,10 @@ class LinearOp(QCOp):
 
     With `pairs`, w is two matrices of N / 2 rows, one below the other, and the result has N / 2 columns. The epilogue's
     first two arguments are the accumulators of rows n and N / 2 + n: the gate and the up projection of a GLU.
+
+    The prologue region makes the rows that are multiplied. Its arguments are x and `affine`, as whole tensors. It holds
+    a norm, whose result has the type of x, or a `qc.quantize_rows` without columns, or the second of the first, and
+    ends in `qc.yield` of the last result.
     """
 
     name = "qc.linear"
@@ -250,8 +254,10 @@ class LinearOp(QCOp):
     w = operand_def(AnyAttr())
     bias = opt_operand_def(TensorType)
     extras = var_operand_def(TensorType)
+    affine = var_operand_def(TensorType)
     pairs = opt_prop_def(UnitAttr)
     result = result_def(TensorType)
+    prologue = region_def()
     epilogue = region_def()
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
@@ -266,23 +272,27 @@ class LinearOp(QCOp):
         epilogue: Region | None = None,
         *,
         pairs: bool = False,
+        affine: Sequence[SSAValue] = (),
+        prologue: Region | None = None,
     ) -> None:
         super().__init__(
-            operands=[x, w, [bias] if bias is not None else [], list(extras)],
+            operands=[x, w, [bias] if bias is not None else [], list(extras), list(affine)],
             properties={"pairs": UnitAttr() if pairs else None},
             result_types=[type_],
-            regions=[epilogue if epilogue is not None else Region()],
+            regions=[prologue if prologue is not None else Region(), epilogue if epilogue is not None else Region()],
         )
 
     def verify_op(self) -> None:
         x, w, out = shape_of(self.x.type), shape_of(self.w.type), shape_of(self.result.type)
         self.expect(len(x) >= 1 and len(w) == 2, "x needs rank >= 1 and w rank 2")
-        if self.multiplies_codes:
+        if self.multiplies_codes and self.quantised is None:
             width = int8_rows.row_bytes(int(w[1]))
             self.expect(isinstance(self.w.type, QTensorType), "rows of int8 are multiplied with a quantised weight")
             self.expect(x[-1] == width, f"rows of int8 of K = {w[1]} have {width} bytes, x has {x[-1]}")
         else:
             self.expect(x[-1] == w[1], f"x has K = {x[-1]} but w has K = {w[1]}")
+            packed = isinstance(self.w.type, QTensorType)
+            self.expect(packed or self.quantised is None, "rows of int8 are multiplied with a quantised weight")
         if self.combines_pairs:
             self.expect(int(w[0]) % 2 == 0, f"pairs of rows need two halves of them, w has {w[0]} rows")
             self.expect(bool(self.epilogue.blocks), "pairs of rows need an epilogue that combines them")
@@ -294,6 +304,7 @@ class LinearOp(QCOp):
             shape = shape_of(extra.type)
             fits = len(shape) == len(out) and all(a in (b, 1) for a, b in zip(shape, out, strict=True))
             self.expect(fits, f"extra input of shape {shape} does not broadcast to {out}")
+        self._verify_prologue()
         if not self.epilogue.blocks:
             self.expect(not self.extras, "extra inputs without an epilogue")
             return
@@ -305,10 +316,43 @@ class LinearOp(QCOp):
         wanted = [tensor_dtype(self.result.type)]
         self.expect(yielded == wanted, f"the epilogue yields {yielded}, expected {wanted}")
 
+    def _verify_prologue(self) -> None:
+        if not self.prologue.blocks:
+            self.expect(not self.affine, "operands of a norm without a prologue")
+            return
+        block = self.prologue.block
+        wanted = [self.x.type, *(value.type for value in self.affine)]
+        self.expect([a.type for a in block.args] == wanted, "the prologue's arguments are x and `affine`, as they are")
+        steps, last = [each for each in (self.norm, self.quantised) if each is not None], block.last_op
+        given: list[SSAValue] = list(block.args)
+        chained = [*block.ops] == [*steps, last] and bool(steps) and isinstance(last, YieldOp)
+        for each in steps:
+            chained, given = chained and list(each.operands) == given, [each.result]
+        self.expect(
+            chained and last is not None and list(last.operands) == given,
+            "a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result",
+        )
+        if self.norm is not None:
+            made = self.norm.result.type
+            self.expect(made == self.x.type, f"the norm gives {made}, and x is {self.x.type}")
+
+    @property
+    def norm(self) -> RmsNormOp | LayerNormOp | None:
+        """The norm that the prologue holds."""
+        found = self.prologue.block.first_op if self.prologue.blocks else None
+        return found if isinstance(found, NORMS) else None
+
+    @property
+    def quantised(self) -> QuantizeRowsOp | None:
+        """What makes rows of int8 in the prologue."""
+        last = self.prologue.block.last_op if self.prologue.blocks else None
+        found = last.prev_op if last is not None else None
+        return found if isinstance(found, QuantizeRowsOp) else None
+
     @property
     def multiplies_codes(self) -> bool:
-        """Whether x holds int8 rows."""
-        return tensor_dtype(self.x.type) == "i8"
+        """Whether the rows that are multiplied are int8: those of x, or those that the prologue makes."""
+        return tensor_dtype(self.x.type) == "i8" or self.quantised is not None
 
     @property
     def combines_pairs(self) -> bool:

@@ -5,7 +5,8 @@
     %3 = qc.softmax %2 {axis = 1} : tensor<?x384xf32, #qc.dims<["s", 384]>>
 
 The order is: the op's key (a symbol or an expression), its operands, optional operands by name, one dictionary of
-properties and attributes, the result types, and the region if there is one. Operand types are not printed: they are
+properties and attributes, the result types, and the region if there is one. If there are several, all but the last
+stand behind their names (`prologue { … }`). Operand types are not printed: they are
 those of the operands' definitions.
 """
 
@@ -106,9 +107,10 @@ def print_op(op: QCOp, printer: Printer) -> None:
     if op.results:
         printer.print_string(" : ")
         printer.print_list([result.type for result in op.results], printer.print_attribute)
-    for region in op.regions:
+    names = [name for name, _ in cls.get_irdl_definition().regions]
+    for name, region in zip(names, op.regions, strict=True):
         if region.blocks:
-            printer.print_string(" ")
+            printer.print_string(" " if name == names[-1] else f" {name} ")
             printer.print_region(region)
 
 
@@ -164,8 +166,16 @@ def parse_op(cls: type[_Op], parser: Parser) -> _Op:
         properties=properties,
         attributes=attributes,
         result_types=_parse_results(cls, parser),
-        regions=[parser.parse_optional_region() or Region() for _ in definition.regions],
+        regions=_parse_regions([name for name, _ in definition.regions], parser),
     )
+
+
+def _parse_regions(names: Sequence[str], parser: Parser) -> list[Region]:
+    """All regions but the last stand behind their names."""
+    regions = [
+        parser.parse_region() if parser.parse_optional_keyword(name) is not None else Region() for name in names[:-1]
+    ]
+    return regions + [parser.parse_optional_region() or Region() for _ in names[-1:]]
 
 
 def _parse_key(parser: Parser) -> Attribute:

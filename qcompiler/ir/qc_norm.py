@@ -75,6 +75,19 @@ class RmsNormOp(QCOp):
         _verify_norm(self, self.x.type, self.result.type, [self.weight] if self.weight is not None else [])
 
 
+NORMS = (LayerNormOp, RmsNormOp)
+
+
+def norm_of(norm: LayerNormOp | RmsNormOp, operands: Sequence[SSAValue]) -> LayerNormOp | RmsNormOp:
+    """The same norm of other operands: x, then the weight and the bias if it has them. The result has the type of x."""
+    x, rest = operands[0], list(operands[1:])
+    weight = rest.pop(0) if norm.weight is not None else None
+    eps = norm.eps.value.data
+    if isinstance(norm, RmsNormOp):
+        return RmsNormOp(x, weight, x.type, eps=eps)
+    return LayerNormOp(x, weight, rest.pop(0) if norm.bias is not None else None, x.type, eps=eps)
+
+
 def _verify_norm(op: QCOp, x: Attribute, result: Attribute, affine: Sequence[SSAValue]) -> None:
     op.expect(shape_of(x) == shape_of(result), "input and result differ in shape")
     for value in affine:

@@ -9,10 +9,10 @@ import pytest
 from by_path import load
 
 MOST = {
-    "llama": 8, "mistral": 8, "qwen3": 12, "gemma3": 16, "qwen3-tokens": 10, "gemma3-tokens": 14, "phi3": 8, "gpt2": 8,
-    "neox": 8, "mixtral": 15, "qwen3-moe": 18, "opt": 9, "bert": 7, "vit": 7, "flux-double": 27, "flux-single": 14,
+    "llama": 6, "mistral": 6, "qwen3": 11, "gemma3": 15, "qwen3-tokens": 8, "gemma3-tokens": 12, "phi3": 6, "gpt2": 6,
+    "neox": 6, "mixtral": 14, "qwen3-moe": 18, "opt": 8, "bert": 7, "vit": 7, "flux-double": 27, "flux-single": 14,
 }  # fmt: skip
-"""Steps of one layer; what was aimed at and is not reached stands in docs/performance.md."""
+"""Steps of one layer, on the target that takes more. docs/performance.md says what was aimed at and is not reached."""
 
 BYTES = {
     "llama": 5520, "mistral": 5520, "qwen3": 6800, "gemma3": 8848, "qwen3-tokens": 6288, "gemma3-tokens": 8336,
@@ -34,6 +34,6 @@ def test_a_layer_takes_no_more_launches_than_before(name: str) -> None:
 
 def test_the_table_of_the_docs_has_these_numbers() -> None:
     page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
-    rows = re.findall(r"^\| ([\w-]+) \| (\d+) \| \d+ \| (\d+) \| ", page, re.MULTILINE)
-    assert {name: int(count) for name, count, _ in rows if name in MOST} == MOST
-    assert {name: int(nbytes) for name, _, nbytes in rows if name in MOST} == BYTES
+    rows = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\d+) \| (\d+) \| ", page, re.MULTILINE)
+    assert {name: max(int(cpu), int(gpu)) for name, cpu, gpu, _ in rows if name in MOST} == MOST
+    assert {name: int(nbytes) for name, _, _, nbytes in rows if name in MOST} == BYTES

@@ -325,7 +325,8 @@ def test_a_llama_with_a_cache_gives_the_same_bits_in_fewer_launches(quant: str, 
     for ours, theirs in zip(*(static.decode(p.session(), static.prompt(), 6) for p in (merged, apart)), strict=True):
         assert torch.equal(ours, theirs)
     for one, other in zip(merged.plan.entries, apart.plan.entries, strict=True):
-        assert len(one.steps) == len(other.steps) - 3 * static.LAYERS  # q, k and v; gate and up
+        norms = 2 * static.LAYERS + 1 if one.name == "decode" else 0  # these stay what they are, too, with ("*",)
+        assert len(one.steps) == len(other.steps) - 3 * static.LAYERS - norms  # q, k and v; gate and up
 
 
 @pytest.mark.slow

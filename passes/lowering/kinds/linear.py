@@ -12,6 +12,7 @@ from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
 from qcompiler.ir.qc_conv import numbers
+from qcompiler.ir.qc_prologue import prologue_region
 from qcompiler.ir.types import QTensorType, shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda import linear as cuda
 from qcompiler.kernels.select import Case, LinearQuery, choose_linear
@@ -25,7 +26,7 @@ from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.passes.views.im2col import windows_of
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import Operand
-from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
 
 CASES = "qc.cases"
 M_CLASS = "qc.m_class"
@@ -85,6 +86,7 @@ def cases_of(op: qc.LinearOp) -> list[tuple[int | None, str]]:
 def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     weight = memory.view(op.w)
     kind = ("int_linear" if op.multiplies_codes else "linear") + "_pairs" * op.combines_pairs
+    kind = "normed_" * (op.norm is not None) + kind
     stem = f"{kind}_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
@@ -103,13 +105,20 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
             matrix = views.broadcast_as_matrix(memory.contiguous_copy(views.spread(view, out_shape), op), out_shape)
         assert matrix is not None
         extras.append(out_draft.add(f"extra{index}", "r", matrix))
+    affine = []
+    for name, value in zip(() if op.norm is None else _norm(op.norm).names, op.affine, strict=True):
+        affine.append(out_draft.add(name, "r", vector_of(value, op, memory)))
     out = views.as_matrix(memory.result(op.result, out_shape))
     assert out is not None
     out_draft.add("out", "w", out)
     epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()
     if windows is not None:
         x = _rows_of_windows(out_draft, windows, x)
-    made = qc.LinearOp(x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs)
+    prologue = prologue_region(op.norm, op.quantised, x, affine) if op.prologue.blocks else None
+    made = qc.LinearOp(
+        x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs, affine=affine,
+        prologue=prologue,
+    )  # fmt: skip
     out_draft.body.add_op(made)
     return out_draft
 
@@ -128,6 +137,7 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
     m_class = op.attributes.get(M_CLASS)
     if not isinstance(m_class, StringAttr):
         raise KernelSelectionError(f"the linear at '{serves}' has no row class; run select-kernels before lower-to-rt")
+    made = op.quantised
     return LinearKernel(
         m=out.shape[0],
         n=int(w.shape[0]),
@@ -138,6 +148,18 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
         window=_window(op, x),
         codes=op.multiplies_codes,
         pairs=op.combines_pairs,
+        norm=_norm(op.norm) if op.norm is not None else None,
+        rows=RowCodes(kind=made.kind.data, value=made.value.value.data) if made is not None else None,  # type: ignore[arg-type]
+    )
+
+
+def _norm(norm: qc.RmsNormOp | qc.LayerNormOp) -> RowNorm:
+    """The record of the prologue's norm."""
+    return RowNorm(
+        kind="rms" if isinstance(norm, qc.RmsNormOp) else "layer",
+        eps=norm.eps.value.data,
+        has_weight=norm.weight is not None,
+        has_bias=isinstance(norm, qc.LayerNormOp) and norm.bias is not None,
     )
 
 

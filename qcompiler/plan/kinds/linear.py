@@ -13,6 +13,7 @@ from qcompiler.plan.kernel_body import (
     ANY,
     COUNTED_IN_32_BITS,
     FLOATS,
+    OPERATIONS_PER_ELEMENT,
     ROW_ALIGNMENT,
     Contract,
     Role,
@@ -42,19 +43,53 @@ class Window(Strict, frozen=True):
     dilation: tuple[int, int]
 
 
+MOST_NORMALISED = 32768
+"""The most elements of x (rows times columns) that a prologue normalises. The norm's own kernel takes four operations
+for each, and a task of a CPU is 65,536 operations: more elements are worth sharing among threads."""
+
+
+class RowNorm(Strict, frozen=True):
+    """The prologue of a linear: a layer or RMS norm of the rows of x, which are rounded to the type of x.
+
+    The equations are those of `NormKernel`, and so are the bits: every target sums in the order of its norm kernel.
+    """
+
+    kind: Literal["layer", "rms"]
+    eps: float
+    has_weight: bool
+    has_bias: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The roles of its operands, in order."""
+        given = (("norm_weight", self.has_weight), ("norm_bias", self.has_bias))
+        return tuple(name for name, there in given if there)
+
+
+class RowCodes(Strict, frozen=True):
+    """The prologue of a linear that multiplies codes: the int8 rows of x, or of its norm, as `QuantizeRowsKernel` makes
+    them. `value` is the clip of kind "tensor"."""
+
+    kind: Literal["token", "tensor"]
+    value: float = 0.0
+
+
 class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, summed in fp32.
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
-    broadcasts), out (m, n). x has unit stride along k, and out along n. Decoded weights are rounded to w's dtype before
-    the product. The first epilogue input is the fp32 sum with the bias added; the others are the extras. `m_class` is
-    the range of M that the kernel is built for. With a `window`, x is an image, and the rows are its windows. With
-    `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the results of
-    qcompiler/formats/integer_product.py.
+    broadcasts), the norm's weight and bias (k), out (m, n). x has unit stride along k, and out along n. Decoded weights
+    are rounded to w's dtype before the product. The first epilogue input is the fp32 sum with the bias added; the
+    others are the extras. `m_class` is the range of M that the kernel is built for. With a `window`, x is an image, and
+    the rows are its windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as
+    integers, with the results of qcompiler/formats/integer_product.py.
 
     With `pairs`, w has two halves of rows (n is even) in one of `plan/pairs.py`'s layouts, and out has n / 2 columns:
     ``out[m, j] = epilogue(sum[m, j], sum[m, n / 2 + j], extras[m, j]…)``.  Its first two inputs are the fp32 sums of a
     pair of rows, biases added.
+
+    With a `norm`, the product reads the normalised rows of x, and with `rows` it reads the int8 rows that the kernel
+    makes of x or of the norm.  Their number m is known then.
     """
 
     m: Dim
@@ -66,6 +101,8 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     window: Window | None = None
     codes: bool = False
     pairs: bool = False
+    norm: RowNorm | None = None
+    rows: RowCodes | None = None
 
     @property
     def columns(self) -> int:
@@ -78,7 +115,8 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         return 2 if self.pairs else 1
 
     def contract(self, operands: int) -> Contract:
-        extras = operands - 3 - self.has_bias
+        norm = self.norm.names if self.norm is not None else ()
+        extras = operands - 3 - self.has_bias - len(norm)
         wanted = 0 if self.epilogue is None else len(self.epilogue.inputs) - self.sums
         if extras != wanted:
             raise PlanError(
@@ -88,10 +126,11 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         if self.codes and self.window is not None:
             raise PlanError("a linear kernel reads windows and rows of int8, which exclude each other")
         self._check_pairs()
+        self._check_norm()
         x = Role("x", (self.m, self.k), unit=True)
         if self.window is not None:
             x = Role("x", self._image(self.window), unit=True)
-        if self.codes:
+        if self.codes and self.rows is None:
             x = Role("x", (self.m, int8_rows.row_bytes(self.k)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
         return Contract(
             (
@@ -99,15 +138,38 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
                 Role("w", (self.n, self.k), packed=True),
                 *([Role("bias", (self.n,), unit=True)] if self.has_bias else []),
                 *(Role(f"extra{i}", (self.m, self.columns), dtypes=ANY) for i in range(extras)),
+                *(Role(name, (self.k,), unit=True) for name in norm),
                 Role("out", (self.m, self.columns), "w", unit=True),
             ),
             work=(self.m, self.n, self.k),
-            positive=(self.n, *((self.k,) if self.codes or self.window is not None else ())),
+            positive=(self.n, *((self.k,) if self._needs_columns else ())),
             extents=(self.m, self.k, *((*self.window.image, *self.window.size) if self.window is not None else ())),
         )
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        return 2 * value_of(self.m, symbols) * self.n * self.k
+        rows = value_of(self.m, symbols)
+        return 2 * rows * self.n * self.k + OPERATIONS_PER_ELEMENT * (0 if self.norm is None else rows * self.k)
+
+    def extras(self, operands: int) -> range:
+        """The places of the epilogue's extra inputs among this number of operands."""
+        return range(2 + self.has_bias, operands - 1 - (0 if self.norm is None else len(self.norm.names)))
+
+    @property
+    def _needs_columns(self) -> bool:
+        return self.codes or self.window is not None or self.norm is not None
+
+    def _check_norm(self) -> None:
+        if self.rows is not None and (not self.codes or not math.isfinite(self.rows.value) or self.rows.value < 0):
+            raise PlanError(f"a linear kernel makes rows of int8 with the value {self.rows.value}, to multiply codes")
+        if self.norm is None and self.rows is None:
+            return
+        if (self.codes and self.rows is None) or self.window is not None:
+            raise PlanError("a linear kernel normalises rows of floats, not of int8 and not those of an image")
+        if not isinstance(self.m, int) or not 1 <= self.m * self.k <= MOST_NORMALISED:
+            raise PlanError(
+                f"a linear kernel normalises or quantises {self.m} rows of {self.k} columns; their number must be "
+                f"known, and they must have 1 to {MOST_NORMALISED} elements"
+            )
 
     def _check_pairs(self) -> None:
         if not self.pairs:
@@ -149,7 +211,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
             )
         if program is None:
             return
-        extras = operands[3 if self.has_bias else 2 : -1]
+        extras = [operands[place] for place in self.extras(len(operands))]
         wanted = (*("f32",) * self.sums, *(operand.dtype for operand in extras))
         given = tuple(dtype for _, dtype in program.inputs)
         if given != wanted or len(program.yields) != 1:

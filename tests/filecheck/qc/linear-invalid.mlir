@@ -83,3 +83,59 @@
 ^bb0(%acc: f32):
   qc.yield %acc
 }
+
+// -----
+
+// CHECK: operands of a norm without a prologue
+%x, %w, %g = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>, tensor<8xf32>)
+%0 = qc.linear %x, %w affine(%g) : tensor<2x4xf32>
+
+// -----
+
+// CHECK: the prologue's arguments are x and `affine`, as they are
+%x, %w, %g = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>, tensor<8xf32>)
+%0 = qc.linear %x, %w affine(%g) : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>):
+  %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xf32>
+  qc.yield %normed
+}
+
+// -----
+
+// CHECK: a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result
+%x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
+%0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>):
+  %normed = qc.softmax %rows {axis = 1} : tensor<2x8xf32>
+  qc.yield %normed
+}
+
+// -----
+
+// CHECK: a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result
+%x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
+%0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>):
+  %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xf32>
+  qc.yield %rows
+}
+
+// -----
+
+// CHECK: the norm gives tensor<2x8xbf16>, and x is tensor<2x8xf32>
+%x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
+%0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>):
+  %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xbf16>
+  qc.yield %normed
+}
+
+// -----
+
+// CHECK: rows of int8 are multiplied with a quantised weight
+%x, %w = "test.op"() : () -> (tensor<2x64xf32>, tensor<4x64xf32>)
+%0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x64xf32>):
+  %codes = qc.quantize_rows %rows {kind = "token", value = 0.000000e+00} : tensor<2x96xi8>
+  qc.yield %codes
+}

@@ -23,3 +23,43 @@
   %5 = arith.mulf %gate, %up : f32
   qc.yield %5
 }
+
+// CHECK: qc.linear %x2, %w2 : tensor<2x4xf32> prologue {
+// CHECK-NEXT: ^bb0
+// CHECK-NEXT: qc.rms_norm
+// CHECK-NEXT: qc.yield
+// CHECK-NEXT: }
+// CHECK-NEXT: qc.linear %x2, %w2 bias(%b2) affine(%g2, %b3) : tensor<2x4xf32> prologue {
+// CHECK-NEXT: ^bb0
+// CHECK-NEXT: qc.layer_norm
+// CHECK-NEXT: qc.yield
+// CHECK-NEXT: } {
+%x2, %w2, %b2, %g2, %b3 = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>, tensor<4xf32>, tensor<8xf32>, tensor<8xf32>)
+%n0 = qc.linear %x2, %w2 : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>):
+  %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xf32>
+  qc.yield %normed
+}
+%n1 = qc.linear %x2, %w2 bias(%b2) affine(%g2, %b3) : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>, %gain: tensor<8xf32>, %shift: tensor<8xf32>):
+  %normed = qc.layer_norm %rows weight(%gain) bias(%shift) {eps = 1.000000e-05} : tensor<2x8xf32>
+  qc.yield %normed
+} {
+^bb0(%acc: f32):
+  %t = math.tanh %acc : f32
+  qc.yield %t
+}
+
+// CHECK: qc.linear %x3, %w3 affine(%g3) : tensor<2x4xf32> prologue {
+// CHECK-NEXT: ^bb0
+// CHECK-NEXT: qc.rms_norm
+// CHECK-NEXT: qc.quantize_rows
+// CHECK-NEXT: qc.yield
+// CHECK-NEXT: }
+%x3, %w3, %g3 = "test.op"() : () -> (tensor<2x64xf32>, !qc.qtensor<4x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>, tensor<64xf32>)
+%n3 = qc.linear %x3, %w3 affine(%g3) : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x64xf32>, %gain: tensor<64xf32>):
+  %normed = qc.rms_norm %rows weight(%gain) {eps = 1.000000e-05} : tensor<2x64xf32>
+  %codes = qc.quantize_rows %normed {kind = "token", value = 0.000000e+00} : tensor<2x96xi8>
+  qc.yield %codes
+}

@@ -20,7 +20,7 @@ from qcompiler.plan.kinds.embedding import EmbeddingKernel
 from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
-from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.linear import LinearKernel, RowNorm, Window
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.order import OrderKernel
 from qcompiler.plan.kinds.parts import Part, PartsKernel
@@ -152,6 +152,16 @@ def linear_pairs(kind: str) -> ProgramImage:
     product = ScalarProgram(inputs=(("g", "f32"), ("u", "f32")), ops=(op("y", "arith.mulf", "g", "u"),), yields=("y",))
     body = LinearKernel(m="b", n=40, k=64, m_class="large", has_bias=True, epilogue=product, pairs=True)
     return Maker({"b": (1, 20)}, kind).kernel(spec("linear", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
+
+
+def linear_norm(kind: str) -> ProgramImage:
+    """Rows that are normalised first, with all operands that a norm may have."""
+    w, stored = packed(kind, "w", 24, 64)
+    vectors = (operand("norm_weight", (64,)), operand("norm_bias", (64,)))
+    operands = (operand("x", (3, 64)), w, operand("bias", (24,)), *vectors, operand("out", (3, 24), "w"))
+    norm = RowNorm(kind="layer", eps=1e-5, has_weight=True, has_bias=True)
+    body = LinearKernel(m=3, n=24, k=64, m_class="2-8", has_bias=True, norm=norm)
+    return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
 def linear_plain(kind: str) -> ProgramImage:
@@ -381,10 +391,10 @@ def whole(kind: str) -> ProgramImage:
 SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
-        add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_plain,
-        convolution, linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm, softmax,
-        embedding, embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax, top_p,
-        whole,
+        add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
+        linear_plain, convolution, linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm,
+        softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax,
+        top_p, whole,
     )
 }  # fmt: skip
 

@@ -1,0 +1,101 @@
+"""Linears that begin with a norm on a GPU: the bits of the norm's kernel and the linear's, and no spills."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from by_path import load
+
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda import emit, linear
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel
+
+support = load("tests/support/norm_prologue_cases.py")
+LAYOUT = "cuda_t16_v1"
+BOUNDS = {"f32": 2e-6, "bf16": 2e-2, "f16": 2e-3}
+Module = Callable[..., Any]
+
+
+def check_all(sim_module: Module, arch: str, cases: Sequence[Any]) -> None:
+    module = sim_module([spec for case in cases for spec in (case.fused, case.norm, case.plain)], arch)
+    for case in cases:
+        operands = case.given(case.body.m)
+        run = lambda spec, given: module.run(spec.name, given)[-1]  # noqa: E731
+        found = run(case.fused, operands)
+        assert found.tobytes() == case.apart(run, operands).tobytes(), case.fused.name
+        expected = case.expected(operands)
+        error = np.linalg.norm(found.astype(np.float64) - expected) / (np.linalg.norm(expected) + 1e-30)
+        assert error <= BOUNDS[case.fused.operands[0].dtype], (case.fused.name, error)
+
+
+MORE = pytest.param(("int4", "q4_K", "q6_K", "fp8"), marks=pytest.mark.slow)
+TARGETS = [
+    ("sm_80", "bf16"),
+    ("sm_80", "f32"),
+    *(
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in (("sm_75", "f16"), ("sm_75", "bf16"), ("sm_90a", "bf16"))
+    ),
+]
+
+
+@pytest.mark.parametrize("names", [("nf4", "plain", "nf4_across_rows", "int8"), MORE])
+@pytest.mark.parametrize(("arch", "dtype"), TARGETS)
+def test_a_linear_with_a_norm_has_the_bits_of_both_kernels(
+    sim_module: Module, arch: str, dtype: str, names: tuple[str, ...]
+) -> None:
+    cases = list(support.cases(LAYOUT, [dtype], names))
+    wanted = "few_fma" if dtype == "f32" or (arch, dtype) == ("sm_75", "bf16") else "few_mma"
+    assert {linear.decision_of(case.fused, arch).key for case in cases} == {wanted}
+    check_all(sim_module, arch, cases)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_rows_that_the_norm_shares_among_more_warps_than_the_linear_has(sim_module: Module, dtype: str) -> None:
+    """A row of up to 512 columns is one warp's, a longer one that of up to 32; x comes in chunks where it is long."""
+    made = [
+        support.make(LAYOUT, "plain", dtype, norm, m, "1" if m == 1 else "2-8", rows=18, cols=cols)
+        for cols, norm, m in (
+            (1, "rms", 1), (2, "layer", 2), (511, "layer", 1), (512, "rms", 3), (513, "layer", 2), (1024, "rms", 1),
+            (1219, "layer", 8), (4096, "rms", 8), (8200, "layer", 1), (17000, "rms", 1),
+        )
+    ]  # fmt: skip
+    check_all(sim_module, "sm_80", made)
+
+
+def test_an_engine_of_many_rows_refuses_a_norm() -> None:
+    case = support.make(LAYOUT, "nf4", "bf16", "rms", 8, "2-8")
+    wrong = msgspec.structs.replace(case.fused, body=msgspec.structs.replace(case.body, m_class="9-64"))
+    with pytest.raises(KernelSelectionError, match="takes no norm as its prologue"):
+        emit.emit_kernel(wrong, "sm_80")
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120"])
+def test_no_kernel_spills_at_sizes_of_models(nvrtc: Callable[..., Any], arch: str) -> None:
+    """q, k and v of an 8 B model as one, with one token and several, and both kinds of norm."""
+    dtype: Any = "f16" if arch == "sm_75" else "bf16"
+    specs = []
+    for name, m, norm in itertools.product(("nf4", "q4_K", "int4"), (1, 7), ("rms", "layer")):
+        ref = FormatRef(name=name, params={"block": 64} if name == "nf4" else {})
+        vectors = [
+            Operand(name=each, dtype=dtype, access="r", shape=(4096,), strides=(1,))
+            for each in support.NORMS[norm].names
+        ]
+        operands = (
+            Operand(name="x", dtype=dtype, access="r", shape=(m, 4096), strides=(4096, 1)),
+            Operand(name="w", dtype=dtype, access="r", shape=(6144, 4096), format=ref, layout=LAYOUT),
+            *vectors,
+            Operand(name="out", dtype=dtype, access="w", shape=(m, 6144), strides=(6144, 1)),
+        )
+        body = LinearKernel(
+            m=m, n=6144, k=4096, m_class="1" if m == 1 else "2-8", has_bias=False, norm=support.NORMS[norm]
+        )
+        specs.append(KernelSpec(name=f"{name}_{m}_{norm}", symbols=(), operands=operands, body=body))
+    for name, used in nvrtc(specs, arch).items():
+        assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), (name, arch, used)

@@ -1,0 +1,344 @@
+"""A norm in the linear that reads it: the same bits, a launch less, and a reason wherever it keeps its own kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_path import load
+from torch import nn
+
+import qcompiler as qc
+from qcompiler.errors import RecipeError
+from qcompiler.ir.context import QCContext, Target
+from qcompiler.ir.interpreter import run
+from qcompiler.ir.text import parse_module
+from qcompiler.kernels.cost import device_cost
+from qcompiler.kernels.prologue_choice import NormQuery, obstacle, time_in_blocks
+from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
+from qcompiler.passes.pipeline import parse_passes
+from qcompiler.plan.kinds.linear import LinearKernel, RowNorm
+from qcompiler.runtime.isa import supported_isas
+
+SLOW = pytest.mark.slow
+K = 256
+
+
+class Gemma(nn.Module):
+    """An RMS norm whose weight is stored less one."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (wide * (1.0 + self.weight.float())).type_as(x)
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "rms": lambda k: nn.RMSNorm(k, eps=1e-6),
+    "gemma": Gemma,
+    "layer": nn.LayerNorm,
+    "layer_bare": lambda k: nn.LayerNorm(k, elementwise_affine=False),
+    "layer_weight": lambda k: nn.LayerNorm(k, bias=False),
+}
+
+
+class Block(nn.Module):
+    """Two norms, a residual around each linear, and an activation."""
+
+    def __init__(self, norm: str = "rms", k: int = K) -> None:
+        super().__init__()
+        self.first, self.second = NORMS[norm](k), NORMS[norm](k)
+        self.q, self.fc = nn.Linear(k, k), nn.Linear(k, k, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.q(self.first(x))
+        return x + torch.relu(self.fc(self.second(x)))
+
+
+def norms(program: qc.Program) -> list[RowNorm]:
+    bodies = [spec.body for spec in program.plan.kernels]
+    return [body.norm for body in bodies if isinstance(body, LinearKernel) and body.norm is not None]
+
+
+def launches(program: qc.Program, entry: int = 0) -> int:
+    return len(program.plan.entries[entry].steps)
+
+
+def decisions(program: qc.Program) -> dict[str, str]:
+    return {c.path: f"{c.what}: {c.why}" for c in program.report().choices if c.stage == "fuse-norm-prologue"}
+
+
+def both(model: nn.Module, x: torch.Tensor, quant: str = "nf4", **options: Any) -> list[qc.Program]:
+    """The program, and the one whose norms keep their kernels."""
+    recipes = (qc.QuantConfig(quant, separate=sep, promise_bits=None) for sep in ((), ("first", "second")))
+    return [qc.qcompile(model, (x,), quant=recipe, **options) for recipe in recipes]
+
+
+def check(model: nn.Module, quant: str, m: tuple[int, ...], dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    """Two launches less, and no bit differs."""
+    k = model.fc.in_features
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(*m, k, generator=generator).to(dtype) * 3
+    fused, apart = both(model.eval().to(dtype), x, quant, **options)
+    assert launches(fused) == launches(apart) - 2, decisions(fused)
+    assert len(norms(fused)) == 2 and not norms(apart)
+    x[..., :1] = 0.0
+    for each in (x, x * 1000, torch.zeros_like(x)):
+        ours, theirs = (program(each).contiguous().view(torch.uint8) for program in (fused, apart))
+        assert torch.equal(ours, theirs)
+
+
+FORMATS = ("nf4", "int4:group=32", "q4_K", "int8", "float")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
+@pytest.mark.parametrize("quant", [pytest.param(each, marks=() if each == "nf4" else SLOW) for each in FORMATS])
+@pytest.mark.parametrize("m", [(1, 1), (7,), pytest.param((2, 4), marks=SLOW)], ids=str)
+def test_every_format_gives_the_same_bits(quant: str, dtype: torch.dtype, m: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    check(Block(), quant, m, dtype)
+
+
+@pytest.mark.parametrize("norm", [pytest.param(each, marks=() if each == "layer" else SLOW) for each in NORMS])
+@pytest.mark.parametrize("k", [97, pytest.param(1, marks=SLOW)])
+def test_every_norm_and_sizes_that_are_odd(norm: str, k: int) -> None:
+    torch.manual_seed(1)
+    check(Block(norm, k), "float", (2,), torch.bfloat16)
+
+
+def test_many_rows_that_one_thread_normalises() -> None:
+    """Panels are decoded: the kernel is that of many rows."""
+    torch.manual_seed(2)
+    check(Block("layer"), "nf4", (1, 17))
+
+
+@pytest.mark.parametrize("activations", ["int8", pytest.param("int8:static", marks=SLOW)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
+def test_rows_of_int8_are_made_by_the_linear(activations: str, dtype: torch.dtype) -> None:
+    """W8A8 takes as many launches as without: the norm, its codes and the product are one."""
+    torch.manual_seed(6)
+    model, x = Block().eval().to(dtype), torch.randn(3, K).to(dtype)
+    options: dict[str, Any] = {"calibrate": [(x,)]} if "static" in activations else {}
+    recipes = [
+        qc.QuantConfig("int8", activations=given, separate=separate, promise_bits=None)
+        for given, separate in ((None, ()), (activations, ()), (activations, ("*",)))
+    ]
+    float_rows, fused, apart = (qc.qcompile(model, (x,), quant=recipe, **options) for recipe in recipes)
+    made = [spec.body.rows for spec in fused.plan.kernels if isinstance(spec.body, LinearKernel)]
+    assert len(made) == 2 and None not in made and len(norms(fused)) == 2, decisions(fused)
+    assert launches(fused) == launches(float_rows) == launches(apart) - 4
+    for each in (x, x * 1000, torch.zeros_like(x)):
+        ours, theirs = (program(each).contiguous().view(torch.uint8) for program in (fused, apart))
+        assert torch.equal(ours, theirs)
+
+
+def test_a_gpu_reads_rows_of_int8_from_memory() -> None:
+    """And says so; the norm in front of them keeps its kernel, too."""
+    recipe = qc.QuantConfig("int8", activations="int8", promise_bits=None)
+    program = qc.qcompile(Block().eval(), (torch.randn(1, K),), quant=recipe, device="sim:0")
+    said = " ".join(f"{c.what}: {c.why}" for c in program.report().choices if c.stage == "fuse-norm-prologue")
+    assert not norms(program) and "kernels for GPUs read rows of int8 from memory" in said
+    assert "qc.quantize_rows reads it" in said
+
+
+@SLOW
+@pytest.mark.parametrize("isa", supported_isas()[:-1])
+def test_every_instruction_set_gives_the_same_bits(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QC_ISA", isa)
+    torch.manual_seed(0)
+    check(Block("layer"), "nf4", (3,), torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=SLOW)])
+@pytest.mark.parametrize("m", [(1, 1), pytest.param((8,), marks=SLOW)], ids=str)
+def test_a_simulated_gpu_gives_the_same_bits(dtype: torch.dtype, m: tuple[int, ...]) -> None:
+    torch.manual_seed(3)
+    check(Block("rms"), "nf4", m, dtype, device="sim:0")
+
+
+def test_the_interpreter_agrees_after_every_pass() -> None:
+    torch.manual_seed(4)
+    for norm, dtype in (("layer", torch.float32), ("rms", torch.bfloat16)):
+        model = Block(norm, 64).eval().to(dtype)
+        program = qc.qcompile(model, (torch.randn(2, 64).to(dtype),), quant="nf4", verify_each="numerics")
+        assert len(norms(program)) == 2
+
+
+def test_a_saved_program_gives_the_same_bits(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(1, K)
+    program = qc.qcompile(Block().eval(), (x,), quant="nf4")
+    program.save(tmp_path / "block.qca")
+    loaded = qc.load(tmp_path / "block.qca", verify="full")
+    assert np.array_equal(np.asarray(loaded(x.numpy())), program(x).numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
+def test_a_llama_with_a_cache_gives_the_same_tokens(dtype: torch.dtype) -> None:
+    """One token: two launches less for each layer, and one for the head. The prompt's rows are not known: none less."""
+    static = load("tests/models/test_static_cache.py")
+    recipes = ("nf4", qc.QuantConfig("nf4", separate=("*layernorm", "*.norm")))
+    fused, apart = (static.compiled("cpu", dtype, recipe)[1] for recipe in recipes)
+    for ours, theirs in zip(*(static.decode(p.session(), static.prompt(), 6) for p in (fused, apart)), strict=True):
+        assert torch.equal(ours, theirs)
+    names = [entry.name for entry in fused.plan.entries]
+    saved = {name: launches(apart, i) - launches(fused, i) for i, name in enumerate(names)}
+    assert saved == {"decode": 2 * static.LAYERS + 1, "prefill": 0}
+
+
+# --- what the region means -------------------------------------------------------------------------------------------
+
+REGION = """
+builtin.module {
+  func.func @main(%x: tensor<3x9xf32>, %w: tensor<5x9xf32>, %g: tensor<9xf32>, %b: tensor<9xf32>, %c: tensor<5xf32>)
+      -> tensor<3x5xf32> {
+    %y = qc.linear %x, %w bias(%c) affine(%g, %b) : tensor<3x5xf32> prologue {
+    ^bb0(%rows: tensor<3x9xf32>, %weight: tensor<9xf32>, %shift: tensor<9xf32>):
+      %n = qc.layer_norm %rows weight(%weight) bias(%shift) {eps = 1.000000e-05} : tensor<3x9xf32>
+      qc.yield %n
+    } {
+    ^bb0(%sum: f32):
+      %t = math.tanh %sum : f32
+      qc.yield %t
+    }
+    func.return %y : tensor<3x5xf32>
+  }
+}
+"""
+
+
+def test_the_region_means_the_same_in_plain_linalg() -> None:
+    """The interpreter's meaning, the lowering to linalg for upstream MLIR, and NumPy."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in ((3, 9), (5, 9), (9,), (9,), (5,))]
+    x, w, g, b, c = inputs
+    ctx = QCContext.default()
+    module = parse_module(REGION, ctx)
+    module.verify()
+    centred = x - x.mean(-1, keepdims=True)
+    rows = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * g + b
+    wanted = np.tanh(rows @ w.T + c)
+    (found,) = run(module, ctx.weights, inputs)
+    LowerQcToLinalgPass().apply(ctx, module)
+    module.verify()
+    assert "qc.linear" not in str(module) and "qc.layer_norm" not in str(module)
+    (lowered,) = run(module, ctx.weights, inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lowered, wanted, rtol=1e-5, atol=1e-6)
+
+
+# --- what keeps a kernel of its own ----------------------------------------------------------------------------------
+
+FIVE_LINES = """
+builtin.module {{
+  func.func @main(%x: {x}, %w: tensor<6x8xf32>) -> {out} attributes {{qc.ranges = {{s = array<i64: 1, 32>}}}} {{
+    {lines}
+  }}
+}}
+"""
+ONE = "tensor<1x8xf32>"
+NORM = "%n = qc.rms_norm %x {eps = 1.000000e-05} : tensor<1x8xf32>"
+LINEAR = "%y = qc.linear %n, %w : tensor<1x6xf32>"
+CASES = {
+    "another linear": (ONE, "tensor<1x6xf32>", [
+        NORM, LINEAR, "%z = qc.linear %n, %w extras(%y) : tensor<1x6xf32> {",
+        "^bb0(%a: f32, %b: f32):", "qc.yield %b", "}", "func.return %z : tensor<1x6xf32>",
+    ], "several ops read it"),
+    "the program's result": (ONE, ONE, [NORM, f"func.return %n : {ONE}"], "func.return reads it"),
+    "an extra input": (ONE, "tensor<1x8xf32>", [
+        NORM, "%v = qc.const @v : tensor<8x8xf32>", "%y = qc.linear %x, %v extras(%n) : tensor<1x8xf32> {",
+        "^bb0(%a: f32, %b: f32):", "qc.yield %b", "}", "func.return %y : tensor<1x8xf32>",
+    ], "does not multiply its rows"),
+    "another type": ("tensor<1x8xbf16>", "tensor<1x6xf32>", [
+        "%n = qc.rms_norm %x {eps = 1.000000e-05} : tensor<1x8xf32>", LINEAR, "func.return %y : tensor<1x6xf32>",
+    ], "makes f32 of bf16"),
+    "another device": (ONE, "tensor<1x6xf32>", [
+        NORM, 'qc.device', "func.return %y : tensor<1x6xf32>",
+    ], "different devices"),
+    "rows known at run time": ("tensor<?x8xf32, #qc.dims<[\"s\", 8]>>", "tensor<?x6xf32, #qc.dims<[\"s\", 6]>>", [
+        '%n = qc.rms_norm %x {eps = 1.000000e-05} : tensor<?x8xf32, #qc.dims<["s", 8]>>',
+        '%y = qc.linear %n, %w : tensor<?x6xf32, #qc.dims<["s", 6]>>',
+        'func.return %y : tensor<?x6xf32, #qc.dims<["s", 6]>>',
+    ], "known only at run time"),
+    "many rows": ("tensor<4097x8xf32>", "tensor<4097x6xf32>", [
+        "%n = qc.rms_norm %x {eps = 1.000000e-05} : tensor<4097x8xf32>",
+        "%y = qc.linear %n, %w : tensor<4097x6xf32>", "func.return %y : tensor<4097x6xf32>",
+    ], "more than 32768 elements"),
+    "a state": (ONE, "tensor<1x6xf32>", [
+        "%s = qc.state @s : tensor<1x8xf32>", "%n = qc.rms_norm %s {eps = 1.000000e-05} : tensor<1x8xf32>", LINEAR,
+        "func.return %y : tensor<1x6xf32>",
+    ], "it reads a state"),
+}  # fmt: skip
+
+
+def fused(text: str, target: Target | None = None, passes: str = "fuse-norm-prologue") -> tuple[str, str]:
+    """(the text after the pass, what it reports)."""
+    ctx = QCContext.default() if target is None else QCContext.default(target=target)
+    module = parse_module(text, ctx)
+    (made,) = parse_passes(passes)
+    made.apply(ctx, module)
+    module.verify()
+    return str(module), "; ".join(f"{d.what}: {d.why}" for d in ctx.report.of("fuse-norm-prologue"))
+
+
+def text_of(x: str, out: str, lines: list[str]) -> str:
+    if "qc.device" in lines:
+        lines = [NORM.replace("{eps", '{qc.device = "cpu", eps'), LINEAR.replace(" :", ' {qc.device = "sim:0"} :')] + [
+            line for line in lines if line.startswith("func")
+        ]
+    return FIVE_LINES.format(x=x, out=out, lines="\n    ".join(lines))
+
+
+PLAIN = text_of(ONE, "tensor<1x6xf32>", [NORM, LINEAR, "func.return %y : tensor<1x6xf32>"])
+
+
+def test_the_plain_case_is_fused() -> None:
+    """So that what stops the others is their difference from it."""
+    text, said = fused(PLAIN)
+    assert "prologue {" in text and "nothing else reads the result" in said
+    assert "prologue {" not in fused(PLAIN, passes='fuse-norm-prologue{separate="*"}')[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_keeps_a_kernel_of_its_own_says_why(case: str) -> None:
+    x, out, lines, why = CASES[case]
+    text, said = fused(text_of(x, out, lines))
+    assert "prologue {" not in text and why in said, said
+
+
+def test_a_gpu_normalises_up_to_eight_rows_before_a_constant_weight() -> None:
+    target = Target("cuda", "sm_90a")
+    assert "the weight is computed" in fused(PLAIN, target)[1]
+    assert "there are 9 rows" in fused(PLAIN.replace("1x8x", "9x8x").replace("1x6x", "9x6x"), target)[1]
+
+
+def query(**changes: Any) -> NormQuery:
+    given: dict[str, Any] = {
+        "m": 1, "k": 4096, "n": 6144, "dtype": "bf16", "affine": 1, "kind": "cuda", "isas": ("sm_90a",),
+        "constant_weight": True,
+    }  # fmt: skip
+    return NormQuery(**{**given, **changes})
+
+
+def test_a_norm_stays_where_too_many_blocks_would_repeat_it() -> None:
+    """Estimated for an 8 B model: q, k and v take the norm, the gate and the up projection do not."""
+    assert obstacle(query()) is None
+    assert "1792 blocks take" in str(obstacle(query(n=28672)))
+    assert obstacle(query(n=28672, kind="cpu", isas=("x86-64-v4",))) is None
+    slow = device_cost("sm_75")
+    assert time_in_blocks(query(n=28672), slow) > time_in_blocks(query(n=28672), device_cost("sm_90a"))
+    assert "sm_75" in str(obstacle(query(isas=("sm_90a", "sm_75")))), "one plan serves both"
+
+
+def test_a_pattern_of_separate_must_name_something() -> None:
+    with pytest.raises(RecipeError, match="matches no module"):
+        both_named = qc.QuantConfig("nf4", separate=("thrid",), promise_bits=None)
+        qc.qcompile(Block().eval(), (torch.randn(1, K),), quant=both_named)
