@@ -19,7 +19,7 @@ from qcompiler.inspect.torch_share import read_by_torch
 from qcompiler.ledger import Ledger
 from qcompiler.runtime.backends.base import CaptureMode
 from qcompiler.runtime.backends.registry import is_available, runs
-from qcompiler.runtime.image import ProgramImage, Target, build_image
+from qcompiler.runtime.image import ProgramImage, ProgramTarget, build_image
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.native import build_native
 from qcompiler.runtime.nvrtc import build_module
@@ -269,7 +269,7 @@ def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) ->
         imported.signature,
         context.weights,
         room=imported.quantized.files.room,
-        target=Target(kind="cpu" if target.kind == "cpu" else "cuda", isa=target.isa),
+        target=ProgramTarget(kind="cpu" if target.kind == "cpu" else "cuda", isa=target.isa),
         ledger=json.loads(ledger.to_json()),
         report=[vars(decision) for decision in context.report.decisions],
         torch_calls=imported.torch_calls,

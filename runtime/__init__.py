@@ -15,7 +15,7 @@ from qcompiler.errors import CompilerMissingError, MissingDependencyError
 from qcompiler.runtime.builds import Trust
 from qcompiler.runtime.device_array import DeviceArray
 from qcompiler.runtime.graph import CapturedGraph
-from qcompiler.runtime.image import NativeLibrary, ProgramImage, Target, build_image
+from qcompiler.runtime.image import NativeLibrary, ProgramImage, ProgramTarget, build_image
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.program_file import Verify, load_image, offers, save_image
@@ -27,8 +27,8 @@ __all__ = [
     "LoadedProgram",
     "NativeLibrary",
     "ProgramImage",
+    "ProgramTarget",
     "Session",
-    "Target",
     "build_image",
     "host_isa",
     "load",

@@ -28,7 +28,7 @@ CHUNK = 16 << 20
 """Each digest covers this many bytes of a weight."""
 
 
-class Target(Strict, frozen=True):
+class ProgramTarget(Strict, frozen=True):
     """The target of the program: an instruction set ("x86-64-v4") or a GPU's architecture ("sm_90a")."""
 
     kind: Literal["cpu", "cuda"] = "cpu"
@@ -113,7 +113,7 @@ class ProgramImage:
     plan: Plan
     signature: Signature
     weights: Bytes = field(repr=False)
-    target: Target = field(default_factory=Target)
+    target: ProgramTarget = field(default_factory=ProgramTarget)
     ledger: Any = None
     report: Any = None
     torch_calls: tuple[str, ...] = ()

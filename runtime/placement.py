@@ -9,7 +9,7 @@ from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, PlanError
 from qcompiler.plan.plan import Arena, EntryPoint, Plan
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Backend, Kernel, Memory
-from qcompiler.runtime.image import NativeLibrary, Target
+from qcompiler.runtime.image import NativeLibrary, ProgramTarget
 from qcompiler.runtime.isa import resolve_isa
 from qcompiler.runtime.memory import align_up
 
@@ -83,7 +83,7 @@ def _mismatch(kind: str, device: str) -> TargetMismatchError:
     return TargetMismatchError(f"the program was compiled for {kind} and cannot run on {device}; {way_out}")
 
 
-def choose_isa(device: str, target: Target, requested: str | None) -> str:
+def choose_isa(device: str, target: ProgramTarget, requested: str | None) -> str:
     """The instruction set or architecture to compile kernels for: `requested`, else the device's own.
 
     The simulated GPU uses the architecture that the program was compiled for.

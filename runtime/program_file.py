@@ -48,7 +48,7 @@ from qcompiler.runtime.image import (
     MappedFile,
     NativeLibrary,
     ProgramImage,
-    Target,
+    ProgramTarget,
     check_directory,
     chunk_digests,
     constants_nbytes,
@@ -105,7 +105,7 @@ class Header(Strict, frozen=True):
     qcompiler: str
     plan: Plan
     signature: Signature
-    target: Target
+    target: ProgramTarget
     emitter_version: str
     layout: Layout
     weights_nbytes: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 from qcompiler.kernels.cuda import linear_mma
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.grouped_pairs import chosen, most_tiles
-from qcompiler.kernels.cuda.linear_mma import FEW, LARGE, LARGE_SPLIT, Tile
+from qcompiler.kernels.cuda.linear_mma import LARGE, LARGE_SPLIT, SMALL_M_TILES, Tile
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
@@ -37,14 +37,14 @@ def tile_for(body: GroupedLinearKernel, limit: int) -> Tile:
     each = pairs.value // body.experts if pairs.is_static else None
     if each is None:
         return LARGE_SPLIT
-    if each <= max(FEW):
-        return linear_mma.few_tile(max(FEW), limit)
+    if each <= max(SMALL_M_TILES):
+        return linear_mma.few_tile(max(SMALL_M_TILES), limit)
     return LARGE if each >= MANY else LARGE_SPLIT
 
 
 def least_shared(body: GroupedLinearKernel) -> int:
     """Bytes of shared memory of the smallest tile that the body may get."""
-    few = min(FEW[max(FEW)], key=lambda tile: tile.shared)
+    few = min(SMALL_M_TILES[max(SMALL_M_TILES)], key=lambda tile: tile.shared)
     return max(few, LARGE, LARGE_SPLIT, key=lambda tile: tile.shared).shared + LISTS + 4 * LARGE.tokens
 
 

@@ -76,7 +76,7 @@ class Tile:
         return f"{self.tokens}, {self.warps_n}, {self.warps_k}, {self.panels}, {self.stages}"
 
 
-FEW: dict[int, tuple[Tile, ...]] = {
+SMALL_M_TILES: dict[int, tuple[Tile, ...]] = {
     16: (Tile(16, 1, 8, 2, 3, 3), Tile(16, 1, 4, 2, 3, 3)),
     32: (Tile(32, 1, 8, 2, 3, 3), Tile(32, 1, 4, 2, 3, 3)),
     64: (Tile(64, 1, 8, 2, 2, 3), Tile(64, 2, 4, 1, 3, 3), Tile(64, 2, 2, 1, 3, 3)),
@@ -96,7 +96,7 @@ decoded once per block. With a ring of 55 KiB, two blocks share a multiprocessor
 LARGE_SPLIT = Tile(64, 2, 2, 2, 3, 1)
 """For outputs with few 128 x 128 tiles: 64 x 64 outputs, and the columns split in two."""
 
-BUSY = 96
+MIN_BLOCKS = 96
 """With fewer blocks than this, a GPU of 108 to 148 multiprocessors is mostly idle."""
 
 
@@ -104,7 +104,7 @@ REGISTERS = 18
 """Prefetched words of codes and entries per lane and panel: three chunks of 4 bits with two entries."""
 
 
-TIGHT = (6, 100)
+SPILL_BITS, SPILL_ARCH = 6, 100
 """The code bits for which the large tile has no register left, and the architecture (sm_100) from which on ptxas then
 spills: two planes, of 4 and 2 bits, and 128 sums."""
 
@@ -113,7 +113,7 @@ def tile_of(body: LinearKernel, bits: int, limit: int, entries: int = 1, arch: i
     """The tile for a linear whose weight stores `bits` bits per element, with `limit` bytes of shared memory per
     block."""
     tile = _tile_of(body, limit)
-    if tile == LARGE and bits == TIGHT[0] and arch >= TIGHT[1]:
+    if tile == LARGE and bits == SPILL_BITS and arch >= SPILL_ARCH:
         tile = LARGE_SPLIT
     return ahead(tile, bits, entries)
 
@@ -133,14 +133,14 @@ def _tile_of(body: LinearKernel, limit: int) -> Tile:
     known = body.m if isinstance(body.m, int) else None
     if body.m_class == "large":
         blocks = -(-body.n // LARGE.rows) * -(-(known or 512) // LARGE.tokens)
-        return LARGE if blocks >= BUSY or (known is None and body.n >= 32 * LARGE.rows) else LARGE_SPLIT
-    tokens = next((t for t in sorted(FEW) if known is not None and known <= t), max(FEW))
+        return LARGE if blocks >= MIN_BLOCKS or (known is None and body.n >= 32 * LARGE.rows) else LARGE_SPLIT
+    tokens = next((t for t in sorted(SMALL_M_TILES) if known is not None and known <= t), max(SMALL_M_TILES))
     return few_tile(tokens, limit - places_bytes(body, tokens))
 
 
 def few_tile(tokens: int, limit: int) -> Tile:
     """The first tile for this many tokens whose ring fits `limit` bytes."""
-    return next(tile for tile in FEW[tokens] if tile.shared <= limit)
+    return next(tile for tile in SMALL_M_TILES[tokens] if tile.shared <= limit)
 
 
 def places_bytes(body: LinearKernel, tokens: int) -> int:
@@ -150,7 +150,7 @@ def places_bytes(body: LinearKernel, tokens: int) -> int:
 
 def least_shared(m_class: str, *, windows: bool) -> int:
     """Bytes of shared memory of the smallest tile of an M class, for any M."""
-    tiles = [min(each, key=lambda tile: tile.shared) for each in FEW.values()]
+    tiles = [min(each, key=lambda tile: tile.shared) for each in SMALL_M_TILES.values()]
     most = max((LARGE, LARGE_SPLIT) if m_class == "large" else tiles, key=lambda tile: tile.shared)
     return most.shared + (-(-most.tokens * PLACE_BYTES // 128) * 128 if windows else 0)
 

@@ -35,7 +35,7 @@ from qcompiler.plan.plan import (
     Wait,
 )
 from qcompiler.plan.weights import WeightStore
-from qcompiler.runtime import LoadedProgram, ProgramImage, Target, build_image
+from qcompiler.runtime import LoadedProgram, ProgramImage, ProgramTarget, build_image
 from qcompiler.runtime.backends import registry
 
 DEVICES = ["sim:0", *(["cuda:0"] if registry.is_available("cuda:0") else [])]
@@ -109,7 +109,9 @@ def vectors(
             ),
         ),
     }
-    return build_image(Plan(**plan), signature or arguments(), WeightStore(), target=Target(kind="cuda", isa="sm_80"))
+    return build_image(
+        Plan(**plan), signature or arguments(), WeightStore(), target=ProgramTarget(kind="cuda", isa="sm_80")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from qcompiler.plan.plan import (
     WeightEntry,
 )
 from qcompiler.plan.weights import WeightStore
-from qcompiler.runtime import NativeLibrary, ProgramImage, Target, build_image
+from qcompiler.runtime import NativeLibrary, ProgramImage, ProgramTarget, build_image
 
 LEDGER = {
     "totals": {
@@ -128,6 +128,6 @@ def image(tmp_path: Path) -> ProgramImage:
         "kernels/program.cpp": "// kernels\n",
     }
     return build_image(
-        make_plan(), signature, store, target=Target(kind="cpu", isa="x86-64-v3"), texts=texts, ledger=LEDGER,
+        make_plan(), signature, store, target=ProgramTarget(kind="cpu", isa="x86-64-v3"), texts=texts, ledger=LEDGER,
         native=(NativeLibrary("x86-64-v3", library, "7", "g++ 12"),),
     )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ import pytest
 from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime import sanitize
+from qcompiler.runtime.compiler import find_compiler, optimisation
 
 CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
 ISAS = tuple(CPU_FLAGS) if platform.machine() == "x86_64" else ("generic",)
@@ -58,12 +59,22 @@ class Context(ctypes.Structure):
     ]  # fmt: skip
 
 
-def compile_source(source: str, isa: str, folder: Path, level: str = "-O3") -> ctypes.CDLL:
+def level_for(isa: str) -> str:
+    """-O3, which users get. The short run keeps it for the widest vectors of this machine: no result depends on it."""
+    widest = next(name for name in reversed(ISAS) if runnable(name))
+    return "-O3" if isa == widest else optimisation()
+
+
+def compile_source(source: str, isa: str, folder: Path, level: str | None = None) -> ctypes.CDLL:
     sanitized = sanitize.flags()  # they say -O0, which then decides
     sanitize.require_runtime()
-    digest = hashlib.sha256((isa + level + source + str(sanitized)).encode()).hexdigest()[:16]
-    cpp, library = folder / f"{digest}.cpp", folder / f"{digest}.so"
+    level = level or level_for(isa)
+    compiler = find_compiler()
+    key = "\0".join((isa, level, compiler.version, str(sanitized), source))
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    library = folder / f"{digest}.so"
     if not library.exists():
+        cpp, made = folder / f"{digest}.{os.getpid()}.cpp", folder / f"{digest}.{os.getpid()}.so"
         cpp.write_text(source)
         march = [] if isa == "generic" else [f"-march={isa}"]
         flags = [
@@ -78,15 +89,15 @@ def compile_source(source: str, isa: str, folder: Path, level: str = "-O3") -> c
             "-Wall",
             *sanitized,
         ]
-        compiler = shutil.which("g++") or shutil.which("c++")
-        assert compiler, "the kernel tests need a C++ compiler (Debian: apt install g++)"
         # GCC 12 warns about its own intrinsics' undefined registers.
-        command = [compiler, *flags, "-Werror", "-Wno-maybe-uninitialized", "-Wno-uninitialized", str(cpp)]
+        command = [*compiler.command, *flags, "-Werror", "-Wno-maybe-uninitialized", "-Wno-uninitialized", str(cpp)]
         done = subprocess.run(
-            [*command, "-o", str(library), "-lm", "-lpthread"], capture_output=True, text=True, check=False,
+            [*command, "-o", str(made), "-lm", "-lpthread"], capture_output=True, text=True, check=False,
             env=sanitize.compiler_environment(),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[:4000]
+        made.replace(library)
+        cpp.unlink()
     return ctypes.CDLL(str(library))
 
 
@@ -136,8 +147,11 @@ def runnable(isa: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
+def build_folder() -> Path:
+    """Of libraries by the digest of all that decides them: a kernel that nobody edited is not compiled again."""
+    folder = Path(__file__).resolve().parents[2] / "build" / "test-kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _choices() -> list[Any]:

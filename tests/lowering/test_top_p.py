@@ -20,8 +20,7 @@ from qcompiler.ir.types import tensor
 from qcompiler.passes.pipeline import run_pipeline
 from qcompiler.plan.plan import Signature
 from qcompiler.runtime import LoadedProgram
-from qcompiler.runtime.image import Target as ImageTarget
-from qcompiler.runtime.image import build_image
+from qcompiler.runtime.image import ProgramTarget, build_image
 
 SIGNATURE = Signature(
     inputs={
@@ -54,7 +53,9 @@ def compiled(bench: Any, module: ModuleOp, device: str) -> LoadedProgram:
     run_pipeline(module.clone(), context)
     assert context.emitted is not None
     kind: Any = target.kind
-    image = build_image(context.emitted.plan, SIGNATURE, context.weights, target=ImageTarget(kind=kind, isa=target.isa))
+    image = build_image(
+        context.emitted.plan, SIGNATURE, context.weights, target=ProgramTarget(kind=kind, isa=target.isa)
+    )
     return LoadedProgram.from_image(image, device)
 
 

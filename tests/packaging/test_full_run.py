@@ -10,7 +10,16 @@ import pytest
 from by_path import load
 
 full = load("tests/support/full_run.py")
-GOOD = "def test_one():\n    open('{log}', 'a').write('one ')\n\ndef test_two():\n    pass\n"
+GOOD = """
+import subprocess, sys
+
+def test_one():
+    open('{log}', 'a').write('one ')
+    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.3: pass"], check=True)
+
+def test_two():
+    pass
+"""
 BAD = "def test_bad():\n    open('{log}', 'a').write('bad ')\n    assert 1 == 2\n"
 BROKEN = "import nothing_of_this_name\n\ndef test_never():\n    pass\n"
 
@@ -52,8 +61,12 @@ def test_what_passed_is_not_run_again_and_what_failed_is(tree: Path, tmp_path: P
     file = tree / "tests" / "a" / "test_bad.py"
     file.write_text(file.read_text().replace("1 == 2", "1 == 1"))
     log.write_text("")
+    assert not full.COSTS.exists(), "parts would be dealt anew while some have run"
     assert full.main(["tests/a", "--jobs", jobs]) == 0
     assert sorted(log.read_text().split()) == ["bad", "one"], "an edit begins a new record"
+    costs = json.loads(full.COSTS.read_text())
+    assert sorted(costs) == ["tests/a/test_bad.py", "tests/a/test_good.py"]
+    assert costs["tests/a/test_good.py"] >= 0.3, "the time of a child process counts"
 
 
 def test_a_file_that_cannot_be_collected_has_not_passed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +80,15 @@ def test_every_file_is_in_exactly_one_part(parts: int) -> None:
     dealt = full.deal(files, {files[3]: 600.0, files[5]: 60.0}, parts)
     assert sorted(file for part in dealt for file in part) == files
     assert parts == 1 or dealt[0] == [files[3]], "the longest stands alone"
+
+
+def test_the_tables_say_what_is_not_measured(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full.write_json(full.COSTS, {"tests/a/test_good.py": 70.0})
+    assert full.main(["tests", "--costs", "--part", "1/2"]) == 0
+    printed = capsys.readouterr().out
+    assert "| a | 1 | 70 | test_good.py, 70 |" in printed
+    assert "| 1/2 | 1 | 70 | 0 at 20 each |" in printed
+    assert "| 2/2 | 2 | 0 | 2 at 20 each |" in printed
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "-1/2", "1/"])

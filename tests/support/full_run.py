@@ -5,8 +5,10 @@
 The files of the folders are dealt to the parts by what they cost (tests/costs.json), the longest first, so that parts
 take about the same time.  Each file's outcome is written to build/test-full/<tree>.json as soon as its last test
 ended; `<tree>` is a digest of every file of the repository, so that any edit begins a new record.  A run that was
-killed goes on with the files that have not passed.  `--costs` prints the table of docs/testing.md from the record and
-brings tests/costs.json up to date.
+killed goes on with the files that have not passed.  The run after which every file has passed writes tests/costs.json
+(not before: parts of one tree must be dealt by the same costs).  A cost is processor time, child processes included,
+which depends on other processes less than the time that passed does.  `--costs` prints what each folder and each part
+costs by that file, and runs nothing.
 
 This file is also the plugin that pytest loads to keep the record.
 """
@@ -17,12 +19,15 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
@@ -113,17 +118,29 @@ def report(files: Sequence[str], record: Mapping[str, Mapping[str, Any]]) -> str
     return "\n".join(lines)
 
 
-def cost_table(record: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row of Markdown per folder: files, tests, seconds, the longest file."""
-    folders: dict[str, list[tuple[float, str, int]]] = {}
-    for file, row in record.items():
-        folders.setdefault(file.split("/")[1], []).append((row["seconds"], file, row["passed"] + row["failed"]))
-    lines = ["| folder | files | tests | seconds | longest file |", "|---|---|---|---|---|"]
+def cost_table(files: Sequence[str], costs: Mapping[str, float], parts: int) -> str:
+    """Two tables of Markdown: processor seconds of each folder with its longest file, and of each of `parts` parts."""
+    folders: dict[str, list[tuple[float, str]]] = {}
+    for file in files:
+        if file in costs:
+            folders.setdefault(file.split("/")[1], []).append((costs[file], file))
+    lines = ["| folder | files | processor seconds | longest file |", "|---|---|---|---|"]
     for folder, rows in sorted(folders.items(), key=lambda each: -sum(row[0] for row in each[1])):
-        seconds, longest, _ = max(rows)
-        total, tests = sum(row[0] for row in rows), sum(row[2] for row in rows)
-        lines.append(f"| {folder} | {len(rows)} | {tests:,} | {total:.0f} | {Path(longest).name}, {seconds:.0f} |")
+        seconds, longest = max(rows)
+        total = sum(row[0] for row in rows)
+        lines.append(f"| {folder} | {len(rows)} | {total:.0f} | {Path(longest).name}, {seconds:.0f} |")
+    lines += ["", "| part | files | processor seconds | of files not measured yet |", "|---|---|---|---|"]
+    for number, mine in enumerate(deal(files, costs, parts), 1):
+        known = sum(costs[file] for file in mine if file in costs)
+        unknown = sum(file not in costs for file in mine)
+        lines.append(f"| {number}/{parts} | {len(mine)} | {known:.0f} | {unknown} at {UNKNOWN:.0f} each |")
     return "\n".join(lines)
+
+
+def write_costs(costs: Mapping[str, float], record: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds what passed now, and drops files that are no more."""
+    passed = {file: round(row["processor"], 1) for file, row in record.items() if has_passed(row)}
+    write_json(COSTS, {file: cost for file, cost in {**costs, **passed}.items() if (ROOT / file).exists()})
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -132,17 +149,15 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", type=part_of, default=(1, 1), help="k/n: the k-th of n parts")
     parser.add_argument("--jobs", type=int, default=2, help="test processes at a time")
     parser.add_argument("--again", action="store_true", help="also what has passed for this tree")
-    parser.add_argument("--costs", action="store_true", help="run nothing: the table of costs, and tests/costs.json")
+    parser.add_argument("--costs", action="store_true", help="run nothing: print the tables of costs")
     chosen = parser.parse_args(given)
     costs: dict[str, float] = json.loads(COSTS.read_text()) if COSTS.exists() else {}
     path = ROOT / "build" / "test-full" / f"{tree_digest(ROOT)}.json"
     everything = files_of(chosen.places, ROOT)
-    if chosen.costs:
-        record = read_record(path)
-        write_json(COSTS, {**costs, **{file: round(row["seconds"], 1) for file, row in record.items()}})
-        print(cost_table(record))
-        return 0
     number, parts = chosen.part
+    if chosen.costs:
+        print(cost_table(everything, costs, parts))
+        return 0
     mine = deal(everything, costs, parts)[number - 1]
     todo = [file for file in mine if chosen.again or not has_passed(read_record(path).get(file))]
     code = 0
@@ -151,6 +166,8 @@ def main(given: Sequence[str] | None = None) -> int:
         environment = {**os.environ, RECORD: str(path), "PYTHONPATH": support}
         code = subprocess.run(command_of(todo, chosen.jobs), env=environment, check=False).returncode
     record = read_record(path)
+    if all(has_passed(record.get(file)) for file in everything):
+        write_costs(costs, record)
     print(f"\npart {number} of {parts}, tree {path.stem}\n{report(mine, record)}")
     if parts > 1:
         done = sum(has_passed(record.get(file)) for file in everything)
@@ -177,7 +194,7 @@ class Recorder:
         if self.rows:
             return
         self.left = Counter(file_of(each) for each in ids)
-        empty = {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0}
+        empty = {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "processor": 0.0}
         self.rows = {file: {**empty, "failures": []} for file in {*files, *self.left}}
         for file in self.rows:
             if not self.left[file] and file not in self.broken:
@@ -188,6 +205,7 @@ class Recorder:
         file = file_of(report.nodeid)
         row = self.rows[file]
         row["seconds"] += report.duration
+        row["processor"] += report.processor
         if report.failed and report.nodeid not in self.failed:
             self.failed.add(report.nodeid)
             row["failed"] += 1
@@ -210,6 +228,25 @@ def file_of(nodeid: str) -> str:
 
 
 _recorder: Recorder | None = None
+
+
+def processor_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+_measured = processor_seconds()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, None]:
+    """In the process that runs the test: what its phase cost goes along with the report."""
+    global _measured
+    outcome: Any = yield
+    now = processor_seconds()
+    outcome.get_result().processor = now - _measured
+    _measured = now
 
 
 def pytest_configure(config: Any) -> None:

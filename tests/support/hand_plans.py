@@ -46,7 +46,7 @@ from qcompiler.plan.plan import (
     initial_weight,
 )
 from qcompiler.plan.weights import StoredTensor, WeightStore
-from qcompiler.runtime import ProgramImage, Target, build_image
+from qcompiler.runtime import ProgramImage, ProgramTarget, build_image
 
 K, N = 64, 48
 NF4 = FormatRef(name="nf4", params=dict(formats.get("nf4", block=64).params))
@@ -273,5 +273,9 @@ def small_on_cpu() -> Small:
 def small_on_gpu() -> Small:
     """The program for a GPU; its state begins at 10."""
     return Small(
-        "cuda", {8: "linear_few", None: "linear_many"}, most=12, calls=10, target=Target(kind="cuda", isa="sm_80")
+        "cuda",
+        {8: "linear_few", None: "linear_many"},
+        most=12,
+        calls=10,
+        target=ProgramTarget(kind="cuda", isa="sm_80"),
     )

@@ -32,7 +32,7 @@ from qcompiler.plan.plan import (
     WeightEntry,
 )
 from qcompiler.plan.weights import StoredTensor, WeightStore
-from qcompiler.runtime.image import ProgramImage, Target, build_image
+from qcompiler.runtime.image import ProgramImage, ProgramTarget, build_image
 
 Ranges = Mapping[str, tuple[int, int]]
 replace = msgspec.structs.replace
@@ -142,7 +142,7 @@ class Maker:
             init=init if self.init else None,
             weights=tuple(entries),
         )  # fmt: skip
-        target = Target(kind="cpu" if self.kind == "cpu" else "cuda", isa=isa)
+        target = ProgramTarget(kind="cpu" if self.kind == "cpu" else "cuda", isa=isa)
         return build_image(plan, signature(len(self.inputs), len(self.outputs)), self.store, target=target)
 
 

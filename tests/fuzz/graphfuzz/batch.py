@@ -42,8 +42,7 @@ from qcompiler.ir.interpreter import Interpreter
 from qcompiler.passes.checks.answers import answers
 from qcompiler.passes.pipeline import run_pipeline
 from qcompiler.runtime import compiler
-from qcompiler.runtime.image import Target as ImageTarget
-from qcompiler.runtime.image import build_image
+from qcompiler.runtime.image import ProgramTarget, build_image
 from qcompiler.runtime.isa import resolve_isa
 from qcompiler.runtime.loaded import LoadedProgram
 
@@ -296,7 +295,7 @@ class _Run:
         plan = self.context.emitted.plan
         isa = self.context.target.isa
         image = build_image(
-            plan, self.imported.signature, self.context.weights, target=ImageTarget(kind="cpu", isa=isa)
+            plan, self.imported.signature, self.context.weights, target=ProgramTarget(kind="cpu", isa=isa)
         )
         with quick_compiler(self.checks.optimise):
             program = LoadedProgram.from_image(image, "cpu", isa=isa)
@@ -357,7 +356,7 @@ class _Run:
         assert context.emitted is not None
         plan = context.emitted.plan
         image = build_image(
-            plan, self.imported.signature, context.weights, target=ImageTarget(kind="cuda", isa="sm_80")
+            plan, self.imported.signature, context.weights, target=ProgramTarget(kind="cuda", isa="sm_80")
         )
         program = LoadedProgram.from_image(image, "sim:0")
         session = program.session()

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
             with contextlib.suppress(_NotLocalError):
                 return _Decomposer(program, _table(keep), keep).run()
         try:
-            decomposed: ExportedProgram = program.run_decompositions(_table(keep))
+            decomposed: ExportedProgram = program.run_decompositions(dict(_table(keep).every))
         except Exception as error:  # whatever torch's own passes raise
             raise ExportError(_cannot(program.graph_module, error)) from error
         return decomposed
@@ -68,18 +69,40 @@ ALSO = ("addmv.default", "dist.default", "grid_sampler_2d.default", "ldexp.Tenso
 """Operators that torch can decompose, but keeps by default."""
 
 
-def _table(keep: KeepOps) -> Any:
-    table = torch.export.default_decompositions()
+@dataclass(frozen=True)
+class _Table:
+    """What is decomposed, and how: torch's table without what is kept, and with ours."""
+
+    every: Any
+    """For torch's `run_decompositions`."""
+
+    plain: Any
+    """What is not composite, for `make_fx`."""
+
+    composite: Any
+    """How a trace takes composite operators: some are kept."""
+
+
+def _table(keep: KeepOps) -> _Table:
+    return _table_of(keep, tuple(torch.ops._dir), tuple(_registered("CompositeImplicitAutograd")))
+
+
+_registered = torch._C._dispatch_get_registrations_for_dispatch_key
+
+
+@functools.lru_cache(maxsize=4)
+def _table_of(keep: KeepOps, namespaces: tuple[str, ...], composite: tuple[str, ...]) -> _Table:
+    """torch looks through all operators for it, in each namespace again: 0.1 s. It stays the same until somebody
+    registers an operator."""
+    table: Any = dict(torch.export.default_decompositions())
     for name in ALSO:
         packet, overload = name.split(".")
         op = getattr(getattr(torch.ops.aten, packet), overload)
         table[op] = torch._decomp.decomposition_table[op]
-    for op, decomposition in DECOMPOSITIONS.items():
-        table[op] = decomposition
-    for op in list(table):
-        if op in keep:
-            del table[op]
-    return table
+    table |= DECOMPOSITIONS
+    table = {op: how for op, how in table.items() if op not in keep}
+    implicit, plain = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table))
+    return _Table(table, plain, implicit)
 
 
 class _NotLocalError(Exception):
@@ -134,24 +157,19 @@ class _Decomposer:
     """Copies a graph node by node, and replaces nodes by their decompositions."""
 
     program: ExportedProgram
-    table: Any
+    table: _Table
     keep: KeepOps
     graph: fx.Graph = field(default_factory=fx.Graph)
     traces: dict[Hashable, fx.GraphModule] = field(default_factory=dict)
+    _tracing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Entered by the first trace, since it takes 0.1 s and many graphs need none."""
 
     def run(self) -> ExportedProgram:
-        with self._tracing():
-            new: dict[fx.Node, Any] = {}
+        new: dict[fx.Node, Any] = {}
+        with self._tracing:
             self._copy(self.program.graph_module, new)
         self.graph.eliminate_dead_code()
         return self._rebuilt(new)
-
-    @contextlib.contextmanager
-    def _tracing(self) -> Iterator[None]:
-        """Inside, traces also keep the operators that torch could decompose but that are kept."""
-        composite, self.table = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(self.table))
-        with exported_program._override_composite_implicit_decomp(composite), torch.no_grad():
-            yield
 
     def _copy(self, module: fx.GraphModule, new: dict[fx.Node, Any]) -> Any:
         """Appends the nodes of a graph and returns its result; `new` already maps its placeholders."""
@@ -183,7 +201,7 @@ class _Decomposer:
         """Whether torch decomposes it, by its table or as a composite operator, and import has no builder for it."""
         if target in self.keep or not isinstance(target, torch._ops.OpOverload):
             return False
-        if target in self.table:
+        if target in self.table.plain:
             return True
         name: str = target.name()  # type: ignore[no-untyped-call]
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
@@ -208,6 +226,10 @@ class _Decomposer:
 
     def _trace(self, target: Any, leaves: Sequence[Any], spec: Any) -> fx.GraphModule:
         """The decomposition of one operator at arguments of these types; or _NotLocalError."""
+        if not self.traces:  # inside, traces also keep the operators that torch could decompose but that are kept
+            composite = self.table.composite
+            self._tracing.enter_context(exported_program._override_composite_implicit_decomp(composite))
+            self._tracing.enter_context(torch.no_grad())
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
         values = [leaves[i].meta["val"] for i in places]
 
@@ -220,7 +242,7 @@ class _Decomposer:
 
         mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or self._mode()
         with mode, enable_python_dispatcher():
-            traced = make_fx(call, decomposition_table=self.table, _allow_non_fake_inputs=True)(*values)
+            traced = make_fx(call, decomposition_table=self.table.plain, _allow_non_fake_inputs=True)(*values)
         if any(n.op in ("get_attr", "call_module") or _has_effect(n) for n in traced.graph.nodes):
             raise _NotLocalError(str(target))
         return traced
