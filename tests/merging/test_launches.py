@@ -15,9 +15,9 @@ MOST = {
 """Steps of one layer, on the target that takes more. docs/performance.md says what was aimed at and is not reached."""
 
 BYTES = {
-    "llama": 5520, "mistral": 5520, "qwen3": 6800, "gemma3": 8848, "qwen3-tokens": 6288, "gemma3-tokens": 8336,
-    "phi3": 5520, "gpt2": 6672, "neox": 5936, "mixtral": 11312, "qwen3-moe": 12176, "opt": 5648, "bert": 41216,
-    "vit": 91392, "flux-double": 141568, "flux-single": 139264,
+    "llama": 4496, "mistral": 4496, "qwen3": 6288, "gemma3": 8336, "qwen3-tokens": 5264, "gemma3-tokens": 7312,
+    "phi3": 4496, "gpt2": 5648, "neox": 4912, "mixtral": 10800, "qwen3-moe": 12176, "opt": 5136, "bert": 41216,
+    "vit": 73984, "flux-double": 141568, "flux-single": 139264,
 }  # fmt: skip
 """Bytes of activations that the steps of one layer read and write on the CPU."""
 
