@@ -3,6 +3,7 @@
     python benchmarks/merged_cpu.py                  # hidden 256, 1024 and 2048, nf4 and q4_K
     python benchmarks/merged_cpu.py --hidden 256 --pairs 500
     python benchmarks/merged_cpu.py --apart '*.up_proj'      # gate and up as one linear, and apart
+    python benchmarks/merged_cpu.py --apart '*layernorm' '*.norm'    # norms as prologues, and in kernels of their own
 
 A Llama of four layers with random weights and a static cache, one token at a time.  The two programs take turns in one
 process, and change who begins; the figure is the median of the ratios of neighbours, so that what else the machine does
