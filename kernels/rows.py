@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from qcompiler.kernels.scalar import BodyStyle, OpContext, float_literal
+from qcompiler.kernels.text import c_dim
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel import ScalarOp
+from qcompiler.plan.kernel import Operand, ScalarOp
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class Keep:
 
 @dataclass(frozen=True)
 class Rows:
-    """See the module. Operands x and out are (rows, cols), others (cols). `cost` is in operations per column."""
+    """See the module. Operands x and out are (rows, cols), others (cols). `cost` is in operations per column.
+
+    With `inner`, x and out are (outer, inner, cols), and `rows` is outer * inner.
+    """
 
     note: str
     rows: Dim
@@ -59,6 +63,7 @@ class Rows:
     result: str
     cost: int
     numbers: Mapping[str, float] = field(default_factory=dict)
+    inner: Dim | None = None
 
     def __post_init__(self) -> None:
         kept = False
@@ -67,9 +72,21 @@ class Rows:
                 raise ValueError(f"{of!r} reads x, which an earlier step has replaced")
             kept = kept or any(isinstance(step, Keep) and step.of == of for step in self.steps)
 
+    def places(self) -> list[str]:
+        """Statements that declare the two indices of a row, if it has two."""
+        if self.inner is None:
+            return []
+        inner = c_dim(self.inner)
+        return [f"const int64_t outer = row / {inner}, inner = row % {inner};"]
+
     def literals(self) -> dict[str, str]:
         """The C++ text of each number."""
         return {name: float_literal(value, "f32") for name, value in self.numbers.items()}
+
+
+def row_indices(operand: Operand) -> tuple[str, ...]:
+    """The variables that index the dims of an operand in front of its columns."""
+    return {1: (), 2: ("row",), 3: ("outer", "inner")}[len(operand.shape)]
 
 
 _OPERATORS: dict[type[ast.operator], str] = {

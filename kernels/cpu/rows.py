@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from qcompiler.kernels.cpu.text import entry_function, load_columns, pointer, store_columns, task_function
 from qcompiler.kernels.cpu.vector import VECTOR_FORM
 from qcompiler.kernels.items import by_role
-from qcompiler.kernels.rows import Fold, Keep, Rows, Value, expression, names_of
+from qcompiler.kernels.rows import Fold, Keep, Rows, Value, expression, names_of, row_indices
 from qcompiler.kernels.scalar import SCALAR_FORM
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.kernel import KernelSpec, Operand
@@ -37,7 +37,7 @@ def row_lines(form: Rows, operands: Mapping[str, Operand]) -> list[str]:
     """The passes over one row, number `row` of `cols` columns. `columns` are the vectors that equations read, `values`
     the floats of the row."""
     out = operands["out"]
-    lines = [f"const auto {name}_row = {name} + row * {c_dim(operands[name].strides[0])};" for name in ("x", "out")]
+    lines = [*form.places(), *(_begin(name, operands[name]) for name in ("x", "out"))]
     values = form.literals()
     columns = {name: f"vset({literal})" for name, literal in values.items()}
     columns |= {name: _read(name, operand) for name, operand in operands.items() if name != "out"}
@@ -65,9 +65,15 @@ def row_lines(form: Rows, operands: Mapping[str, Operand]) -> list[str]:
     return [*lines, "qc_columns(cols, [&](int64_t j, int n) QC_BODY {", *indent(write), "});"]
 
 
+def _begin(name: str, operand: Operand) -> str:
+    """The statement that declares where a row begins."""
+    terms = [f"{index} * {c_dim(stride)}" for index, stride in zip(row_indices(operand), operand.strides, strict=False)]
+    return f"const auto {name}_row = {' + '.join([name, *terms])};"
+
+
 def _read(name: str, operand: Operand) -> str:
     """The vector of an operand's columns."""
-    return load_columns(f"{name}_row" if len(operand.shape) == 2 else name, operand.strides[-1])
+    return load_columns(f"{name}_row" if row_indices(operand) else name, operand.strides[-1])
 
 
 def _fold(fold: Fold, value: str, hold: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from qcompiler.kernels.cuda.geometry import MAX_THREADS, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.items import by_role
-from qcompiler.kernels.rows import Fold, Keep, Rows, Value, expression, names_of
+from qcompiler.kernels.rows import Fold, Keep, Rows, Value, expression, names_of, row_indices
 from qcompiler.kernels.scalar import SCALAR_FORM
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.dims import Dim, dim
@@ -33,10 +33,11 @@ _PER_THREAD = 8
 
 
 def address(name: str, operand: Operand) -> str:
-    """The address of the element in `row` (int64_t) and column `j`, or of element `j` of a vector."""
+    """The address of the element in a row (its int64_t indices) and column `j`, or of element `j` of a vector."""
     terms = [name]
-    if len(operand.shape) == 2 and operand.strides[0] != 0:
-        terms.append("row" if operand.strides[0] == 1 else f"row * {c_dim(operand.strides[0])}")
+    for index, stride in zip(row_indices(operand), operand.strides, strict=False):
+        if stride != 0:
+            terms.append(index if stride == 1 else f"{index} * {c_dim(stride)}")
     if operand.strides[-1] != 0:
         terms.append("j" if operand.strides[-1] == 1 else f"(int64_t)j * {c_dim(operand.strides[-1])}")
     return " + ".join(terms)
@@ -172,7 +173,7 @@ def _row(form: Rows, operands: Mapping[str, Operand], walk: RowWalk) -> list[str
             lines += _fold(step, expression(step.of, names, SCALAR_FORM), hold, walk)
         names[step.name] = step.name
     result = expression(form.result, names, SCALAR_FORM)
-    return [*lines, *walk.each([f"qc_store({places['out']}, {result});"])]
+    return [*form.places(), *lines, *walk.each([f"qc_store({places['out']}, {result});"])]
 
 
 def _fold(fold: Fold, value: str, hold: list[str], walk: RowWalk) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qcompiler.kernels.rows import Fold, Rows, Value
+from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.norm import NormKernel
 
@@ -19,10 +20,11 @@ def form(spec: KernelSpec) -> Rows:
     bias = " + bias" if body.has_bias else ""
     return Rows(
         note=f"{what}, eps = {body.eps:g}",
-        rows=body.rows,
+        rows=body.rows if body.inner is None else product((body.rows, body.inner)).to_dim(),
         cols=body.cols,
         steps=(*mean, Fold("square", "squares", centred), Value("scale", "1 / sqrt(square / count + eps)")),
         result=f"{centred} * scale{weight}{bias}",
         cost=4,
         numbers={"count": float(body.cols), "eps": body.eps},
+        inner=body.inner,
     )

@@ -84,6 +84,13 @@ def matrix_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
     return matrix
 
 
+def rows_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
+    """The value as (rows, cols), or else as (rows, inner, cols) for rows with two strides; copied if it is neither."""
+    view = memory.view(value)
+    rows = views.as_matrix(view) or views.as_rows_of_rows(view)
+    return rows if rows is not None else matrix_of(value, op, memory)
+
+
 def vector_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
     view = memory.view(value)
     vector = views.as_vector(view) or views.as_vector(memory.contiguous_copy(view, op))

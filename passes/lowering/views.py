@@ -102,6 +102,18 @@ def as_matrix(view: View) -> View | None:
     return with_shape(matrix, matrix.shape, (matrix.strides[0], 1))
 
 
+def as_rows_of_rows(view: View) -> View | None:
+    """(…, cols) as (rows, inner, cols) with unit column stride, or None."""
+    rank = len(view.shape)
+    if view.shape[-1] != 1 and view.strides[-1] != 1:
+        return None
+    for cut in range(1, rank - 1):
+        found = collapse(view, [tuple(range(cut)), tuple(range(cut, rank - 1)), (rank - 1,)])
+        if found is not None:
+            return with_shape(found, found.shape, (*found.strides[:-1], 1))
+    return None
+
+
 def spread(view: View, shape: Sequence[Dim]) -> View:
     """`view` broadcast to `shape`: stride 0 where its dim is 1. Its other dims must equal those of `shape`."""
     triples = zip(view.shape, shape, view.strides, strict=True)

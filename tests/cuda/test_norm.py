@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,12 @@ class Case:
     rows: int = 7
     x_strides: tuple[Any, Any] | None = None  # default: three columns of padding
     weight_dtype: DType | None = None
+    heads: int = 0  # rows of x that are parts of a wider row, and results in the order of heads
 
     @property
     def name(self) -> str:
         extra = f"{self.weight:d}{self.bias:d}{'s' if self.x_strides else ''}{self.weight_dtype or ''}"
+        extra += f"_{self.heads}" if self.heads else ""
         return f"{self.kind}_{self.cols}_{self.dtype}_{extra}"
 
     @property
@@ -43,14 +45,17 @@ class Case:
             dtype = self.weight_dtype or self.dtype
             return Operand(name=name, dtype=dtype, access="r", shape=(self.cols,), strides=(1,))
 
+        shape, strides, out = ("r", self.cols), (self.cols + 3, 1), (self.cols, 1)
+        if self.heads:
+            shape = ("r", self.heads, self.cols)
+            strides, out = ((self.heads + 2) * self.cols, self.cols, 1), (self.cols, f"{self.cols}*r", 1)
         operands = [
             Operand(
-                name="x", dtype=self.dtype, access="r", shape=("r", self.cols),
-                strides=self.x_strides or (self.cols + 3, 1),
+                name="x", dtype=self.dtype, access="r", shape=shape, strides=self.x_strides or strides,
             ),
             *([vector("weight")] if self.weight else []),
             *([vector("bias")] if self.bias else []),
-            Operand(name="out", dtype=self.dtype, access="w", shape=("r", self.cols), strides=(self.cols, 1)),
+            Operand(name="out", dtype=self.dtype, access="w", shape=shape, strides=out),
         ]  # fmt: skip
         body = NormKernel(
             kind=self.kind,  # type: ignore[arg-type]
@@ -59,6 +64,7 @@ class Case:
             eps=EPS,
             has_weight=self.weight,
             has_bias=self.bias,
+            inner=self.heads or None,
         )
         return KernelSpec(name=self.name, symbols=("r",), operands=tuple(operands), body=body)
 
@@ -79,7 +85,19 @@ CASES = [
     Case("rms", 40, x_strides=(1, "r")),
     Case("layer", 600, x_strides=(1, "r"), bias=True),
 ]
-LARGEST = ("layer_384_f32_00", "layer_403_f32_11", "rms_1000_bf16_10", "layer_4096_f16_11", "layer_17000_f32_11")
+HEADS = [
+    Case("rms", 128, heads=4, rows=3),
+    Case("rms", 40, "bf16", heads=3, rows=5),
+    Case("layer", 600, heads=1, rows=2, bias=True),
+]
+LARGEST = (
+    "layer_384_f32_00",
+    "layer_403_f32_11",
+    "rms_1000_bf16_10",
+    "layer_4096_f16_11",
+    "layer_17000_f32_11",
+    "rms_128_f32_10_4",
+)
 ARCHS = [
     pytest.param(arch, marks=[] if arch in ("sm_75", "sm_90a", "sm_120") else [pytest.mark.slow])
     for arch in signature.ARCHS
@@ -88,7 +106,7 @@ ARCHS = [
 
 @pytest.fixture(scope="module")
 def kernels(sim_module: Callable[..., Any]) -> Any:
-    return sim_module([case.spec for case in CASES])
+    return sim_module([case.spec for case in (*CASES, *HEADS)])
 
 
 def reference(case: Case, x: np.ndarray, vectors: list[np.ndarray]) -> np.ndarray:
@@ -128,6 +146,22 @@ def test_norm_matches_float64_and_does_not_depend_on_the_order_of_threads(kernel
     assert out.tobytes() == again.tobytes()
 
 
+@pytest.mark.parametrize("case", HEADS, ids=lambda case: case.name)
+def test_rows_with_two_strides_have_the_bits_of_even_rows(
+    kernels: Any, sim_run: Callable[..., Any], case: Case
+) -> None:
+    rng = np.random.default_rng(5)
+    kept, total = NUMPY_DTYPES[case.dtype], case.rows * case.heads
+    x = rng.normal(size=(case.rows, case.heads + 2, case.cols)).astype(kept)
+    w = vectors(case, rng)
+    (out,) = kernels.run(case.name, [x, *w, np.empty((case.heads, case.rows, case.cols), kept)], [case.rows])
+    apart = replace(case, heads=0, x_strides=(case.cols, 1), rows=total)
+    even = np.ascontiguousarray(x[:, : case.heads]).reshape(total, case.cols)
+    (want,) = sim_run(apart.spec, [even, *w, np.empty((total, case.cols), kept)], [total])
+    want = want.reshape(case.rows, case.heads, case.cols).transpose(1, 0, 2)
+    assert np.ascontiguousarray(want).tobytes() == out.tobytes()
+
+
 def test_large_mean_does_not_cancel_the_variance(kernels: Any) -> None:
     """A one-pass E[x^2] - E[x]^2 would lose every digit here."""
     case = next(case for case in CASES if case.cols == 513)
@@ -147,7 +181,7 @@ def test_norm_in_place(sim_run: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_no_kernel_spills_on_any_architecture(nvrtc: Callable[..., Any], arch: str) -> None:
-    largest = [case.spec for case in CASES if case.name in LARGEST]
+    largest = [case.spec for case in (*CASES, *HEADS) if case.name in LARGEST]
     for name, used in nvrtc(largest, arch).items():
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), f"{name} on {arch}"
 

@@ -132,8 +132,8 @@ def test_a_decode_step_is_captured_and_its_launches_are_listed(tmp_path: Path) -
     found = measure(tmp_path / "out.json", "layer")
     (row,) = found.cells
     assert row.status == "ok", row.reason
-    assert row.nodes == {"kernel": 19} and row.extra["launches"] == 19
-    assert sum(step["template"] == "linear" for step in row.extra["steps"]) == 7
+    assert row.nodes == {"kernel": 9} and row.extra["launches"] == 9
+    assert sum(step["template"] == "linear" for step in row.extra["steps"]) == 4
 
 
 @pytest.mark.slow

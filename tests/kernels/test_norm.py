@@ -76,3 +76,39 @@ def test_large_mean_does_not_cancel_the_variance(kernels: Any) -> None:
     v = x[:, :384].astype(np.float64)
     want = (v - v.mean(1, keepdims=True)) / np.sqrt(v.var(1, keepdims=True) + EPS)
     assert np.abs(out - want).max() < 2e-3
+
+
+def heads(kind: str, cols: int, dtype: str, tokens: int | str, many: int | str) -> KernelSpec:
+    """`many` rows in a token of a wider matrix, and their results transposed: (head, token) lie side by side."""
+    wide, count = 5 * cols + 7, Operand(name="w", dtype=dtype, access="r", shape=(cols,), strides=(1,))
+    shape = (tokens, many, cols)
+    operands = (
+        Operand(name="x", dtype=dtype, access="r", shape=shape, strides=(wide, cols, 1)),
+        count,
+        Operand(name="y", dtype=dtype, access="w", shape=shape, strides=(cols, 9 * cols, 1)),
+    )
+    body = NormKernel(kind=kind, rows=tokens, inner=many, cols=cols, eps=EPS, has_weight=True, has_bias=False)
+    symbols = tuple(each for each in (tokens, many) if isinstance(each, str))
+    return KernelSpec(name=f"heads_{kind}_{cols}_{dtype}_{len(symbols)}", symbols=symbols, operands=operands, body=body)
+
+
+@pytest.mark.parametrize(("tokens", "many"), [("t", 3), ("t", 1), (1, 4), ("t", "h")])
+@pytest.mark.parametrize(("kind", "cols", "dtype"), [("rms", 64, "f32"), ("layer", 77, "f32"), ("rms", 40, "bf16")])
+def test_rows_with_two_strides_have_the_bits_of_even_rows(
+    build: Build, isa: str, kind: str, cols: int, dtype: str, tokens: int | str, many: int | str
+) -> None:
+    made, kept = heads(kind, cols, dtype, tokens, many), NUMPY_DTYPES[dtype]
+    ran = build([made, spec(kind, cols, dtype, True, False)], isa)
+    rng = np.random.default_rng(4)
+    t, h = tokens if isinstance(tokens, int) else 9, many if isinstance(many, int) else 5
+    x = rng.normal(size=(t, 5 * cols + 7)).astype(kept)
+    w = rng.normal(size=cols).astype(kept)
+    sizes = [size for size, dim in ((t, tokens), (h, many)) if isinstance(dim, str)]
+    # a sentinel, which only the rows of results replace
+    y = ran.run_both(made.name, lambda: [x, w, np.full((9, 9, cols), 7, kept)], sizes)[-1]
+    even = np.zeros((t * h, cols + 3), kept)
+    even[:, :cols] = x[:, : h * cols].reshape(t * h, cols)
+    want = ran.run_both(f"{kind}_{cols}_{dtype}_10", lambda: [even, w, np.zeros((t * h, cols), kept)], [t * h])[-1]
+    expected = np.full((9, 9, cols), 7, kept)
+    expected[:h, :t] = want.reshape(t, h, cols).transpose(1, 0, 2)
+    assert y.tobytes() == expected.tobytes()

@@ -25,7 +25,7 @@ from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.pipeline import run_pipeline, upto
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
-from qcompiler.plan.plan import Launch, Select
+from qcompiler.plan.plan import Copy, Launch, Select
 
 APART = ("*",)
 K, ROWS = 256, (40, 24, 17)
@@ -177,6 +177,57 @@ def test_pairs_that_would_cost_a_copy_or_a_second_weight_stay_apart() -> None:
     assert "would read a copy of its result" in said["flat"]
     assert len(program.plan.entries[0].steps) == len(apart.plan.entries[0].steps)
     assert program.ledger.bytes_after == apart.ledger.bytes_after
+
+
+class HeadNorms(nn.Module):
+    """Queries and keys with a norm for each head, as in Qwen3 and Gemma 3."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.q, self.k, self.v = (nn.Linear(K, dim * many, bias=False) for many in (3, 2, 2))
+        self.q_norm, self.k_norm = (nn.RMSNorm(dim, eps=1e-6) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = (each(x).unflatten(-1, (-1, self.dim)) for each in (self.q, self.k, self.v))
+        k, v = (each.repeat_interleave(2, 2)[:, :, :3].transpose(1, 2) for each in (self.k_norm(k), v))
+        return (F.scaled_dot_product_attention(self.q_norm(q).transpose(1, 2), k, v, is_causal=True),)
+
+
+RUNS = [
+    pytest.param(dim, dtype, device, marks=() if quick else pytest.mark.slow)
+    for device in ("cpu", "sim:0")
+    for dim in (32, 20)
+    for dtype in (torch.float32, torch.bfloat16)
+    for quick in [(dim, dtype, device) == (20, torch.float32, "cpu")]
+]
+
+
+@pytest.mark.parametrize(("dim", "dtype", "device"), RUNS)
+def test_norms_of_heads_read_a_merged_result_in_place(dim: int, dtype: torch.dtype, device: str) -> None:
+    """The heads of a token lie side by side, and tokens as far apart as q, k and v are wide."""
+    torch.manual_seed(8)
+    model = HeadNorms(dim).eval().to(dtype)
+    with torch.no_grad():
+        for norm in (model.q_norm, model.k_norm):
+            norm.weight.uniform_(0.5, 1.5)
+    size, made = {"x": {1: ("s", 1, 8)}}, []
+    for batch in (1, 3):
+        x = torch.randn(batch, 5, K).to(dtype)
+        for separate in ((), APART):
+            recipe = qc.QuantConfig("nf4", separate=separate)
+            buckets = [("decode", {"s": (1, 1)}), ("prompt", {"s": (1, 8)})]
+            made.append(qc.qcompile(model, (x,), dynamic_shapes=size, quant=recipe, device=device, buckets=buckets))
+        merged, apart = made[-2:]
+        assert "3 linears are one" in "".join(decisions(merged).values())
+        for one, other in zip(merged.plan.entries, apart.plan.entries, strict=True):
+            count, before = (sum(isinstance(s, Launch | Select | Copy) for s in each.steps) for each in (one, other))
+            assert count == before - 2, "no copy, and two linears fewer"
+        for tokens in (1, 2, 5):
+            part = x[:, :tokens]
+            first, second = (each(part) for each in (merged, apart))
+            for ours, theirs in zip(first, second, strict=True):
+                assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs)), (batch, tokens)
 
 
 def test_a_recipe_names_what_stays_separate() -> None:

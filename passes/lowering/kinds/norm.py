@@ -6,20 +6,21 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, rows_of, vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
+from qcompiler.plan.dims import contiguous_strides
 from qcompiler.plan.kinds.norm import NormKernel
 
 
 def draft(op: qc.LayerNormOp | qc.RmsNormOp, memory: ValueMemory) -> Draft:
     result = Draft("layer_norm" if isinstance(op, qc.LayerNormOp) else "rms_norm", path_of(op))
-    x = result.add("x", "r", matrix_of(op.x, op, memory))
+    x = result.add("x", "r", rows_of(op.x, op, memory))
     weight = result.add("weight", "r", vector_of(op.weight, op, memory)) if op.weight is not None else None
     bias = None
     if isinstance(op, qc.LayerNormOp) and op.bias is not None:
         bias = result.add("bias", "r", vector_of(op.bias, op, memory))
-    out = views.as_matrix(memory.result(op.result, shape_of(op.result.type)))
-    assert out is not None
+    made, shape = memory.result(op.result, shape_of(op.result.type)), result.views[0].shape
+    out = views.with_shape(made, shape, contiguous_strides(shape))
     result.add("out", "w", out)
     type_, eps = tensor(out.shape, out.dtype), op.eps.value.data
     if isinstance(op, qc.LayerNormOp):
@@ -31,13 +32,15 @@ def draft(op: qc.LayerNormOp | qc.RmsNormOp, memory: ValueMemory) -> Draft:
 
 def body(op: qc.LayerNormOp | qc.RmsNormOp, operands: Operands, serves: str) -> NormKernel:
     x = named(operands, "x")
+    rows, *inner, cols = x.shape
     return NormKernel(
         kind="layer" if isinstance(op, qc.LayerNormOp) else "rms",
-        rows=x.shape[0],
-        cols=int(x.shape[1]),
+        rows=rows,
+        cols=int(cols),
         eps=op.eps.value.data,
         has_weight=op.weight is not None,
         has_bias=isinstance(op, qc.LayerNormOp) and op.bias is not None,
+        inner=inner[0] if inner else None,
     )
 
 

@@ -13,6 +13,9 @@ from qcompiler.plan.operands import Operand
 class NormKernel(RoleKernel, frozen=True, tag="norm"):
     """Layer or RMS norm over the last dim. Operands: x (rows, cols), [weight (cols)], [bias (cols)], out (rows, cols).
 
+    With `inner`, x and out are (rows, inner, cols): rows in rows of another stride, as the heads of q are in what one
+    linear computes for q, k and v.
+
     ``(x - mean) / sqrt(var + eps)`` with the biased variance, or ``x / sqrt(mean(x²) + eps)``, then weight and bias.
     The statistics are fp32, in two passes over the row. The result is rounded once.
     """
@@ -23,14 +26,16 @@ class NormKernel(RoleKernel, frozen=True, tag="norm"):
     eps: float
     has_weight: bool
     has_bias: bool
+    inner: Dim | None = None
 
     def contract(self, operands: int) -> Contract:
-        shape = (self.rows, self.cols)
+        outer = (self.rows,) if self.inner is None else (self.rows, self.inner)
+        shape = (*outer, self.cols)
         names = [name for name, there in (("weight", self.has_weight), ("bias", self.has_bias)) if there]
         return Contract(
             (Role("x", shape), *(Role(name, (self.cols,), unit=True) for name in names), Role("out", shape, "w")),
             work=shape,
-            extents=(self.rows,),
+            extents=outer,
             positive=(self.cols,),
         )
 

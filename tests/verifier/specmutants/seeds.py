@@ -253,6 +253,15 @@ def norm(kind: str) -> ProgramImage:
     return Maker({"b": B}, kind).kernel(spec("norm", body, operands, "b")).image(ARCHS[kind])
 
 
+def norm_heads(kind: str) -> ProgramImage:
+    """Rows with two strides: three heads in each row of a wider matrix, and their results head by head."""
+    shape = ("b", 3, 20)
+    x = operand("x", shape, strides=(100, 20, 1))
+    operands = (x, operand("weight", (20,)), operand("out", shape, "w", strides=(20, "20*b", 1)))
+    body = NormKernel(kind="rms", rows="b", inner=3, cols=20, eps=1e-5, has_weight=True, has_bias=False)
+    return Maker({"b": B}, kind).kernel(spec("norm", body, operands, "b")).image(ARCHS[kind])
+
+
 def softmax(kind: str) -> ProgramImage:
     operands = (operand("x", ("b", "s")), operand("out", ("b", "s"), "w"))
     body = SoftmaxKernel(rows="b", cols="s")
@@ -393,6 +402,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
         linear_plain, convolution, linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm,
+        norm_heads,
         softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax,
         top_p, whole,
     )
