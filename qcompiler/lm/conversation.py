@@ -135,7 +135,7 @@ class Conversation:
         arrays = {f"state:{name}": data for name, data in self._session.states().items()}
         arrays |= {f"tokens:{i}": np.array(tokens, np.int64) for i, tokens in enumerate(self.tokens)}
         with Path(path).open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # its names are keywords
+            np.savez(file, **arrays)
 
     def restore(self, path: str | Path) -> None:
         """Takes over tokens and cache from a file of `save`; nothing changes if it does not fit (CorruptFileError)."""

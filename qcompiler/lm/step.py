@@ -44,6 +44,8 @@ class DecoderStep(nn.Module):
     allows; a row that was not written yet lies behind every position, and is never read.
     """
 
+    language_model: Any
+
     def __init__(self, model: nn.Module, batch: int, length: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         # The model's parts are parts of this module, under their own names: rules, ledgers and reports show those.
@@ -69,7 +71,7 @@ class DecoderStep(nn.Module):
         self.positions, self.rows, self.wanted = positions, rows.reshape(-1), wanted
         _current.append(self)
         try:
-            layers = [
+            layers: list[Any] = [
                 CacheOfSlots(self, getattr(self, f"keys_{n}"), getattr(self, f"values_{n}")) for n in range(self.layers)
             ]
             more = {"position_ids": positions} if self.told else {}
@@ -89,14 +91,16 @@ class DecoderStep(nn.Module):
         return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.wanted),)
 
 
-class CacheOfSlots(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
+class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part of transformers has no types
     """The keys and values of one layer: (heads, batch * length, dim), where each sequence has `length` rows."""
 
     is_compileable = True
 
     def __init__(self, step: DecoderStep, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
-        self.step, self.keys, self.values = step, keys, values
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.step = step
+        self.keys: Any = keys
+        self.values: Any = values
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -180,7 +184,7 @@ def cache_shapes(model: nn.Module) -> list[tuple[int, int, int, torch.dtype]]:
 
     seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
 
-    class Recorder(Cache):  # type: ignore[misc]
+    class Recorder(Cache):
         def update(
             self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
         ) -> Any:
@@ -226,8 +230,11 @@ def fixed_rotations(model: nn.Module, length: int) -> Iterator[None]:
     transformers recomputes them as a text grows, and leaves keys in the cache as they are: the numbers then depend on
     how a text was cut into calls.  Here all keys of a cache are turned alike.
     """
-    held = [(m, m.rope_type, dict(m._buffers), vars(m).get("attention_scaling")) for m in model.modules()
-            if isinstance(getattr(m, "rope_type", None), str | dict) and hasattr(m, "config")]  # fmt: skip
+    held: list[tuple[Any, Any, dict[str, Any], Any]] = [
+        (module, module.rope_type, dict(module._buffers), vars(module).get("attention_scaling"))
+        for module in model.modules()
+        if isinstance(getattr(module, "rope_type", None), str | dict) and hasattr(module, "config")
+    ]
     try:
         for module, kinds, _, _ in held:
             if isinstance(kinds, str):
