@@ -112,7 +112,8 @@ def test_chat_as_a_process(path: Path) -> None:
 
 def test_ctrl_c_ends_a_text_with_status_130(path: Path) -> None:
     slow = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us without it\n"
         "from qcompiler.lm import commands\n"
         "show = commands.Answer.show\n"
         "def slower(self, text, *, answer=False):\n"
