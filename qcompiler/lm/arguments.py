@@ -38,8 +38,17 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", type=Path, help="a .qca file, a .gguf file, or a folder with config.json")
     command.add_argument("--device", help="cpu, cuda:0 or sim:0")
     command.add_argument("--quant", help="for a folder or a .gguf file: a recipe such as q4_K for weights in floats")
-    command.add_argument("--max-seq-len", type=int, help="for a folder or a .gguf file: tokens in all (default 4096)")
-    command.add_argument("--kv-cache", default="auto", help="for a folder or a .gguf file: auto, fp32, bf16 or fp16")
+    command.add_argument(
+        "--max-seq-len",
+        type=int,
+        help="for a folder or a .gguf file: tokens in all (default: the model's, at most 4096)",
+    )
+    command.add_argument(
+        "--kv-cache",
+        default="auto",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        help="for a folder or a .gguf file: auto, fp32, bf16 or fp16",
+    )
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ Generated text goes to stdout as it comes, everything else to stderr.  A MODEL i
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import sys
@@ -28,8 +29,13 @@ def _sampling(options: argparse.Namespace) -> dict[str, Any]:
 
 def open_model(options: argparse.Namespace) -> CausalLM:
     """The model that the command line names. ArgumentError if it has no tokenizer."""
+    for file, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors=errors)
     path: Path = options.model
     if path.suffix == ".qca":
+        if options.quant or options.max_seq_len or options.kv_cache != "auto":
+            raise ArgumentError(f"{path} is compiled already: --quant, --max-seq-len and --kv-cache come too late")
         lm = load_causal_lm(path, device=options.device)
     else:
         from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
@@ -154,6 +160,9 @@ def chat(options: argparse.Namespace) -> None:
             messages.pop()
             print(f"qc: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
             continue
+        if not answer.tokens:  # Ctrl-C before the first token: as if nothing was said
+            messages.pop()
+            continue
         messages.append({"role": "assistant", "content": answer.text})
         if options.json:
             print(json.dumps({"text": answer.text, "tokens": answer.tokens, **answer.speed()}, ensure_ascii=False))
@@ -200,10 +209,12 @@ def respond(
 
 def eval(options: argparse.Namespace) -> None:
     lm = open_model(options)
-    data = options.text.read_bytes()[: options.limit]
-    ids = lm.require_text().encode(data.decode(errors="ignore"), special=options.special)
+    text = _read(options.text)
+    if options.limit is not None:
+        text = text.encode()[: max(options.limit, 0)].decode(errors="ignore")  # whole characters
+    ids = lm.require_text().encode(text, special=options.special)
     began = time.perf_counter()
-    found: Score = score(lm, ids, len(data), progress=lambda done: _progress(done, len(ids)))
+    found: Score = score(lm, ids, len(text.encode()), progress=lambda done: _progress(done, len(ids)))
     seconds = time.perf_counter() - began
     values = {
         "bits_per_byte": found.bits / found.nbytes, "perplexity": math.exp(found.bits * math.log(2) / found.tokens),

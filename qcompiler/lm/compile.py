@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -128,6 +129,13 @@ def _sizes(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | Non
     for name, value, least in (("max_seq_len", length, 2), ("max_batch", max_batch, 1), ("chunk", piece, 2)):
         if value < least:
             raise ArgumentError(f"{name}={value}: choose {least} or more")
+    words = model.get_input_embeddings()
+    for name, table in model.named_modules():
+        is_positions = isinstance(table, torch.nn.Embedding) and table is not words and re.search(r"pos|wpe", name)
+        if is_positions and table.num_embeddings < length:
+            raise ArgumentError(
+                f"max_seq_len={length}: '{name}' has {table.num_embeddings} positions; choose at most as many"
+            )
     if piece > length:
         raise ArgumentError(f"chunk={piece} is more than max_seq_len={length}; a call reads part of a sequence")
     return length, piece

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.errors import ArgumentError, CorruptFileError
+from qcompiler.errors import ArgumentError, CorruptFileError, SessionBusyError
 from qcompiler.runtime.array_files import read_arrays
 
 if TYPE_CHECKING:
@@ -23,7 +27,7 @@ class Conversation:
     """One to `max_batch` sequences, each with the tokens that its part of the cache holds.
 
     Conversations share the weights of a program and nothing else; several may be alive, in several threads.  One
-    conversation runs one call at a time: a second concurrent one raises SessionBusyError.
+    conversation does one thing at a time: what another thread asks meanwhile raises SessionBusyError.
 
     A call that fails or is interrupted leaves `tokens` as they were, or with some of the new ones.  What it wrote to
     the cache beyond `tokens` lies where no token looks, and is written again by the next call.
@@ -38,6 +42,17 @@ class Conversation:
         self.program, self.record = program, record
         self.tokens: list[list[int]] = [[] for _ in range(sequences)]
         self._session = program.session()
+        self._lock = threading.RLock()  # a text that is generated holds it over all its calls
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other threads out. SessionBusyError if one is in."""
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusyError("another thread uses this conversation; give each thread its own: lm.conversation()")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def __len__(self) -> int:
         """The number of sequences."""
@@ -54,13 +69,17 @@ class Conversation:
 
         ArgumentError for tokens that the vocabulary lacks, and for more of them than the cache takes.
         """
-        given = self._checked(new)
+        with self.alone():
+            return self._read(self._checked(new), logits == "all")
+
+    def _read(self, given: list[Ids], every: bool) -> list[npt.NDArray[np.float32]]:
+        """`read` for checked tokens, in pieces of at most a chunk."""
         parts: list[list[npt.NDArray[np.float32]]] = [[] for _ in given]
         done = [0] * len(given)
         while any(done[i] < len(ids) for i, ids in enumerate(given)):
             pieces = [ids[done[i] : done[i] + self.record.chunk] for i, ids in enumerate(given)]
             lasts = [done[i] + len(piece) == len(given[i]) for i, piece in enumerate(pieces)]
-            for i, rows in self._call(pieces, lasts, logits == "all"):
+            for i, rows in self._call(pieces, lasts, every):
                 parts[i].append(rows)
             for i, piece in enumerate(pieces):
                 self.tokens[i].extend(piece.tolist())
@@ -116,24 +135,29 @@ class Conversation:
         """Forgets all tokens of a sequence but the first `length`; what follows is written anew."""
         if not 0 <= length <= len(self.tokens[sequence]):
             raise ArgumentError(f"length {length}: sequence {sequence} has {len(self.tokens[sequence])} tokens")
-        del self.tokens[sequence][length:]
+        with self.alone():
+            del self.tokens[sequence][length:]
 
     def reset(self) -> None:
         """Forgets all tokens. The cache keeps its memory."""
-        for tokens in self.tokens:
-            tokens.clear()
+        with self.alone():
+            for tokens in self.tokens:
+                tokens.clear()
 
     def fork(self) -> Conversation:
         """A conversation of its own with a copy of these tokens and of the cache."""
         other = Conversation(self.program, self.record, len(self))
-        other._session.set_states(self._session.states())
-        other.tokens = [list(tokens) for tokens in self.tokens]
+        with self.alone():
+            other._session.set_states(self._session.states())
+            other.tokens = [list(tokens) for tokens in self.tokens]
         return other
 
     def save(self, path: str | Path) -> None:
         """Writes tokens and cache to an .npz file, for `restore` by the same program."""
-        arrays = {f"state:{name}": data for name, data in self._session.states().items()}
-        arrays |= {f"tokens:{i}": np.array(tokens, np.int64) for i, tokens in enumerate(self.tokens)}
+        with self.alone():
+            arrays: dict[str, Any] = {f"state:{name}": data for name, data in self._session.states().items()}
+            arrays |= {f"tokens:{i}": np.array(tokens, np.int64) for i, tokens in enumerate(self.tokens)}
+        arrays["program"] = identity(self.program, self.record)
         with Path(path).open("wb") as file:
             np.savez(file, **arrays)
 
@@ -148,17 +172,33 @@ class Conversation:
         names = [f"tokens:{i}" for i in range(len(self))]
         if {name for name in arrays if name.startswith("tokens:")} != set(names):
             raise CorruptFileError(f"{path} does not hold a conversation of {len(self)} sequences")
-        tokens = [tokens_of(arrays[name], self.record.vocabulary).tolist() for name in names]
+        try:
+            tokens = [tokens_of(arrays[name], self.record.vocabulary).tolist() for name in names]
+        except ArgumentError as error:
+            raise CorruptFileError(f"{path} holds no tokens of this model: {error}") from error
+        if not np.array_equal(arrays.get("program", ()), identity(self.program, self.record)):
+            raise CorruptFileError(f"{path} was saved by another program; its cache means nothing to this one")
         if max(map(len, tokens)) > self.record.max_seq_len:
             raise CorruptFileError(f"{path} has more tokens than the cache takes ({self.record.max_seq_len})")
         states = {name.removeprefix("state:"): data for name, data in arrays.items() if name.startswith("state:")}
         if set(states) != {arena.name for arena in self.program.plan.arenas if arena.kind == "state"}:
             raise CorruptFileError(f"{path} was saved by another program: its caches are {', '.join(sorted(states))}")
-        try:
-            self._session.set_states(states)
-        except ArgumentError as error:
-            raise CorruptFileError(f"{path} was saved by another program: {error}") from error
-        self.tokens = tokens
+        with self.alone():
+            before, self.tokens = self.tokens, [[] for _ in tokens]  # an interrupt must not leave tokens without keys
+            try:
+                self._session.set_states(states)
+            except ArgumentError as error:
+                self.tokens = before
+                raise CorruptFileError(f"{path} was saved by another program: {error}") from error
+            self.tokens = tokens
+
+
+def identity(program: LoadedProgram, record: LanguageModel) -> npt.NDArray[np.uint8]:
+    """A digest of sizes, plan and a sample of the weights: caches of other programs are told apart by it."""
+    weights = program.image.weights
+    digest = hashlib.sha256(record.encode() + msgspec.json.encode(program.plan, order="deterministic"))
+    digest.update(np.ascontiguousarray(weights[:: max(1, len(weights) >> 16)]).tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
 
 
 def tokens_of(ids: Any, vocabulary: int) -> Ids:

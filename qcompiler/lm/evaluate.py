@@ -25,7 +25,7 @@ class Score:
 
 
 def score(lm: CausalLM, ids: Sequence[int], nbytes: int, *, progress: Callable[[int], object] | None = None) -> Score:
-    """Scores a text in windows of `max_seq_len` tokens, each half of which repeats the end of the window before.
+    """Scores a text in windows of `max_seq_len` tokens; the first half of each is the last half of the one before.
 
     So every token but those of the first window sees at least half a window of context.  The first token of the text is
     not predicted.  `progress` is called with the number of tokens that are done.  ArgumentError for fewer than two

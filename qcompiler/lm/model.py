@@ -103,8 +103,9 @@ class CausalLM:
         with an end token (`eos_token_id`; by default the model's own), or after `max_new_tokens` (128, or as many as
         the cache takes), or at `max_length` tokens with the prompt.
 
-        `stream(token, sequence)` is called with every new token.  `conversation` is one to go on with: the prompt's
-        tokens are added to those that it has.
+        `stream(token, sequence)` is called with every new token.  `conversation` is one to go on with: prompt and new
+        tokens are added to those that it has, apart from the last new one, which no call has read.  The next prompt
+        begins with that token.
 
         ArgumentError for a prompt that is empty, too long, or has unknown tokens, and for options out of range.
         """
@@ -120,13 +121,15 @@ class CausalLM:
             presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, bias=logit_bias or {},
             allowed=allowed, seed=seed,
         )  # fmt: skip
+        sampling.check(self.record.vocabulary)
         ends = self._ends(eos_token_id)
-        limits = self._limits(prompts, held, max_new_tokens, max_length)
         found = [list(prompt) for prompt in prompts]
-        for token, sequence in self._steps(held, prompts, sampling, ends, limits):
-            found[sequence].append(token)
-            if stream is not None:
-                stream(token, sequence)
+        with held.alone():
+            limits = self._limits(prompts, held, max_new_tokens, max_length)
+            for token, sequence in self._steps(held, prompts, sampling, ends, limits):
+                found[sequence].append(token)
+                if stream is not None:
+                    stream(token, sequence)
         fill = pad_token_id if pad_token_id is not None else next(iter(sorted(ends)), 0)
         return give_back(found, fill)
 
@@ -169,7 +172,7 @@ class CausalLM:
     def _ends(self, given: int | Sequence[int] | None) -> frozenset[int]:
         if given is None:
             return frozenset(self.record.end_ids) | (self.text.end_ids if self.text is not None else frozenset())
-        return frozenset([given] if isinstance(given, int) else given) - {-1}
+        return frozenset([int(given)] if isinstance(given, int | np.integer) else map(int, given)) - {-1}
 
     def _limits(
         self, prompts: Sequence[Sequence[int]], held: Conversation, new: int | None, length: int | None
@@ -177,8 +180,9 @@ class CausalLM:
         """How many tokens each sequence may get. ArgumentError if the cache cannot take what was asked for."""
         if new is not None and length is not None:
             raise ArgumentError("max_new_tokens and max_length both limit the text; give one of them")
-        if new is not None and new < 0:
-            raise ArgumentError(f"max_new_tokens={new}: choose 0 or more")
+        for name, value in (("max_new_tokens", new), ("max_length", length)):
+            if value is not None and value < 0:
+                raise ArgumentError(f"{name}={value}: choose 0 or more")
         limits = []
         for i, prompt in enumerate(prompts):
             if not prompt:
@@ -232,7 +236,14 @@ def checked(record: LanguageModel, run: LoadedProgram, path: object) -> Language
     entry = run.entries[0]
     names = tuple(sig.name for sig in entry.inputs)
     out = entry.outputs[0].shape if entry.outputs else ()
-    if names != ("ids", "positions", "rows", "wanted") or len(out) != 2 or str(out[1]) != str(record.vocabulary):
+    largest: dict[str, int] = {}
+    for symbol in (symbol for each in run.entries for symbol in each.symbols):
+        largest[symbol.name] = max(symbol.max, largest.get(symbol.name, 1))
+    sizes = (largest.get("s", 1), largest.get("b", 1))
+    states = [arena.nbytes for arena in run.plan.arenas if arena.kind == "state"]
+    fits = sizes == (record.chunk, record.max_batch) and not any(n % (record.max_batch * record.rows) for n in states)
+    named = names == ("ids", "positions", "rows", "wanted")
+    if not (fits and named and states and len(out) == 2 and str(out[1]) == str(record.vocabulary)):
         raise CorruptFileError(f"{path}: its program takes {names} and is not what {MEMBER} describes")
     return record
 

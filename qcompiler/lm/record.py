@@ -12,6 +12,12 @@ MEMBER = "language-model.json"
 VERSION = 1
 
 
+class _Version(msgspec.Struct):
+    """What every version has: read first, since a newer one may have fields that this one does not know."""
+
+    version: int
+
+
 class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes of a compiled language model, and its special tokens.
 
@@ -43,13 +49,16 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "with qc.compile_causal_lm"
             )
         try:
+            version = msgspec.json.decode(data, type=_Version).version
+            if version > VERSION:
+                raise NewerFileError(f"{path}: {MEMBER} has version {version}, this version reads {VERSION}")
             record = msgspec.json.decode(data, type=LanguageModel, strict=True)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptFileError(f"{path}: {MEMBER} does not follow its schema: {error}") from error
-        if record.version > VERSION:
-            raise NewerFileError(f"{path}: {MEMBER} has version {record.version}, this version reads {VERSION}")
         sizes = (record.vocabulary, record.max_seq_len, record.max_batch, record.chunk)
         tokens = (*record.end_ids, *(() if record.start_id is None else (record.start_id,)))
-        if min(sizes) < 1 or record.rows < record.max_seq_len or not all(0 <= t < record.vocabulary for t in tokens):
+        spare = record.chunk if record.max_batch > 1 else 0
+        fits = record.rows >= record.max_seq_len + spare and record.chunk <= record.max_seq_len and version >= 1
+        if min(sizes) < 1 or not fits or not all(0 <= t < record.vocabulary for t in tokens):
             raise CorruptFileError(f"{path}: {MEMBER} has sizes or tokens that no language model has")
         return record

@@ -67,8 +67,20 @@ class Sampling:
         )
         for name, fits, rule in checks:
             value = getattr(self, name)
-            if not fits or (isinstance(value, float) and math.isnan(value)):
+            if not fits:
                 raise ArgumentError(f"{name}={value!r}: choose {rule}")
+
+        if not all(math.isfinite(value) for value in (*self.bias.values(), self.repetition_penalty, self.temperature)):
+            raise ArgumentError("bias, repetition_penalty and temperature are finite; `allowed` excludes tokens")
+        if not isinstance(self.top_k, int) or not isinstance(self.seed, int):
+            raise ArgumentError(f"top_k={self.top_k!r} and seed={self.seed!r} are whole numbers")
+
+    def check(self, vocabulary: int) -> None:
+        """ArgumentError if the options name a token that the vocabulary lacks."""
+        for token in self.bias:
+            _known(token, vocabulary, "bias")
+        for token in () if self.allowed is None or callable(self.allowed) else self.allowed:
+            _known(token, vocabulary, "allowed")
 
     def pick(self, logits: npt.NDArray[Any], tokens: Sequence[int], prompt: int, sequence: int) -> int:
         """The next token of a sequence. `logits` are (vocabulary,); the first `prompt` of its `tokens` were given.
@@ -77,8 +89,9 @@ class Sampling:
         """
         scores = self.adjusted(logits, tokens, prompt)
         best = int(scores.argmax())
-        if not scores[best] > -math.inf:
-            what = "the logits hold NaN" if math.isnan(scores[best]) else "no token is allowed here"
+        if not math.isfinite(scores[best]):
+            broken = math.isnan(scores[best]) or scores[best] > 0
+            what = "the logits hold NaN or infinity" if broken else "no token is allowed here"
             raise ArgumentError(f"token {len(tokens)} of sequence {sequence} cannot be chosen: {what}")
         if self.temperature == 0:
             return best
@@ -145,6 +158,6 @@ def uniform(seed: int, sequence: int, step: int) -> float:
 
 
 def _known(token: int, vocabulary: int, name: str) -> int:
-    if not 0 <= token < vocabulary:
+    if not isinstance(token, int | np.integer) or not 0 <= token < vocabulary:
         raise ArgumentError(f"{name} names the token {token}; the vocabulary has {vocabulary}")
     return int(token)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,8 +30,8 @@ from qcompiler.frontends.torch.capture.expert_weights import as_pairs
 ATTENTION = "qcompiler"
 """The name under which transformers finds this module's attention and mask."""
 
-_current: list[DecoderStep] = []
-"""The step that is being called: transformers' mask functions have no other way to its positions."""
+_current = threading.local()
+"""`step` is the one that this thread calls: transformers' mask functions have no other way to its positions."""
 
 
 class DecoderStep(nn.Module):
@@ -69,7 +70,7 @@ class DecoderStep(nn.Module):
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
         self.positions, self.rows, self.wanted = positions, rows.reshape(-1), wanted
-        _current.append(self)
+        _current.step = self
         try:
             layers: list[Any] = [
                 CacheOfSlots(self, getattr(self, f"keys_{n}"), getattr(self, f"values_{n}")) for n in range(self.layers)
@@ -81,7 +82,7 @@ class DecoderStep(nn.Module):
                 input_ids=ids, attention_mask=seen, past_key_values=Cache(layers=layers), use_cache=True, **more
             ).logits
         finally:
-            _current.pop()
+            _current.step = None
             self.positions = self.rows = self.wanted = None
         return logits
 
@@ -135,7 +136,7 @@ def mask_by_position(
     batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any
 ) -> torch.Tensor:
     """(b, 1, s, length), true where transformers' rule keeps a key: the rule is asked with each token's position."""
-    positions = _current[-1].positions
+    positions = _current.step.positions
     assert positions is not None
     sequences = torch.arange(batch_size)[:, None, None, None]
     head = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
@@ -212,15 +213,36 @@ def prepared(model: nn.Module, batch: int, length: int, dtype: torch.dtype | Non
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None:
         raise ExportError(f"{type(model).__name__} has no output embeddings: it is no causal language model")
-    with fixed_rotations(model, length):
-        step = DecoderStep(model, batch, length, dtype).eval()
-        model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
-        handle = head.register_forward_pre_hook(step.rows_of_head)
-        try:
+    modes = [(module, module.training) for module in model.modules()]
+    handle = None
+    try:
+        with fixed_rotations(model, length):
+            step = DecoderStep(model, batch, length, dtype).eval()
+            model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+            _check_batch(step, config)
+            handle = head.register_forward_pre_hook(step.rows_of_head)
             yield step
-        finally:
+    finally:
+        if handle is not None:
             handle.remove()
-            model.set_attn_implementation(before)  # type: ignore[operator]
+        model.set_attn_implementation(before)  # type: ignore[operator]
+        for module, training in modes:
+            module.training = training
+
+
+def _check_batch(step: DecoderStep, config: Any) -> None:
+    """ExportError for several sequences of a model that knows one position for all of them.
+
+    Some models (Falcon, GPT-J, GPT-Neo, Bloom) have attention and masks of their own, which transformers does not let
+    be replaced, or take no positions: they count from the first sequence's.
+    """
+    if step.batch == 1 or (step.told and config._attn_implementation == ATTENTION):
+        return
+    why = "takes no position_ids" if not step.told else "has an attention of its own, which transformers cannot replace"
+    raise ExportError(
+        f"{type(step.language_model).__name__} {why}, so that sequences of a batch cannot have different lengths: "
+        "compile it with max_batch=1, and run several conversations"
+    )
 
 
 @contextlib.contextmanager

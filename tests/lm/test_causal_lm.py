@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -15,7 +16,14 @@ import torch
 from by_path import ROOT, load
 
 import qcompiler as qc
-from qcompiler.errors import ArgumentError, CorruptFileError, ExportError, ForeignFileError
+from qcompiler.errors import (
+    ArgumentError,
+    CorruptFileError,
+    ExportError,
+    ForeignFileError,
+    NewerFileError,
+    SessionBusyError,
+)
 from qcompiler.inspect.checks import copied_bytes
 
 LENGTH = 160
@@ -299,3 +307,87 @@ def test_bad_models_and_sizes_are_refused() -> None:
         qc.compile_causal_lm(model(), max_seq_len=32, chunk=64)
     with pytest.raises(ArgumentError, match="load_causal_lm"):
         qc.compile_causal_lm("model.qca")
+
+
+# --- what a review found ----------------------------------------------------------------------------------------------
+
+
+def test_another_thread_cannot_enter_a_conversation_that_is_in_use() -> None:
+    lm = compiled()
+    held = lm.conversation()
+    found: list[BaseException] = []
+
+    def intrude() -> None:
+        for use in (lambda: held.read([1]), held.reset, held.fork, lambda: held.truncate(0)):
+            try:
+                use()
+            except SessionBusyError as error:
+                found.append(error)
+
+    def start(token: int, sequence: int) -> None:
+        if not found:
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join()
+
+    assert lm.generate(PROMPTS[0], max_new_tokens=6, conversation=held, stream=start) == greedy(PROMPTS[0], 6)
+    assert len(found) == 4
+
+
+def test_options_are_checked_before_the_prompt_is_read() -> None:
+    lm = compiled()
+    held = lm.conversation()
+    for options in (
+        {"logit_bias": {10**9: 1.0}},
+        {"allowed": [256]},
+        {"logit_bias": {1: float("inf")}},
+        {"top_k": 2.5},
+    ):
+        with pytest.raises(ArgumentError):
+            lm.generate(PROMPTS[1], conversation=held, **options)
+    assert held.tokens == [[]]
+
+
+def test_a_conversation_of_another_program_with_the_same_sizes_is_refused(tmp_path: Path) -> None:
+    lm = compiled()
+    lm.conversation().save(tmp_path / "talk.npz")
+    with np.load(tmp_path / "talk.npz") as file:
+        arrays = dict(file)
+    arrays["program"] = arrays["program"][::-1]
+    np.savez(tmp_path / "other.npz", **arrays)
+    with pytest.raises(CorruptFileError, match="another program"):
+        lm.conversation().restore(tmp_path / "other.npz")
+    arrays["tokens:0"] = np.array([300])
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    with pytest.raises(CorruptFileError, match="the token 300"):
+        lm.conversation().restore(tmp_path / "wrong.npz")
+
+
+@pytest.mark.parametrize(("changes", "kind", "message"), [
+    ({"rows": LENGTH}, CorruptFileError, "sizes or tokens"),
+    ({"chunk": LENGTH + 1}, CorruptFileError, "sizes or tokens"),
+    ({"chunk": 8}, CorruptFileError, "is not what"), ({"max_batch": 2}, CorruptFileError, "is not what"),
+    ({"rows": LENGTH + 17}, CorruptFileError, "is not what"), ({"version": 2, "more": 1}, NewerFileError, "version 2"),
+    ({"version": -1}, CorruptFileError, "sizes or tokens"),
+])  # fmt: skip
+def test_a_record_is_held_against_the_program(
+    tmp_path: Path, changes: dict[str, int], kind: type[Exception], message: str
+) -> None:
+    record = json.loads(compiled().record.encode()) | changes
+    compiled().run.save(tmp_path / "lm.qca", attachments={"language-model.json": json.dumps(record).encode()})
+    with pytest.raises(kind, match=message):
+        qc.load_causal_lm(tmp_path / "lm.qca")
+
+
+def test_a_table_of_positions_limits_the_length() -> None:
+    model = load("tests/models/zoo.py").gpt2().model
+    with pytest.raises(ArgumentError, match=r"'transformer\.wpe' has 64 positions"):
+        qc.compile_causal_lm(model, max_seq_len=65)
+
+
+def test_modules_that_train_train_after_compiling() -> None:
+    model = load("tests/models/zoo.py").DECODERS["falcon"].build().train()
+    with pytest.raises(ExportError, match="compile it with max_batch=1"):
+        qc.compile_causal_lm(model, max_seq_len=16, max_batch=2)
+    assert all(module.training for module in model.modules())
+    assert model.config._attn_implementation == "sdpa"
