@@ -85,6 +85,11 @@ def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool) -> Few:
     return Few(rows, warps, depth, depth * max(rounds, 1), mma)
 
 
+CROWDED_ARCH = 100
+"""From here on ptxas needs four to nine registers more than 128 for pairs of rows whose codes a table decodes, in a
+loop over rows of x: it gets the registers of one block per multiprocessor, and spills none."""
+
+
 def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
     """A linear of few rows, on tensor cores if `mma`. KernelSelectionError for weights that no kernel decodes."""
     weight = weight_of(spec.name, spec.operands[1])
@@ -133,10 +138,11 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
         f"x at a time; {shared.nbytes} bytes of shared memory"
     )
     if body.norm is None:
-        return _kernel(spec, weight, finish, geometry, lines, (note,), engine)
+        return _kernel(spec, weight, finish, geometry, lines, (note,), engine, arch_number(arch))
     before = linear_norm.definition(spec, shape.warps, shape.rows)
     notes = (f"after a norm of the rows of x: {form_of(spec).note}", note)
-    return _kernel(spec, weight, replace(finish, definition=before + finish.definition), geometry, lines, notes, engine)
+    finish = replace(finish, definition=before + finish.definition)
+    return _kernel(spec, weight, finish, geometry, lines, notes, engine, arch_number(arch))
 
 
 def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:
@@ -192,10 +198,13 @@ def _kernel(
     lines: Sequence[str],
     notes: tuple[str, ...],
     engine: str,
+    arch: int = 0,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
     m, m_class = linear_body(spec).m, linear_body(spec).m_class
     blocks = resident(geometry, weight, one_row=engine == "mma" and m_class == "1", one_pass=m == 1)
+    if finish.pairs and weight.lookup and m != 1 and arch >= CROWDED_ARCH:
+        blocks = 1
     text = "\n".join([*head, signature(spec, geometry.threads, blocks), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
 

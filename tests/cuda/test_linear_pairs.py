@@ -16,6 +16,8 @@ from qcompiler.plan.kinds.linear import LinearKernel
 support = load("tests/support/pair_cases.py")
 LAYOUT = "cuda_t16_pairs_v1"
 MS = {"1": (1, 3), "2-8": (1, 5, 8), "9-64": (9, 33, 64), "large": (65, 130)}
+KNOWN = {"1": 1, "2-8": 7, "9-64": 33, "large": 130}
+"""A number of tokens that has the class where it is known when the program is compiled."""
 Module = Callable[..., Any]
 
 
@@ -101,12 +103,21 @@ def swiglu(dtype: Any) -> ScalarProgram:
     return ScalarProgram(inputs=(("g", "f32"), ("u", "f32")), ops=tuple(ops), yields=("z",))
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", pytest.param("sm_120", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "sm_75",
+        "sm_80",
+        "sm_90a",
+        *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_86", "sm_89", "sm_100", "sm_120")),
+    ],
+)
 def test_no_kernel_spills_at_sizes_of_models(nvrtc: Callable[..., Any], arch: str) -> None:
-    """Every class, with few tokens known and unknown, of a gate and an up projection of 14336 rows."""
+    """Every class, with tokens known and unknown, of a gate and an up projection of 14336 rows."""
     dtype: Any = "f16" if arch == "sm_75" else "bf16"
     specs = []
-    for name, m_class, m in itertools.product(("nf4", "q4_K"), MS, ("m", 7)):
+    for name, m_class, known in itertools.product(("nf4", "q4_K"), MS, (False, True)):
+        m = KNOWN[m_class] if known else "m"
         ref = FormatRef(name=name, params={"block": 64} if name == "nf4" else {})
         operands = (
             Operand(name="x", dtype=dtype, access="r", shape=(m, 4096), strides=(4096, 1)),
