@@ -78,18 +78,25 @@ class DeviceSession(Session):
         )
 
     def capture(
-        self, *args: Any, mode: CaptureMode = "thread_local", stream: Any = None, **kwargs: Any
+        self,
+        *args: Any,
+        mode: CaptureMode = "thread_local",
+        stream: Any = None,
+        keep_states: bool = True,
+        **kwargs: Any,
     ) -> CapturedGraph:
         """A graph of one call with arguments of these shapes, to be replayed with other arguments.
 
-        The call runs once before it is recorded, in the order of the caller's `stream`; states are restored
-        afterwards.  `mode` is CUDA's capture mode.
+        The call runs once before it is recorded, in the order of the caller's `stream`; states are restored from a
+        copy afterwards.  With `keep_states=False` there is no copy, and the states are as after a call: for large
+        states that may be written twice, such as the row of a cache that the first replay writes again.  `mode` is
+        CUDA's capture mode.
         CaptureRuleError if the program has nothing to do, or if the recorded graph differs from the plan.
         """
         ticket = self.ticket()
         with uninterrupted, self._lock:
             self.begin(ticket)
-            return capture(self, args, kwargs, mode, stream)
+            return capture(self, args, kwargs, mode, stream, keep_states)
 
     # --- a call ---
 

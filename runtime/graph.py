@@ -63,7 +63,12 @@ _recording = _Recording()
 
 
 def capture(
-    session: DeviceSession, args: tuple[Any, ...], kwargs: dict[str, Any], mode: CaptureMode, stream: Any
+    session: DeviceSession,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mode: CaptureMode,
+    stream: Any,
+    keep_states: bool,
 ) -> CapturedGraph:
     """A graph of one call of `session`; the caller of this function holds the session."""
     callers, arguments = session.read(session.program.flatten_inputs(args, kwargs), stream)
@@ -80,7 +85,7 @@ def capture(
             "arguments of these shapes, so its graph would be empty (a rule of ours: the work must have gone elsewhere)"
         )
     buffers = StaticBuffers(session, binding)
-    with _states_kept(session):
+    with _states_kept(session) if keep_states else contextlib.nullcontext():
         _warm_up(session, session.judge(callers, arguments, binding, buffers.out_tree()), buffers)
     session.queues.synchronize()
     with _recording.alone(), _frozen(session):

@@ -18,6 +18,7 @@ from qcompiler.runtime.array_files import read_arrays
 
 if TYPE_CHECKING:
     from qcompiler.lm.record import LanguageModel
+    from qcompiler.runtime.graph import CapturedGraph
     from qcompiler.runtime.loaded import LoadedProgram
 
 Ids = npt.NDArray[np.int64]
@@ -42,6 +43,7 @@ class Conversation:
         self.program, self.record = program, record
         self.tokens: list[list[int]] = [[] for _ in range(sequences)]
         self._session = program.session()
+        self._graphs: dict[tuple[int, int], CapturedGraph] = {}
         self._lock = threading.RLock()  # a text that is generated holds it over all its calls
 
     @contextlib.contextmanager
@@ -119,7 +121,7 @@ class Conversation:
             shares.append((i, len(asked)))
         rows += np.arange(count)[:, None] * record.rows
         nothing = not wanted  # the program computes logits for at least one token
-        found = self._session(ids=ids, positions=positions, rows=rows, wanted=np.array(wanted or [0], np.int64))
+        found = self._run(ids=ids, positions=positions, rows=rows, wanted=np.array(wanted or [0], np.int64))
         if nothing:
             return []
         ends = np.cumsum([share for _, share in shares])
@@ -128,6 +130,21 @@ class Conversation:
             for (i, share), end in zip(shares, ends, strict=True)
             if share
         ]
+
+    def _run(self, **given: Ids) -> Any:
+        """The logits of one call. On a device a call with one token of each sequence is a replay of its graph.
+
+        Before it is recorded, the call runs once for the same tokens.  It writes the rows of the cache that the replay
+        writes again, so the cache needs no copy.
+        """
+        sequences, tokens = given["ids"].shape
+        if tokens != 1 or self.program.device == "cpu":
+            return self._session(**given)
+        shape = (sequences, len(given["wanted"]))
+        graph = self._graphs.get(shape)
+        if graph is None:
+            graph = self._graphs[shape] = self._session.capture(**given, keep_states=False)
+        return graph.replay(**given)
 
     # --- changing what was said ---
 

@@ -42,6 +42,13 @@ def test_capturing_runs_once_and_leaves_states_as_they_were(small: Any, run: Loa
     assert float(graph.replay(x)["n"][0]) == 11
 
 
+def test_capturing_without_a_copy_of_the_states_leaves_them_as_a_call_does(small: Any, run: LoadedProgram) -> None:
+    x = small.x(2)
+    run(x)
+    graph = run.capture(x, keep_states=False)
+    assert [float(graph.replay(x)["n"][0]), float(run(x)["n"][0])] == [13, 14]
+
+
 def test_graphs_of_all_entry_points_live_side_by_side(small: Any, run: LoadedProgram, same: Same) -> None:
     eager = run.session()
     graphs = {batch: run.capture(small.x(batch)) for batch in (1, 2, 9)}
