@@ -1,7 +1,8 @@
-"""Marks the tests of tests/only_in_full.txt as slow."""
+"""Marks the tests of tests/only_in_full.txt as slow, and spares the garbage collector what imports made."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     whole = {file for file in {name.partition("::")[0] for name in listed} if _is_whole(items, file)}
     if unknown := sorted(name for name in listed - found if name.partition("::")[0] in whole):
         raise pytest.UsageError(f"tests/only_in_full.txt names no test: {', '.join(unknown)}")
+
+
+def pytest_collection_finish() -> None:
+    """Imports of torch and transformers leave a million objects that live as long as the process.
+
+    The collector of reference cycles walked over them hundreds of times a run: a ninth of the time of an export.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def _is_whole(items: Sequence[pytest.Item], file: str) -> bool:
