@@ -1,14 +1,19 @@
-"""Marks the tests of tests/only_in_full.txt as slow, and spares the garbage collector what imports made."""
+"""Marks the tests of tests/only_in_full.txt as slow; keeps OpenMP and the garbage collector from idle work."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
+
+# Before torch is imported: threads of OpenMP sleep between two parallel regions.  They wait in a loop by default, which
+# took nine tenths of the processor time of eager models of this size, and the core of the other test process.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def only_in_full() -> frozenset[str]:
