@@ -91,8 +91,8 @@ def _version(command: tuple[str, ...]) -> str:
 def optimisation() -> str:
     """The compiler's level: `-O3`, or the one in `QC_OPTIMISE`. With the flags below no result depends on it."""
     level = os.environ.get("QC_OPTIMISE", "3")
-    if level not in ("1", "2", "3"):
-        raise ArgumentError(f"QC_OPTIMISE is '{level}'; it is 1 (compiles fastest), 2 or 3 (runs fastest)")
+    if level not in ("g", "1", "2", "3"):
+        raise ArgumentError(f"QC_OPTIMISE is '{level}'; it is g (compiles fastest), 1, 2 or 3 (runs fastest)")
     return f"-O{level}"
 
 

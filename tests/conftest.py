@@ -1,13 +1,19 @@
-"""Marks the tests of tests/only_in_full.txt as slow."""
+"""Marks the tests of tests/only_in_full.txt as slow; keeps OpenMP and the garbage collector from idle work."""
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
+
+# Before torch is imported: threads of OpenMP sleep between two parallel regions.  They wait in a loop by default, which
+# took nine tenths of the processor time of eager models of this size, and the core of the other test process.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def only_in_full() -> frozenset[str]:
@@ -25,6 +31,15 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     whole = {file for file in {name.partition("::")[0] for name in listed} if _is_whole(items, file)}
     if unknown := sorted(name for name in listed - found if name.partition("::")[0] in whole):
         raise pytest.UsageError(f"tests/only_in_full.txt names no test: {', '.join(unknown)}")
+
+
+def pytest_collection_finish() -> None:
+    """Imports of torch and transformers leave a million objects that live as long as the process.
+
+    The collector of reference cycles walked over them hundreds of times a run: a ninth of the time of an export.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def _is_whole(items: Sequence[pytest.Item], file: str) -> bool:

@@ -65,6 +65,7 @@ def test_the_kernels_headers_quote_the_table() -> None:
         assert hot_loops.quotes((ROOT / "kernels" / "cuda" / name).read_text(encoding="utf-8")), name
 
 
-def test_results_of_nine_rows_and_more_are_stored_16_bytes_at_a_time() -> None:
-    for each in hot_loops.measure(FORMATS, ROWS, "sm_90a"):
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "q4_K" else pytest.mark.slow) for n in FORMATS])
+def test_results_of_nine_rows_and_more_are_stored_16_bytes_at_a_time(name: str) -> None:
+    for each in hot_loops.measure((name,), ROWS, "sm_90a"):
         assert each.stores == ((2,) if each.rows <= 8 else (16, 2)), each

@@ -59,16 +59,20 @@ class Context(ctypes.Structure):
     ]  # fmt: skip
 
 
-def level_for(isa: str) -> str:
-    """-O3, which users get. The short run keeps it for the widest vectors of this machine: no result depends on it."""
+def level_for(isa: str, source: str) -> str:
+    """-O3, which users get. The short run keeps it for a fourth of the sources for the widest vectors of this machine.
+
+    No result depends on the level.  Which sources depends on their text alone, so that libraries can be kept.
+    """
     widest = next(name for name in reversed(ISAS) if runnable(name))
-    return "-O3" if isa == widest else optimisation()
+    fourth = hashlib.sha256(source.encode()).digest()[0] % 4 == 0
+    return "-O3" if isa == widest and fourth else optimisation()
 
 
 def compile_source(source: str, isa: str, folder: Path, level: str | None = None) -> ctypes.CDLL:
     sanitized = sanitize.flags()  # they say -O0, which then decides
     sanitize.require_runtime()
-    level = level or level_for(isa)
+    level = level or level_for(isa, source)
     compiler = find_compiler()
     key = "\0".join((isa, level, compiler.version, str(sanitized), source))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -79,12 +79,13 @@ def test_the_level_is_chosen_by_the_environment_and_changes_no_result(
     small: Any, cache_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {}
-    for level in ("1", "2", "3"):
+    for level in ("g", "1", "2", "3"):
         monkeypatch.setenv("QC_OPTIMISE", level)
         assert f"-O{level}" in compiler.flags_for("generic")
-        found[level] = LoadedProgram.from_image(small.image)(small.x(33))["y"].tobytes()
-    assert found["1"] == found["2"] == found["3"]
-    assert len(list(cache_path.glob("native/program-*.so"))) == 3
+        if level in ("g", "3"):
+            found[level] = LoadedProgram.from_image(small.image)(small.x(33))["y"].tobytes()
+    assert found["g"] == found["3"]
+    assert len(list(cache_path.glob("native/program-*.so"))) == 2
     monkeypatch.setenv("QC_OPTIMISE", "fast")
     with pytest.raises(ArgumentError, match="QC_OPTIMISE is 'fast'"):
         compiler.flags_for("generic")

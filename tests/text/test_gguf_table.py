@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -254,4 +253,3 @@ def test_a_damaged_file_is_read_or_refused(seed: int, byte_level: Any, tmp_path:
         text.decode(text.encode("Hello"))
     except QCompilerError as error:
         assert len(str(error)) < 10_000
-    gc.collect()
