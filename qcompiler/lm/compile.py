@@ -79,7 +79,7 @@ def compile_causal_lm(
     if kv_cache not in CACHE_TYPES:
         raise ArgumentError(f"kv_cache={kv_cache!r}: choose from {', '.join(CACHE_TYPES)}")
     rows = length if max_batch == 1 else length + chunk
-    with prepared(model, max_batch, rows, CACHE_TYPES[kv_cache]) as step:
+    with prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length) as step:
         program = qcompile(
             step, (), _example(max_batch, rows, chunk), dynamic_shapes=_dynamic(max_batch, chunk),
             buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,

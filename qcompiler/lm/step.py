@@ -204,8 +204,11 @@ def cache_shapes(model: nn.Module) -> list[tuple[int, int, int, torch.dtype]]:
 
 
 @contextlib.contextmanager
-def prepared(model: nn.Module, batch: int, length: int, dtype: torch.dtype | None) -> Iterator[DecoderStep]:
-    """The step of a model. The model's own attention, and its settings, are back when the context ends."""
+def prepared(model: nn.Module, batch: int, rows: int, dtype: torch.dtype | None, length: int) -> Iterator[DecoderStep]:
+    """The step of a model, with `rows` rows of the cache for each sequence, of which `length` may hold tokens.
+
+    The model's own attention, and its settings, are back when the context ends.
+    """
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, mask_by_position)
     config: Any = model.config
@@ -217,7 +220,7 @@ def prepared(model: nn.Module, batch: int, length: int, dtype: torch.dtype | Non
     handle = None
     try:
         with fixed_rotations(model, length):
-            step = DecoderStep(model, batch, length, dtype).eval()
+            step = DecoderStep(model, batch, rows, dtype).eval()
             model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
             _check_batch(step, config)
             handle = head.register_forward_pre_hook(step.rows_of_head)

@@ -21,18 +21,29 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 96, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
-ARCHS = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
+ARCHS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
 def build(kind: str, **options: Any) -> nn.Module:
     """A random model of `Llama`, `Qwen3`, …, with weights large enough that its logits differ between tokens."""
     torch.manual_seed(0)
     sizes = {**SIZES, **options}
-    if kind == "Qwen2":
+    if kind in ("Qwen2", "Phi3", "GPTNeoX", "GPT2"):
         sizes.pop("head_dim")
+    if kind == "GPT2":
+        sizes = {
+            "n_embd": 256,
+            "n_layer": 2,
+            "n_head": 8,
+            "n_inner": 512,
+            "n_positions": 128,
+            "vocab_size": 96,
+            **options,
+        }
     config = getattr(transformers, f"{kind}Config")(**sizes)
     config.use_cache = False
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    suffix = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{kind.removesuffix('Text')}{suffix}")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -83,6 +94,77 @@ def _pieces(name: str, parameter: torch.Tensor, table: gguf.TensorNameMap) -> di
     return {found: parameter.data}
 
 
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _same(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+def changes(name: str, arch: str, config: Any) -> tuple[Change, Change]:
+    """What llama.cpp's converter does to a parameter, and the inverse."""
+    heads = {"q_proj": config.num_attention_heads}
+    heads["k_proj"] = getattr(config, "num_key_value_heads", 0)
+    count = heads.get(name.split(".")[-2])
+    if arch == "llama" and count:
+        return _moved(lambda rows: rows_for_llama_cpp(rows, count))
+    if arch == "gptneox" and "query_key_value" in name:
+        heads_ = config.num_attention_heads
+        return _moved(lambda rows: rows.reshape(heads_, 3, -1).swapaxes(0, 1).reshape(-1))
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return lambda values: values + 1, lambda values: values - 1
+    if arch == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
+        return (lambda values: values.T, lambda values: values.T) if name.endswith("weight") else (_same, _same)
+    return _same, _same
+
+
+def _moved(order: Callable[[np.ndarray], np.ndarray]) -> tuple[Change, Change]:
+    def there(values: torch.Tensor) -> torch.Tensor:
+        return values[torch.from_numpy(order(np.arange(len(values))))]
+
+    def back(values: torch.Tensor) -> torch.Tensor:
+        return values[torch.from_numpy(np.argsort(order(np.arange(len(values)))))]
+
+    return there, back
+
+
+def _keys(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    """The configuration, as llama.cpp's converter writes it."""
+    width, heads = config.hidden_size, config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or width // heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(width)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
+    writer.add_head_count(heads)
+    if arch in ("gpt2", "gptneox"):
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch == "gptneox":
+        writer.add_parallel_residual(config.use_parallel_residual)
+    if dim != width // heads or arch.startswith("gemma"):
+        writer.add_key_length(dim)
+        writer.add_value_length(dim)
+    if arch != "gpt2":
+        rope = config.rope_parameters
+        rope = rope.get("full_attention", rope)
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if not arch.startswith("gemma"):
+            writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
+    if arch in ("gemma2", "gemma3", "phi3") and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if hasattr(config, "num_local_experts"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
 def write(
     path: Path,
     model: nn.Module,
@@ -93,24 +175,9 @@ def write(
 ) -> Written:
     """`kind_of` gives the type for a name of GGUF; vectors are f32. `tensors` and the keys `more` stand beside."""
     config, writer = model.config, gguf.GGUFWriter(path, arch)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if dim != config.hidden_size // config.num_attention_heads:
-        writer.add_key_length(dim)
-        writer.add_value_length(dim)
-    writer.add_rope_dimension_count(dim)
+    _keys(writer, config, arch)
     writer.add_token_list([f"token {i}" for i in range(config.vocab_size)])
     writer.add_bos_token_id(1)
-    if hasattr(config, "num_local_experts"):
-        writer.add_expert_count(config.num_local_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
     for name, value in more.items():
         getattr(writer, name)(value)
     table = gguf.get_tensor_name_map(ARCHS[arch], config.num_hidden_layers)
@@ -120,17 +187,13 @@ def write(
         for name, parameter in model.named_parameters():
             names[name] = pieces = _pieces(name, parameter, table)
             for found, values in pieces.items():
-                heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-                count = heads.get(name.split(".")[-2])
-                order = torch.arange(len(values)).numpy()
-                if arch == "llama" and count is not None:
-                    order = rows_for_llama_cpp(order, count)
+                there, back = changes(name, arch, config)
+                changed = np.ascontiguousarray(there(values).numpy())
                 kind = kind_of(found) if values.ndim > 1 else Type.F32
-                data = quantized(np.ascontiguousarray(values.numpy()[order]), kind)
+                data = quantized(changed, kind)
                 writer.add_tensor(found, data, raw_dtype=None if kind in (Type.F32, Type.F16) else kind)
                 meant = gguf.quants.dequantize(data, kind) if kind != Type.F32 else data
-                back = torch.from_numpy(np.ascontiguousarray(meant, np.float32)).reshape(values.shape)
-                values[torch.from_numpy(order)] = back
+                values.copy_(back(torch.from_numpy(np.array(meant, np.float32)).reshape(changed.shape)))
                 raw[found] = data.tobytes()
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values)

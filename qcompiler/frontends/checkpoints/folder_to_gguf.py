@@ -4,8 +4,9 @@
     config.json                                           llama.block_count, llama.attention.head_count, …
     tokenizer.json, tokenizer.model                       tokenizer.ggml.… (gguf_tokenizer.py)
 
-The inverse of gguf_models.py, whose tables of names it uses.  Matrices become codes one at a time, when they are
-written.  Sources: the keys of gguf-py 0.19 (constants.py) and those that llama.cpp reads when it loads a model.
+The inverse of gguf_models.py, with the same names (gguf_architectures.py).  Matrices become codes one at a time, when
+they are written.  Sources: the keys of gguf-py 0.19 (constants.py), and those that llama.cpp reads when it loads a
+model.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from qcompiler.formats.foreign.json_text import shown
 from qcompiler.formats.ggml import GgmlFormat
 from qcompiler.formats.transcode import Loss, loss_of, require, transcode
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
+from qcompiler.frontends.checkpoints.gguf_architectures import ARCHITECTURES, ROPE_FACTORS
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, NewTensor
-from qcompiler.frontends.checkpoints.gguf_models import ROPE_FACTORS, names_in_file, rows_in_model
 from qcompiler.frontends.checkpoints.gguf_tokenizer import tokenizer_keys
 from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
 from qcompiler.frontends.torch.common.values import to_numpy
@@ -110,9 +111,10 @@ class _Tensors:
             raise WeightsError(f"{self.checkpoint.path} lacks the parameter '{missing[0]}' of {self.model}")
         chosen = self._chosen(parameters)
         found: dict[str, NewTensor] = {}
+        architecture = ARCHITECTURES[self.architecture]
         for name in parameters:
-            (there,) = names_in_file(name, self.model)
-            order = rows_in_model(name, items[name].shape[0], config) if self.architecture == "llama" else None
+            (there,) = architecture.names(name)
+            order = architecture.rows(name, items[name].shape[0], config)
             found[there] = self._tensor(there, items[name], chosen[name], order)
         return found
 

@@ -1,0 +1,220 @@
+"""`compile_causal_lm("model.gguf")`: logits and greedy tokens are transformers' on the weights that the file means."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from by_path import ROOT, load
+from gguf import GGMLQuantizationType as Type
+
+import qcompiler as qc
+from qcompiler.cli import main
+from qcompiler.errors import WeightsError
+from qcompiler.frontends.checkpoints.gguf_files import GgufFile, NewTensor
+
+written = load("tests/files/writing.py")
+
+PROMPT = [5, 17, 80, 3, 3, 61, 44, 9, 12, 70, 33]  # longer than the windows of the models that have one
+_GEMMA = {"tie_word_embeddings": True, "sliding_window": 4, "query_pre_attn_scalar": 32}
+_NEOX = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("Llama", "llama", {"attention_bias": True, "mlp_bias": True}),
+    "mixtral": ("Mixtral", "llama", {"num_local_experts": 4, "sliding_window": None}),
+    "qwen2": ("Qwen2", "qwen2", {}),
+    "qwen3": ("Qwen3", "qwen3", {"head_dim": 64}),
+    "qwen3moe": ("Qwen3Moe", "qwen3moe", {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True}),
+    "gemma": ("Gemma", "gemma", {"tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", "gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3Text", "gemma3", {**_GEMMA, "num_hidden_layers": 6}),  # the sixth layer has no window
+    "phi3": ("Phi3", "phi3", {"sliding_window": 5}),
+    "gpt2": ("GPT2", "gpt2", {"bos_token_id": 1, "eos_token_id": 2}),
+    "gptneox": ("GPTNeoX", "gptneox", _NEOX),
+    "gptneox in series": ("GPTNeoX", "gptneox", {**_NEOX, "use_parallel_residual": False}),
+}  # fmt: skip
+QUICK = {"gptneox"}
+READ_BY_TRANSFORMERS = ("qwen3moe", "gemma2", "gemma3", "phi3", "gpt2")
+
+
+def type_of(name: str) -> Type:
+    """Formats of several block sizes in each file, and plain values where llama.cpp keeps them."""
+    part = name.split(".")[-2]
+    if part in ("ffn_gate_inp", "position_embd"):
+        return Type.F32
+    return {"attn_output": Type.Q5_0, "ffn_down": Type.Q4_K, "ffn_down_exps": Type.Q6_K, "attn_v": Type.Q4_0}.get(
+        part, Type.Q8_0
+    )
+
+
+def file_of(name: str, path: Path) -> Any:
+    kind, arch, options = MODELS[name]
+    return written.write(path, written.build(kind, **options), arch, type_of)
+
+
+def check(lm: qc.CausalLM, model: Any, prompt: Sequence[int], tokens: int) -> None:
+    """Logits of a prompt that is read in pieces, and tokens after it."""
+    with torch.no_grad():
+        theirs = model(torch.tensor([prompt]), use_cache=False).logits[0].numpy()
+    ours = lm.conversation().read(list(prompt), logits="all")[0]
+    assert theirs.std() > 0.5, "logits that all are alike would show nothing"
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    model.config.use_cache = True
+    expected = model.generate(
+        torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert lm.generate(prompt, max_new_tokens=tokens, eos_token_id=-1) == expected[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+)
+def test_a_file_of_each_architecture_generates_what_its_codes_mean(name: str, tmp_path: Path) -> None:
+    made = file_of(name, tmp_path / "model.gguf")
+    lm = qc.compile_causal_lm(made.path, max_seq_len=40, chunk=5)
+    check(lm, made.model, PROMPT, 12)
+    assert lm.program is not None
+    stored = {row.parameters[0] for row in lm.program.ledger if row.reason.startswith("as stored")}
+    coded = {name for name, parts in made.names.items() if all(type_of(part) != Type.F32 for part in parts)}
+    matrices = {name for name, p in made.model.named_parameters() if p.ndim > 1}
+    assert stored == coded & matrices, "the program holds the file's codes of every matrix"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in READ_BY_TRANSFORMERS])
+def test_transformers_reads_the_same_weights_from_the_file(name: str, tmp_path: Path) -> None:
+    """An independent reading of the names, and of what the converter changes in tensors."""
+    made = file_of(name, tmp_path / "model.gguf")
+    class_ = type(made.model)
+    theirs = class_.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32, config=made.model.config)
+    ours = qc.from_gguf(made.path).weights.tensors
+    for parameter, values in theirs.named_parameters():
+        found = ours[parameter].view().float()
+        is_turned = name == "gpt2" and parameter.split(".")[-2] in ("c_attn", "c_proj", "c_fc") and found.ndim == 2
+        torch.testing.assert_close(found.T if is_turned else found, values.detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [40, 160])
+def test_longrope_of_a_file_on_both_sides_of_the_trained_length(length: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    long, short = (random.uniform(1, high, 16).astype(np.float32) for high in (8, 2))
+    scaling = {"rope_type": "longrope", "rope_theta": 10000.0, "long_factor": long.tolist(),
+               "short_factor": short.tolist(), "original_max_position_embeddings": 64}  # fmt: skip
+    model = written.build("Phi3", rope_parameters=scaling, original_max_position_embeddings=64)
+    made = written.write(
+        tmp_path / "model.gguf", model, "phi3", type_of, add_rope_scaling_orig_ctx_len=64,
+        tensors={"rope_factors_long.weight": long, "rope_factors_short.weight": short},
+    )  # fmt: skip
+    lm = qc.compile_causal_lm(made.path, max_seq_len=length, chunk=16)
+    prompt = random.integers(3, 90, 30 if length == 40 else 100).tolist()
+    check(lm, made.model, prompt, 4)
+
+
+# --- the repository's own model --------------------------------------------------------------------------------------
+
+OWN = ROOT / "examples" / "models" / "tiny_llama"
+TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@cache
+def own_model() -> Any:
+    return transformers.LlamaForCausalLM.from_pretrained(OWN, dtype=torch.float32, local_files_only=True).eval()
+
+
+@pytest.fixture(scope="module")
+def own_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model as `qc convert` writes it, with a chat template."""
+    folder = tmp_path_factory.mktemp("own") / "model"
+    shutil.copytree(OWN, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    path = folder.parent / "model.gguf"
+    assert main(["convert", str(folder), str(path), "--quant", "q8_0"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def own(own_file: Path) -> qc.CausalLM:
+    return qc.compile_causal_lm(own_file, max_seq_len=128, chunk=16)
+
+
+def own_dequantised(path: Path) -> Any:
+    model = transformers.LlamaForCausalLM(own_model().config).eval()
+    values = {name: tensor.view().float() for name, tensor in qc.from_gguf(path).weights.tensors.items()}
+    missing, unexpected = model.load_state_dict(values, strict=False)
+    assert missing == ["lm_head.weight"] and not unexpected  # tied
+    return model
+
+
+def test_the_trained_model_goes_through_convert_and_generates_the_same_text(
+    own: qc.CausalLM, own_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = "import os\n\n\ndef read_lines(path):\n"
+    check(own, own_dequantised(own_file), list(prompt.encode()), 48)
+    assert own.text is not None and own.text.encode(prompt) == list(prompt.encode())
+    ids = own_model().generate(
+        torch.tensor([list(prompt.encode())]), max_new_tokens=24, do_sample=False, pad_token_id=0
+    )[0].tolist()  # fmt: skip
+    assert own.complete(prompt, max_new_tokens=24) == bytes(ids[len(prompt) :]).decode(), "q8_0 changes no token here"
+
+
+def test_the_chat_template_and_the_tokenizer_come_from_the_file(own: qc.CausalLM) -> None:
+    messages = [{"role": "user", "content": "é"}]
+    text = "# user: é\n"
+    assert own.require_text().encode_chat(messages) == list(text.encode())
+    assert own.chat(messages, max_new_tokens=8) == own.complete(text, max_new_tokens=8)
+
+
+@pytest.mark.slow
+def test_the_commands_take_the_file(own: qc.CausalLM, own_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-seq-len", "128", "--json"]
+    assert main(["generate", str(own_file), "--prompt", "def f(", "--tokens", "8", *options]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["text"] == "def f(" + own.complete("def f(", max_new_tokens=8)
+
+
+# --- files that cannot be used ---------------------------------------------------------------------------------------
+
+
+def again(path: Path, source: Path, without: str = "", **keys: Any) -> Path:
+    """A copy of a file with other keys, and without those that begin with `without`."""
+    file = GgufFile(source)
+    kept = {name: file.metadata[name] for name in file.metadata if not (without and name.startswith(without))}
+    tensors = {name: NewTensor(t.shape, t.type, t.bytes) for name, t in file.tensors.items()}
+    qc.write_gguf(path, tensors, {**kept, **keys})
+    return path
+
+
+def test_a_file_without_a_tokenizer_takes_ids_and_says_so_to_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = written.build("Llama", num_hidden_layers=1)
+    source = written.write(tmp_path / "whole.gguf", model, "llama", type_of).path
+    path = again(tmp_path / "ids.gguf", source, without="tokenizer.")
+    assert main(["generate", str(path), "--prompt", "a", "--max-seq-len", "16"]) == 1
+    shown = capsys.readouterr().err
+    assert "ids only" in shown and "has no tokenizer" in shown and "compile_causal_lm(text=" in shown
+
+
+@pytest.mark.parametrize("kind", ["architecture", "cut", "experts"])
+def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> None:
+    source = written.write(tmp_path / "w.gguf", written.build("Llama", num_hidden_layers=1), "llama", type_of).path
+    path = tmp_path / "bad.gguf"
+    if kind == "architecture":
+        again(path, source, **{"general.architecture": "mamba"})
+        message = "architecture 'mamba'; there are: llama, qwen2.*give its weights as safetensors"
+    elif kind == "cut":
+        path.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
+        message = "was cut off.*copy or download the file again"
+    else:
+        again(path, source, **{"llama.expert_count": 4, "llama.expert_used_count": 2})
+        message = "lacks 'blk.0.ffn_gate_inp.weight'"
+    with pytest.raises(WeightsError, match=message):
+        qc.compile_causal_lm(path)
