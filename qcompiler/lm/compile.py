@@ -16,6 +16,7 @@ from qcompiler.errors import ArgumentError, ExportError, TokenizerError
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
+from qcompiler.lm.adapter import adapted
 from qcompiler.lm.model import CausalLM
 from qcompiler.lm.record import LanguageModel
 from qcompiler.lm.text import Text
@@ -41,6 +42,8 @@ def compile_causal_lm(
     kv_cache: CacheType = "auto",
     chunk: int | None = None,
     text: Text | None = None,
+    adapter: str | Path | None = None,
+    merge: bool = True,
     targets: Sequence[str] | None = None,
     verify_each: Literal["ir", "numerics"] | None = None,
     dump_ir: str | Path | None = None,
@@ -58,11 +61,15 @@ def compile_causal_lm(
     2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", or "auto",
     the model's type.  A prompt is read in pieces of at most `chunk` tokens (default 512).
 
+    `adapter` is a folder of PEFT with a LoRA or a DoRA.  It is merged into the weights before they are quantised, or
+    with `merge=False` kept beside them as two small products per linear (LoRA), whatever the weights are stored as.
+
     `text` is the tokenizer that a saved file carries; a folder and a .gguf file bring their own.
 
     Rotary frequencies that follow the length of the text ("dynamic", "longrope") are those of `max_seq_len` tokens.
 
-    The rest is as for `qc.qcompile`.  ExportError for a model without a cache; ArgumentError for sizes that do not fit.
+    The rest is as for `qc.qcompile`.  ExportError for a model without a cache; ArgumentError for sizes that do not fit;
+    AdapterError lists the targets of an adapter that do not fit.
     """
     from transformers import PreTrainedModel
 
@@ -79,11 +86,14 @@ def compile_causal_lm(
     if kv_cache not in CACHE_TYPES:
         raise ArgumentError(f"kv_cache={kv_cache!r}: choose from {', '.join(CACHE_TYPES)}")
     rows = length if max_batch == 1 else length + chunk
-    with prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length) as step:
+    with (
+        adapted(model, weights, adapter, merge) as source,
+        prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length) as step,
+    ):
         program = qcompile(
             step, (), _example(max_batch, rows, chunk), dynamic_shapes=_dynamic(max_batch, chunk),
             buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
-            dump_ir=dump_ir, workdir=workdir, progress=progress, weights=weights,
+            dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source,
         )  # fmt: skip
         dtype = str(step.keys_0.dtype).removeprefix("torch.")
     config = model.config.get_text_config()

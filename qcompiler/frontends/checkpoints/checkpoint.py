@@ -21,7 +21,7 @@ from torch import nn
 
 from qcompiler.errors import MissingDependencyError
 from qcompiler.formats import Format, PackedTensor
-from qcompiler.frontends.weights.weight_source import FileWeights, Identity, StoredCodes
+from qcompiler.frontends.weights.weight_source import EXPERTS_TRANSPOSED, FileWeights, Identity, StoredCodes
 from qcompiler.plan.weights import Bytes
 
 Order = npt.NDArray[np.intp]
@@ -112,6 +112,9 @@ class CodesInFile:
             ordered = torch.empty_like(values)
             ordered[:, torch.from_numpy(self.codes.permutation)] = values
             values = ordered
+        if self.codes.arrangement == EXPERTS_TRANSPOSED:
+            experts, cols, rows = self.shape
+            return values.reshape(experts, rows, cols).transpose(1, 2)
         return values.reshape(self.shape)
 
     def identity(self) -> Identity:

@@ -7,6 +7,7 @@
     compressed-tensors   config_groups, format               weight_packed, weight_scale, …
     fp8                  weight_block_size                   weight, weight_scale_inv
     torchao                                                  _weight_qdata, _weight_scale, …; and the files' metadata
+    mxfp4 (gpt-oss)                                          gate_up_proj_blocks, gate_up_proj_scales, …
 
 The arrays of one layer become one packed tensor with unchanged codes.  The files decide which layers are quantised: a
 layer with a plain `weight` stays in floating point.  Activations are in floating point, even if the checkpoint was made
@@ -30,6 +31,7 @@ from qcompiler.formats.foreign import awq, bitsandbytes, compressed_tensors, flo
 from qcompiler.formats.foreign.arrays import Array, Arrays
 from qcompiler.formats.foreign.json_text import json_object, read_json_object, shown
 from qcompiler.formats.foreign.patterns import PatternError, compiled, matches
+from qcompiler.frontends.checkpoints import mxfp4_experts
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, CodesInFile, Order, ValuesInFile
 from qcompiler.frontends.checkpoints.described_model import (
     TensorTotals,
@@ -120,6 +122,8 @@ class System:
     probe: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
     decode: Callable[[str, Mapping[str, Array]], Array | None] | None = None
     """The values in fp32 of a layer that has no format here; None for all other layers."""
+    together: Callable[[Mapping[str, FileTensor]], tuple[dict[str, InFile], set[str]]] | None = None
+    """For a system whose arrays are not named like a layer's: the parameters, and the tensors that they consist of."""
 
 
 def _refuse_pickles(folder: Path, method: Mapping[str, Any]) -> None:
@@ -286,6 +290,15 @@ def _torchao(settings: _Settings) -> System:
     return System((torchao.PREFIX + "qdata",), names, read, decode=decode)
 
 
+def _mxfp4(settings: _Settings) -> System:
+    del settings  # the arrays' names tell what is quantised
+
+    def read(layer: str, arrays: Mapping[str, Array]) -> Layer:
+        raise AssertionError("no tensor has a mark of this system")
+
+    return System((), (), read, together=mxfp4_experts.experts)
+
+
 # --- compressed-tensors ----------------------------------------------------------------------------------------------
 
 _BESIDE = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
@@ -382,7 +395,7 @@ def _shared(settings: _Settings, weights: Mapping[str, Any]) -> compressed_tenso
 
 SYSTEMS: dict[str, Callable[[_Settings], System]] = {
     "bitsandbytes": _bitsandbytes, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors, "fp8": _fp8,
-    "torchao": _torchao,
+    "torchao": _torchao, "mxfp4": _mxfp4,
 }  # fmt: skip
 
 
@@ -393,6 +406,8 @@ def _items(tensors: Mapping[str, FileTensor], system: System | None) -> dict[str
     """Layers under the names of their weights, and all other tensors unchanged."""
     found: dict[str, InFile] = {}
     taken: set[str] = set()
+    if system is not None and system.together is not None:
+        found, taken = system.together(tensors)
     for name in tensors if system is not None else ():
         assert system is not None
         mark = next((m for m in system.marks if name.endswith("." + m)), None)

@@ -48,7 +48,7 @@ def check_use(
 ) -> None:
     """WeightsError if the graph cannot read the codes as they are, RecipeError if a rule asks for another format."""
     held = f"'{targets[0]}' is {codes.format} in {codes.where}"
-    if not kinds or arrangement:
+    if not kinds or arrangement != codes.arrangement:
         raise WeightsError(
             f"{held}, and the model uses it as {arrangement or 'something else than a linear or an embedding'}, which "
             "cannot read codes as they are stored. Convert the file with this tensor in floating point"

@@ -6,6 +6,7 @@ hold a matrix as codes returns the codes (`packed`), which are stored unchanged.
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -57,12 +58,17 @@ class WeightSource(Protocol):
         """The values are no longer needed."""
 
 
+EXPERTS_TRANSPOSED = "experts transposed"
+"""The model has (E, K, N), and the matrix is (E * N, K)."""
+
+
 @dataclass(frozen=True)
 class StoredCodes:
     """A matrix that a file holds as codes of one of our formats.
 
     `read` returns its canonical bytes; if `mapped` they are pages of the file, else they are made anew each time.  With
-    a `permutation` the codes belong to columns in another order: ``y = x[..., permutation] @ W.T``.
+    a `permutation` the codes belong to columns in another order: ``y = x[..., permutation] @ W.T``.  `arrangement` is
+    how the matrix differs from the model's tensor: "" (it has that shape), or EXPERTS_TRANSPOSED.
     """
 
     where: str
@@ -72,6 +78,7 @@ class StoredCodes:
     read: Callable[[], PackedTensor]
     mapped: bool = False
     permutation: npt.NDArray[np.intp] | None = None
+    arrangement: str = ""
 
 
 class ModuleWeights:
@@ -191,6 +198,12 @@ class FileWeights:
         self._rename, self._ignore = rename, tuple(ignore)
         self._found: dict[str, InFile] = {}
         self._views: dict[str, torch.Tensor] = {}
+
+    def replaced(self, tensors: Mapping[str, InFile]) -> FileWeights:
+        """The same source with other tensors under some of its names."""
+        made = copy.copy(self)
+        made.tensors, made._found, made._views = {**self.tensors, **tensors}, {}, {}
+        return made
 
     def bind(self, program: ExportedProgram) -> Mapping[str, torch.Tensor]:
         """Mapped values if dtypes agree; else tensors without values, which `read` converts one at a time."""
@@ -352,5 +365,6 @@ def _text(shape: Sequence[int]) -> str:
 
 
 __all__ = [
-    "FileWeights", "InFile", "ModuleWeights", "NoValues", "Shards", "StoredCodes", "WeightSource", "content_identity",
+    "EXPERTS_TRANSPOSED", "FileWeights", "InFile", "ModuleWeights", "NoValues", "Shards", "StoredCodes",
+    "WeightSource", "content_identity",
 ]  # fmt: skip

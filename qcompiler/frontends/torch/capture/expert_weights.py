@@ -27,6 +27,7 @@ import torch
 from torch import fx, nn
 
 from qcompiler.frontends.torch.qc_ops import torch_ops  # noqa: F401  (it registers qc.grouped_linear)
+from qcompiler.frontends.weights.weight_source import EXPERTS_TRANSPOSED
 
 aten = torch.ops.aten
 _GROUPED_MM = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
@@ -78,7 +79,7 @@ class ExpertWeight:
     @property
     def text(self) -> str:
         """How the stored order of the values differs from the model's: "" if not at all."""
-        return "experts transposed" if self.transposed else ""
+        return EXPERTS_TRANSPOSED if self.transposed else ""
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
         """A view of the model's values in stored order."""
