@@ -160,7 +160,7 @@ class Bench:
         self.library = ctypes.CDLL(str(compile_library(source, isa, name="bench-linear")))
         for probe in ("qb_call", "qb_peak", "qb_read"):
             getattr(self.library, probe).restype = ctypes.c_double
-        scratch = max(64, *(emit.scratch_bytes(spec, isa) for spec in unique))
+        scratch = max([64, *(emit.scratch_bytes(spec, isa) for spec in unique)])
         stride = -(-scratch // 64) * 64
         self.scratch = aligned(np.zeros(stride * threads, np.uint8))
         self.context = Context(parallel_address(), None, self.scratch.ctypes.data, stride, threads, 0, 0, 0, -1, 0)

@@ -1,0 +1,417 @@
+"""Tokens per second of a language model on the CPU: ours beside llama.cpp on the same file, and transformers in bf16.
+
+    python benchmarks/lm_cpu.py --llama-python /path/to/python --json FILE     # a 0.84 B Llama, about 15 minutes
+    python benchmarks/lm_cpu.py --small                                        # a tiny one: that everything runs
+
+The weights are random and lie in one .gguf file (hidden 2048, 16 layers, FFN 5632, 32 heads, 4 of them for keys and
+values, vocabulary 32000), which we compile by `compile_causal_lm` and llama.cpp reads as it is.  Both keep keys and
+values in fp16 and use the same number of threads.  llama-cpp-python may lie in an environment of its own
+(`--llama-python`); a peer that is not there is named as missing.
+
+    decode    one token of each sequence, and the most likely next one taken from the logits, with so many tokens in
+              the cache before; a step does not depend on which tokens these are
+    prompt    an empty cache, so many tokens, the logits of the last
+    first     a new process loads the saved program (its file is in the page cache) and makes one token
+
+The engines take turns; figures are medians over the rounds, and the ratio is the median of the rounds' ratios.  The
+bandwidth is that of reading 256 MiB, measured before and after each cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from linear_cpu import Bench
+
+import qcompiler as qc
+from qcompiler.runtime.isa import host_isa
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Llama."""
+
+    hidden: int = 2048
+    layers: int = 16
+    inner: int = 5632
+    heads: int = 32
+    kv_heads: int = 4
+    words: int = 32000
+
+    @property
+    def head(self) -> int:
+        return self.hidden // self.heads
+
+    def matrices(self) -> Iterator[tuple[str, int, int]]:
+        """(GGUF's name, rows, columns) of each."""
+        narrow = self.kv_heads * self.head
+        yield "token_embd.weight", self.words, self.hidden
+        yield "output.weight", self.words, self.hidden
+        for layer in range(self.layers):
+            for name, rows, cols in (
+                ("attn_q", self.hidden, self.hidden), ("attn_k", narrow, self.hidden), ("attn_v", narrow, self.hidden),
+                ("attn_output", self.hidden, self.hidden), ("ffn_gate", self.inner, self.hidden),
+                ("ffn_up", self.inner, self.hidden), ("ffn_down", self.hidden, self.inner),
+            ):  # fmt: skip
+                yield f"blk.{layer}.{name}.weight", rows, cols
+
+
+SMALL = Shape(256, 2, 512, 4, 2, 1000)
+FORMATS = {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q4_K": gguf.GGMLQuantizationType.Q4_K}
+
+
+def blocks(kind: str, rows: int, cols: int, rng: np.random.Generator) -> Any:
+    """Random codes with scales that keep a product's size, in GGUF's blocks: (rows, bytes of a row)."""
+    size, nbytes = gguf.GGML_QUANT_SIZES[FORMATS[kind]]
+    data = rng.integers(0, 256, (rows, cols // size, nbytes), np.uint8)
+    scale = np.float16(1 / (4.6 * np.sqrt(cols)))  # the codes -8 … 7 have a root mean square of 4.6
+    if kind == "q4_0":
+        data[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
+    else:  # q4_K: d, dmin, then scales of 6 bits, 31 on the average
+        data[..., :2] = np.frombuffer(np.float16(scale / 31).tobytes(), np.uint8)
+        data[..., 2:4] = np.frombuffer(np.float16(8 * scale / 31).tobytes(), np.uint8)
+    return data.reshape(rows, -1)
+
+
+def write_model(path: Path, kind: str, shape: Shape, length: int) -> int:
+    """The file; the bytes that a decoded token reads of its weights."""
+    rng = np.random.default_rng(0)
+    out = gguf.GGUFWriter(path, "llama")
+    out.add_context_length(length)
+    out.add_embedding_length(shape.hidden)
+    out.add_block_count(shape.layers)
+    out.add_feed_forward_length(shape.inner)
+    out.add_head_count(shape.heads)
+    out.add_head_count_kv(shape.kv_heads)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_rope_dimension_count(shape.head)
+    out.add_vocab_size(shape.words)
+    out.add_tokenizer_model("llama")
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += [f"w{number}" for number in range(shape.words - len(words))]
+    out.add_token_list(words)
+    out.add_token_scores([-float(number) for number in range(shape.words)])
+    out.add_token_types([2, 3, 3, *[6] * 256, *[1] * (shape.words - 259)])
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(2)
+    read = 0
+    for name, rows, cols in shape.matrices():
+        data = blocks(kind, rows, cols, rng)
+        out.add_tensor(name, data, raw_dtype=FORMATS[kind])
+        read += data.nbytes if name != "token_embd.weight" else 0
+    for name in [
+        "output_norm",
+        *(f"blk.{i}.{each}" for i in range(shape.layers) for each in ("attn_norm", "ffn_norm")),
+    ]:
+        out.add_tensor(f"{name}.weight", np.ones(shape.hidden, np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return read
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+class Ours:
+    """A conversation per number of sequences, whose cache is taken as filled."""
+
+    name = "ours"
+
+    def __init__(self, lm: qc.CausalLM) -> None:
+        self.lm = lm
+        self.talks: dict[int, Any] = {}
+
+    def fill(self, sequences: int, context: int) -> None:
+        self.talk = self.talks.setdefault(sequences, None) or self.lm.conversation(sequences)
+        self.talks = {sequences: self.talk}
+        self.context = context
+        self._rewind()
+
+    def _rewind(self) -> None:
+        for tokens in self.talk.tokens:
+            tokens[:] = [5] * self.context
+
+    def decode(self, steps: int) -> float:
+        new = [[100 + i] for i in range(len(self.talk))]
+        begin = time.perf_counter()
+        for _ in range(steps):
+            new = [[int(logits[0].argmax())] for logits in self.talk.read(new)]
+        seconds = time.perf_counter() - begin
+        self._rewind()
+        return seconds
+
+    def prompt(self, tokens: int) -> float:
+        self.fill(1, 0)
+        ids = [(7 * i) % self.lm.record.vocabulary for i in range(tokens)]
+        begin = time.perf_counter()
+        int(self.talk.read(ids)[0][0].argmax())
+        return time.perf_counter() - begin
+
+
+class LlamaCpp:
+    """The process of lm_peer_llama_cpp.py."""
+
+    name = "llama.cpp"
+
+    def __init__(self, python: str, file: Path, length: int, sequences: int, threads: int) -> None:
+        command = [python, str(HERE / "lm_peer_llama_cpp.py"), str(file), "--length", str(length)]
+        command += ["--sequences", str(sequences), "--threads", str(threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.version = self._answer()["version"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"llama.cpp's process ended with {self.process.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _ask(self, what: str, **given: int) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": what, **given}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def fill(self, sequences: int, context: int) -> None:
+        self._ask("fill", sequences=sequences, context=context)
+
+    def decode(self, steps: int) -> float:
+        return float(self._ask("decode", steps=steps)["seconds"])
+
+    def prompt(self, tokens: int) -> float:
+        return float(self._ask("prompt", tokens=tokens)["seconds"])
+
+
+class Transformers:
+    """LlamaForCausalLM in bf16, eager, with a cache that grows."""
+
+    name = "transformers bf16"
+
+    def __init__(self, shape: Shape, length: int) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=shape.words, hidden_size=shape.hidden, intermediate_size=shape.inner,
+            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=length, tie_word_embeddings=False,
+        )  # fmt: skip
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
+        model = model.to(torch.bfloat16).to_empty(device="cpu").eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.fill_(1.0) if "norm" in name else parameter.normal_(0, 0.02)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
+        self.model = model
+
+    def fill(self, sequences: int, context: int) -> None:
+        from transformers import DynamicCache
+
+        self.cache, self.context = DynamicCache(), context
+        for begin in range(0, context, 512):
+            self._call(torch.full((1, min(512, context - begin)), 5))
+        if context:
+            self.cache.batch_repeat_interleave(sequences)
+        self.sequences = sequences
+
+    @torch.no_grad()
+    def _call(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+
+    def decode(self, steps: int) -> float:
+        new = torch.full((self.sequences, 1), 100)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            new = self._call(new)
+        seconds = time.perf_counter() - begin
+        self.cache.crop(-steps)
+        return seconds
+
+    def prompt(self, tokens: int) -> float:
+        self.fill(1, 0)
+        begin = time.perf_counter()
+        self._call(torch.full((1, tokens), 5))
+        return time.perf_counter() - begin
+
+
+# --- cells -----------------------------------------------------------------------------------------------------------
+
+
+def turns(engines: Sequence[Any], run: Callable[[Any], float], rounds: int) -> dict[str, Any]:
+    """The median seconds of each engine and the median ratio of each to ours (the first), after a turn for warming."""
+    times: dict[str, list[float]] = {each.name: [] for each in engines}
+    for turn in range(rounds + 1):
+        for each in engines:
+            seconds = run(each)
+            if turn:
+                times[each.name].append(seconds)
+    ours = times[engines[0].name]
+    return {
+        "seconds": {name: statistics.median(found) for name, found in times.items()},
+        "ratio": {
+            name: statistics.median(a / b for a, b in zip(found, ours, strict=True)) for name, found in times.items()
+        },
+    }
+
+
+FIRST = """
+import sys, time
+begin = time.perf_counter()
+import qcompiler as qc
+imported = time.perf_counter()
+lm = qc.load_causal_lm(sys.argv[1], num_threads=int(sys.argv[2]))
+loaded = time.perf_counter()
+lm.generate([5, 6, 7], max_new_tokens=1, eos_token_id=-1)
+print(imported - begin, loaded - imported, time.perf_counter() - loaded)
+"""
+
+
+def first_token(path: Path, threads: int, rounds: int) -> dict[str, float]:
+    """Median seconds of importing, of loading, and of the first token from a prompt of three."""
+    command = [sys.executable, "-c", FIRST, str(path), str(threads)]
+    found = []
+    for _ in range(rounds + 1):  # the first run brings the file into the page cache
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found.append([float(each) for each in done.stdout.split()])
+    return dict(zip(("import", "load", "token"), map(statistics.median, zip(*found[1:], strict=True)), strict=True))
+
+
+def outside_products(lm: qc.CausalLM, context: int) -> float:
+    """The share of a decode step that is not matrix product."""
+    at = np.array([[context]])
+    profile = lm.run.profile(ids=np.array([[5]]), positions=at, rows=at, wanted=np.array([0]), rounds=15)
+    return float(profile.not_product)
+
+
+def measure(chosen: argparse.Namespace) -> dict[str, Any]:
+    shape, length = (SMALL, 160) if chosen.small else (Shape(), 4096 + 64)
+    contexts = [1, 64] if chosen.small else chosen.contexts
+    prompts = [16] if chosen.small else chosen.prompts
+    rounds, steps = (1, 2) if chosen.small else (chosen.rounds, chosen.steps)
+    torch.set_num_threads(chosen.threads)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        file, saved = folder / "model.gguf", folder / "model.qca"
+        weights = write_model(file, chosen.format, shape, length)
+        batch = max(chosen.batches)
+        lm = qc.compile_causal_lm(file, max_seq_len=length, max_batch=batch, kv_cache="fp16")
+        lm.save(saved)
+        del lm
+        lm = qc.load_causal_lm(saved, num_threads=chosen.threads)
+        engines: list[Any] = [Ours(lm)]
+        missing: dict[str, str] = {}
+        if chosen.llama_python == sys.executable and importlib.util.find_spec("llama_cpp") is None:
+            missing["llama.cpp"] = "llama-cpp-python is not installed here (--llama-python names another Python)"
+        else:
+            engines.append(LlamaCpp(chosen.llama_python, file, length, batch, chosen.threads))
+            stack.callback(engines[-1].process.kill)
+        if chosen.no_transformers:
+            missing["transformers bf16"] = "left out by --no-transformers"
+        else:
+            engines.append(Transformers(shape, length))
+        probe = Bench((), chosen.threads)
+        llama_cpp = next((each.version for each in engines if each.name == "llama.cpp"), None)
+        facts: dict[str, Any] = {
+            "format": chosen.format, "shape": vars(shape), "threads": chosen.threads, "isa": host_isa(),
+            "torch": torch.__version__, "llama-cpp-python": llama_cpp,
+            "missing": missing, "weight_bytes": weights, "cells": [],
+            "not_product": {context: outside_products(lm, context) for context in contexts},
+            "first": first_token(saved, chosen.threads, 1 if chosen.small else 3),
+        }  # fmt: skip
+        for cell in cells(contexts, chosen.batches, prompts):
+            facts["cells"].append(one_cell(cell, engines, probe, shape, weights, rounds, steps))
+            print(row(facts["cells"][-1]), flush=True)
+        return facts
+
+
+def cells(contexts: Sequence[int], batches: Sequence[int], prompts: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+    """(what, tokens, sequences)."""
+    for sequences in batches:
+        yield from (("decode", context, sequences) for context in contexts)
+    yield from (("prompt", tokens, 1) for tokens in prompts)
+
+
+def one_cell(
+    cell: tuple[str, int, int],
+    engines: Sequence[Any],
+    probe: Bench,
+    shape: Shape,
+    weights: int,
+    rounds: int,
+    steps: int,
+) -> dict[str, Any]:
+    what, tokens, sequences = cell
+    before = probe.bandwidth()
+    if what == "prompt":
+        found = turns(engines, lambda engine: engine.prompt(tokens), rounds)
+        made, bound = tokens, None
+    else:
+        for each in engines:
+            each.fill(sequences, tokens)
+        found = turns(engines, lambda engine: engine.decode(steps), rounds)
+        made = sequences * steps
+        cache = tokens * sequences * shape.layers * 2 * shape.kv_heads * shape.head * 2
+        bound = steps * (weights + cache)
+    after = probe.bandwidth()
+    result: dict[str, Any] = {"what": what, "tokens": tokens, "sequences": sequences, **found}
+    result["tokens_per_second"] = {name: made / seconds for name, seconds in found["seconds"].items()}
+    result["bandwidth"] = [before, after]
+    if bound is not None:  # the bytes that must be read, by the seconds and the bandwidth
+        result["of_bandwidth"] = bound / found["seconds"]["ours"] / statistics.mean((before, after))
+    return result
+
+
+def row(cell: dict[str, Any]) -> str:
+    """A line of the table in docs/language-models.md."""
+    of = f"{cell['of_bandwidth']:.0%}" if "of_bandwidth" in cell else ""
+    rates, ratios = cell["tokens_per_second"], cell["ratio"]
+    peers = [f"{rates[name]:.1f} ({ratios[name]:.2f})" for name in rates if name != "ours"]
+    name = f"{cell['what']} {cell['tokens']}" + (f", batch {cell['sequences']}" if cell["what"] == "decode" else "")
+    return f"| {name} | {rates['ours']:.1f} | {' | '.join(peers)} | {of} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--format", choices=list(FORMATS), default="q4_0")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1, 512, 4096])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--small", action="store_true", help="a tiny model and one round")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    facts = measure(chosen)
+    for name, reason in facts["missing"].items():
+        print(f"missing: {name}: {reason}")
+    print(f"not matrix product: {facts['not_product']}; first token: {facts['first']}")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(facts, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
