@@ -2,6 +2,7 @@
 
     norm_of(spec)           the norm kernel whose result the linear would read
     affine_of(spec)         its weight and bias among the linear's operands: (role, place)
+    kept_of(spec)           the place of the operand that takes its rows for other readers; None if nobody else reads
 
 Both targets go by the same equations, `form_of(spec)`.
 """
@@ -18,11 +19,14 @@ from qcompiler.plan.kinds.norm import NormKernel
 
 
 def norm_of(spec: KernelSpec) -> KernelSpec:
-    """A norm kernel over x, whose result has the type of x and is contiguous."""
+    """A norm kernel over x. Its result has the type of x, and the rows' strides where they are kept, else none between
+    them."""
     body, prologue = _prologue(spec)
     x = spec.operands[0]
     affine = [spec.operands[place] for _, place in affine_of(spec)]
-    out = Operand(name="rows", dtype=x.dtype, access="w", shape=x.shape, strides=(body.k, 1))
+    kept = kept_of(spec)
+    width = body.k if kept is None else spec.operands[kept].strides[0]
+    out = Operand(name="rows", dtype=x.dtype, access="w", shape=x.shape, strides=(width, 1))
     record = NormKernel(
         kind=prologue.kind, rows=body.m, cols=body.k, eps=prologue.eps, has_weight=prologue.has_weight,
         has_bias=prologue.has_bias,
@@ -40,6 +44,12 @@ def affine_of(spec: KernelSpec) -> list[tuple[str, int]]:
     body, prologue = _prologue(spec)
     first = body.extras(len(spec.operands)).stop
     return [(name.removeprefix("norm_"), first + i) for i, name in enumerate(prologue.names)]
+
+
+def kept_of(spec: KernelSpec) -> int | None:
+    """The place of the operand that takes the normalised rows, in front of the result."""
+    assert isinstance(spec.body, LinearKernel)
+    return len(spec.operands) - 2 if spec.body.keeps else None
 
 
 def _prologue(spec: KernelSpec) -> tuple[LinearKernel, RowNorm]:

@@ -1,4 +1,4 @@
-"""fuse-norm-prologue: moves a norm into the linear that alone reads it, as the linear's prologue.
+"""fuse-norm-prologue: moves a norm into a linear that reads it, as the linear's prologue.
 
     %n = qc.rms_norm %h weight(%g) {eps = 1e-05}       %y = qc.linear %h, %w affine(%g) prologue {
     %y = qc.linear %n, %w                        ->    ^bb0(%x: tensor<1x64xf32>, %a: tensor<64xf32>):
@@ -7,11 +7,20 @@
 
 Likewise `qc.quantize_rows`, which makes the rows of int8 that a linear multiplies, and a norm in front of it.
 
+If other ops read the norm as well, the linear keeps the normalised rows for them, as a second result. It is the first
+linear that takes the norm, and stands in front of the other readers:
+
+    %n = qc.layer_norm %h                                   %y, %n = qc.linear %h, %w prologue {
+    %y = qc.linear %n, %w                        ->           …
+    %z = linalg.generic … (%y, %n)                            qc.yield %m, %m }
+                                                            %z = linalg.generic … (%y, %n)
+
 The kernel normalises the rows before it multiplies them, and rounds them to their type as the norm does. The sums are
 those of the norm's own kernel, so results are the same to the bit.
 
 A norm keeps a kernel of its own if
-- anything but one linear reads it (merge-linears has made one of q, k and v, and fuse-glu one of a gate and its pair);
+- no linear multiplies its rows, or one that does needs what another reader of the norm computes;
+- it makes rows of int8 for several ops;
 - the number of rows is known only at run time, or is so large that threads, or blocks, should share the norm;
 - the estimate says that normalising in each block of a GPU takes longer than the launch (kernels/prologue_choice.py);
 - `separate` has a pattern of its module path.
@@ -24,7 +33,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
@@ -38,8 +47,9 @@ from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.kernels.prologue_choice import NormQuery, obstacle
 from qcompiler.kernels.select import FLOATS
 from qcompiler.passes.devices.placing import DEVICE
+from qcompiler.passes.linears.row_readers import place_for, rows_read
 from qcompiler.passes.lowering.rule import is_stored
-from qcompiler.passes.views.views import Reshape, base_of, unreshaped
+from qcompiler.passes.views.views import base_of
 from qcompiler.plan.dims import product
 
 Maker = qc.RmsNormOp | qc.LayerNormOp | qc.QuantizeRowsOp
@@ -59,15 +69,16 @@ class FuseNormProloguePass(ModulePass):
             ops = list(function.body.block.ops)
             rows = [each for each in ops if isinstance(each, qc.QuantizeRowsOp)]
             for maker in (*rows, *(each for each in ops if isinstance(each, NORMS))):
-                what = "rows of int8" if isinstance(maker, qc.QuantizeRowsOp) else "norm"
-                linear = _only_reader(maker)
-                why = "the recipe keeps it separate" if self._is_named(maker) else _obstacle(maker, linear, context)
-                if isinstance(linear, qc.LinearOp) and why is None:
-                    read = f"{what}: the prologue of '{path_of(linear)}'"
-                    said[path_of(maker), read, "nothing else reads the result"] = None
-                    _fuse(maker, linear)
-                else:
-                    said[path_of(maker), f"{what}: a kernel of its own", why or ""] = None
+                what, path = "rows of int8" if isinstance(maker, qc.QuantizeRowsOp) else "norm", path_of(maker)
+                chosen = "the recipe keeps it separate" if self._is_named(maker) else _choice(maker, context)
+                if isinstance(chosen, str):
+                    said[path, f"{what}: a kernel of its own", chosen] = None
+                    continue
+                others = rows_read(maker.result).beside(chosen)
+                readers = ", ".join(dict.fromkeys(map(_named, others)))
+                why = f"its rows are kept for {readers}" if others else "nothing else reads the result"
+                said[path, f"{what}: the prologue of '{path_of(chosen)}'", why] = None
+                _fuse(maker, chosen, keeps=bool(others))
         for path, what, why in said:
             context.report.add(self.name, path, what, why)
 
@@ -75,21 +86,36 @@ class FuseNormProloguePass(ModulePass):
         return any(fnmatch.fnmatchcase(path_of(norm), pattern) for pattern in self.separate)
 
 
-def _only_reader(norm: Maker) -> Operation | None:
-    """The one op that reads the norm, directly or through reshapes. None if several do."""
-    value: SSAValue = norm.result
-    while (reader := value.get_user_of_unique_use()) is not None and isinstance(reader, Reshape):
-        value = reader.result
-    return reader
+def _named(op: Operation) -> str:
+    return f"'{path_of(op)}'" if path_of(op) else op.name
 
 
-def _obstacle(norm: Maker, linear: Operation | None, context: QCContext) -> str | None:
-    if linear is None:
+def _choice(norm: Maker, context: QCContext) -> qc.LinearOp | str:
+    """The first linear that takes the norm, or why none does: the reason against the first."""
+    readers = rows_read(norm.result)
+    if not readers.linears:
+        (reader, *more) = readers.others or (norm,)
+        if more:
+            return "several ops read it, and no linear multiplies its rows alone"
+        if isinstance(reader, qc.LinearOp):
+            return f"'{path_of(reader)}' reads it, but does not multiply its rows"
+        return f"{reader.name} reads it"
+    if isinstance(norm, qc.QuantizeRowsOp) and (len(readers.linears) > 1 or readers.others):
         return "several ops read it"
-    if not isinstance(linear, qc.LinearOp):
-        return f"{linear.name} reads it"
-    if unreshaped(linear.x) is not norm.result or shape_of(linear.x.type)[-1:] != shape_of(norm.result.type)[-1:]:
-        return f"'{path_of(linear)}' reads it, but does not multiply its rows"
+    reasons = []
+    for linear in readers.linears:
+        why = _obstacle(norm, linear, context)
+        if why is None:
+            return linear
+        reasons.append(why)
+    return reasons[0]
+
+
+def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | None:
+    if linear.norm is not None:
+        return f"'{path_of(linear)}' has a norm already"
+    if place_for(linear, norm.result) is None:
+        return f"'{path_of(linear)}' reads what another reader of the norm computes"
     if isinstance(norm, qc.QuantizeRowsOp):
         if norm.columns is not None:
             return "it leaves columns out, which a call finds"
@@ -114,17 +140,28 @@ def _obstacle(norm: Maker, linear: Operation | None, context: QCContext) -> str 
     return obstacle(query)
 
 
-def _fuse(norm: Maker, linear: qc.LinearOp) -> None:
-    builder = build.with_path(InsertPoint.before(linear), path_of(linear))
+def _fuse(norm: Maker, linear: qc.LinearOp, *, keeps: bool) -> None:
+    place = place_for(linear, norm.result)
+    assert place is not None
+    block = linear.parent
+    assert block is not None
+    for operand in linear.operands:
+        if isinstance(operand.owner, qc.ConstOp) and place.is_before_in_block(operand.owner):
+            block.detach_op(operand.owner)
+            block.insert_op_before(operand.owner, place)
+    builder = build.with_path(InsertPoint.before(place), path_of(linear))
     x = build.reshape(builder, norm.x, (*shape_of(linear.x.type)[:-1], shape_of(norm.x.type)[-1]))
     affine = norm.operands[1:]
     norms, rows = (None, norm) if isinstance(norm, qc.QuantizeRowsOp) else (norm, linear.quantised)
     epilogue = linear.epilogue.clone() if linear.epilogue.blocks else None
     made = qc.LinearOp(
         x, linear.w, linear.bias, linear.result.type, linear.extras, epilogue, pairs=linear.combines_pairs,
-        affine=affine, prologue=prologue_region(norms, rows, x, affine),
+        affine=affine, prologue=prologue_region(norms, rows, x, affine, keeps=keeps),
     )  # fmt: skip
     made.attributes.update(linear.attributes)
     builder.insert(made)
     linear.result.replace_all_uses_with(made.result)
+    for kept in made.kept:
+        norm.result.replace_all_uses_with(build.reshape(builder, kept, shape_of(norm.result.type)))
     erase_if_dead(linear)
+    erase_if_dead(norm)

@@ -6,7 +6,8 @@
     job.x = ctx->scratch + 4096, job.x_row = 256, …
 
 Normalised rows have the type of x. Rows of int8 are made from them, or from x. They lie behind the scratch of the
-calling thread's own tasks, and every task reads them there. A norm of so few rows (plan/kinds/linear.py) would be one
+calling thread's own tasks, and every task reads them there. Normalised rows that others read as well lie in the operand
+that keeps them instead. A norm of so few rows (plan/kinds/linear.py) would be one
 task or two in a kernel of its own, and rows of int8 one task.
 """
 
@@ -17,7 +18,7 @@ from qcompiler.formats.int8_rows import KINDS, clip_factors
 from qcompiler.kernels.cpu.rows import row_lines
 from qcompiler.kernels.cpu.text import pointer, symbol_declarations
 from qcompiler.kernels.items import by_role
-from qcompiler.kernels.norm_prologue import affine_of, form_of, norm_of
+from qcompiler.kernels.norm_prologue import affine_of, form_of, kept_of, norm_of
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, indent, needed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
@@ -39,7 +40,7 @@ def scratch_with_rows(spec: KernelSpec, scratch: int) -> int:
         return scratch
     assert isinstance(body.m, int)
     codes = 0 if body.rows is None else body.m * int8_rows.row_bytes(body.k)
-    floats = 0 if body.norm is None else body.m * body.k * ITEMSIZE[spec.operands[0].dtype]
+    floats = 0 if body.norm is None or body.norm.keeps else body.m * body.k * ITEMSIZE[spec.operands[0].dtype]
     return begin_of_rows(scratch) + begin_of_rows(codes) + floats
 
 
@@ -53,10 +54,11 @@ def rows_function(spec: KernelSpec) -> str:
     kind, given, step = STORAGE_TYPES[x.dtype], "(const {0}*)op[0]", c_dim(x.strides[0])
     lines, before = list[str](), ""
     if body.norm is not None:
-        before, given, step = _normalised(spec, "normed"), "normed", str(body.k)
-        place = begin_of_rows(int(body.m) * width)
+        place, kept = begin_of_rows(int(body.m) * width), kept_of(spec)
+        before, given = _normalised(spec, "normed"), "normed"
+        step = c_dim(norm_of(spec).operands[-1].strides[0])
         lines = [
-            f"{kind}* const normed = ({kind}*)(out + {place});",
+            f"{kind}* const normed = ({kind}*){f'(out + {place})' if kept is None else f'op[{kept}]'};",
             f"qk_{spec.name}_normed(op, sym, normed);",
         ]
     factor, fixed = clip_factors(body.rows.value) if body.rows.kind == "tensor" else (0.0, 0.0)
@@ -91,11 +93,14 @@ def source(spec: KernelSpec, scratch: int) -> list[str]:
     """Statements that make the rows, and set in the job where they are. `scratch` is the product's own."""
     body = spec.body
     assert isinstance(body, LinearKernel)
-    kind, width = STORAGE_TYPES[spec.operands[0].dtype], body.k
+    kind, place = STORAGE_TYPES[spec.operands[0].dtype], f"(ctx->scratch + {begin_of_rows(scratch)})"
     if body.rows is not None:
-        kind, width = "int8_t", int8_rows.row_bytes(body.k)
+        kind, width = "int8_t", str(int8_rows.row_bytes(body.k))
+    else:
+        width, kept = c_dim(norm_of(spec).operands[-1].strides[0]), kept_of(spec)
+        place = place if kept is None else f"op[{kept}]"
     return [
-        f"{kind}* const rows = ({kind}*)(ctx->scratch + {begin_of_rows(scratch)});",
+        f"{kind}* const rows = ({kind}*){place};",
         f"qk_{spec.name}_rows(op, sym, rows);",
         f"job.x = (const char*)rows, job.x_row = {width}, job.x_col = 1;",
     ]

@@ -121,7 +121,7 @@ template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool
 
 // What becomes of x on its way to shared memory: nothing, or the norm of a struct that linear_norm.py writes.
 struct qc_as_it_is {
-    static constexpr bool norms = false;
+    static constexpr bool norms = false, keeps = false;
 };
 
 // The total of a row: the sums of WARPS warps, added in order as qc_block_sum (rows.cuh) does.
@@ -140,6 +140,23 @@ template <class X> QC_DEVICE void qc_round_piece(float (&v)[16], X tag) {
         const uint32_t pair = qc_pack(v[2 * i], v[2 * i + 1], tag);
         v[2 * i] = qc_low(pair, tag), v[2 * i + 1] = qc_high(pair, tag);
     }
+}
+
+// 16 elements to a row from column k on, as qc_read_pairs and qc_read_floats read them.
+template <class X> QC_DEVICE void qc_write_pairs(const uint32_t (&pairs)[8], X* row, int64_t k, int64_t cols) {
+    if (k + 16 <= cols && ((uint64_t)(row + k) & 15) == 0) {
+        qc_store_global_16(row + k, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+        qc_store_global_16(row + k + 8, make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            if (k + i < cols) row[k + i].bits = (uint16_t)(pairs[i / 2] >> 16 * (i % 2));
+    }
+}
+template <class X> QC_DEVICE void qc_write_floats(const float (&v)[16], X* row, int64_t k, int64_t cols) {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        if (k + i < cols) qc_store(row + k + i, v[i]);
 }
 
 // 16 elements of a row of x on their way to shared memory: pairs for `mma`, else fp32.
@@ -164,6 +181,15 @@ template <class S> struct qc_x_piece {
         } else if constexpr (P::norms) {
             prologue.apply(row, k, values);
             qc_round_piece(values, X());
+        }
+    }
+    // Writes what `prepare` made of row `row` for other readers, if these columns are this block's share.
+    template <class P> QC_DEVICE void keep(const P& prologue, int row, int64_t k, int64_t cols) const {
+        if constexpr (P::keeps) {
+            if ((uint32_t)k / 16 % P::blocks != blockIdx.x) return;
+            X* const to = prologue.rows + row * prologue.rows_row;
+            if constexpr (S::mma) qc_write_pairs(pairs, to, k, cols);
+            else qc_write_floats(values, to, k, cols);
         }
     }
     template <class Shared> QC_DEVICE void store(Shared* to) const {
@@ -191,6 +217,7 @@ QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, 
         if (fill) qc_fill<W, threads>(table);
         if (i < count) {
             first.prepare(prologue, row_of(i), k0 + i % pieces * 16);
+            if (i / pieces < live) first.keep(prologue, i / pieces, k0 + i % pieces * 16, W::cols);
             first.store(at(i));
         }
         i += threads;
@@ -199,6 +226,7 @@ QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, 
         qc_x_piece<S> piece;
         piece.read(from(i), k0 + i % pieces * 16, W::cols);
         piece.prepare(prologue, row_of(i), k0 + i % pieces * 16);
+        if (i / pieces < live) piece.keep(prologue, i / pieces, k0 + i % pieces * 16, W::cols);
         piece.store(at(i));
     }
 }

@@ -110,6 +110,7 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
     m0, first = ("0", "true") if one_pass else ("m0", f"m0 == (int64_t)blockIdx.y * {shape.rows}")
     live = str(body.m) if one_pass else f"(int)qc_min({shape.rows}, {c_dim(body.m)} - m0)"
     product = [
+        *([] if body.norm is None else [linear_norm.declaration(spec, m0)]),
         f"qc_linear_few<{weight.struct}, {kind}>(",
         f"        {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)} + {row_offset(x, m0)}, "
         f"{c_dim(x.strides[0])},",
@@ -126,7 +127,6 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
     lines = [
         *shared.declarations(),
         _bytes(spec),
-        *([] if body.norm is None else [linear_norm.declaration(spec)]),
         *product,
     ]
     passes = _ceil(body.m, shape.rows)
@@ -139,7 +139,7 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
     )
     if body.norm is None:
         return _kernel(spec, weight, finish, geometry, lines, (note,), engine, arch_number(arch))
-    before = linear_norm.definition(spec, shape.warps, shape.rows)
+    before = linear_norm.definition(spec, shape.warps, shape.rows, weight.panels)
     notes = (f"after a norm of the rows of x: {form_of(spec).note}", note)
     finish = replace(finish, definition=before + finish.definition)
     return _kernel(spec, weight, finish, geometry, lines, notes, engine, arch_number(arch))

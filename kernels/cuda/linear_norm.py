@@ -7,20 +7,23 @@
 The statistics are summed as in the norm's own kernel (rows.py): the columns of one of its lanes in order, then the
 lanes of a warp, then the warps. If a block has fewer warps than that kernel, a warp takes the share of several, one
 after the other. So the bits are the same.
+
+Rows that others read as well are written by all blocks: block b of B writes columns 16 b … 16 b + 15, and so on after
+every 16 B.
 """
 
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import SharedMemory
-from qcompiler.kernels.cuda.linear_finish import linear_body
+from qcompiler.kernels.cuda.linear_finish import linear_body, row_offset
 from qcompiler.kernels.cuda.rows import KEPT, WARP, RowWalk
 from qcompiler.kernels.cuda.signature import pointer_type
 from qcompiler.kernels.cuda.weights import block
-from qcompiler.kernels.norm_prologue import affine_of, form_of
+from qcompiler.kernels.norm_prologue import affine_of, form_of, kept_of
 from qcompiler.kernels.rows import Fold, Rows, Value, expression
 from qcompiler.kernels.scalar import SCALAR_FORM
-from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, identifier, indent
 from qcompiler.plan.kernel import KernelSpec
 
 UNROLLED = 8
@@ -43,19 +46,24 @@ def room(shared: SharedMemory, spec: KernelSpec, rows: int) -> None:
     shared.add("norm_values", "float", rows * len(_values(form)), 4)
 
 
-def declaration(spec: KernelSpec) -> str:
-    """The statement that declares `norm`, in the kernel."""
-    affine = (identifier(spec.operands[place].name) for _, place in affine_of(spec))
-    return f"const qk_{spec.name}_norm norm = {{{', '.join((*affine, 'norm_sums', 'norm_values'))}}};"
+def declaration(spec: KernelSpec, m0: str) -> str:
+    """The statement that declares `norm`, in the kernel, for rows from `m0` on."""
+    members, kept = [identifier(spec.operands[place].name) for _, place in affine_of(spec)], kept_of(spec)
+    if kept is not None:
+        rows = spec.operands[kept]
+        members += [f"{identifier(rows.name)} + {row_offset(rows, m0)}", c_dim(rows.strides[0])]
+    return f"const qk_{spec.name}_norm norm = {{{', '.join((*members, 'norm_sums', 'norm_values'))}}};"
 
 
-def definition(spec: KernelSpec, warps: int, rows: int) -> str:
-    """The struct, for a block of `warps` warps and up to `rows` rows at a time."""
-    form, kind = form_of(spec), STORAGE_TYPES[spec.operands[0].dtype]
+def definition(spec: KernelSpec, warps: int, rows: int, blocks: int) -> str:
+    """The struct, for `blocks` blocks of `warps` warps and up to `rows` rows at a time."""
+    form, kind, kept = form_of(spec), STORAGE_TYPES[spec.operands[0].dtype], kept_of(spec)
     members = [f"{pointer_type(spec.operands[place])} {role};" for role, place in affine_of(spec)]
+    if kept is not None:
+        members += [f"static constexpr uint32_t blocks = {blocks};", f"{kind}* rows;", "int64_t rows_row;"]
     lines = [
         f"struct qk_{spec.name}_norm {{  // {form.note}",
-        "    static constexpr bool norms = true;",
+        f"    static constexpr bool norms = true, keeps = {str(kept is not None).lower()};",
         *indent(members),
         "    float* sums;    // [fold][row][warp of the norm's kernel]",
         "    float* values;  // [row][value]",

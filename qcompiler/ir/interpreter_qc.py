@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from xdsl.ir import SSAValue
 
 from qcompiler import formats
 from qcompiler.errors import InterpreterError
@@ -114,7 +115,7 @@ def _dequantize_rows(op: qc.DequantizeRowsOp, operands: Sequence[Array], frame: 
 
 @rule(qc.LinearOp)
 def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    x = _prologue(op, operands, frame) if op.prologue.blocks else operands[0]
+    x, kept = _prologue(op, operands, frame) if op.prologue.blocks else (operands[0], [])
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if op.multiplies_codes:
         assert isinstance(op.w.type, QTensorType)
@@ -130,20 +131,22 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     if op.bias is not None:
         out = out + rest.pop(0).astype(acc, copy=False)
     if not op.epilogue.blocks:
-        return [round_to(out, tensor_dtype(op.result.type))]
+        return [round_to(out, tensor_dtype(op.result.type)), *kept]
     sums = np.split(out.astype(np.float32, copy=False), op.sums, axis=-1)
     value = evaluate_body(op.epilogue.block, [*sums, *rest])[0]
-    return [np.broadcast_to(value, sums[0].shape)]
+    return [np.broadcast_to(value, sums[0].shape), *kept]
 
 
-def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> Array:
-    """The rows that a linear multiplies: what its prologue makes, each op of which has its own rule."""
+def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> tuple[Array, list[Array]]:
+    """The rows that a linear multiplies, and those that it keeps. Each op of its prologue has its own rule."""
     given = [operands[0], *operands[len(operands) - len(op.affine) :]]
+    known: dict[SSAValue, Array] = dict(zip(op.prologue.block.args, given, strict=True))
     for each in op.prologue.block.ops:
-        if not isinstance(each, qc.YieldOp):
-            given = list(RULES[type(each)](each, given, frame))
-    (rows,) = given
-    return rows
+        if isinstance(each, qc.YieldOp):
+            break
+        known[each.results[0]] = RULES[type(each)](each, [known[value] for value in each.operands], frame)[0]
+    rows, *kept = (known[value] for value in op.prologue.block.last_op.operands)  # type: ignore[union-attr]
+    return rows, kept
 
 
 @rule(qc.GroupedLinearOp)

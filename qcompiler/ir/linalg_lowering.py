@@ -147,10 +147,12 @@ def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     if op.multiplies_codes:
         raise QCompilerError(f"{op.name} of rows of int8 at '{path_of(op) or '?'}' has no lowering to linalg yet")
     b, w, x = lowering.builder, lowering.weight(op.w), op.x
+    kept: list[SSAValue] = []
     if op.norm is not None:
         apart = norm_of(op.norm, [x, *op.affine])
         (x,) = lower(apart, lowering)
         apart.erase()
+        kept = [x] * len(op.kept)
     rank, acc = len(shape_of(op.x.type)), _accumulator(op.x, w)
     out = (*shape_of(op.x.type)[:-1], shape_of(op.w.type)[0])
     # loops: the leading dims of x, n, then k
@@ -159,7 +161,7 @@ def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     bias = [op.bias] if op.bias is not None else []
     dtype = tensor_dtype(op.result.type)
     if op.combines_pairs:
-        return [_combined(op, total, lowering)]
+        return [_combined(op, total, lowering), *kept]
     inputs = [total, *bias, *op.extras]
 
     def body(i: Builder, s: Scalars) -> SSAValue:
@@ -170,7 +172,7 @@ def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
             return _convert(i, value, dtype)
         return _inline(i, op.epilogue.block, [_convert(i, value, "f32"), *s[1 + len(bias) : -1]])
 
-    return [build.pointwise(b, inputs, out, dtype, body)]
+    return [build.pointwise(b, inputs, out, dtype, body), *kept]
 
 
 def _combined(op: qc.LinearOp, total: SSAValue, lowering: LinalgLowering) -> SSAValue:

@@ -42,6 +42,7 @@ from xdsl.irdl import (
     result_def,
     traits_def,
     var_operand_def,
+    var_result_def,
 )
 from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
@@ -246,7 +247,8 @@ class LinearOp(QCOp):
 
     The prologue region makes the rows that are multiplied. Its arguments are x and `affine`, as whole tensors. It holds
     a norm, whose result has the type of x, or a `qc.quantize_rows` without columns, or the second of the first, and
-    ends in `qc.yield` of the last result.
+    ends in `qc.yield` of the last result. If it yields the norm's result behind that, other ops read the normalised
+    rows: they are the op's second result, `kept`.
     """
 
     name = "qc.linear"
@@ -257,6 +259,7 @@ class LinearOp(QCOp):
     affine = var_operand_def(TensorType)
     pairs = opt_prop_def(UnitAttr)
     result = result_def(TensorType)
+    kept = var_result_def(TensorType)
     prologue = region_def()
     epilogue = region_def()
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -275,10 +278,11 @@ class LinearOp(QCOp):
         affine: Sequence[SSAValue] = (),
         prologue: Region | None = None,
     ) -> None:
+        kept = [] if prologue is None else _yielded(prologue)[1:]
         super().__init__(
             operands=[x, w, [bias] if bias is not None else [], list(extras), list(affine)],
             properties={"pairs": UnitAttr() if pairs else None},
-            result_types=[type_],
+            result_types=[type_, [value.type for value in kept]],
             regions=[prologue if prologue is not None else Region(), epilogue if epilogue is not None else Region()],
         )
 
@@ -318,7 +322,7 @@ class LinearOp(QCOp):
 
     def _verify_prologue(self) -> None:
         if not self.prologue.blocks:
-            self.expect(not self.affine, "operands of a norm without a prologue")
+            self.expect(not self.affine and not self.kept, "operands or rows of a norm without a prologue")
             return
         block = self.prologue.block
         wanted = [self.x.type, *(value.type for value in self.affine)]
@@ -328,10 +332,13 @@ class LinearOp(QCOp):
         chained = [*block.ops] == [*steps, last] and bool(steps) and isinstance(last, YieldOp)
         for each in steps:
             chained, given = chained and list(each.operands) == given, [each.result]
+        kept = [self.norm.result] if self.norm is not None and self.kept else []
         self.expect(
-            chained and last is not None and list(last.operands) == given,
-            "a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result",
+            chained and _yielded(self.prologue) == [*given, *kept],
+            "a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result, "
+            "behind which the norm's may stand again",
         )
+        self.expect([v.type for v in self.kept] == [v.type for v in kept], "`kept` are the rows that the norm gives")
         if self.norm is not None:
             made = self.norm.result.type
             self.expect(made == self.x.type, f"the norm gives {made}, and x is {self.x.type}")
@@ -363,6 +370,12 @@ class LinearOp(QCOp):
     def sums(self) -> int:
         """How many arguments of the epilogue are accumulators."""
         return 2 if self.combines_pairs else 1
+
+
+def _yielded(region: Region) -> list[SSAValue]:
+    """What a region yields; nothing if it does not end in a `qc.yield`."""
+    last = region.block.last_op
+    return list(last.operands) if isinstance(last, YieldOp) else []
 
 
 @irdl_op_definition

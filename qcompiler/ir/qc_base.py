@@ -224,6 +224,6 @@ def _parse_results(cls: type[QCOp], parser: Parser) -> list[Attribute | list[Att
     types: list[Attribute] = [parser.parse_type()]
     while parser.parse_optional_punctuation(",") is not None:
         types.append(parser.parse_type())
-    if isinstance(results[0][1], VariadicDef):
-        return [types]
+    if isinstance(results[-1][1], VariadicDef):
+        return [*types[: len(results) - 1], types[len(results) - 1 :]]
     return list(types)

@@ -23,16 +23,22 @@ BOUNDS = {"f32": 2e-6, "bf16": 2e-2, "f16": 2e-3}
 Build = Callable[[Sequence[KernelSpec], str], Any]
 
 
+def copied(array: Any) -> Any:
+    """The same with the same gaps between its rows."""
+    return array.copy() if array.base is None else array.base.copy()[:, : array.shape[1]]
+
+
 def check(kernels: Any, case: Any) -> None:
     operands = case.given(case.body.m)
 
-    def run(spec: KernelSpec, given: Sequence[Any]) -> Any:
-        return kernels.run_both(spec.name, lambda: [*given[:-1], given[-1].copy()])[-1]
+    def run_all(spec: KernelSpec, given: Sequence[Any], written: int = 1) -> Any:
+        return kernels.run_both(spec.name, lambda: [*given[:-written], *map(copied, given[-written:])])
 
-    found = run(case.fused, operands)
-    assert found.tobytes() == case.apart(run, operands).tobytes(), case.fused.name
+    found = run_all(case.fused, operands, case.written)[-case.written :]
+    apart = case.apart(lambda spec, given: run_all(spec, given)[-1], operands)
+    assert [each.tobytes() for each in found] == [each.tobytes() for each in apart], case.fused.name
     expected = case.expected(operands)
-    error = np.linalg.norm(found.astype(np.float64) - expected) / (np.linalg.norm(expected) + 1e-30)
+    error = np.linalg.norm(found[-1].astype(np.float64) - expected) / (np.linalg.norm(expected) + 1e-30)
     assert error <= BOUNDS[case.fused.operands[0].dtype], (case.fused.name, error)
 
 
@@ -67,6 +73,10 @@ def test_rows_of_one_column_of_powers_of_two_and_around_them(build: Build, isa: 
         for cols in (1, 2, 15, 16, 63, 64, 65, 256, 1023)
         for norm, m in (("rms", 1), ("layer", 3))
     ]
+    made += [
+        support.make(LAYOUT, "plain", "bf16", norm, 3, "2-8", rows=18, cols=cols, keeps=True)
+        for cols, norm in ((1, "layer"), (64, "rms"), (1023, "layer"))
+    ]
     check_all(build, isa, made)
 
 
@@ -78,6 +88,7 @@ def test_decoded_panels_and_many_rows(build: Build, isa: str) -> None:
             ("nf4", "f32", "layer", 17, 64), ("plain", "f32", "rms", 25, 1219), ("nf4", "bf16", "rms", 13, 640),
         )
     ]  # fmt: skip
+    made.append(support.make(LAYOUT, "nf4", "f32", "layer", 17, "large", cols=64, keeps=True))
     check_all(build, isa, made)
 
 
@@ -98,7 +109,7 @@ def test_a_row_without_spread_or_with_infinities_is_what_the_norm_makes_of_it(bu
         for value in (0.0, 7.0, np.inf):
             operands = case.given(1)
             operands[0][0, :] = value
-            found, apart = run(case.fused, operands), case.apart(run, operands)
+            found, (apart,) = run(case.fused, operands), case.apart(run, operands)
             np.testing.assert_array_equal(found, apart)  # NaN where NaN is
             assert np.isfinite(found[1]).all()
 
@@ -107,6 +118,8 @@ def test_the_rows_lie_behind_the_scratch_of_tasks() -> None:
     case = support.make(LAYOUT, "nf4", "bf16", "layer", 8, "2-8")
     room = 8 * 192 * 2
     assert scratch_bytes(case.fused, "x86-64-v3") - scratch_bytes(case.plain, "x86-64-v3") in range(room, room + 64)
+    kept = support.make(LAYOUT, "nf4", "bf16", "layer", 8, "2-8", keeps=True)
+    assert scratch_bytes(kept.fused, "x86-64-v3") - scratch_bytes(kept.plain, "x86-64-v3") in range(64)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

@@ -63,6 +63,20 @@ class Block(nn.Module):
         return x + torch.relu(self.fc(self.second(x)))
 
 
+class PostNorm(nn.Module):
+    """A block as in BERT: what a norm makes is multiplied, and added to the next result."""
+
+    def __init__(self, norm: str, k: int = K) -> None:
+        super().__init__()
+        self.first, self.second = NORMS[norm](k), NORMS[norm](k)
+        self.q, self.o, self.fc, self.out = (nn.Linear(k, k) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.first(x)
+        x = self.second(x + self.o(torch.tanh(self.q(x))))
+        return x + self.out(torch.relu(self.fc(x))), x
+
+
 def norms(program: qc.Program) -> list[RowNorm]:
     bodies = [spec.body for spec in program.plan.kernels]
     return [body.norm for body in bodies if isinstance(body, LinearKernel) and body.norm is not None]
@@ -149,6 +163,41 @@ def test_a_gpu_reads_rows_of_int8_from_memory() -> None:
     assert "qc.quantize_rows reads it" in said
 
 
+KEPT = [
+    ("layer", 97, (3, 1), torch.float32, "cpu"), ("rms", K, (1, 7), torch.bfloat16, "sim:0"),
+    *(pytest.param(*each, marks=SLOW) for each in (
+        ("layer", K, (1, 1), torch.bfloat16, "cpu"), ("gemma", 97, (3, 7), torch.bfloat16, "cpu"),
+        ("layer_weight", 64, (1, 7), torch.float32, "sim:0"), ("layer", 97, (1, 1), torch.float32, "sim:0"),
+        ("rms", K, (3, 1), torch.float32, "cpu"), ("layer", K, (1, 17), torch.float32, "cpu"),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("norm", "k", "m", "dtype", "device"), KEPT)
+def test_rows_that_others_read_are_kept(norm: str, k: int, m: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    """The next addition and the caller read them: no launch is a norm's, and no bit differs."""
+    torch.manual_seed(8)
+    model = PostNorm(norm, k).eval().to(dtype)
+    x = torch.randn(*m, k).to(dtype)
+    fused, apart = both(model, x, "nf4" if k % 64 == 0 else "float", device=device)
+    assert launches(fused) == 4 == launches(apart) - 2, decisions(fused)
+    assert [norm.keeps for norm in norms(fused)] == [True, True] and not norms(apart)
+    for each in (x, x * 1000, torch.zeros_like(x)):
+        for ours, theirs in zip(fused(each), apart(each), strict=True):
+            assert torch.equal(ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8))
+
+
+def test_rows_of_int8_of_a_norm_that_others_read() -> None:
+    """The linear keeps the floats, and multiplies the codes."""
+    torch.manual_seed(9)
+    model, x = PostNorm("rms").eval(), torch.randn(3, K)
+    recipes = [qc.QuantConfig("int8", activations="int8", separate=sep, promise_bits=None) for sep in ((), ("*",))]
+    fused, apart = (qc.qcompile(model, (x,), quant=recipe) for recipe in recipes)
+    assert [norm.keeps for norm in norms(fused)] == [True, True] and launches(fused) == 4, decisions(fused)
+    for ours, theirs in zip(fused(x), apart(x), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @SLOW
 @pytest.mark.parametrize("isa", supported_isas()[:-1])
 def test_every_instruction_set_gives_the_same_bits(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,15 +219,18 @@ def test_the_interpreter_agrees_after_every_pass() -> None:
         model = Block(norm, 64).eval().to(dtype)
         program = qc.qcompile(model, (torch.randn(2, 64).to(dtype),), quant="nf4", verify_each="numerics")
         assert len(norms(program)) == 2
+    program = qc.qcompile(PostNorm("layer", 64).eval(), (torch.randn(2, 64),), quant="nf4", verify_each="numerics")
+    assert [norm.keeps for norm in norms(program)] == [True, True]
 
 
 def test_a_saved_program_gives_the_same_bits(tmp_path: Path) -> None:
     torch.manual_seed(5)
     x = torch.randn(1, K)
-    program = qc.qcompile(Block().eval(), (x,), quant="nf4")
+    program = qc.qcompile(PostNorm("layer").eval(), (x,), quant="nf4")
     program.save(tmp_path / "block.qca")
     loaded = qc.load(tmp_path / "block.qca", verify="full")
-    assert np.array_equal(np.asarray(loaded(x.numpy())), program(x).numpy())
+    for ours, theirs in zip(loaded(x.numpy()), program(x), strict=True):
+        assert np.array_equal(np.asarray(ours), theirs.numpy())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
@@ -248,9 +300,18 @@ ONE = "tensor<1x8xf32>"
 NORM = "%n = qc.rms_norm %x {eps = 1.000000e-05} : tensor<1x8xf32>"
 LINEAR = "%y = qc.linear %n, %w : tensor<1x6xf32>"
 CASES = {
-    "another linear": (ONE, "tensor<1x6xf32>", [
-        NORM, LINEAR, "%z = qc.linear %n, %w extras(%y) : tensor<1x6xf32> {",
-        "^bb0(%a: f32, %b: f32):", "qc.yield %b", "}", "func.return %z : tensor<1x6xf32>",
+    "what another reader computes": (ONE, "tensor<1x8xf32>", [
+        NORM, "%t = qc.softmax %n {axis = 1} : tensor<1x8xf32>", "%v = qc.const @v : tensor<8x8xf32>",
+        "%z = qc.linear %n, %v extras(%t) : tensor<1x8xf32> {",
+        "^bb0(%a: f32, %b: f32):", "qc.yield %b", "}", "func.return %z : tensor<1x8xf32>",
+    ], "reads what another reader of the norm computes"),
+    "the same linear as an extra": (ONE, ONE, [
+        NORM, "%v = qc.const @v : tensor<8x8xf32>", "%z = qc.linear %n, %v extras(%n) : tensor<1x8xf32> {",
+        "^bb0(%a: f32, %b: f32):", "qc.yield %b", "}", "func.return %z : tensor<1x8xf32>",
+    ], "does not multiply its rows"),
+    "readers without a linear": (ONE, ONE, [
+        NORM, "%t = qc.softmax %n {axis = 1} : tensor<1x8xf32>", "%u = qc.softmax %n {axis = 0} : tensor<1x8xf32>",
+        f"func.return %t : {ONE}",
     ], "several ops read it"),
     "the program's result": (ONE, ONE, [NORM, f"func.return %n : {ONE}"], "func.return reads it"),
     "an extra input": (ONE, "tensor<1x8xf32>", [
@@ -295,6 +356,17 @@ def text_of(x: str, out: str, lines: list[str]) -> str:
             line for line in lines if line.startswith("func")
         ]
     return FIVE_LINES.format(x=x, out=out, lines="\n    ".join(lines))
+
+
+KEEPING = text_of(ONE, ONE, [
+    NORM, "%t = qc.softmax %n {axis = 1} : tensor<1x8xf32>", LINEAR, f"func.return %t : {ONE}",
+])  # fmt: skip
+
+
+def test_a_linear_stands_in_front_of_all_who_read_the_rows_it_keeps() -> None:
+    text, said = fused(KEEPING)
+    assert "qc.rms_norm" in text.partition("prologue {")[2] and "its rows are kept for qc.softmax" in said
+    assert text.index("qc.linear") < text.index("qc.softmax")
 
 
 PLAIN = text_of(ONE, "tensor<1x6xf32>", [NORM, LINEAR, "func.return %y : tensor<1x6xf32>"])

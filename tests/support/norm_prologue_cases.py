@@ -3,10 +3,11 @@
     for case in cases("cpu_p16_v1", …):
         case.fused, case.norm, case.plain      three specs
         case.given(seed)                       the operands of the fused one, the result last
-        case.apart(run, operands)              the norm, and the linear that reads its result
+        case.apart(run, operands)              the norm, and the linear that reads its result: [rows if kept, result]
         case.expected(operands)                the result in float64
 
-Operands have gaps between their rows, and sizes that fill no vector and no panel.
+Every second of them keeps the normalised rows.  Operands have gaps between their rows, and sizes that fill no vector
+and no panel.
 """
 
 from __future__ import annotations
@@ -80,12 +81,17 @@ class Case:
             found.append(whole[:, : rows[1]] if len(rows) == 2 else whole)
         return found
 
-    def apart(self, run: Callable[[KernelSpec, Sequence[Array]], Array], operands: Sequence[Array]) -> Array:
-        """The result of the two kernels; `run` gives what a kernel writes."""
-        kept = self.body.extras(len(operands))
-        x, affine = operands[0], operands[kept.stop : -1]
+    @property
+    def written(self) -> int:
+        """How many operands it writes, the last ones."""
+        return 1 + self.body.keeps
+
+    def apart(self, run: Callable[[KernelSpec, Sequence[Array]], Array], operands: Sequence[Array]) -> list[Array]:
+        """What the two kernels write, in the order of the fused one's operands; `run` gives what a kernel writes."""
+        extras = self.body.extras(len(operands))
+        x, affine = operands[0], operands[extras.stop : -self.written]
         rows = run(self.norm, [x, *affine, np.zeros(x.shape, x.dtype)])
-        return run(self.plain, [rows, *operands[1 : kept.stop], operands[-1]])
+        return [rows] * self.body.keeps + [run(self.plain, [rows, *operands[1 : extras.stop], operands[-1]])]
 
     def expected(self, operands: Sequence[Array]) -> Array:
         norm, body = self.body.norm, self.body
@@ -109,7 +115,7 @@ class Case:
 
 def make(
     layout: str, fmt: str, dtype: Any, norm: str, m: int, m_class: Any, *, rows: int = 37, cols: int | None = None,
-    has_bias: bool = False, residual: bool = False, gap: int = 3,
+    has_bias: bool = False, residual: bool = False, gap: int = 3, keeps: bool = False,
 ) -> Case:  # fmt: skip
     """One case: `rows` of the weight, and `cols` of its format's own number unless given."""
     k, kind = cols or COLS[fmt], FORMATS[fmt]
@@ -129,15 +135,16 @@ def make(
     x, out = matrix("x", k, gap), matrix("out", rows, 0, "w")
     body = LinearKernel(
         m=m, n=rows, k=k, m_class=m_class, has_bias=has_bias, epilogue=residual_program(dtype) if residual else None,
-        norm=record,
+        norm=msgspec.structs.replace(record, keeps=keeps),
     )  # fmt: skip
-    name = f"{fmt}_{dtype}_{norm}_{m}_{m_class.replace('-', '_')}_{rows}x{k}"
+    kept = [matrix("rows", k, gap, "w")] * keeps
+    name = f"{fmt}_{dtype}_{norm}_{m}_{m_class.replace('-', '_')}_{rows}x{k}{'_kept' * keeps}"
     normed, without = matrix("x", k, 0), msgspec.structs.replace(body, norm=None)
     alone = NormKernel(
         kind=record.kind, rows=m, cols=k, eps=EPS, has_weight=record.has_weight, has_bias=record.has_bias
     )
     return Case(
-        KernelSpec(name=f"fused_{name}", symbols=(), operands=(x, *rest, *affine, out), body=body),
+        KernelSpec(name=f"fused_{name}", symbols=(), operands=(x, *rest, *affine, *kept, out), body=body),
         KernelSpec(name=f"norm_{name}", symbols=(), operands=(x, *affine, matrix("y", k, 0, "w")), body=alone),
         KernelSpec(name=f"plain_{name}", symbols=(), operands=(normed, *rest, out), body=without),
         aligned(data), values,
@@ -159,6 +166,7 @@ def cases(layout: str, dtypes: Sequence[str], names: Sequence[str], most: int = 
                 yield make(
                     layout, fmt, dtype, norm, m, m_class, rows=(37, 16, 3, 40)[(number // 4 + number) % 4],
                     has_bias=number % 2 == 0, residual=number % 3 == 0, gap=number % 4,
+                    keeps=number % 2 == 1,
                 )  # fmt: skip
                 number += 1
 

@@ -108,18 +108,25 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     affine = []
     for name, value in zip(() if op.norm is None else _norm(op.norm).names, op.affine, strict=True):
         affine.append(out_draft.add(name, "r", vector_of(value, op, memory)))
+    for value in op.kept:
+        rows = views.as_matrix(memory.result(value, shape_of(value.type)))
+        assert rows is not None
+        out_draft.add("rows", "w", rows)
     out = views.as_matrix(memory.result(op.result, out_shape))
     assert out is not None
     out_draft.add("out", "w", out)
     epilogue = op.epilogue.clone() if op.epilogue.blocks else Region()
     if windows is not None:
         x = _rows_of_windows(out_draft, windows, x)
-    prologue = prologue_region(op.norm, op.quantised, x, affine) if op.prologue.blocks else None
+    prologue = None
+    if op.prologue.blocks:
+        prologue = prologue_region(op.norm, op.quantised, x, affine, keeps=bool(op.kept))
     made = qc.LinearOp(
         x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs, affine=affine,
         prologue=prologue,
     )  # fmt: skip
     out_draft.body.add_op(made)
+    out_draft.written = [*made.kept, made.result]
     return out_draft
 
 
@@ -148,18 +155,19 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
         window=_window(op, x),
         codes=op.multiplies_codes,
         pairs=op.combines_pairs,
-        norm=_norm(op.norm) if op.norm is not None else None,
+        norm=_norm(op.norm, keeps=bool(op.kept)) if op.norm is not None else None,
         rows=RowCodes(kind=made.kind.data, value=made.value.value.data) if made is not None else None,  # type: ignore[arg-type]
     )
 
 
-def _norm(norm: qc.RmsNormOp | qc.LayerNormOp) -> RowNorm:
+def _norm(norm: qc.RmsNormOp | qc.LayerNormOp, *, keeps: bool = False) -> RowNorm:
     """The record of the prologue's norm."""
     return RowNorm(
         kind="rms" if isinstance(norm, qc.RmsNormOp) else "layer",
         eps=norm.eps.value.data,
         has_weight=norm.weight is not None,
         has_bias=isinstance(norm, qc.LayerNormOp) and norm.bias is not None,
+        keeps=keeps,
     )
 
 
@@ -191,6 +199,8 @@ def with_m_class(original: Draft, m_class: str) -> Draft:
         clone = op.clone(mapping)
         clone.attributes[M_CLASS] = StringAttr(m_class)
         copy.body.add_op(clone)
+        mapping |= dict(zip(op.results, clone.results, strict=True))
+    copy.written = [mapping[value] for value in original.written]
     return copy
 
 

@@ -52,16 +52,18 @@ class RowNorm(Strict, frozen=True):
     """The prologue of a linear: a layer or RMS norm of the rows of x, which are rounded to the type of x.
 
     The equations are those of `NormKernel`, and so are the bits: every target sums in the order of its norm kernel.
+    With `keeps`, the linear also writes the normalised rows, for other readers.
     """
 
     kind: Literal["layer", "rms"]
     eps: float
     has_weight: bool
     has_bias: bool
+    keeps: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The roles of its operands, in order."""
+        """The roles of the operands that it reads, in order."""
         given = (("norm_weight", self.has_weight), ("norm_bias", self.has_bias))
         return tuple(name for name, there in given if there)
 
@@ -78,11 +80,11 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, summed in fp32.
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
-    broadcasts), the norm's weight and bias (k), out (m, n). x has unit stride along k, and out along n. Decoded weights
-    are rounded to w's dtype before the product. The first epilogue input is the fp32 sum with the bias added; the
-    others are the extras. `m_class` is the range of M that the kernel is built for. With a `window`, x is an image, and
-    the rows are its windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as
-    integers, with the results of qcompiler/formats/integer_product.py.
+    broadcasts), the norm's weight and bias (k), the rows that it keeps (m, k), out (m, n). x has unit stride along k,
+    and out along n. Decoded weights are rounded to w's dtype before the product. The first epilogue input is the fp32
+    sum with the bias added; the others are the extras. `m_class` is the range of M that the kernel is built for. With a
+    `window`, x is an image, and the rows are its windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the
+    kernel multiplies codes as integers, with the results of qcompiler/formats/integer_product.py.
 
     With `pairs`, w has two halves of rows (n is even) in one of `plan/pairs.py`'s layouts, and out has n / 2 columns:
     ``out[m, j] = epilogue(sum[m, j], sum[m, n / 2 + j], extras[m, j]…)``.  Its first two inputs are the fp32 sums of a
@@ -116,7 +118,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
 
     def contract(self, operands: int) -> Contract:
         norm = self.norm.names if self.norm is not None else ()
-        extras = operands - 3 - self.has_bias - len(norm)
+        extras = operands - 3 - self.has_bias - len(norm) - self.keeps
         wanted = 0 if self.epilogue is None else len(self.epilogue.inputs) - self.sums
         if extras != wanted:
             raise PlanError(
@@ -139,6 +141,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
                 *([Role("bias", (self.n,), unit=True)] if self.has_bias else []),
                 *(Role(f"extra{i}", (self.m, self.columns), dtypes=ANY) for i in range(extras)),
                 *(Role(name, (self.k,), unit=True) for name in norm),
+                *([Role("rows", (self.m, self.k), "w", unit=True, like="x")] if self.keeps else []),
                 Role("out", (self.m, self.columns), "w", unit=True),
             ),
             work=(self.m, self.n, self.k),
@@ -152,7 +155,13 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
 
     def extras(self, operands: int) -> range:
         """The places of the epilogue's extra inputs among this number of operands."""
-        return range(2 + self.has_bias, operands - 1 - (0 if self.norm is None else len(self.norm.names)))
+        norm = 0 if self.norm is None else len(self.norm.names)
+        return range(2 + self.has_bias, operands - 1 - norm - self.keeps)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the operand before the last is the normalised rows, which it writes."""
+        return self.norm is not None and self.norm.keeps
 
     @property
     def _needs_columns(self) -> bool:

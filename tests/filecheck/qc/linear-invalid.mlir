@@ -86,7 +86,7 @@
 
 // -----
 
-// CHECK: operands of a norm without a prologue
+// CHECK: operands or rows of a norm without a prologue
 %x, %w, %g = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>, tensor<8xf32>)
 %0 = qc.linear %x, %w affine(%g) : tensor<2x4xf32>
 
@@ -138,4 +138,24 @@
 ^bb0(%rows: tensor<2x64xf32>):
   %codes = qc.quantize_rows %rows {kind = "token", value = 0.000000e+00} : tensor<2x96xi8>
   qc.yield %codes
+}
+
+// -----
+
+// CHECK: behind which the norm's may stand again
+%x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
+%0, %kept = qc.linear %x, %w : tensor<2x4xf32>, tensor<2x8xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>):
+  %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xf32>
+  qc.yield %normed, %rows
+}
+
+// -----
+
+// CHECK: `kept` are the rows that the norm gives
+%x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
+%0, %kept = qc.linear %x, %w : tensor<2x4xf32>, tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>):
+  %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xf32>
+  qc.yield %normed, %normed
 }

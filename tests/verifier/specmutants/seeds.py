@@ -155,11 +155,12 @@ def linear_pairs(kind: str) -> ProgramImage:
 
 
 def linear_norm(kind: str) -> ProgramImage:
-    """Rows that are normalised first, with all operands that a norm may have."""
+    """Rows that are normalised first and kept, with all operands that a norm may have."""
     w, stored = packed(kind, "w", 24, 64)
     vectors = (operand("norm_weight", (64,)), operand("norm_bias", (64,)))
-    operands = (operand("x", (3, 64)), w, operand("bias", (24,)), *vectors, operand("out", (3, 24), "w"))
-    norm = RowNorm(kind="layer", eps=1e-5, has_weight=True, has_bias=True)
+    written = (operand("rows", (3, 64), "w"), operand("out", (3, 24), "w"))
+    operands = (operand("x", (3, 64)), w, operand("bias", (24,)), *vectors, *written)
+    norm = RowNorm(kind="layer", eps=1e-5, has_weight=True, has_bias=True, keeps=True)
     body = LinearKernel(m=3, n=24, k=64, m_class="2-8", has_bias=True, norm=norm)
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
 
