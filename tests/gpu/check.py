@@ -209,7 +209,7 @@ class Check:
         if self.references is not None:
             options += ["--references", str(self.references)]
         if self.passed:
-            names = ROOT / "build" / "gpu-reports" / "passed.txt"
+            names = processes.working("passed.txt")
             names.write_text("\n".join(self.passed))
             options += ["--passed", str(names)]
         if self.chosen.sample:
@@ -220,6 +220,8 @@ class Check:
 
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(one, range(jobs)))
+        if not found.kernels and not found.failures and clock.limit(1.0) > 0:
+            self.add(schema.Step(part, "gpu/matrix", False, 0.0, failures=["no kernel was run"]))
         cache = self.report.cache
         cache.references = found.references
         cache.hits = sum(each["hit"] for each in found.modules)
@@ -363,7 +365,7 @@ class Check:
             return steps.pytest(part, Suite(file, chosen), prefix, tool, expected=EXPECTED)
 
         def templates(tool: str) -> Any:
-            lines = ROOT / "build" / "gpu-reports" / f"{tool}.jsonl"
+            lines = processes.working(f"{tool}.jsonl")
             lines.unlink(missing_ok=True)
             command = [path, "--tool", tool, *SANITIZER, sys.executable, "-P"]
             command += [str(ROOT / "tests/gpu/matrix_worker.py"), "--only", "templates", "--lines", str(lines)]
@@ -530,7 +532,6 @@ def main(given: Sequence[str] | None = None) -> int:
     if chosen.wheels:
         assembly.install_wheels(chosen.wheels.resolve(), site)
     assembly.assemble(site)
-    (ROOT / "build" / "gpu-reports").mkdir(parents=True, exist_ok=True)
     env = assembly.environment(site)
     report.peers_missing = assembly.check_packages(env)
     for name, value in machine.software(site).items():

@@ -33,6 +33,13 @@ SILENCE = 90.0
 PYTEST_LIMIT, TOOL_LIMIT = 420.0, 900.0
 
 
+def working(name: str) -> Path:
+    """A file of this check's own, by its process: two checks of one tree (on a GPU and on the simulated one) are apart."""
+    folder = ROOT / "build" / "gpu-reports" / str(os.getpid())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
 class Clock:
     """The time that is left: all of it without a budget of seconds."""
 
@@ -159,9 +166,7 @@ class Steps:
         None where the file has no such test and is not `expected` to have one.
         """
         share = re.sub(r"\W+", "-", f"{suite.words}{suite.marks}")
-        report = (
-            ROOT / "build" / "gpu-reports" / f"{tool or 'suite'}-{suite.file.stem}-{suite.file.parent.name}-{share}.xml"
-        )
+        report = working(f"{tool or 'suite'}-{suite.file.stem}-{suite.file.parent.name}-{share}.xml")
         report.unlink(missing_ok=True)
         command = [*prefix, sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir"]
         command += [str(ROOT), "-q", "-p", "no:cacheprovider", "-k", suite.words]
@@ -217,7 +222,7 @@ class Matrix:
     def share(self, part: str, device: str, number: int, count: int, options: Sequence[str]) -> Any:
         """One of `count` shares, to its end."""
         name = f"gpu/matrix ({number + 1} of {count})"
-        lines = ROOT / "build" / "gpu-reports" / f"matrix-{number}-{count}.jsonl"
+        lines = working(f"matrix-{number}-{count}.jsonl")
         lines.unlink(missing_ok=True)
         command = [sys.executable, "-P", str(ROOT / "tests/gpu/matrix_worker.py"), "--device", device]
         command += ["--share", str(number), str(count), "--lines", str(lines), *options]

@@ -41,7 +41,6 @@ def processes() -> ModuleType:
 
 @pytest.fixture
 def steps(check: ModuleType, assembly: ModuleType, processes: ModuleType, tmp_path: Path) -> Any:
-    (ROOT / "build" / "gpu-reports").mkdir(parents=True, exist_ok=True)
     return processes.Steps(check.schema, assembly.environment(tmp_path), processes.Clock(None))
 
 
@@ -302,7 +301,6 @@ def worker(
 ) -> None:
     place = folder / "tests" / "gpu" / "matrix_worker.py"
     place.parent.mkdir(parents=True)
-    (folder / "build" / "gpu-reports").mkdir(parents=True)
     place.write_text(WORKER.replace("CASES", repr(cases)).replace("END", str(end)))
     monkeypatch.setattr(processes, "ROOT", folder)
 

@@ -256,3 +256,12 @@ def test_the_simulated_gpu_takes_the_gpus_place(
     assert done.step("gpu/test_conformance_sim").counts["passed"] > 2
     assert done.step("devices/test_capture_rules").counts["passed"] > 30
     assert "no counters" in done.report.profile[0].reason
+
+
+@pytest.mark.slow
+def test_a_matrix_of_which_nothing_ran_has_failed(schema: ModuleType, folder: Path, tmp_path: Path) -> None:
+    options = ["--device", "sim:0", "--part", "first", "--sample", "no_such_kernel"]
+    done = run(schema, folder, tmp_path, *options)
+    assert done.code == 1
+    (empty,) = [step for step in done.report.steps if step.name == "gpu/matrix"]
+    assert empty.failures == ["no kernel was run"]
