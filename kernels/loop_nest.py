@@ -8,7 +8,7 @@ one loop. Guessed values of symbolic strides only affect the order of loops, nev
 from __future__ import annotations
 
 import keyword
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qcompiler.kernels.text import c_dim, identifier
@@ -54,6 +54,8 @@ class Nest:
     offsets: tuple[Expr, ...]
     indices: tuple[str, ...]
     names: tuple[str, ...]
+    rows: int = 0
+    """The number of parallel loops that stand in front of the others; see `build_nest`."""
 
     @property
     def program(self) -> ScalarProgram:
@@ -103,33 +105,39 @@ def guess(value: Expr) -> int:
     return value.evaluate(dict.fromkeys(value.symbols(), _GUESS))
 
 
-def build_nest(spec: KernelSpec, reserved: frozenset[str] = frozenset()) -> Nest:
+def build_nest(spec: KernelSpec, reserved: frozenset[str] = frozenset(), rows: Collection[int] = ()) -> Nest:
     """The normal form. No operand gets one of the `reserved` names, which a target uses for its own variables.
 
+    Loops over the axes in `rows` stand in front of the others, and are collapsed among themselves alone.
     plan/loop_contract.py proves that the parts of the nest fit together.
     """
     body = spec.body
     assert isinstance(body, LoopKernel)
     asked = {op.axis for op in body.body.ops if op.op == "linalg.index"}
     indices = ["0"] * len(body.extents)
-    groups: dict[str, list[Loop]] = {"parallel": [], "reduction": []}
+    groups: dict[str, list[Loop]] = {"rows": [], "parallel": [], "reduction": []}
     for axis, (extent, kind) in enumerate(zip(body.extents, body.iterators, strict=True)):
         if dim(extent) == 1:
             continue
         steps = tuple(dim(access.coefficients[axis]) for access in body.accesses)
-        groups[kind].append(Loop(f"i{axis}", dim(extent), steps, axis if axis in asked else None))
+        groups["rows" if axis in rows else kind].append(
+            Loop(f"i{axis}", dim(extent), steps, axis if axis in asked else None)
+        )
         indices[axis] = f"i{axis}"
     inputs = len(spec.operands) - len(body.body.yields)
-    parallel = sorted(groups["parallel"], key=lambda loop: -guess(loop.steps[inputs]))
+    in_front, parallel = (
+        _collapse(sorted(groups[name], key=lambda loop: -guess(loop.steps[inputs]))) for name in ("rows", "parallel")
+    )
     reduction = sorted(groups["reduction"], key=lambda loop: -max((guess(s) for s in loop.steps[:inputs]), default=0))
     return Nest(
         spec,
         body,
-        tuple(_collapse(parallel)),
+        (*in_front, *parallel),
         tuple(_collapse(reduction)),
         tuple(dim(access.offset) for access in body.accesses),
         tuple(indices),
         _operand_names(spec, _RESERVED | reserved),
+        len(in_front),
     )
 
 

@@ -38,15 +38,18 @@ def write(nest: Nest, form: LoopForm) -> str:
     return "\n".join([_head_and_task(nest, form), entry_function(spec, launch)])
 
 
-def write_part(nest: Nest, form: LoopForm) -> str:
+def write_part(nest: Nest, form: LoopForm, pointers: Sequence[str] | None = None) -> str:
     """The task function, and `qk_<spec>_tasks(sym)`, which is how many tasks the loop is worth: for a launch of several
-    parts."""
+    parts. `pointers` declare the operands, where they are others than those of the nest."""
     spec = nest.spec
     count = [*_items(form), f"return {_tasks(form)};"]
     lines = [*symbol_declarations(spec.symbols), *_limits(nest, form)]
     text = "\n".join(indent([*needed(lines, count), *count]))
     return "\n".join(
-        [_head_and_task(nest, form), f"static int64_t qk_{spec.name}_tasks(const int64_t* sym) {{\n{text}\n}}\n"]
+        [
+            _head_and_task(nest, form, pointers),
+            f"static int64_t qk_{spec.name}_tasks(const int64_t* sym) {{\n{text}\n}}\n",
+        ]
     )
 
 
@@ -62,7 +65,7 @@ def _limits(nest: Nest, form: LoopForm) -> list[str]:
     return [*nest.limits(), *_chunk_limits(nest, form)]
 
 
-def _head_and_task(nest: Nest, form: LoopForm) -> str:
+def _head_and_task(nest: Nest, form: LoopForm, pointers: Sequence[str] | None = None) -> str:
     spec = nest.spec
     start, advance = _odometer(form.outer)
     walk = [
@@ -75,7 +78,7 @@ def _head_and_task(nest: Nest, form: LoopForm) -> str:
         *indent([*form.lines, *advance]),
         "}",
     ]
-    task = [*_pointers(nest), *needed(_limits(nest, form), walk), *walk]
+    task = [*(_pointers(nest) if pointers is None else pointers), *needed(_limits(nest, form), walk), *walk]
     return "\n".join([header_comment(spec, form.note), task_function(spec, task)])
 
 

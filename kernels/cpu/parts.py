@@ -3,15 +3,17 @@
     part 0: tasks [0, ends[0])      part 1: tasks [ends[0], ends[1])      …
 
 Parts that are one task each run one after another on the calling thread; a parallel region would cost more than they
-take.  Row numbers are compared with their limits before anything is written.
+take.  A part with a norm has a row in each of its items (normed_rows.py).  Row numbers are compared with their limits
+before anything is written.
 """
 
 from __future__ import annotations
 
-from qcompiler.kernels.cpu import loop
+from qcompiler.kernels.cpu import loop, normed_rows
 from qcompiler.kernels.cpu.items import check_indices
 from qcompiler.kernels.cpu.text import entry_function, pointer
 from qcompiler.kernels.items import Index
+from qcompiler.kernels.normed_part import NormedPart, numbers_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent, offset
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.parts import Part
@@ -51,7 +53,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     dispatch.append(f"qk_{loops[-1].name}_task(&calls->parts[{last}], {rest}, scratch);")
     return "\n".join(
         [
-            *(loop.emit_part(each) for each in loops),
+            *(_emit_part(spec, number, each) for number, each in enumerate(loops)),
             header_comment(spec, f"{len(parts)} parts, each with tasks of its own"),
             f"struct {calls} {{\n    qc_call parts[{len(parts)}];\n    int64_t ends[{len(parts)}];\n}};",
             f"static void qk_{spec.name}_task(void* arg, int64_t task, char* scratch) {{",
@@ -60,6 +62,12 @@ def emit(spec: KernelSpec, isa: str) -> str:
             entry_function(spec, launch),
         ]
     )
+
+
+def _emit_part(spec: KernelSpec, number: int, own: KernelSpec) -> str:
+    """The tasks of a part, and how many they are."""
+    normed = NormedPart.of(spec, number)
+    return loop.emit_part(own) if normed is None else normed_rows.emit_part(normed)
 
 
 def _check(spec: KernelSpec, part: Part) -> list[str]:
@@ -74,7 +82,7 @@ def _check(spec: KernelSpec, part: Part) -> list[str]:
 
 def _operands(spec: KernelSpec, number: int, part: Part) -> list[str]:
     """Declares the addresses of a part's operands; that of a row, where the row begins."""
-    addresses = [f"op[{place}]" for place in part.operands]
+    addresses = [f"op[{place}]" for place in numbers_of(spec, number)]
     lines = []
     if part.index is not None:
         index, x = spec.operands[part.index], spec.operands[part.operands[-1]]

@@ -67,7 +67,8 @@ def row_lines(form: Rows, operands: Mapping[str, Operand]) -> list[str]:
 
 def _begin(name: str, operand: Operand) -> str:
     """The statement that declares where a row begins."""
-    terms = [f"{index} * {c_dim(stride)}" for index, stride in zip(row_indices(operand), operand.strides, strict=False)]
+    steps = zip(row_indices(operand), operand.strides, strict=False)
+    terms = [f"{index} * {c_dim(stride)}" for index, stride in steps if stride != 0]
     return f"const auto {name}_row = {' + '.join([name, *terms])};"
 
 

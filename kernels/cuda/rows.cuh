@@ -24,3 +24,21 @@ template <int WARPS> QC_DEVICE float qc_block_max(float v, float* partial) {
     for (int warp = 1; warp < WARPS; warp++) top = fmaxf(top, partial[warp]);
     return top;
 }
+
+// A value as memory of type T would give it back.
+template <class T> QC_DEVICE float qc_rounded(float v) {
+    T stored;
+    qc_store(&stored, v);
+    return qc_load(&stored);
+}
+
+// Column `at` of a row of which a lane keeps the columns lane, lane + 32, …; lanes may differ in `at`. All take part.
+template <int N> QC_DEVICE float qc_kept(const float (&kept)[N], int at) {
+    float v = __shfl_sync(QC_ALL_LANES, kept[0], at % QC_WARP);
+#pragma unroll
+    for (int i = 1; i < N; i++) {
+        const float other = __shfl_sync(QC_ALL_LANES, kept[i], at % QC_WARP);
+        if (at / QC_WARP == i) v = other;
+    }
+    return v;
+}

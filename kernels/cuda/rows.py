@@ -153,7 +153,16 @@ def write(spec: KernelSpec, form: Rows) -> CudaKernel:
 
 
 def _row(form: Rows, operands: Mapping[str, Operand], walk: RowWalk) -> list[str]:
-    """The passes of one thread over its columns. `names` are the texts that equations read."""
+    """The passes of one thread over its columns."""
+    lines, result = row_statements(form, {name: each for name, each in operands.items() if name != "out"}, walk)
+    out = address("out", operands["out"])
+    return [*form.places(), *lines, *walk.each([f"qc_store({out}, {result});"])]
+
+
+def row_statements(form: Rows, operands: Mapping[str, Operand], walk: RowWalk) -> tuple[list[str], str]:
+    """The statements of one thread that read and fold a row, and the expression of its result in column `j`.
+
+    `names` are the texts that equations read."""
     places = {name: address(name, operand) for name, operand in operands.items()}
     names = form.literals() | {name: f"qc_load({place})" for name, place in places.items()}
     names["x"] = walk.value(places["x"])
@@ -172,8 +181,7 @@ def _row(form: Rows, operands: Mapping[str, Operand], walk: RowWalk) -> list[str
                 names[kept], kept = "kept[i]", ""
             lines += _fold(step, expression(step.of, names, SCALAR_FORM), hold, walk)
         names[step.name] = step.name
-    result = expression(form.result, names, SCALAR_FORM)
-    return [*form.places(), *lines, *walk.each([f"qc_store({places['out']}, {result});"])]
+    return lines, expression(form.result, names, SCALAR_FORM)
 
 
 def _fold(fold: Fold, value: str, hold: list[str], walk: RowWalk) -> list[str]:

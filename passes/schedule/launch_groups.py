@@ -8,10 +8,13 @@
 The walk keeps the order that the steps have by then, as a list of places.  A step joins a group if it can move up to
 the group's place, or the group down to the step's: nothing between may touch what a moving step writes, or write what
 it touches.  Two views of one buffer are apart where that is proven.
+
+A norm that one such loop alone reads moves to the loop (head_norms.py), and goes where the loop goes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,9 +28,11 @@ from qcompiler.ir import qc
 from qcompiler.ir.rt import EntryOp, LaunchOp, StepOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.lowering.kinds.parts import split_strides
+from qcompiler.passes.schedule.head_norms import HeadNorm, head_norms
+from qcompiler.passes.schedule.touched import Touched
 from qcompiler.plan.dims import Dim, Range, contiguous_strides, product
 from qcompiler.plan.plan import View
-from qcompiler.plan.view_regions import Region, disjoint, is_packed, region_of, whole
+from qcompiler.plan.view_regions import is_packed
 
 MOST_ELEMENTS = 1 << 16
 """Of one part.  With four operands of four bytes these are 1 MiB, which a GPU with 3 TB/s moves in half the time that
@@ -45,10 +50,21 @@ class Candidate:
     number: int
     device: str
     op: GenericOp | qc.IndexUpdateOp
+    norm: HeadNorm | None = None
+    """The norm of rows that the loop reads, and nothing else."""
 
     @property
     def views(self) -> tuple[View, ...]:
         return self.step.view_records
+
+    @property
+    def numbers(self) -> list[int]:
+        """The steps that it stands for."""
+        return [self.number] if self.norm is None else [self.norm.number, self.number]
+
+    @property
+    def steps(self) -> list[LaunchOp]:
+        return [self.step] if self.norm is None else [self.norm.step, self.step]
 
 
 @dataclass
@@ -75,7 +91,8 @@ class Group:
     @property
     def steps(self) -> list[LaunchOp]:
         """The launches that this one replaces."""
-        return list({each.number: each.step for member in self.members for each in member.steps}.values())
+        found = [each for member in self.members for each in member.steps]
+        return list({id(step): step for each in found for step in each.steps}.values())
 
     @property
     def why(self) -> str:
@@ -83,10 +100,14 @@ class Group:
         copies = sum(
             len({each.number for each in member.steps}) > 1 and member.update is None for member in self.members
         )
+        norms = sum(member.loop is not None and member.loop.norm is not None for member in self.members)
         found = [
             f"{len(self.members)} small parts that do not depend on each other" if len(self.members) > 1 else "",
             f"{rows} computed in a row that is written" if rows else "",
             f"{copies} computed where {'it was' if copies == 1 else 'they were'} copied to" if copies else "",
+            f"{norms} {'reads rows that it normalises' if norms == 1 else 'read rows that they normalise'}"
+            if norms
+            else "",
         ]
         return "; ".join(filter(None, found))
 
@@ -102,9 +123,19 @@ class _Place:
 def grouped(entry: EntryOp, schedule: Schedule, most: int) -> list[StepOp | Group]:
     """The steps in an order that they may have, with groups in place of those that share a launch."""
     steps = list(entry.steps)
-    walk = _Walk(_Touched(steps, schedule, entry.ranges), most)
-    for number, step in enumerate(steps):
-        walk.add(step, number, _candidate(step, number, schedule, entry.ranges))
+    touched = Touched(steps, schedule, entry.ranges)
+    norms = {norm.loop: norm for norm in head_norms(steps, schedule, touched)}
+    moved: set[int] = set()
+    candidates = [_candidate(step, number, schedule, entry.ranges) for number, step in enumerate(steps)]
+    for number, norm in norms.items():
+        candidate = candidates[number]
+        if candidate is not None:
+            candidates[number] = dataclasses.replace(candidate, norm=norm)
+            moved.add(norm.number)
+    walk = _Walk(touched, most)
+    for number, (step, candidate) in enumerate(zip(steps, candidates, strict=True)):
+        if number not in moved:
+            walk.add(step, number, candidate)
     return [_unless_alone(place.item) for place in walk.places]
 
 
@@ -116,7 +147,7 @@ def _unless_alone(item: StepOp | Group) -> StepOp | Group:
 class _Walk:
     """The places so far."""
 
-    touched: _Touched
+    touched: Touched
     most: int
     places: list[_Place] = field(default_factory=list)
 
@@ -129,7 +160,7 @@ class _Walk:
             group = self.places[at].item
             if isinstance(group, Group) and group.device == candidate.device and self._join(at, group, candidate):
                 return
-        self.places.append(_Place(Group(candidate.device, [_alone(candidate)]), [number]))
+        self.places.append(_Place(Group(candidate.device, [_alone(candidate)]), candidate.numbers))
 
     def _join(self, at: int, group: Group, new: Candidate) -> bool:
         """Adds a step to the group at a place, if both can stand there or behind all places so far."""
@@ -137,15 +168,15 @@ class _Walk:
         if not sources and len(group.members) == self.most:
             return False
         own = self.places[at].numbers
-        before = {each.number for member, _ in sources for each in member.steps}
-        if self.touched.conflict([new.number], [number for number in own if number not in before]):
+        before = {number for member, _ in sources for each in member.steps for number in each.numbers}
+        if self.touched.conflict(new.numbers, [number for number in own if number not in before]):
             return False
         between = [number for place in self.places[at + 1 :] for number in place.numbers]
-        if self.touched.conflict([new.number], between):
+        if self.touched.conflict(new.numbers, between):
             if self.touched.conflict(own, between):
                 return False
             self.places.append(self.places.pop(at))
-        own.append(new.number)
+        own += new.numbers
         for member, view in sources:
             member.steps.append(new)
             if isinstance(new.op, GenericOp):
@@ -281,56 +312,3 @@ def _is_copy(op: GenericOp) -> bool:
         and yields
         and all(each == AffineMap.identity(each.num_dims) for each in maps)
     )
-
-
-class _Touched:
-    """What each step touches, and whether two steps could not change places."""
-
-    def __init__(self, steps: Sequence[StepOp], schedule: Schedule, ranges: dict[str, Range]) -> None:
-        self._ranges = ranges
-        self._regions: dict[View, Region] = {}
-        self._views: list[dict[str, list[tuple[View, bool]]]] = []
-        self._users: dict[str, list[int]] = {}
-        self._sizes = {name: buffer.nbytes.value.data for name, buffer in schedule.buffers.items()}
-        for number, step in enumerate(steps):
-            found: dict[str, list[tuple[View, bool]]] = {}
-            for view, access in schedule.accesses(step):
-                found.setdefault(view.buffer, []).append((view, access != "r"))
-            for buffer in found:
-                self._users.setdefault(buffer, []).append(number)
-            self._views.append(found)
-
-    def users(self, buffer: str) -> list[int]:
-        """The steps that touch a buffer."""
-        return self._users[buffer]
-
-    def conflict(self, some: Sequence[int], others: Sequence[int]) -> bool:
-        """Whether some step of the one kind writes what a step of the other kind touches."""
-        return any(self._between(a, b) for a in some for b in others)
-
-    def _between(self, a: int, b: int) -> bool:
-        mine, theirs = self._views[a], self._views[b]
-        return any(
-            (writes or written) and not self._apart(view, other)
-            for buffer in mine.keys() & theirs.keys()
-            for view, writes in mine[buffer]
-            for other, written in theirs[buffer]
-        )
-
-    def _apart(self, a: View, b: View) -> bool:
-        """Whether no byte is in both. One without elements is not apart: it must not be read before it is written."""
-        if self._may_be_empty(a) or self._may_be_empty(b):
-            return False
-        return disjoint(self._region(a), self._region(b), self._ranges)
-
-    def _may_be_empty(self, view: View) -> bool:
-        return product(view.shape).bounds(self._ranges)[0] < 1
-
-    def _region(self, view: View) -> Region:
-        if view not in self._regions:
-            self._regions[view] = (
-                whole(self._sizes[view.buffer])
-                if is_packed(view)
-                else region_of(view.dtype, view.shape, view.strides, view.offset, self._ranges)
-            )
-        return self._regions[view]

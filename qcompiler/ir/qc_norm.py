@@ -80,12 +80,19 @@ NORMS = (LayerNormOp, RmsNormOp)
 
 def norm_of(norm: LayerNormOp | RmsNormOp, operands: Sequence[SSAValue]) -> LayerNormOp | RmsNormOp:
     """The same norm of other operands: x, then the weight and the bias if it has them. The result has the type of x."""
+    return with_type(norm, operands, operands[0].type)
+
+
+def with_type(
+    norm: LayerNormOp | RmsNormOp, operands: Sequence[SSAValue], result: Attribute
+) -> LayerNormOp | RmsNormOp:
+    """The same norm of other operands, with a result of another type."""
     x, rest = operands[0], list(operands[1:])
     weight = rest.pop(0) if norm.weight is not None else None
     eps = norm.eps.value.data
     if isinstance(norm, RmsNormOp):
-        return RmsNormOp(x, weight, x.type, eps=eps)
-    return LayerNormOp(x, weight, rest.pop(0) if norm.bias is not None else None, x.type, eps=eps)
+        return RmsNormOp(x, weight, result, eps=eps)
+    return LayerNormOp(x, weight, rest.pop(0) if norm.bias is not None else None, result, eps=eps)
 
 
 def _verify_norm(op: QCOp, x: Attribute, result: Attribute, affine: Sequence[SSAValue]) -> None:

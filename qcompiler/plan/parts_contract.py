@@ -5,6 +5,9 @@ those loops.  An output that is a row of x is to the loop a tensor without x's a
 kernel moves it by the row number, which it compares with x's length first.  Each operand that is written belongs to one
 part alone.  That no part reads or writes another's memory follows from the rule of aliases (verify_steps.py), which
 makes no exception for this kind.
+
+Where a part has a norm, `norm_spec` is the norm's kernel, held to the contract of norms, and the loop reads its result:
+an operand of the loop alone, which has no memory.  `row_axes` proves which loops go over rows.
 """
 
 from __future__ import annotations
@@ -14,15 +17,20 @@ from collections.abc import Sequence
 import msgspec
 
 from qcompiler.errors import DimError, PlanError
-from qcompiler.plan.contracts import check_operand_sizes, injective
-from qcompiler.plan.kernel import KernelSpec, Operand
-from qcompiler.plan.kernel_body import INDICES
-from qcompiler.plan.kinds.parts import Part, PartsKernel
+from qcompiler.plan.contracts import check_operand_sizes, check_sizes, check_spec, injective
+from qcompiler.plan.dims import Dim, contiguous_strides, dim
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kernel_body import FLOATS, INDICES
+from qcompiler.plan.kinds.loop import LoopKernel
+from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
 from qcompiler.plan.loop_contract import MAX_OPERANDS, check_loop, check_loop_sizes
 from qcompiler.plan.sizes import Ranges, check_extent
 from qcompiler.plan.view_regions import is_packed
 
 MAX_PARTS = 64
+
+MOST_COLUMNS = 256
+"""Of a row that a part normalises: a lane of a warp keeps up to 8 columns in registers, beside what the loop needs."""
 
 ROWS = 1
 """The axis of rows of an operand (outer, length, inner)."""
@@ -43,11 +51,64 @@ def _part_spec(spec: KernelSpec, number: int, part: Part) -> KernelSpec:
     operands = []
     for i, place in enumerate(part.operands):
         operand = spec.operands[place]
+        if part.norm is not None and i in part.norm.inputs:
+            operand = _normalised(operand, part.loop.body.inputs[i][1])
         if i >= inputs and part.index is not None:
             operand = row_of(operand)
         name = f"in{i}" if i < inputs else f"out{i - inputs}"
         operands.append(msgspec.structs.replace(operand, name=name))
     return KernelSpec(f"{spec.name}_part{number}", spec.symbols, tuple(operands), part.loop, spec.serves)
+
+
+def norm_spec(spec: KernelSpec, number: int) -> KernelSpec | None:
+    """The kernel of a part's norm: x, weight, bias, and the result that the part's loop reads. None without a norm."""
+    part = parts_body(spec).parts[number]
+    if part.norm is None:
+        return None
+    position = part.norm.inputs[0]
+    x = spec.operands[part.operands[position]]
+    affine = [spec.operands[place] for place in part.norm.affine]
+    out = msgspec.structs.replace(_normalised(x, part.loop.body.inputs[position][1]), name="out", access="w")
+    return KernelSpec(f"{spec.name}_part{number}", spec.symbols, (x, *affine, out), part.norm.body, spec.serves)
+
+
+def _normalised(x: Operand, dtype: DType) -> Operand:
+    """The result of a norm of x, as a loop reads it."""
+    return msgspec.structs.replace(x, access="r", dtype=dtype, strides=contiguous_strides(x.shape))
+
+
+def row_axes(loop: LoopKernel, norm: PartNorm) -> tuple[int, ...]:
+    """The loops that go from row to row of a norm's result; the others stay in a row.
+
+    PlanError unless that is proven of every input that reads the result, and unless all of them read the same row.
+    """
+    cols = norm.body.cols
+    reads = [loop.accesses[position] for position in norm.inputs]
+    rows = tuple(
+        axis
+        for axis, extent in enumerate(loop.extents)
+        if extent == 1 or all(dim(read.coefficients[axis]) % cols == 0 for read in reads)
+    )
+    for axis in rows:
+        if loop.extents[axis] != 1 and len({dim(read.coefficients[axis]) for read in reads}) > 1:
+            raise PlanError(f"a part reads two rows of its norm in one iteration of loop {axis}")
+    for read in reads:
+        low = high = read.offset
+        for axis in set(range(len(loop.extents))) - set(rows):
+            step, extent = read.coefficients[axis], loop.extents[axis]
+            if not isinstance(step, int) or not isinstance(extent, int):
+                raise PlanError(f"loop {axis} of a part takes the step {step} {extent} times in rows of {cols}")
+            low, high = _reached(low, high, step * (extent - 1))
+        if not isinstance(low, int) or not isinstance(high, int) or not 0 <= low <= high < cols:
+            raise PlanError(f"a part reads the elements {low} to {high} of a row of {cols} that its norm makes")
+    if len(rows) == len(loop.extents):
+        raise PlanError("no loop of a part goes over the columns that its norm makes")
+    return rows
+
+
+def _reached(low: Dim, high: Dim, span: int) -> tuple[Dim, Dim]:
+    """The range of elements with one more loop."""
+    return (dim(low) + min(span, 0)).to_dim(), (dim(high) + max(span, 0)).to_dim()
 
 
 def row_of(x: Operand) -> Operand:
@@ -68,7 +129,7 @@ def check_parts(spec: KernelSpec) -> PartsKernel:
     used: set[int] = set()
     for part in body.parts:
         written += _check_part(where, spec.operands, part)
-        used |= {*part.operands, *(() if part.index is None else (part.index,))}
+        used |= set(_numbers(part))
     for place, operand in enumerate(spec.operands):
         times = written.count(place)
         if place not in used or times != (operand.access != "r"):
@@ -76,20 +137,37 @@ def check_parts(spec: KernelSpec) -> PartsKernel:
                 f"{where}: its operand '{operand.name}' ('{operand.access}') is "
                 + (f"written by {times} parts" if place in used else "used by no part")
             )
-    for each in part_specs(spec):
+    for number, each in enumerate(part_specs(spec)):
+        normed = norm_spec(spec, number)
+        if normed is not None:
+            check_spec(normed)
         check_loop(each)
+        part = body.parts[number]
+        if part.norm is not None:
+            try:
+                row_axes(part.loop, part.norm)
+            except PlanError as error:
+                raise PlanError(f"{where}: {error}") from error
     return body
+
+
+def _numbers(part: Part) -> tuple[int, ...]:
+    """The operands of a launch that a part names."""
+    affine = () if part.norm is None else part.norm.affine
+    return (*part.operands, *affine, *(() if part.index is None else (part.index,)))
 
 
 def _check_part(where: str, operands: Sequence[Operand], part: Part) -> Sequence[int]:
     """The operands that a part writes. PlanError unless its numbers are operands of the kinds that they stand for."""
     outputs = len(part.loop.body.yields)
-    numbers = (*part.operands, *(() if part.index is None else (part.index,)))
+    numbers = _numbers(part)
     if any(not 0 <= number < len(operands) for number in numbers):
         raise PlanError(f"{where}: a part takes the operands {list(numbers)} of {len(operands)}")
     if not 1 <= outputs <= len(part.operands) or "reduction" in part.loop.iterators:
         raise PlanError(f"{where}: a part has {outputs} results of {len(part.operands)} operands, or it reduces")
     written = part.operands[len(part.operands) - outputs :]
+    if part.norm is not None:
+        _check_norm(where, operands, part, part.norm)
     for number in written:
         x = operands[number]
         if part.index is None and x.access != "w":
@@ -108,6 +186,28 @@ def _check_part(where: str, operands: Sequence[Operand], part: Part) -> Sequence
     return written
 
 
+def _check_norm(where: str, operands: Sequence[Operand], part: Part, norm: PartNorm) -> None:
+    """PlanError unless a part's norm stands at inputs of its loop that are one operand and have one type."""
+    last = len(part.operands) - len(part.loop.body.yields)
+    given = part.loop.body.inputs
+    places = norm.inputs
+    inside = places and len(set(places)) == len(places) and all(0 <= place < min(last, len(given)) for place in places)
+    if not inside or len(part.loop.accesses) != len(part.operands):
+        raise PlanError(f"{where}: the norm of a part stands at the inputs {list(places)} of {last}")
+    if any(len(each.coefficients) != len(part.loop.extents) for each in part.loop.accesses):
+        raise PlanError(f"{where}: a part with a norm is accessed by another number of loops than it has")
+    x, dtypes = operands[part.operands[places[0]]], {given[place][1] for place in places}
+    if len({part.operands[place] for place in places}) > 1 or len(dtypes) > 1 or not dtypes <= set(FLOATS):
+        raise PlanError(f"{where}: a part reads one norm of one operand as one type of float, not as {sorted(dtypes)}")
+    if is_packed(x) or not 1 <= norm.body.cols <= MOST_COLUMNS:
+        raise PlanError(
+            f"{where}: a part normalises plain rows of 1 to {MOST_COLUMNS} columns; '{x.name}' has {norm.body.cols}"
+        )
+    positions = [i for i, number in enumerate(part.operands) if number == part.operands[places[0]]]
+    if set(positions) != set(places):
+        raise PlanError(f"{where}: a part reads '{x.name}' and the norm of it")
+
+
 def _check_rows(where: str, x: Operand, outputs: int) -> None:
     plain = not is_packed(x) and len(x.shape) == len(x.strides) == 3
     if outputs != 1 or x.access != "rw" or not plain:
@@ -121,7 +221,10 @@ def check_parts_sizes(spec: KernelSpec, ranges: Ranges) -> None:
     """PlanError unless each part stays inside its operands and writes each element of its outputs, or of one row of
     them, once, for all values of the symbols."""
     body = check_parts(spec)
-    for each in part_specs(spec):
+    for number, each in enumerate(part_specs(spec)):
+        normed = norm_spec(spec, number)
+        if normed is not None:
+            check_sizes(normed, ranges)
         check_loop_sizes(each, ranges)
     try:
         for operand in spec.operands:

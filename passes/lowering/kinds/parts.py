@@ -6,6 +6,8 @@
 %3 = tensor.collapse_shape %2                           …whose result is
 %4 = qc.index_update %keys, %at, %3                     written to a row
 rt.yield %0, %1, %4
+
+A loop may read the result of a norm in the same region, reshaped; the norm and the loop are one part then.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ from xdsl.ir import Block, BlockArgument, SSAValue
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import qc, rt
-from qcompiler.ir.types import shape_of
+from qcompiler.ir.qc_norm import NORMS
+from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.lowering.drafts import ValueMemory
-from qcompiler.passes.lowering.kinds import loop
+from qcompiler.passes.lowering.kinds import loop, norm
 from qcompiler.passes.lowering.rule import Lowering, Operands
 from qcompiler.plan.dims import Dim, contiguous_strides
 from qcompiler.plan.kernel import Operand, ScalarProgram
 from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
-from qcompiler.plan.kinds.parts import Part, PartsKernel
+from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
 
 
 def draft(op: object, memory: ValueMemory) -> NoReturn:
@@ -52,11 +55,44 @@ def body(block: Block, operands: Operands, serves: str) -> PartsKernel:
 def _part(op: object, operands: Operands, serves: str) -> Part:
     match op:
         case GenericOp():
-            numbers = [_number(value) for value in (*op.inputs, *op.outputs)]
-            return Part(operands=tuple(numbers), loop=loop.body(op, [operands[n] for n in numbers], serves))
+            numbers, read = _read(op, operands)
+            written = [_number(value) for value in op.outputs]
+            made = loop.body(op, [*read, *(operands[n] for n in written)], serves)
+            return Part(operands=(*numbers, *written), loop=made, norm=_norm(op, operands))
         case qc.IndexUpdateOp():
             return _row(op, operands, serves)
     raise KernelSelectionError(f"a part of a launch at '{serves}' is {op}; parts are loops and rows that are written")
+
+
+def _read(op: GenericOp, operands: Operands) -> tuple[list[int], list[Operand]]:
+    """The operands of a launch that a loop reads, and what each is to the loop: of a norm, the result."""
+    numbers, read = list[int](), list[Operand]()
+    for value in op.inputs:
+        normed = _source(value).owner
+        if isinstance(normed, NORMS):
+            shape = shape_of(value.type)
+            numbers.append(_number(normed.x))
+            result = Operand(
+                name="rows", dtype=tensor_dtype(value.type), access="r", shape=shape, strides=contiguous_strides(shape)
+            )
+            read.append(result)
+        else:
+            numbers.append(_number(value))
+            read.append(operands[numbers[-1]])
+    return numbers, read
+
+
+def _norm(op: GenericOp, operands: Operands) -> PartNorm | None:
+    """The norm whose result a loop reads."""
+    owners = [_source(value).owner for value in op.inputs]
+    inputs = tuple(i for i, owner in enumerate(owners) if isinstance(owner, NORMS))
+    if not inputs:
+        return None
+    made = owners[inputs[0]]
+    assert isinstance(made, NORMS)
+    x, *affine = made.operands
+    named = msgspec.structs.replace(operands[_number(x)], name="x")
+    return PartNorm(body=norm.body(made, [named], ""), inputs=inputs, affine=tuple(_number(each) for each in affine))
 
 
 def _row(op: qc.IndexUpdateOp, operands: Operands, serves: str) -> Part:
@@ -67,14 +103,13 @@ def _row(op: qc.IndexUpdateOp, operands: Operands, serves: str) -> Part:
     made = _source(op.src)
     if isinstance(made.owner, GenericOp):
         generic = made.owner
-        numbers = [_number(value) for value in generic.inputs]
+        numbers, read = _read(generic, operands)
         shape = shape_of(generic.results[0].type)
         split = split_strides(shape, lengths, strides)
         assert split is not None
         out = msgspec.structs.replace(written, access="w", shape=shape, strides=split)
-        return Part(
-            operands=(*numbers, x), loop=loop.body(generic, [*(operands[n] for n in numbers), out], serves), index=index
-        )
+        made_loop = loop.body(generic, [*read, out], serves)
+        return Part(operands=(*numbers, x), loop=made_loop, index=index, norm=_norm(generic, operands))
     number = _number(op.src)
     return Part(operands=(number, x), loop=_copied(operands[number], written), index=index)
 

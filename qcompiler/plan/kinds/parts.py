@@ -6,7 +6,24 @@ from collections.abc import Sequence
 
 from qcompiler.plan.kernel_body import KernelBody, Symbols, volume
 from qcompiler.plan.kinds.loop import LoopKernel
+from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.operands import ITEMSIZE, Operand, Strict
+
+
+class PartNorm(Strict, frozen=True):
+    """The norm of an operand x, which a loop reads in place of x. It is never stored.
+
+    `inputs` are the positions of x in the part's `operands`; the loop's accesses at these positions are offsets in the
+    norm's result, (rows, cols) or (rows, inner, cols) without gaps, which is rounded to the type that the loop reads.
+    `affine` are the numbers of the weight and the bias among the operands of the launch, if the norm has them.
+
+    Each iteration of the loop reads one row, and the iterations of one row are whole loops: a loop's step in the result
+    is a multiple of cols, or it stays within a row.
+    """
+
+    body: NormKernel
+    inputs: tuple[int, ...]
+    affine: tuple[int, ...] = ()
 
 
 class Part(Strict, frozen=True):
@@ -20,6 +37,7 @@ class Part(Strict, frozen=True):
     operands: tuple[int, ...]
     loop: LoopKernel
     index: int | None = None
+    norm: PartNorm | None = None
 
 
 class PartsKernel(KernelBody, frozen=True, tag="parts"):
@@ -32,7 +50,12 @@ class PartsKernel(KernelBody, frozen=True, tag="parts"):
     parts: tuple[Part, ...]
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
-        return sum(part.loop.operations(operands, symbols) for part in self.parts)
+        total = 0
+        for part in self.parts:
+            total += part.loop.operations(operands, symbols)
+            if part.norm is not None:
+                total += part.norm.body.operations([operands[part.operands[part.norm.inputs[0]]]], symbols)
+        return total
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
         """Of an operand that is written by rows, one row."""

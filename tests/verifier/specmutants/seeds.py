@@ -23,7 +23,7 @@ from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.kinds.linear import LinearKernel, RowNorm, Window
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.order import OrderKernel
-from qcompiler.plan.kinds.parts import Part, PartsKernel
+from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.plan.kinds.recurrent import RecurrentKernel
 from qcompiler.plan.kinds.scan import ScanKernel
@@ -327,6 +327,20 @@ def parts(kind: str) -> ProgramImage:
     return with_state(maker, "x", (2, 8, 6))
 
 
+def parts_norm(kind: str) -> ProgramImage:
+    """Two heads of a row are normalised, and their halves change places, in the row of a state."""
+    x, weight, kept = operand("src", (2, 6)), operand("w", (6,)), operand("x", (2, 8, 6), "rw")
+    swapped = loop("loop", (2, 2, 3), (x, kept), ((6, -3, 1), (48, 3, 1)), (op("n", "arith.negf", "in0"),))
+    accesses = (replace(swapped.body.accesses[0], offset=3), swapped.body.accesses[1])  # type: ignore[union-attr]
+    norm = NormKernel(kind="rms", rows=2, cols=6, eps=1e-5, has_weight=True, has_bias=False)
+    body = PartsKernel(parts=(
+        Part(operands=(0, 3), loop=replace(swapped.body, accesses=accesses), index=2,
+             norm=PartNorm(body=norm, inputs=(0,), affine=(1,))),
+    ))  # type: ignore[arg-type]  # fmt: skip
+    operands = (x, weight, operand("index", (1,), dtype="i64"), kept)
+    return with_state(Maker({}, kind).kernel(spec("parts_norm", body, operands)), "x", (2, 8, 6))
+
+
 def scatter(kind: str) -> ProgramImage:
     operands = (
         operand("index", (2, "s", 6), dtype="i64"),
@@ -404,8 +418,8 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
         linear_plain, convolution, linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm,
         norm_heads,
-        softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, scatter, scan, top_k, argmax,
-        top_p, whole,
+        softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm, scatter, scan,
+        top_k, argmax, top_p, whole,
     )
 }  # fmt: skip
 

@@ -1,0 +1,144 @@
+"""Norms that move to the loop that reads them: of rows that are parts of wider rows, such as the heads of q and k.
+
+    linear (1, 128) -> norm of its 4 heads (4, 16) -> loop (rotary embedding)      one part of a launch
+
+A loop can compute the norm of a row as it goes over that row, if every loop nest iteration reads one row, and the loops
+of one row are apart from those over rows.  A norm of whole rows (of hidden states) is another matter: a row is the work
+of a block, and what reads it is a linear (fuse-norm-prologue).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.linalg.ops import GenericOp
+from xdsl.ir.affine import AffineMap
+
+from qcompiler.errors import DimError, PlanError
+from qcompiler.ir import qc
+from qcompiler.ir.qc_norm import NORMS
+from qcompiler.ir.rt import LaunchOp, StepOp
+from qcompiler.ir.rt_schedule import Schedule
+from qcompiler.ir.types import tensor_dtype
+from qcompiler.passes.lowering.kinds import loop as loops
+from qcompiler.passes.lowering.kinds import norm as norms
+from qcompiler.passes.schedule.touched import Touched
+from qcompiler.plan.dims import Dim, contiguous_strides, dim, product
+from qcompiler.plan.kernel import Operand
+from qcompiler.plan.kinds.parts import PartNorm
+from qcompiler.plan.parts_contract import MOST_COLUMNS, row_axes
+from qcompiler.plan.plan import View
+from qcompiler.plan.view_regions import is_packed
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """The launch of a norm, and the numbers of that step and of the loop that alone reads its result."""
+
+    step: LaunchOp
+    number: int
+    loop: int
+    op: qc.LayerNormOp | qc.RmsNormOp
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """x, the weight and the bias, and the result."""
+        return self.step.view_records
+
+    @property
+    def result(self) -> str:
+        """The buffer that only the norm and its loop use."""
+        return self.views[-1].buffer
+
+
+def head_norms(steps: Sequence[StepOp], schedule: Schedule, touched: Touched) -> list[HeadNorm]:
+    """The norms that may move to their loops; at most one for each loop."""
+    found: dict[int, HeadNorm] = {}
+    for number, step in enumerate(steps):
+        norm = _norm_of(step, number, schedule, touched)
+        if norm is None or norm.loop in found:
+            continue
+        between = list(range(number + 1, norm.loop))
+        if not touched.conflict([number], between) and _by_rows(norm, steps[norm.loop], schedule):
+            found[norm.loop] = norm
+    return list(found.values())
+
+
+def _norm_of(step: StepOp, number: int, schedule: Schedule, touched: Touched) -> HeadNorm | None:
+    """The step as a norm of parts of rows with one reader, or None."""
+    if not isinstance(step, LaunchOp):
+        return None
+    body, views = schedule.kernels[step.kernel_name].body, step.view_records
+    op = body.block.first_op if body is not None else None
+    if not isinstance(op, NORMS) or any(is_packed(view) for view in views):
+        return None
+    x, cols, out = views[0], views[0].shape[-1], views[-1]
+    if not isinstance(cols, int) or not 1 <= cols <= MOST_COLUMNS:
+        return None
+    if any(schedule.arenas[schedule.buffers[view.buffer].arena_name].kind.data == "state" for view in views):
+        return None
+    written = [view for at, view in touched.writers(x.buffer) if at < number]
+    wider = written and all(isinstance(n := view.shape[-1], int) and n > cols for view in written)
+    users = touched.users(out.buffer)
+    if not wider or len(users) != 2 or users[0] != number or tuple(out.strides) != contiguous_strides(out.shape):
+        return None
+    return HeadNorm(step, number, users[1], op) if out.offset == 0 else None
+
+
+def _by_rows(norm: HeadNorm, step: StepOp, schedule: Schedule) -> bool:
+    """Whether the reader is a loop that goes over the norm's result row by row."""
+    if not isinstance(step, LaunchOp):
+        return False
+    body, views = schedule.kernels[step.kernel_name].body, step.view_records
+    op = body.block.first_op if body is not None else None
+    if not isinstance(op, GenericOp) or any(view.buffer == norm.result for view in views[len(op.inputs) :]):
+        return False
+    if {view.buffer for view in views[len(op.inputs) :]} & {view.buffer for view in norm.views}:
+        return False
+    inputs = tuple(i for i, view in enumerate(views[: len(op.inputs)]) if view.buffer == norm.result)
+    operands = []
+    for i, view in enumerate(views):
+        strides = view.strides
+        if i in inputs:
+            order = row_major(norm.views[-1], view)
+            if order is None or view.dtype != tensor_dtype(norm.op.result.type):
+                return False
+        operands.append(
+            Operand(name=f"{i}", dtype=view.dtype, access="r", shape=view.shape, strides=_plain(view.shape, strides))
+        )
+    try:
+        body_ = loops.body(op, operands, "")
+        x = Operand(name="x", dtype=norm.views[0].dtype, access="r", shape=norm.views[0].shape)
+        row_axes(body_, PartNorm(body=norms.body(norm.op, [x], ""), inputs=inputs))
+    except (PlanError, DimError):
+        return False
+    return True
+
+
+def _plain(shape: Sequence[Dim], strides: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The strides, with 0 for dims of one element."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
+
+
+def row_major(result: View, view: View) -> tuple[int, ...] | None:
+    """The order of a view's dims in which it is all of a result without gaps, or None."""
+    if view.offset != 0 or product(view.shape) != product(result.shape):
+        return None
+    units = [axis for axis, size in enumerate(view.shape) if size == 1]
+    left = {axis: dim(stride) for axis, stride in enumerate(view.strides) if axis not in units}
+    order: list[int] = []
+    step = dim(1)
+    while left:
+        axis = next((axis for axis, stride in left.items() if stride == step), None)
+        if axis is None:
+            return None
+        order.insert(0, axis)
+        step = step * dim(view.shape[axis])
+        del left[axis]
+    return (*units, *order)
+
+
+def reordered(map_: AffineMap, order: Sequence[int]) -> AffineMap:
+    """An indexing map for a tensor whose dims stand in another order."""
+    return AffineMap(map_.num_dims, map_.num_symbols, tuple(map_.results[axis] for axis in order))
