@@ -201,7 +201,7 @@ def _with_epilogue(linear: qc.LinearOp, consumer: ops.GenericOp, accesses: Acces
     return fused, pairs
 
 
-def rounding(linear: qc.LinearOp) -> Block:
+def rounding(linear: qc.LinearOp | qc.GroupedLinearOp) -> Block:
     """The epilogue that a linear without one has: one rounding to the element type."""
     body = Block(arg_types=[ELEMENT_TYPES["f32"]])
     dtype = tensor_dtype(linear.result.type)

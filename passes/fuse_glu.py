@@ -154,7 +154,7 @@ class _Fusing:
 
 def _combined_halves(linear: qc.LinearOp, reader: ops.GenericOp) -> qc.LinearOp:
     """One linear whose halves `reader` combines."""
-    slices = _slices(linear)
+    slices = halves_of(linear)
     assert slices is not None
     body, sums = _sums()
     known: dict[SSAValue, SSAValue] = {
@@ -237,7 +237,7 @@ def _gate_of(up: qc.LinearOp, extra: SSAValue) -> qc.LinearOp | None:
 
 def _reader_of_halves(linear: qc.LinearOp) -> ops.GenericOp | None:
     """What combines the two halves of a linear's columns, element by element, and alone reads them."""
-    halves = _slices(linear)
+    halves = halves_of(linear)
     reader = combining_reader([each.result for each in halves]) if halves is not None else None
     if halves is None or reader is None:
         return None
@@ -249,7 +249,7 @@ def _reader_of_halves(linear: qc.LinearOp) -> ops.GenericOp | None:
     return reader if fits else None
 
 
-def _slices(linear: qc.LinearOp) -> tuple[ExtractSliceOp, ExtractSliceOp] | None:
+def halves_of(linear: qc.LinearOp | qc.GroupedLinearOp) -> tuple[ExtractSliceOp, ExtractSliceOp] | None:
     """The first and the second half of a linear's columns, if nothing else reads its result."""
     shape, found = shape_of(linear.result.type), dict[Dim, ExtractSliceOp]()
     half, rest = divmod(int(shape[-1]), 2)

@@ -24,6 +24,9 @@ struct qm_job : qg_job {
     int64_t pairs, repeat, experts, width;
     int64_t out_row;
     int64_t units, groups;  // items: `groups` of panels for each unit, that is for each expert or for each pair
+    // Of products that are combined (below): pairs of a row of the result, and the next totals from the sums of one.
+    int64_t top;
+    void (*mix)(const qm_job* job, const float* sums, int64_t row, int64_t place, float* totals, int64_t count);
 };
 
 // One expert's product: row i of it is the pair rows[i].
@@ -150,4 +153,119 @@ template <class D, class I, class OUT, bool FEW> static void qm_run(qc_ctx* ctx,
     if (job->tasks > 1 && threads > 1) return ctx->parallel(ctx, job->tasks, qm_task<D, I, FEW>, job);
     job->tasks = 1;
     qm_task<D, I, FEW>(job, 0, ctx->scratch);
+}
+
+// --- products that are combined --------------------------------------------------------------------------------------
+
+// For few pairs: rows are multiplied straight from codes, QM_FEW at a time. Experts and their halves are whole panels.
+
+// Few rows times panels [p0, p1) of both halves of an expert. `finish` gets the sums of the first half in `tile`, and
+// those of the second QM_FEW rows behind them.
+template <class D> static void qm_pairs(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
+    float* const tile = (float*)scratch;
+    float* const others = tile + QM_FEW * QG_NP * 16;
+    float* const x = others + QM_FEW * QG_NP * 16;
+    const int64_t stride = (job->k + 15) / 16 * 16, apart = job->all->width / 32;
+    job->load_x(job, 0, count, 0, job->k, x, stride);
+    for (int64_t p = p0; p < p1; p += QG_NP) {
+        const int64_t last = qc_min(p + QG_NP, p1) - 1;
+        qg_few_rows<D, QM_FEW>(job, count, x, stride, p, last, tile);
+        qg_few_rows<D, QM_FEW>(job, count, x, stride, p + apart, last + apart, others);
+        job->finish(job, tile, QG_NP * 16, 0, count, p * 16, (last + 1 - p) * 16);
+    }
+}
+
+constexpr int64_t qm_pairs_scratch(int64_t k) { return 4 * QM_FEW * (2 * QG_NP * 16 + (k + 15) / 16 * 16); }
+
+template <class D, class I> static void qm_pairs_task(void* arg, int64_t task, char* scratch) {
+    const qm_job* const job = (const qm_job*)arg;
+    const I* const index = (const I*)job->index;
+    for (int64_t i = qc_share(job->items, task, job->tasks); i < qc_share(job->items, task + 1, job->tasks); i++) {
+        int64_t pair;
+        const int64_t expert = qm_expert<I>(job, i / job->groups, &pair), group = i % job->groups;
+        if (expert < 0) continue;
+        const int64_t panel = expert * (job->width / 16), count = job->width / 32;
+        const int64_t p0 = panel + qc_share(count, group, job->groups);
+        const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
+        qm_product one;
+        (qg_job&)one = *job;
+        one.all = job, one.first = expert * job->width;
+        while (pair < job->pairs) {
+            int64_t rows = 0;
+            for (; pair < job->pairs && rows < QM_FEW; pair++)
+                if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
+            if (rows == 0) break;
+            qm_pairs<D>(&one, rows, p0, p1, scratch);
+        }
+    }
+}
+
+// One row of the result, the panels of one group: the row's experts in turn. A pair without an expert has sums of zero.
+template <class D, class I> static void qm_mixed_item(const qm_job* job, int64_t row, int64_t group, char* scratch) {
+    float* const tile = (float*)scratch;
+    float* const totals = tile + QG_NP * 16;
+    float* const x = totals + QG_GROUP * 16;
+    const int64_t stride = (job->k + 15) / 16 * 16, panels = job->width / 16;
+    const int64_t p0 = qc_share(panels, group, job->groups), p1 = qc_share(panels, group + 1, job->groups);
+    for (int64_t i = 0; i < (p1 - p0) * 16; i++) totals[i] = 0;
+    qm_product one;
+    (qg_job&)one = *job;
+    one.all = job;
+    for (int64_t place = 0; place < job->top; place++) {
+        one.rows[0] = row * job->top + place;
+        const int64_t expert = ((const I*)job->index)[one.rows[0] * job->index_step];
+        const bool there = expert >= 0 && expert < job->experts;
+        if (there) job->load_x(&one, 0, 1, 0, job->k, x, stride);
+        for (int64_t p = p0; p < p1; p += QG_NP) {
+            const int64_t last = qc_min(p + QG_NP, p1) - 1;
+            if (there) qg_few_rows<D, 1>(job, 1, x, stride, expert * panels + p, expert * panels + last, tile);
+            else for (int64_t i = 0; i < QG_NP * 16; i++) tile[i] = 0;
+            job->mix(job, tile, row, place, totals + (p - p0) * 16, (last + 1 - p) * 16);
+        }
+    }
+    job->finish(job, totals, 0, row, 1, p0 * 16, (p1 - p0) * 16);
+}
+
+constexpr int64_t qm_mixed_scratch(int64_t k) { return 4 * ((QG_NP + QG_GROUP) * 16 + (k + 15) / 16 * 16); }
+
+template <class D, class I> static void qm_mixed_task(void* arg, int64_t task, char* scratch) {
+    const qm_job* const job = (const qm_job*)arg;
+    for (int64_t i = qc_share(job->items, task, job->tasks); i < qc_share(job->items, task + 1, job->tasks); i++)
+        qm_mixed_item<D, I>(job, i / job->groups, i % job->groups, scratch);
+}
+
+// Pairs without an expert are reported. ZEROS: the result has a row for each, which becomes zero.
+template <class I, class OUT, bool ZEROS> QC_COLD void qm_check_combined(qc_ctx* ctx, const qm_job* job) {
+    for (int64_t p = 0; p < job->pairs; p++) {
+        const int64_t expert = ((const I*)job->index)[p * job->index_step];
+        if (expert >= 0 && expert < job->experts) continue;
+        ql_report(ctx, expert, job->experts);
+        if constexpr (ZEROS) ql_zero_row(job->width / 2, (OUT*)job->out + p * job->out_row);
+    }
+}
+
+// `units`: of work, each over `panels` panels that are read.
+static void qm_run_tasks(
+    qc_ctx* ctx, qm_job* job, int64_t units, int64_t panels, int64_t rows, void (*task)(void*, int64_t, char*)) {
+    job->units = units;
+    job->groups = (panels + QG_GROUP - 1) / QG_GROUP;
+    job->items = job->units * job->groups;
+    const int64_t cycles = panels * job->k * QC_REGS * (rows / 2 + units);
+    const int64_t threads = ctx->num_threads;
+    job->tasks = qc_max(1, qc_min(qc_min(job->items, 64 * threads), cycles / QG_TASK));
+    if (job->tasks > 1 && threads > 1) return ctx->parallel(ctx, job->tasks, task, job);
+    job->tasks = 1;
+    task(job, 0, ctx->scratch);
+}
+
+template <class D, class I, class OUT> static void qm_run_pairs(qc_ctx* ctx, qm_job* job) {
+    if (job->pairs <= 0) return;
+    qm_check_combined<I, OUT, true>(ctx, job);
+    qm_run_tasks(ctx, job, qc_min(job->pairs, job->experts), job->width / 32, job->pairs, qm_pairs_task<D, I>);
+}
+
+template <class D, class I, class OUT> static void qm_run_mixed(qc_ctx* ctx, qm_job* job) {
+    if (job->pairs <= 0) return;
+    qm_check_combined<I, OUT, false>(ctx, job);
+    qm_run_tasks(ctx, job, job->pairs / job->top, job->width / 16, job->pairs, qm_mixed_task<D, I>);
 }

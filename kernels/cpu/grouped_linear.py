@@ -3,13 +3,18 @@
 One kernel serves any number of (row, expert) pairs. The number of rows per expert is known only at run time, so
 grouped.h decides for each expert whether to decode its codes in registers (few rows) or to panels (more rows). Weights
 are read like those of linears (linear.py), packed or plain.
+
+A kernel that combines pairs of rows, or the experts of a row, is for few pairs and multiplies straight from codes; the
+code around its sums is grouped_combined.py.
 """
 
 from __future__ import annotations
 
+from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
-from qcompiler.kernels.cpu.linear import block_of, product_scratch, tile_of, weight_of
+from qcompiler.kernels.cpu.grouped_combined import functions_of
+from qcompiler.kernels.cpu.linear import GROUP, block_of, product_scratch, tile_of, weight_of
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
@@ -28,8 +33,12 @@ def headers(spec: KernelSpec) -> tuple[str, ...]:
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch bytes per thread: the maximum over the two ways, few rows and many rows."""
     body = _body(spec)
-    tile, block = tile_of(isa), block_of(body.k)
-    few = 4 * min(tile.few, MOST_ROWS_FROM_CODES) * (16 * tile.panels + -(-body.k // 16) * 16)
+    tile, block, row = tile_of(isa), block_of(body.k), -(-body.k // 16) * 16
+    if body.pairs:
+        return 4 * min(tile.few, MOST_ROWS_FROM_CODES) * (2 * 16 * tile.panels + row)
+    if body.top:
+        return 4 * ((tile.panels + GROUP) * 16 + row)
+    few = 4 * min(tile.few, MOST_ROWS_FROM_CODES) * (16 * tile.panels + row)
     return max(few, product_scratch(isa, block, whole=block >= body.k, converts=True))
 
 
@@ -41,24 +50,39 @@ def _body(spec: KernelSpec) -> GroupedLinearKernel:
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel. KernelSelectionError for operands without a decoder."""
     body = _body(spec)
-    x, w, index, out = spec.operands
+    x, w, index, out = *spec.operands[:3], spec.operands[-1]
     weight = weight_of(spec.name, w)
     in_panels = w.format is not None or w.layout == PANEL_LAYOUT
     x_type, index_type, out_type = (STORAGE_TYPES[operand.dtype] for operand in (x, index, out))
     pairs = (dim(body.rows) * body.repeat).to_dim()
-    needed = f"qg_scratch({body.k}, true) <= {scratch_bytes(spec, isa)} && qm_few_scratch({body.k})"
+    if body.combines and not in_panels:
+        raise KernelSelectionError(f"kernel '{spec.name}': experts are combined where their weights are in panels")
     lines = [
         "qm_job job = {};",
         f"job.n = {body.experts * body.n}, job.k = {body.k};",
         f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.load_x = qm_load_rows<{x_type}>;",
         "const char* const w = (const char*)op[1];",
         *weight.statements,
-        *([] if weight.in_place else [f"job.decode = qg_decode_panel<{weight.decoder}>;"]),
         f"job.index = op[2], job.index_step = {c_dim(index.strides[0])};",
         f"job.pairs = {c_dim(pairs)}, job.repeat = {body.repeat}, job.experts = {body.experts}, job.width = {body.n};",
-        f"job.out = (char*)op[3], job.out_row = {c_dim(out.strides[0])}, job.finish = qm_finish<{out_type}>;",
-        f"qm_run<{weight.decoder}, {index_type}, {out_type}, {str(in_panels).lower()}>(ctx, &job);",
+        f"job.out = (char*)op[{len(spec.operands) - 1}], job.out_row = {c_dim(out.strides[0])};",
     ]
+    types, functions = f"{weight.decoder}, {index_type}, {out_type}", ""
+    if body.combines:
+        form, functions = "pairs" if body.pairs else "mixed", functions_of(spec)
+        needed = f"qm_{form}_scratch({body.k})"
+        lines += [
+            f"job.op = op, job.sym = sym, job.finish = qk_{spec.name}_finish;",
+            *([f"job.top = {body.top}, job.mix = qk_{spec.name}_mix;"] if body.top else []),
+            f"qm_run_{form}<{types}>(ctx, &job);",
+        ]
+    else:
+        needed = f"qg_scratch({body.k}, true) <= {scratch_bytes(spec, isa)} && qm_few_scratch({body.k})"
+        lines += [
+            f"job.finish = qm_finish<{out_type}>;",
+            *([] if weight.in_place else [f"job.decode = qg_decode_panel<{weight.decoder}>;"]),
+            f"qm_run<{types}, {str(in_panels).lower()}>(ctx, &job);",
+        ]
     lines.insert(0, f'static_assert({needed} <= {scratch_bytes(spec, isa)}, "scratch");')
     header = shared.header_comment(spec, f"{weight.decoder}; an index out of range gives zeros and is reported")
-    return "\n".join([header, weight.definitions, text.entry_function(spec, lines)])
+    return "\n".join([header, weight.definitions, functions, text.entry_function(spec, lines)])

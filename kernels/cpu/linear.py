@@ -180,13 +180,13 @@ def weight_of(name: str, operand: Operand) -> Weight:
 # --- finish ----------------------------------------------------------------------------------------------------------
 
 
-def _row(operand: Operand, index: int, name: str) -> str:
+def row_begin(operand: Operand, index: int, name: str) -> str:
     """Declares `name`: the start of row m of an (m, n) operand."""
     kind = ("const " if operand.access == "r" else "") + STORAGE_TYPES[operand.dtype]
     return f"{kind}* const {name} = ({kind}*)job->op[{index}] + m * {c_dim(operand.strides[0])};"
 
 
-def _lanes(operand: Operand, name: str) -> str:
+def row_lanes(operand: Operand, name: str) -> str:
     """The 16 elements of row `name` from column n on, for any stride."""
     stride = c_dim(operand.strides[1])
     if stride == "1":
@@ -194,7 +194,7 @@ def _lanes(operand: Operand, name: str) -> str:
     return f"vset(qc_load({name}))" if stride == "0" else f"vload_s({name} + n * {stride}, {stride}, lanes)"
 
 
-def _lane(operand: Operand, name: str) -> str:
+def row_lane(operand: Operand, name: str) -> str:
     """The scalar at column n + l of row `name`."""
     stride = c_dim(operand.strides[1])
     return f"qc_load({name} + (n + l) * {stride})"
@@ -211,7 +211,7 @@ def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
         inputs = [total for total, _, _ in totals]
         for name, operand in extras:
             inputs.append(f"{name}_n")
-            lines.append(f"const {text.VECTOR_TYPES[operand.dtype]} {name}_n = {_lanes(operand, name)};")
+            lines.append(f"const {text.VECTOR_TYPES[operand.dtype]} {name}_n = {row_lanes(operand, name)};")
         statements = vector.vector_statements(body.epilogue, inputs)
         lines += statements.lines
         (result,) = statements.results
@@ -235,7 +235,7 @@ def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
     inputs = [total for total, _, _ in totals]
     for name, operand in extras:
         inputs.append(f"{name}_n")
-        lines.append(f"const {shared.VALUE_TYPES[operand.dtype]} {name}_n = {_lane(operand, name)};")
+        lines.append(f"const {shared.VALUE_TYPES[operand.dtype]} {name}_n = {row_lane(operand, name)};")
     statements = scalar_statements(body.epilogue, inputs)
     lines += [*statements.lines, f"qc_store(out + n + l, {statements.results[0]});"]
     return ["for (int l = 0; l < lanes; l++) {", *shared.indent(lines), "}"]
@@ -247,8 +247,8 @@ def finish_of(spec: KernelSpec, body: LinearKernel) -> str:
     extras = [(f"e{i}", spec.operands[i]) for i in places]
     obstacle = None if body.epilogue is None else vector.vector_obstacle(body.epilogue)
     inner = _vector_body(spec, body, extras) if obstacle is None else _scalar_body(spec, body, extras)
-    rows = [_row(spec.operands[i], i, f"e{i}") for i in places]
-    rows.append(_row(spec.operands[-1], len(spec.operands) - 1, "out"))
+    rows = [row_begin(spec.operands[i], i, f"e{i}") for i in places]
+    rows.append(row_begin(spec.operands[-1], len(spec.operands) - 1, "out"))
     columns = [
         "for (int64_t j = 0; j < cols; j += 16) {",
         "    const int64_t n = n0 + j;",

@@ -2,6 +2,7 @@
 
     few pairs     (at most 64, known at compile time) qc_linear_few of linear_fma.cuh: a block per panel and pair, which
                   reads the panel of the pair's expert; on tensor cores if they multiply the weight's type
+    combined      (of as few pairs) grouped_combined.py: the same, for what an epilogue makes of several sums
     any number    grouped_mma.py on tensor cores; else grouped.cuh: a block per expert and 32 of its columns, in fp32,
                   for all rows that chose the expert
 
@@ -12,7 +13,8 @@ of NaN.
 
 from __future__ import annotations
 
-from qcompiler.kernels.cuda import engines, grouped_mma, linear_mma
+from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels.cuda import engines, grouped_combined, grouped_mma, linear_mma
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, AtMost, Engine, Mma, Shared
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.grouped_pairs import chosen, grouped_body, most_tiles
@@ -52,6 +54,13 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes."""
     weight, key = weight_of(spec.name, spec.operands[1]), decision_of(spec, arch).key
+    if grouped_body(spec).combines:
+        if key not in ("few_mma", "few_fma"):
+            raise KernelSelectionError(
+                f"kernel '{spec.name}' ({spec.serves}): experts are combined where at most 64 pairs, known at compile "
+                "time, read a weight in tiles"
+            )
+        return grouped_combined.emit(spec, weight, arch, mma=key == "few_mma")
     if key in ("few_mma", "few_fma"):
         return _emit_pairs(spec, weight, arch, mma=key == "few_mma")
     if key == "mma":

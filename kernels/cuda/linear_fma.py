@@ -71,17 +71,22 @@ def few_shape(spec: KernelSpec, weight: Weight, *, mma: bool) -> Few:
     return shape_for(rows, weight, weight.panels, mma=mma)
 
 
-def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool) -> Few:
-    """Enough warps that each keeps its ring of tiles busy, and more if there are few `blocks` to fill a GPU."""
+def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool, groups: int = 1) -> Few:
+    """Enough warps that each keeps its ring of tiles busy, and more if there are few `blocks` to fill a GPU.
+
+    With several `groups` of warps in a block (grouped_combined.py), the shape is that of one, and they share what a
+    block has.
+    """
     depth = RING if mma or rows <= RING else RING // 2
     if weight.scattered:  # each piece loads its own entries and needs the registers for them
         depth = 1
     row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # bytes of x for one round of a warp's ring
-    most_warps = 16 if blocks <= 128 else 8
+    most_warps = (16 if blocks <= 128 or groups > 4 else 8) // groups
+    room = X_BYTES // groups
     warps = 1
-    while 2 * warps <= min(most_warps, weight.tiles // RING, X_BYTES // row_bytes):
+    while 2 * warps <= min(most_warps, weight.tiles // RING, room // row_bytes):
         warps *= 2
-    rounds = min(X_BYTES // (row_bytes * warps), -(-weight.tiles // (depth * warps)))
+    rounds = min(room // (row_bytes * warps), -(-weight.tiles // (depth * warps)))
     return Few(rows, warps, depth, depth * max(rounds, 1), mma)
 
 

@@ -162,7 +162,21 @@ def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Fr
     for expert in sorted({int(i) for i in index}):
         pairs = np.flatnonzero(index == expert)
         out[pairs] = x[pairs // repeat].astype(acc, copy=False) @ weights[expert].T
-    return [round_to(out, tensor_dtype(op.result.type))]
+    if not op.epilogue.blocks:
+        return [round_to(out, tensor_dtype(op.result.type))]
+    return [_experts_epilogue(op, out.astype(np.float32, copy=False), operands[3:])]
+
+
+def _experts_epilogue(op: qc.GroupedLinearOp, sums: Array, rest: Sequence[Array]) -> Array:
+    """What the regions of a grouped linear make of the fp32 sums of its pairs."""
+    if op.count is None:
+        halves = np.split(sums, 2, axis=1)
+        return np.broadcast_to(evaluate_body(op.epilogue.block, halves)[0], halves[0].shape)
+    weights, by_row = rest[0], sums.reshape(-1, op.count, sums.shape[1])
+    total = np.zeros((len(by_row), sums.shape[1]), np.float32)
+    for place in range(op.count):
+        total = evaluate_body(op.mix.block, [by_row[:, place], weights[:, place, None], total])[0]
+    return np.broadcast_to(evaluate_body(op.epilogue.block, [total, *rest[1:]])[0], total.shape)
 
 
 @rule(qc.RecurrentOp)

@@ -6,8 +6,8 @@ they share is in `qc_base.py`.  An op is in the dialect as soon as one of these 
 
     values      const  dim  state  state_update  copy
     quantised   quantize  dequantize, and in qc_rows.py: quantize_rows  dequantize_rows
-    matmuls     linear  grouped_linear  batch_matmul  attention, in qc_conv.py: conv2d  windows, in qc_recurrent.py:
-                recurrent
+    matmuls     linear  batch_matmul  attention, in qc_experts.py: grouped_linear, in qc_conv.py: conv2d  windows, in
+                qc_recurrent.py: recurrent
     norms       rms_norm  layer_norm  softmax
     positions   qc_index.py, whose head lists them: ops that read along, or order, an axis
     escape      torch_call, in qc_torch.py
@@ -49,10 +49,11 @@ from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
 from qcompiler.formats import int8_rows
-from qcompiler.ir import qc_conv, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch
+from qcompiler.ir import qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch
 from qcompiler.ir.effects import ReadsState, WritesState
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
+from qcompiler.ir.qc_experts import GroupedLinearOp
 from qcompiler.ir.qc_index import (
     ArgmaxOp,
     CumsumOp,
@@ -379,51 +380,6 @@ def _yielded(region: Region) -> list[SSAValue]:
 
 
 @irdl_op_definition
-class GroupedLinearOp(QCOp):
-    """Products with the weights of chosen MoE experts: `out[p] = x[p // repeat] @ w[index[p]]ᵀ`.
-
-    x is (M, K). `w` stacks the (N, K) matrices of `experts` experts, (E*N, K), plain or packed. `index` (M * repeat),
-    i64 or i32, names the expert of each (row, expert) pair. The result is (M * repeat, N). Each row of x serves
-    `repeat` consecutive pairs: a token and its top-k experts. An index outside [0, E) is an error. The routing is data:
-    shapes do not depend on it.
-    """
-
-    name = "qc.grouped_linear"
-    x = operand_def(TensorType)
-    w = operand_def(AnyAttr())
-    index = operand_def(TensorType)
-    experts = prop_def(IntegerAttr)
-    repeat = prop_def(IntegerAttr)
-    result = result_def(TensorType)
-    traits = traits_def(Pure())
-
-    def __init__(
-        self,
-        x: SSAValue | Operation,
-        w: SSAValue | Operation,
-        index: SSAValue | Operation,
-        type_: Attribute,
-        *,
-        experts: int,
-        repeat: int = 1,
-    ) -> None:
-        properties = {"experts": IntegerAttr(experts, i64), "repeat": IntegerAttr(repeat, i64)}
-        super().__init__(operands=[x, w, index], properties=properties, result_types=[type_])
-
-    def verify_op(self) -> None:
-        x, w, index = (shape_of(value.type) for value in self.operands)
-        experts, repeat = self.experts.value.data, self.repeat.value.data
-        self.expect(len(x) == len(w) == 2 and len(index) == 1, "x and w need rank 2, index rank 1")
-        self.expect(tensor_dtype(self.index.type) in ("i64", "i32"), "index must be i64 or i32")
-        self.expect(experts >= 1 and repeat >= 1, f"{experts} experts and {repeat} pairs per row must be positive")
-        self.expect(int(w[0]) % experts == 0, f"{w[0]} rows of w are not a multiple of {experts} experts")
-        self.expect(x[1] == w[1], f"x has K = {x[1]} but w has K = {w[1]}")
-        pairs = (dim(x[0]) * repeat).to_dim()
-        self.expect(index[0] == pairs, f"index must hold {pairs} entries, {repeat} for each row of x, not {index[0]}")
-        self.expect_shape(self.result, (pairs, int(w[0]) // experts))
-
-
-@irdl_op_definition
 class BatchMatmulOp(QCOp):
     """`a (b…, M, K) @ b (b…, K, N)`. Batch dims are equal (the importer inserts broadcasts)."""
 
@@ -582,6 +538,9 @@ def _ops(*namespaces: Mapping[str, object]) -> list[type[Operation]]:
 
 QC = Dialect(
     "qc",
-    _ops(globals(), *(vars(module) for module in (qc_conv, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch))),
+    _ops(
+        globals(),
+        *(vars(module) for module in (qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch)),
+    ),
     [DimsAttr, FormatAttr, LayoutAttr, QTensorType],
 )

@@ -10,7 +10,7 @@ from by_path import load
 
 MOST = {
     "llama": 6, "mistral": 6, "qwen3": 6, "gemma3": 10, "qwen3-tokens": 6, "gemma3-tokens": 10, "phi3": 6, "gpt2": 6,
-    "neox": 6, "mixtral": 14, "qwen3-moe": 13, "opt": 8, "bert": 7, "vit": 7, "flux-double": 19, "flux-single": 10,
+    "neox": 6, "mixtral": 11, "qwen3-moe": 9, "opt": 7, "bert": 5, "vit": 7, "flux-double": 19, "flux-single": 10,
 }  # fmt: skip
 """Steps of one layer, on the target that takes more. docs/performance.md says what was aimed at and is not reached."""
 

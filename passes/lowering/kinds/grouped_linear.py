@@ -14,6 +14,7 @@ from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.lowering import views
 from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, unit_last, vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
+from qcompiler.passes.lowering.scalar_body import program_of
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
@@ -25,7 +26,8 @@ def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
         op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
     experts = op.experts.value.data
     what = f"grouped_linear: {experts} experts of {int(n) // experts}x{k}, {op.repeat.value.data} pairs per row"
-    context.report.add("select-kernels", path_of(op), what, "")
+    how = "combines pairs of rows" * op.combines_pairs or ("" if op.count is None else f"sums {op.count} experts")
+    context.report.add("select-kernels", path_of(op), what, how)
     if context.target.kind == "cuda":
         weight = engine_weight(op.w.type, in_tiles=is_stored(op.w, context))
         kernel = GroupedLinearKernel(
@@ -42,15 +44,22 @@ def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
 def draft(op: qc.GroupedLinearOp, memory: ValueMemory) -> Draft:
     weight, experts = memory.view(op.w), op.experts.value.data
     kind = weight.format.name if weight.format else weight.dtype
-    result = Draft(f"grouped_linear_{kind}_{experts}x{int(weight.shape[0]) // experts}x{weight.shape[1]}", path_of(op))
+    form = "grouped_linear" + ("_pairs" if op.combines_pairs else "" if op.count is None else "_mixed")
+    result = Draft(f"{form}_{kind}_{experts}x{int(weight.shape[0]) // experts}x{weight.shape[1]}", path_of(op))
     x = result.add("x", "r", matrix_of(op.x, op, memory))
     w = result.add("w", "r", weight if weight.layout else unit_last(op.w, op, memory))
     index = result.add("index", "r", vector_of(op.index, op, memory))
+    weights = None if op.weights is None else result.add("weights", "r", memory.view(op.weights))
+    extras = [result.add(f"extra{i}", "r", memory.view(extra)) for i, extra in enumerate(op.extras)]
     out = views.as_matrix(memory.result(op.result, shape_of(op.result.type)))
     assert out is not None
     result.add("out", "w", out)
-    type_, repeat = tensor(out.shape, out.dtype), op.repeat.value.data
-    result.body.add_op(qc.GroupedLinearOp(x, w, index, type_, experts=experts, repeat=repeat))
+    made = qc.GroupedLinearOp(
+        x, w, index, tensor(out.shape, out.dtype), experts=experts, repeat=op.repeat.value.data,
+        pairs=op.combines_pairs, top=op.count, weights=weights, extras=extras,
+        mix=op.mix.clone() if op.mix.blocks else None, epilogue=op.epilogue.clone() if op.epilogue.blocks else None,
+    )  # fmt: skip
+    result.body.add_op(made)
     return result
 
 
@@ -63,6 +72,10 @@ def body(op: qc.GroupedLinearOp, operands: Operands, serves: str) -> GroupedLine
         experts=experts,
         n=int(w.shape[0]) // experts,
         k=int(w.shape[1]),
+        pairs=op.combines_pairs,
+        top=op.count or 0,
+        mix=program_of(op.mix.block, serves) if op.mix.blocks else None,
+        epilogue=program_of(op.epilogue.block, serves) if op.epilogue.blocks else None,
     )
 
 

@@ -207,6 +207,28 @@ def grouped(kind: str) -> ProgramImage:
     return Maker({"b": B}, kind).kernel(spec("grouped", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
 
 
+def grouped_pairs(kind: str) -> ProgramImage:
+    """The halves of experts, combined."""
+    w, stored = packed(kind, "w", 4 * 64, 64, "q8_0")
+    operands = (operand("x", (2, 64)), w, operand("index", (4,), dtype="i64"), operand("out", (4, 32), "w"))
+    product = ScalarProgram(inputs=(("g", "f32"), ("u", "f32")), ops=(op("y", "arith.mulf", "g", "u"),), yields=("y",))
+    body = GroupedLinearKernel(rows=2, repeat=2, experts=4, n=64, k=64, pairs=True, epilogue=product)
+    return Maker({}, kind).kernel(spec("glu", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
+def grouped_mixed(kind: str) -> ProgramImage:
+    """The experts of a row, weighed and summed, and a residual."""
+    w, stored = packed(kind, "w", 4 * 48, 64, "q8_0")
+    operands = (operand("x", (4, 64)), w, operand("index", (4,), dtype="i64"), operand("weights", (2, 2)),
+                operand("extra0", (2, 48), dtype="bf16"), operand("out", (2, 48), "w"))  # fmt: skip
+    mix = ScalarProgram(
+        inputs=(("s", "f32"), ("w", "f32"), ("t", "f32")),
+        ops=(op("p", "arith.mulf", "s", "w"), op("n", "arith.addf", "t", "p")), yields=("n",),
+    )  # fmt: skip
+    body = GroupedLinearKernel(rows=4, repeat=1, experts=4, n=48, k=64, top=2, mix=mix, epilogue=epilogue("bf16"))
+    return Maker({}, kind).kernel(spec("mixed", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
 def recurrent(kind: str) -> ProgramImage:
     """An LSTM with a projection: all operands that the template knows."""
     (w, stored), (p, projection) = packed(kind, "w", 4 * 20, 64, "q8_0"), packed(kind, "projection", 64, 20, "int8")
@@ -416,7 +438,8 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
-        linear_plain, convolution, linear_codes, grouped, recurrent, batch_matmul, attention, attention_decode, norm,
+        linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
+        recurrent, batch_matmul, attention, attention_decode, norm,
         norm_heads,
         softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm, scatter, scan,
         top_k, argmax, top_p, whole,

@@ -1,0 +1,65 @@
+"""Experts whose sums are combined in the kernel, on the CPU, against float64: a SwiGLU, and a sum over experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from combined_cases import cases, check, make, routings
+from kernel_cases import aligned
+
+from qcompiler.errors import KernelSelectionError, QCompilerError
+from qcompiler.kernels.cpu.emit import emit_kernel
+
+LAYOUT = "cpu_p16_v1"
+
+
+def test_combined_sums_equal_float64(build: Callable[..., Any], isa: str) -> None:
+    """On one thread and on several to the same bits."""
+    every = cases(LAYOUT)
+    kernels = build([case.spec for case in every], isa)
+    for case in every:
+        case.weight = aligned(case.weight)
+        for chosen in routings(case):
+            inputs = case.inputs(chosen)
+            out = kernels.run_both(case.spec.name, lambda inputs=inputs: [*inputs[:-1], inputs[-1].copy()])[-1]
+            check(case, out, case.expected(chosen, inputs))
+
+
+def test_an_expert_that_does_not_exist_is_reported(build: Callable[..., Any], isa: str) -> None:
+    """Its rows of a GLU are zero; it adds nothing to a row of several experts."""
+    every = cases(LAYOUT)
+    kernels = build([case.spec for case in every], isa)
+    glu, mixed = every[0], every[4]
+    inputs = glu.inputs([4, 9])
+    context = kernels.run(glu.spec.name, [*inputs[:1], aligned(glu.weight), *inputs[2:]], ())
+    assert (context.error_code, context.error_value, context.error_limit) == (1, 9, 5)
+    assert not inputs[-1][1].any() and inputs[-1][0].all()
+    inputs = mixed.inputs([-1, 3])
+    context = kernels.run(mixed.spec.name, [*inputs[:1], aligned(mixed.weight), *inputs[2:]], ())
+    assert (context.error_code, context.error_limit) == (1, 5)
+    alone = mixed.values[3] @ inputs[0][1].astype(np.float64) * inputs[3][0, 1] + inputs[4][0]
+    np.testing.assert_allclose(inputs[-1][0], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"n": 40}, "multiple of 32"), ({"rows": "t"}, "known multiple"),
+    ({"epilogue": None}, "epilogue"),
+    ({"top": 2}, "not both|do not fit"), ({"pairs": False}, "epilogue where"),
+])  # fmt: skip
+def test_what_fits_no_kernel_is_refused(change: dict[str, Any], message: str) -> None:
+    spec = make(LAYOUT, "nf4", 5, 64, 97, rows=1, repeat=2).spec
+    broken = msgspec.structs.replace(spec, body=msgspec.structs.replace(spec.body, **change), symbols=("t",))
+    with pytest.raises(QCompilerError, match=message):
+        emit_kernel(broken, "x86-64-v3")
+
+
+def test_a_weight_without_panels_is_refused() -> None:
+    spec = make(LAYOUT, "panels", 2, 32, 77, rows=3, top=1).spec
+    w = msgspec.structs.replace(spec.operands[1], layout=None, strides=(77, 1))
+    broken = msgspec.structs.replace(spec, operands=(spec.operands[0], w, *spec.operands[2:]))
+    with pytest.raises(KernelSelectionError, match="in panels"):
+        emit_kernel(broken, "x86-64-v3")
