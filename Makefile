@@ -19,7 +19,7 @@ SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*
 
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
-	@echo "make test       the suite on an installed wheel (a few minutes)"
+	@echo "make test       the suite on an installed wheel (a few minutes); COSTS=1 records what each file costs"
 	@echo "make test-full  everything, the slow checks and the MLIR oracle included; PART=3/8 runs the third of eight"
 	@echo "                parts. What has passed for this tree is not run again"
 	@echo "make fuzz       damaged and hostile files for SECONDS=300; TARGETS='qca gguf' runs these, FIRST=10000 others"
@@ -63,9 +63,14 @@ demo: $(STAMP)
 # have -O3.
 FAST    = QC_OPTIMISE=g QC_CXX=$(or $(QC_CXX),$(CURDIR)/tests/support/precompiled_g++) \
           QC_PRECOMPILED=$(CURDIR)/build/headers
+# COSTS=1 writes what each file cost to tests/costs_short.json (docs/testing.md); begin with empty caches.
+MEASURED = PYTHONPATH=$(SITE):$(CURDIR)/tests/support QC_FULL_RUN_RECORD=$(CURDIR)/build/short-run.json
 test: build/site/.stamp
 	mkdir -p build/headers
-	$(RUN_INSTALLED) $(FAST) $(PYTEST) -m "not slow" $(addprefix ../tests/,$(FOLDERS))
+	rm -f build/short-run.json
+	$(RUN_INSTALLED) $(FAST) $(if $(COSTS),$(MEASURED)) $(PYTEST) $(if $(COSTS),-p full_run) -m "not slow" \
+		$(addprefix ../tests/,$(FOLDERS))
+	$(if $(COSTS),$(BIN)/python tests/support/short_run.py --take build/short-run.json)
 
 # All of it, or the k-th of n parts; what has passed for this tree is not run again.
 PART   ?= 1/1

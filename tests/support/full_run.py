@@ -266,6 +266,8 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
 
 
 def pytest_collection_finish(session: Any) -> None:
+    global _measured
+    _measured = processor_seconds()  # the imports of all files are no cost of the first one
     if _recorder is not None and session.items:
         files = files_of([Path(each) for each in session.config.args], session.config.rootpath)
         _recorder.expect([item.nodeid for item in session.items], files)
