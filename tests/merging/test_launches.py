@@ -16,7 +16,7 @@ MOST = {
 
 BYTES = {
     "llama": 4496, "mistral": 4496, "qwen3": 4496, "gemma3": 6544, "qwen3-tokens": 4496, "gemma3-tokens": 6544,
-    "phi3": 4496, "gpt2": 5648, "neox": 4912, "mixtral": 10800, "qwen3-moe": 10384, "opt": 5136, "bert": 41216,
+    "phi3": 4496, "gpt2": 5648, "neox": 4912, "mixtral": 5936, "qwen3-moe": 5520, "opt": 4880, "bert": 37632,
     "vit": 73984, "flux-double": 123904, "flux-single": 121600,
 }  # fmt: skip
 """Bytes of activations that the steps of one layer read and write on the CPU."""
