@@ -245,7 +245,7 @@ template <class I, class OUT, bool ZEROS> QC_COLD void qm_check_combined(qc_ctx*
 }
 
 // `units`: of work, each over `panels` panels that are read.
-static void qm_run_tasks(
+static inline void qm_run_tasks(
     qc_ctx* ctx, qm_job* job, int64_t units, int64_t panels, int64_t rows, void (*task)(void*, int64_t, char*)) {
     job->units = units;
     job->groups = (panels + QG_GROUP - 1) / QG_GROUP;

@@ -87,7 +87,9 @@ class Sampling:
 
         ArgumentError if no token is allowed, or if the logits hold NaN.
         """
-        scores = self.adjusted(logits, tokens, prompt)
+        scores: npt.NDArray[Any] = logits
+        if self.temperature or self._adjusts:
+            scores = self.adjusted(logits, tokens, prompt)
         best = int(scores.argmax())
         if not math.isfinite(scores[best]):
             broken = math.isnan(scores[best]) or scores[best] > 0
@@ -99,6 +101,12 @@ class Sampling:
         ends = np.cumsum(weights)
         drawn = uniform(self.seed, sequence, len(tokens) - prompt) * ends[-1]
         return int(kept[min(int(np.searchsorted(ends, drawn, side="right")), len(kept) - 1)])
+
+    @property
+    def _adjusts(self) -> bool:
+        """Whether an option changes logits. If none does, the most likely token is that of the logits as they are."""
+        penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        return bool(penalties or self.bias or self.allowed is not None)
 
     def adjusted(self, logits: npt.NDArray[Any], tokens: Sequence[int], prompt: int) -> Logits:
         """The logits after penalties, bias and the mask of allowed tokens, in float64."""

@@ -1,0 +1,34 @@
+"""benchmarks/lm_cpu.py on a tiny model: every cell has figures, and a peer that is not there is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from by_path import ROOT
+
+
+@pytest.mark.slow
+def test_every_cell_has_figures_and_missing_peers_have_reasons(tmp_path: Path) -> None:
+    report = tmp_path / "lm.json"
+    command = [sys.executable, str(ROOT / "benchmarks/lm_cpu.py"), "--small", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = json.loads(report.read_text())
+    cells = {(cell["what"], cell["tokens"], cell["sequences"]): cell for cell in facts["cells"]}
+    decodes = {("decode", context, batch) for context in (1, 64) for batch in (1, 8)}
+    assert set(cells) == {*decodes, ("prompt", 16, 1)}
+    engines = {"ours", "transformers bf16"}
+    if importlib.util.find_spec("llama_cpp") is None:
+        assert "not installed" in facts["missing"]["llama.cpp"] and "missing: llama.cpp" in done.stdout
+    else:
+        engines.add("llama.cpp")
+    for cell in cells.values():
+        assert set(cell["tokens_per_second"]) == set(cell["ratio"]) == engines
+        assert min(cell["tokens_per_second"].values()) > 0
+    assert 0 < facts["not_product"]["1"] < 1
+    assert facts["first"]["token"] > 0
