@@ -48,7 +48,7 @@ from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import Index
 from qcompiler.passes.lowering.rule import is_stored
 from qcompiler.passes.views.views import Reshape
-from qcompiler.plan.dims import Dim, dim
+from qcompiler.plan.dims import Dim, dim, product
 from qcompiler.plan.kinds.grouped_linear import PANEL
 
 MOST_ROWS, MOST_PAIRS = 8, 64
@@ -253,10 +253,22 @@ def _mixture_of(op: qc.GroupedLinearOp) -> _Mixture | None:
         order[weights] = [*kept[:-1], axis]
     if any(_dims(v, i) != order[v] for v, i in loops.inputs_of(summing)):
         return None
-    top = loops.loop_extents(summing)[axis]
+    extents = loops.loop_extents(summing)
+    top = extents[axis]
     if not isinstance(top, int) or tensor_dtype(weights.type) not in ("f32", "bf16", "f16"):
         return None
+    if not _sums_over_experts(op, [extents[d] for d in kept], top):
+        return None
     return _Mixture(op, weights, weighing, summing, _reader_of_sums(summing), top)
+
+
+def _sums_over_experts(op: qc.GroupedLinearOp, kept: Sequence[Dim], top: int) -> bool:
+    """Whether a sum of `top` entries that keeps dims of these sizes adds whole rows of pairs that follow each other.
+
+    A reshape may also part the columns of a pair (heads, say), and sum over those parts.
+    """
+    pairs = _pairs_of(op)
+    return dim(kept[-1]) == dim(shape_of(op.result.type)[1]) and (pairs is None or product(kept[:-1]) * top == pairs)
 
 
 def _reduced(op: ops.GenericOp) -> list[int]:
@@ -264,7 +276,9 @@ def _reduced(op: ops.GenericOp) -> list[int]:
 
 
 def _adds_from_zero(op: ops.GenericOp) -> bool:
-    """Whether a nest folds one dim to one f32 result that begins at 0."""
+    """Whether a nest folds one dim to one f32 result that begins at 0, and asks for no place in it."""
+    if any(isinstance(each, ops.IndexOp) for each in op.body.block.ops):
+        return False
     if len(op.res) != 1 or len(_reduced(op)) != 1 or tensor_dtype(op.res[0].type) != "f32":
         return False
     start = op.outputs[0].owner

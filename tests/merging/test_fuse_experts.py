@@ -151,3 +151,40 @@ def test_a_weight_that_is_computed_stays_apart() -> None:
     module.verify()
     assert "{experts = 4, repeat = 2} :" in str(module)
     assert [d.why for d in ctx.report.of("fuse-experts")] == ["its weight is computed"]
+
+
+class Sums(nn.Module):
+    """Products with chosen weights, weighed, and summed over an axis that a reshape makes."""
+
+    def __init__(self, shape: tuple[int, ...], axis: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.router, self.shape, self.axis = nn.Linear(64, 8, bias=False), shape, axis
+        self.w = nn.Parameter(torch.randn(8, 64, 64, generator=generator) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares, chosen = torch.topk(torch.softmax(self.router(x), -1), 4)
+        rows = x.repeat_interleave(4, 0)
+        made = torch.bmm(self.w[chosen.reshape(-1)], rows.unsqueeze(-1)).squeeze(-1)
+        return (made * shares.reshape(-1, 1)).view(self.shape).sum(self.axis)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "axis", "combined"),
+    [
+        (1, (4, 4, 16), 1, False),  # over parts of a pair's columns: as many of them as a row has experts
+        pytest.param(1, (4, 2, 32), 1, False, marks=SLOW),
+        pytest.param(1, (4, 16, 4), 2, False, marks=SLOW),
+        pytest.param(2, (4, 2, 64), 1, True, marks=SLOW),  # over halves of a row's experts
+        pytest.param(2, (2, 4, 64), 1, True, marks=SLOW),
+        pytest.param(2, (2, 4, 64), 0, False, marks=SLOW),  # over rows
+    ],
+)
+def test_a_sum_over_anything_but_experts_stays_apart(
+    rows: int, shape: tuple[int, ...], axis: int, combined: bool
+) -> None:
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+    program = qc.qcompile(Sums(shape, axis).eval(), (x,), quant=qc.QuantConfig("q8_0", promise_bits=None))
+    assert ("mixed" in forms(program)) == combined, said(program)
+    wanted = program.oracle(x)
+    assert (program(x) - wanted).norm() <= 1e-5 * wanted.norm()
