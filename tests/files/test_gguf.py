@@ -226,13 +226,17 @@ def test_keys_of_the_file_become_the_configuration(key: str, value: Any, kind: s
     more = {key: value}
     if kind is not None:
         more |= {"add_rope_scaling_factor": 4.0, "add_rope_scaling_orig_ctx_len": 64}
+    if kind == "yarn":
+        more |= {"add_rope_scaling_yarn_beta_fast": 24.0, "add_rope_scaling_yarn_beta_slow": 2.0}
     made = write(tmp_path / "m.gguf", build("Llama", num_hidden_layers=1), "llama", mixed, **more)
     config = qc.from_gguf(made.path).config
     if kind is None:
         assert (type(config).__name__, config.sliding_window) == ("MistralConfig", 7)
         return
     assert (config.rope_parameters["rope_type"], config.rope_parameters["factor"]) == (kind, 4.0)
-    assert kind != "yarn" or config.rope_parameters["original_max_position_embeddings"] == 64
+    if kind == "yarn":
+        wanted = {"original_max_position_embeddings": 64, "beta_fast": 24.0, "beta_slow": 2.0}
+        assert wanted.items() <= config.rope_parameters.items()
 
 
 # --- files that are refused ------------------------------------------------------------------------------------------
@@ -328,6 +332,8 @@ def test_what_does_not_fit_a_model_is_named(llama: Any, tmp_path: Path) -> None:
         ("llama.attention.head_count", [8, 4], "models whose layers differ"),
         ("llama.rope.dimension_count", 16, "rope.dimension_count is 16, and heads have 32"),
         ("llama.rope.scaling.type", "longrope", "supported are none, linear and yarn"),
+        ("llama.rope.scaling.attn_factor", 0.5, "llama.rope.scaling.attn_factor is 0.5; only 1 is supported"),
+        ("llama.rope.scaling.yarn_log_multiplier", 0.1, "yarn_log_multiplier is 0.1.*; only 0 is supported"),
     ):
         keys = {name: file.metadata[name] for name in file.metadata if not name.startswith("tokenizer")}
         qc.write_gguf(path, tensors, {**keys, key: value})

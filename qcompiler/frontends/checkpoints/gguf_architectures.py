@@ -271,8 +271,20 @@ def _wholly_turned(keys: Keys, dim: int) -> None:
         )
 
 
-def _rope(keys: Keys) -> dict[str, Any]:
+NEUTRAL_SCALING = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
+"""Keys of rope.scaling that change results, for which transformers has no parameter of the same meaning."""
+
+
+def _rope(keys: Keys, *, takes_attn_factor: bool = False) -> dict[str, Any]:
     """transformers' rope_parameters; WeightsError for an unsupported kind of scaling."""
+    for name, neutral in NEUTRAL_SCALING.items():
+        if takes_attn_factor and name == "attn_factor":
+            continue
+        if float(keys.number(f"rope.scaling.{name}", neutral)) != neutral:
+            raise WeightsError(
+                f"{keys.file.path}: {keys.architecture}.rope.scaling.{name} is {keys.number(f'rope.scaling.{name}')}; "
+                f"only {neutral:g} is supported. Compile the folder that the file was made from"
+            )
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(keys.number("rope.freq_base", 10000.0))}
     kind = keys.text("rope.scaling.type") or ("linear" if keys.has("rope.scaling.factor") else "none")
     if kind == "linear":
@@ -283,6 +295,9 @@ def _rope(keys: Keys) -> dict[str, Any]:
             "factor": float(keys.number("rope.scaling.factor")),
             "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
         }
+        for name in ("beta_fast", "beta_slow"):
+            if keys.has(f"rope.scaling.yarn_{name}"):
+                found[name] = float(keys.number(f"rope.scaling.yarn_{name}"))
     elif kind != "none":
         raise WeightsError(f"{keys.file.path}: rope.scaling.type is {shown(kind)}; supported are none, linear and yarn")
     return found
@@ -366,7 +381,7 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
 def _phi3(keys: Keys) -> dict[str, Any]:
     heads, dim, width = _even_heads(keys, "Phi3ForCausalLM")
     turned = _turned(keys, dim)
-    rope = {**_rope(keys), "partial_rotary_factor": turned / dim}
+    rope = {**_rope(keys, takes_attn_factor=True), "partial_rotary_factor": turned / dim}
     original = keys.count("rope.scaling.original_context_length", keys.count("context_length"))
     if keys.has_tensor(LONG_FACTORS) or keys.has_tensor(SHORT_FACTORS):
         rope |= {
