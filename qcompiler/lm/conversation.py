@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int64]
 
+GRAPHS = 16
+"""The most graphs that a conversation on a device keeps: one for each number of sequences and of asked tokens."""
+
 
 class Conversation:
     """One to `max_batch` sequences, each with the tokens that its part of the cache holds.
@@ -143,6 +146,8 @@ class Conversation:
         shape = (sequences, len(given["wanted"]))
         graph = self._graphs.get(shape)
         if graph is None:
+            if len(self._graphs) >= GRAPHS:  # the oldest makes room
+                self._graphs.pop(next(iter(self._graphs))).close()
             graph = self._graphs[shape] = self._session.capture(**given, keep_states=False)
         return graph.replay(**given)
 

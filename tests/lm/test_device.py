@@ -10,6 +10,7 @@ import pytest
 from by_path import load
 
 import qcompiler as qc
+from qcompiler.lm import conversation
 from qcompiler.runtime.graph import CapturedGraph
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1]]
@@ -69,8 +70,12 @@ def test_a_conversation_whose_first_call_is_one_token_keeps_its_cache(replays: l
 
 
 @pytest.mark.slow
-def test_sequences_that_end_earlier_leave_the_replays(replays: list[tuple[int, int]]) -> None:
-    """Each number of sequences has a graph of its own, and none changes a text."""
+@pytest.mark.parametrize("kept", [16, 1])
+def test_sequences_that_end_earlier_leave_the_replays(
+    kept: int, replays: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number of sequences has a graph of its own, and none changes a text; nor does a graph that made room."""
+    monkeypatch.setattr(conversation, "GRAPHS", kept)
     wanted = compiled("cpu", 3).generate(PROMPTS, max_new_tokens=6)
     ends = wanted[0][len(PROMPTS[0]) + 2]  # the first sequence ends after three tokens
     expected = compiled("cpu", 3).generate(PROMPTS, max_new_tokens=6, eos_token_id=ends)
