@@ -13,6 +13,7 @@ from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.passes import ModulePass
 
 from qcompiler.ir import build
+from qcompiler.passes import fuse_glu
 from qcompiler.passes.canonicalize import CanonicalizePass
 from qcompiler.passes.fold_views import FoldViewsPass
 from qcompiler.passes.fuse_elementwise import FuseElementwisePass
@@ -101,6 +102,20 @@ def test_a_maximum_that_starts_at_zero_is_found(monkeypatch: pytest.MonkeyPatch)
     graphs, component = count_until_found(UNPATCHED)
     print(f"found after {graphs} graphs")
     assert component in ("import", "passes")
+
+
+@pytest.mark.slow
+def test_a_pair_whose_halves_are_exchanged_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = fuse_glu._sums
+
+    def exchanged() -> Any:
+        body, (first, second) = plain()
+        return body, (second, first)
+
+    monkeypatch.setattr(fuse_glu, "_sums", exchanged)
+    graphs, component = count_until_found(batch.Checks(native=False, static=True), "blocks")
+    print(f"found after {graphs} graphs")
+    assert component == "passes"
 
 
 @pytest.mark.slow

@@ -6,11 +6,18 @@ import pytest
 from graphfuzz import batch, generate, plan
 
 FULL = plan.programs(plan.FIRST_SEED + 100, plan.FULL)
+BLOCKS = plan.blocks(plan.FIRST_SEED + 1000, plan.BLOCKS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", FULL[1::2], ids=lambda p: f"seed{p.seed}")
 def test_the_other_graphs_agree_with_eager_torch(program: plan.Program) -> None:
+    plan.run(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", BLOCKS, ids=lambda p: f"seed{p.seed}")
+def test_parts_of_layers_agree_with_eager_torch(program: plan.Program) -> None:
     plan.run(program)
 
 

@@ -39,6 +39,8 @@ class Limits:
     quantised: bool = False
     empty: bool = False
     """Whether dims may be 0."""
+    blocks: bool = False
+    """Whether most statements are parts of layers."""
 
 
 class Builder:

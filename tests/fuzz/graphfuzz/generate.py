@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graphfuzz import rules_index, rules_nn, rules_pointwise, rules_reduce, rules_views  # noqa: F401  (they register)
+from graphfuzz import rules_blocks, rules_index, rules_nn, rules_pointwise, rules_reduce, rules_views  # noqa: F401  (they register)
 from graphfuzz.builder import Builder, Impossible, Limits
 from graphfuzz.draws import Drawn, Draws, Seeded
 from graphfuzz.graphs import Graph, Type
@@ -26,8 +26,9 @@ PROFILES: dict[str, tuple[int, Limits]] = {
     "special": (6, Limits(("float32", "float16", "bfloat16", "bool"), 5, special=True)),
     "empty": (4, Limits(("float32", "int64", "bool"), 6, empty=True)),
     "double": (2, Limits(("float64", "float32", "int64"), 6)),
+    "blocks": (0, Limits(("float32", "bfloat16", "float32"), 24, quantised=True, blocks=True)),
 }
-"""Kinds of graphs, and how often each is made."""
+"""Kinds of graphs, and how often each is made where none is asked for."""
 
 
 def sizes_of(seed: int) -> tuple[Sizes, Sizes, Sizes]:
@@ -44,11 +45,12 @@ def build(source: Draws, sizes: tuple[Sizes, ...], seed: int, profile: str | Non
         profile = names[source.integer(0, len(names) - 1)]
     limits = PROFILES[profile][1]
     b = Builder(source, limits, sizes, seed)
-    while len(b.leaves) < 1 or (len(b.leaves) < 2 and b.chance(50)):
+    while not limits.blocks and (len(b.leaves) < 1 or (len(b.leaves) < 2 and b.chance(50))):
         shape = b.random_shape(b.choose((2, 3, 3, 1, 4, 0)))
         with contextlib.suppress(Impossible):  # too large
             b.leaf(Type(b.choose(limits.dtypes) if b.chance(30) else b.float_dtype(), shape))
-    table = [(name, function) for name, (weight, function) in RULES.items() for _ in range(weight)]
+    rules = rules_blocks.BLOCKS if limits.blocks else RULES
+    table = [(name, function) for name, (weight, function) in rules.items() for _ in range(weight)]
     wanted, tries = b.integer(2, limits.statements), 0
     while len(b.statements) < wanted and tries < 60:
         tries += 1

@@ -16,8 +16,10 @@ FULL = int(os.environ.get("QC_FUZZ_GRAPHS", "2000"))
 """Graphs of a full run, at least."""
 SIZE = 20
 """Graphs in a program: more share one export and one compilation, but a failing one is searched longer."""
-QUICK = 3
-"""Programs of the quick run."""
+QUICK, QUICK_BLOCKS = 2, 1
+"""Programs of the quick run: of all kinds of graphs, and of parts of layers."""
+BLOCKS = 30
+"""Programs of parts of layers in the full run."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,12 @@ class Program:
 
     seed: int
     checks: batch.Checks
+    profile: str | None = None
+    size: int = SIZE
 
     def graphs(self) -> tuple[list[Graph], Sequence[generate.Sizes]]:
         sizes = generate.sizes_of(self.seed)
-        return [generate.graph_of(1000 * self.seed + i, sizes) for i in range(SIZE)], sizes
+        return [generate.graph_of(1000 * self.seed + i, sizes, self.profile) for i in range(self.size)], sizes
 
 
 def drawn(seed: int, sizes: tuple[generate.Sizes, ...], count: int = SIZE) -> list[Graph]:
@@ -65,6 +69,21 @@ def programs(first: int, graphs: int) -> list[Program]:
     """Programs for at least so many graphs; the dear checks take turns, every third has fixed sizes."""
     count = -(-graphs // SIZE)
     return [Program(first + i, checks_of(i)) for i in range(count)]
+
+
+def blocks(first: int, count: int, size: int = SIZE) -> list[Program]:
+    """Programs of parts of layers, of fixed sizes; every third also after each pass, or on the simulated GPU."""
+    return [
+        Program(
+            first + i,
+            batch.Checks(
+                schedule=True, stepwise=i % 3 == 0, verify_each=i % 3 == 1, sim=i % 3 == 2, optimise="-O1", static=True
+            ),
+            "blocks",
+            size,
+        )
+        for i in range(count)
+    ]
 
 
 def checks_of(turn: int) -> batch.Checks:
