@@ -25,11 +25,18 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object per answer")
     command.set_defaults(run=lambda options: _commands().chat(options))
 
-    command = commands.add_parser("eval", help="bits per byte and perplexity of a text")
+    command = commands.add_parser("eval", help="how well a text is predicted, and how far from a float model")
     _add_model(command)
     command.add_argument("text", type=Path, help="a text file in UTF-8")
     command.add_argument("--limit", type=int, help="read only so many bytes")
     command.add_argument("--special", action="store_true", help="special tokens that are spelled out are meant as such")
+    command.add_argument(
+        "--reference", type=Path, metavar="PATH",
+        help="a folder, a .gguf or a .qca file, in floating point: divergence from its predictions",
+    )  # fmt: skip
+    command.add_argument(
+        "--llama-cpp", type=Path, metavar="FILE", help="a .gguf file: llama.cpp's figures for the same tokens"
+    )
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=lambda options: _commands().eval(options))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ from typing import Any, TextIO
 
 from qcompiler.errors import ArgumentError, QCompilerError
 from qcompiler.lm.conversation import Conversation
-from qcompiler.lm.evaluate import Score, score
+from qcompiler.lm.evaluate import Reader, Score, scores
+from qcompiler.lm.llama_cpp_reader import LlamaCpp
 from qcompiler.lm.model import CausalLM, load_causal_lm
 
 
@@ -213,18 +213,72 @@ def eval(options: argparse.Namespace) -> None:
     if options.limit is not None:
         text = text.encode()[: max(options.limit, 0)].decode(errors="ignore")  # whole characters
     ids = lm.require_text().encode(text, special=options.special)
+    readers: dict[str, Reader] = {"model": lm.conversation()}
+    if options.reference is not None:
+        readers["reference"] = _reference(options, lm, text, ids).conversation()
+    if options.llama_cpp is not None:
+        readers["llama.cpp"] = LlamaCpp(options.llama_cpp, lm.max_seq_len, lm.record.chunk, lm.record.vocabulary)
     began = time.perf_counter()
-    found: Score = score(lm, ids, len(text.encode()), progress=lambda done: _progress(done, len(ids)))
+    found = scores(
+        readers, ids, len(text.encode()), lm.max_seq_len, lm.record.chunk,
+        reference="reference" if options.reference is not None else None,
+        progress=lambda done: _progress(done, len(ids)),
+    )  # fmt: skip
     seconds = time.perf_counter() - began
-    values = {
-        "bits_per_byte": found.bits / found.nbytes, "perplexity": math.exp(found.bits * math.log(2) / found.tokens),
-        "tokens": found.tokens, "bytes": found.nbytes, "tokens_per_second": found.tokens / seconds,
-    }  # fmt: skip
+    own = found["model"]
     if options.json:
-        print(json.dumps(values))
+        values: dict[str, Any] = {**_figures(own), "tokens": own.tokens, "bytes": own.nbytes, "seconds": seconds}
+        if len(found) == 1:
+            values["tokens_per_second"] = own.tokens / seconds
+        others = {name.replace(".", "_"): _figures(each) for name, each in found.items() if name != "model"}
+        print(json.dumps(values | others))
         return
-    print(f"{values['bits_per_byte']:.4f} bits per byte, perplexity {values['perplexity']:.3f}")
-    print(f"[{found.tokens} tokens, {values['tokens_per_second']:.0f} a second]", file=sys.stderr)
+    for name, each in found.items():
+        print(f"{name}: " * (len(found) > 1) + _sentence(each))
+    speed = f", {own.tokens / seconds:.0f} a second" if len(found) == 1 else f", {len(found)} models in {seconds:.1f} s"
+    print(f"[{own.tokens} tokens{speed}]", file=sys.stderr)
+
+
+def _figures(found: Score) -> dict[str, float]:
+    """What `qc eval --json` says of one model."""
+    values = {"bits_per_byte": found.bits_per_byte, "perplexity": found.perplexity}
+    far = found.divergence
+    if far is not None:
+        values |= {"kl_mean": far.mean, "kl_99": far.high, "top1_agreement": far.agreement}
+    return values
+
+
+def _sentence(found: Score) -> str:
+    text = f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f}"
+    far = found.divergence
+    if far is None:
+        return text
+    return f"{text}; KL {far.mean:.3g} nats (99 %: {far.high:.3g}), the same top token {far.agreement:.2%}"
+
+
+def _reference(options: argparse.Namespace, lm: CausalLM, text: str, ids: list[int]) -> CausalLM:
+    """The model that --reference names, in floating point. ArgumentError if it does not read the same tokens."""
+    path: Path = options.reference
+    if path.suffix == ".qca":
+        found = load_causal_lm(path, device=options.device)
+    else:
+        from qcompiler.lm.compile import in_fp32
+
+        found = in_fp32(path, lm.max_seq_len, lm.record.chunk, options.device)
+    ours, theirs = lm.record, found.record
+    if theirs.vocabulary != ours.vocabulary:
+        raise ArgumentError(
+            f"--reference {path} has a vocabulary of {theirs.vocabulary} tokens, and {options.model} one of "
+            f"{ours.vocabulary}: name the model that it was made from"
+        )
+    if theirs.max_seq_len < ours.max_seq_len:
+        raise ArgumentError(
+            f"--reference {path} takes {theirs.max_seq_len} tokens, and windows have {ours.max_seq_len}: compile it "
+            f"with max_seq_len={ours.max_seq_len}"
+        )
+    if found.text is not None and found.text.encode(text, special=options.special) != ids:
+        raise ArgumentError(f"--reference {path} has another tokenizer, which makes other tokens of {options.text}")
+    return found
 
 
 def _progress(done: int, total: int) -> None:

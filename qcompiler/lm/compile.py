@@ -105,6 +105,17 @@ def compile_causal_lm(
     return CausalLM(program.run, record, program, text)
 
 
+def in_fp32(path: Path, max_seq_len: int, chunk: int, device: Devices | None = None) -> CausalLM:
+    """A folder or a .gguf file as a reference for others: fp32 weights, arithmetic and cache; codes mean what they are.
+
+    Weights of bf16 and fp16 become fp32, which changes no value.
+    """
+    read = from_gguf if path.suffix == ".gguf" else from_checkpoint
+    return compile_causal_lm(
+        read(path, dtype=torch.float32), max_seq_len=max_seq_len, chunk=chunk, kv_cache="fp32", device=device
+    )
+
+
 def text_of(model: Any) -> Text | None:
     """The tokenizer beside a model's weights; None for a model in memory and for files without one."""
     path = model.path if isinstance(model, Checkpoint) else Path(model) if isinstance(model, str | Path) else None

@@ -165,6 +165,11 @@ def test_the_trained_model_goes_through_convert_and_generates_the_same_text(
     assert own.complete(prompt, max_new_tokens=24) == bytes(ids[len(prompt) :]).decode(), "q8_0 changes no token here"
 
 
+def test_a_table_of_single_bytes_has_the_key_of_merges_that_llama_cpp_asks_for(own_file: Path) -> None:
+    keys = GgufFile(own_file).metadata
+    assert keys["tokenizer.ggml.model"] == "gpt2" and keys["tokenizer.ggml.merges"] == []
+
+
 def test_the_chat_template_and_the_tokenizer_come_from_the_file(own: qc.CausalLM) -> None:
     messages = [{"role": "user", "content": "é"}]
     text = "# user: é\n"

@@ -443,6 +443,8 @@ def _encoded(name: str, value: Any) -> tuple[int, bytes]:
         return _STRING, _string(value)
     if isinstance(value, np.ndarray) and value.dtype in _ARRAYS:
         return _ARRAY, struct.pack("<IQ", _ARRAYS[value.dtype], value.size) + value.tobytes()
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U" and value.ndim == 1:
+        return _ARRAY, struct.pack("<IQ", _STRING, value.size) + b"".join(map(_string, value.tolist()))
     if isinstance(value, Sequence) and value:
         return _ARRAY, _list(name, value)
     raise FormatError(f"the key '{name}' is {value!r}; GGUF holds numbers, texts, booleans and lists of one of them")

@@ -105,8 +105,8 @@ def _keys(
     }
     if vocabulary.scores is not None:
         keys["scores"] = np.asarray(vocabulary.scores, np.float32)
-    if vocabulary.merges:
-        keys["merges"] = vocabulary.merges
+    if vocabulary.merges is not None:  # llama.cpp wants the key of a table whose tokens are single bytes, too
+        keys["merges"] = vocabulary.merges or np.zeros(0, np.str_)
     for kind in _SPECIAL:
         number = _special(kind, vocabulary.tokens, settings, config)
         if number is not None:
