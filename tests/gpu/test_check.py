@@ -292,7 +292,7 @@ sys.exit(END)
 
 @pytest.fixture
 def matrix(check: ModuleType, processes: ModuleType, steps: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(processes, "SILENCE", 10.0)
+    monkeypatch.setattr(processes, "SILENCE", 5.0)
     return processes.Matrix(check.schema, steps.env, steps.clock, lambda: None)
 
 
