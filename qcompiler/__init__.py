@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from qcompiler.frontends.torch.survey import doctor as doctor
     from qcompiler.frontends.weights.weight_source import Shards as Shards
     from qcompiler.lm.compile import compile_causal_lm as compile_causal_lm
+    from qcompiler.lm.for_transformers import for_transformers as for_transformers
     from qcompiler.lm.model import CausalLM as CausalLM
     from qcompiler.lm.model import load_causal_lm as load_causal_lm
     from qcompiler.program import Program as Program
@@ -45,6 +46,7 @@ _EXPORTS = {
     "Checkpoint": "qcompiler.frontends.checkpoints.checkpoint",
     "compile_causal_lm": "qcompiler.lm.compile",
     "convert": "qcompiler.frontends.checkpoints.convert",
+    "for_transformers": "qcompiler.lm.for_transformers",
     "from_checkpoint": "qcompiler.frontends.checkpoints.checkpoint_folder",
     "from_gguf": "qcompiler.frontends.checkpoints.gguf_models",
     "write_gguf": "qcompiler.frontends.checkpoints.gguf_files",
@@ -74,6 +76,7 @@ __all__ = [
     "doctor",
     "empty_weights",
     "errors",
+    "for_transformers",
     "formats",
     "from_checkpoint",
     "from_gguf",

@@ -100,18 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--context", metavar="FILE", help="weights, target and buckets, as written with a reproducer")
     command.set_defaults(run=_opt)
 
-    command = commands.add_parser("bench", help="time a .qca file on random inputs")
-    command.add_argument("program", type=Path)
-    command.add_argument("--entry", help="the entry point to time; default: the one for these sizes")
-    command.add_argument(
-        "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="a value for a dimension"
-    )
-    command.add_argument("--rounds", type=_count, default=30, help="timed calls, at least 1; default 30")
-    command.add_argument("--profile", action="store_true", help="also time every step, on the CPU")
-    command.add_argument("--json", action="store_true")
-    _add_loading(command)
-    command.set_defaults(run=_bench)
-
+    _add_bench(commands)
     _add_convert(commands)
     add_language_models(commands)
     command = commands.add_parser("doctor", help="show what this machine offers, or which operators do not lower")
@@ -138,6 +127,23 @@ def _add_inspect(commands: Any) -> None:
     )
     command.add_argument("--between", type=_times, metavar="US,US", help="with --timeline: the part between two times")
     command.set_defaults(run=_inspect)
+
+
+def _add_bench(commands: Any) -> None:
+    command = commands.add_parser("bench", help="time a .qca file on random inputs")
+    command.add_argument("program", type=Path)
+    command.add_argument("--entry", help="the entry point to time; default: the one for these sizes")
+    command.add_argument(
+        "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="a value for a dimension"
+    )
+    command.add_argument("--rounds", type=_count, help="timed calls, at least 1; default 30, of a language model 5")
+    command.add_argument("--profile", action="store_true", help="also time every step, on the CPU")
+    command.add_argument("--prompt", type=_count, metavar="N", help="a language model: read so many tokens (512)")
+    command.add_argument("--generate", type=_count, metavar="N", help="a language model: tokens after them (128)")
+    command.add_argument("--batch", type=_count, metavar="N", help="a language model: so many sequences (1)")
+    command.add_argument("--json", action="store_true")
+    _add_loading(command)
+    command.set_defaults(run=_bench)
 
 
 def _add_convert(commands: Any) -> None:
@@ -209,16 +215,19 @@ def _writable(path: Path | None) -> None:
 def _load(options: argparse.Namespace) -> Any:
     from qcompiler import runtime
 
+    return runtime.load(options.program, **_loading(options))
+
+
+def _loading(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `_add_loading` as arguments of `load`."""
     trusted = options.trust_native
-    trust = trusted == "yes" or (trusted.split(",") if trusted else False)
-    return runtime.load(
-        options.program,
-        device=options.device,
-        num_threads=options.num_threads,
-        trust_native=trust,
-        verify=options.verify,
-        trust_operators=options.trust_operators.split(",") if options.trust_operators else (),
-    )
+    return {
+        "device": options.device,
+        "num_threads": options.num_threads,
+        "trust_native": trusted == "yes" or (trusted.split(",") if trusted else False),
+        "verify": options.verify,
+        "trust_operators": options.trust_operators.split(",") if options.trust_operators else (),
+    }
 
 
 # --- compile ---------------------------------------------------------------------------------------------------------
@@ -365,13 +374,16 @@ def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _bench(options: argparse.Namespace) -> None:
+    if (options.prompt, options.generate, options.batch) != (None, None, None):
+        _bench_language_model(options)
+        return
     import numpy as np
 
     from qcompiler.plan.dims import dim
     from qcompiler.plan.weights import NUMPY_DTYPES
     from qcompiler.runtime.tree import arguments_of
 
-    run = _load(options)
+    run, rounds = _load(options), options.rounds or 30
     entry = _entry(run.plan, options.entry)
     symbols = {symbol.name: symbol.max for symbol in entry.symbols}
     for name, value in options.dim:
@@ -395,7 +407,7 @@ def _bench(options: argparse.Namespace) -> None:
     for _ in range(3):
         run(*args, **kwargs)
     times, before = [], run.report()["torch_seconds"]
-    for _ in range(options.rounds):
+    for _ in range(rounds):
         start = time.perf_counter()
         run(*args, **kwargs)
         times.append(time.perf_counter() - start)
@@ -409,16 +421,27 @@ def _bench(options: argparse.Namespace) -> None:
     after = run.report()["torch_seconds"]
     if after["calls"] > before["calls"]:
         figures["torch_share"] = (after["torch"] - before["torch"]) / (after["calls"] - before["calls"])
-    profile = run.profile(*args, rounds=options.rounds, **kwargs) if options.profile else None
+    profile = run.profile(*args, rounds=rounds, **kwargs) if options.profile else None
     if options.json:
         print(json.dumps(figures | ({"profile": profile.as_dict()} if profile is not None else {})))
     else:
         where = f"{taken.name}, " * (len(run.plan.entries) > 1) + _sizes_text(symbols)
-        print(f"{where}: median {median(times) * 1e3:.3f} ms, least {min(times) * 1e3:.3f} ms of {options.rounds} runs")
+        print(f"{where}: median {median(times) * 1e3:.3f} ms, least {min(times) * 1e3:.3f} ms of {rounds} runs")
         if "torch_share" in figures:
             print(f"in torch: {figures['torch_share']:.0%} of the time")
         if profile is not None:
             print(f"\n{profile}")
+
+
+def _bench_language_model(options: argparse.Namespace) -> None:
+    from qcompiler.lm.bench import measure
+    from qcompiler.lm.model import load_causal_lm
+
+    if options.entry is not None or options.dim or options.profile:
+        raise ArgumentError("--prompt, --generate and --batch time whole texts: leave --entry, --dim and --profile out")
+    lm = load_causal_lm(options.program, **_loading(options))
+    found = measure(lm, options.prompt or 512, options.generate or 128, options.batch or 1, options.rounds or 5)
+    print(json.dumps(found.as_dict()) if options.json else found)
 
 
 def _entry(plan: Any, name: str | None) -> Any:

@@ -20,6 +20,7 @@ from by_path import load
 import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.errors import ArgumentError
+from qcompiler.lm.bench import _round
 from qcompiler.lm.commands import printable, respond
 from qcompiler.lm.evaluate import score
 from qcompiler.lm.text import Text
@@ -173,3 +174,52 @@ def test_complete_and_chat_return_text() -> None:
 
 def test_control_characters_do_not_reach_a_terminal() -> None:
     assert printable("a\x1b[2Jb\n\tc\x07") == "a\\x1b[2Jb\n\tc\\x07"
+
+
+# --- qc bench ---------------------------------------------------------------------------------------------------------
+
+
+def test_bench_times_prompt_first_token_and_steps(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", str(path), "--prompt", "40", "--generate", "9", "--rounds", "2"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["prompt_tokens"], found["generated_tokens"], found["sequences"], found["rounds"]) == (40, 9, 1, 2)
+    assert found["prompt_tokens_per_second"] == pytest.approx(40 / found["seconds_to_first"])
+    assert 0 < found["step_seconds"] < 60 and found["decode_tokens_per_second"] > 0 and 0 < found["not_product"] < 1
+    assert main(command) == 0
+    assert "outside of matrix products" in capsys.readouterr().out
+    assert main(["bench", str(path), "--prompt", "64", "--generate", "1", "--rounds", "1", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["decode_tokens_per_second"], whole["step_seconds"]) == (None, None), "the prompt gives one token"
+
+
+def test_a_round_reads_what_it_says(path: Path) -> None:
+    """Each round begins with an empty cache, and leaves all tokens but the last in it."""
+    lm = qc.load_causal_lm(path)
+    held = lm.conversation()
+    for _ in range(2):
+        first, steps = _round(held, [list(b"hello")], 4)
+        assert first > 0 and len(steps) == 3
+        assert bytes(held.tokens[0]) == b"hello" + expected(b"hello", 3)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--prompt", "60", "--generate", "6"], "need 65 rows of the cache: the model was compiled for max_seq_len=64"),
+    (["--prompt", "8", "--generate", "2", "--batch", "2"], "compile it with max_batch=2"),
+    (["--prompt", "8", "--profile"], "leave --entry, --dim and --profile out"),
+])  # fmt: skip
+def test_bench_refuses_what_the_model_was_not_compiled_for(
+    options: list[str], message: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(path), *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bench_times_sequences_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    qc.compile_causal_lm(model(), max_seq_len=32, max_batch=3, chunk=8).save(tmp_path / "m.qca")
+    command = ["bench", str(tmp_path / "m.qca"), "--prompt", "10", "--generate", "5", "--batch", "3", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["prompt_tokens_per_second"] == pytest.approx(30 / found["seconds_to_first"])
+    assert 0 < found["not_product"] < 1
