@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,14 @@ class _Targets:
     merge: bool
 
     def checked(self) -> list[tuple[LoraLayer, Any]]:
+        from transformers.pytorch_utils import Conv1D
+
         modules = dict(self.model.named_modules(remove_duplicate=False))
         found, problems = [], []
-        for layer in read_adapter(self.adapter, None):
-            module = modules.get(layer.path)
+        for each in read_adapter(self.adapter, None):
+            module = modules.get(each.path)
+            # As peft: a Conv1D is (in, out) whatever fan_in_fan_out says. A square one would be merged the wrong way.
+            layer = replace(each, transposed=True) if isinstance(module, Conv1D) else each
             why = "is no linear or embedding of the model" if module is None else self._unfit(layer, module)
             if why:
                 problems.append(f"'{layer.path}' {why}")

@@ -56,6 +56,13 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         choices=("auto", "fp32", "bf16", "fp16"),
         help="for a folder or a .gguf file: auto, fp32, bf16 or fp16",
     )
+    adapter = command.add_mutually_exclusive_group()
+    adapter.add_argument(
+        "--adapter", type=Path, metavar="FOLDER", help="a LoRA or DoRA of PEFT, merged into the weights"
+    )
+    adapter.add_argument(
+        "--adapter-beside", type=Path, metavar="FOLDER", help="a LoRA of PEFT, kept in floating point beside them"
+    )
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:

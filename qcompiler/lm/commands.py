@@ -33,16 +33,23 @@ def open_model(options: argparse.Namespace) -> CausalLM:
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors=errors)
     path: Path = options.model
+    adapter: Path | None = options.adapter or options.adapter_beside
     if path.suffix == ".qca":
         if options.quant or options.max_seq_len or options.kv_cache != "auto":
             raise ArgumentError(f"{path} is compiled already: --quant, --max-seq-len and --kv-cache come too late")
+        if adapter is not None:
+            raise ArgumentError(
+                f"{path} is compiled already: name the folder or the .gguf file it was made from, or merge the adapter "
+                "into the program in Python (qc.merge_lora)"
+            )
         lm = load_causal_lm(path, device=options.device)
     else:
         from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
 
         lm = compile_causal_lm(
-            path, options.quant, max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device
-        )
+            path, options.quant, max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device,
+            adapter=adapter, merge=options.adapter_beside is None,
+        )  # fmt: skip
     lm.require_text()
     return lm
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import numpy as np
 import peft
 import pytest
 import torch
-from by_path import load
+import transformers
+from by_path import ROOT, load
 
 import qcompiler as qc
+from qcompiler.cli import main
 from qcompiler.errors import AdapterError
 
 folders = load("tests/files/test_checkpoint_folder.py")
@@ -24,7 +28,14 @@ def build(**options: Any) -> Any:
     return load("tests/models/zoo.py").DECODERS["llama"].build(**options)
 
 
-def adapter_of(model: Any, folder: Path, targets: list[str] = TARGETS, **options: Any) -> Any:
+def gpt2() -> Any:
+    """Its linears are Conv1D, whose weights are (in, out)."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)).eval()
+
+
+def adapter_of(model: Any, folder: Path, targets: list[str] | str = TARGETS, **options: Any) -> Any:
     """A folder with a random adapter; the model with it, merged by peft."""
     torch.manual_seed(3)
     made = peft.get_peft_model(
@@ -148,3 +159,100 @@ def test_adapters_that_do_not_fit_are_refused_with_a_way_out(
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match=r"adapter_config\.json"):
         qc.compile_causal_lm(build(), max_seq_len=24, adapter=tmp_path)
+
+
+# --- configurations of peft, beside its own merge ---------------------------------------------------------------------
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rank and alpha patterns": ("llama", {
+        "rank_pattern": {r"layers\.0\..*q_proj": 2, "v_proj": 8}, "alpha_pattern": {"1.mlp.down_proj": 3}}),
+    "rslora with patterns": ("llama", {"use_rslora": True, "rank_pattern": {"v_proj": 2}}),
+    "one layer": ("llama", {"layers_to_transform": [1]}),
+    "a regular expression": ("llama", {"targets": r".*layers\.1\..*(k_proj|up_proj)"}),
+    "all linears": ("llama", {"targets": "all-linear"}),
+    "gpt2": ("gpt2", {"targets": ["c_attn", "attn.c_proj", "mlp.c_proj"], "fan_in_fan_out": True}),
+    "gpt2 without fan_in_fan_out": ("gpt2", {"targets": ["attn.c_proj"], "fan_in_fan_out": True}),
+    "gpt2 dora": ("gpt2", {"targets": ["c_attn", "attn.c_proj"], "fan_in_fan_out": True, "use_dora": True}),
+    "linears with fan_in_fan_out": ("llama", {"targets": ["q_proj", "down_proj"], "fan_in_fan_out": True}),
+}  # fmt: skip
+QUICK = {"rank and alpha patterns", "gpt2 without fan_in_fan_out"}
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in VARIANTS])
+def test_variants_are_merged_as_peft_merges_them(name: str, tmp_path: Path) -> None:
+    kind, options = VARIANTS[name]
+    model = gpt2() if kind == "gpt2" else build()
+    before = logits(model, PROMPT)
+    theirs = logits(adapter_of(model, tmp_path, **options), PROMPT)
+    assert not close(before, theirs, 0.02), "the adapter has an effect"
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    if name == "gpt2 without fan_in_fan_out":  # peft warns and transposes nevertheless; a square weight hides it
+        assert model.transformer.h[0].attn.c_proj.weight.shape[0] == model.transformer.h[0].attn.c_proj.weight.shape[1]
+        config["fan_in_fan_out"] = False
+    if name == "linears with fan_in_fan_out":
+        config["fan_in_fan_out"] = True
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).merge_and_unload().eval()
+    assert close(logits(again, PROMPT), theirs), "peft reads the folder so, too"
+    lm = qc.compile_causal_lm(model, max_seq_len=24, chunk=8, adapter=tmp_path)
+    assert close(read(lm), theirs)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save=.*whole modules are replaced.*Merge it in floating point by"),
+    ({"bias": "all"}, "bias='all': it replaces biases"),
+    ({"bias": "lora_only"}, "bias='lora_only': it replaces biases"),
+    ({"init_lora_weights": "pissa"}, "changed the base weights it was trained with: convert it"),
+    ({"targets": ["q_proj"], "trainable_token_indices": [3, 4]}, "single rows of an embedding are replaced"),
+])  # fmt: skip
+def test_variants_that_a_merge_of_weights_cannot_express_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    adapter_of(build(num_hidden_layers=1), tmp_path, **options)
+    with pytest.raises(AdapterError, match=message):
+        qc.compile_causal_lm(build(num_hidden_layers=1), max_seq_len=24, adapter=tmp_path)
+
+
+def test_an_adapter_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    adapter_of(gpt2(), tmp_path, targets=["c_attn"], fan_in_fan_out=True)
+    with pytest.raises(AdapterError, match=r"does not fit LlamaForCausalLM: 'transformer\.h\.0\.attn\.c_attn' is no"):
+        qc.compile_causal_lm(build(), max_seq_len=24, adapter=tmp_path)
+
+
+# --- on the command line ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bytes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in fp32 whose tokens are bytes, its adapter, and a text."""
+    path = tmp_path_factory.mktemp("commands")
+    model = build(vocab_size=256, num_hidden_layers=1, eos_token_id=None)
+    model.save_pretrained(path / "base")
+    shutil.copy(ROOT / "examples/models/tiny_llama/tokenizer.json", path / "base")
+    adapter_of(model, path / "adapter").save_pretrained(path / "merged")
+    (path / "text.txt").write_text("def mean(values):\n    return sum(values)\n")
+    return path
+
+
+@pytest.mark.parametrize("option", ["--adapter", "--adapter-beside"])
+def test_commands_take_an_adapter(option: str, bytes_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, adapter, merged = (str(bytes_folder / name) for name in ("base", "adapter", "merged"))
+    command = ["eval", base, str(bytes_folder / "text.txt"), "--json", "--max-seq-len", "48"]
+    assert main([*command, option, adapter, "--reference", merged]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kl_mean"] < 1e-6 and found["top1_agreement"] == 1.0, "it is peft's merged model"
+    assert main([*command, "--reference", merged]) == 0
+    assert json.loads(capsys.readouterr().out)["kl_mean"] > 1e-3, "the base is not"
+
+
+def test_commands_say_which_adapters_they_cannot_take(
+    bytes_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.qca").write_bytes(b"")
+    adapter = ["--adapter", str(bytes_folder / "adapter")]
+    assert main(["generate", str(tmp_path / "model.qca"), "--prompt", "a", *adapter]) == 1
+    assert "is compiled already: name the folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["chat", str(bytes_folder / "base"), *adapter, "--adapter-beside", "x"])
+    assert "not allowed with argument" in capsys.readouterr().err
