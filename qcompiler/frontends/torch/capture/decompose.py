@@ -1,10 +1,11 @@
 """Decomposes operators for which import has no builder.
 
 torch's own `run_decompositions` traces the whole graph again, through functionalisation, to decompose a few nodes: for
-a language model of 32 layers that takes longer than everything after it.  Most graphs write nothing in place.  In
-these, `decompose` replaces only the nodes that need it, each by a trace of its own decomposition.  Nodes with equal
-operator, arguments and types, as in equal layers, share one trace.  The other graphs (in-place operators, control flow,
-automatic mixed precision) use torch's way.
+a language model of 32 layers that takes longer than everything after it.  Most graphs write nothing in place, or only
+buffers, as caches are written.  In these, `decompose` replaces only the nodes that need it: a write by its functional
+operator (buffer_writes.py), and another node by a trace of its own decomposition.  Nodes with equal operator, arguments
+and types, as in equal layers, share one trace.  The other graphs (other in-place operators, control flow, automatic
+mixed precision) use torch's way.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.aten.recurrent import DECOMPOSITIONS
+from qcompiler.frontends.torch.capture.buffer_writes import BufferWrites, buffer_writes
 
 KeepOps = frozenset[Any]
 
@@ -42,9 +44,10 @@ def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
     """The program with every operator outside `keep` decomposed by torch's core ATen table, and nothing in place."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if _is_functional(program):
+        writes = _local_writes(program)
+        if writes is not None:
             with contextlib.suppress(_NotLocalError):
-                return _Decomposer(program, _table(keep), keep).run()
+                return _Decomposer(program, _table(keep), keep, writes).run()
         try:
             decomposed: ExportedProgram = program.run_decompositions(dict(_table(keep).every))
         except Exception as error:  # whatever torch's own passes raise
@@ -109,27 +112,30 @@ class _NotLocalError(Exception):
     """A decomposition that cannot replace its node: it has effects, or brings a tensor of its own."""
 
 
-# --- functional graphs -----------------------------------------------------------------------------------------------
+# --- graphs whose nodes can be replaced one by one -------------------------------------------------------------------
 
 
-def _is_functional(program: ExportedProgram) -> bool:
-    """Whether nothing is written in place, and no subgraph is called except for `torch.no_grad()`."""
+def _local_writes(program: ExportedProgram) -> BufferWrites | None:
+    """What the graph writes in place, if that is whole buffers only, and no subgraph is called except for
+    `torch.no_grad()`; else None."""
     if program.graph_signature.backward_signature is not None:
-        return False
+        return None
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
-        return False
-    return _only_functional(program.graph_module)
+        return None
+    writes = buffer_writes(program)
+    return writes if writes is not None and _only_functional(program.graph_module, writes) else None
 
 
-def _only_functional(module: fx.GraphModule) -> bool:
+def _only_functional(module: fx.GraphModule, writes: BufferWrites) -> bool:
+    """Whether nothing is written in place but by `writes`."""
     for node in module.graph.nodes:
         if node.op == "get_attr":
             inner = getattr(module, str(node.target), None)
             if not isinstance(inner, fx.GraphModule) or not all(user.target is _GRAD_MODE for user in node.users):
                 return False
-            if not _only_functional(inner):
+            if not _only_functional(inner, writes):
                 return False
-        elif node.op == "call_function" and node.target is not _GRAD_MODE:
+        elif node.op == "call_function" and node.target is not _GRAD_MODE and node not in writes.functional:
             if isinstance(node.target, torch._ops.HigherOrderOperator) or _has_effect(node):
                 return False
         elif node.op not in ("placeholder", "call_function", "output"):
@@ -159,6 +165,7 @@ class _Decomposer:
     program: ExportedProgram
     table: _Table
     keep: KeepOps
+    writes: BufferWrites
     graph: fx.Graph = field(default_factory=fx.Graph)
     traces: dict[Hashable, fx.GraphModule] = field(default_factory=dict)
     _tracing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -180,6 +187,11 @@ class _Decomposer:
                 if module is not self.program.graph_module:
                     return fx.map_arg(node.args[0], lambda n: new[n])
                 new[node] = self.graph.node_copy(node, lambda n: new[n])
+                left = tuple(new[buffer] for buffer in self.writes.names)
+                new[node].args = ((*left, *new[node].args[0]),)
+            elif node in self.writes.functional:
+                made = self._expand(node, self.writes.functional[node], new)
+                new.update(dict.fromkeys(self.writes.same_memory(node), made))
             elif node.op == "get_attr":
                 continue  # the graph of a `torch.no_grad()`
             elif node.target is _GRAD_MODE:
@@ -190,7 +202,7 @@ class _Decomposer:
             elif node.args and isinstance(new.get(source := node.args[0]), tuple | list):
                 new[node] = new[source][node.args[1]]  # getitem of a node that became several
             elif self._is_taken_apart(node.target):
-                new[node] = self._expand(node, new)
+                new[node] = self._expand(node, node.target, new)
             else:
                 new[node] = self.graph.node_copy(node, lambda n: new[n])
                 if node.op == "placeholder":
@@ -206,14 +218,19 @@ class _Decomposer:
         name: str = target.name()  # type: ignore[no-untyped-call]
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
-    def _expand(self, node: fx.Node, new: Mapping[fx.Node, Any]) -> Any:
+    def _expand(self, node: fx.Node, target: Any, new: Mapping[fx.Node, Any]) -> Any:
+        """What computes `target` of the node's arguments: the operator itself, or the trace of its decomposition."""
         arguments = fx.map_arg((node.args, node.kwargs), lambda n: new[n])
+        if not self._is_taken_apart(target):
+            made = self.graph.call_function(target, *arguments)
+            made.meta = dict(node.meta)
+            return made
         leaves, spec = pytree.tree_flatten(arguments)
         nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
-        key = (node.target, spec, tuple(_leaf_key(leaf) for leaf in leaves), _same_nodes(nodes))
+        key = (target, spec, tuple(_leaf_key(leaf) for leaf in leaves), _same_nodes(nodes))
         trace = self.traces.get(key)
         if trace is None:
-            trace = self.traces[key] = self._trace(node.target, leaves, spec)
+            trace = self.traces[key] = self._trace(target, leaves, spec)
         inside: dict[fx.Node, Any] = dict(zip(trace.graph.find_nodes(op="placeholder"), nodes, strict=True))
         place = {name: node.meta[name] for name in _PLACE if name in node.meta}
         for each in trace.graph.nodes:
@@ -259,16 +276,21 @@ class _Decomposer:
         module.meta.update(old.graph_module.meta)
         returned = self.graph.output_node().args[0]
         assert isinstance(returned, tuple | list)
+        names = list(self.writes.names.values())
+        left = [
+            OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(node.name), name)
+            for name, node in zip(names, returned, strict=False)
+        ]
         outputs = [
             OutputSpec(spec.kind, TensorArgument(node.name), spec.target)
             if isinstance(spec.arg, TensorArgument) and isinstance(node, fx.Node)
             else spec
-            for spec, node in zip(old.graph_signature.output_specs, returned, strict=True)
+            for spec, node in zip(old.graph_signature.output_specs, returned[len(names) :], strict=True)
         ]
         return ExportedProgram(
             root=module,
             graph=self.graph,
-            graph_signature=ExportGraphSignature(list(old.graph_signature.input_specs), outputs),
+            graph_signature=ExportGraphSignature(list(old.graph_signature.input_specs), [*left, *outputs]),
             state_dict=old.state_dict,
             range_constraints=exported_program._get_updated_range_constraints(module, old.range_constraints),
             module_call_graph=copy.copy(old.module_call_graph),

@@ -1,0 +1,172 @@
+"""Writes of buffers are made functional one by one, or by torch's functionalisation; results are the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+import qcompiler as qc
+from qcompiler.frontends.torch.capture.export import export_model
+
+
+class Writes(nn.Module):
+    """A buffer of (4, 8), rows of which a call writes; `step` is what forward does."""
+
+    def __init__(self, step: Callable[..., Any], **buffers: torch.Tensor) -> None:
+        super().__init__()
+        self.step = step
+        for name, value in {"kept": torch.arange(32.0).view(4, 8), **buffers}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> Any:
+        return self.step(self, x, rows)
+
+
+def rows_written(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    return m.kept.transpose(0, 1) * 2
+
+
+def twice(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    first = m.kept * 2
+    m.kept.mul_(0.5)
+    return first, m.kept + 1
+
+
+def result_of_a_write_is_written(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    return m.kept.index_copy_(0, rows, x).add_(1) * 3
+
+
+def read_before(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    before = m.kept.sum(1)
+    m.kept.index_copy_(0, rows, x)
+    return before, m.kept.sum(1)
+
+
+def two_buffers(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.other.index_put_((rows,), x)
+    m.kept.index_copy_(0, rows, x * 2)
+    return m.kept @ m.other.transpose(0, 1)
+
+
+def copied(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    new = m.kept * 0.5 + x.sum()
+    m.kept.copy_(new)
+    return new
+
+
+def counted(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.count.add_(1)
+    return x * m.count
+
+
+def returned_as_it_is(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    return m.kept
+
+
+def without_gradients(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    with torch.no_grad():
+        return (m.kept * 3).sum(0)
+
+
+def view_before(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    view = m.kept.transpose(0, 1)
+    m.kept.index_copy_(0, rows, x)
+    return view * 2
+
+
+def view_between(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    view = m.kept[1:3]
+    m.kept.add_(1)
+    return view * 2
+
+
+def part_is_written(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept[1:3] = x
+    return m.kept * 2
+
+
+def wider_operand(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.mul_(m.wide)
+    return m.kept + x.sum()
+
+
+def result_in_place(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    return (m.kept * 2).relu_().add_(1)
+
+
+LOCAL = [rows_written, twice, result_of_a_write_is_written, read_before, two_buffers, copied, counted,
+         returned_as_it_is, without_gradients]  # fmt: skip
+BY_TORCH = [view_before, view_between, part_is_written, wider_operand, result_in_place]
+MORE = {
+    two_buffers: {"other": torch.ones(4, 8)}, counted: {"count": torch.tensor(3.0)},
+    wider_operand: {"wide": torch.full((4, 8), 1.5, dtype=torch.float64)},
+}  # fmt: skip
+
+
+@pytest.fixture
+def torchs_way(monkeypatch: pytest.MonkeyPatch) -> list[ExportedProgram]:
+    """The programs that torch traced again."""
+    found: list[ExportedProgram] = []
+    plain = ExportedProgram.run_decompositions
+
+    def run(self: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
+        found.append(self)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(ExportedProgram, "run_decompositions", run)
+    return found
+
+
+@pytest.mark.parametrize("step", [*LOCAL, *BY_TORCH], ids=lambda step: step.__name__)
+def test_results_and_buffers_are_the_models(step: Any, torchs_way: list[ExportedProgram]) -> None:
+    """Over three calls, each from the buffers that the one before left."""
+    buffers = MORE.get(step, {})
+    model, calls = (
+        Writes(step, **buffers),
+        [(torch.randn(2, 8), torch.tensor(rows)) for rows in ([1, 3], [0, 1], [2, 0])],
+    )
+    program = qc.qcompile(model, calls[0])
+    assert bool(torchs_way) == (step in BY_TORCH)
+    session = program.session()
+    eager = Writes(step, **{name: value.clone() for name, value in buffers.items()})
+    for x, rows in calls:
+        expected, found = eager(x, rows), session(x, rows)
+        for one, other in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, expected)), strict=True):
+            torch.testing.assert_close(torch.as_tensor(one), other.to(torch.as_tensor(one).dtype))
+    held = session.states()
+    written = {name: value for name, value in eager.named_buffers() if f"state.{name}" in held}
+    assert ("count" if step is counted else "kept") in written
+    for name, value in written.items():
+        torch.testing.assert_close(torch.from_numpy(held[f"state.{name}"]).view(value.dtype), value.reshape(-1))
+
+
+def test_strides_that_the_functional_operator_does_not_keep(torchs_way: list[ExportedProgram]) -> None:
+    model = Writes(rows_written, kept=torch.arange(32.0).view(8, 4).t())
+    given = torch.randn(2, 8), torch.tensor([1, 3])
+    found = qc.qcompile(model, given)(*given)
+    torch.testing.assert_close(torch.as_tensor(found), model(*given))
+
+
+def test_the_signature_is_that_of_torchs_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qcompiler.frontends.torch.capture import decompose
+
+    given = torch.randn(2, 8), torch.tensor([1, 3])
+    model = Writes(two_buffers, other=torch.ones(4, 8))
+    ours = export_model(model, given).program
+    monkeypatch.setattr(decompose, "_local_writes", lambda program: None)
+    theirs = export_model(model, given).program
+    kinds = [[(spec.kind, spec.target) for spec in each.graph_signature.output_specs] for each in (ours, theirs)]
+    assert kinds[0] == kinds[1]
+    for one, other in zip(ours.module()(*given), theirs.module()(*given), strict=True):
+        torch.testing.assert_close(one, other)
