@@ -28,7 +28,7 @@ def build(kind: str, **options: Any) -> nn.Module:
     """A random model of `Llama`, `Qwen3`, …, with weights large enough that its logits differ between tokens."""
     torch.manual_seed(0)
     sizes = {**SIZES, **options}
-    if kind in ("Qwen2", "Phi3", "GPTNeoX", "GPT2"):
+    if kind in ("Qwen2", "Qwen2Moe", "Phi3", "GPTNeoX", "GPT2", "Olmo2", "Starcoder2"):
         sizes.pop("head_dim")
     if kind == "GPT2":
         sizes = {
@@ -48,7 +48,7 @@ def build(kind: str, **options: Any) -> nn.Module:
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(std=0.5)
             else:
                 parameter.uniform_(0.7, 1.3)
@@ -81,9 +81,17 @@ def quantized(values: np.ndarray, kind: Type) -> np.ndarray:
         return packed.data.reshape(*values.shape[:-1], -1)
 
 
-def _pieces(name: str, parameter: torch.Tensor, table: gguf.TensorNameMap) -> dict[str, torch.Tensor]:
+def _pieces(name: str, parameter: torch.Tensor, arch: str, table: gguf.TensorNameMap) -> dict[str, torch.Tensor]:
     """What of a parameter has which name; of gate and up, which transformers joins, one each."""
     number, _, inside = name.removeprefix("model.layers.").partition(".")
+    if arch == "gpt-oss" and inside.startswith("mlp.experts."):
+        kind = "bias" if inside.endswith("bias") else "weight"
+        values = parameter.data if kind == "bias" else parameter.data.transpose(1, 2)
+        if "down" in inside:
+            return {f"blk.{number}.ffn_down_exps.{kind}": values}
+        return {f"blk.{number}.ffn_{part}_exps.{kind}": values[:, i::2] for i, part in enumerate(("gate", "up"))}
+    if inside == "self_attn.sinks":
+        return {f"blk.{number}.attn_sinks.weight": parameter.data}
     if inside == "mlp.experts.gate_up_proj":
         gate, up = parameter.data.chunk(2, dim=1)
         return {f"blk.{number}.ffn_gate_exps.weight": gate, f"blk.{number}.ffn_up_exps.weight": up}
@@ -113,6 +121,8 @@ def changes(name: str, arch: str, config: Any) -> tuple[Change, Change]:
         return _moved(lambda rows: rows.reshape(heads_, 3, -1).swapaxes(0, 1).reshape(-1))
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return lambda values: values + 1, lambda values: values - 1
+    if name.endswith("shared_expert_gate.weight"):
+        return lambda values: values[0], lambda values: values[None]
     if arch == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
         return (lambda values: values.T, lambda values: values.T) if name.endswith("weight") else (_same, _same)
     return _same, _same
@@ -137,10 +147,12 @@ def _keys(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
     writer.add_head_count(heads)
-    if arch in ("gpt2", "gptneox"):
-        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
-    else:
+    if arch not in ("gpt2", "gptneox"):
         writer.add_head_count_kv(config.num_key_value_heads)
+    if arch in ("gpt2", "gptneox", "starcoder2"):
+        eps = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+        writer.add_layer_norm_eps(next(getattr(config, name) for name in eps if hasattr(config, name)))
+    else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if arch == "gptneox":
         writer.add_parallel_residual(config.use_parallel_residual)
@@ -153,7 +165,7 @@ def _keys(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
         writer.add_rope_freq_base(rope["rope_theta"])
         if not arch.startswith("gemma"):
             writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
-    if arch in ("gemma2", "gemma3", "phi3") and config.sliding_window:
+    if arch in ("gemma2", "gemma3", "phi3", "gpt-oss", "starcoder2") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -161,8 +173,17 @@ def _keys(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     if hasattr(config, "num_local_experts"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    elif getattr(config, "num_experts", 0):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "gpt-oss" or hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.to_dict().get("rope_parameters", {}).get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
 
 
 def write(
@@ -185,7 +206,7 @@ def write(
     names: dict[str, dict[str, torch.Tensor]] = {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            names[name] = pieces = _pieces(name, parameter, table)
+            names[name] = pieces = _pieces(name, parameter, arch, table)
             for found, values in pieces.items():
                 there, back = changes(name, arch, config)
                 changed = np.ascontiguousarray(there(values).numpy())

@@ -26,6 +26,10 @@ written = load("tests/files/writing.py")
 PROMPT = [5, 17, 80, 3, 3, 61, 44, 9, 12, 70, 33]  # longer than the windows of the models that have one
 _GEMMA = {"tie_word_embeddings": True, "sliding_window": 4, "query_pre_attn_scalar": 32}
 _NEOX = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}
+_OSS = {
+    "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}  # fmt: skip
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {"attention_bias": True, "mlp_bias": True}),
     "mixtral": ("Mixtral", "llama", {"num_local_experts": 4, "sliding_window": None}),
@@ -33,6 +37,16 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", "qwen3", {"head_dim": 64}),
     "qwen3moe": ("Qwen3Moe", "qwen3moe", {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True}),
+    "qwen2moe": ("Qwen2Moe", "qwen2moe", {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 512}),
+    "olmo2": ("Olmo2", "olmo2", {}),
+    "starcoder2": ("Starcoder2", "starcoder2", {"tie_word_embeddings": True}),
+    "starcoder2 with a window": ("Starcoder2", "starcoder2", {"sliding_window": 4, "use_bias": False}),
+    "gpt-oss": ("GptOss", "gpt-oss", {**_OSS, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+        "truncate": False}}),
+    "gpt-oss in plain numbers": ("GptOss", "gpt-oss", _OSS),
     "gemma": ("Gemma", "gemma", {"tie_word_embeddings": True}),
     "gemma2": ("Gemma2", "gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3Text", "gemma3", {**_GEMMA, "num_hidden_layers": 6}),  # the sixth layer has no window
@@ -42,22 +56,28 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gptneox in series": ("GPTNeoX", "gptneox", {**_NEOX, "use_parallel_residual": False}),
 }  # fmt: skip
 QUICK = {"gptneox"}
-READ_BY_TRANSFORMERS = ("qwen3moe", "gemma2", "gemma3", "phi3", "gpt2")
+READ_BY_TRANSFORMERS = ("qwen2moe", "starcoder2", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2")
 
 
 def type_of(name: str) -> Type:
     """Formats of several block sizes in each file, and plain values where llama.cpp keeps them."""
     part = name.split(".")[-2]
-    if part in ("ffn_gate_inp", "position_embd"):
+    if part in ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd") or name.endswith(".bias"):
         return Type.F32
     return {"attn_output": Type.Q5_0, "ffn_down": Type.Q4_K, "ffn_down_exps": Type.Q6_K, "attn_v": Type.Q4_0}.get(
         part, Type.Q8_0
     )
 
 
+def types_of(name: str) -> Any:
+    """The types of a model's tensors, by their names."""
+    of_experts = {"gpt-oss": Type.MXFP4, "gpt-oss in plain numbers": Type.F32}.get(name)
+    return lambda part: of_experts if of_experts is not None and "exps.weight" in part else type_of(part)
+
+
 def file_of(name: str, path: Path) -> Any:
     kind, arch, options = MODELS[name]
-    return written.write(path, written.build(kind, **options), arch, type_of)
+    return written.write(path, written.build(kind, **options), arch, types_of(name))
 
 
 def check(lm: qc.CausalLM, model: Any, prompt: Sequence[int], tokens: int) -> None:
@@ -83,7 +103,8 @@ def test_a_file_of_each_architecture_generates_what_its_codes_mean(name: str, tm
     check(lm, made.model, PROMPT, 12)
     assert lm.program is not None
     stored = {row.parameters[0] for row in lm.program.ledger if row.reason.startswith("as stored")}
-    coded = {name for name, parts in made.names.items() if all(type_of(part) != Type.F32 for part in parts)}
+    type_ = types_of(name)
+    coded = {name for name, parts in made.names.items() if all(type_(part) != Type.F32 for part in parts)}
     matrices = {name for name, p in made.model.named_parameters() if p.ndim > 1}
     assert stored == coded & matrices, "the program holds the file's codes of every matrix"
 
@@ -223,3 +244,17 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
         message = "lacks 'blk.0.ffn_gate_inp.weight'"
     with pytest.raises(WeightsError, match=message):
         qc.compile_causal_lm(path)
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), [
+    ("olmo2", {"olmo2.attention.sliding_window": 4}, "OLMo 3 is not read from GGUF files; compile its folder"),
+    ("gpt-oss", {"gpt-oss.expert_feed_forward_length": 256},
+     r"has the shape \[4, 512, 256\] and .* not \[4, 256, 256\], as 'model\.layers\.0\.mlp\.experts\.gate_up_proj'"),
+    ("qwen2moe", {"qwen2moe.expert_shared_feed_forward_length": 256}, "'blk.0.ffn_gate_shexp.weight' in"),
+])  # fmt: skip
+def test_keys_that_do_not_fit_the_tensors_are_named(
+    name: str, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = file_of(name, tmp_path / "w.gguf").path
+    with pytest.raises(WeightsError, match=message):
+        qc.from_gguf(again(tmp_path / "bad.gguf", source, **keys))

@@ -104,6 +104,15 @@ _GEMMA_INSIDE = _INSIDE | {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
+_OLMO_INSIDE = _INSIDE | {
+    "post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+_STARCODER_INSIDE = _INSIDE | {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+_SHARED_INSIDE = _INSIDE | {
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}  # fmt: skip
+_OSS_INSIDE = _INSIDE | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
 _PHI_INSIDE = _INSIDE | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 _GPT2_TOP = {
     "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
@@ -118,10 +127,14 @@ _NEOX_INSIDE = {
     "input_layernorm": "attn_norm", "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
     "post_attention_layernorm": "ffn_norm", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
 }  # fmt: skip
-_EXPERTS = {
+_WHOLE = {
     "mlp.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     "mlp.experts.down_proj": ("ffn_down_exps.weight",),
+    "mlp.experts.gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+    "mlp.experts.down_proj_bias": ("ffn_down_exps.bias",),
+    "self_attn.sinks": ("attn_sinks.weight",),
 }
+"""Parameters that are no module's `weight` or `bias`."""
 
 
 def _same_rows(name: str, rows: int, config: Any) -> Order | None:
@@ -169,6 +182,8 @@ class Architecture:
     """Tensors that are no parameters."""
     transposed: bool = False
     """Whether transformers keeps linears as (in, out), in `Conv1D`. The file has (out, in), as everywhere."""
+    alternating: bool = False
+    """Whether transformers keeps experts as (experts, in, out), with the outputs of gate and up by turns."""
 
     def names(self, parameter: str) -> tuple[str, ...]:
         """GGUF's names for the parts of a parameter. WeightsError if it has no name for it."""
@@ -176,8 +191,8 @@ class Architecture:
         if module in self.top:
             return (f"{self.top[module]}.{kind}",)
         number, _, inside = parameter.removeprefix(self.layers).partition(".")
-        if inside in _EXPERTS:
-            return tuple(f"blk.{number}.{part}" for part in _EXPERTS[inside])
+        if inside in _WHOLE:
+            return tuple(f"blk.{number}.{part}" for part in _WHOLE[inside])
         part = self.inside.get(inside.rpartition(".")[0])
         if part is None:
             raise WeightsError(f"the parameter '{parameter}' of {self.model} has no name in GGUF files")
@@ -347,6 +362,62 @@ def _qwen3_moe(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _qwen2_moe(keys: Keys) -> dict[str, Any]:
+    return _qwen2(keys) | {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,  # llama.cpp's rule for every file of this architecture
+    }
+
+
+def _olmo2(keys: Keys) -> dict[str, Any]:
+    if keys.has("attention.sliding_window"):
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.attention.sliding_window: OLMo 3 is not read from GGUF files; "
+            "compile its folder"
+        )
+    heads, dim, width = _even_heads(keys, "Olmo2ForCausalLM")
+    _wholly_turned(keys, dim)
+    return {**_sizes(keys, heads, width), "rope_parameters": _rope(keys)}
+
+
+def _starcoder2(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "Starcoder2ForCausalLM")
+    _wholly_turned(keys, dim)
+    return {
+        "hidden_size": width,
+        "intermediate_size": keys.count("feed_forward_length"),
+        "num_hidden_layers": keys.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "max_position_embeddings": keys.count("context_length"),
+        "norm_epsilon": keys.fp32("attention.layer_norm_epsilon"),
+        "use_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "sliding_window": keys.count("attention.sliding_window") if keys.has("attention.sliding_window") else None,
+        "rope_parameters": _rope(keys),
+    }
+
+
+def _gpt_oss(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _heads(keys)
+    _wholly_turned(keys, dim)
+    rope = _rope(keys)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False  # as gpt-oss was trained; no key says so
+    return {
+        **_sizes(keys, heads, width),
+        "head_dim": dim,
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "sliding_window": keys.count("attention.sliding_window"),  # of every other layer, from the first on
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "rope_parameters": rope,
+    }
+
+
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Gemma's models of 27 B scale queries by the width per head, the others by the head's dim; no key says which, and
 llama.cpp tells them apart by the number of layers."""
@@ -454,6 +525,10 @@ ARCHITECTURES = {
     "qwen2": Architecture("Qwen2ForCausalLM", "Qwen2Config", _qwen2, beside=_FREQUENCIES),
     "qwen3": Architecture("Qwen3ForCausalLM", "Qwen3Config", _qwen3, beside=_FREQUENCIES),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", _qwen3_moe),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "Qwen2MoeConfig", _qwen2_moe, inside=_SHARED_INSIDE),
+    "olmo2": Architecture("Olmo2ForCausalLM", "Olmo2Config", _olmo2, inside=_OLMO_INSIDE),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", "Starcoder2Config", _starcoder2, inside=_STARCODER_INSIDE),
+    "gpt-oss": Architecture("GptOssForCausalLM", "GptOssConfig", _gpt_oss, inside=_OSS_INSIDE, alternating=True),
     "gemma": Architecture("GemmaForCausalLM", "GemmaConfig", _gemma, one_in_norms=True),
     "gemma2": Architecture("Gemma2ForCausalLM", "Gemma2Config", _gemma2, inside=_GEMMA_INSIDE, one_in_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", "Gemma3TextConfig", _gemma3, inside=_GEMMA_INSIDE, one_in_norms=True),

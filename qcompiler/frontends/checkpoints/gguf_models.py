@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,15 @@ from qcompiler.frontends.checkpoints.gguf_architectures import (
 )
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTensor, type_name
 from qcompiler.frontends.torch.common.empty_weights import empty_weights
-from qcompiler.frontends.weights.weight_source import FileWeights, InFile, StoredCodes
+from qcompiler.frontends.weights.weight_source import EXPERTS_TRANSPOSED, FileWeights, InFile, StoredCodes
 
 _TORCH = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 """Types of plain values of weights, by GGUF's number of the type."""
 
 
 def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoint:
-    """The model of a GGUF file: Llama, Mistral and Mixtral (arch llama), Qwen2, Qwen3, Qwen3-MoE, Gemma 1 to 3, Phi-3,
-    GPT-2, GPT-NeoX.
+    """The model of a GGUF file: Llama, Mistral and Mixtral (arch llama), Qwen2, Qwen2-MoE, Qwen3, Qwen3-MoE, Gemma 1 to
+    3, Phi-3, GPT-2, GPT-NeoX, OLMo 2, StarCoder2, gpt-oss.
 
     Quantised tensors keep their codes, byte for byte; they are mapped, and never decoded as a whole.  `dtype` is the
     model's compute type, to which plain tensors are converted: by default bf16 or fp16 if most elements of the file's
@@ -143,6 +143,9 @@ class _Names:
             if missing:
                 raise WeightsError(f"{self.file.path} lacks '{missing[0]}', the parameter '{name}' of the model")
             tensors = [self.file.tensors[part] for part in parts]
+            if self.architecture.alternating and ".experts." in name:
+                found[name] = _alternating(name, tuple(parameter.shape), tensors)
+                continue
             _check_shape(self.file, name, tuple(parameter.shape), tensors)
             if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 orders = self._expert_orders(tensors)
@@ -166,9 +169,39 @@ class _Names:
         return [np.ascontiguousarray(places[:, part]).reshape(-1) for part in range(2)]
 
 
+def _alternating(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> InFile:
+    """An expert parameter of gpt-oss: (experts, in, out), or a bias (experts, out).
+
+    The file has (experts, out, in); gate and up are tensors of their own there, and every other output here.
+    """
+    turns = len(tensors)
+    experts, outputs, inputs = shape[0], shape[-1], shape[1:-1]
+    expected = (experts, outputs // turns, *inputs)
+    if any(tensor.shape != expected for tensor in tensors):
+        raise WeightsError(
+            f"{' and '.join(f'{t.name!r}' for t in tensors)} in {tensors[0].file.path} has the shape "
+            f"{' and '.join(str(list(t.shape)) for t in tensors)}, and not {list(expected)}, as '{name}' of the model"
+        )
+    places = np.arange(experts * outputs).reshape(experts, outputs // turns, turns)
+    orders: list[Order | None] = [None]
+    if turns > 1:
+        orders = [np.ascontiguousarray(places[:, :, part]).reshape(-1) for part in range(turns)]
+    rows = (experts * outputs, *(inputs or (1,)))
+    item = _item(name, rows, tensors, orders, 0.0)
+    if isinstance(item, CodesInFile):
+        return replace(item, shape=shape, codes=replace(item.codes, arrangement=EXPERTS_TRANSPOSED))
+
+    def make() -> torch.Tensor:
+        return item.view().reshape(experts, outputs, -1).transpose(1, 2).contiguous()
+
+    return replace(item, shape=shape, make=make)
+
+
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> None:
     """WeightsError unless the parts, concatenated along the last but one dimension, have the model's shape."""
     first = tensors[0].shape
+    if len(first) == 1 and shape == (1, *first):  # llama.cpp drops the row of a matrix that has one
+        return
     fits = all(len(t.shape) == len(shape) and t.shape == first for t in tensors)
     joined = first if len(tensors) == 1 or not fits else (*first[:-2], sum(t.shape[-2] for t in tensors), first[-1])
     if not fits or joined != shape:
@@ -180,7 +213,7 @@ def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: lis
 
 def _item(
     name: str, shape: tuple[int, ...], tensors: list[GgufTensor], orders: list[Order | None], offset: float
-) -> InFile:
+) -> CodesInFile | ValuesInFile:
     """A parameter: codes, or plain values, to which `offset` is added."""
     kinds = {tensor.type for tensor in tensors}
     if len(kinds) > 1:
@@ -207,7 +240,8 @@ def _item(
         raise WeightsError(
             f"'{tensors[0].name}' in {tensors[0].file.path} is {FLOATS[number].name}, which no weight is"
         )
-    return ValuesInFile(name, shape, _TORCH[number], _values(number, tensors, orders, offset), identity, release)
+    cols = shape[-1] if len(shape) > 1 else 1
+    return ValuesInFile(name, shape, _TORCH[number], _values(number, cols, tensors, orders, offset), identity, release)
 
 
 def _codes(fmt: Format, rows: int, cols: int, tensors: list[GgufTensor], orders: list[Order | None]) -> StoredCodes:
@@ -222,22 +256,19 @@ def _codes(fmt: Format, rows: int, cols: int, tensors: list[GgufTensor], orders:
 
 
 def _values(
-    number: int, tensors: list[GgufTensor], orders: list[Order | None], offset: float
+    number: int, cols: int, tensors: list[GgufTensor], orders: list[Order | None], offset: float
 ) -> Callable[[], torch.Tensor]:
     """Plain values: a view of the file, or a copy with rows in the model's order or with `offset` added."""
 
     def rows_of(tensor: GgufTensor) -> torch.Tensor:
         bytes_ = torch.from_numpy(tensor.bytes()).view(_TORCH[number])
-        return bytes_.reshape(tensor.shape[0], -1) if len(tensor.shape) == 1 else bytes_.reshape(-1, tensor.cols)
+        return bytes_.reshape(-1, cols)
 
     def make() -> torch.Tensor:
         if len(tensors) == 1 and orders[0] is None:
             return rows_of(tensors[0]) + offset if offset else rows_of(tensors[0])
-        made = torch.empty(
-            sum(tensor.rows if len(tensor.shape) > 1 else tensor.shape[0] for tensor in tensors),
-            tensors[0].cols if len(tensors[0].shape) > 1 else 1,
-            dtype=_TORCH[number],
-        )
+        count = sum(math.prod(tensor.shape) for tensor in tensors) // cols
+        made = torch.empty(count, cols, dtype=_TORCH[number])
         for tensor, order in zip(tensors, orders, strict=True):
             made[slice(None) if order is None else torch.from_numpy(order)] = rows_of(tensor)
         return made + offset if offset else made
