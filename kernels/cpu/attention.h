@@ -42,3 +42,30 @@ static void qc_pack_queries(const T* queries, int64_t stride, int64_t live, int6
             vstore_upto(packed + r * depth + d, r < live ? vload_upto(queries + r * stride + d, n) : vzero(), n);
         });
 }
+
+// How `keys` keys are cut into pieces: a piece has `length` keys, whole blocks of `block`; the last one may have fewer.
+// There are at most `most` pieces, of at least `least` keys each if there are several; at least one piece.
+struct qc_pieces {
+    int64_t length, count;
+};
+static inline qc_pieces qc_cut_keys(int64_t keys, int64_t least, int64_t most, int64_t block) {
+    const int64_t wanted = qc_max(1, qc_min(most, keys / least));
+    const int64_t length = qc_max(1, ((keys + wanted - 1) / wanted + block - 1) / block) * block;
+    return {length, qc_max(1, (keys + length - 1) / length)};
+}
+
+// Adds the piece `part` to `whole`. Both hold `rows` rows of `columns` sums (a multiple of 16), then for each row the
+// largest score, then for each row the total of the weights; weights and sums are relative to the largest score.
+QC_COLD void qc_join_pieces(int64_t rows, int64_t columns, float* whole, const float* part) {
+    float* const top = whole + rows * columns;
+    float* const total = top + rows;
+    for (int64_t r = 0; r < rows; r++) {
+        const float before = top[r], other = part[rows * columns + r], now = fmaxf(before, other);
+        const float shift = now == -INFINITY ? 0.0f : now;
+        const float fade = qc_exp(before - shift), scale = qc_exp(other - shift);
+        for (int64_t c = r * columns; c < (r + 1) * columns; c += QC_LANES)
+            vstore(whole + c, vload(whole + c) * vset(fade) + vload(part + c) * vset(scale));
+        top[r] = now;
+        total[r] = total[r] * fade + part[rows * columns + rows + r] * scale;
+    }
+}

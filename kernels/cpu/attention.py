@@ -21,29 +21,20 @@ from qcompiler.kernels.cpu.attention_operands import (
     score_lines,
     seen_keys,
 )
+from qcompiler.kernels.cpu.attention_tiles import (
+    LANES,
+    RegisterTile,
+    Weighing,
+    scores_function,
+    values_functions,
+    weigh_values,
+)
 from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
 from qcompiler.kernels.text import c_dim, header_comment, indent
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.attention import AttentionKernel
 
 QUERY_BLOCK = 128
-LANES = 16
-
-
-@dataclass(frozen=True)
-class RegisterTile:
-    """Register tile: `rows` queries by `panels` vectors of 16 floats.
-
-    Accumulators, operands and one broadcast fit the registers: 8 x 2 zmm of 32, 6 x 1 pairs of ymm (12 of 16), 2 x 1
-    groups of four xmm (8 of 16).
-    """
-
-    rows: int
-    panels: int
-
-    @property
-    def width(self) -> int:
-        return self.panels * LANES
 
 
 _TILES = {
@@ -52,6 +43,8 @@ _TILES = {
     "x86-64": RegisterTile(2, 1),
     "generic": RegisterTile(4, 1),
 }
+"""Accumulators, operands and one broadcast fit the registers: 8 x 2 zmm of 32, 6 x 1 pairs of ymm (12 of 16), 2 x 1
+groups of four xmm (8 of 16)."""
 
 
 @dataclass(frozen=True)
@@ -129,57 +122,14 @@ def emit(spec: KernelSpec, isa: str) -> str:
     ]
     parts = [
         head,
-        _scores_function(spec, geometry),
-        _values_function(spec, geometry),
+        scores_function(spec.name, geometry.tile, body.head_dim, geometry.key_block),
+        values_functions(
+            spec.name, geometry.tile, geometry.key_block, geometry.value_columns, "float", geometry.value_columns
+        ),
         task_function(spec, _task(spec, geometry, blocks)),
         entry_function(spec, launch),
     ]
     return "\n".join(parts)
-
-
-# --- register tiles --------------------------------------------------------------------------------------------------
-
-
-def _scores_function(spec: KernelSpec, geometry: ScratchSizes) -> str:
-    """``scores[r][j] = sum_d queries[r][d] keys[d][j]`` for one tile."""
-    rows, panels, depth = geometry.tile.rows, geometry.tile.panels, geometry.body.head_dim
-    lines = _zero_tile(rows, panels)
-    lines.append(f"for (int64_t d = 0; d < {depth}; d++) {{")
-    lines += [f"    const vf k{p} = vload(keys + d * {geometry.tile.width} + {p * LANES});" for p in range(panels)]
-    for r in range(rows):
-        products = " ".join(f"a{r}_{p} = vfma(q{r}, k{p}, a{r}_{p});" for p in range(panels))
-        lines.append(f"    const vf q{r} = vset(queries[{r * depth} + d]); {products}")
-    lines.append("}")
-    for r in range(rows):
-        lines += [f"vstore(scores + {r * geometry.key_block + p * LANES}, a{r}_{p});" for p in range(panels)]
-    signature = f"qk_{spec.name}_scores(const float* queries, const float* keys, float* scores)"
-    return "\n".join([f"static inline void {signature} {{", *indent(lines), "}", ""])
-
-
-def _values_function(spec: KernelSpec, geometry: ScratchSizes) -> str:
-    """``sums[r][c] += sum_j weights[r][j] values[j][c]`` for one tile of columns."""
-    rows, panels, columns = geometry.tile.rows, geometry.tile.panels, geometry.value_columns
-
-    def body(panels: int) -> list[str]:
-        lines = [f"vf a{r}_{p} = vload(sums + {r * columns + p * LANES});" for r in range(rows) for p in range(panels)]
-        lines.append("for (int64_t j = 0; j < count; j++) {")
-        lines += [f"    const vf v{p} = vload(values + j * stride + {p * LANES});" for p in range(panels)]
-        for r in range(rows):
-            products = " ".join(f"a{r}_{p} = vfma(w{r}, v{p}, a{r}_{p});" for p in range(panels))
-            lines.append(f"    const vf w{r} = vset(weights[{r * geometry.key_block} + j]); {products}")
-        lines.append("}")
-        lines += [f"vstore(sums + {r * columns + p * LANES}, a{r}_{p});" for r in range(rows) for p in range(panels)]
-        return lines
-
-    text = []
-    for width in sorted({panels, columns // LANES % panels} - {0}, reverse=True):
-        signature = f"qk_{spec.name}_values{width}(const float* weights, const float* values, int64_t stride,"
-        text += [f"static inline void {signature} int64_t count, float* sums) {{", *indent(body(width)), "}", ""]
-    return "\n".join(text)
-
-
-def _zero_tile(rows: int, panels: int) -> list[str]:
-    return [f"vf {', '.join(f'a{r}_{p} = vzero()' for p in range(panels))};" for r in range(rows)]
 
 
 # --- one task --------------------------------------------------------------------------------------------------------
@@ -232,8 +182,11 @@ def _key_block(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
         f"for (int64_t r = 0; r < {tile.rows}; r++) {{",
         *indent(_softmax_row(spec, geometry)),
         "}",
-        *_weigh_values(spec, geometry, values, stride),
-    ]
+        *weigh_values(
+            spec.name, tile, geometry.value_columns,
+            Weighing(values, stride, "visible", f"sums + i * {geometry.value_columns}"),
+        ),
+    ]  # fmt: skip
     return [*lines, f"for (int64_t i = 0; i < q_count; i += {tile.rows}) {{", *indent(tile_lines), "}"]
 
 
@@ -291,23 +244,6 @@ def _softmax_row(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
     ]
     if not bounded:
         lines.remove(f"for (; j < visible; j += {LANES}) vstore(row + j, vzero());")
-    return lines
-
-
-def _weigh_values(spec: KernelSpec, geometry: ScratchSizes, values: str, stride: str) -> list[str]:
-    width, columns = geometry.tile.width, geometry.value_columns
-    full = columns // width * width
-    lines = []
-    if full:
-        lines += [
-            f"for (int64_t c = 0; c < {full}; c += {width})",
-            f"    qk_{spec.name}_values{geometry.tile.panels}"
-            f"(scores, {values} + c, {stride}, visible, sums + i * {columns} + c);",
-        ]
-    if rest := (columns - full) // LANES:
-        lines.append(
-            f"qk_{spec.name}_values{rest}(scores, {values} + {full}, {stride}, visible, sums + i * {columns} + {full});"
-        )
     return lines
 
 

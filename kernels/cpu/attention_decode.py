@@ -1,14 +1,19 @@
-"""Attention of a single query: keys and values are read once, in place.
+"""Attention of a single query: keys and values are read once for all query heads that share them.
 
-A task owns one key/value head of one batch entry and the query heads that share it, so grouped-query attention reads
-the cache once. Where these tasks are too few for the threads, a task owns some of the query heads: each head is
-computed in the same way, so the results do not change. How many keys are seen is known when the kernel begins; an
-attention to few keys runs on the calling thread.
+A *unit* is one key/value head of one batch entry with up to `HEADS` of the query heads that share it. Its keys are
+processed in blocks of `BLOCK`. A block is packed as `attention` packs it (transposed, widened to float), so that the
+query heads are the rows of a register tile; one or two heads read the keys in place instead, one dot product each.
+Values are widened where they are multiplied.
 
-Keys are processed in blocks of `BLOCK`: one dot product per key, then the online softmax of `attention`.
+The seen keys of a unit are cut into pieces: `PIECE` keys or more, at most `PIECES` of them. Each piece has a maximum, a
+total and sums of its own (the online softmax of `attention`), and the pieces are joined in ascending order. Where the
+units are fewer than two for each thread, a task computes one piece, else a whole unit. How keys are cut depends on
+their number alone, so the bits do not depend on the threads. An attention to few keys runs on the calling thread.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from qcompiler.kernels.cpu.attention_operands import (
     head_pointers,
@@ -17,150 +22,360 @@ from qcompiler.kernels.cpu.attention_operands import (
     score_lines,
     seen_keys,
 )
-from qcompiler.kernels.cpu.text import entry_function, pointer, task_function
-from qcompiler.kernels.text import c_dim, header_comment, indent
+from qcompiler.kernels.cpu.attention_tiles import (
+    LANES,
+    Ahead,
+    RegisterTile,
+    Weighing,
+    scores_function,
+    values_functions,
+    weigh_values,
+)
+from qcompiler.kernels.cpu.text import entry_function, pointer, symbol_declarations, task_function
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent, needed
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.attention import AttentionKernel
 
 BLOCK = 64
-LANES = 16
+HEADS = 16
+IN_PLACE = 2
+"""The most heads of a unit that read keys in place: to transpose a block takes as long as the dot products of three
+(head size 64, fp16, AVX-512)."""
 
-COST = 2
-"""Element operations for each element of a key or value and each query head: a dot product of one query with one key
-ends in a sum over SIMD lanes, so 64 k elements take 4 us, twice as long as a loop over them (benchmarks/profile_cpu.py,
-hidden 256)."""
+PIECE, PIECES = 256, 16
+
+STATES = 128
+STATE_BYTES = 1 << 19
+"""The pieces of all units are shared among tasks if there are at most `STATES` of them, whose results take at most
+`STATE_BYTES`: 16 pieces of 8 units are two tasks for each of 64 threads."""
+
+_TILES = {"x86-64-v4": (8, 16), "x86-64-v3": (6, 6), "x86-64": (2, 2), "generic": (4, 4)}
+"""The most rows of a tile, and the most accumulators (in logical vectors) that leave registers for the operands."""
 
 
 def fits(body: AttentionKernel) -> bool:
     return body.q_len == 1
 
 
-def _columns(body: AttentionKernel) -> int:
-    return -(-body.value_dim // LANES) * LANES
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one kernel, in query heads and floats."""
+
+    body: AttentionKernel
+    isa: str
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.body.heads // self.body.kv_heads
+
+    @property
+    def units(self) -> int:
+        """Units of one group."""
+        return -(-self.group // HEADS)
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a unit; the last unit of a group may have fewer."""
+        return -(-self.group // self.units)
+
+    @property
+    def packs(self) -> bool:
+        return self.heads > IN_PLACE
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.heads // _TILES[self.isa][0])
+
+    @property
+    def tile(self) -> RegisterTile:
+        """Heads in equal tiles, with as many panels (1, 2 or 4) as the accumulators allow."""
+        rows = -(-self.heads // self.tiles)
+        return RegisterTile(rows, max(p for p in (1, 2, 4) if p == 1 or p * rows <= _TILES[self.isa][1]))
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tiles: those behind the last head have queries of zero, and their results are not used."""
+        return self.tiles * self.tile.rows
+
+    @property
+    def columns(self) -> int:
+        return -(-self.body.value_dim // LANES) * LANES
+
+    @property
+    def state(self) -> int:
+        """The result of a piece: sums, maximum and total of each row, in whole cache lines."""
+        return -(-self.rows * (self.columns + 2) // LANES) * LANES
+
+    @property
+    def sections(self) -> dict[str, int]:
+        """A task's sections of scratch, each a multiple of 16 floats."""
+        return {
+            "keys": BLOCK * self.body.head_dim if self.packs else 0,
+            "queries": -(-self.rows * self.body.head_dim // LANES) * LANES,
+            "scores": self.tile.rows * BLOCK,
+            "whole": self.state,
+            "part": self.state,
+        }
+
+    @property
+    def shared(self) -> int:
+        """How many pieces' results the caller's scratch holds, behind its sections."""
+        return min(STATES, STATE_BYTES // (4 * self.state))
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
-    """The scores of one block, and for each query head of a group its sums, maximum and total."""
-    body = spec.body
-    assert isinstance(body, AttentionKernel)
-    group = body.heads // body.kv_heads
-    return 4 * (BLOCK + group * (_columns(body) + 2))
+    """The sections of a task, and the results of pieces that tasks share."""
+    sizes = _sizes(spec, isa)
+    return 4 * (sum(sizes.sections.values()) + sizes.shared * sizes.state)
+
+
+def _sizes(spec: KernelSpec, isa: str) -> Sizes:
+    assert isinstance(spec.body, AttentionKernel)
+    return Sizes(spec.body, isa)
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    body = spec.body
-    assert isinstance(body, AttentionKernel)
-    head = header_comment(spec, f"one query: keys read in place, {BLOCK} at a time, once for each group of query heads")
-    cut = f"qk_{spec.name}_cut"
-    struct = (
-        f"struct {cut} {{\n    qc_call call;\n    int64_t pieces;  // tasks that share the query heads of a group\n}};"
+    sizes = _sizes(spec, isa)
+    tile = sizes.tile
+    head = header_comment(
+        spec, f"one query: keys {BLOCK} at a time for {sizes.heads} query heads, tile {tile.rows} x {tile.width}"
     )
+    cut = [
+        f"struct qk_{spec.name}_cut {{",
+        "    qc_call call;",
+        "    int64_t pieces;  // of each unit, a task for each; 0: a task is a whole unit",
+        "    float* states;   // the results of pieces",
+        "};",
+        "",
+    ]
+    body, (keys, values) = sizes.body, (STORAGE_TYPES[operand(spec, name).dtype] for name in ("k", "v"))
+    later, next_keys = Ahead(values, body.value_dim), Ahead(keys, body.head_dim)
     return "\n".join(
-        [head, struct, task_function(spec, _task(spec, body)), entry_function(spec, _launch(spec, body, cut))]
+        [
+            head,
+            *cut,
+            *([scores_function(spec.name, tile, body.head_dim, BLOCK, later)] if sizes.packs else []),
+            values_functions(spec.name, tile, BLOCK, sizes.columns, values, body.value_dim, next_keys),
+            _piece(spec, sizes),
+            _store(spec, sizes),
+            task_function(spec, _task(spec, sizes)),
+            entry_function(spec, _launch(spec, sizes)),
+        ]
     )
 
 
-def _launch(spec: KernelSpec, body: AttentionKernel, cut: str) -> list[str]:
-    """Cuts the work: two tasks for each thread if the keys that are seen are worth them."""
-    last = [pointer(operand(spec, "last"), operand_names(spec).index("last"), "last")] if body.last else []
-    dims = body.head_dim + body.value_dim
-    return [
-        *last,
-        f"const int64_t kv_len = {c_dim(body.kv_len)}, batch = {c_dim(body.batch)}, units = batch * {body.kv_heads};",
-        "double keys = 0;",
-        "for (int64_t b = 0; b < batch; b++) {",
-        *indent([*seen_keys(spec, "0", "1"), "keys += (double)qc_max(0, seen - first);"]),
-        "}",
-        f"const double worth = keys * {body.heads} * {dims * COST} / QC_TASK_COST;",
-        f"{cut} cut = {{{{ctx, op, sym}}, 1}};",
-        "if (worth < 2 || ctx->num_threads < 2) {",
-        f"    for (int64_t task = 0; task < units; task++) qk_{spec.name}_task(&cut, task, ctx->scratch);",
-        "    return;",
-        "}",
-        "const int64_t most = 2 * (int64_t)ctx->num_threads, wanted = worth < (double)most ? (int64_t)worth : most;",
-        f"cut.pieces = qc_min({body.heads // body.kv_heads}, (wanted + units - 1) / units);",
-        f"ctx->parallel(ctx, units * cut.pieces, qk_{spec.name}_task, &cut);",
+# --- one unit --------------------------------------------------------------------------------------------------------
+
+
+def _unit_function(spec: KernelSpec, sizes: Sizes, signature: str, body: list[str]) -> str:
+    """A function of a unit, with its operands, batch entry, heads and symbols declared."""
+    names, per_entry = operand_names(spec), sizes.body.kv_heads * sizes.units
+    first = f" + unit % {sizes.units} * {sizes.heads}" if sizes.units > 1 else ""
+    declarations = [
+        *symbol_declarations(spec.symbols, "call->sym"),
+        *(pointer(o, i, name, "call->op") for i, (name, o) in enumerate(zip(names, spec.operands, strict=True))),
+        f"const int64_t b = unit / {per_entry};",
+        f"const int64_t kv_h = unit % {per_entry}{f' / {sizes.units}' if sizes.units > 1 else ''};",
+        f"const int64_t h0 = kv_h * {sizes.group}{first};",
+        f"const int64_t heads = qc_min({sizes.heads}, (kv_h + 1) * {sizes.group} - h0);",
     ]
+    return "\n".join([f"static {signature} {{", *indent([*needed(declarations, body), *body]), "}", ""])
 
 
-def _task(spec: KernelSpec, body: AttentionKernel) -> list[str]:
-    names, group, columns = operand_names(spec), body.heads // body.kv_heads, _columns(body)
+def _state(sizes: Sizes) -> list[str]:
+    """Declares the parts of `state`."""
+    sums = sizes.rows * sizes.columns
+    return [f"float* const top = state + {sums};", f"float* const total = state + {sums + sizes.rows};"]
+
+
+def _piece(spec: KernelSpec, sizes: Sizes) -> str:
+    """The function that computes one piece into `state`; false if the unit has fewer pieces."""
+    body, tile = sizes.body, sizes.tile
     stride_k, stride_v = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v"))
-    per_head = [
-        f"const int64_t h = kv_h * {group} + g;",
-        *head_pointers(spec, ("q", "mask")),
-        f"float* const sum = sums + g * {columns};",
-        "for (int64_t j = 0; j < count; j++) {",
-        f"    const auto key = k_head + (k0 + j) * {stride_k};",
-        f"    scores[j] = qc_sum_columns({body.head_dim}, [&](int64_t d, int n) QC_BODY {{",
-        "        return vload_upto(q_head + d, n) * vload_upto(key + d, n);",
-        "    });",
-        "}",
-        *_softmax(spec, columns),
-        "for (int64_t j = 0; j < count; j++) {",
-        f"    const auto value = v_head + (k0 + j) * {stride_v};",
-        "    const vf w = vset(scores[j]);",
-        f"    qc_columns({body.value_dim}, [&](int64_t c, int n) QC_BODY {{",
-        "        vstore(sum + c, vfma(w, vload_upto(value + c, n), vload(sum + c)));",
-        "    });",
-        "}",
+    sections, offset = [], 0
+    for name, size in sizes.sections.items():
+        if size and name in ("keys", "queries", "scores"):
+            sections.append(f"float* const {name} = (float*)scratch + {offset};")
+        offset += size
+    mask = ["const int64_t h = h0 + g;", *head_pointers(spec, ("mask",))] if body.mask != "none" else []
+    row = [
+        "const int64_t g = i + r;",
+        *mask,
+        f"float* const row = scores + r * {BLOCK};",
+        *_softmax(spec, sizes.columns),
     ]
-    finish = [
-        f"const int64_t h = kv_h * {group} + g;",
-        *head_pointers(spec, ("out",)),
-        "const vf scale = vset(total[g] == 0.0f ? 0.0f : 1.0f / total[g]);  // no key seen: zeros",
-        f"qc_columns({body.value_dim}, [&](int64_t c, int n) QC_BODY {{",
-        f"    vstore_upto(out_head + c, vload(sums + g * {columns} + c) * scale, n);",
+    tile_lines = [
+        *_scores(spec, sizes),
+        f"for (int64_t r = 0; r < qc_min({tile.rows}, heads - i); r++) {{",
+        *indent(row),
+        "}",
+        *weigh_values(
+            spec.name, tile, body.value_dim,
+            Weighing(
+                f"v_head + k0 * {stride_v}", stride_v, "count", f"state + i * {sizes.columns}",
+                (f"k_head + (k0 + {BLOCK}) * {stride_k}", stride_k),
+            ),
+        ),
+    ]  # fmt: skip
+    query = ["const int64_t h = h0 + g;", *head_pointers(spec, ("q",))]
+    copy = f"qc_pack_queries(q_head, {body.head_dim}, 1, 1, {body.head_dim}, queries + g * {body.head_dim});"
+    pack = f"qc_pack_keys(k_head + k0 * {stride_k}, {stride_k}, count, {body.head_dim}, {tile.width}, keys);"
+    lines = [
+        f"const int64_t kv_len = {c_dim(body.kv_len)};",
+        *seen_keys(spec, "0", "1"),
+        f"const qc_pieces cut = qc_cut_keys(seen - first, {PIECE}, {PIECES}, {BLOCK});",
+        "if (number >= cut.count) return false;",
+        "const int64_t begin = first + number * cut.length, end = qc_min(seen, begin + cut.length);",
+        *head_pointers(spec, ("k", "v")),
+        *sections,
+        *_state(sizes),
+        f"memset(state, 0, sizeof(float) * {sizes.state});",
+        f"for (int64_t g = 0; g < {sizes.rows}; g++) top[g] = -INFINITY;",
+        f"memset(queries, 0, sizeof(float) * {sizes.sections['queries']});",
+        "for (int64_t g = 0; g < heads; g++) {",
+        *indent([*query, copy]),
+        "}",
+        f"for (int64_t k0 = begin; k0 < end; k0 += {BLOCK}) {{",
+        f"    const int64_t count = qc_min({BLOCK}, end - k0);",
+        *([f"    {pack}"] if sizes.packs else []),
+        f"    for (int64_t i = 0; i < {sizes.rows}; i += {tile.rows}) {{",
+        *indent(tile_lines, 2),
+        "    }",
+        "}",
+        "return true;",
+    ]
+    signature = (
+        f"bool qk_{spec.name}_piece(const qc_call* call, int64_t unit, int64_t number, char* scratch, float* state)"
+    )
+    return _unit_function(spec, sizes, signature, lines)
+
+
+def _scores(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    """The products of the tile's queries, from row `i` on, with the keys of the block. Meanwhile its values come."""
+    stride_k, stride_v = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v"))
+    depth = sizes.body.head_dim
+    if sizes.packs:
+        return [
+            f"for (int64_t j = 0; j < count; j += {sizes.tile.width})",
+            f"    qk_{spec.name}_scores(queries + i * {depth}, keys + j * {depth}, scores + j,",
+            f"        v_head + (k0 + j) * {stride_v}, {stride_v});",
+        ]
+    dot = [
+        f"const auto key = k_head + (k0 + j) * {stride_k};",
+        f"scores[r * {BLOCK} + j] = qc_sum_columns({depth}, [&](int64_t d, int n) QC_BODY {{",
+        f"    return vload_upto(queries + (i + r) * {depth} + d, n) * vload_upto(key + d, n);",
         "});",
     ]
     return [
-        *(pointer(o, i, name, "call->op") for i, (name, o) in enumerate(zip(names, spec.operands, strict=True))),
-        f"const int64_t pieces = ((const qk_{spec.name}_cut*)arg)->pieces;",
-        "const int64_t piece = task % pieces, unit = task / pieces;",
-        f"const int64_t b = unit / {body.kv_heads}, kv_h = unit % {body.kv_heads}, kv_len = {c_dim(body.kv_len)};",
-        f"const int64_t begin = qc_share({group}, piece, pieces), end = qc_share({group}, piece + 1, pieces);",
-        *seen_keys(spec, "0", "1"),
-        *head_pointers(spec, ("k", "v")),
-        "float* const scores = (float*)scratch;",
-        f"float* const sums = scores + {BLOCK};",
-        f"float* const top = sums + {group * columns};",
-        f"float* const total = top + {group};",
-        f"memset(sums, 0, sizeof(float) * {group * columns});",
-        f"for (int64_t g = 0; g < {group}; g++) top[g] = -INFINITY, total[g] = 0.0f;",
-        f"for (int64_t k0 = first; k0 < seen; k0 += {BLOCK}) {{",
-        f"    const int64_t count = qc_min({BLOCK}, seen - k0);",
-        "    for (int64_t g = begin; g < end; g++) {",
-        *indent(per_head, 2),
+        "for (int64_t j = 0; j < count; j++)",
+        f"    for (int64_t r = 0; r < {sizes.tile.rows}; r++) {{",
+        *indent(dot, 2),
         "    }",
-        "}",
-        "for (int64_t g = begin; g < end; g++) {",
-        *indent(finish),
-        "}",
     ]
 
 
 def _softmax(spec: KernelSpec, columns: int) -> list[str]:
+    """Turns the scores of head `g` into weights, updates its maximum and total, and rescales its earlier sums."""
     return [
         "vf best = vset(-INFINITY);",
         "qc_columns(count, [&](int64_t j, int n) QC_BODY {",
-        *indent(score_lines(spec, "scores + j", "0", "k0 + j")),
+        *indent(score_lines(spec, "row + j", "0", "k0 + j")),
         "    s = vsel(vfirst(n), s, vset(-INFINITY));",
-        "    vstore(scores + j, s);",
+        "    vstore(row + j, s);",
         "    best = vmax(s, best);",
         "});",
         "const float before = top[g], now = fmaxf(before, vmaxlane(best));",
-        "const vf shift = vset(now == -INFINITY ? 0.0f : now);",
+        "const vf shift = vset(now == -INFINITY ? 0.0f : now);  // nothing seen yet: all weights are exp(-inf) = 0",
         "vf part = vzero();",
         f"for (int64_t j = 0; j < count; j += {LANES}) {{",
-        "    const vf w = vexp(vload(scores + j) - shift);",
-        "    vstore(scores + j, w);",
+        "    const vf w = vexp(vload(row + j) - shift);",
+        "    vstore(row + j, w);",
         "    part = part + w;",
         "}",
         "if (now != before && before != -INFINITY) {",
         "    const float fade = qc_exp(before - now);",
         "    total[g] *= fade;",
-        f"    for (int64_t c = 0; c < {columns}; c += {LANES}) vstore(sum + c, vload(sum + c) * vset(fade));",
+        f"    float* const old = state + g * {columns};",
+        f"    for (int64_t c = 0; c < {columns}; c += {LANES}) vstore(old + c, vload(old + c) * vset(fade));",
         "}",
         "top[g] = now;",
         "total[g] += vsum(part);",
+    ]
+
+
+def _store(spec: KernelSpec, sizes: Sizes) -> str:
+    """The function that writes the results of a unit from the joined `state`."""
+    per_head = [
+        "const int64_t h = h0 + g;",
+        *head_pointers(spec, ("out",)),
+        "const vf scale = vset(total[g] == 0.0f ? 0.0f : 1.0f / total[g]);  // no key seen: zeros",
+        f"qc_columns({sizes.body.value_dim}, [&](int64_t c, int n) QC_BODY {{",
+        f"    vstore_upto(out_head + c, vload(state + g * {sizes.columns} + c) * scale, n);",
+        "});",
+    ]
+    lines = [_state(sizes)[1], "for (int64_t g = 0; g < heads; g++) {", *indent(per_head), "}"]
+    return _unit_function(
+        spec, sizes, f"void qk_{spec.name}_store(const qc_call* call, int64_t unit, float* state)", lines
+    )
+
+
+# --- the work --------------------------------------------------------------------------------------------------------
+
+
+def _task(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    whole = sum(size for name, size in sizes.sections.items() if name not in ("whole", "part"))
+    piece, join = f"qk_{spec.name}_piece", f"qc_join_pieces({sizes.rows}, {sizes.columns}, whole, part);"
+    return [
+        f"const qk_{spec.name}_cut* const cut = (const qk_{spec.name}_cut*)arg;",
+        "if (cut->pieces) {",
+        f"    {piece}(call, task / cut->pieces, task % cut->pieces, scratch, cut->states + task * {sizes.state});",
+        "    return;",
+        "}",
+        f"float* const whole = (float*)scratch + {whole};",
+        f"float* const part = whole + {sizes.state};",
+        f"{piece}(call, task, 0, scratch, whole);",
+        f"for (int64_t number = 1; {piece}(call, task, number, scratch, part); number++)",
+        f"    {join}",
+        f"qk_{spec.name}_store(call, task, whole);",
+    ]
+
+
+def _launch(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    """Cuts the work: whole units, or pieces if the units are fewer than two for each thread."""
+    body, cut = sizes.body, f"qk_{spec.name}_cut"
+    per_entry = body.kv_heads * sizes.units
+    last = [pointer(operand(spec, "last"), operand_names(spec).index("last"), "last")] if body.last else []
+    dims = body.head_dim + body.value_dim
+    count = f"qc_cut_keys(seen - first, {PIECE}, {PIECES}, {BLOCK}).count"
+    states = sum(sizes.sections.values())
+    return [
+        *last,
+        f"const int64_t kv_len = {c_dim(body.kv_len)}, batch = {c_dim(body.batch)};",
+        f"const int64_t units = batch * {per_entry};",
+        "double keys = 0;",
+        "int64_t pieces = 1;",
+        "for (int64_t b = 0; b < batch; b++) {",
+        *indent([*seen_keys(spec, "0", "1"), "keys += (double)qc_max(0, seen - first);"]),
+        f"    pieces = qc_max(pieces, {count});",
+        "}",
+        f"{cut} cut = {{{{ctx, op, sym}}, 0, (float*)ctx->scratch + {states}}};",
+        f"const bool worth = keys * {body.heads} * {dims} >= 2.0 * QC_TASK_COST && ctx->num_threads > 1;",
+        f"if (worth && units < 2 * (int64_t)ctx->num_threads && pieces > 1 && units * pieces <= {sizes.shared}) {{",
+        "    cut.pieces = pieces;",
+        f"    ctx->parallel(ctx, units * pieces, qk_{spec.name}_task, &cut);",
+        "    for (int64_t b = 0; b < batch; b++) {",
+        *indent(seen_keys(spec, "0", "1"), 2),
+        f"        const int64_t count = {count};",
+        f"        for (int64_t unit = b * {per_entry}; unit < (b + 1) * {per_entry}; unit++) {{",
+        f"            float* const state = cut.states + unit * pieces * {sizes.state};",
+        "            for (int64_t number = 1; number < count; number++)",
+        f"                qc_join_pieces({sizes.rows}, {sizes.columns}, state, state + number * {sizes.state});",
+        f"            qk_{spec.name}_store(&cut.call, unit, state);",
+        "        }",
+        "    }",
+        "    return;",
+        "}",
+        f"if (worth && units > 1) return ctx->parallel(ctx, units, qk_{spec.name}_task, &cut);",
+        f"for (int64_t task = 0; task < units; task++) qk_{spec.name}_task(&cut, task, ctx->scratch);",
     ]

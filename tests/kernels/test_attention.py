@@ -119,7 +119,13 @@ CASES = [
     Case("decode_last_none", 1, 30, decode=True, last=(-1, 0), batch=1),
     Case("decode_last_past", 1, 65, decode=True, last=(70, 0), dtype="bf16", mask="bool", mask_axes="bk"),
     Case("decode_last_window", 1, 300, decode=True, last=(201, 0), window=70),
-]
+    Case("decode_pieces", 1, 1100, decode=True, heads=3, kv_heads=1, batch=1, dim=20, value_dim=27),
+    Case("decode_pieces_last", 1, 1300, decode=True, last=(510, 0), heads=8, kv_heads=1, batch=2, dtype="bf16"),
+    Case("decode_pieces_masked", 1, 700, decode=True, heads=4, kv_heads=1, batch=2, mask="bool", mask_axes="bk"),
+    Case("decode_most_pieces", 1, 9000, decode=True, heads=1, kv_heads=1, batch=1, dtype="f16", window=8500,
+         last=(8990, 0)),
+    Case("decode_many_heads", 1, 600, decode=True, heads=37, kv_heads=1, batch=1, dtype="f16"),
+]  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 
 
@@ -237,6 +243,22 @@ def test_nan_reaches_every_query_that_sees_it(kernels: Any) -> None:
     out = run(kernels, case, arrays)
     assert np.isnan(out[0, 100:]).all()
     assert not np.isnan(out[0, :100]).any()
+
+
+def test_decode_takes_nan_from_any_piece_and_nothing_from_hidden_ones(kernels: Any) -> None:
+    """Keys of one query are cut into pieces; a piece may be hidden as a whole, and a NaN in one reaches the result."""
+    case = BY_NAME["decode_pieces_masked"]
+    arrays = inputs(case)
+    arrays[3][0, :, :400] = False  # all of the first piece
+    arrays[3][1] = False
+    out = run(kernels, case, arrays)
+    error = np.abs(out - reference(case, arrays)).max()
+    assert error <= TOLERANCE["f32"] * 3 and not out[1].any()
+    for key in (410, 699):
+        spoilt = [*arrays[:1], arrays[1].copy(), *arrays[2:]]
+        spoilt[3][0, :, key] = True
+        spoilt[1][0, key] = np.nan
+        assert np.isnan(run(kernels, case, spoilt)[0]).all()
 
 
 def test_large_scores_do_not_overflow(kernels: Any) -> None:
