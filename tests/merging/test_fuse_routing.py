@@ -1,4 +1,4 @@
-"""The routing of a mixture of experts is one launch: the same experts, the same bits where stated, a reason where not."""
+"""The routing of a mixture of experts is one launch: the same experts and bits, and a reason where it stays apart."""
 
 from __future__ import annotations
 

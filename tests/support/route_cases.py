@@ -27,7 +27,7 @@ def spec(
             access="r" if each == "x" else "w",
             shape=(rows, width),
             strides=(width * apart, apart),
-        )  # fmt: skip
+        )
         for each, kind, width in (("x", dtype, cols), ("weights", made, count), ("indices", "i64", count))
     )
     body = RouteKernel(rows=rows, cols=cols, count=count, scores=form[0], normalise=form[1])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import FLOATS, OPERATIONS_PER_ELEMENT, Contract, Role, RoleKernel, Symbols, elements
+from qcompiler.plan.kernel_body import OPERATIONS_PER_ELEMENT, Contract, Role, RoleKernel, Symbols, elements
 from qcompiler.plan.operands import Operand
 
 MOST_EXPERTS = 512
