@@ -26,11 +26,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FloatAttr, ModuleOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
-from xdsl.dialects.linalg.attrs import IteratorType
 from xdsl.ir import Block, Operation, Region, SSAValue
-from xdsl.ir.affine import AffineDimExpr
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
@@ -46,6 +44,7 @@ from qcompiler.passes.fuse_glu import halves_of
 from qcompiler.passes.linears.constants import finish
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import Index
+from qcompiler.passes.loops.sums import adds_from_zero, dims_of, reduced
 from qcompiler.passes.lowering.rule import is_stored
 from qcompiler.passes.views.views import Reshape
 from qcompiler.plan.dims import Dim, dim, product
@@ -233,15 +232,15 @@ def _mixture_of(op: qc.GroupedLinearOp) -> _Mixture | None:
     if weighing is not None:
         others = [access for access in pointwise_accesses(weighing) if access[0] is not value]
         inside = all(i == loops.identity(2) for v, i in pointwise_accesses(weighing) if v is value)
-        if not inside or len(others) != 1 or _dims(*others[0]) != [0]:
+        if not inside or len(others) != 1 or dims_of(*others[0]) != [0]:
             return None
         weights, value = others[0][0], weighing.res[0]
     value = _through_reshapes(value)
     summing = value.get_user_of_unique_use()
-    if not isinstance(summing, ops.GenericOp) or not _adds_from_zero(summing):
+    if not isinstance(summing, ops.GenericOp) or not adds_from_zero(summing):
         return None
-    (axis,) = _reduced(summing)
-    kept = _dims(summing.res[0], loops.output_index(summing))
+    (axis,) = reduced(summing)
+    kept = dims_of(summing.res[0], loops.output_index(summing))
     if kept is None or not kept:
         return None
     order = {value: [*kept[:-1], axis, kept[-1]]}
@@ -251,7 +250,7 @@ def _mixture_of(op: qc.GroupedLinearOp) -> _Mixture | None:
     if weights is None:
         weights = others[0][0]
         order[weights] = [*kept[:-1], axis]
-    if any(_dims(v, i) != order[v] for v, i in loops.inputs_of(summing)):
+    if any(dims_of(v, i) != order[v] for v, i in loops.inputs_of(summing)):
         return None
     extents = loops.loop_extents(summing)
     top = extents[axis]
@@ -271,31 +270,6 @@ def _sums_over_experts(op: qc.GroupedLinearOp, kept: Sequence[Dim], top: int) ->
     return dim(kept[-1]) == dim(shape_of(op.result.type)[1]) and (pairs is None or product(kept[:-1]) * top == pairs)
 
 
-def _reduced(op: ops.GenericOp) -> list[int]:
-    return [n for n, each in enumerate(op.iterator_types.data) if each.data is IteratorType.REDUCTION]
-
-
-def _adds_from_zero(op: ops.GenericOp) -> bool:
-    """Whether a nest folds one dim to one f32 result that begins at 0, and asks for no place in it."""
-    if any(isinstance(each, ops.IndexOp) for each in op.body.block.ops):
-        return False
-    if len(op.res) != 1 or len(_reduced(op)) != 1 or tensor_dtype(op.res[0].type) != "f32":
-        return False
-    start = op.outputs[0].owner
-    zero = loops.constant_of(start.inputs[0]) if isinstance(start, ops.FillOp) else None
-    return isinstance(zero, FloatAttr) and zero.value.data == 0.0
-
-
-def _dims(value: SSAValue, index: Index) -> list[int] | None:
-    """The loop dims that index the value's dims of a size other than 1, in order. None for any other expression."""
-    found = [expr for expr, size in zip(index, shape_of(value.type), strict=True) if size != 1]
-    return [e.position for e in found if isinstance(e, AffineDimExpr)] if _all_dims(found) else None
-
-
-def _all_dims(index: Sequence[object]) -> bool:
-    return all(isinstance(expr, AffineDimExpr) for expr in index)
-
-
 def _reader_of_sums(summing: ops.GenericOp) -> ops.GenericOp | None:
     """The nest that alone reads the sums, in step with its result, as it does everything else it reads."""
     sums = _through_reshapes(summing.res[0])
@@ -306,7 +280,7 @@ def _reader_of_sums(summing: ops.GenericOp) -> ops.GenericOp | None:
     shape: Sequence[Dim] = shape_of(reader.res[0].type)
     own = [n for n, size in enumerate(shape) if size != 1]
     accesses = pointwise_accesses(reader)
-    whole = all(_dims(value, index) == own for value, index in accesses)
+    whole = all(dims_of(value, index) == own for value, index in accesses)
     few = len({value for value, _ in accesses}) - 1 <= MAX_EXTRAS
     stored = tensor_dtype(reader.res[0].type) in ("f32", "bf16", "f16")
     return reader if whole and few and stored and not indexed else None

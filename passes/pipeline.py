@@ -82,6 +82,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("fuse-elementwise"),
     _stage("assign-devices"),
     _stage("fuse-glu"),
+    _stage("fuse-routing"),
     _stage("fuse-experts"),
     _stage("merge-linears"),
     _stage("fuse-norm-prologue"),

@@ -17,7 +17,7 @@ from qcompiler.ir.interpreter_base import RULES, Array, Frame, accumulator, roun
 from qcompiler.ir.interpreter_linalg import evaluate_body
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
-from qcompiler.ir.qc_index import TopPOp
+from qcompiler.ir.qc_index import RouteOp, TopPOp
 from qcompiler.ir.types import QTensorType, tensor_dtype
 from qcompiler.plan.kinds.recurrent import GATES
 from qcompiler.plan.kinds.top_p import SHARE_OF_ALL, WEIGHT_BITS
@@ -319,10 +319,15 @@ def _rms_norm(op: qc.RmsNormOp, operands: Sequence[Array], _frame: Frame) -> lis
 
 @rule(qc.SoftmaxOp)
 def _softmax(op: qc.SoftmaxOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
-    axis, acc = op.axis.value.data, accumulator(operands[0])
-    x = operands[0].astype(acc, copy=False)
+    return [round_to(_shares(operands[0], op.axis.value.data), tensor_dtype(op.result.type))]
+
+
+def _shares(operand: Array, axis: int) -> Array:
+    """Softmax, not rounded."""
+    acc = accumulator(operand)
+    x = operand.astype(acc, copy=False)
     powers = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
-    return [round_to(powers / powers.sum(axis=axis, keepdims=True, dtype=acc), tensor_dtype(op.result.type))]
+    return np.asarray(powers / powers.sum(axis=axis, keepdims=True, dtype=acc))
 
 
 # --- positions -------------------------------------------------------------------------------------------------------
@@ -432,9 +437,26 @@ def _sort(op: qc.SortOp, operands: Sequence[Array], _frame: Frame) -> list[Array
 
 @rule(qc.TopkOp)
 def _topk(op: qc.TopkOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
-    axis = op.axis.value.data
-    order = np.take(_order(operands[0], axis, descending=True), range(op.k.value.data), axis=axis)
-    return [np.take_along_axis(operands[0], order, axis), order.astype(np.int64)]
+    return list(_largest(operands[0], op.k.value.data, op.axis.value.data))
+
+
+def _largest(x: Array, k: int, axis: int) -> tuple[Array, Array]:
+    """The `k` largest entries along an axis, and their places."""
+    order = np.take(_order(x, axis, descending=True), range(k), axis=axis)
+    return np.take_along_axis(x, order, axis), order.astype(np.int64)
+
+
+@rule(RouteOp)
+def _route(op: RouteOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    scores = operands[0].astype(accumulator(operands[0]), copy=False)
+    of_all = op.kind_of_scores == "all"
+    weights, indices = _largest(_shares(scores, -1) if of_all else scores, op.k.value.data, -1)
+    if not of_all:
+        weights = _shares(weights, -1)
+    if op.normalise is not None:
+        with np.errstate(invalid="ignore"):
+            weights = weights / np.add.accumulate(weights, axis=-1)[..., -1:]
+    return [round_to(weights, tensor_dtype(op.weights.type)), indices]
 
 
 @rule(qc.ArgmaxOp)

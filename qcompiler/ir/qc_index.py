@@ -1,7 +1,7 @@
 """The `qc` ops that read along, or order, an axis.
 
 positions   rope  embedding  gather  scatter  index_update
-scans       cumsum  sort  topk  argmax  top_p
+scans       cumsum  sort  topk  argmax  top_p  route
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from xdsl.traits import Pure
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel_body import FLOATS
+from qcompiler.plan.kinds.route import MOST_CHOSEN, MOST_EXPERTS, SCORES, Scores
 from qcompiler.plan.kinds.top_p import MOST_COLUMNS
 
 SCATTERS = ("none", "add", "mul", "max", "min")
@@ -294,6 +296,56 @@ class TopPOp(QCOp):
             self.expect(tensor_dtype(value.type) == "f32", f"{name} must be f32")
         self.expect_shape(self.result, x[:-1])
         self.expect(tensor_dtype(self.result.type) == "i64", "the result must be i64")
+
+
+@irdl_op_definition
+class RouteOp(QCOp):
+    """The `k` experts of each row of scores `x (…, n)`, best first, and their weights: (…, k), and i64 indices.
+
+    `scores = "all"`: p is the softmax of a row; its `k` largest entries are the weights.  `scores = "chosen"`: the `k`
+    largest entries of x are chosen, and the weights are their softmax.  With `normalise` the weights of a row are
+    divided by their sum, added up from the largest one.  All is computed in fp32, also where x is narrower, and the
+    weights are rounded once.  The order is that of `qc.topk`: NaN is the largest value, ties by lower index.
+    """
+
+    name = "qc.route"
+    x = operand_def(TensorType)
+    k = prop_def(IntegerAttr)
+    scores = prop_def(StringAttr)
+    normalise = opt_prop_def(UnitAttr)
+    weights = result_def(TensorType)
+    indices = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(
+        self, x: SSAValue, types: Sequence[Attribute], *, k: int, scores: str, normalise: bool = False
+    ) -> None:
+        properties = {
+            "k": IntegerAttr(k, i64), "scores": StringAttr(scores), "normalise": UnitAttr() if normalise else None,
+        }  # fmt: skip
+        super().__init__(operands=[x], properties=properties, result_types=list(types))
+
+    @property
+    def kind_of_scores(self) -> Scores:
+        """`scores`, which `verify_op` has checked."""
+        return next(each for each in SCORES if each == self.scores.data)
+
+    def verify_op(self) -> None:
+        x, k = shape_of(self.x.type), self.k.value.data
+        self.expect(len(x) >= 1, "x must have a rank of at least 1")
+        count = x[-1]
+        fits = isinstance(count, int) and 1 <= count <= MOST_EXPERTS
+        self.expect(fits, f"a row has {count} scores; it must have 1 to {MOST_EXPERTS}")
+        assert isinstance(count, int)
+        self.expect(1 <= k <= min(count, MOST_CHOSEN), f"k = {k} must be 1 to {min(count, MOST_CHOSEN)}")
+        self.expect(self.scores.data in SCORES, f"scores must be one of {', '.join(SCORES)}")
+        again = self.normalise is not None and self.scores.data == "chosen"
+        self.expect(not again, "weights of chosen scores sum to 1: normalise does not apply")
+        for name, value in (("weights", self.weights), ("indices", self.indices)):
+            self.expect_shape(value, (*x[:-1], k), name)
+        for name, value in (("x", self.x), ("weights", self.weights)):
+            self.expect(tensor_dtype(value.type) in FLOATS, f"{name} must be one of {', '.join(FLOATS)}")
+        self.expect(tensor_dtype(self.indices.type) == "i64", "indices must be i64")
 
 
 def _expect_index(op: QCOp, index: SSAValue) -> None:

@@ -18,7 +18,7 @@ from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of, set_arg_names, set_path, set_ranges
-from qcompiler.ir.qc_index import TopPOp
+from qcompiler.ir.qc_index import RouteOp, TopPOp
 from qcompiler.ir.scalar_ops import ErfcOp, RemFOp
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.plan.kernel import FormatRef
@@ -106,6 +106,7 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         ).result  # fmt: skip
         order = b.insert(qc.SortOp(y, [T(("b", "s", "s"), d) for d in ("f32", "i64")], axis=2, descending=True))
         top = b.insert(qc.TopkOp(e, [T(("b", "s", 3), d) for d in ("f32", "i64")], k=3, axis=2))
+        routed = b.insert(RouteOp(x, [T(("b", "s", 3), d) for d in ("f32", "i64")], k=3, scores="all", normalise=True))
         best = b.insert(qc.ArgmaxOp(e, T(("b", "s"), "i64"), axis=2)).result
         shares = build.fill(b, 0.5, ("b", "s"), "f32")
         best = b.insert(TopPOp(e, shares, shares, T(("b", "s"), "i64"))).result
@@ -114,7 +115,16 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         b.insert(qc.StateUpdateOp("kv", state))
         wide = build.broadcast_in(b, best, ("b", 7, "s"), [0, 2])
         part = build.extract_slice(b, wide, [0, 1, 0], ["b", 2, "s"], [1, 3, 1])
-        return [heads, moved, seen, *order.results, *top.results, *call.results, build.concat(b, [part, part], 1)]
+        return [
+            heads,
+            moved,
+            seen,
+            *order.results,
+            *top.results,
+            *routed.results,
+            *call.results,
+            build.concat(b, [part, part], 1),
+        ]
 
     module = module_of([(("b", "s", 8), "f32"), (("b", "s"), "i64"), (("b", 2, "s", 5), "f32")], body)
     function = module.body.block.first_op

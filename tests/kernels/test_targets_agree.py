@@ -298,6 +298,15 @@ def top_ps() -> Iterator[KernelSpec]:
         yield make("top_p", [*ends, plain("out", "i64", (3,), "w")], rows=3, cols=9)
 
 
+def routes() -> Iterator[KernelSpec]:
+    """Weights in every float type; the others are refused."""
+    forms = (("all", False), ("all", True), ("chosen", False))
+    for dtype, made, (scores, normalise), step in itertools.product(DTYPES, ("f32", "bf16"), forms, (1, 2)):
+        ends = [plain("x", dtype, (3, 9), last=step), plain("weights", made, (3, 2), "w")]
+        ends.append(plain("indices", "i64", (3, 2), "w", last=step))
+        yield make("route", ends, rows=3, cols=9, count=2, scores=scores, normalise=normalise)
+
+
 def loops() -> Iterator[KernelSpec]:
     """A sum of two operands, in every element type: side by side, transposed, folded along either loop; every op."""
     forms = {
@@ -342,7 +351,7 @@ SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
     "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
     "loop": loops, "norm": norms, "order": orders, "parts": launches_of_parts, "quantize_rows": quantized_rows,
-    "recurrent": recurrents, "scan": scans, "scatter": scatters, "softmax": softmaxes, "top_p": top_ps,
+    "recurrent": recurrents, "route": routes, "scan": scans, "scatter": scatters, "softmax": softmaxes, "top_p": top_ps,
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from qcompiler.plan.kinds.order import OrderKernel
 from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.plan.kinds.recurrent import RecurrentKernel
+from qcompiler.plan.kinds.route import RouteKernel
 from qcompiler.plan.kinds.scan import ScanKernel
 from qcompiler.plan.kinds.scatter import ScatterKernel
 from qcompiler.plan.kinds.softmax import SoftmaxKernel
@@ -399,6 +400,12 @@ def top_p(kind: str) -> ProgramImage:
     return Maker({"b": B}, kind).kernel(spec("top_p", TopPKernel(rows="b", cols=24), operands, "b")).image(ARCHS[kind])
 
 
+def route(kind: str) -> ProgramImage:
+    picked = (operand("weights", ("b", 2), "w"), operand("indices", ("b", 2), "w", "i64"))
+    body = RouteKernel(rows="b", cols=24, count=2, scores="all", normalise=True)
+    return Maker({"b": B}, kind).kernel(spec("route", body, (operand("x", ("b", 24)), *picked), "b")).image(ARCHS[kind])
+
+
 def whole(kind: str) -> ProgramImage:
     """A select of two linears, a table made by init, a state that counts, a copy, and activations that share bytes."""
     maker = Maker({"b": (1, 12)}, kind)
@@ -442,7 +449,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         recurrent, batch_matmul, attention, attention_decode, norm,
         norm_heads,
         softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm, scatter, scan,
-        top_k, argmax, top_p, whole,
+        top_k, argmax, top_p, route, whole,
     )
 }  # fmt: skip
 
