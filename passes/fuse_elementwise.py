@@ -8,9 +8,9 @@ reader's loops would compute its elements repeatedly, the producer is copied onl
 little index arithmetic, or one operand and at most two cheap operations. A pair `truncf` -> `extf` that becomes
 adjacent inside a fused body is deleted; nothing else changes the numbers.
 
-`qc.rope` becomes a loop nest first, so that it can fuse. So does `qc.windows`, unless a linear is its only reader,
-because the linear's kernel reads the image directly. The pass walks from the last op to the first, so each body moves
-once, and the time is linear in the number of ops.
+`qc.rope` becomes a loop nest first, so that it can fuse; one that reads a concat becomes a nest for each part. So does
+`qc.windows`, unless a linear is its only reader, because the linear's kernel reads the image directly. The pass walks
+from the last op to the first, so each body moves once, and the time is linear in the number of ops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions
 from qcompiler.passes.checks.numerics import Numerics, Ulps
 from qcompiler.passes.loops.fusion import absorb_producers, worth_fusing
-from qcompiler.passes.loops.rope_loops import rope_to_loops
+from qcompiler.passes.loops.rope_loops import rope_before_concat, rope_to_loops
 from qcompiler.passes.rewriting import rewrite
 from qcompiler.passes.views.im2col import windows_to_loops
 
@@ -42,6 +42,7 @@ class FuseElementwisePass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         pairs = 0
         for function in functions(op):
+            rewrite(list(function.body.block.ops), [rope_before_concat], again=False)
             rewrite(list(function.body.block.ops), [rope_to_loops, windows_to_loops], again=False)
             for each in reversed(list(function.body.block.ops)):
                 if isinstance(each, ops.GenericOp) and each.parent is not None:

@@ -46,10 +46,11 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
             lines.append(f"qc_block -= {c_dim(blocks)};")
         else:
             lines += call
+    shared = max(each.geometry.shared for each in emitted)
     note = f"{len(loops)} parts, each with blocks of its own"
     head = [header_comment(spec, note, f"{threads} threads a block, {total} blocks"), signature(spec, threads)]
     text = "\n".join([*(each.text for each in emitted), *head, *indent(lines), "}\n"])
-    return CudaKernel(text, Geometry((total.to_dim(), 1, 1), (threads, 1, 1)), notes=(note,))
+    return CudaKernel(text, Geometry((total.to_dim(), 1, 1), (threads, 1, 1), shared), notes=(note,))
 
 
 def _emit_part(spec: KernelSpec, number: int, own: KernelSpec) -> CudaKernel:

@@ -9,7 +9,8 @@ The walk keeps the order that the steps have by then, as a list of places.  A st
 the group's place, or the group down to the step's: nothing between may touch what a moving step writes, or write what
 it touches.  Two views of one buffer are apart where that is proven.
 
-A norm that one such loop alone reads moves to the loop (head_norms.py), and goes where the loop goes.
+A norm that one such loop alone reads moves to the loop (head_norms.py), and goes where the loop goes.  A loop that is
+too large to share a launch takes its norm and then writes where its result is copied to, in a launch of its own.
 """
 
 from __future__ import annotations
@@ -50,8 +51,14 @@ class Candidate:
     number: int
     device: str
     op: GenericOp | qc.IndexUpdateOp
+    large: bool = False
+    """Whether it has too many elements to share a launch."""
     norm: HeadNorm | None = None
     """The norm of rows that the loop reads, and nothing else."""
+
+    @property
+    def shares(self) -> bool:
+        return not self.large and (self.norm is None or not self.norm.wide)
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -87,6 +94,11 @@ class Group:
 
     device: str
     members: list[Member] = field(default_factory=list)
+
+    @property
+    def shares(self) -> bool:
+        """Whether other parts may join."""
+        return all(each.shares for member in self.members for each in member.steps)
 
     @property
     def steps(self) -> list[LaunchOp]:
@@ -129,7 +141,7 @@ def grouped(entry: EntryOp, schedule: Schedule, most: int) -> list[StepOp | Grou
     candidates = [_candidate(step, number, schedule, entry.ranges) for number, step in enumerate(steps)]
     for number, norm in norms.items():
         candidate = candidates[number]
-        if candidate is not None:
+        if candidate is not None and (norm.along or not candidate.large):
             candidates[number] = dataclasses.replace(candidate, norm=norm)
             moved.add(norm.number)
     walk = _Walk(touched, most)
@@ -165,7 +177,7 @@ class _Walk:
     def _join(self, at: int, group: Group, new: Candidate) -> bool:
         """Adds a step to the group at a place, if both can stand there or behind all places so far."""
         sources = self._sources(group, new)
-        if not sources and len(group.members) == self.most:
+        if not sources and (len(group.members) == self.most or not new.shares or not group.shares):
             return False
         own = self.places[at].numbers
         before = {number for member, _ in sources for each in member.steps for number in each.numbers}
@@ -196,11 +208,13 @@ class _Walk:
         for member in group.members:
             if member.out is None or member.update is not None or member.out.buffer != source.buffer:
                 continue
+            if any(each.large and each.norm is None for each in member.steps[:1]):
+                return []  # it keeps its kernel, which may go over tiles
             if any(target.buffer in (view.buffer for view in each.views[:-1]) for each in member.steps):
                 return []  # it would write what it reads
             moved = _moved if isinstance(new.op, GenericOp) else _part_of_row
             view = moved(member.out, source, target)
-            if view is None:
+            if view is None or not (member.steps[0].shares or _beside(view) == _beside(member.out)):
                 return []
             found.append((member, view))
         covered = sum(product(member.out.shape).value for member, _ in found if member.out is not None)
@@ -260,6 +274,12 @@ def _part_of_row(out: View, source: View, x: View) -> View | None:
     return replace(x, shape=(rows, x.shape[1], columns), offset=int(x.offset) + o * along + n * beside)
 
 
+def _beside(view: View) -> list[int]:
+    """The dims along which neighbours lie side by side."""
+    sizes = enumerate(zip(view.shape, view.strides, strict=True))
+    return [axis for axis, (size, stride) in sizes if stride == 1 and size != 1]
+
+
 def _same(shape: Sequence[Dim], strides: Sequence[Dim], others: Sequence[Dim] | None) -> bool:
     """Equal strides, but for dims of one element."""
     return others is not None and all(
@@ -271,7 +291,7 @@ def _same(shape: Sequence[Dim], strides: Sequence[Dim], others: Sequence[Dim] | 
 
 
 def _candidate(step: StepOp, number: int, schedule: Schedule, ranges: dict[str, Range]) -> Candidate | None:
-    """The step as a part that is small enough, or None."""
+    """The step as a part of a launch, or None. An update of a row must be small."""
     if not isinstance(step, LaunchOp):
         return None
     kernel = schedule.kernels[step.kernel_name]
@@ -289,7 +309,9 @@ def _candidate(step: StepOp, number: int, schedule: Schedule, ranges: dict[str, 
         x, index, _ = views
         fits = index.shape == (1,)
         sizes = (x.shape[0], x.shape[2])
-    return found if fits and product(sizes).bounds(ranges)[1] <= MOST_ELEMENTS else None
+    if not fits or product(sizes).bounds(ranges)[1] <= MOST_ELEMENTS:
+        return found if fits else None
+    return dataclasses.replace(found, large=True) if isinstance(op, GenericOp) else None
 
 
 def _is_plain_loop(op: GenericOp, views: Sequence[View], schedule: Schedule) -> bool:

@@ -7,7 +7,9 @@ part alone.  That no part reads or writes another's memory follows from the rule
 makes no exception for this kind.
 
 Where a part has a norm, `norm_spec` is the norm's kernel, held to the contract of norms, and the loop reads its result:
-an operand of the loop alone, which has no memory.  `row_axes` proves which loops go over rows.
+an operand of the loop alone, which has no memory.  `row_axes` proves which loops go over rows.  A norm of rows wider
+than `MOST_COLUMNS` is alone in its launch, and its loop reads each column where it stands (`in_order`): on a GPU a
+block has such a row, and its threads exchange sums alone.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ MAX_PARTS = 64
 
 MOST_COLUMNS = 256
 """Of a row that a part normalises: a lane of a warp keeps up to 8 columns in registers, beside what the loop needs."""
+
+MOST_IN_ORDER = 8192
+"""Of such a row in a launch of its own, whose loop reads each column where it stands (`in_order`): a thread of a block
+keeps up to 8 columns."""
 
 ROWS = 1
 """The axis of rows of an operand (outer, length, inner)."""
@@ -106,6 +112,17 @@ def row_axes(loop: LoopKernel, norm: PartNorm) -> tuple[int, ...]:
     return rows
 
 
+def in_order(loop: LoopKernel, norm: PartNorm) -> bool:
+    """Whether a loop goes over all columns of a row in one loop and reads the norm of each where it stands."""
+    rows = row_axes(loop, norm)
+    columns = [axis for axis in range(len(loop.extents)) if axis not in rows]
+    return len(columns) == 1 and all(
+        loop.extents[axis] == norm.body.cols and loop.accesses[position].coefficients[axis] == 1
+        for axis in columns
+        for position in norm.inputs
+    )
+
+
 def _reached(low: Dim, high: Dim, span: int) -> tuple[Dim, Dim]:
     """The range of elements with one more loop."""
     return (dim(low) + min(span, 0)).to_dim(), (dim(high) + max(span, 0)).to_dim()
@@ -148,6 +165,7 @@ def check_parts(spec: KernelSpec) -> PartsKernel:
                 row_axes(part.loop, part.norm)
             except PlanError as error:
                 raise PlanError(f"{where}: {error}") from error
+            _check_wide(where, body, part.loop, part.norm)
     return body
 
 
@@ -199,13 +217,24 @@ def _check_norm(where: str, operands: Sequence[Operand], part: Part, norm: PartN
     x, dtypes = operands[part.operands[places[0]]], {given[place][1] for place in places}
     if len({part.operands[place] for place in places}) > 1 or len(dtypes) > 1 or not dtypes <= set(FLOATS):
         raise PlanError(f"{where}: a part reads one norm of one operand as one type of float, not as {sorted(dtypes)}")
-    if is_packed(x) or not 1 <= norm.body.cols <= MOST_COLUMNS:
+    if is_packed(x) or not 1 <= norm.body.cols <= MOST_IN_ORDER:
         raise PlanError(
-            f"{where}: a part normalises plain rows of 1 to {MOST_COLUMNS} columns; '{x.name}' has {norm.body.cols}"
+            f"{where}: a part normalises plain rows of 1 to {MOST_IN_ORDER} columns; '{x.name}' has {norm.body.cols}"
         )
     positions = [i for i, number in enumerate(part.operands) if number == part.operands[places[0]]]
     if set(positions) != set(places):
         raise PlanError(f"{where}: a part reads '{x.name}' and the norm of it")
+
+
+def _check_wide(where: str, body: PartsKernel, loop: LoopKernel, norm: PartNorm) -> None:
+    """PlanError unless a norm of wide rows is alone in its launch, and its loop reads them in order."""
+    if norm.body.cols <= MOST_COLUMNS:
+        return
+    if len(body.parts) > 1 or not in_order(loop, norm):
+        raise PlanError(
+            f"{where}: a part that normalises rows of {norm.body.cols} columns, more than {MOST_COLUMNS}, is the only "
+            "one of its launch and reads each column where it stands"
+        )
 
 
 def _check_rows(where: str, x: Operand, outputs: int) -> None:

@@ -57,8 +57,14 @@ def test_the_other_half_comes_from_a_register_where_it_can(turn: str, cols: int)
     assert "__shared__" not in text and "__syncthreads" not in text
 
 
+def test_a_block_has_a_wide_row_and_exchanges_sums_alone() -> None:
+    kernel = emit_kernel(CASES.Case(3072, "f32", "copy", "layer").fused, "sm_80")
+    assert kernel.geometry.block == (512, 1, 1) and kernel.geometry.shared == 4 * 512 // 32
+    assert "v_in0 = kept[i];" in kernel.text and "__shfl" not in kernel.text.split("qk_fused_")[1]
+
+
 @pytest.mark.slow
 def test_every_architecture_compiles_it_without_spills(nvrtc: Any, arch: str) -> None:
-    cases = [case for case in CASES.cases(quick=False) if case.cols in (64, 80, 128, 256)]
+    cases = [case for case in CASES.cases(quick=False) if case.cols in (64, 80, 128, 256, 513, 8192)]
     for name, taken in nvrtc([case.fused for case in cases], arch).items():
         assert not taken.uses_local_memory, name

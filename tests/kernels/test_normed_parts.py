@@ -86,6 +86,16 @@ def of_rows_alone(loop: LoopKernel) -> LoopKernel:
     return msgspec.structs.replace(loop, accesses=(*steps, *loop.accesses[2:]))
 
 
+def twice(spec: KernelSpec) -> KernelSpec:
+    """Two equal parts, each with a result of its own."""
+    (part,), *_, out = spec.body.parts, *spec.operands
+    operands = (*spec.operands, msgspec.structs.replace(out, name="other"))
+    other = msgspec.structs.replace(part, operands=(*part.operands[:-1], len(operands) - 1))
+    return msgspec.structs.replace(
+        spec, operands=operands, body=msgspec.structs.replace(spec.body, parts=(part, other))
+    )
+
+
 FAULTS = {
     "a norm of an output": (lambda: edited(norm={"inputs": (4,)}), r"stands at the inputs \[4\] of 4"),
     "a norm of nothing": (lambda: edited(norm={"inputs": ()}), r"stands at the inputs \[\] of 4"),
@@ -96,7 +106,10 @@ FAULTS = {
     "an affine operand that is none": (lambda: edited(norm={"affine": (9,)}), r"takes the operands"),
     "a weight of another size": (lambda: edited(norm={"affine": (2,)}, operands=(0, 0, 1, 3, 4)), "runs over"),
     "a weight too few": (lambda: edited(norm=body(has_bias=True)), "has 3 operands, not 4"),
-    "rows longer than a warp keeps": (lambda: edited(norm=body(cols=257)), "rows of 1 to 256 columns"),
+    "rows longer than a block keeps": (lambda: edited(norm=body(cols=8193)), "rows of 1 to 8192 columns"),
+    "wide rows that are rotated": (lambda: CASES.Case(514, "f32", "pairs", "rms").fused, "reads each column where"),
+    "wide rows in reverse": (lambda: CASES.Case(257, "f32", "reversed", "rms").fused, "reads each column where"),
+    "wide rows in two parts": (lambda: twice(CASES.Case(257, "f32", "copy", "rms").fused), "the only one of its"),
     "rows of another size than x has": (lambda: edited(norm=body(cols=32)), "runs over"),
     "two rows at once": (
         lambda: edited(accessed(1, offset=32, coefficients=(64, 384, -32, 1))), "reads two rows of its norm"

@@ -154,8 +154,14 @@ def test_a_norm_of_heads_moves_to_its_loop() -> None:
     assert compiled(60, 12, lambda x: x.exp() + 1)["norm"] == 0
 
 
-def test_a_norm_of_whole_rows_stays_a_kernel() -> None:
-    assert compiled(60, 60, lambda x: x.exp() + 1)["norm"] == 1
+@pytest.mark.parametrize("dim", [60, 300])
+def test_a_norm_of_whole_rows_moves_to_its_loop(dim: int) -> None:
+    assert compiled(dim, dim, lambda x: x.exp() + 1)["norm"] == 0
+
+
+def test_a_wide_row_that_a_loop_reads_elsewhere_stays_a_kernel() -> None:
+    """Its columns are not where they stand: a block would have to exchange them."""
+    assert compiled(300, 300, lambda x: x + x.flip(-1))["norm"] == 1
 
 
 def test_a_norm_with_two_readers_stays_a_kernel() -> None:

@@ -180,12 +180,14 @@ def cases(quick: bool) -> list[Case]:
     short = [
         Case(64, "f32", "halves", "rms"), Case(128, "bf16", "halves", "rms"), Case(80, "f32", "halves", "rms"),
         Case(128, "f32", "pairs", "rms"), Case(16, "bf16", "halves", "rms"), Case(6, "f32", "pairs", "layer"),
-        Case(75, "bf16", "copy", "rms"), Case(33, "f32", "reversed", "layer"),
+        Case(75, "bf16", "copy", "rms"), Case(33, "f32", "reversed", "layer"), Case(257, "f32", "copy", "rms"),
+        Case(1100, "bf16", "copy", "layer"),
     ]  # fmt: skip
     if quick:
         return short
     turned = [(d, turn) for d in (2, 10, 64, 80, 96, 128, 256) for turn in ("halves", "pairs")]
     every = [*turned, *((d, turn) for d in (2, 33, 75, 255) for turn in ("copy", "reversed"))]
+    every += [(d, "copy") for d in (257, 512, 513, 1100, 3072, 8192)]
     return [Case(d, dtype, turn, kind) for d, turn in every for dtype in TYPES for kind in ("rms", "layer")]
 
 

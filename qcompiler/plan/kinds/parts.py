@@ -19,6 +19,8 @@ class PartNorm(Strict, frozen=True):
 
     Each iteration of the loop reads one row, and the iterations of one row are whole loops: a loop's step in the result
     is a multiple of cols, or it stays within a row.
+
+    A row of many columns (plan/parts_contract.py says how many) is read column by column, in a launch of its own.
     """
 
     body: NormKernel
