@@ -193,8 +193,15 @@ def cache_shapes(model: nn.Module) -> list[tuple[int, int, int, torch.dtype]]:
             return key_states, value_states
 
     recorder = Recorder(layers=[])
-    with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True):
-        model(input_ids=torch.zeros(1, 3, dtype=torch.int64), past_key_values=recorder, use_cache=True)
+    try:
+        with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True):
+            model(input_ids=torch.zeros(1, 3, dtype=torch.int64), past_key_values=recorder, use_cache=True)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise ExportError(
+            f"{type(model).__name__} cannot read tokens with a cache ({type(error).__name__}: {text}): check that its "
+            "configuration is that of the weights, and that it is a causal language model"
+        ) from error
     if not seen or sorted(seen) != list(range(len(seen))):
         raise ExportError(
             f"{type(model).__name__} hands no keys and values to a cache (layers found: {sorted(seen)}); a causal "

@@ -40,6 +40,9 @@ MAX_VALUES = 100_000
 
 _CONTEXTS = re.compile(r"position|context|ctx|length|seq|window|token|_id(s|x)?$|seed")
 
+_IMPLEMENTATIONS = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+"""Keys that say how a model computes, and not what."""
+
 _ERRORS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
     ImportError, OSError, NameError, MemoryError,
@@ -119,9 +122,21 @@ def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: Te
     """An instance of the configuration class `kind`. WeightsError names what the class refuses."""
     check_sizes(described, where, held)
     try:
-        return kind.from_dict(dict(described))
+        return kind.from_dict(_without_implementations(described))
     except _errors() as error:
         raise _refused(where, f"{kind.__name__} refuses the configuration", error) from error
+
+
+def _without_implementations(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, and those inside of it, without names of kernels.
+
+    transformers takes such a name for a repository, and would download its code and run it.
+    """
+    return {
+        key: _without_implementations(value) if isinstance(value, Mapping) else value
+        for key, value in described.items()
+        if not _IMPLEMENTATIONS.fullmatch(str(key))
+    }
 
 
 def model_class(name: Any, where: Path) -> Any:

@@ -25,6 +25,7 @@ from qcompiler.formats.foreign.json_text import json_object, shown
 from qcompiler.lm.text import marks
 from qcompiler.lm.text.folder import read_folder
 from qcompiler.lm.text.gguf_table import describe
+from qcompiler.lm.text.growth import check_growth
 from qcompiler.lm.text.pieces import Stream, fallback_to_bytes, joined, letters_to_bytes, spelling
 from qcompiler.lm.text.record import Record, read_record
 from qcompiler.lm.text.template import ChatTemplate
@@ -233,11 +234,18 @@ class Text:
     @functools.cached_property
     def _tokenizer(self) -> Any:
         library = tokenizers_package()
-        check_merges(self._described)
+        described = self._described
+        check_merges(described)
+        check_growth(described)
         try:
-            return library.Tokenizer.from_str(self._record.tokenizer)
+            made = library.Tokenizer.from_str(self._record.tokenizer)
         except BaseException as error:
             raise _failure(error, "tokenizers does not read this tokenizer") from error
+        # As transformers does: a text is neither cut nor filled up, whatever its author's last call asked for. Filling
+        # up to a number that no memory holds would end the process.
+        made.no_truncation()
+        made.no_padding()
+        return made
 
     @property
     def _described(self) -> dict[str, Any]:
