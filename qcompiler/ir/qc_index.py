@@ -343,8 +343,8 @@ class RouteOp(QCOp):
         self.expect(not again, "weights of chosen scores sum to 1: normalise does not apply")
         for name, value in (("weights", self.weights), ("indices", self.indices)):
             self.expect_shape(value, (*x[:-1], k), name)
-        for name, value in (("x", self.x), ("weights", self.weights)):
-            self.expect(tensor_dtype(value.type) in FLOATS, f"{name} must be one of {', '.join(FLOATS)}")
+        for name, kind in (("x", self.x.type), ("weights", self.weights.type)):
+            self.expect(tensor_dtype(kind) in FLOATS, f"{name} must be one of {', '.join(FLOATS)}")
         self.expect(tensor_dtype(self.indices.type) == "i64", "indices must be i64")
 
 
