@@ -1,57 +1,87 @@
-"""The norm that a linear begins with, as the spec of a norm kernel: targets print it with the code of that kernel.
+"""The norms that a linear begins with, as the specs of norm kernels: targets print them with the code of those kernels.
 
-    norm_of(spec)           the norm kernel whose result the linear would read
-    affine_of(spec)         its weight and bias among the linear's operands: (role, place)
-    kept_of(spec)           the place of the operand that takes its rows for other readers; None if nobody else reads
+    stages_of(spec)         for each norm: the kernel that it stands for, and its operands among the linear's
+    note_of(spec)           their equations, for a comment
+    kept_of(spec)           the place of the operand that takes the rows of the first norm for other readers; None if
+                            nobody else reads them
 
-Both targets go by the same equations, `form_of(spec)`.
+A first norm with a residual makes the rows that a second one reads. Both targets go by the same equations.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from qcompiler.kernels.kinds import norm
 from qcompiler.kernels.rows import Rows
 from qcompiler.plan.kernel import KernelSpec, Operand
-from qcompiler.plan.kinds.linear import LinearKernel, RowNorm
+from qcompiler.plan.kinds.linear import RESIDUAL, LinearKernel, RowNorm
 from qcompiler.plan.kinds.norm import NormKernel
 
 
-def norm_of(spec: KernelSpec) -> KernelSpec:
-    """A norm kernel over x. Its result has the type of x, and the rows' strides where they are kept, else none between
-    them."""
-    body, prologue = _prologue(spec)
-    x = spec.operands[0]
-    affine = [spec.operands[place] for _, place in affine_of(spec)]
-    kept = kept_of(spec)
-    width = body.k if kept is None else spec.operands[kept].strides[0]
-    out = Operand(name="rows", dtype=x.dtype, access="w", shape=x.shape, strides=(width, 1))
-    record = NormKernel(
-        kind=prologue.kind, rows=body.m, cols=body.k, eps=prologue.eps, has_weight=prologue.has_weight,
-        has_bias=prologue.has_bias,
-    )  # fmt: skip
-    return msgspec.structs.replace(spec, operands=(x, *affine, out), body=record)
+@dataclass(frozen=True)
+class Stage:
+    """One norm of a prologue.
+
+    `spec` is a norm kernel. Its x is the linear's, or the rows of the stage before, and its result has the type of x.
+    `places` has the place of its weight, bias and residual among the linear's operands. `kept` is the place of the
+    operand that takes its rows.
+    """
+
+    spec: KernelSpec
+    places: Mapping[str, int]
+    kept: int | None
+
+    @property
+    def form(self) -> Rows:
+        """The equations of the norm."""
+        return norm.form(self.spec)
+
+    @property
+    def width(self) -> int | str:
+        """Elements from one row of the result to the next."""
+        return self.spec.operands[-1].strides[0]
 
 
-def form_of(spec: KernelSpec) -> Rows:
-    """The equations of the norm."""
-    return norm.form(norm_of(spec))
+def stages_of(spec: KernelSpec) -> list[Stage]:
+    """The norms in order. Rows that are not kept have no gaps between them."""
+    body = _linear(spec)
+    x, first, stages = spec.operands[0], body.extras(len(spec.operands)).stop, list[Stage]()
+    for record in body.norms:
+        kept = kept_of(spec) if not stages else None
+        strides = (body.k, 1) if kept is None else (spec.operands[kept].strides[0], 1)
+        out = Operand(name="rows", dtype=x.dtype, access="w", shape=(body.m, body.k), strides=strides)
+        places = {name: first + i for i, name in enumerate(_roles(record))}
+        first += len(places)
+        given = [spec.operands[place] for place in places.values()]
+        kernel = NormKernel(
+            kind=record.kind, rows=body.m, cols=body.k, eps=record.eps, has_weight=record.has_weight,
+            has_bias=record.has_bias, has_residual=record.has_residual,
+        )  # fmt: skip
+        made = msgspec.structs.replace(spec, operands=(x, *given, out), body=kernel)
+        stages.append(Stage(made, places, kept))
+        x = msgspec.structs.replace(out, access="r")
+    return stages
 
 
-def affine_of(spec: KernelSpec) -> list[tuple[str, int]]:
-    """("weight" or "bias", place among the linear's operands) of what the norm multiplies and adds."""
-    body, prologue = _prologue(spec)
-    first = body.extras(len(spec.operands)).stop
-    return [(name.removeprefix("norm_"), first + i) for i, name in enumerate(prologue.names)]
+def note_of(spec: KernelSpec) -> str:
+    """The equations of the norms, for a comment."""
+    return ", then ".join(stage.form.note for stage in stages_of(spec))
 
 
 def kept_of(spec: KernelSpec) -> int | None:
-    """The place of the operand that takes the normalised rows, in front of the result."""
+    """The place of the operand that takes the first norm's rows, in front of the result."""
+    return len(spec.operands) - 2 if _linear(spec).keeps else None
+
+
+def _roles(record: RowNorm) -> list[str]:
+    """The roles in a norm's kernel of what it reads beside x."""
+    return [name if name == RESIDUAL else name.rpartition("_")[2] for name in record.names]
+
+
+def _linear(spec: KernelSpec) -> LinearKernel:
     assert isinstance(spec.body, LinearKernel)
-    return len(spec.operands) - 2 if spec.body.keeps else None
-
-
-def _prologue(spec: KernelSpec) -> tuple[LinearKernel, RowNorm]:
-    assert isinstance(spec.body, LinearKernel) and spec.body.norm is not None
-    return spec.body, spec.body.norm
+    return spec.body

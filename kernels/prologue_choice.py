@@ -3,8 +3,8 @@
 On a CPU the calling thread normalises, as it does for a norm of so few rows in a kernel of its own: nothing is computed
 twice. On a GPU every block of the linear normalises all rows. This saves the launch of the norm, and costs
 - a trip to memory in each wave of blocks, for the statistics;
-- the bytes of the norm's weight and bias in each block, counted as if they came from memory. The elements of x are read
-  by each block in any case, the second time from the cache of its multiprocessor.
+- the bytes of the norm's weight, bias and residual in each block, counted as if they came from memory. The elements of
+  x are read by each block in any case, the second time from the cache of its multiprocessor.
 No GPU has measured this yet.
 """
 
@@ -30,8 +30,8 @@ LANES = 128
 
 @dataclass(frozen=True)
 class NormQuery:
-    """A norm and the linear that reads it: rows and columns of x, rows of the weight, how many vectors of weights and
-    biases the norm has."""
+    """A norm and the linear that reads it: rows and columns of x, rows of the weight, how many vectors of weights,
+    biases and rows of a residual the norm reads."""
 
     m: Dim
     k: int

@@ -6,9 +6,9 @@
     out = power * scale                   result="power * scale"
 
 Everything is computed in fp32, and the result is rounded once. An equation has names, whole numbers, ``+ - * /``,
-parentheses and functions of one value (`exp`, `sqrt`). Its names are operands (the element of the column), earlier
-steps, and `numbers`. `kernels/cpu/rows.py` and `kernels/cuda/rows.py` print a `Rows`; `kernels/kinds` has one for each
-kind.
+parentheses and functions of one value (`exp`, `sqrt`; `round_bf16`, `round_f16`, which give fp32 again). Its names are
+operands (the element of the column), earlier steps, and `numbers`. `kernels/cpu/rows.py` and `kernels/cuda/rows.py`
+print a `Rows`; `kernels/kinds` has one for each kind.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ def expression(equation: str, names: Mapping[str, str], form: BodyStyle) -> str:
                 return f"({op(_OPERATORS[type(operator)], visit(left), visit(right))})"
             case ast.Call(ast.Name(function), [argument]) if f"math.{function}" in form.table:
                 return op(f"math.{function}", unwrapped(visit(argument)))
+            case ast.Call(ast.Name("round_bf16" | "round_f16" as function), [argument]):
+                return f"{form.rounding}{function.removeprefix('round')}({unwrapped(visit(argument))})"
             case _:
                 raise ValueError(f"row equation {equation!r}: '{ast.unparse(node)}' is outside the grammar")
 

@@ -15,6 +15,17 @@ linear that takes the norm, and stands in front of the other readers:
     %z = linalg.generic … (%y, %n)                            qc.yield %m, %m }
                                                             %z = linalg.generic … (%y, %n)
 
+A norm that is added to a residual, and whose sum is normalised again, is the first of two in the prologue. What the
+linear keeps is the sum, which the next residual is. (Where no linear reads the sum, or none can take the norm, the
+norm's own kernel adds the residual.)
+
+    %n = qc.rms_norm %y weight(%g)                          %z, %s = qc.linear %y, %w affine(%g, %h, %f) prologue {
+    %s = linalg.generic … (%h, %n)  // addf                 ^bb0(…):
+    %m = qc.rms_norm %s weight(%f)                 ->         %a = qc.rms_norm %x weight(%b) residual(%c)
+    %z = qc.linear %m, %w                                     %m = qc.rms_norm %a weight(%d)
+    %t = linalg.generic … (%s, …)                             qc.yield %m, %a }
+                                                            %t = linalg.generic … (%s, …)
+
 The kernel normalises the rows before it multiplies them, and rounds them to their type as the norm does. The sums are
 those of the norm's own kernel, so results are the same to the bit.
 
@@ -33,6 +44,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
@@ -47,6 +59,7 @@ from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.kernels.prologue_choice import NormQuery, obstacle
 from qcompiler.kernels.select import FLOATS
 from qcompiler.passes.devices.placing import DEVICE
+from qcompiler.passes.linears.residual_norms import add_residual
 from qcompiler.passes.linears.row_readers import place_for, rows_read
 from qcompiler.passes.lowering.rule import is_stored
 from qcompiler.passes.views.views import base_of
@@ -66,10 +79,8 @@ class FuseNormProloguePass(ModulePass):
         context = qc_context(ctx)
         said: dict[tuple[str, str, str], None] = {}
         for function in functions(op):
-            ops = list(function.body.block.ops)
-            rows = [each for each in ops if isinstance(each, qc.QuantizeRowsOp)]
-            for maker in (*rows, *(each for each in ops if isinstance(each, NORMS))):
-                what, path = "rows of int8" if isinstance(maker, qc.QuantizeRowsOp) else "norm", path_of(maker)
+            for maker in self._makers(function):
+                what, path = _what(maker), path_of(maker)
                 chosen = "the recipe keeps it separate" if self._is_named(maker) else _choice(maker, context)
                 if isinstance(chosen, str):
                     said[path, f"{what}: a kernel of its own", chosen] = None
@@ -82,8 +93,27 @@ class FuseNormProloguePass(ModulePass):
         for path, what, why in said:
             context.report.add(self.name, path, what, why)
 
+    def _makers(self, function: FuncOp) -> list[Maker]:
+        """What makes rows: those of int8 first, then norms, then norms with residuals. Each reads the results of those
+        behind it in this order."""
+        for norm in [each for each in function.body.block.ops if isinstance(each, NORMS)]:
+            if not self._is_named(norm):
+                add_residual(norm)
+        ops = list(function.body.block.ops)
+        norms = [each for each in ops if isinstance(each, NORMS)]
+        return [
+            *(each for each in ops if isinstance(each, qc.QuantizeRowsOp)),
+            *sorted(norms, key=lambda norm: norm.residual is not None),
+        ]
+
     def _is_named(self, norm: Maker) -> bool:
         return any(fnmatch.fnmatchcase(path_of(norm), pattern) for pattern in self.separate)
+
+
+def _what(maker: Maker) -> str:
+    if isinstance(maker, qc.QuantizeRowsOp):
+        return "rows of int8"
+    return "norm" if maker.residual is None else "norm and residual"
 
 
 def _named(op: Operation) -> str:
@@ -112,8 +142,13 @@ def _choice(norm: Maker, context: QCContext) -> qc.LinearOp | str:
 
 
 def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | None:
-    if linear.norm is not None:
+    adds = not isinstance(norm, qc.QuantizeRowsOp) and norm.residual is not None
+    if linear.norm is not None and not adds:
         return f"'{path_of(linear)}' has a norm already"
+    if linear.residual_norm is not None:
+        return f"'{path_of(linear)}' has a norm with a residual already"
+    if linear.kept:
+        return f"'{path_of(linear)}' keeps the rows of its norm"
     if place_for(linear, norm.result) is None:
         return f"'{path_of(linear)}' reads what another reader of the norm computes"
     if isinstance(norm, qc.QuantizeRowsOp):
@@ -123,15 +158,17 @@ def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | Non
         return f"it makes {tensor_dtype(norm.result.type)} of {tensor_dtype(norm.x.type)}, and prologues keep the type"
     if norm.attributes.get(DEVICE) != linear.attributes.get(DEVICE):
         return "they are on different devices"
-    if isinstance(base_of(norm.x).owner, qc.StateOp):
+    rows = [value for value in norm.operands if shape_of(value.type)[-1:] == shape_of(norm.x.type)[-1:]]
+    if any(isinstance(base_of(value).owner, qc.StateOp) for value in rows):
         return "it reads a state, which a later step may change"
     n, k = shape_of(linear.w.type)
+    m = product(shape_of(linear.x.type)[:-1]).to_dim()
     query = NormQuery(
-        m=product(shape_of(linear.x.type)[:-1]).to_dim(),
+        m=m,
         k=int(k),
         n=int(n),
         dtype=tensor_dtype(norm.x.type),
-        affine=len(norm.operands) - 1,
+        affine=len(norm.operands) - 1 + (m - 1 if adds and isinstance(m, int) else 0),
         kind=context.target.kind,
         isas=context.target.isas,
         constant_weight=is_stored(linear.w, context),
@@ -151,8 +188,15 @@ def _fuse(norm: Maker, linear: qc.LinearOp, *, keeps: bool) -> None:
             block.insert_op_before(operand.owner, place)
     builder = build.with_path(InsertPoint.before(place), path_of(linear))
     x = build.reshape(builder, norm.x, (*shape_of(linear.x.type)[:-1], shape_of(norm.x.type)[-1]))
-    affine = norm.operands[1:]
-    norms, rows = (None, norm) if isinstance(norm, qc.QuantizeRowsOp) else (norm, linear.quantised)
+    affine = [*norm.operands[1:], *linear.affine]
+    norms, rows = list(linear.norms), linear.quantised
+    if isinstance(norm, qc.QuantizeRowsOp):
+        rows = norm
+    else:
+        norms.insert(0, norm)
+        if norm.residual is not None:
+            place_of = len(norm.operands) - 2
+            affine[place_of] = build.reshape(builder, norm.residual, shape_of(x.type))
     epilogue = linear.epilogue.clone() if linear.epilogue.blocks else None
     made = qc.LinearOp(
         x, linear.w, linear.bias, linear.result.type, linear.extras, epilogue, pairs=linear.combines_pairs,

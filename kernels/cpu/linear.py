@@ -23,7 +23,7 @@ from qcompiler.formats import Format
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_norm, text, vector
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUT, panel_weight
-from qcompiler.kernels.norm_prologue import form_of
+from qcompiler.kernels.norm_prologue import note_of
 from qcompiler.kernels.paired import columns_of, in_panels
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
@@ -331,7 +331,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     lines = [
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
-        *(_source(x, body.window) if body.norm is None else linear_norm.source(spec, scratch)),
+        *(linear_norm.source(spec, scratch) if body.norms else _source(x, body.window)),
         *_conversion(x, body.window),
         "const char* const w = (const char*)op[1];",
         *weight.statements,
@@ -350,9 +350,9 @@ def emit(spec: KernelSpec, isa: str) -> str:
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')
     header = shared.header_comment(
         spec,
-        *([] if body.norm is None else [f"after a norm of the rows of x: {form_of(spec).note}"]),
+        *([f"after a norm of the rows of x: {note_of(spec)}"] if body.norms else []),
         f"M class {body.m_class}; {weight.decoder}; {scratch_bytes(spec, isa)} bytes of scratch per thread",
     )
-    prologue = "" if body.norm is None else linear_norm.rows_function(spec)
+    prologue = linear_norm.rows_functions(spec)
     definitions = weight.definitions + prologue + finish_of(spec, body)
     return "\n".join([header, definitions, text.entry_function(spec, lines)])

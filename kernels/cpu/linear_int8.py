@@ -118,6 +118,5 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"codes times codes, {groups} group(s) of columns; {name}; {total} bytes of scratch per thread",
     )
     definitions = made.definitions + "\n".join(struct)
-    if body.rows is not None:
-        definitions += linear_norm.rows_function(spec)
+    definitions += linear_norm.rows_functions(spec)
     return "\n".join([header, definitions + finish_of(spec, body), text.entry_function(spec, lines)])

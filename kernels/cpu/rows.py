@@ -37,7 +37,7 @@ def row_lines(form: Rows, operands: Mapping[str, Operand]) -> list[str]:
     """The passes over one row, number `row` of `cols` columns. `columns` are the vectors that equations read, `values`
     the floats of the row."""
     out = operands["out"]
-    lines = [*form.places(), *(_begin(name, operands[name]) for name in ("x", "out"))]
+    lines = [*form.places(), *(_begin(name, each) for name, each in operands.items() if row_indices(each))]
     values = form.literals()
     columns = {name: f"vset({literal})" for name, literal in values.items()}
     columns |= {name: _read(name, operand) for name, operand in operands.items() if name != "out"}

@@ -119,9 +119,9 @@ template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool
     static_assert(ChunkTiles % depth == 0 && chunk % 16 == 0, "whole rings, whole pieces");
 };
 
-// What becomes of x on its way to shared memory: nothing, or the norm of a struct that linear_norm.py writes.
+// What becomes of x on its way to shared memory: nothing, or the norms of a struct that linear_norm.py writes.
 struct qc_as_it_is {
-    static constexpr bool norms = false, keeps = false;
+    static constexpr bool norms = false, adds = false, keeps = false;
 };
 
 // The total of a row: the sums of WARPS warps, added in order as qc_block_sum (rows.cuh) does.
@@ -159,6 +159,17 @@ template <class X> QC_DEVICE void qc_write_floats(const float (&v)[16], X* row, 
         if (k + i < cols) qc_store(row + k + i, v[i]);
 }
 
+// 16 elements that are rounded to the type of the row already.
+QC_DEVICE void qc_write_piece(const float (&v)[16], float* row, int64_t k, int64_t cols) {
+    qc_write_floats(v, row, k, cols);
+}
+template <class X> QC_DEVICE void qc_write_piece(const float (&v)[16], X* row, int64_t k, int64_t cols) {
+    uint32_t pairs[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) pairs[i] = qc_pack(v[2 * i], v[2 * i + 1], X());
+    qc_write_pairs(pairs, row, k, cols);
+}
+
 // 16 elements of a row of x on their way to shared memory: pairs for `mma`, else fp32.
 template <class S> struct qc_x_piece {
     typedef typename S::x_type X;
@@ -169,23 +180,36 @@ template <class S> struct qc_x_piece {
         if constexpr (S::mma) qc_read_pairs(row, k, cols, pairs);
         else qc_read_floats(row, k, cols, values);
     }
-    // What a norm makes of these columns of row `row`, rounded to the type of x.
-    template <class P> QC_DEVICE void prepare(const P& prologue, int row, int64_t k) {
+    // What norms make of these columns of row `row`, rounded to the type of x. Where a first norm is added to a
+    // residual and a second one follows, their sum is written for other readers if `keeps`.
+    template <class P> QC_DEVICE void prepare(const P& prologue, int row, int64_t k, int64_t cols, bool keeps) {
         if constexpr (P::norms && S::mma) {
             float v[16];
 #pragma unroll
             for (int i = 0; i < 8; i++) v[2 * i] = qc_low(pairs[i], X()), v[2 * i + 1] = qc_high(pairs[i], X());
+            add(prologue, row, k, cols, keeps, v);
             prologue.apply(row, k, v);
 #pragma unroll
             for (int i = 0; i < 8; i++) pairs[i] = qc_pack(v[2 * i], v[2 * i + 1], X());
         } else if constexpr (P::norms) {
+            add(prologue, row, k, cols, keeps, values);
             prologue.apply(row, k, values);
             qc_round_piece(values, X());
         }
     }
+    template <class P>
+    QC_DEVICE static void add(const P& prologue, int row, int64_t k, int64_t cols, bool keeps, float (&v)[16]) {
+        if constexpr (P::adds) {
+            prologue.add(row, k, v);
+            qc_round_piece(v, X());
+            if constexpr (P::keeps)
+                if (keeps && (uint32_t)k / 16 % P::blocks == blockIdx.x)
+                    qc_write_piece(v, prologue.rows + row * prologue.rows_row, k, cols);
+        }
+    }
     // Writes what `prepare` made of row `row` for other readers, if these columns are this block's share.
     template <class P> QC_DEVICE void keep(const P& prologue, int row, int64_t k, int64_t cols) const {
-        if constexpr (P::keeps) {
+        if constexpr (P::keeps && !P::adds) {
             if ((uint32_t)k / 16 % P::blocks != blockIdx.x) return;
             X* const to = prologue.rows + row * prologue.rows_row;
             if constexpr (S::mma) qc_write_pairs(pairs, to, k, cols);
@@ -216,7 +240,7 @@ QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, 
         if (i < count) first.read(from(i), k0 + i % pieces * 16, W::cols);
         if (fill) qc_fill<W, threads>(table);
         if (i < count) {
-            first.prepare(prologue, row_of(i), k0 + i % pieces * 16);
+            first.prepare(prologue, row_of(i), k0 + i % pieces * 16, W::cols, i / pieces < live);
             if (i / pieces < live) first.keep(prologue, i / pieces, k0 + i % pieces * 16, W::cols);
             first.store(at(i));
         }
@@ -225,7 +249,7 @@ QC_DEVICE void qc_stage_x(const typename S::x_type* x, int64_t x_row, int live, 
     for (; i < count; i += threads) {
         qc_x_piece<S> piece;
         piece.read(from(i), k0 + i % pieces * 16, W::cols);
-        piece.prepare(prologue, row_of(i), k0 + i % pieces * 16);
+        piece.prepare(prologue, row_of(i), k0 + i % pieces * 16, W::cols, i / pieces < live);
         if (i / pieces < live) piece.keep(prologue, i / pieces, k0 + i % pieces * 16, W::cols);
         piece.store(at(i));
     }

@@ -20,7 +20,7 @@ from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body,
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import LAYOUT, Weight, weight_of
 from qcompiler.kernels.layouts.panels import planes
-from qcompiler.kernels.norm_prologue import form_of
+from qcompiler.kernels.norm_prologue import note_of
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
@@ -106,7 +106,7 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
     staged, item = (x_type, 2) if shape.mma else ("float", 4)
     shared.add("x_tile", staged, shape.rows * pitch, item)
     shared.add("partial", "float", shape.warps * shape.rows * 16, 4)
-    if body.norm is not None:
+    if body.norms:
         linear_norm.room(shared, spec, shape.rows)
     table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
     numbers = f"{shape.rows}, {shape.warps}, {shape.depth}, {shape.chunk}"
@@ -115,12 +115,12 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
     m0, first = ("0", "true") if one_pass else ("m0", f"m0 == (int64_t)blockIdx.y * {shape.rows}")
     live = str(body.m) if one_pass else f"(int)qc_min({shape.rows}, {c_dim(body.m)} - m0)"
     product = [
-        *([] if body.norm is None else [linear_norm.declaration(spec, m0)]),
+        *([linear_norm.declaration(spec, m0)] if body.norms else []),
         f"qc_linear_few<{weight.struct}, {kind}>(",
         f"        {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)} + {row_offset(x, m0)}, "
         f"{c_dim(x.strides[0])},",
         f"        {live}, blockIdx.x, x_tile, {table},",
-        f"        {first}, {'threadIdx.x' if one_pass else 'thread'}, partial{'' if body.norm is None else ', norm'});",
+        f"        {first}, {'threadIdx.x' if one_pass else 'thread'}, partial{', norm' if body.norms else ''});",
         "__syncthreads();",
         *(_paired_stores if finish.pairs else _stores)(finish, shape, m0),
     ]
@@ -142,10 +142,10 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
         f"{engine}: {shape.warps} warps share K ({weight.tiles} tiles of {weight.tile} columns), {shape.rows} rows of "
         f"x at a time; {shared.nbytes} bytes of shared memory"
     )
-    if body.norm is None:
+    if not body.norms:
         return _kernel(spec, weight, finish, geometry, lines, (note,), engine, arch_number(arch))
     before = linear_norm.definition(spec, shape.warps, shape.rows, weight.panels)
-    notes = (f"after a norm of the rows of x: {form_of(spec).note}", note)
+    notes = (f"after a norm of the rows of x: {note_of(spec)}", note)
     finish = replace(finish, definition=before + finish.definition)
     return _kernel(spec, weight, finish, geometry, lines, notes, engine, arch_number(arch))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qcompiler.kernels.items import by_role
 from qcompiler.kernels.rows import Fold, Rows, Value
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import KernelSpec
@@ -18,13 +19,18 @@ def form(spec: KernelSpec) -> Rows:
         mean = [Fold("sum", "sum", "x"), Value("center", "sum / count")]
     weight = " * weight" if body.has_weight else ""
     bias = " + bias" if body.has_bias else ""
+    result = f"{centred} * scale{weight}{bias}"
+    if body.has_residual:
+        dtype = by_role(spec)["residual"].dtype
+        result = f"residual + ({result})" if dtype == "f32" else f"residual + round_{dtype}({result})"
+        what += ", added to the residual"
     return Rows(
         note=f"{what}, eps = {body.eps:g}",
         rows=body.rows if body.inner is None else product((body.rows, body.inner)).to_dim(),
         cols=body.cols,
         steps=(*mean, Fold("square", "squares", centred), Value("scale", "1 / sqrt(square / count + eps)")),
-        result=f"{centred} * scale{weight}{bias}",
-        cost=4,
+        result=result,
+        cost=4 + body.has_residual,
         numbers={"count": float(body.cols), "eps": body.eps},
         inner=body.inner,
     )

@@ -86,7 +86,7 @@ def _norm_of(step: StepOp, number: int, schedule: Schedule, touched: Touched) ->
         return None
     body, views = schedule.kernels[step.kernel_name].body, step.view_records
     op = body.block.first_op if body is not None else None
-    if not isinstance(op, NORMS) or any(is_packed(view) for view in views):
+    if not isinstance(op, NORMS) or op.residual is not None or any(is_packed(view) for view in views):
         return None
     cols, out = views[0].shape[-1], views[-1]
     if not isinstance(cols, int) or not 1 <= cols <= MOST_IN_ORDER:

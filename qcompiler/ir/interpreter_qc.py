@@ -303,7 +303,17 @@ def _layer_norm(op: qc.LayerNormOp, operands: Sequence[Array], _frame: Frame) ->
         out = out * affine.pop(0)
     if op.bias is not None:
         out = out + affine.pop(0)
-    return [round_to(out, tensor_dtype(op.result.type))]
+    return [_normed(out, op, operands)]
+
+
+def _normed(out: Array, op: qc.LayerNormOp | qc.RmsNormOp, operands: Sequence[Array]) -> Array:
+    """The result of a norm, rounded, and of its addition to a residual, rounded again."""
+    dtype = tensor_dtype(op.result.type)
+    out = round_to(out, dtype)
+    if op.residual is None:
+        return out
+    acc = accumulator(operands[0])
+    return round_to(operands[-1].astype(acc, copy=False) + out.astype(acc, copy=False), dtype)
 
 
 @rule(qc.RmsNormOp)
@@ -314,7 +324,7 @@ def _rms_norm(op: qc.RmsNormOp, operands: Sequence[Array], _frame: Frame) -> lis
     out = x / np.sqrt(mean + acc.type(op.eps.value.data))
     if op.weight is not None:
         out = out * affine.pop(0)
-    return [round_to(out, tensor_dtype(op.result.type))]
+    return [_normed(out, op, operands)]
 
 
 @rule(qc.SoftmaxOp)

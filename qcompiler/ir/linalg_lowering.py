@@ -148,11 +148,12 @@ def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
         raise QCompilerError(f"{op.name} of rows of int8 at '{path_of(op) or '?'}' has no lowering to linalg yet")
     b, w, x = lowering.builder, lowering.weight(op.w), op.x
     kept: list[SSAValue] = []
-    if op.norm is not None:
-        apart = norm_of(op.norm, [x, *op.affine])
+    affine = list(op.affine)
+    for norm in op.norms:
+        apart = norm_of(norm, [x, *(affine.pop(0) for _ in norm.operands[1:])])
         (x,) = lower(apart, lowering)
         apart.erase()
-        kept = [x] * len(op.kept)
+        kept = kept or [x] * len(op.kept)
     rank, acc = len(shape_of(op.x.type)), _accumulator(op.x, w)
     out = (*shape_of(op.x.type)[:-1], shape_of(op.w.type)[0])
     # loops: the leading dims of x, n, then k
@@ -338,13 +339,27 @@ def _layer_norm(op: qc.LayerNormOp, lowering: LinalgLowering) -> Sequence[SSAVal
     mean = _mean(b, build.reduce(b, x, [axis], "add"), shape_of(x.type)[-1], acc)
     centred = _beside(b, [x], [mean], axis, acc, lambda i, s: i.insert(arith.SubfOp(s[0], s[1])))
     affine, dtype = [op.weight, op.bias], tensor_dtype(op.result.type)
-    return [_scaled(b, centred, _mean_square(b, centred), affine, op.eps.value.data, dtype)]
+    return [_added(b, op, _scaled(b, centred, _mean_square(b, centred), affine, op.eps.value.data, dtype))]
 
 
 def _rms_norm(op: qc.RmsNormOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     b, acc = lowering.builder, _accumulator(op.x)
     x = _rounded(b, op.x, acc)
-    return [_scaled(b, x, _mean_square(b, x), [op.weight], op.eps.value.data, tensor_dtype(op.result.type))]
+    made = _scaled(b, x, _mean_square(b, x), [op.weight], op.eps.value.data, tensor_dtype(op.result.type))
+    return [_added(b, op, made)]
+
+
+def _added(b: Builder, op: qc.LayerNormOp | qc.RmsNormOp, norm: SSAValue) -> SSAValue:
+    """The norm, added to its residual if it has one."""
+    if op.residual is None:
+        return norm
+    shape, dtype, acc = shape_of(norm.type), tensor_dtype(norm.type), _accumulator(op.x)
+
+    def body(i: Builder, s: Scalars) -> SSAValue:
+        total = i.insert(arith.AddfOp(_convert(i, s[0], acc), _convert(i, s[1], acc))).result
+        return _convert(i, total, dtype)
+
+    return build.pointwise(b, [op.residual, norm], shape, dtype, body)
 
 
 # --- positions and values --------------------------------------------------------------------------------------------

@@ -247,9 +247,9 @@ class LinearOp(QCOp):
     first two arguments are the accumulators of rows n and N / 2 + n: the gate and the up projection of a GLU.
 
     The prologue region makes the rows that are multiplied. Its arguments are x and `affine`, as whole tensors. It holds
-    a norm, whose result has the type of x, or a `qc.quantize_rows` without columns, or the second of the first, and
-    ends in `qc.yield` of the last result. If it yields the norm's result behind that, other ops read the normalised
-    rows: they are the op's second result, `kept`.
+    a chain of ops, each of the result before it: a norm with a residual, a norm, and a `qc.quantize_rows` without
+    columns, any of which may lack. Results of norms have the type of x. It ends in `qc.yield` of the last result. If it
+    yields the first norm's result behind that, other ops read those rows: they are the op's second result, `kept`.
     """
 
     name = "qc.linear"
@@ -328,27 +328,46 @@ class LinearOp(QCOp):
         block = self.prologue.block
         wanted = [self.x.type, *(value.type for value in self.affine)]
         self.expect([a.type for a in block.args] == wanted, "the prologue's arguments are x and `affine`, as they are")
-        steps, last = [each for each in (self.norm, self.quantised) if each is not None], block.last_op
-        given: list[SSAValue] = list(block.args)
+        norms, last = self.norms, block.last_op
+        steps = [*norms, *([self.quantised] if self.quantised is not None else [])]
+        rows: SSAValue = block.args[0]
+        given: list[SSAValue] = list(block.args[1:])
         chained = [*block.ops] == [*steps, last] and bool(steps) and isinstance(last, YieldOp)
         for each in steps:
-            chained, given = chained and list(each.operands) == given, [each.result]
-        kept = [self.norm.result] if self.norm is not None and self.kept else []
+            count = len(each.operands) - 1
+            chained = chained and list(each.operands) == [rows, *given[:count]]
+            rows, given = each.result, given[count:]
+        kept = [norms[0].result] if norms and self.kept else []
         self.expect(
-            chained and _yielded(self.prologue) == [*given, *kept],
-            "a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result, "
-            "behind which the norm's may stand again",
+            chained and not given and _yielded(self.prologue) == [rows, *kept],
+            "a prologue is norms of its arguments, or rows of int8, or these of those, and a qc.yield of the result, "
+            "behind which the first norm's may stand again",
+        )
+        with_residual = [norm.residual is not None for norm in norms]
+        self.expect(
+            with_residual in ([], [False], [True], [True, False]),
+            "a prologue has one norm, or one with a residual and then one without",
         )
         self.expect([v.type for v in self.kept] == [v.type for v in kept], "`kept` are the rows that the norm gives")
-        if self.norm is not None:
-            made = self.norm.result.type
+        for norm in norms:
+            made = norm.result.type
             self.expect(made == self.x.type, f"the norm gives {made}, and x is {self.x.type}")
 
     @property
+    def norms(self) -> tuple[RmsNormOp | LayerNormOp, ...]:
+        """The norms that the prologue holds, in order."""
+        ops = self.prologue.block.ops if self.prologue.blocks else ()
+        return tuple(op for op in ops if isinstance(op, NORMS))
+
+    @property
     def norm(self) -> RmsNormOp | LayerNormOp | None:
-        """The norm that the prologue holds."""
-        found = self.prologue.block.first_op if self.prologue.blocks else None
-        return found if isinstance(found, NORMS) else None
+        """The norm without a residual."""
+        return next((norm for norm in self.norms if norm.residual is None), None)
+
+    @property
+    def residual_norm(self) -> RmsNormOp | LayerNormOp | None:
+        """The norm with a residual."""
+        return next((norm for norm in self.norms if norm.residual is not None), None)
 
     @property
     def quantised(self) -> QuantizeRowsOp | None:

@@ -23,12 +23,16 @@ from qcompiler.ir.types import shape_of
 
 @irdl_op_definition
 class LayerNormOp(QCOp):
-    """Layer norm over the last dim: `(x - mean) / sqrt(var + eps) * weight + bias`, biased variance."""
+    """Layer norm over the last dim: `(x - mean) / sqrt(var + eps) * weight + bias`, biased variance.
+
+    With a `residual`, the result is `residual + norm`: the norm is rounded to the result's type, and so is the sum.
+    """
 
     name = "qc.layer_norm"
     x = operand_def(TensorType)
     weight = opt_operand_def(TensorType)
     bias = opt_operand_def(TensorType)
+    residual = opt_operand_def(TensorType)
     eps = prop_def(FloatAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -42,45 +46,74 @@ class LayerNormOp(QCOp):
         type_: Attribute,
         *,
         eps: float,
+        residual: SSAValue | None = None,
     ) -> None:
         super().__init__(
-            operands=[x, [weight] if weight is not None else [], [bias] if bias is not None else []],
+            operands=[x, *_given(weight, bias, residual)],
             properties={"eps": FloatAttr(eps, f64)},
             result_types=[type_],
         )
 
     def verify_op(self) -> None:
-        _verify_norm(self, self.x.type, self.result.type, [t for t in (self.weight, self.bias) if t is not None])
+        _verify_norm(self, [t for t in (self.weight, self.bias) if t is not None])
 
 
 @irdl_op_definition
 class RmsNormOp(QCOp):
-    """RMS norm over the last dim: `x / sqrt(mean(x²) + eps) * weight`."""
+    """RMS norm over the last dim: `x / sqrt(mean(x²) + eps) * weight`.
+
+    With a `residual`, the result is `residual + norm`: the norm is rounded to the result's type, and so is the sum.
+    """
 
     name = "qc.rms_norm"
     x = operand_def(TensorType)
     weight = opt_operand_def(TensorType)
+    residual = opt_operand_def(TensorType)
     eps = prop_def(FloatAttr)
     result = result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
 
-    def __init__(self, x: SSAValue | Operation, weight: SSAValue | None, type_: Attribute, *, eps: float) -> None:
+    def __init__(
+        self,
+        x: SSAValue | Operation,
+        weight: SSAValue | None,
+        type_: Attribute,
+        *,
+        eps: float,
+        residual: SSAValue | None = None,
+    ) -> None:
         super().__init__(
-            operands=[x, [weight] if weight is not None else []],
+            operands=[x, *_given(weight, residual)],
             properties={"eps": FloatAttr(eps, f64)},
             result_types=[type_],
         )
 
     def verify_op(self) -> None:
-        _verify_norm(self, self.x.type, self.result.type, [self.weight] if self.weight is not None else [])
+        _verify_norm(self, [self.weight] if self.weight is not None else [])
 
 
 NORMS = (LayerNormOp, RmsNormOp)
+Norm = LayerNormOp | RmsNormOp
+
+
+def _given(*values: SSAValue | None) -> list[list[SSAValue]]:
+    """Optional operands, as xDSL takes them."""
+    return [[] if value is None else [value] for value in values]
 
 
 def norm_of(norm: LayerNormOp | RmsNormOp, operands: Sequence[SSAValue]) -> LayerNormOp | RmsNormOp:
-    """The same norm of other operands: x, then the weight and the bias if it has them. The result has the type of x."""
+    """The same norm of other operands: x, then the weight, the bias and the residual if it has them. The result has the
+    type of x."""
     return with_type(norm, operands, operands[0].type)
+
+
+def with_residual(norm: LayerNormOp | RmsNormOp, x: SSAValue, residual: SSAValue) -> LayerNormOp | RmsNormOp:
+    """The norm of `x` added to `residual`, in its type."""
+    eps, type_ = norm.eps.value.data, residual.type
+    if isinstance(norm, RmsNormOp):
+        return RmsNormOp(x, norm.weight, type_, eps=eps, residual=residual)
+    return LayerNormOp(x, norm.weight, norm.bias, type_, eps=eps, residual=residual)
 
 
 def with_type(
@@ -89,16 +122,21 @@ def with_type(
     """The same norm of other operands, with a result of another type."""
     x, rest = operands[0], list(operands[1:])
     weight = rest.pop(0) if norm.weight is not None else None
+    bias = rest.pop(0) if isinstance(norm, LayerNormOp) and norm.bias is not None else None
+    residual = rest.pop(0) if norm.residual is not None else None
     eps = norm.eps.value.data
     if isinstance(norm, RmsNormOp):
-        return RmsNormOp(x, weight, result, eps=eps)
-    return LayerNormOp(x, weight, rest.pop(0) if norm.bias is not None else None, result, eps=eps)
+        return RmsNormOp(x, weight, result, eps=eps, residual=residual)
+    return LayerNormOp(x, weight, bias, result, eps=eps, residual=residual)
 
 
-def _verify_norm(op: QCOp, x: Attribute, result: Attribute, affine: Sequence[SSAValue]) -> None:
-    op.expect(shape_of(x) == shape_of(result), "input and result differ in shape")
+def _verify_norm(op: LayerNormOp | RmsNormOp, affine: Sequence[SSAValue]) -> None:
+    x = shape_of(op.x.type)
+    op.expect(x == shape_of(op.result.type), "input and result differ in shape")
     for value in affine:
-        op.expect(shape_of(value.type) == shape_of(x)[-1:], f"weight and bias must have shape {shape_of(x)[-1:]}")
+        op.expect(shape_of(value.type) == x[-1:], f"weight and bias must have shape {x[-1:]}")
+    if op.residual is not None:
+        op.expect(op.residual.type == op.result.type, f"the residual must be {op.result.type}, as the result is")
 
 
 @irdl_op_definition

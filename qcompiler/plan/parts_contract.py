@@ -221,6 +221,8 @@ def _check_norm(where: str, operands: Sequence[Operand], part: Part, norm: PartN
         raise PlanError(
             f"{where}: a part normalises plain rows of 1 to {MOST_IN_ORDER} columns; '{x.name}' has {norm.body.cols}"
         )
+    if norm.body.has_residual:
+        raise PlanError(f"{where}: the norm of a part adds no residual")
     positions = [i for i, number in enumerate(part.operands) if number == part.operands[places[0]]]
     if set(positions) != set(places):
         raise PlanError(f"{where}: a part reads '{x.name}' and the norm of it")

@@ -16,6 +16,7 @@ from qcompiler.kernels.cuda import emit, linear
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 
+swiglu = load("tests/cuda/test_linear_pairs.py").swiglu
 support = load("tests/support/norm_prologue_cases.py")
 LAYOUT = "cuda_t16_v1"
 BOUNDS = {"f32": 2e-6, "bf16": 2e-2, "f16": 2e-3}
@@ -23,7 +24,7 @@ Module = Callable[..., Any]
 
 
 def check_all(sim_module: Module, arch: str, cases: Sequence[Any]) -> None:
-    module = sim_module([spec for case in cases for spec in (case.fused, case.norm, case.plain)], arch)
+    module = sim_module([spec for case in cases for spec in case.specs], arch)
     for case in cases:
         operands = case.given(case.body.m)
         run = lambda spec, given: module.run(spec.name, given)[-1]  # noqa: E731
@@ -57,6 +58,17 @@ def test_a_linear_with_a_norm_has_the_bits_of_both_kernels(
     check_all(sim_module, arch, cases)
 
 
+@pytest.mark.parametrize(("arch", "dtype"), TARGETS)
+def test_a_norm_that_is_added_to_a_residual_and_a_norm_of_the_sum(sim_module: Module, arch: str, dtype: str) -> None:
+    made = list(support.added_cases(LAYOUT, [dtype], ("nf4", "plain")))
+    made += [
+        support.make(LAYOUT, "plain", dtype, norm, m, "1" if m == 1 else "2-8", rows=18, cols=cols, keeps=True,
+                     added=added)
+        for cols, added, norm, m in ((1, "rms", "layer", 1), (513, "layer", "rms", 3), (4096, "rms", "rms", 8))
+    ]  # fmt: skip
+    check_all(sim_module, arch, made)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_rows_that_the_norm_shares_among_more_warps_than_the_linear_has(sim_module: Module, dtype: str) -> None:
     """A row of up to 512 columns is one warp's, a longer one that of up to 32; x comes in chunks where it is long."""
@@ -77,11 +89,34 @@ def test_an_engine_of_many_rows_refuses_a_norm() -> None:
         emit.emit_kernel(wrong, "sm_80")
 
 
+def _added(dtype: Any, name: str, m: int, pairs: bool) -> KernelSpec:
+    """A linear of Gemma 3 4 B that begins with a norm, its residual and a norm of the sum, which it keeps."""
+    ref = FormatRef(name=name, params={"block": 64} if name == "nf4" else {})
+    n, k = 20480 if pairs else 4096, 2560
+    columns = n // 2 if pairs else n
+
+    def plain(name: str, *shape: int, access: Any = "r") -> Operand:
+        return Operand(name=name, dtype=dtype, access=access, shape=shape, strides=(*shape[1:], 1))
+
+    w = Operand(
+        name="w", dtype=dtype, access="r", shape=(n, k), format=ref, layout="cuda_t16_pairs_v1" if pairs else LAYOUT
+    )
+    affine = (plain("residual_weight", k), plain("residual", m, k), plain("norm_weight", k))
+    written = (plain("rows", m, k, access="w"), plain("out", m, columns, access="w"))
+    first = msgspec.structs.replace(support.NORMS["rms"], keeps=True, has_residual=True)
+    body = LinearKernel(
+        m=m, n=n, k=k, m_class="1" if m == 1 else "2-8", has_bias=False, epilogue=swiglu(dtype) if pairs else None,
+        norm=support.NORMS["rms"], added=first, pairs=pairs,
+    )  # fmt: skip
+    operands = (plain("x", m, k), w, *affine, *written)
+    return KernelSpec(name=f"added_{name}_{m}_{pairs}", symbols=(), operands=operands, body=body)
+
+
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120"])
 def test_no_kernel_spills_at_sizes_of_models(nvrtc: Callable[..., Any], arch: str) -> None:
     """q, k and v of an 8 B model as one, with one token and several, both kinds of norm, and rows that are kept."""
     dtype: Any = "f16" if arch == "sm_75" else "bf16"
-    specs = []
+    specs = [_added(dtype, *each) for each in itertools.product(("nf4", "q4_K"), (1, 7), (True,))]
     made = [*itertools.product(("nf4", "q4_K", "int4"), (1, 7), ("rms", "layer"), (False,))]
     for name, m, norm, keeps in (*made, *itertools.product(("nf4", "q4_K", "int4"), (1, 7), ("layer",), (True,))):
         ref = FormatRef(name=name, params={"block": 64} if name == "nf4" else {})

@@ -43,7 +43,7 @@ def check(kernels: Any, case: Any) -> None:
 
 
 def check_all(build: Build, isa: str, cases: Sequence[Any]) -> None:
-    kernels = build([spec for case in cases for spec in (case.fused, case.norm, case.plain)], isa)
+    kernels = build([spec for case in cases for spec in case.specs], isa)
     for case in cases:
         check(kernels, case)
 
@@ -65,6 +65,27 @@ def test_a_linear_with_a_norm_has_the_bits_of_both_kernels(
     build: Build, isa: str, dtype: str, names: tuple[str, ...]
 ) -> None:
     check_all(build, isa, list(support.cases(LAYOUT, [dtype], sorted(names))))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "names"),
+    [
+        ("f32", ("nf4", "plain")),
+        ("bf16", ("nf4_across_rows", "plain")),
+        pytest.param("f16", ("int8", "q4_K", "plain"), marks=pytest.mark.slow),
+        pytest.param("bf16", tuple(support.FORMATS), marks=pytest.mark.slow),
+    ],
+)
+def test_a_norm_that_is_added_to_a_residual_and_a_norm_of_the_sum(
+    build: Build, isa: str, dtype: str, names: tuple[str, ...]
+) -> None:
+    made = list(support.added_cases(LAYOUT, [dtype], names))
+    made += [
+        support.make(LAYOUT, "plain", dtype, "layer", 3, "2-8", rows=18, cols=cols, added="rms", keeps=True)
+        for cols in (1, 64, 1023)
+    ]
+    made.append(support.make(LAYOUT, "nf4", dtype, "rms", 17, "large", cols=64, keeps=True, added="rms"))
+    check_all(build, isa, made)
 
 
 def test_rows_of_one_column_of_powers_of_two_and_around_them(build: Build, isa: str) -> None:
@@ -100,7 +121,7 @@ def test_tasks_of_several_threads_read_the_rows_of_the_first(build: Build, isa: 
 
 def test_a_row_without_spread_or_with_infinities_is_what_the_norm_makes_of_it(build: Build, isa: str) -> None:
     made = [support.make(LAYOUT, "plain", "f32", norm, 2, "2-8", cols=37) for norm in ("rms", "layer")]
-    kernels = build([spec for case in made for spec in (case.fused, case.norm, case.plain)], isa)
+    kernels = build([spec for case in made for spec in case.specs], isa)
 
     def run(spec: KernelSpec, given: Sequence[Any]) -> Any:
         return kernels.run_both(spec.name, lambda: [*given[:-1], given[-1].copy()])[-1]
@@ -152,6 +173,7 @@ def test_rows_of_int8_of_x_and_of_a_norm_have_the_bits_of_their_kernels(build: B
         ({"m": MOST_NORMALISED // 192 + 1}, "1 to 32768 elements"),
         ({"codes": True}, "floats, not of int8"),
         ({"rows": RowCodes(kind="token")}, "to multiply codes"),
+        ({"added": support.NORMS["rms"]}, "adds one norm to a residual"),
         ({"codes": True, "rows": RowCodes(kind="tensor", value=float("inf"))}, "with the value inf"),
     ],
 )

@@ -22,6 +22,7 @@ from qcompiler.kernels.prologue_choice import NormQuery, obstacle, time_in_block
 from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
 from qcompiler.passes.pipeline import parse_passes
 from qcompiler.plan.kinds.linear import LinearKernel, RowNorm
+from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime.isa import supported_isas
 
 SLOW = pytest.mark.slow
@@ -63,6 +64,23 @@ class Block(nn.Module):
         return x + torch.relu(self.fc(self.second(x)))
 
 
+class Sandwich(nn.Module):
+    """Layers as Gemma's: what a layer computes is normalised before it is added, and the sum is normalised again. With
+    `pre=False` as OLMo 2's: linears multiply the sum itself."""
+
+    def __init__(self, norm: str, k: int = K, *, pre: bool = True) -> None:
+        super().__init__()
+        self.pre = nn.ModuleList(NORMS[norm](k) if pre else nn.Identity() for _ in range(3))
+        self.post = nn.ModuleList(NORMS[norm](k) for _ in range(3))
+        self.fc = nn.ModuleList(nn.Linear(k, k, bias=i % 2 == 0) for i in range(3))
+        self.head = nn.Linear(k, k)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pre, fc, post in zip(self.pre, self.fc, self.post, strict=True):
+            x = x + post(torch.tanh(fc(pre(x))))
+        return self.head(x)
+
+
 class PostNorm(nn.Module):
     """A block as in BERT: what a norm makes is multiplied, and added to the next result."""
 
@@ -78,8 +96,9 @@ class PostNorm(nn.Module):
 
 
 def norms(program: qc.Program) -> list[RowNorm]:
+    """The norms in prologues, in order."""
     bodies = [spec.body for spec in program.plan.kernels]
-    return [body.norm for body in bodies if isinstance(body, LinearKernel) and body.norm is not None]
+    return [norm for body in bodies if isinstance(body, LinearKernel) for norm in body.norms]
 
 
 def launches(program: qc.Program, entry: int = 0) -> int:
@@ -196,6 +215,56 @@ def test_rows_that_others_read_are_kept(norm: str, k: int, m: tuple[int, ...], d
             assert torch.equal(ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8))
 
 
+ADDED = [
+    ("rms", True, K, (1, 1), torch.bfloat16, "cpu"), ("layer", False, 97, (3, 7), torch.float32, "cpu"),
+    ("rms", True, 64, (1, 7), torch.bfloat16, "sim:0"),
+    *(pytest.param(*each, marks=SLOW) for each in (
+        ("gemma", True, 97, (3, 1), torch.bfloat16, "cpu"), ("layer", True, K, (1, 17), torch.bfloat16, "cpu"),
+        ("rms", False, 64, (3, 1), torch.float32, "sim:0"), ("layer_weight", True, 97, (1, 1), torch.float32, "sim:0"),
+        ("gemma", False, 256, (1, 7), torch.float16, "sim:0"),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("norm", "pre", "k", "m", "dtype", "device"), ADDED)
+def test_a_norm_in_front_of_a_residual_is_no_launch(
+    norm: str, pre: bool, k: int, m: tuple[int, ...], dtype: torch.dtype, device: str
+) -> None:
+    """Four linears are four launches: norms, additions and norms of the sums are in them. No bit differs."""
+    torch.manual_seed(10)
+    model = Sandwich(norm, k, pre=pre).eval().to(dtype)
+    x = torch.randn(*m, k).to(dtype)
+    fused, apart = both(model, x, "nf4" if k % 64 == 0 else "float", device=device)
+    assert launches(fused) == 4 and launches(apart) == 4 + 6 + 3 * pre, decisions(fused)
+    added = [each for each in norms(fused) if each.has_residual]
+    assert [each.keeps for each in added] == [True, True, False] and not norms(apart)
+    for each in (x, x * 1000, torch.zeros_like(x)):
+        ours, theirs = (program(each).contiguous().view(torch.uint8) for program in (fused, apart))
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("sim:0", marks=SLOW)])
+def test_rows_known_at_run_time_are_added_by_the_kernel_of_the_norm(device: str) -> None:
+    """A launch for a norm and its residual, where there would be two."""
+    torch.manual_seed(11)
+    model, x = Sandwich("rms", 64).eval().to(torch.bfloat16), torch.randn(1, 7, 64).to(torch.bfloat16)
+    fused, apart = both(model, x, dynamic_shapes={"x": {1: ("s", 1, 24)}}, device=device)
+    assert launches(fused) == launches(apart) - 3, decisions(fused)
+    for rows in (1, 7, 24):
+        each = torch.randn(1, rows, 64).to(torch.bfloat16)
+        assert torch.equal(fused(each), apart(each))
+
+
+def test_codes_of_a_sum_with_a_residual() -> None:
+    """W8A8: the norm, the addition, the norm of the sum, its codes and the product are one launch."""
+    torch.manual_seed(12)
+    model, x = Sandwich("rms").eval(), torch.randn(3, K)
+    recipes = [qc.QuantConfig("int8", activations="int8", separate=sep, promise_bits=None) for sep in ((), ("*",))]
+    fused, apart = (qc.qcompile(model, (x,), quant=recipe) for recipe in recipes)
+    assert launches(fused) == 4, decisions(fused)
+    assert torch.equal(fused(x), apart(x))
+
+
 def test_rows_of_int8_of_a_norm_that_others_read() -> None:
     """The linear keeps the floats, and multiplies the codes."""
     torch.manual_seed(9)
@@ -230,6 +299,10 @@ def test_the_interpreter_agrees_after_every_pass() -> None:
         assert len(norms(program)) == 2
     program = qc.qcompile(PostNorm("layer", 64).eval(), (torch.randn(2, 64),), quant="nf4", verify_each="numerics")
     assert [norm.keeps for norm in norms(program)] == [True, True]
+    for pre, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        model = Sandwich("layer", 64, pre=pre).eval().to(dtype)
+        program = qc.qcompile(model, (torch.randn(2, 64).to(dtype),), quant="nf4", verify_each="numerics")
+        assert len(norms(program)) == 3 + 3 * pre
 
 
 def test_a_saved_program_gives_the_same_bits(tmp_path: Path) -> None:
@@ -256,6 +329,43 @@ def test_a_llama_with_a_cache_gives_the_same_tokens(dtype: torch.dtype) -> None:
 
 
 # --- what the region means -------------------------------------------------------------------------------------------
+
+ADDED_REGION = """
+builtin.module {
+  func.func @main(%x: tensor<3x9xbf16>, %w: tensor<5x9xbf16>, %g: tensor<9xbf16>, %h: tensor<3x9xbf16>,
+      %b: tensor<9xbf16>) -> (tensor<3x5xbf16>, tensor<3x9xbf16>) {
+    %y, %s = qc.linear %x, %w affine(%g, %h, %b) : tensor<3x5xbf16>, tensor<3x9xbf16> prologue {
+    ^bb0(%rows: tensor<3x9xbf16>, %weight: tensor<9xbf16>, %residual: tensor<3x9xbf16>, %second: tensor<9xbf16>):
+      %a = qc.rms_norm %rows weight(%weight) residual(%residual) {eps = 1.000000e-05} : tensor<3x9xbf16>
+      %n = qc.layer_norm %a weight(%second) {eps = 1.000000e-05} : tensor<3x9xbf16>
+      qc.yield %n, %a
+    }
+    func.return %y, %s : tensor<3x5xbf16>, tensor<3x9xbf16>
+  }
+}
+"""
+
+
+def test_a_residual_in_the_region_is_added_after_a_rounding() -> None:
+    """The norm is rounded, and the sum is: torch's numbers, by the interpreter and in plain linalg."""
+    torch.manual_seed(13)
+    x, w, g, h, b = (torch.randn(*shape).bfloat16() for shape in ((3, 9), (5, 9), (9,), (3, 9), (9,)))
+    wide = x.float()
+    total = h + (wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * g.float()).bfloat16()
+    wanted = nn.functional.layer_norm(total.float(), (9,), b.float(), None, 1e-5).bfloat16().float() @ w.float().T
+    ctx = QCContext.default()
+    module = parse_module(ADDED_REGION, ctx)
+    module.verify()
+    inputs = [each.float().numpy().astype(NUMPY_DTYPES["bf16"]) for each in (x, w, g, h, b)]
+    for lowered in (False, True):
+        if lowered:
+            LowerQcToLinalgPass().apply(ctx, module)
+            module.verify()
+            assert "qc.linear" not in str(module)
+        found, kept = run(module, ctx.weights, inputs)
+        assert np.array_equal(np.asarray(kept, np.float32), total.float().numpy())
+        np.testing.assert_allclose(np.asarray(found, np.float32), wanted.numpy(), rtol=2e-2, atol=2e-2)
+
 
 REGION = """
 builtin.module {

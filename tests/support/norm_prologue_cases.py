@@ -1,9 +1,9 @@
 """Linears that begin with a norm, each beside the norm and the linear that it stands for: the bits must be the same.
 
     for case in cases("cpu_p16_v1", …):
-        case.fused, case.norm, case.plain      three specs
+        case.fused, case.norms, case.plain     the specs; norms are one, or one with a residual and perhaps a second
         case.given(seed)                       the operands of the fused one, the result last
-        case.apart(run, operands)              the norm, and the linear that reads its result: [rows if kept, result]
+        case.apart(run, operands)              the norms, and the linear that reads their result: [rows if kept, result]
         case.expected(operands)                the result in float64
 
 Every second of them keeps the normalised rows.  Operands have gaps between their rows, and sizes that fill no vector
@@ -56,10 +56,14 @@ class Case:
     """See the module. `weight` are its stored bytes, `values` what they decode to."""
 
     fused: KernelSpec
-    norm: KernelSpec
+    norms: list[KernelSpec]
     plain: KernelSpec
     weight: Array
     values: Array
+
+    @property
+    def specs(self) -> list[KernelSpec]:
+        return [self.fused, *self.norms, self.plain]
 
     @property
     def body(self) -> LinearKernel:
@@ -90,21 +94,29 @@ class Case:
         """What the two kernels write, in the order of the fused one's operands; `run` gives what a kernel writes."""
         extras = self.body.extras(len(operands))
         x, affine = operands[0], operands[extras.stop : -self.written]
-        rows = run(self.norm, [x, *affine, np.zeros(x.shape, x.dtype)])
-        return [rows] * self.body.keeps + [run(self.plain, [rows, *operands[1 : extras.stop], operands[-1]])]
+        rows, kept = x, list[Array]()
+        for spec in self.norms:
+            count = len(spec.operands) - 2
+            rows = run(spec, [rows, *affine[:count], np.zeros(x.shape, x.dtype)])
+            affine, kept = affine[count:], kept or [rows] * self.body.keeps
+        return [*kept, run(self.plain, [rows, *operands[1 : extras.stop], operands[-1]])]
 
     def expected(self, operands: Sequence[Array]) -> Array:
-        norm, body = self.body.norm, self.body
-        assert norm is not None
-        named = dict(zip((operand.name for operand in self.fused.operands), operands, strict=True))
-        v = named["x"].astype(np.float64)
-        if norm.kind == "layer":
-            v = v - v.mean(1, keepdims=True)
-        v = v / np.sqrt((v * v).mean(1, keepdims=True) + EPS)
-        if norm.has_weight:
-            v = v * named["norm_weight"].astype(np.float64)
-        if norm.has_bias:
-            v = v + named["norm_bias"].astype(np.float64)
+        body = self.body
+        names = (operand.name for operand in self.fused.operands)
+        named = {name: value.astype(np.float64) for name, value in zip(names, operands, strict=True) if name != "w"}
+        v = named["x"]
+        for norm in body.norms:
+            first = "residual" if norm.has_residual else "norm"
+            if norm.kind == "layer":
+                v = v - v.mean(1, keepdims=True)
+            v = v / np.sqrt((v * v).mean(1, keepdims=True) + EPS)
+            if norm.has_weight:
+                v = v * named[f"{first}_weight"]
+            if norm.has_bias:
+                v = v + named[f"{first}_bias"]
+            if norm.has_residual:
+                v = v + named["residual"]
         out = v @ self.values.astype(np.float64).T
         if body.has_bias:
             out = out + named["bias"].astype(np.float64)
@@ -115,9 +127,10 @@ class Case:
 
 def make(
     layout: str, fmt: str, dtype: Any, norm: str, m: int, m_class: Any, *, rows: int = 37, cols: int | None = None,
-    has_bias: bool = False, residual: bool = False, gap: int = 3, keeps: bool = False,
+    has_bias: bool = False, residual: bool = False, gap: int = 3, keeps: bool = False, added: str | None = None,
 ) -> Case:  # fmt: skip
-    """One case: `rows` of the weight, and `cols` of its format's own number unless given."""
+    """One case: `rows` of the weight, and `cols` of its format's own number unless given. `added` is a first norm, with
+    a residual; `norm` may be "none" then."""
     k, kind = cols or COLS[fmt], FORMATS[fmt]
     w = np.random.default_rng(k).standard_normal((rows, k)).astype(np.float32) / np.float32(k**0.5)
     stored, data, values = stored_weight(w, kind if isinstance(kind, str) else FormatRef(*kind), dtype, layout)
@@ -128,30 +141,60 @@ def make(
     def vector(name: str, size: int) -> Operand:
         return Operand(name=name, dtype=dtype, access="r", shape=(size,), strides=(1,))
 
-    record = NORMS[norm]
-    affine = [vector(name, k) for name in record.names]
+    records = [] if added is None else [msgspec.structs.replace(NORMS[added], has_residual=True)]
+    records += [] if norm == "none" else [NORMS[norm]]
+    beside = [
+        [matrix(name, k, gap + 2) if name == "residual" else vector(name, k) for name in record.names]
+        for record in records
+    ]
+    affine = [each for operands in beside for each in operands]
     rest = [stored, *([vector("bias", rows)] if has_bias else [])]
     rest += [matrix("r", rows, 0), matrix("s", rows, 2)] if residual else []
     x, out = matrix("x", k, gap), matrix("out", rows, 0, "w")
     body = LinearKernel(
         m=m, n=rows, k=k, m_class=m_class, has_bias=has_bias, epilogue=residual_program(dtype) if residual else None,
-        norm=msgspec.structs.replace(record, keeps=keeps),
     )  # fmt: skip
+    kept_by_first = [msgspec.structs.replace(each, keeps=keeps and i == 0) for i, each in enumerate(records)]
+    prologue = {"added" if each.has_residual else "norm": each for each in kept_by_first}
+    without, body = body, msgspec.structs.replace(body, **prologue)
     kept = [matrix("rows", k, gap, "w")] * keeps
-    name = f"{fmt}_{dtype}_{norm}_{m}_{m_class.replace('-', '_')}_{rows}x{k}{'_kept' * keeps}"
-    normed, without = matrix("x", k, 0), msgspec.structs.replace(body, norm=None)
-    alone = NormKernel(
-        kind=record.kind, rows=m, cols=k, eps=EPS, has_weight=record.has_weight, has_bias=record.has_bias
-    )
+    name = f"{fmt}_{dtype}_{norm}_{m}_{m_class.replace('-', '_')}_{rows}x{k}{'_kept' * keeps}_{added}"
+    normed, alone = matrix("x", k, 0), list[KernelSpec]()
+    for record, operands in zip(records, beside, strict=True):
+        kernel = NormKernel(
+            kind=record.kind, rows=m, cols=k, eps=EPS, has_weight=record.has_weight, has_bias=record.has_bias,
+            has_residual=record.has_residual,
+        )  # fmt: skip
+        given = (normed if alone else x, *operands, matrix("y", k, 0, "w"))
+        alone.append(KernelSpec(name=f"norm{len(alone)}_{name}", symbols=(), operands=given, body=kernel))
     return Case(
         KernelSpec(name=f"fused_{name}", symbols=(), operands=(x, *rest, *affine, *kept, out), body=body),
-        KernelSpec(name=f"norm_{name}", symbols=(), operands=(x, *affine, matrix("y", k, 0, "w")), body=alone),
+        alone,
         KernelSpec(name=f"plain_{name}", symbols=(), operands=(normed, *rest, out), body=without),
         aligned(data), values,
     )  # fmt: skip
 
 
 MS = (1, 2, 7, 8)
+
+
+ADDED = (("rms", "rms"), ("layer", "none"), ("rms_bare", "layer"), ("layer_weight", "rms_bare"), ("rms", "none"))
+"""Norms with a residual, and those behind them."""
+
+
+def added_cases(layout: str, dtypes: Sequence[str], names: Sequence[str]) -> Iterator[Case]:
+    """The same with a residual: every pair of norms, most of them keeping their sum."""
+    number = 0
+    for dtype in dtypes:
+        for fmt in names:
+            for m in (1, 7, 3):
+                added, norm = ADDED[number % len(ADDED)]
+                yield make(
+                    layout, fmt, dtype, norm, m, "1" if m == 1 else "2-8", rows=(37, 16, 3)[number // 2 % 3],
+                    has_bias=number % 2 == 0, residual=number % 4 == 0, gap=number % 4, keeps=number % 3 != 2,
+                    added=added,
+                )  # fmt: skip
+                number += 1
 
 
 def cases(layout: str, dtypes: Sequence[str], names: Sequence[str], most: int = 8) -> Iterator[Case]:
@@ -205,12 +248,12 @@ def make_codes(layout: str, fmt: str, dtype: Any, norm: str | None, m: int, kind
     codes = Operand(name="codes", dtype="i8", access="w", shape=(m, width), strides=(width, 1))
     record = RowCodes(kind=kind, value=value)
     fused = msgspec.structs.replace(case.body, codes=True, rows=record, norm=case.body.norm if norm else None)
-    apart = msgspec.structs.replace(fused, rows=None, norm=None)
+    apart = msgspec.structs.replace(fused, rows=None, norm=None, added=None)
     name = f"{fmt}_{dtype}_{norm}_{m}_{kind}_{cols}"
     quantise = QuantizeRowsKernel(rows=m, cols=cols, kind=kind, value=value)
     read = msgspec.structs.replace(codes, access="r")
     steps = [
-        *([case.norm] if norm else []),
+        *(case.norms if norm else []),
         KernelSpec(name=f"codes_{name}", symbols=(), operands=(x, codes), body=quantise),
         KernelSpec(name=f"product_{name}", symbols=(), operands=(read, w, out), body=apart),
     ]

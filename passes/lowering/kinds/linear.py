@@ -26,7 +26,7 @@ from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.passes.views.im2col import windows_of
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import Operand
-from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
+from qcompiler.plan.kinds.linear import RESIDUAL, LinearKernel, RowCodes, RowNorm, Window
 
 CASES = "qc.cases"
 M_CLASS = "qc.m_class"
@@ -86,7 +86,7 @@ def cases_of(op: qc.LinearOp) -> list[tuple[int | None, str]]:
 def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     weight = memory.view(op.w)
     kind = ("int_linear" if op.multiplies_codes else "linear") + "_pairs" * op.combines_pairs
-    kind = "normed_" * (op.norm is not None) + kind
+    kind = "added_" * (op.residual_norm is not None) + "normed_" * (op.norm is not None) + kind
     stem = f"{kind}_{weight.format.name if weight.format else weight.dtype}_{weight.shape[0]}x{weight.shape[1]}"
     out_draft = Draft(stem, path_of(op))
     out_shape = shape_of(op.result.type)
@@ -106,8 +106,9 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
         assert matrix is not None
         extras.append(out_draft.add(f"extra{index}", "r", matrix))
     affine = []
-    for name, value in zip(() if op.norm is None else _norm(op.norm).names, op.affine, strict=True):
-        affine.append(out_draft.add(name, "r", vector_of(value, op, memory)))
+    for name, value in zip((name for norm in op.norms for name in _norm(norm).names), op.affine, strict=True):
+        view = matrix_of(value, op, memory) if name == RESIDUAL else vector_of(value, op, memory)
+        affine.append(out_draft.add(name, "r", view))
     for value in op.kept:
         rows = views.as_matrix(memory.result(value, shape_of(value.type)))
         assert rows is not None
@@ -120,7 +121,7 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
         x = _rows_of_windows(out_draft, windows, x)
     prologue = None
     if op.prologue.blocks:
-        prologue = prologue_region(op.norm, op.quantised, x, affine, keeps=bool(op.kept))
+        prologue = prologue_region(op.norms, op.quantised, x, affine, keeps=bool(op.kept))
     made = qc.LinearOp(
         x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs, affine=affine,
         prologue=prologue,
@@ -155,19 +156,21 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
         window=_window(op, x),
         codes=op.multiplies_codes,
         pairs=op.combines_pairs,
-        norm=_norm(op.norm, keeps=bool(op.kept)) if op.norm is not None else None,
+        norm=_norm(op.norm, op) if op.norm is not None else None,
+        added=_norm(op.residual_norm, op) if op.residual_norm is not None else None,
         rows=RowCodes(kind=made.kind.data, value=made.value.value.data) if made is not None else None,  # type: ignore[arg-type]
     )
 
 
-def _norm(norm: qc.RmsNormOp | qc.LayerNormOp, *, keeps: bool = False) -> RowNorm:
-    """The record of the prologue's norm."""
+def _norm(norm: qc.RmsNormOp | qc.LayerNormOp, linear: qc.LinearOp | None = None) -> RowNorm:
+    """The record of a norm in the prologue of a linear. The linear may keep the rows of its first one."""
     return RowNorm(
         kind="rms" if isinstance(norm, qc.RmsNormOp) else "layer",
         eps=norm.eps.value.data,
         has_weight=norm.weight is not None,
         has_bias=isinstance(norm, qc.LayerNormOp) and norm.bias is not None,
-        keeps=keeps,
+        keeps=linear is not None and bool(linear.kept) and norm is linear.norms[0],
+        has_residual=norm.residual is not None,
     )
 
 

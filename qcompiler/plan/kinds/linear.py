@@ -48,11 +48,16 @@ MOST_NORMALISED = 32768
 for each, and a task of a CPU is 65,536 operations: more elements are worth sharing among threads."""
 
 
+RESIDUAL = "residual"
+"""The role of the rows that a norm in a prologue is added to."""
+
+
 class RowNorm(Strict, frozen=True):
-    """The prologue of a linear: a layer or RMS norm of the rows of x, which are rounded to the type of x.
+    """A norm in the prologue of a linear: a layer or RMS norm of rows, which are rounded to the type of x.
 
     The equations are those of `NormKernel`, and so are the bits: every target sums in the order of its norm kernel.
-    With `keeps`, the linear also writes the normalised rows, for other readers.
+    With `keeps`, the linear also writes the rows that it makes, for other readers. With `has_residual`, the rows are
+    added to those of a residual, and rounded again.
     """
 
     kind: Literal["layer", "rms"]
@@ -60,11 +65,13 @@ class RowNorm(Strict, frozen=True):
     has_weight: bool
     has_bias: bool
     keeps: bool = False
+    has_residual: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
         """The roles of the operands that it reads, in order."""
-        given = (("norm_weight", self.has_weight), ("norm_bias", self.has_bias))
+        first = "residual" if self.has_residual else "norm"
+        given = ((f"{first}_weight", self.has_weight), (f"{first}_bias", self.has_bias), (RESIDUAL, self.has_residual))
         return tuple(name for name, there in given if there)
 
 
@@ -80,18 +87,20 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, summed in fp32.
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
-    broadcasts), the norm's weight and bias (k), the rows that it keeps (m, k), out (m, n). x has unit stride along k,
-    and out along n. Decoded weights are rounded to w's dtype before the product. The first epilogue input is the fp32
-    sum with the bias added; the others are the extras. `m_class` is the range of M that the kernel is built for. With a
-    `window`, x is an image, and the rows are its windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the
-    kernel multiplies codes as integers, with the results of qcompiler/formats/integer_product.py.
+    broadcasts), weight and bias (k) and residual (m, k) of the norms, the rows that are kept (m, k), out (m, n). x
+    has unit stride along k, and out along n. Decoded weights are rounded to w's dtype before the product. The first
+    epilogue input is the fp32 sum with the bias added; the others are the extras. `m_class` is the range of M that
+    the kernel is built for. With a `window`, x is an image, and the rows are its windows. With `codes`, x holds
+    int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the results of
+    qcompiler/formats/integer_product.py.
 
     With `pairs`, w has two halves of rows (n is even) in one of `plan/pairs.py`'s layouts, and out has n / 2 columns:
     ``out[m, j] = epilogue(sum[m, j], sum[m, n / 2 + j], extras[m, j]…)``.  Its first two inputs are the fp32 sums of a
     pair of rows, biases added.
 
     With a `norm`, the product reads the normalised rows of x, and with `rows` it reads the int8 rows that the kernel
-    makes of x or of the norm.  Their number m is known then.
+    makes of x or of the norm.  Their number m is known then.  With an `added` norm, which has a residual, all this goes
+    by `residual + added(x)` in place of x; these are the rows that it may keep.
     """
 
     m: Dim
@@ -105,6 +114,12 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     pairs: bool = False
     norm: RowNorm | None = None
     rows: RowCodes | None = None
+    added: RowNorm | None = None
+
+    @property
+    def norms(self) -> tuple[RowNorm, ...]:
+        """The norms of the prologue, in order."""
+        return tuple(norm for norm in (self.added, self.norm) if norm is not None)
 
     @property
     def columns(self) -> int:
@@ -117,7 +132,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         return 2 if self.pairs else 1
 
     def contract(self, operands: int) -> Contract:
-        norm = self.norm.names if self.norm is not None else ()
+        norm = [name for each in self.norms for name in each.names]
         extras = operands - 3 - self.has_bias - len(norm) - self.keeps
         wanted = 0 if self.epilogue is None else len(self.epilogue.inputs) - self.sums
         if extras != wanted:
@@ -140,7 +155,12 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
                 Role("w", (self.n, self.k), packed=True),
                 *([Role("bias", (self.n,), unit=True)] if self.has_bias else []),
                 *(Role(f"extra{i}", (self.m, self.columns), dtypes=ANY) for i in range(extras)),
-                *(Role(name, (self.k,), unit=True) for name in norm),
+                *(
+                    Role(name, (self.m, self.k), unit=True, like="x")
+                    if name == RESIDUAL
+                    else Role(name, (self.k,), unit=True)
+                    for name in norm
+                ),
                 *([Role("rows", (self.m, self.k), "w", unit=True, like="x")] if self.keeps else []),
                 Role("out", (self.m, self.columns), "w", unit=True),
             ),
@@ -151,27 +171,31 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
         rows = value_of(self.m, symbols)
-        return 2 * rows * self.n * self.k + OPERATIONS_PER_ELEMENT * (0 if self.norm is None else rows * self.k)
+        return 2 * rows * self.n * self.k + OPERATIONS_PER_ELEMENT * len(self.norms) * rows * self.k
 
     def extras(self, operands: int) -> range:
         """The places of the epilogue's extra inputs among this number of operands."""
-        norm = 0 if self.norm is None else len(self.norm.names)
+        norm = sum(len(each.names) for each in self.norms)
         return range(2 + self.has_bias, operands - 1 - norm - self.keeps)
 
     @property
     def keeps(self) -> bool:
-        """Whether the operand before the last is the normalised rows, which it writes."""
-        return self.norm is not None and self.norm.keeps
+        """Whether the operand before the last is the rows that its first norm makes, which it writes."""
+        return any(norm.keeps for norm in self.norms[:1])
 
     @property
     def _needs_columns(self) -> bool:
-        return self.codes or self.window is not None or self.norm is not None
+        return self.codes or self.window is not None or bool(self.norms)
 
     def _check_norm(self) -> None:
         if self.rows is not None and (not self.codes or not math.isfinite(self.rows.value) or self.rows.value < 0):
             raise PlanError(f"a linear kernel makes rows of int8 with the value {self.rows.value}, to multiply codes")
-        if self.norm is None and self.rows is None:
+        if not self.norms and self.rows is None:
             return
+        if (self.added is not None and not self.added.has_residual) or (
+            self.norm is not None and (self.norm.has_residual or (self.norm.keeps and self.added is not None))
+        ):
+            raise PlanError("a linear kernel adds one norm to a residual, and keeps the rows of its first norm alone")
         if (self.codes and self.rows is None) or self.window is not None:
             raise PlanError("a linear kernel normalises rows of floats, not of int8 and not those of an image")
         if not isinstance(self.m, int) or not 1 <= self.m * self.k <= MOST_NORMALISED:

@@ -11,13 +11,15 @@ from qcompiler.plan.operands import Operand
 
 
 class NormKernel(RoleKernel, frozen=True, tag="norm"):
-    """Layer or RMS norm over the last dim. Operands: x (rows, cols), [weight (cols)], [bias (cols)], out (rows, cols).
+    """Layer or RMS norm over the last dim. Operands: x (rows, cols), [weight (cols)], [bias (cols)], [residual (rows,
+    cols)], out (rows, cols).
 
-    With `inner`, x and out are (rows, inner, cols): rows in rows of another stride, as the heads of q are in what one
-    linear computes for q, k and v.
+    With `inner`, x, residual and out are (rows, inner, cols): rows in rows of another stride, as the heads of q are in
+    what one linear computes for q, k and v.
 
     ``(x - mean) / sqrt(var + eps)`` with the biased variance, or ``x / sqrt(mean(x²) + eps)``, then weight and bias.
-    The statistics are fp32, in two passes over the row. The result is rounded once.
+    The statistics are fp32, in two passes over the row. The result is rounded once. With `has_residual`, the rounded
+    result is added to the residual in fp32, and the sum is rounded again.
     """
 
     kind: Literal["layer", "rms"]
@@ -27,13 +29,16 @@ class NormKernel(RoleKernel, frozen=True, tag="norm"):
     has_weight: bool
     has_bias: bool
     inner: Dim | None = None
+    has_residual: bool = False
 
     def contract(self, operands: int) -> Contract:
         outer = (self.rows,) if self.inner is None else (self.rows, self.inner)
         shape = (*outer, self.cols)
         names = [name for name, there in (("weight", self.has_weight), ("bias", self.has_bias)) if there]
+        residual = [Role("residual", shape, like="out")] * self.has_residual
+        vectors = (Role(name, (self.cols,), unit=True) for name in names)
         return Contract(
-            (Role("x", shape), *(Role(name, (self.cols,), unit=True) for name in names), Role("out", shape, "w")),
+            (Role("x", shape), *vectors, *residual, Role("out", shape, "w")),
             work=shape,
             extents=outer,
             positive=(self.cols,),

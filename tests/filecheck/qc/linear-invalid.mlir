@@ -102,7 +102,7 @@
 
 // -----
 
-// CHECK: a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result
+// CHECK: a prologue is norms of its arguments, or rows of int8, or these of those, and a qc.yield of the result
 %x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
 %0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
 ^bb0(%rows: tensor<2x8xf32>):
@@ -112,7 +112,7 @@
 
 // -----
 
-// CHECK: a prologue is a norm of its arguments, or rows of int8, or these of that, and a qc.yield of the result
+// CHECK: a prologue is norms of its arguments, or rows of int8, or these of those, and a qc.yield of the result
 %x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
 %0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
 ^bb0(%rows: tensor<2x8xf32>):
@@ -159,3 +159,31 @@
   %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xf32>
   qc.yield %normed, %normed
 }
+
+// -----
+
+// CHECK: a prologue has one norm, or one with a residual and then one without
+%x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
+%0 = qc.linear %x, %w : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>):
+  %first = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xf32>
+  %second = qc.rms_norm %first {eps = 1.000000e-05} : tensor<2x8xf32>
+  qc.yield %second
+}
+
+// -----
+
+// CHECK: a prologue is norms of its arguments, or rows of int8, or these of those, and a qc.yield of the result
+%x, %w, %h = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>, tensor<2x8xf32>)
+%0 = qc.linear %x, %w affine(%h) : tensor<2x4xf32> prologue {
+^bb0(%rows: tensor<2x8xf32>, %residual: tensor<2x8xf32>):
+  %sum = qc.rms_norm %rows residual(%residual) {eps = 1.000000e-05} : tensor<2x8xf32>
+  %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x8xf32>
+  qc.yield %normed
+}
+
+// -----
+
+// CHECK: the residual must be tensor<2x8xf32>, as the result is
+%x, %h = "test.op"() : () -> (tensor<2x8xf32>, tensor<1x8xf32>)
+%0 = qc.layer_norm %x residual(%h) {eps = 1.000000e-05} : tensor<2x8xf32>

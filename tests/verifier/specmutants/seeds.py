@@ -166,6 +166,18 @@ def linear_norm(kind: str) -> ProgramImage:
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
+def linear_added(kind: str) -> ProgramImage:
+    """Rows that are normalised, added to a residual, kept and normalised again."""
+    w, stored = packed(kind, "w", 24, 64)
+    affine = (operand("residual_weight", (64,)), operand("residual", (3, 64)), operand("norm_weight", (64,)))
+    written = (operand("rows", (3, 64), "w"), operand("out", (3, 24), "w"))
+    norm = RowNorm(kind="rms", eps=1e-5, has_weight=True, has_bias=False)
+    body = LinearKernel(m=3, n=24, k=64, m_class="2-8", has_bias=False, norm=norm,
+                        added=replace(norm, keeps=True, has_residual=True))  # fmt: skip
+    operands = (operand("x", (3, 64)), w, *affine, *written)
+    return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
 def linear_plain(kind: str) -> ProgramImage:
     operands = (operand("x", ("b", 20), dtype="bf16"), operand("w", (12, 20), dtype="bf16"),
                 operand("out", ("b", 12), "w", "bf16"))  # fmt: skip
@@ -274,6 +286,14 @@ def norm(kind: str) -> ProgramImage:
     vectors = (operand("weight", (20,)), operand("bias", (20,)))
     operands = (operand("x", ("b", 20)), *vectors, operand("out", ("b", 20), "w"))
     body = NormKernel(kind="layer", rows="b", cols=20, eps=1e-5, has_weight=True, has_bias=True)
+    return Maker({"b": B}, kind).kernel(spec("norm", body, operands, "b")).image(ARCHS[kind])
+
+
+def norm_added(kind: str) -> ProgramImage:
+    """A norm that is added to a residual."""
+    operands = (operand("x", ("b", 20)), operand("weight", (20,)), operand("residual", ("b", 20)),
+                operand("out", ("b", 20), "w"))  # fmt: skip
+    body = NormKernel(kind="rms", rows="b", cols=20, eps=1e-5, has_weight=True, has_bias=False, has_residual=True)
     return Maker({"b": B}, kind).kernel(spec("norm", body, operands, "b")).image(ARCHS[kind])
 
 
@@ -445,6 +465,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
+        linear_added, norm_added,
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
         recurrent, batch_matmul, attention, attention_decode, norm,
         norm_heads,
