@@ -1,12 +1,14 @@
 """Tokens per second of a language model on the CPU: ours beside llama.cpp on the same file, and transformers in bf16.
 
-    python benchmarks/lm_cpu.py --llama-python /path/to/python --json FILE     # a 0.84 B Llama, about 15 minutes
+    python benchmarks/lm_cpu.py --llama-python /path/to/python --json FILE     # a 0.84 B Llama, about 20 minutes
     python benchmarks/lm_cpu.py --small                                        # a tiny one: that everything runs
 
 The weights are random and lie in one .gguf file (hidden 2048, 16 layers, FFN 5632, 32 heads, 4 of them for keys and
-values, vocabulary 32000), which we compile by `compile_causal_lm` and llama.cpp reads as it is.  Both keep keys and
-values in fp16 and use the same number of threads.  llama-cpp-python may lie in an environment of its own
-(`--llama-python`); a peer that is not there is named as missing.
+values, vocabulary 32000), which we compile by `compile_causal_lm` and llama.cpp reads as it is.  It stands in the table
+twice for us: "ours" multiplies in fp32, "ours int8" makes int8 rows of the activations (`activations="int8"`), as
+llama.cpp does.  All keep keys and values in fp16 and use the same number of threads.  llama-cpp-python may lie in an
+environment of its own (`--llama-python`); a peer that is not there is named as missing.  `--folder` keeps the file and
+the compiled programs, and takes those that lie there already: remove them after a change of the compiler.
 
     decode    one token of each sequence, and the most likely next one taken from the logits, with so many tokens in
               the cache before; a step does not depend on which tokens these are
@@ -72,6 +74,11 @@ class Shape:
             ):  # fmt: skip
                 yield f"blk.{layer}.{name}.weight", rows, cols
 
+    def weight_bytes(self, kind: str) -> int:
+        """What a decoded token reads of the weights: all matrices but the embedding, of which it reads a row."""
+        size, nbytes = gguf.GGML_QUANT_SIZES[FORMATS[kind]]
+        return sum(rows * cols // size * nbytes for name, rows, cols in self.matrices() if name != "token_embd.weight")
+
 
 SMALL = Shape(256, 2, 512, 4, 2, 1000)
 FORMATS = {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q4_K": gguf.GGMLQuantizationType.Q4_K}
@@ -90,8 +97,8 @@ def blocks(kind: str, rows: int, cols: int, rng: np.random.Generator) -> Any:
     return data.reshape(rows, -1)
 
 
-def write_model(path: Path, kind: str, shape: Shape, length: int) -> int:
-    """The file; the bytes that a decoded token reads of its weights."""
+def write_model(path: Path, kind: str, shape: Shape, length: int) -> None:
+    """Writes the .gguf file."""
     rng = np.random.default_rng(0)
     out = gguf.GGUFWriter(path, "llama")
     out.add_context_length(length)
@@ -111,11 +118,9 @@ def write_model(path: Path, kind: str, shape: Shape, length: int) -> int:
     out.add_token_types([2, 3, 3, *[6] * 256, *[1] * (shape.words - 259)])
     out.add_bos_token_id(1)
     out.add_eos_token_id(2)
-    read = 0
     for name, rows, cols in shape.matrices():
         data = blocks(kind, rows, cols, rng)
         out.add_tensor(name, data, raw_dtype=FORMATS[kind])
-        read += data.nbytes if name != "token_embd.weight" else 0
     for name in [
         "output_norm",
         *(f"blk.{i}.{each}" for i in range(shape.layers) for each in ("attn_norm", "ffn_norm")),
@@ -125,7 +130,6 @@ def write_model(path: Path, kind: str, shape: Shape, length: int) -> int:
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
-    return read
 
 
 # --- engines ---------------------------------------------------------------------------------------------------------
@@ -134,10 +138,8 @@ def write_model(path: Path, kind: str, shape: Shape, length: int) -> int:
 class Ours:
     """A conversation per number of sequences, whose cache is taken as filled."""
 
-    name = "ours"
-
-    def __init__(self, lm: qc.CausalLM) -> None:
-        self.lm = lm
+    def __init__(self, name: str, lm: qc.CausalLM) -> None:
+        self.name, self.lm = name, lm
         self.talks: dict[int, Any] = {}
 
     def fill(self, sequences: int, context: int) -> None:
@@ -303,6 +305,42 @@ def outside_products(lm: qc.CausalLM, context: int) -> float:
     return float(profile.not_product)
 
 
+OURS, INT8 = "ours", "ours int8"
+
+
+def compile_ours(chosen: argparse.Namespace, shape: Shape, length: int, folder: Path) -> tuple[Path, dict[str, Path]]:
+    """The .gguf file, and the saved programs by name. What lies in the folder is taken as it is."""
+    file = folder / f"{chosen.format}.gguf"
+    if not file.exists():
+        write_model(file, chosen.format, shape, length)
+    found = {}
+    for name, recipe in ((OURS, None), (INT8, qc.QuantConfig(chosen.format, activations="int8"))):
+        found[name] = folder / f"{chosen.format}-{name.replace(' ', '-')}.qca"
+        if not found[name].exists():
+            batch = max(chosen.batches)
+            lm = qc.compile_causal_lm(file, recipe, max_seq_len=length, max_batch=batch, kv_cache="fp16")
+            lm.save(found[name])
+    return file, found
+
+
+def peers(
+    chosen: argparse.Namespace, shape: Shape, length: int, file: Path, stack: contextlib.ExitStack
+) -> tuple[list[Any], dict[str, str]]:
+    """The other engines, and why those that are missing are."""
+    engines: list[Any] = []
+    missing: dict[str, str] = {}
+    if chosen.llama_python == sys.executable and importlib.util.find_spec("llama_cpp") is None:
+        missing["llama.cpp"] = "llama-cpp-python is not installed here (--llama-python names another Python)"
+    else:
+        engines.append(LlamaCpp(chosen.llama_python, file, length, max(chosen.batches), chosen.threads))
+        stack.callback(engines[-1].process.kill)
+    if chosen.no_transformers:
+        missing["transformers bf16"] = "left out by --no-transformers"
+    else:
+        engines.append(Transformers(shape, length))
+    return engines, missing
+
+
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     shape, length = (SMALL, 160) if chosen.small else (Shape(), 4096 + 64)
     contexts = [1, 64] if chosen.small else chosen.contexts
@@ -310,33 +348,23 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     rounds, steps = (1, 2) if chosen.small else (chosen.rounds, chosen.steps)
     torch.set_num_threads(chosen.threads)
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file, saved = folder / "model.gguf", folder / "model.qca"
-        weights = write_model(file, chosen.format, shape, length)
-        batch = max(chosen.batches)
-        lm = qc.compile_causal_lm(file, max_seq_len=length, max_batch=batch, kv_cache="fp16")
-        lm.save(saved)
-        del lm
-        lm = qc.load_causal_lm(saved, num_threads=chosen.threads)
-        engines: list[Any] = [Ours(lm)]
-        missing: dict[str, str] = {}
-        if chosen.llama_python == sys.executable and importlib.util.find_spec("llama_cpp") is None:
-            missing["llama.cpp"] = "llama-cpp-python is not installed here (--llama-python names another Python)"
-        else:
-            engines.append(LlamaCpp(chosen.llama_python, file, length, batch, chosen.threads))
-            stack.callback(engines[-1].process.kill)
-        if chosen.no_transformers:
-            missing["transformers bf16"] = "left out by --no-transformers"
-        else:
-            engines.append(Transformers(shape, length))
+        folder = chosen.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        file, saved = compile_ours(chosen, shape, length, folder)
+        weights = shape.weight_bytes(chosen.format)
+        ours = {name: qc.load_causal_lm(path, num_threads=chosen.threads) for name, path in saved.items()}
+        others, missing = peers(chosen, shape, length, file, stack)
+        engines: list[Any] = [*(Ours(name, lm) for name, lm in ours.items()), *others]
         probe = Bench((), chosen.threads)
         llama_cpp = next((each.version for each in engines if each.name == "llama.cpp"), None)
         facts: dict[str, Any] = {
             "format": chosen.format, "shape": vars(shape), "threads": chosen.threads, "isa": host_isa(),
             "torch": torch.__version__, "llama-cpp-python": llama_cpp,
             "missing": missing, "weight_bytes": weights, "cells": [],
-            "not_product": {context: outside_products(lm, context) for context in contexts},
-            "first": first_token(saved, chosen.threads, 1 if chosen.small else 3),
+            "not_product": {
+                name: {context: outside_products(lm, context) for context in contexts} for name, lm in ours.items()
+            },
+            "first": first_token(saved[OURS], chosen.threads, 1 if chosen.small else 3),
         }  # fmt: skip
         for cell in cells(contexts, chosen.batches, prompts):
             facts["cells"].append(one_cell(cell, engines, probe, shape, weights, rounds, steps))
@@ -377,7 +405,7 @@ def one_cell(
     result["tokens_per_second"] = {name: made / seconds for name, seconds in found["seconds"].items()}
     result["bandwidth"] = [before, after]
     if bound is not None:  # the bytes that must be read, by the seconds and the bandwidth
-        result["of_bandwidth"] = bound / found["seconds"]["ours"] / statistics.mean((before, after))
+        result["of_bandwidth"] = bound / found["seconds"][OURS] / statistics.mean((before, after))
     return result
 
 
@@ -385,22 +413,23 @@ def row(cell: dict[str, Any]) -> str:
     """A line of the table in docs/language-models.md."""
     of = f"{cell['of_bandwidth']:.0%}" if "of_bandwidth" in cell else ""
     rates, ratios = cell["tokens_per_second"], cell["ratio"]
-    peers = [f"{rates[name]:.1f} ({ratios[name]:.2f})" for name in rates if name != "ours"]
+    peers = [f"{rates[name]:.1f} ({ratios[name]:.2f})" for name in rates if name != OURS]
     name = f"{cell['what']} {cell['tokens']}" + (f", batch {cell['sequences']}" if cell["what"] == "decode" else "")
-    return f"| {name} | {rates['ours']:.1f} | {' | '.join(peers)} | {of} |"
+    return f"| {name} | {rates[OURS]:.1f} | {' | '.join(peers)} | {of} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--format", choices=list(FORMATS), default="q4_0")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[1, 512, 4096])
+    parser.add_argument("--contexts", type=int, nargs="*", default=[1, 512, 4096])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--prompts", type=int, nargs="*", default=[128, 512])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--folder", type=Path, help="keeps the file and the programs, and takes those that are there")
     parser.add_argument("--small", action="store_true", help="a tiny model and one round")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()

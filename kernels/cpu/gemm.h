@@ -11,7 +11,9 @@
 // A task owns a range of panels and rows. It decodes [kc][16] fp32 panels into its thread's scratch and runs the
 // microkernel (QG_MR rows x QG_NP panels of accumulators in registers) over the rows of x, which stay as they are: the
 // microkernel broadcasts from them. Few rows (`qg_run_few`): codes are decoded in registers straight into the
-// accumulators, no panel is stored. How tasks are cut never changes the order of additions of an element.
+// accumulators, no panel is stored. For one or two rows, codes of up to 4 bits whose element is value * scale are summed
+// as they are over the columns of a scale, which then multiplies the sum. How tasks are cut never changes the order of
+// additions of an element.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -101,6 +103,9 @@ struct qg_job {
 // GROUP divides it.
 template <class W, int ROUND> struct qg_coded {
     static constexpr int GROUP = W::GROUP;
+    // Whether an element is its code's value times a scale of whole SHARED columns, not rounded further.
+    static constexpr int SHARED = W::COVERS;
+    static constexpr bool SUMMED = W::SCALED && ROUND == QG_F32 && SHARED >= 32 && W::BITS <= 4;
     const qg_packed* from;
     int64_t panel, until;  // first column of the next entries
     qg_codes<W::BITS, GROUP> codes;
@@ -125,12 +130,16 @@ template <class W, int ROUND> struct qg_coded {
     template <int J> QG_METHOD vf value() const {
         return qg_round<ROUND>(entries.element(values.template value<J>(codes)));
     }
+    // The factors of value(): the code's value, and the scale of the columns that share it.
+    template <int J> QG_METHOD vf code() const { return values.template value<J>(codes); }
+    QG_METHOD vf scale() const { return entries.scale(); }
 };
 
 // The same where blocks run across rows: row r, column k reads the entries of element r * K + k. They change at another
 // column in each lane, at most once in COVERS columns.
 template <class W, int ROUND> struct qg_straddling {
     static constexpr int GROUP = W::GROUP;
+    static constexpr bool SUMMED = false;
     const qg_packed* from;
     int64_t panel, until;   // the first column for which `here` and `next` may not do
     int64_t border[16];     // the column where `next` begins
@@ -173,6 +182,7 @@ template <class W, int ROUND> struct qg_straddling {
 // Plain values in panels, of storage type T.
 template <class T> struct qg_plain {
     static constexpr int GROUP = 8;
+    static constexpr bool SUMMED = false;
     const T* first;
     const T* now;
     QG_METHOD void start(const qg_job* j, int64_t panel) { first = now = (const T*)j->codes + panel * j->k * 16; }
@@ -218,6 +228,7 @@ QC_COLD void qg_transpose(const float (*from)[16], float (*to)[16]) {
 // Plain values of a strided matrix (n, k): weights that are not constants, and batched products.
 template <class T> struct qg_strided {
     static constexpr int GROUP = 16;
+    static constexpr bool SUMMED = false;
     const qg_job* job;
     int64_t n0;
     float block[16][16];
@@ -318,6 +329,18 @@ template <class D, int MR, int PANELS, int SUMS> struct qg_fma_step {
     }
 };
 
+// The same with the codes' values instead of the elements, for one panel.
+template <class D, int MR, int SUMS> struct qg_code_step {
+    const D& decoder;
+    const float* x;
+    int64_t stride;
+    vf (&sum)[MR][SUMS];
+    template <int J> QG_METHOD void step() {
+        const vf w = decoder.template code<J>();
+        QG_UNROLL for (int i = 0; i < MR; i++) sum[i][J % SUMS] = vfma(vset(x[i * stride + J]), w, sum[i][J % SUMS]);
+    }
+};
+
 // sum[0] + … + sum[COUNT - 1] in pairs.
 template <int COUNT> QC_INLINE vf qg_sum(const vf* sum) {
     if constexpr (COUNT == 1) return sum[0];
@@ -331,6 +354,19 @@ template <class D, int MR> static void qg_few_panels(
     D decoder[PANELS];
     QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].start(job, p ? next : panel);
     int64_t k = 0;
+    if constexpr (D::SUMMED && MR <= 2) {  // each row and column group is scaled once, instead of every element
+        constexpr int PARTS = SUMS < 4 ? SUMS : 4;
+        for (; k + D::SHARED <= job->k; k += D::SHARED) {
+            vf part[MR][PARTS] = {};
+            for (int64_t at = k; at < k + D::SHARED; at += D::GROUP) {
+                decoder[0].at(at);
+                qg_code_step<D, MR, PARTS> body{decoder[0], x + at, stride, part};
+                qg_steps<0, D::GROUP>(body, D::GROUP);
+            }
+            QG_UNROLL for (int i = 0; i < MR; i++)
+                sum[i][0][0] = vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), sum[i][0][0]);
+        }
+    }
     for (; k + D::GROUP <= job->k; k += D::GROUP) {
         QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
         qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};

@@ -34,6 +34,7 @@ import numpy as np
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Field, Format, Section
 from qcompiler.formats.equation import CStyle, Float32
+from qcompiler.formats.integer_product import factor_of
 from qcompiler.kernels import layouts
 from qcompiler.kernels.decoding import ends_inside_groups, first_of_integers, shared_columns
 from qcompiler.kernels.layouts.panels import LANES, place_of, plane_name, planes
@@ -176,6 +177,7 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
             number += 1
     where = "const int64_t (&at)[16]" if across else "int64_t panel, int64_t k"
     computed = [f"{g} = {eq.to_c(entries, looked_up, VECTORS)};" for g, eq in d.split.per_entry.items()]
+    factor = None if across else factor_of(d)
     element = d.split.per_element.to_c({"code": "code", **{g: g for g in parts}}, style=FLOAT_LANES)
     lines = [
         f"// {fmt} in {PANEL_LAYOUT}: {d.decode.text}",
@@ -187,7 +189,11 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
         *indent([*loads, *computed], 2),
         "    }",
         f"    QG_METHOD vf element(vf code) const {{ return {element}; }}",
+        f"    static constexpr bool SCALED = {str(factor is not None).lower()};",
     ]
+    if factor is not None:
+        scale = factor.to_c({g: g for g in parts}, style=FLOAT_LANES)
+        lines.append(f"    QG_METHOD vf scale() const {{ return {scale}; }}")
     if across:
         picked = ", ".join(f"vsel(m, a.{g}, b.{g})" for g in parts)
         lines.append(

@@ -116,6 +116,14 @@ def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor)
         return np.asarray(total * scales.reshape(-1, 1), np.float32)
 
 
+def factor_of(declaration: Declaration) -> Equation | None:
+    """The scale of an element that is its code's value times a scale (nf4, q4_0), over the parts of
+    `Declaration.split.per_entry`; None for any other."""
+    text = declaration.split.per_element.text
+    slope = None if _adds(text) else _slope(ast.parse(text, mode="eval").body)
+    return None if slope is None or isinstance(slope, ast.Constant) else Equation(ast.unparse(slope))
+
+
 # --- equations -------------------------------------------------------------------------------------------------------
 
 
@@ -158,4 +166,4 @@ def _at_zero(text: str) -> str:
     return ast.unparse(Zero().visit(ast.parse(text, mode="eval")))
 
 
-__all__ = ["BITS", "WIDEST", "IntegerProduct", "first_of_integers", "integer_product", "multiply"]
+__all__ = ["BITS", "WIDEST", "IntegerProduct", "factor_of", "first_of_integers", "integer_product", "multiply"]

@@ -22,7 +22,7 @@ def test_every_cell_has_figures_and_missing_peers_have_reasons(tmp_path: Path) -
     cells = {(cell["what"], cell["tokens"], cell["sequences"]): cell for cell in facts["cells"]}
     decodes = {("decode", context, batch) for context in (1, 64) for batch in (1, 8)}
     assert set(cells) == {*decodes, ("prompt", 16, 1)}
-    engines = {"ours", "transformers bf16"}
+    engines = {"ours", "ours int8", "transformers bf16"}
     if importlib.util.find_spec("llama_cpp") is None:
         assert "not installed" in facts["missing"]["llama.cpp"] and "missing: llama.cpp" in done.stdout
     else:
@@ -30,5 +30,5 @@ def test_every_cell_has_figures_and_missing_peers_have_reasons(tmp_path: Path) -
     for cell in cells.values():
         assert set(cell["tokens_per_second"]) == set(cell["ratio"]) == engines
         assert min(cell["tokens_per_second"].values()) > 0
-    assert 0 < facts["not_product"]["1"] < 1
+    assert all(0 < facts["not_product"][name]["1"] < 1 for name in ("ours", "ours int8"))
     assert facts["first"]["token"] > 0
