@@ -27,9 +27,10 @@ from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import functions
 from qcompiler.passes.checks.numerics import Numerics, Ulps
 from qcompiler.passes.loops.fusion import absorb_producers, worth_fusing
-from qcompiler.passes.loops.rope_loops import rope_before_concat, rope_to_loops
+from qcompiler.passes.loops.rope_loops import rope_to_loops
 from qcompiler.passes.rewriting import rewrite
 from qcompiler.passes.views.im2col import windows_to_loops
+from qcompiler.passes.views.joined_rope import rope_before_concat
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,5 @@
 """Lowers `qc.rope` to a loop nest. It has no kernel of its own, and as a nest it fuses with its neighbours.
 
-What is put together and then rotated (text and image of a double block) is rotated first: each part in one nest, from
-where it was computed to where the whole stands.
-
 x (B, H, S, D) is viewed as (B, H, S, 2, D/2), the two halves side by side (as (D/2, 2) if interleaved). The rotated
 element is the one in the other half, negated for the first half.
 """
@@ -12,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.builder import Builder
-from xdsl.dialects import arith, tensor
+from xdsl.dialects import arith
 from xdsl.dialects.linalg import ops
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineExpr, AffineMap
@@ -21,46 +18,10 @@ from xdsl.pattern_rewriter import PatternRewriter
 from qcompiler.ir import build, qc
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
 from qcompiler.passes.rewriting import pattern
-from qcompiler.passes.views.views import permutation_of, source_of
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType
 
 _SPLIT = ((0,), (1,), (2,), (3, 4))
-
-
-@pattern
-def rope_before_concat(op: qc.RopeOp, rewriter: PatternRewriter) -> SSAValue | None:
-    """A rope of a concat of rows becomes a concat of ropes, if nothing else reads the concat and sizes are known.
-
-    A row is rotated by itself, so no number changes. A part is stored where the whole stands if sizes are known.
-    """
-    view = op.x.owner
-    joined = source_of(view).owner if isinstance(view, ops.TransposeOp) else view
-    if not isinstance(joined, tensor.ConcatOp) or not op.x.has_one_use() or not joined.result.has_one_use():
-        return None
-    order = permutation_of(view) if isinstance(view, ops.TransposeOp) else (0, 1, 2, 3)
-    axis = order.index(joined.dim.value.data)
-    if axis == 3 or not all(isinstance(size, int) for size in shape_of(op.x.type)):
-        return None
-    parts, begin = list[SSAValue](), 0
-    for value in joined.inputs:
-        x = build.transpose(rewriter, value, order) if isinstance(view, ops.TransposeOp) else value
-        size = shape_of(x.type)[axis]
-        assert isinstance(size, int)
-        cos, sin = (_rows(rewriter, table, axis, begin, size) for table in (op.cos, op.sin))
-        rotated = qc.RopeOp(x, cos, sin, x.type, interleaved=op.interleaved is not None)
-        parts.append(rewriter.insert(rotated).result)
-        begin += size
-    return build.concat(rewriter, parts, axis)
-
-
-def _rows(builder: Builder, table: SSAValue, axis: int, begin: int, size: int) -> SSAValue:
-    """Some rows of cos or sin; a dim of size 1 serves all."""
-    shape = shape_of(table.type)
-    if shape[axis] == 1:
-        return table
-    offsets = [begin if n == axis else 0 for n in range(4)]
-    return build.extract_slice(builder, table, offsets, [size if n == axis else each for n, each in enumerate(shape)])
 
 
 @pattern
