@@ -299,9 +299,9 @@ def test_the_interpreter_agrees_after_every_pass() -> None:
         assert len(norms(program)) == 2
     program = qc.qcompile(PostNorm("layer", 64).eval(), (torch.randn(2, 64),), quant="nf4", verify_each="numerics")
     assert [norm.keeps for norm in norms(program)] == [True, True]
-    for pre, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        model = Sandwich("layer", 64, pre=pre).eval().to(dtype)
-        program = qc.qcompile(model, (torch.randn(2, 64).to(dtype),), quant="nf4", verify_each="numerics")
+    for pre in (True, False):
+        model = Sandwich("layer", 64, pre=pre).eval()
+        program = qc.qcompile(model, (torch.randn(2, 64),), quant="nf4", verify_each="numerics")
         assert len(norms(program)) == 3 + 3 * pre
 
 

@@ -142,7 +142,7 @@
 
 // -----
 
-// CHECK: behind which the norm's may stand again
+// CHECK: behind which the first norm's may stand again
 %x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
 %0, %kept = qc.linear %x, %w : tensor<2x4xf32>, tensor<2x8xf32> prologue {
 ^bb0(%rows: tensor<2x8xf32>):
