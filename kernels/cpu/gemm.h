@@ -11,9 +11,9 @@
 // A task owns a range of panels and rows. It decodes [kc][16] fp32 panels into its thread's scratch and runs the
 // microkernel (QG_MR rows x QG_NP panels of accumulators in registers) over the rows of x, which stay as they are: the
 // microkernel broadcasts from them. Few rows (`qg_run_few`): codes are decoded in registers straight into the
-// accumulators, no panel is stored. For one or two rows, codes of up to 4 bits whose element is value * scale are summed
-// as they are over the columns of a scale, which then multiplies the sum. How tasks are cut never changes the order of
-// additions of an element.
+// accumulators, no panel is stored. For one or two rows, codes of up to 4 bits whose element is value * scale are
+// summed as they are over the columns of a scale, which then multiplies the sum. How tasks are cut never changes the
+// order of additions of an element.
 #pragma once
 #include <stdint.h>
 #include <string.h>
