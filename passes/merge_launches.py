@@ -64,8 +64,9 @@ class MergeLaunchesPass(ModulePass):
         for entry in schedule.entries.values():
             if not entry.is_init:
                 _merge(entry, schedule, self.most, table, ctx)
-        first = next(each for each in op.body.block.ops if isinstance(each, EntryOp))
-        op.body.block.insert_ops_before(list(table.ops()), first)
+        first = next((each for each in op.body.block.ops if isinstance(each, EntryOp)), None)
+        if first is not None:
+            op.body.block.insert_ops_before(list(table.ops()), first)
         _drop_unused(op, used)
 
 

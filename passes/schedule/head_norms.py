@@ -93,10 +93,11 @@ def _norm_of(step: StepOp, number: int, schedule: Schedule, touched: Touched) ->
         return None
     if any(schedule.arenas[schedule.buffers[view.buffer].arena_name].kind.data == "state" for view in views):
         return None
-    users = touched.users(out.buffer)
-    if len(users) != 2 or users[0] != number or tuple(out.strides) != contiguous_strides(out.shape):
+    reader = touched.users(out.buffer)[-1]
+    if reader == number or not touched.is_only_used_by(out.buffer, [number, reader]):
         return None
-    return HeadNorm(step, number, users[1], op) if out.offset == 0 else None
+    in_order = out.offset == 0 and tuple(out.strides) == contiguous_strides(out.shape)
+    return HeadNorm(step, number, reader, op) if in_order else None
 
 
 def _by_rows(norm: HeadNorm, step: StepOp, schedule: Schedule) -> tuple[LoopKernel, PartNorm] | None:

@@ -21,6 +21,7 @@ class Touched:
         self._users: dict[str, list[int]] = {}
         self._writers: dict[str, list[tuple[int, View]]] = {}
         self._sizes = {name: buffer.nbytes.value.data for name, buffer in schedule.buffers.items()}
+        self._kinds = {name: schedule.arenas[buffer.arena_name].kind.data for name, buffer in schedule.buffers.items()}
         for number, step in enumerate(steps):
             found: dict[str, list[tuple[View, bool]]] = {}
             for view, access in schedule.accesses(step):
@@ -34,6 +35,11 @@ class Touched:
     def users(self, buffer: str) -> list[int]:
         """The steps that touch a buffer."""
         return self._users[buffer]
+
+    def is_only_used_by(self, buffer: str, steps: Sequence[int]) -> bool:
+        """Whether these steps, in this order, are all that touches a buffer. Nobody else sees it: it is no argument, no
+        result of the program and no state."""
+        return self._kinds[buffer] == "activations" and self._users[buffer] == list(steps)
 
     def writers(self, buffer: str) -> list[tuple[int, View]]:
         """The steps that write to a buffer, each with the view."""

@@ -39,9 +39,9 @@ def attention(folder: Path, model: nn.Module, inputs: tuple[Any, ...], threads: 
     [
         (1, 50, 0),  # 51 keys of four heads take less than 2 us
         (4, 50, 0),
-        (1, 3999, 4),  # the query heads of one key/value head, in as many tasks as two threads take
-        (2, 3999, 4),
-        (4, 3999, 4),
+        (1, 3999, 13),  # all query heads of a key/value head, and the keys in 13 pieces
+        (2, 3999, 26),
+        (4, 3999, 4),  # two for each of two threads
     ],
 )
 def test_one_token_is_cut_by_the_keys_that_it_sees(tmp_path: Path, kv_heads: int, at: int, tasks: int) -> None:

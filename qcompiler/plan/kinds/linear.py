@@ -132,6 +132,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         return 2 if self.pairs else 1
 
     def contract(self, operands: int) -> Contract:
+        self._check_norm()
         norm = [name for each in self.norms for name in each.names]
         extras = operands - 3 - self.has_bias - len(norm) - self.keeps
         wanted = 0 if self.epilogue is None else len(self.epilogue.inputs) - self.sums
@@ -143,7 +144,6 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         if self.codes and self.window is not None:
             raise PlanError("a linear kernel reads windows and rows of int8, which exclude each other")
         self._check_pairs()
-        self._check_norm()
         x = Role("x", (self.m, self.k), unit=True)
         if self.window is not None:
             x = Role("x", self._image(self.window), unit=True)
