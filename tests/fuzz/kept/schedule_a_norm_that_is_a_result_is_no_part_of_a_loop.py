@@ -7,7 +7,7 @@ Graph 11002 of seed 11.
             super().__init__()
             self.p21 = torch.nn.Parameter(make("normal", torch.bfloat16, (32,), 1441283))
             self.p25 = torch.nn.Parameter(make("normal", torch.bfloat16, (16, 32), 1441287))
-    
+
         def forward(self, x1000: torch.Tensor) -> tuple[torch.Tensor, ...]:
             v22 = F.rms_norm(x1000, (32,), self.p21, eps=1e-3)
             v23 = v22.to(torch.float32)
