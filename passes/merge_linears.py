@@ -78,7 +78,7 @@ class _Merging:
         self.constants = Constants(self.context)
 
     def run(self) -> None:
-        siblings = [group for function in functions(self.module) for group in _siblings(function)]
+        siblings = _in_one_order([group for function in functions(self.module) for group in _siblings(function)])
         for group in siblings:
             self._look_at(group)
         chosen = [group for each in siblings for group in self._agreeing(each)]
@@ -181,7 +181,7 @@ class _Merging:
     # --- the rewriting ---
 
     def _merge(self, group: Group) -> None:
-        first, path = group[0], joined_paths([path_of(op) for op in group])
+        first, path = _first_of(group), joined_paths([path_of(op) for op in group])
         builder = build.with_path(InsertPoint.before(first), path)
         w, bias = self.constants.insert(builder, group)
         shape = (*shape_of(first.x.type)[:-1], shape_of(w.type)[0])
@@ -209,6 +209,27 @@ def _siblings(function: FuncOp) -> list[Group]:
         if isinstance(op, qc.LinearOp):
             found.setdefault((unreshaped(op.x), shape_of(op.x.type)[-1], border), []).append(op)
     return [group[at : at + MOST_MERGED] for group in found.values() for at in range(0, len(group) - 1, MOST_MERGED)]
+
+
+def _in_one_order(groups: list[Group]) -> list[Group]:
+    """The groups, each with its linears in the order in which the module names their weights first. Functions may have
+    them in different orders, and the rows of a merged weight stand in one."""
+    keys = [_key(op) for group in groups for op in group]
+    order = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return [sorted(group, key=lambda op: order[_key(op)]) for group in groups]
+
+
+def _key(op: qc.LinearOp) -> str:
+    """The weight's key; "" for a computed weight."""
+    return op.w.owner.key if isinstance(op.w.owner, qc.ConstOp) else ""
+
+
+def _first_of(group: Group) -> qc.LinearOp:
+    """The linear that stands before the others."""
+    first = group[0]
+    for op in group[1:]:
+        first = op if op.is_before_in_block(first) else first
+    return first
 
 
 def _origin(value: SSAValue) -> str:

@@ -1,0 +1,141 @@
+"""What attention computes itself of its operands.
+
+    %k = linalg.generic { arith.extf } (%cache : f16)              %k = the same view of %cache : f16
+    %o = qc.attention %q, %k, %v : f32                     ->      %o = qc.attention %q, %k, %v : f32
+
+A cache in fp16 or bf16 beside a model in fp32 would otherwise be widened as a whole in every call.  Kernels widen each
+number as they read it, so results stay as they are, bit for bit.
+
+    %s = linalg.generic { x * 0.125 } (%q)                         %o = qc.attention %q, %k, %v {scale = 0.125}
+    %o = qc.attention %s, %k, %v {scale = 1.0}             ->
+
+OPT, BART and Whisper scale their queries, not the scores.  Then the linear of q has an epilogue that those of k and v
+have not, and stays apart from them.  Where the factor is a power of two, results stay as they are; else each score is
+rounded in another place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from xdsl.dialects import arith, tensor
+from xdsl.dialects.builtin import FloatAttr, f64
+from xdsl.dialects.linalg import ops
+from xdsl.ir import SSAValue
+from xdsl.ir.affine import AffineDimExpr
+from xdsl.pattern_rewriter import PatternRewriter
+
+from qcompiler.ir import build, qc
+from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.passes.loops import loops
+from qcompiler.passes.rewriting import pattern
+from qcompiler.passes.views import views
+
+_QUERIES, _KEYS, _VALUES = 0, 1, 2
+_NARROW = ("f16", "bf16")
+
+
+@pattern
+def read_narrow_operands(op: qc.AttentionOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """In place: keys and values that are only widened become what they are widened from."""
+    operands = list(op.operands)
+    found = {place: _before(operands[place], rewriter, _widens) for place in (_KEYS, _VALUES)}
+    if not any(found.values()):
+        return None
+    for place, value in found.items():
+        operands[place] = value or operands[place]
+    op.operands = operands
+    return op.result
+
+
+@pattern
+def scale_scores(op: qc.AttentionOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """In place: queries that are only multiplied by a constant become what they were, and the scores are multiplied."""
+    factors: list[float] = []
+
+    def scales(loop: ops.GenericOp) -> bool:
+        factor = _factor(loop)
+        if factor is None or not math.isfinite(factor * op.scale.value.data):
+            return False
+        factors.append(factor)
+        return True
+
+    plain = _before(op.q, rewriter, scales)
+    if plain is None:
+        return None
+    op.operands = [plain, *op.operands[1:]]
+    op.properties["scale"] = FloatAttr(op.scale.value.data * factors[0], f64)
+    return op.result
+
+
+# --- what a loop does to each element --------------------------------------------------------------------------------
+
+
+def _widens(loop: ops.GenericOp) -> bool:
+    """Whether a loop converts its narrow input to f32, and does nothing else."""
+    widened = loops.producer(loops.yielded(loop))
+    is_cast = isinstance(widened, arith.ExtFOp) and widened.operands[0] is loop.body.block.args[0]
+    return is_cast and tensor_dtype(loop.res[0].type) == "f32" and tensor_dtype(loop.inputs[0].type) in _NARROW
+
+
+def _factor(loop: ops.GenericOp) -> float | None:
+    """The constant by which a loop multiplies its input, in fp32, if the result has the input's type; or None."""
+    if tensor_dtype(loop.res[0].type) != tensor_dtype(loop.inputs[0].type):
+        return None
+    value, (x, *_) = loops.yielded(loop), loop.body.block.args
+    product = loops.producer(value)
+    if isinstance(product, arith.TruncFOp):
+        product = loops.producer(product.operands[0])
+    if not isinstance(product, arith.MulfOp):
+        return None
+    for side, other in ((0, 1), (1, 0)):
+        source, constant = product.operands[side], loops.producer(product.operands[other])
+        widened = loops.producer(source)
+        if isinstance(widened, arith.ExtFOp):
+            source = widened.operands[0]
+        if source is x and isinstance(constant, arith.ConstantOp) and isinstance(constant.value, FloatAttr):
+            return constant.value.value.data
+    return None
+
+
+# --- the same view of what a loop reads ------------------------------------------------------------------------------
+
+
+def _before(value: SSAValue, rewriter: PatternRewriter, accepts: Callable[[ops.GenericOp], bool]) -> SSAValue | None:
+    """The view `value` of what a loop reads, instead of what it makes; None unless a loop of one input is accepted."""
+    view = loops.producer(value)
+    if not isinstance(view, tensor.ExpandShapeOp | tensor.CollapseShapeOp | tensor.ExtractSliceOp | ops.TransposeOp):
+        return _before_loop(value, rewriter, accepts)
+    source = _before(view.operands[0], rewriter, accepts)
+    if source is None:
+        return None
+    if isinstance(view, ops.TransposeOp):
+        return build.transpose(rewriter, source, views.permutation_of(view))
+    if isinstance(view, tensor.ExtractSliceOp):
+        part = views.slice_of(view)
+        return None if part is None else build.extract_slice(rewriter, source, *part)
+    return build.reshape(rewriter, source, shape_of(value.type))
+
+
+def _before_loop(
+    value: SSAValue, rewriter: PatternRewriter, accepts: Callable[[ops.GenericOp], bool]
+) -> SSAValue | None:
+    """What a loop reads, as a view of the loop's shape; None for any other value."""
+    loop = loops.producer(value)
+    if not isinstance(loop, ops.GenericOp) or not loops.is_pointwise(loop) or len(loop.inputs) != 1:
+        return None
+    (source, index), shape = loops.inputs_of(loop)[0], shape_of(value.type)
+    if loops.output_index(loop) != loops.identity(len(shape)) or not accepts(loop):
+        return None
+    wide = [(e.position, n) for n, e in enumerate(index) if isinstance(e, AffineDimExpr)]
+    read = {position for position, _ in wide}
+    fits = len(read) == len(wide) and all(size == 1 for n, size in enumerate(shape) if n not in read)
+    if not fits or any(size != 1 for n, size in enumerate(shape_of(source.type)) if n not in {n for _, n in wide}):
+        return None
+    kept = build.reshape(rewriter, source, [shape_of(source.type)[n] for _, n in wide])
+    ordered = build.transpose(rewriter, kept, sorted(range(len(wide)), key=lambda n: wide[n][0]))
+    return build.reshape(rewriter, ordered, shape)
+
+
+__all__ = ["read_narrow_operands", "scale_scores"]
