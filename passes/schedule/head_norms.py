@@ -94,9 +94,11 @@ def _norm_of(step: StepOp, number: int, schedule: Schedule, touched: Touched) ->
     if any(schedule.arenas[schedule.buffers[view.buffer].arena_name].kind.data == "state" for view in views):
         return None
     users = touched.users(out.buffer)
-    if len(users) != 2 or users[0] != number or tuple(out.strides) != contiguous_strides(out.shape):
+    if len(users) != 2 or users[0] != number or not touched.passed_on(out.buffer, users):
         return None
-    return HeadNorm(step, number, users[1], op) if out.offset == 0 else None
+    if tuple(out.strides) != contiguous_strides(out.shape) or out.offset != 0:
+        return None
+    return HeadNorm(step, number, users[1], op)
 
 
 def _by_rows(norm: HeadNorm, step: StepOp, schedule: Schedule) -> tuple[LoopKernel, PartNorm] | None:

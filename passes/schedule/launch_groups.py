@@ -220,7 +220,7 @@ class _Walk:
         covered = sum(product(member.out.shape).value for member, _ in found if member.out is not None)
         writers = [member.steps[-1].number for member, _ in found]
         whole = found and product(source.shape) == covered
-        return found if whole and self.touched.users(source.buffer) == sorted([*writers, new.number]) else []
+        return found if whole and self.touched.passed_on(source.buffer, [*writers, new.number]) else []
 
 
 def _alone(candidate: Candidate) -> Member:

@@ -21,6 +21,11 @@ class Touched:
         self._users: dict[str, list[int]] = {}
         self._writers: dict[str, list[tuple[int, View]]] = {}
         self._sizes = {name: buffer.nbytes.value.data for name, buffer in schedule.buffers.items()}
+        self._activations = {
+            name
+            for name, buffer in schedule.buffers.items()
+            if schedule.arenas[buffer.arena_name].kind.data == "activations"
+        }
         for number, step in enumerate(steps):
             found: dict[str, list[tuple[View, bool]]] = {}
             for view, access in schedule.accesses(step):
@@ -32,8 +37,12 @@ class Touched:
             self._views.append(found)
 
     def users(self, buffer: str) -> list[int]:
-        """The steps that touch a buffer."""
+        """The steps that touch a buffer. The caller may read it as well: `passed_on` excludes that."""
         return self._users[buffer]
+
+    def passed_on(self, buffer: str, steps: Sequence[int]) -> bool:
+        """Whether just these steps touch a buffer and the caller does not, so that it may be left out."""
+        return buffer in self._activations and self._users[buffer] == sorted(steps)
 
     def writers(self, buffer: str) -> list[tuple[int, View]]:
         """The steps that write to a buffer, each with the view."""

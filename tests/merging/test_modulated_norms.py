@@ -153,3 +153,27 @@ def test_what_stays_apart(model: type[Added], cols: int, launches: dict[str, int
     program = qc.qcompile(layer, (x,))
     np.testing.assert_allclose(program(x), layer(x).detach(), rtol=1e-4, atol=1e-5)
     assert kinds(program) == launches
+
+
+class Returned(nn.Module):
+    """Results of the program that its loops read and copy as well."""
+
+    def __init__(self, cols: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(cols, 1e-6)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows, wave = self.norm(x.exp()), x.sin()
+        return rows, rows * z, wave, torch.cat([wave, z.cos()], 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("cols", [6, pytest.param(300, marks=pytest.mark.slow)])
+def test_what_the_caller_reads_is_stored(cols: int, device: str) -> None:
+    """A norm that a loop reads, and a loop whose result is copied, keep their results if those are the program's."""
+    model, (x, z) = Returned(cols).eval(), torch.randn(2, 3, cols, generator=torch.Generator().manual_seed(1))
+    program = qc.qcompile(model, (x, z), device=device)
+    with torch.no_grad():
+        wanted = model(x, z)
+    for got, want in zip(program(x, z), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
