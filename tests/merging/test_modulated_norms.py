@@ -107,7 +107,8 @@ def test_results_have_the_bits_of_the_launches_apart(
     assert kinds(merged)["norm"] == 0 and kinds(apart)["norm"] == 6
     wide, split = HEADS * dim > 256, batch > 1
     small = kinds(merged)["parts"] + kinds(merged)["loop"]
-    assert small == 2 + wide + split, "norms, apart if wide; what is joined; rows of several images"
+    scales = 2 - wide if dtype == "bf16" else 0  # 1 + scale is rounded to bf16 first: not computed again for each row
+    assert small == 2 + wide + split + scales, "norms, apart if wide; what is joined; rows of several images; scales"
     x = given(batch, text, image, dim, dtype)
     for one, other in zip(merged(*x), apart(*x), strict=True):
         assert bits(one) == bits(other)
