@@ -384,6 +384,18 @@ def parts_norm(kind: str) -> ProgramImage:
     return with_state(Maker({}, kind).kernel(spec("parts_norm", body, operands)), "x", (2, 8, 6))
 
 
+def parts_norm_wide(kind: str) -> ProgramImage:
+    """Rows of more columns than a warp keeps are normalised and read column by column, in a launch of their own."""
+    cols = 513
+    x, weight, out = operand("x", ("b", cols)), operand("w", (cols,)), operand("out", ("b", cols), "w")
+    scaled = loop("loop", ("b", cols), (x, out), ((cols, 1), (cols, 1)), (op("t", "arith.addf", "in0", "in0"),))
+    norm = NormKernel(kind="rms", rows="b", cols=cols, eps=1e-5, has_weight=True, has_bias=False)
+    read = PartNorm(body=norm, inputs=(0,), affine=(1,))
+    body = PartsKernel(parts=(Part(operands=(0, 2), loop=scaled.body, norm=read),))  # type: ignore[arg-type]
+    made = spec("parts_norm_wide", body, (x, weight, out), "b")
+    return Maker({"b": (1, 4)}, kind).kernel(made).image(ARCHS[kind])
+
+
 def scatter(kind: str) -> ProgramImage:
     operands = (
         operand("index", (2, "s", 6), dtype="i64"),
@@ -469,7 +481,8 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
         recurrent, batch_matmul, attention, attention_decode, norm,
         norm_heads,
-        softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm, scatter, scan,
+        softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm,
+        parts_norm_wide, scatter, scan,
         top_k, argmax, top_p, route, whole,
     )
 }  # fmt: skip
