@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import peft
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -230,6 +231,14 @@ def test_tensors_that_are_no_pair_of_factors_are_listed(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(AdapterError, match=r"adapter_model.safetensors cannot be read"):
         qc.merge_lora({"a": packed("nf4", 64, 256)}, tmp_path)
+
+
+def test_layers_have_one_order_whatever_the_order_of_the_file(tmp_path: Path) -> None:
+    tensors = {key: torch.from_numpy(value) for name in "acb" for key, value in factors(name, 6, 8).items()}
+    safetensors.torch.save_file(tensors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 2}))
+    for _ in range(8):  # safetensors' order changes from call to call
+        assert [each.path for each in read_adapter(tmp_path, None)] == ["a", "b", "c"]
 
 
 def test_a_sum_beyond_the_formats_range_names_the_layer() -> None:

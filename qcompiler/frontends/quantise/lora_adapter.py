@@ -153,7 +153,7 @@ def _read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{path} cannot be read ({shown(error)}); peft writes it by save_pretrained(…, safe_serialization=True)"
         ) from error
     tensors = {}
-    for name, each in found:
+    for name, each in sorted(found, key=lambda item: item[0]):  # deserialize has another order in every process
         if each["dtype"] not in _DTYPES:
             raise AdapterError(f"{path}: {shown(name)} is {each['dtype']}; adapters hold F32, F16, BF16 or F64")
         if len(each["shape"]) > 2 or not math.prod(each["shape"]):
