@@ -70,7 +70,7 @@ test: build/site/.stamp
 	mkdir -p build/headers
 	rm -f build/short-run.json
 	$(RUN_INSTALLED) $(FAST) $(if $(COSTS),$(MEASURED)) $(PYTEST) $(if $(COSTS),-p full_run) -m "not slow" \
-		$(addprefix ../tests/,$(FOLDERS))
+		--hypothesis-profile=repeatable $(addprefix ../tests/,$(FOLDERS))
 	$(if $(COSTS),$(BIN)/python tests/support/short_run.py --take build/short-run.json)
 
 # All of it, or the k-th of n parts; what has passed for this tree is not run again.

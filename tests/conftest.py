@@ -1,4 +1,6 @@
-"""Marks the tests of tests/only_in_full.txt as slow; keeps OpenMP and the garbage collector from idle work."""
+"""Marks the tests of tests/only_in_full.txt as slow; says how `make test` draws examples; keeps OpenMP and the garbage
+collector from idle work.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 HERE = Path(__file__).resolve().parent
 
 # Before torch is imported: threads of OpenMP sleep between two parallel regions.  They wait in a loop by default, which
 # took nine tenths of the processor time of eager models of this size, and the core of the other test process.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+settings.register_profile("repeatable", derandomize=True)
+"""Every run draws the same examples: `make test` fails for what changed in the tree, and not by chance.
+
+The full run, and pytest without the option, draw new ones.
+"""
 
 
 def only_in_full() -> frozenset[str]:
