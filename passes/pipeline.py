@@ -26,6 +26,7 @@ from xdsl.utils.exceptions import ArgSpecParseError
 
 from qcompiler.errors import ArgumentError, NumericsError, PassError, QCompilerError
 from qcompiler.ir.context import QCContext
+from qcompiler.ir.verified import Verifier
 from qcompiler.passes.checks.answers import answers, initial_states
 from qcompiler.passes.checks.numerics import (
     Exact,
@@ -39,7 +40,7 @@ from qcompiler.runtime import progress
 
 Arrays = Sequence[npt.NDArray[Any]]
 VerifyEach = Literal["ir", "numerics"]
-OnStage = Callable[[str, ModuleOp, float], None]
+OnStage = Callable[[str, ModuleOp, float, bool], None]
 
 
 def load_pass(name: str) -> type[ModulePass]:
@@ -156,18 +157,20 @@ def run_pipeline(
     sample_inputs: Arrays | None = None,
     sample_states: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> list[StageTime]:
-    """Runs the stages on `module`, in place, and calls `on_stage(name, module, seconds)` after each.
+    """Runs the stages on `module`, in place, and calls `on_stage(name, module, seconds, changed)` after each.
 
-    The IR is always verified after each stage. `verify_each="numerics"` also runs the program before and after each
-    stage on `sample_inputs` (and `sample_states`, zeros by default). NumericsError names the first pass that changed
-    the results by more than it declares. PassError for a failing pass. A QCompilerError of another class is raised
-    unchanged, with a note that names the reproducer.
+    `changed` is false if the stage left every op as it was.  What a stage changed is always verified after it
+    (ir/verified.py). `verify_each="numerics"` also runs the program before and after each stage on `sample_inputs` (and
+    `sample_states`, zeros by default). NumericsError names the first pass that changed the results by more than it
+    declares. PassError for a failing pass. A QCompilerError of another class is raised unchanged, with a note that
+    names the reproducer.
     """
     if verify_each == "numerics" and sample_inputs is None:
         raise QCompilerError('verify_each="numerics" needs sample inputs to run the program on')
     chosen = tuple(STAGES if stages is None else stages)
     start, start_ctx = module.clone(), ctx.clone()
     times: list[StageTime] = []
+    verifier = Verifier()
     check = _NumericsCheck(module, ctx, sample_inputs, sample_states) if verify_each == "numerics" else None
     for number, stage in enumerate(chosen):
         progress.stage(stage.name)
@@ -176,7 +179,7 @@ def run_pipeline(
         try:
             made.apply(ctx, module)
             seconds = time.perf_counter() - began
-            module.verify()
+            changed = verifier.verify(module)
         except Exception as error:
             reproducer = _reproduce(start, start_ctx, chosen[:number], made)
             if isinstance(error, QCompilerError) and not isinstance(error, PassError):
@@ -189,7 +192,7 @@ def run_pipeline(
             ) from error
         times.append(StageTime(stage.name, seconds))
         if on_stage is not None:
-            on_stage(stage.name, module, seconds)
+            on_stage(stage.name, module, seconds, changed)
         if check is not None:
             found = check.after(made, module, ctx)
             if found is not None:

@@ -212,11 +212,15 @@ def run_stages(
     """Runs the passes in order, with a dump after each; the results are in `context.emitted`."""
     from qcompiler.passes import pipeline
 
-    def on_stage(name: str, current: ModuleOp, seconds: float) -> None:
+    text = ""
+
+    def on_stage(name: str, current: ModuleOp, seconds: float, changed: bool) -> None:
+        nonlocal text
         if context.emitted is not None:
             dumps.add(name, context.emitted.source, seconds, "cpp" if context.target.kind == "cpu" else "cu")
-        else:
-            dumps.add(name, print_module(current), seconds)
+            return
+        text = print_module(current) if changed or not text else text
+        dumps.add(name, text, seconds)
 
     pipeline.run_pipeline(
         module,

@@ -266,7 +266,7 @@ class _Run:
             verify_each="numerics" if self.checks.verify_each else None,
         )  # fmt: skip
 
-    def _after_stage(self, name: str, module: Any, _seconds: float) -> None:
+    def _after_stage(self, name: str, module: Any, _seconds: float, _changed: bool) -> None:
         if name == "fuse-elementwise":
             if self.checks.mlir:  # packing the weights comes later
                 self.fused, self.fused_weights = module.clone(), self.context.weights.copy()
