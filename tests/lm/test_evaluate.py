@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 import torch
 from by_path import load
+from msgspec import structs
 
 import qcompiler as qc
 from qcompiler.cli import main
@@ -112,14 +113,19 @@ def backwards() -> Text:
 def test_references_that_read_other_tokens_are_refused(
     kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build = load("tests/models/zoo.py").DECODERS["llama"].build
-    sizes, text, message = {
-        "vocabulary": ({"max_seq_len": WINDOW}, None, "one of 256: name the model that it was made from"),
-        "length": ({"max_seq_len": 16}, BYTES, "takes 16 tokens, and windows have 32: compile it with max_seq_len=32"),
-        "tokenizer": ({"max_seq_len": WINDOW}, backwards(), "has another tokenizer"),
-    }[kind]
-    other = build(vocab_size=250 if kind == "vocabulary" else 256, eos_token_id=None, num_hidden_layers=1)
-    qc.compile_causal_lm(other, chunk=8, text=text, **sizes).save(tmp_path / "other.qca")
+    lm = qc.load_causal_lm(folder / "model.qca")
+    match kind:
+        case "vocabulary":
+            build = load("tests/models/zoo.py").DECODERS["llama"].build
+            lm = qc.compile_causal_lm(build(vocab_size=250, num_hidden_layers=1), max_seq_len=WINDOW, chunk=8)
+            message = "one of 256: name the model that it was made from"
+        case "length":
+            lm.record = structs.replace(lm.record, max_seq_len=16)
+            message = "takes 16 tokens, and windows have 32: compile it with max_seq_len=32"
+        case "tokenizer":
+            lm.text = backwards()
+            message = "has another tokenizer"
+    lm.save(tmp_path / "other.qca")
     command = ["eval", str(folder / "model.qca"), str(folder / "text.txt")]
     assert main([*command, "--reference", str(tmp_path / "other.qca")]) == 1
     assert message in capsys.readouterr().err
