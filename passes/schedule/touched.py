@@ -17,6 +17,7 @@ class Touched:
     def __init__(self, steps: Sequence[StepOp], schedule: Schedule, ranges: dict[str, Range]) -> None:
         self._ranges = ranges
         self._regions: dict[View, Region] = {}
+        self._conflicts: dict[tuple[int, int], bool] = {}
         self._views: list[dict[str, list[tuple[View, bool]]]] = []
         self._users: dict[str, list[int]] = {}
         self._writers: dict[str, list[tuple[int, View]]] = {}
@@ -50,6 +51,13 @@ class Touched:
         return any(self._between(a, b) for a in some for b in others)
 
     def _between(self, a: int, b: int) -> bool:
+        """`conflict` for two steps. A pass asks for most pairs several times."""
+        pair = (min(a, b), max(a, b))
+        if pair not in self._conflicts:
+            self._conflicts[pair] = self._found_between(*pair)
+        return self._conflicts[pair]
+
+    def _found_between(self, a: int, b: int) -> bool:
         mine, theirs = self._views[a], self._views[b]
         return any(
             (writes or written) and not self._apart(view, other)
