@@ -2,6 +2,7 @@
 
     python tests/support/launches.py                 # the table of docs/performance.md
     python tests/support/launches.py llama bert
+    python tests/support/launches.py --int8          # with int8 weights, without and with int8 activations
 
 Decoders take one token at batch 1 with transformers' static cache (OPT with given positions, see given_positions.py);
 BERT takes seven tokens and ViT an image at batch 1.  Counted are the steps of the schedule: everything that is
@@ -17,13 +18,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from by_path import load
 
+from qcompiler import QuantConfig
 from qcompiler.api import pass_options
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext, Target
@@ -37,7 +39,7 @@ CACHE, WORDS = 40, 199
 TARGETS = {"cpu": Target("cpu", "x86-64-v4"), "sm_90a": Target("cuda", "sm_90a")}
 
 
-def _decoder(name: str, layers: int, *, prompts: bool = True) -> Any:
+def _decoder(name: str, layers: int, quant: Any, *, prompts: bool = True) -> Any:
     """One decode step, of `layers` layers; without `prompts` for single tokens alone."""
     import transformers
     from given_positions import GivenPositions
@@ -58,31 +60,31 @@ def _decoder(name: str, layers: int, *, prompts: bool = True) -> Any:
     step = adapter(model, batch_size=1, max_cache_len=CACHE)
     if not prompts:
         given = {"input_ids": torch.full((1, 1), 5), "cache_position": torch.arange(1)}
-        return import_torch(step, (), given, quant="nf4")
+        return import_torch(step, (), given, quant=quant)
     size = ("s", 1, 24)
     given = {"input_ids": torch.full((1, 7), 5), "cache_position": torch.arange(7)}
     return import_torch(
-        step, (), given, dynamic_shapes={"input_ids": {1: size}, "cache_position": {0: size}}, quant="nf4"
+        step, (), given, dynamic_shapes={"input_ids": {1: size}, "cache_position": {0: size}}, quant=quant
     )
 
 
-def _bert(layers: int) -> Any:
+def _bert(layers: int, quant: Any) -> Any:
     import transformers
 
     sizes = {"vocab_size": WORDS, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 160}
     model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=layers, **sizes)).eval()
-    return import_torch(model, (), {"input_ids": torch.full((1, 7), 5)}, quant="nf4")
+    return import_torch(model, (), {"input_ids": torch.full((1, 7), 5)}, quant=quant)
 
 
-def _vit(layers: int) -> Any:
+def _vit(layers: int, quant: Any) -> Any:
     import transformers
 
     sizes = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
     model = transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=layers, **sizes)).eval()
-    return import_torch(model, (torch.randn(1, 3, 32, 32),), quant="nf4")
+    return import_torch(model, (torch.randn(1, 3, 32, 32),), quant=quant)
 
 
-def _flux(layers: int, *, single: bool) -> Any:
+def _flux(layers: int, quant: Any, *, single: bool) -> Any:
     from diffusers import FluxTransformer2DModel
 
     torch.manual_seed(0)
@@ -92,20 +94,21 @@ def _flux(layers: int, *, single: bool) -> Any:
         pooled_projection_dim=32, axes_dims_rope=(4, 4, 8), **counts,
     ).eval()  # fmt: skip
     given = load("tests/models/test_diffusion.py").inputs(1, 16, 7, None)
-    return import_torch(model, (), given, quant="nf4")
+    return import_torch(model, (), given, quant=quant)
 
 
-MODELS: dict[str, Callable[[int], Any]] = {
+MODELS: dict[str, Callable[[int, Any], Any]] = {
     **{
-        name: (lambda layers, name=name: _decoder(name, layers))
+        name: (lambda layers, quant, name=name: _decoder(name, layers, quant))
         for name in ("llama", "mistral", "qwen3", "gemma3", "phi3", "gpt2", "neox", "mixtral", "qwen3-moe", "opt")
     },
     **{
-        f"{name}-tokens": (lambda layers, name=name: _decoder(name, layers, prompts=False))
+        f"{name}-tokens": (lambda layers, quant, name=name: _decoder(name, layers, quant, prompts=False))
         for name in ("qwen3", "gemma3")
     },
     "bert": _bert, "vit": _vit,
-    "flux-double": lambda layers: _flux(layers, single=False), "flux-single": lambda layers: _flux(layers, single=True),
+    "flux-double": lambda layers, quant: _flux(layers, quant, single=False),
+    "flux-single": lambda layers, quant: _flux(layers, quant, single=True),
 }  # fmt: skip
 
 
@@ -169,9 +172,9 @@ def _kind(kernel: str) -> str:
     return "loop" if kernel.startswith(("loop", "reduce", "fill")) else kernel.rstrip("_0123456789")
 
 
-def per_layer(name: str) -> dict[str, Steps]:
+def per_layer(name: str, quant: Any = "nf4") -> dict[str, Steps]:
     """The steps of a layer, by target: half the difference of four layers and two, which is whole."""
-    few, more = (MODELS[name](layers) for layers in (2, 4))
+    few, more = (MODELS[name](layers, quant) for layers in (2, 4))
     found = {}
     for target in TARGETS:
         small, large = _steps(few, target), _steps(more, target)
@@ -183,15 +186,35 @@ def per_layer(name: str) -> dict[str, Steps]:
     return found
 
 
-def main() -> None:
+def _table(names: Sequence[str]) -> None:
     print("| layer | CPU | sm_90a | bytes | what |")
     print("|---|---|---|---|---|")
-    for name in sys.argv[1:] or MODELS:
+    for name in names:
         counts = per_layer(name)
         cpu = counts["cpu"]
-        what = ", ".join(f"{count} {kind}" for kind, count in sorted(cpu.kinds.items()))
         launches = [str(each.kinds.total()) for each in counts.values()]
-        print(f"| {name} | {' | '.join(launches)} | {cpu.nbytes} | {what} |", flush=True)
+        print(f"| {name} | {' | '.join(launches)} | {cpu.nbytes} | {_listed(cpu.kinds)} |", flush=True)
+
+
+def _int8_table(names: Sequence[str]) -> None:
+    print("| layer | CPU | CPU, int8 activations | sm_90a | sm_90a, int8 activations | what is more |")
+    print("|---|---|---|---|---|---|")
+    for name in names:
+        plain, rows = (
+            per_layer(name, QuantConfig("int8", activations=each, promise_bits=None)) for each in (None, "int8")
+        )
+        launches = [str(each[target].kinds.total()) for target in TARGETS for each in (plain, rows)]
+        more = [_listed(rows[target].kinds - plain[target].kinds) for target in TARGETS]
+        print(f"| {name} | {' | '.join(launches)} | {'; '.join(more)} |", flush=True)
+
+
+def _listed(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def main(given: Sequence[str] = tuple(sys.argv[1:])) -> None:
+    names = [each for each in given if each != "--int8"] or list(MODELS)
+    (_int8_table if "--int8" in given else _table)(names)
 
 
 if __name__ == "__main__":
